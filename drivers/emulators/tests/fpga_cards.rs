@@ -21,7 +21,7 @@ use std::time::Duration;
 const SLOTS: usize = 8;
 const BYTES: usize = 4096;
 /// Longer than any machine takes.
-const PATIENCE: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 struct Bench {
     device: Arc<dyn Device>,
@@ -81,7 +81,7 @@ impl Bench {
     }
 
     fn stop(&mut self, armed: Armed) {
-        let idle = armed.stop(PATIENCE);
+        let idle = armed.stop(TIMEOUT);
         assert!(idle.stuck.is_none(), "{:?}", idle.stuck);
         self.idle = Some((idle.engine, idle.memory.unwrap()));
     }

@@ -264,7 +264,7 @@ pub struct FpgaConfig {
     pub sequence: Option<NumberConfig>,
     /// Frames that may be missing in a row by that number: a longer gap, or a step back, is a damaged number, its frame
     /// lost as `bad_packet`, or, where the next frame goes on from it, a count that begins anew, an epoch.
-    #[serde(default = "frames::usual_max_gap")]
+    #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
     /// The core of its thread; without it, any.
     #[serde(default)]

@@ -33,9 +33,9 @@ pub const COMMAND: &str = "fpga-owner";
 /// Of the protocol, so that a program that was replaced under a running daemon is noticed.
 const VERSION: u64 = 1;
 /// The kernel passes at most 253 descriptors with a message.
-const MOST_DESCRIPTORS: usize = 253;
+const MAX_DESCRIPTORS: usize = 253;
 /// How long an answer may take; the owner does nothing else, so this passes only if it does not run at all.
-const PATIENCE: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 /// Bytes of a message: its kind and three numbers.
 const MESSAGE: usize = 32;
 /// Most bytes of an answer: the message itself, or why it was refused.
@@ -218,13 +218,13 @@ fn connection() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
+    sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(TIMEOUT))?;
     Ok((ours, theirs))
 }
 
 /// Sends a map with all that keeps its memory, in as many messages as that takes.
 fn tell_map(socket: &OwnedFd, address: u64, bytes: u64, held: &[OwnedFd]) -> Result<(), Untold> {
-    for some in held.chunks(MOST_DESCRIPTORS) {
+    for some in held.chunks(MAX_DESCRIPTORS) {
         let some: Vec<_> = some.iter().map(AsFd::as_fd).collect();
         tell(socket, Word::Hold, &some)?;
     }
@@ -233,7 +233,7 @@ fn tell_map(socket: &OwnedFd, address: u64, bytes: u64, held: &[OwnedFd]) -> Res
 
 /// Sends a word with descriptors and waits until it is taken.
 fn tell(socket: &OwnedFd, word: Word, fds: &[BorrowedFd<'_>]) -> Result<(), Untold> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Untold::Refused(format!(
@@ -358,7 +358,7 @@ fn serve<H: Held>(
 
 /// The next word with its descriptors; `None` at the end of the connection; what is wrong with it.
 fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Word, Vec<OwnedFd>)>, String> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut message = [0; MESSAGE];
     let received = loop {
@@ -625,7 +625,7 @@ mod tests {
         bench.go_on.send(()).unwrap();
         let ended = bench.owner.join().unwrap().unwrap();
         assert_eq!(ended, End::Orphaned(1, vec!["as asked".to_owned()]));
-        assert!(!is_held_for(&end, PATIENCE));
+        assert!(!is_held_for(&end, TIMEOUT));
     }
 
     #[test]
@@ -637,7 +637,7 @@ mod tests {
         tell(&bench.socket, map(0x10_0000), &[]).unwrap();
         assert!(is_held(&end));
         tell(&bench.socket, Word::Unmap { address: 0x10_0000 }, &[]).unwrap();
-        assert!(!is_held_for(&end, PATIENCE));
+        assert!(!is_held_for(&end, TIMEOUT));
         tell(&bench.socket, Word::Done, &[]).unwrap();
         assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
         assert!(bench.told.try_recv().is_err(), "it was not cut off");
@@ -651,7 +651,7 @@ mod tests {
         drop(held);
         tell(&bench.socket, map(0x10_0000), &[]).unwrap();
         tell(&bench.socket, Word::Done, &[]).unwrap();
-        assert!(!is_held_for(&end, PATIENCE));
+        assert!(!is_held_for(&end, TIMEOUT));
         assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
     }
 
@@ -688,18 +688,18 @@ mod tests {
     #[test]
     fn guard_many_descriptors_use_several_messages() {
         let (end, writer) = std::io::pipe().unwrap();
-        let held: Vec<OwnedFd> = (0..MOST_DESCRIPTORS + 3)
+        let held: Vec<OwnedFd> = (0..MAX_DESCRIPTORS + 3)
             .map(|_| writer.try_clone().unwrap().into())
             .collect();
         drop(writer);
         let bench = bench();
-        tell_map(&bench.socket, 0x10_0000, 4096, &held[..MOST_DESCRIPTORS]).unwrap();
+        tell_map(&bench.socket, 0x10_0000, 4096, &held[..MAX_DESCRIPTORS]).unwrap();
         tell_map(&bench.socket, 0x20_0000, 4096, &held).unwrap();
         drop(held);
         tell(&bench.socket, Word::Unmap { address: 0x20_0000 }, &[]).unwrap();
         assert!(is_held(&end), "those of the other map");
         tell(&bench.socket, Word::Unmap { address: 0x10_0000 }, &[]).unwrap();
-        assert!(!is_held_for(&end, PATIENCE));
+        assert!(!is_held_for(&end, TIMEOUT));
         tell(&bench.socket, Word::Done, &[]).unwrap();
         assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
     }

@@ -59,9 +59,9 @@ const HOST_PORT: u32 = 0x2c;
 /// The UDP port that sensors send from.
 pub const SENSOR_PORT: u32 = 12_288;
 /// Sensors of a device, at most: bits of the mask.
-pub const MOST_SENSORS: u32 = 32;
+pub const MAX_SENSORS: u32 = 32;
 /// Planes of a device, at most.
-pub const MOST_PLANES: u32 = 32;
+pub const MAX_PLANES: u32 = 32;
 
 /// Why a sensor could not be armed.
 #[derive(Debug, thiserror::Error)]

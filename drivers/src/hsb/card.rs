@@ -44,15 +44,15 @@ impl Hsb {
             faults: queue_pair::FAULTS,
             alignment: GRAIN,
             max_slot: 1 << 32,
-            max_slots: queue_pair::MOST_PAGES,
+            max_slots: queue_pair::MAX_PAGES,
         }
     }
 
     pub(super) fn note_queue_pair(&self, nic: &str, notes: &mut Vec<String>) {
         notes.push(format!(
             "a sensor waits for nobody: give the ring slots for as long as its thread may be held up, at least {} and at most {}",
-            queue_pair::LEAST_PAGES,
-            queue_pair::MOST_PAGES
+            queue_pair::MIN_PAGES,
+            queue_pair::MAX_PAGES
         ));
         if self.config.path == Wish::Direct {
             notes.push(

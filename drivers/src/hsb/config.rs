@@ -1,6 +1,6 @@
 //! The keys of an `hsb` source.
 
-use super::arm::{MOST_PLANES, MOST_SENSORS};
+use super::arm::{MAX_PLANES, MAX_SENSORS};
 use super::ecb;
 use super::pages::{GRAIN, Pages};
 use super::placer;
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// The largest UDP payload over IPv4.
 const DATAGRAM: usize = 65_507;
 /// Pages of a sensor, at most: an immediate has 12 bits for them.
-const MOST_PAGES: u32 = 4096;
+const MAX_PAGES: u32 = 4096;
 /// Bytes by which a queue pair tells whether a packet came.
 const MARK: usize = 8;
 /// Bits of a queue pair's number.
@@ -109,7 +109,7 @@ pub struct HsbConfig {
     pub max_gap: u64,
     /// Number of packets in a row that must agree on a sequence number that does not continue the stream, before an epoch
     /// opens. All of them are placed then. At least 1.
-    #[serde(default = "frames::usual_agree")]
+    #[serde(default = "frames::default_resync_after")]
     pub agree: u32,
     /// Silence of the sensor after which its registers are read back. If the device has lost them, as after a restart, the
     /// sensor is armed again, with a new key unless `rkey` is given, and an epoch begins. `"0 s"` never reads them.
@@ -192,19 +192,19 @@ impl HsbConfig {
             "give the device's address such as \"192.168.0.2\", or \"auto\" for the only one that there is",
         );
         must(
-            self.sensor < MOST_SENSORS,
+            self.sensor < MAX_SENSORS,
             "sensor",
             format!(
-                "sensor {} of a device that has at most {MOST_SENSORS}",
+                "sensor {} of a device that has at most {MAX_SENSORS}",
                 self.sensor
             ),
             "sensors count from 0",
         );
         must(
-            self.plane < MOST_PLANES,
+            self.plane < MAX_PLANES,
             "plane",
             format!(
-                "plane {} of a device that has at most {MOST_PLANES}",
+                "plane {} of a device that has at most {MAX_PLANES}",
                 self.plane
             ),
             "planes count from 0",
@@ -225,7 +225,7 @@ impl HsbConfig {
             "give a multiple of 128 B that fits the network: 1408 B for an MTU of 1500, 8704 B for one of 9000",
         );
         must(
-            (1..=MOST_PAGES).contains(&self.page_count()),
+            (1..=MAX_PAGES).contains(&self.page_count()),
             "pages",
             format!("{} pages", self.page_count()),
             "give 1 to 4096",
@@ -373,7 +373,7 @@ impl HsbConfig {
             ("busy_poll", self.busy_poll.0.is_zero()),
             ("window", self.window == window()),
             ("max_gap", self.max_gap == max_gap()),
-            ("agree", self.agree == frames::usual_agree()),
+            ("agree", self.agree == frames::default_resync_after()),
         ];
         for (key, _) in is_usual.iter().filter(|(_, is_usual)| !is_usual) {
             report(key, "it says nothing of a queue pair", left);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Where devices send it to.
 pub const PORT: u16 = 12_267;
 /// How long they are listened for: two messages, with some time to spare.
-pub const PATIENCE: Duration = Duration::from_millis(2_500);
+pub const TIMEOUT: Duration = Duration::from_millis(2_500);
 
 /// Bytes of a message.
 const BYTES: usize = 300;

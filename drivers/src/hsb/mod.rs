@@ -204,9 +204,9 @@ impl Hsb {
         let port = discovery::PORT;
         tracing::debug!(
             "looking for the device for {} s: it announces itself on UDP {port}",
-            discovery::PATIENCE.as_secs_f64()
+            discovery::TIMEOUT.as_secs_f64()
         );
-        let found = discovery::listen((Ipv4Addr::UNSPECIFIED, port).into(), discovery::PATIENCE)
+        let found = discovery::listen((Ipv4Addr::UNSPECIFIED, port).into(), discovery::TIMEOUT)
             .map_err(|why| {
                 error(format!(
                     "cannot listen for devices on UDP {port}: {why}; name the device by its address"

@@ -16,7 +16,7 @@ pub(super) const REARMED: usize = 4;
 pub(super) type Counters = [Counter; 5];
 
 /// Frames that the sensor has numbered, at most, between two that came, for a gap between them to be believed.
-const MOST_SKIPPED: u16 = 1 << 15;
+const MAX_SKIPPED: u16 = 1 << 15;
 
 /// What is known of a sensor beside the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Seen {
             #[expect(clippy::cast_possible_truncation, reason = "modulo 2^16")]
             let came = (frame - last) as u16;
             let skipped = metadata.frame.wrapping_sub(number).wrapping_sub(came);
-            if skipped < MOST_SKIPPED {
+            if skipped < MAX_SKIPPED {
                 self.skipped += u64::from(skipped);
             }
         }

@@ -19,12 +19,12 @@ pub(crate) const fn default_window() -> usize {
 }
 
 /// Packets beyond twice the window that may be missing in a row, where nobody says.
-pub(crate) const fn usual_max_gap() -> u64 {
+pub(crate) const fn default_max_gap() -> u64 {
     1 << 16
 }
 
 /// Packets from far away that must agree, where nobody says.
-pub(crate) const fn usual_agree() -> u32 {
+pub(crate) const fn default_resync_after() -> u32 {
     4
 }
 

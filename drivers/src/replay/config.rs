@@ -104,11 +104,11 @@ pub struct ReplayConfig {
     pub window: Option<usize>,
     /// Captures: packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no
     /// loss but a count that begins anew, an epoch.
-    #[serde(default = "frames::usual_max_gap")]
+    #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
     /// Captures: packets in a row that must agree on a number beyond twice the window before any of them is believed. They are
     /// kept aside until then, and rejected if they do not agree. At least 1.
-    #[serde(default = "frames::usual_agree")]
+    #[serde(default = "frames::default_resync_after")]
     pub agree: u32,
     /// Captures: what the payload means; without it, real int8 of one channel. SigMF recordings tell themselves.
     pub samples: Option<Samples>,

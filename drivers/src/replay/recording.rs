@@ -15,7 +15,7 @@ const SLOT: usize = 1 << 20;
 /// Bytes of a place for recordings that have none, at most where a sample is not larger.
 const PLACE: usize = 8 << 10;
 /// Bytes of a place below which cutting so that nothing is left over costs too much.
-const LEAST_PLACE: usize = 64;
+const MIN_PACKET: usize = 64;
 /// The label of what the file sink could not list one by one.
 const UNLISTED: &str = "unlisted";
 
@@ -263,7 +263,7 @@ impl Recording {
             .fold(0, |common, run| gcd(common, run.bytes / self.group as u64));
         let common = usize::try_from(common).unwrap_or(usize::MAX).max(1);
         let most = (most.min(PLACE) / self.group).max(1);
-        let least = LEAST_PLACE.div_ceil(self.group).min(most);
+        let least = MIN_PACKET.div_ceil(self.group).min(most);
         (least..=most)
             .rev()
             .find(|groups| common.is_multiple_of(*groups))

@@ -7,7 +7,7 @@ use crate::loopback;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn open(options: &Options) -> UdpSocket {
     UdpSocket::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), options).unwrap()
@@ -25,7 +25,7 @@ fn receive(socket: &UdpSocket, bytes: usize) -> Vec<(Message, Vec<u8>)> {
     let mut batch = RecvBatch::plain(8, MESSAGE_BYTES);
     let mut all = Vec::new();
     let mut got = 0;
-    while got < bytes && socket.wait(PATIENCE).unwrap() {
+    while got < bytes && socket.wait(TIMEOUT).unwrap() {
         for message in 0..batch.recv(socket, usize::MAX).unwrap() {
             all.push((batch.message(message), batch.bytes(message).to_vec()));
             got += batch.bytes(message).len();
@@ -93,7 +93,7 @@ fn empty_and_truncated_datagrams_are_reported() {
     sender.send(&[7; 100]).unwrap();
     let mut batch = RecvBatch::plain(2, 60);
     let mut seen = Vec::new();
-    while seen.len() < 2 && socket.wait(PATIENCE).unwrap() {
+    while seen.len() < 2 && socket.wait(TIMEOUT).unwrap() {
         for message in 0..batch.recv(&socket, 2).unwrap() {
             seen.push((batch.message(message), batch.bytes(message).to_vec()));
         }
@@ -207,7 +207,7 @@ fn scatter_separates_headers_and_payloads() {
         .unwrap()
         .send_packets(&sent, HEADER + PAYLOAD)
         .unwrap();
-    assert!(socket.wait(PATIENCE).unwrap());
+    assert!(socket.wait(TIMEOUT).unwrap());
     assert_eq!(batch.recv(&socket, 8).unwrap(), 1);
     let message = batch.message(0);
     batch.clear(0);

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 
 /// Sockets of one address, at most.
-const MOST_SOCKETS: usize = 64;
+const MAX_SOCKETS: usize = 64;
 
 /// One address or several.
 pub type Listen = List<SocketAddr>;
@@ -57,11 +57,11 @@ pub struct UdpConfig {
     pub window: Option<usize>,
     /// Packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no
     /// loss but a count that begins anew, an epoch.
-    #[serde(default = "frames::usual_max_gap")]
+    #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
     /// Packets in a row that must agree on a number beyond twice the window before any of them is believed. They are
     /// kept aside until then, and rejected if they do not agree. At least 1.
-    #[serde(default = "frames::usual_agree")]
+    #[serde(default = "frames::default_resync_after")]
     pub agree: u32,
     /// What the payload means; without it, real int8 of one channel.
     pub samples: Option<Samples>,
@@ -104,9 +104,9 @@ impl UdpConfig {
             );
         }
         must(
-            (1..=MOST_SOCKETS).contains(&self.sockets),
+            (1..=MAX_SOCKETS).contains(&self.sockets),
             "sockets",
-            format!("{} sockets; 1 to {MOST_SOCKETS} are possible", self.sockets),
+            format!("{} sockets; 1 to {MAX_SOCKETS} are possible", self.sockets),
             "one a flow is enough: the kernel never spreads one flow",
         );
         let is_multicast =

@@ -24,7 +24,7 @@ const HEADER: usize = 512;
 /// Bytes for guessed headers, at most.
 const HEADERS: usize = 4 << 20;
 /// Payload bytes from which the kernel cutting a message costs less than copying it once more.
-const LEAST: usize = 4096;
+const MIN_BUFFER: usize = 4096;
 /// The kernel's drops are read at most this often.
 const DROPS: Duration = Duration::from_millis(1);
 
@@ -57,7 +57,7 @@ struct Moved {
 /// Bytes of one thread's receive buffers, for payloads of `payload` bytes and so many threads.
 pub(super) fn memory(payload: usize, threads: usize) -> usize {
     let buffers = MESSAGES * MESSAGE_BYTES;
-    if threads == 1 && payload >= LEAST {
+    if threads == 1 && payload >= MIN_BUFFER {
         2 * buffers + HEADERS
     } else {
         buffers
@@ -122,7 +122,7 @@ impl Receiver {
             Format::Spead(_) => HEADER,
         };
         let places = PLACES.min(HEADERS / (header + trailer).max(1));
-        if self.exclusive && format.places().rest >= LEAST {
+        if self.exclusive && format.places().rest >= MIN_BUFFER {
             self.scatter = Some(Scatter::new(MESSAGES, places, header, trailer));
             self.bounce = vec![0; MESSAGES * MESSAGE_BYTES].into_boxed_slice();
         }

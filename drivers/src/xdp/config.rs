@@ -1,6 +1,6 @@
 //! The keys of an `xdp` source.
 
-use super::program::MOST_ADDRESSES;
+use super::program::MAX_ADDRESSES;
 use crate::list::List;
 use crate::packet::frames;
 use crate::sender::{self, Allowed};
@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 /// Queues that one source takes, at most.
-const MOST_QUEUES: usize = 64;
+const MAX_QUEUES: usize = 64;
 /// Queue numbers are below this.
 const QUEUE_NUMBERS: u32 = 4096;
 /// Packets that the kernel holds for a queue, at least and at most.
@@ -66,7 +66,7 @@ impl<'de> Deserialize<'de> for Queues {
 
             fn visit_u64<E: Error>(self, count: u64) -> Result<Queues, E> {
                 // One more than are possible is refused below all the same.
-                let count = count.min(MOST_QUEUES as u64 + 1);
+                let count = count.min(MAX_QUEUES as u64 + 1);
                 Ok(Queues((0..u32::try_from(count).unwrap_or(0)).collect()))
             }
 
@@ -97,8 +97,8 @@ impl JsonSchema for Queues {
         let number = serde_json::json!({ "type": "integer", "minimum": 0, "exclusiveMaximum": QUEUE_NUMBERS });
         schemars::json_schema!({
             "anyOf": [
-                { "type": "integer", "minimum": 1, "maximum": MOST_QUEUES },
-                { "type": "array", "items": number, "minItems": 1, "maxItems": MOST_QUEUES },
+                { "type": "integer", "minimum": 1, "maximum": MAX_QUEUES },
+                { "type": "array", "items": number, "minItems": 1, "maxItems": MAX_QUEUES },
             ],
             "examples": [1, [0, 3]],
         })
@@ -156,11 +156,11 @@ pub struct XdpConfig {
     pub window: Option<usize>,
     /// Packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no loss but a count
     /// that begins anew, an epoch.
-    #[serde(default = "frames::usual_max_gap")]
+    #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
     /// Packets in a row that must agree on a number beyond twice the window before any of them is believed. They are
     /// kept aside until then, and rejected if they do not agree. At least 1.
-    #[serde(default = "frames::usual_agree")]
+    #[serde(default = "frames::default_resync_after")]
     pub agree: u32,
     /// What the payload means; without it, real int8 of one channel.
     pub samples: Option<Samples>,
@@ -193,10 +193,10 @@ impl XdpConfig {
         };
         let listen = &self.listen.0;
         must(
-            (1..=MOST_ADDRESSES).contains(&listen.len()),
+            (1..=MAX_ADDRESSES).contains(&listen.len()),
             "listen",
             format!(
-                "{} addresses; 1 to {MOST_ADDRESSES} are possible",
+                "{} addresses; 1 to {MAX_ADDRESSES} are possible",
                 listen.len()
             ),
             "give one such as \"10.0.0.1:4950\"",
@@ -219,9 +219,9 @@ impl XdpConfig {
         }
         let queues = &self.queues.0;
         must(
-            (1..=MOST_QUEUES).contains(&queues.len()),
+            (1..=MAX_QUEUES).contains(&queues.len()),
             "queues",
-            format!("{} queues; 1 to {MOST_QUEUES} are possible", queues.len()),
+            format!("{} queues; 1 to {MAX_QUEUES} are possible", queues.len()),
             "one for each receive queue of the interface: `ethtool -l` lists them",
         );
         for (i, queue) in queues.iter().enumerate() {

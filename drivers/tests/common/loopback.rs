@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long something may take before it counts as hanging.
-const PATIENCE: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Keeps the calling thread, which sends, on its core: the interface has a queue a core, so a thread that moves to
 /// another overtakes its own packets. Threads and processes that it starts afterwards have that core alone, too.
@@ -24,7 +24,7 @@ pub fn stay() {
 /// a packet that it sends to itself comes behind.
 pub fn arrived() {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let address = socket.local_addr().unwrap();
     socket.send_to(&[0], address).unwrap();
     socket
@@ -101,7 +101,7 @@ impl Queue {
                 return;
             }
             assert!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "{queue:?} of port {port} is not received"
             );
             std::thread::sleep(Duration::from_micros(50));
@@ -116,7 +116,7 @@ impl Queue {
             if queue.sockets > 0 {
                 return queue.drops;
             }
-            assert!(start.elapsed() < PATIENCE, "no socket has port {port}");
+            assert!(start.elapsed() < TIMEOUT, "no socket has port {port}");
         }
     }
 }

@@ -14,7 +14,7 @@ pub(super) const GATEWARE: u16 = 0x2602;
 const BYTES: usize = 300;
 const EVERY: Duration = Duration::from_secs(1);
 /// How often the thread looks whether it is to end.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Announces a board.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Announcer {
         while !stop.load(Ordering::Acquire) {
             let due = start + EVERY * number;
             match due.checked_duration_since(Instant::now()) {
-                Some(left) if !left.is_zero() => std::thread::sleep(left.min(LOOK)),
+                Some(left) if !left.is_zero() => std::thread::sleep(left.min(POLL_INTERVAL)),
                 _ => {
                     let seconds = u16::try_from(start.elapsed().as_secs()).unwrap_or(u16::MAX);
                     match self.socket.send_to(&message(self.board, seconds), self.to) {

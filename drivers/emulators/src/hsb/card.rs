@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Packets under way.
 const PLACES: usize = 64;
 /// How long one look for what was written lasts.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Looks in a row that find nothing, after which the card is given up.
 const LOOKS: u32 = 100;
 /// Faults that take a packet which no card makes.
@@ -165,7 +165,7 @@ impl Writer {
             ));
         }
         if count == 0 {
-            self.queue.wait(LOOK).map_err(io::Error::other)?;
+            self.queue.wait(POLL_INTERVAL).map_err(io::Error::other)?;
         }
         Ok(())
     }

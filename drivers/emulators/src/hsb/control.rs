@@ -35,11 +35,11 @@ const OUT_OF_SEQUENCE: u8 = 0x0b;
 
 const HEADER: usize = 6;
 const ACCESS: usize = 8;
-const MOST_ACCESSES: usize = 511;
+const MAX_ACCESSES: usize = 511;
 /// Sensors whose log messages are limited apart from each other.
 const SENSORS: usize = 8;
 /// How often the thread looks whether it is to end.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a board that restarts answers nothing.
 const DOWN: Duration = Duration::from_millis(300);
 
@@ -97,7 +97,7 @@ impl Server {
     }
 
     pub(super) fn run(mut self, stop: &AtomicBool) {
-        if let Err(error) = self.socket.set_read_timeout(Some(LOOK)) {
+        if let Err(error) = self.socket.set_read_timeout(Some(POLL_INTERVAL)) {
             tracing::error!("the control plane cannot wait: {error}");
             return;
         }
@@ -179,7 +179,7 @@ impl Server {
                 WRITE | READ if is_whole && pairs.len() == 1 => {
                     self.carry_out(command == WRITE, pairs, &mut done)
                 }
-                WRITE_BLOCK | READ_BLOCK if is_whole && pairs.len() <= MOST_ACCESSES => {
+                WRITE_BLOCK | READ_BLOCK if is_whole && pairs.len() <= MAX_ACCESSES => {
                     self.carry_out(command == WRITE_BLOCK, pairs, &mut done)
                 }
                 _ => INVALID_COMMAND,

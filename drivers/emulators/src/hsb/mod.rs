@@ -46,9 +46,9 @@ pub const CONTROL: u16 = 8192;
 /// The UDP port that announcements are sent to.
 pub const ANNOUNCE: u16 = 12_267;
 /// The most sensors of a board: bits of a mask.
-pub const MOST_SENSORS: usize = 32;
+pub const MAX_SENSORS: usize = 32;
 /// The most planes of a board.
-pub const MOST_PLANES: usize = 8;
+pub const MAX_PLANES: usize = 8;
 
 /// What a board is told.
 #[derive(Clone, Debug)]
@@ -262,15 +262,15 @@ impl Drop for Board {
 /// What every board wants of its options.
 fn check(options: &Options) -> Result<(), SensorError> {
     let wrong = |why: String| Err(SensorError::Options(why));
-    if !(1..=MOST_SENSORS).contains(&options.sensors) {
+    if !(1..=MAX_SENSORS).contains(&options.sensors) {
         return wrong(format!(
-            "sensors = {}: a board has 1 to {MOST_SENSORS}",
+            "sensors = {}: a board has 1 to {MAX_SENSORS}",
             options.sensors
         ));
     }
-    if !(1..=MOST_PLANES).contains(&options.planes) {
+    if !(1..=MAX_PLANES).contains(&options.planes) {
         return wrong(format!(
-            "planes = {}: a board has 1 to {MOST_PLANES}",
+            "planes = {}: a board has 1 to {MAX_PLANES}",
             options.planes
         ));
     }

@@ -43,7 +43,7 @@ const HOST_PORT: usize = 10;
 /// The UDP port that data comes from until a host chooses another.
 const DATA: u16 = 12_288;
 /// The largest UDP payload over IPv4, less the headers of a packet, an immediate and metadata.
-const MOST_PAYLOAD: usize = 65_507 - 36 - METADATA;
+const MAX_PAYLOAD: usize = 65_507 - 36 - METADATA;
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -307,7 +307,7 @@ impl Registers {
             return Err("no IP address is given".to_owned());
         }
         let packet = usize::try_from(bytes(plane.packet)).unwrap_or(usize::MAX);
-        if packet == 0 || packet > MOST_PAYLOAD {
+        if packet == 0 || packet > MAX_PAYLOAD {
             return Err(format!("packets of {packet} bytes cannot be sent"));
         }
         if frame == 0 || u64::from(frame) > LARGEST_FRAME {

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// How long something may take before it counts as hanging.
-const PATIENCE: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const PAGE_0: u64 = 0x0012_3456_7800_0000;
 const KEY: u32 = 0x0bad_cafe;
 const FRAME: u32 = 10_000;
@@ -39,7 +39,7 @@ impl Host {
     fn new(board: &Board) -> Self {
         let bind = || {
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-            socket.set_read_timeout(Some(PATIENCE)).unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
             socket
         };
         let control = bind();
@@ -407,7 +407,7 @@ fn control_plane_rejects_invalid_requests() {
 #[test]
 fn announcements_are_sent() {
     let listener = UdpSocket::bind("127.0.0.1:0").unwrap();
-    listener.set_read_timeout(Some(PATIENCE)).unwrap();
+    listener.set_read_timeout(Some(TIMEOUT)).unwrap();
     let SocketAddr::V4(to) = listener.local_addr().unwrap() else {
         panic!("it is an IPv4 socket");
     };

@@ -5,7 +5,7 @@
 
 use crate::sys::memory::Remote;
 use daq_drivers::fpga::transports::vfio_user::socket::{Broken, Received, Receiver, send};
-use daq_drivers::fpga::transports::vfio_user::wire::{Command, Fields, Header, MOST_DATA};
+use daq_drivers::fpga::transports::vfio_user::wire::{Command, Fields, Header, MAX_DATA};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -56,7 +56,7 @@ impl Channel {
                 receiver: Receiver::default(),
                 pending: VecDeque::new(),
                 id: 0,
-                max_data: MOST_DATA,
+                max_data: MAX_DATA,
                 broken: None,
             }),
         })
@@ -64,8 +64,8 @@ impl Channel {
 
     /// Sets the maximum number of bytes of one access to the client's memory, as the client said.
     pub(super) fn set_max_data(&self, bytes: u64) {
-        let bytes = usize::try_from(bytes).unwrap_or(MOST_DATA);
-        self.lock().max_data = bytes.clamp(1, MOST_DATA);
+        let bytes = usize::try_from(bytes).unwrap_or(MAX_DATA);
+        self.lock().max_data = bytes.clamp(1, MAX_DATA);
     }
 
     /// Whether a message waits that was received earlier.

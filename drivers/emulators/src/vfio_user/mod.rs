@@ -18,7 +18,7 @@ use daq_core::log_limit::LogLimit;
 use daq_drivers::fpga::transports::vfio_user::socket::{Broken, send};
 use daq_drivers::fpga::transports::vfio_user::wire::{
     Access, CONFIG_REGION, DEVICE_FLAGS, IRQ_DATA_BOOL, IRQ_DATA_EVENT, IRQ_DATA_NONE, IRQ_FLAGS,
-    IRQ_TRIGGER, IRQS, MAY_READ, MAY_WRITE, MOST_DATA, MOST_FILES, MOST_MAPS, MSI, MSIX,
+    IRQ_TRIGGER, IRQS, MAX_DATA, MAX_FILES, MAX_MAPS, MAY_READ, MAY_WRITE, MSI, MSIX,
     REGION_READ_WRITE, REGIONS, Request, UNMAP_ALL, VERSION, errno, long_words, words,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a user may take to accept an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Messages that are handled between two steps of the card.
 const MESSAGES: u32 = 64;
 
@@ -141,7 +141,7 @@ impl Server {
             };
             stream
                 .set_nonblocking(false)
-                .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+                .and_then(|()| stream.set_write_timeout(Some(TIMEOUT)))
                 .map_err(failed("setting up a connection"))?;
             let (was_user, ended) = attend(&mut endpoint, &stream, stop, Some(&self.listener));
             let faults = endpoint.faults();
@@ -369,9 +369,9 @@ impl<'a> Session<'a> {
         let minor = minor.min(VERSION.1);
         let mut payload = [major.to_le_bytes(), minor.to_le_bytes()].concat();
         let capabilities = serde_json::json!({ "capabilities": {
-            "max_msg_fds": MOST_FILES,
-            "max_data_xfer_size": MOST_DATA,
-            "max_dma_maps": MOST_MAPS,
+            "max_msg_fds": MAX_FILES,
+            "max_data_xfer_size": MAX_DATA,
+            "max_dma_maps": MAX_MAPS,
             "pgsizes": 4096,
         }});
         payload.extend(capabilities.to_string().bytes());
@@ -386,7 +386,7 @@ impl<'a> Session<'a> {
         (address, bytes): (u64, u64),
         files: &[OwnedFd],
     ) -> Result<(), u32> {
-        if self.endpoint.memory().len() >= MOST_MAPS {
+        if self.endpoint.memory().len() >= MAX_MAPS {
             return Err(errno::NO_SPACE);
         }
         if [address, bytes, offset]

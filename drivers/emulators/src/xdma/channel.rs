@@ -35,7 +35,7 @@ const ALIGNMENT: u64 = 64;
 /// Alignments of addresses and lengths in bytes, and bits of an address.
 const ALIGNMENTS: u32 = 64 << 16 | 1 << 8 | 64;
 /// The most credits at a time.
-const MOST_CREDITS: u32 = 0x3ff;
+const MAX_CREDITS: u32 = 0x3ff;
 /// The count that is written back, and what marks an error in it.
 const COUNT: u32 = 0x00ff_ffff;
 const COUNT_ERROR: u32 = 1 << 31;
@@ -150,7 +150,7 @@ impl Channel {
             0x84 => set_high(&mut self.first, value),
             0x88 => self.first_adjacent = value & 0x3f,
             0x8c if self.has_credit_mode(state) => {
-                self.credits = (self.credits + (value & MOST_CREDITS)).min(MOST_CREDITS);
+                self.credits = (self.credits + (value & MAX_CREDITS)).min(MAX_CREDITS);
             }
             _ => {}
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long something may take before it counts as hanging: far longer than anything takes on a slow machine.
-const PATIENCE: Duration = Duration::from_mins(5);
+const TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Run, log everything, write the count back.
 const CONTROL: u32 = 1 | 0x00f8_3e7e | 1 << 26;
@@ -127,7 +127,7 @@ impl Bench {
 pub fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "waiting for {what}");
+        assert!(start.elapsed() < TIMEOUT, "waiting for {what}");
         std::thread::yield_now();
     }
 }

@@ -8,9 +8,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Strangers at a time; with one more the one that came first goes.
-const MOST: usize = 64;
+const MAX_PENDING: usize = 64;
 /// How long a stranger may take for its greeting.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the door stays shut where the process is out of file descriptors or memory.
 const SHUT: Duration = Duration::from_millis(100);
 
@@ -52,7 +52,7 @@ impl Door {
             strangers: Vec::new(),
             wanted,
             allows: None,
-            patience: PATIENCE,
+            patience: TIMEOUT,
         })
     }
 
@@ -114,7 +114,7 @@ impl Door {
 
     /// Takes all who wait outside; false where there is no room for a file descriptor.
     fn let_in(&mut self) -> io::Result<bool> {
-        for _ in 0..MOST {
+        for _ in 0..MAX_PENDING {
             let (stream, peer) = match self.listener.accept() {
                 Ok(found) => found,
                 Err(error) => match error.raw_os_error() {
@@ -137,7 +137,7 @@ impl Door {
                 peer,
                 greeting: Vec::new(),
             };
-            if self.strangers.len() >= MOST {
+            if self.strangers.len() >= MAX_PENDING {
                 self.strangers.remove(0);
             }
             self.strangers.push(Stranger {
@@ -196,7 +196,7 @@ mod tests {
     fn silent_peers_are_dropped_for_active_ones() {
         // Of any length that this test would see the end of.
         let (mut door, address) = door(10 * LONG);
-        let silent: Vec<_> = (0..2 * MOST)
+        let silent: Vec<_> = (0..2 * MAX_PENDING)
             .map(|_| TcpStream::connect(address).unwrap())
             .collect();
         let mut speaks = TcpStream::connect(address).unwrap();
@@ -204,7 +204,7 @@ mod tests {
         let mut guest = door.next(Some(LONG)).unwrap().unwrap();
         assert_eq!(guest.greeting, b"word");
         assert_eq!(guest.peer, speaks.local_addr().unwrap());
-        assert!(door.strangers.len() <= MOST);
+        assert!(door.strangers.len() <= MAX_PENDING);
         // Nothing behind the greeting was taken.
         guest.stream.set_nonblocking(false).unwrap();
         let mut rest = [0; 9];

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// How long a peer that has begun may take to go on.
 const STEP: Duration = Duration::from_secs(10);
 /// How often it is seen whether the waiting is to end.
-const BEAT: Duration = Duration::from_millis(20);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(20);
 /// Requests that wait to be looked at.
 const WAITING: i32 = 64;
 /// Requests of diallers of which not all rails have come, at most.
@@ -574,7 +574,7 @@ impl Incoming for CmIncoming {
                 if left.is_zero() {
                     return Err(network(peer, action, io::ErrorKind::TimedOut.into()));
                 }
-                events.wait(left.min(BEAT))?;
+                events.wait(left.min(HEARTBEAT_INTERVAL))?;
                 continue;
             };
             match event.kind {

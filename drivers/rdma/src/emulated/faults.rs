@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// How long work waits for a peer that is not there, or has no receive posted.
-const PATIENCE: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The faults of a software card; clones are the same, so a test can go on changing them.
 ///
@@ -194,7 +194,7 @@ impl Faults {
     }
 
     pub(super) fn patience(&self) -> Duration {
-        self.plan().patience.unwrap_or(PATIENCE)
+        self.plan().patience.unwrap_or(TIMEOUT)
     }
 
     pub(super) fn completions(&self) -> Option<u32> {

@@ -43,7 +43,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// Bytes of payload of one packet: the most that InfiniBand has.
 const MTU: u32 = 4096;
 /// Events that wait to be read; later ones are forgotten.
-const MOST_EVENTS: usize = 64;
+const MAX_EVENTS: usize = 64;
 
 const LIMITS: Limits = Limits {
     max_work: 16384,
@@ -161,7 +161,7 @@ impl Card {
 
     fn tell(&self, event: NicEvent) {
         let events = &mut self.tables().events;
-        if events.len() < MOST_EVENTS {
+        if events.len() < MAX_EVENTS {
             events.push_back(event);
         }
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// Streams that came before this side was connected; more are turned away.
-const MOST_WAITING: usize = 8;
+const MAX_WAITING: usize = 8;
 
 /// The number of no queue: with it for a peer's, whoever comes first may write by an unreliable connection, as a card
 /// lets who knows a queue's number. The queue that comes knows no [first packet](UNTOLD).
@@ -150,7 +150,7 @@ impl Pair {
         let mut state = self.lock();
         if self.is_of(&state, &preamble) {
             self.start(&mut state, stream);
-        } else if state.peer.is_none() && state.waiting.len() < MOST_WAITING {
+        } else if state.peer.is_none() && state.waiting.len() < MAX_WAITING {
             state.waiting.push((stream, preamble));
         }
     }

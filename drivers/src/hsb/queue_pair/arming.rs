@@ -1,7 +1,7 @@
 //! Makes the ring known to the card and the sensor, and undoes that.
 
 use super::super::pages::{GRAIN, Pages};
-use super::{LEAST_PAGES, MOST_PAGES, QueuePair, RECEIVES, Ring, order};
+use super::{MAX_PAGES, MIN_PAGES, QueuePair, RECEIVES, Ring, order};
 use daq_core::dma::{EngineError, Slots};
 use daq_rdma::verbs::{Endpoint, QueueOptions, Service, VerbsError};
 use std::net::IpAddr;
@@ -11,9 +11,9 @@ impl QueuePair {
     pub(super) fn begin(&mut self, slots: &Slots) -> Result<(), EngineError> {
         let least = Pages::page_bytes(self.pages.frame);
         let count = slots.addresses.len();
-        if !(LEAST_PAGES..=MOST_PAGES).contains(&count) {
+        if !(MIN_PAGES..=MAX_PAGES).contains(&count) {
             return Err(self.unfit(format!(
-                "{count} slots are no ring for a sensor that goes round: give the ring {LEAST_PAGES} to {MOST_PAGES}"
+                "{count} slots are no ring for a sensor that goes round: give the ring {MIN_PAGES} to {MAX_PAGES}"
             )));
         }
         if slots.bytes < least {

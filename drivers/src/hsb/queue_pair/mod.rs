@@ -63,9 +63,9 @@ use parts::{End, Ended, Fault, Habits, Mark, Ring, Run};
 pub(super) use parts::FAULTS;
 
 /// Fewest pages: the one that is copied, those that the sensor may be at, and one between them.
-pub(super) const LEAST_PAGES: usize = 4;
+pub(super) const MIN_PAGES: usize = 4;
 /// Most pages: an immediate has 12 bits for them.
-pub(super) const MOST_PAGES: usize = 4096;
+pub(super) const MAX_PAGES: usize = 4096;
 /// Frames in a row whose end may be lost without what they overwrite being taken for whole.
 pub(super) const UNHEARD: u64 = 1;
 /// Frames that may end while nobody looks, at least; twice as many as there are pages.
@@ -203,7 +203,7 @@ impl QueuePair {
             unposted: 0,
             collected: [none; BATCH],
             ring: None,
-            order: order(&pages, LEAST_PAGES),
+            order: order(&pages, MIN_PAGES),
             pages,
             deferred: None,
             is_software,
@@ -320,7 +320,7 @@ impl Engine for QueuePair {
             end_of_packet: true,
             alignment: GRAIN,
             max_transfer: 1 << 32,
-            max_slots: MOST_PAGES,
+            max_slots: MAX_PAGES,
         }
     }
 

@@ -10,7 +10,7 @@ const LOW: u32 = 32 - PAGE_BITS;
 const FULL: u32 = 24;
 /// Frames that are numbered in turn before their numbers come round, and the most packets that are.
 const NUMBERS: u64 = 1 << 16;
-const MOST: u64 = 1 << FULL;
+const MAX_PACKETS: u64 = 1 << FULL;
 /// Packets after which the bits of an immediate may have come round.
 const HALF: u64 = 1 << (LOW - 1);
 
@@ -96,9 +96,9 @@ impl QueuePair {
     /// than it sent.
     fn agrees(&self, last: &Mark, frames: u64, metadata: &Metadata) -> bool {
         let ours = u64::from(distance(last.metadata.psn, metadata.psn, FULL));
-        let off = ours.wrapping_sub(frames.wrapping_mul(self.stride())) % MOST;
+        let off = ours.wrapping_sub(frames.wrapping_mul(self.stride())) % MAX_PACKETS;
         // The low bits have been looked at.
-        let is_near = !self.habits.wide || !(HALF..MOST - HALF).contains(&off);
+        let is_near = !self.habits.wide || !(HALF..MAX_PACKETS - HALF).contains(&off);
         let numbered = u64::from(metadata.frame.wrapping_sub(last.metadata.frame));
         is_near && (!self.habits.numbered || numbered.wrapping_sub(frames) % NUMBERS < NUMBERS / 2)
     }
@@ -121,12 +121,12 @@ impl QueuePair {
         let numbered = u64::from(metadata.frame.wrapping_sub(last.metadata.frame));
         let is_numbered = |frames: u64| !self.habits.numbered || frames % NUMBERS == numbered;
         let ahead = packets / stride;
-        if self.habits.wide && packets < MOST / 2 && fits(ahead) && is_numbered(ahead) {
+        if self.habits.wide && packets < MAX_PACKETS / 2 && fits(ahead) && is_numbered(ahead) {
             return Some(last.frame + ahead);
         }
         // What is behind by its number is of the past.
         let is_ahead = self.habits.numbered && (1..NUMBERS / 2).contains(&numbered);
-        let mut rounds = (0..MOST / NUMBERS).map(|round| round * NUMBERS + numbered);
+        let mut rounds = (0..MAX_PACKETS / NUMBERS).map(|round| round * NUMBERS + numbered);
         let found = is_ahead.then(|| rounds.find(|frames| fits(*frames)))??;
         Some(last.frame + found)
     }

@@ -19,7 +19,7 @@ const USUAL_SLOT: usize = 1 << 20;
 /// By how many packets one is overtaken where nothing else is said.
 const USUAL_REORDER: u64 = 8;
 /// Frames open at a time at most.
-const MOST_WINDOW: usize = 1024;
+const MAX_WINDOW: usize = 1024;
 
 /// A simulated sensor.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -122,10 +122,10 @@ impl SimConfig {
             "give a size such as \"8 KiB\"",
         );
         must(
-            (2..=MOST_WINDOW).contains(&self.window),
+            (2..=MAX_WINDOW).contains(&self.window),
             "window",
             format!(
-                "a window of {} frames is not between 2 and {MOST_WINDOW}",
+                "a window of {} frames is not between 2 and {MAX_WINDOW}",
                 self.window
             ),
             "4 is enough for most",

@@ -24,7 +24,7 @@ const LONG: usize = 2 << 20;
 /// Bytes of a table without noise: short enough to stay near, long enough to be copied in large pieces.
 const SHORT: usize = 128 << 10;
 /// Points of a table at least, however many channels there are.
-const LEAST_POINTS: usize = 1024;
+const MIN_POINTS: usize = 1024;
 /// Samples after which the ramp begins anew.
 const RAMP: usize = 1 << 16;
 
@@ -194,7 +194,7 @@ impl Recipe {
     /// can do it, else as near as that allows.
     fn cycles(&self) -> Cycles {
         let point = point_bytes(&self.samples);
-        let most = (LONG / point).max(LEAST_POINTS);
+        let most = (LONG / point).max(MIN_POINTS);
         let wanted = if self.is_random() {
             most
         } else {

@@ -151,7 +151,7 @@ impl Assembler {
             let target = self.labels[label.0].expect("every label of a program is somewhere");
             let distance = target.cast_signed() - (at.cast_signed() + 1);
             self.code[at].offset =
-                i16::try_from(distance).expect("there are at most MOST_ADDRESSES addresses");
+                i16::try_from(distance).expect("there are at most MAX_ADDRESSES addresses");
         }
         self.code
     }
@@ -169,7 +169,7 @@ fn word(bytes: &[u8]) -> u32 {
 }
 
 /// Addresses and ports that one program can look for.
-pub(super) const MOST_ADDRESSES: usize = 64;
+pub(super) const MAX_ADDRESSES: usize = 64;
 
 /// The program that hands what is sent to one of `addresses` to the socket that the map of descriptor `map` has for the
 /// packet's queue, and everything else to the kernel's stack, which also gets what the map has no socket for. Where `from`

@@ -191,7 +191,7 @@ fn program_selects_exactly_what_parser_accepts() {
 #[test]
 fn verifier_accepts_longest_program() {
     apart(|| {
-        let many: Vec<SocketAddr> = (0..u16::try_from(MOST_ADDRESSES).unwrap())
+        let many: Vec<SocketAddr> = (0..u16::try_from(MAX_ADDRESSES).unwrap())
             .map(|n| SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 1], 1000 + n)))
             .collect();
         for pieces in [false, true] {

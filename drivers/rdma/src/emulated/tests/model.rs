@@ -8,7 +8,7 @@ const AREA: usize = 96 << 10;
 /// Behind it, a place for each receive: a record and what follows it.
 const RECORD: usize = 64;
 const MESSAGE: usize = 12 << 10;
-const MOST: usize = 12;
+const MAX_STEPS: usize = 12;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -70,7 +70,7 @@ fn pattern(seed: u8) -> Vec<u8> {
 }
 
 fn run(service: Service, steps: &[Step], lost: &[u64], seed: u8) {
-    let bytes = AREA + MOST * (RECORD + MESSAGE);
+    let bytes = AREA + MAX_STEPS * (RECORD + MESSAGE);
     let text: Vec<_> = lost.iter().map(|n| format!("lose@{n}")).collect();
     let faults: Faults = text.join(",").parse().unwrap();
     let mut two = two(service, &faults, &Faults::none(), bytes);
@@ -167,8 +167,8 @@ proptest! {
 
     #[test]
     fn memory_equals_reference_model(
-        steps in proptest::collection::vec(step(), 0..MOST - 1),
-        lost in proptest::collection::vec(1..MOST as u64 - 1, 0..4),
+        steps in proptest::collection::vec(step(), 0..MAX_STEPS - 1),
+        lost in proptest::collection::vec(1..MAX_STEPS as u64 - 1, 0..4),
         is_reliable: bool,
         seed: u8,
     ) {

@@ -18,11 +18,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long one look for a sender lasts.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How long it is before a listener that failed is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long a connection that is being made when its memory must go may take to end.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// Sends that a queue holds: words for credits.
 pub(super) const SENDS: u32 = 4;
 
@@ -297,8 +297,8 @@ impl Shared {
         let shared = self.clone();
         Box::new(move || {
             // The engine has let go of its own link; one that is just being made is broken off.
-            shared.close(PATIENCE).map(drop).map_err(|Busy| {
-                format!("a connection that is being made did not end within {PATIENCE:?}")
+            shared.close(TIMEOUT).map(drop).map_err(|Busy| {
+                format!("a connection that is being made did not end within {TIMEOUT:?}")
             })
         })
     }
@@ -482,7 +482,7 @@ impl Control {
                 return;
             }
             self.look_at_cards();
-            match self.listener.accept(&self.rails, LOOK) {
+            match self.listener.accept(&self.rails, POLL_INTERVAL) {
                 Ok(Some(incoming)) => self.serve(incoming),
                 Ok(None) => {}
                 Err(error) => {

@@ -17,7 +17,7 @@ const BATCH: usize = 32;
 /// The id of work that writes the word for credits.
 const CREDIT: u64 = u64::MAX;
 /// How often a link on which nothing moves is looked at.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How often the word for credits is written where it stays the same: a peer that is gone does not take it.
 const REFRESH: Duration = Duration::from_secs(1);
 /// How long a card may take to say what it had received when its queue was stopped.
@@ -470,7 +470,7 @@ impl Link {
         if credits != self.written {
             self.write_credits();
         }
-        if is_idle && self.looked.elapsed() >= LOOK {
+        if is_idle && self.looked.elapsed() >= POLL_INTERVAL {
             self.look();
         }
     }

@@ -40,7 +40,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How long an engine that is dropped waits for a sender that is just being answered.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 /// Streams whose end is remembered.
 const REMEMBERED: usize = 8;
 /// Most frames that are believed to be missing after a break; a number further on is no sender's.
@@ -652,7 +652,7 @@ impl Engine for Receiver {
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.shared.end();
-        if self.quiesce(PATIENCE).is_err() {
+        if self.quiesce(TIMEOUT).is_err() {
             tracing::warn!("{}: a sender is still being answered", self.name);
         }
         if let Some(thread) = self.thread.take()

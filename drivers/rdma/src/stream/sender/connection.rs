@@ -19,7 +19,7 @@ const CREDIT_STRIDE: usize = 64;
 /// How long the first retry waits, about; each one waits twice as long as the one before.
 const BACK_OFF: Duration = Duration::from_millis(10);
 /// How long no retry waits longer than.
-const MOST_BACK_OFF: Duration = Duration::from_secs(2);
+const MAX_BACK_OFF: Duration = Duration::from_secs(2);
 
 /// Queues that lead to a receiver. The queues come first: they are destroyed before the keys of the memory that is
 /// written through them are dropped, and the memory is let go last.
@@ -153,7 +153,7 @@ impl Connector {
         };
         let full = BACK_OFF
             .saturating_mul(1 << doublings.min(16))
-            .min(MOST_BACK_OFF);
+            .min(MAX_BACK_OFF);
         // Marsaglia's xorshift: two senders that lost one receiver do not come back in step.
         self.jitter ^= self.jitter << 13;
         self.jitter ^= self.jitter >> 7;

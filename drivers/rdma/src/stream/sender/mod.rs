@@ -43,15 +43,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long [`Sender::send`] stays away at most while it waits.
-const BEAT: Duration = Duration::from_millis(100);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(100);
 /// How often a receiver is seen to be there while nothing else goes to it.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// How often the connection is looked at while nothing moves.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a waiting thread polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 /// How long it sleeps for what wakes nobody: a word for credits.
-const NAP: Duration = Duration::from_micros(50);
+const IDLE_SLEEP: Duration = Duration::from_micros(50);
 /// How long it sleeps at a time for a completion.
 const SLEEP: Duration = Duration::from_millis(1);
 /// Least time in which a card has told what became of its work.
@@ -314,7 +314,7 @@ impl Sender {
     ///
     /// After an error the frames may be offered again, or not: frames count as the same if their epoch and sequence are.
     pub fn send(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, Away> {
-        let until = Instant::now() + BEAT;
+        let until = Instant::now() + HEARTBEAT_INTERVAL;
         let end = (lease.len() - from) as u64;
         self.recognise(lease, from);
         let start = self.done;
@@ -558,7 +558,7 @@ impl Sender {
     /// Passes a little time, or finds that the connection is no good.
     fn idle(&mut self) -> Result<(), Broken> {
         let stood = self.still.elapsed();
-        if self.looked.elapsed() >= LOOK {
+        if self.looked.elapsed() >= POLL_INTERVAL {
             self.look()?;
         }
         let is_under_way = self.posted > self.done;
@@ -588,7 +588,7 @@ impl Sender {
             _ => false,
         };
         if !slept {
-            std::thread::sleep(NAP);
+            std::thread::sleep(IDLE_SLEEP);
         }
         Ok(())
     }

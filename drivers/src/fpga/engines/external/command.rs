@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::fpga::engines::wait_until;
 
 /// Most bytes of what the command said that an error repeats.
-const MOST_SAID: usize = 2048;
+const MAX_OUTPUT: usize = 2048;
 
 /// What the command is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -210,7 +210,7 @@ fn last_words(said: &mut File) -> String {
     if said.rewind().is_err() || said.read_to_end(&mut bytes).is_err() {
         return String::new();
     }
-    let from = bytes.len().saturating_sub(MOST_SAID);
+    let from = bytes.len().saturating_sub(MAX_OUTPUT);
     let text = String::from_utf8_lossy(&bytes[from..]);
     let text = text.trim();
     if text.is_empty() {

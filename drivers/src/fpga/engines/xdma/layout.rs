@@ -180,4 +180,4 @@ pub const COUNT_BITS: u32 = 24;
 /// In that word: there was an error.
 pub const COUNT_ERROR: u32 = 1 << 31;
 /// Most credits that a channel holds.
-pub const MOST_CREDITS: usize = 1023;
+pub const MAX_CREDITS: usize = 1023;

@@ -7,7 +7,7 @@
 //! The engine writes a result (length, end of packet) for each descriptor, and after it its count to an address of our
 //! choosing. With credits the results alone are looked at: one is zeroed before its slot is given again, so what is not
 //! zero is new; one that says no bytes may be half of another, and counts when it is seen a second time. Without, the engine may write a result at any time, so nothing can be zeroed, and the count says how far
-//! the results are valid. No register is read but every `LOOK`th time that nothing was found, and each `LOOK_TIME`,
+//! the results are valid. No register is read but every `POLLS_PER_CHECK`th time that nothing was found, and each `CHECK_INTERVAL`,
 //! to see errors and that the card is still there.
 //!
 //! # Counts
@@ -32,7 +32,7 @@ use daq_core::dma::{Caps, Completions, DmaDevice, Done, Engine, EngineError, Slo
 use layout::{
     ANY_ERROR, BUSY, C2H, C2H_SGDMA, CHANNEL, CHANNELS, COMMON, CONFIG, COUNT_BITS, COUNT_ERROR,
     CUT, DAMAGED, DESCRIPTOR_DONE, ERRORS, FAULTS, H2C, ID_C2H, ID_CONFIG, ID_H2C, ID_IRQ,
-    ID_STREAM, IRQ, LENGTH_BITS, MISSING, MOST_CREDITS, RUN, SPACE, UNNAMED, WENT_BACK, WRITE_BACK,
+    ID_STREAM, IRQ, LENGTH_BITS, MAX_CREDITS, MISSING, RUN, SPACE, UNNAMED, WENT_BACK, WRITE_BACK,
     channel, common, irq, sgdma,
 };
 use ring::{Outcome, Ring};
@@ -47,7 +47,7 @@ pub const ENTRY: EngineEntry = EngineEntry {
         // The widest data path that the core has.
         alignment: 64,
         max_slot: MAX_TRANSFER,
-        max_slots: MOST_CREDITS,
+        max_slots: MAX_CREDITS,
         preferred: 1 << 20,
     },
     faults: FAULTS,
@@ -65,12 +65,12 @@ const MAX_TRANSFER: usize = (1 << LENGTH_BITS) - 64;
 /// next, whose first bytes may leave before the count of the one before is written.
 const AHEAD: u64 = 2;
 /// How many looks in vain there are for one look at the status.
-const LOOK: u32 = 1024;
+const POLLS_PER_CHECK: u32 = 1024;
 /// How long at most none is made while nothing is found, and how many looks in vain there are for one at the time.
-const LOOK_TIME: Duration = Duration::from_millis(100);
-const LOOK_AT_TIME: u32 = 16;
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+const POLLS_PER_CLOCK_READ: u32 = 16;
 /// How long a result may come after its count.
-const RESULT_PATIENCE: Duration = Duration::from_secs(1);
+const RESULT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long an engine that someone else left running may take to stop before it is armed.
 const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
@@ -241,11 +241,11 @@ impl Xdma {
             count: Count::new(1 << COUNT_BITS),
             vain: 0,
             looked: Instant::now(),
-            look_time: LOOK_TIME,
+            look_time: CHECK_INTERVAL,
             empty: None,
             continues: None,
             missing_since: None,
-            result_patience: RESULT_PATIENCE,
+            result_patience: RESULT_TIMEOUT,
             errors: 0,
             device: device.clone().as_dma(),
         })
@@ -351,8 +351,9 @@ impl Xdma {
         }
         self.vain = self.vain.wrapping_add(1);
         let is_told = count & COUNT_ERROR != 0 || self.errors != 0;
-        let is_due = self.vain.is_multiple_of(LOOK)
-            || self.vain.is_multiple_of(LOOK_AT_TIME) && self.looked.elapsed() >= self.look_time;
+        let is_due = self.vain.is_multiple_of(POLLS_PER_CHECK)
+            || self.vain.is_multiple_of(POLLS_PER_CLOCK_READ)
+                && self.looked.elapsed() >= self.look_time;
         if !is_told && !is_due {
             return Ok(());
         }
@@ -466,7 +467,7 @@ impl Engine for Xdma {
             end_of_packet: true,
             alignment: self.alignment,
             max_transfer: MAX_TRANSFER,
-            max_slots: MOST_CREDITS,
+            max_slots: MAX_CREDITS,
         }
     }
 
@@ -602,7 +603,7 @@ impl Engine for Xdma {
         }
         if !signal.interrupt.wait(limit) {
             // Nothing for so long: look at the status at the next poll.
-            self.vain = LOOK - 1;
+            self.vain = POLLS_PER_CHECK - 1;
             return Ok(true);
         }
         // Off, clear, on: what comes in between raises the next one when they are on again, or is seen by the poll that
@@ -650,7 +651,7 @@ impl Engine for Xdma {
 
 impl Drop for Xdma {
     fn drop(&mut self) {
-        if self.quiesce(RESULT_PATIENCE).is_err() {
+        if self.quiesce(RESULT_TIMEOUT).is_err() {
             engines::cut_off(&self.device);
         }
     }

@@ -215,7 +215,10 @@ fn xdma_error_bits_are_named() {
         assert_eq!(named(poll(&mut engine, 8)), [name]);
         // And at last where it does not.
         count(&engine, 1);
-        assert!((0..LOOK).any(|_| poll(&mut engine, 8).is_err()), "{name}");
+        assert!(
+            (0..POLLS_PER_CHECK).any(|_| poll(&mut engine, 8).is_err()),
+            "{name}"
+        );
         assert!(FAULTS.contains(&name));
     }
     assert_eq!(bits.len(), ERRORS.len());
@@ -226,7 +229,9 @@ fn xdma_error_bits_are_named() {
     assert_eq!(named(poll(&mut engine, 8)), ["write-back-error"]);
     count(&engine, 0);
     mock.registers.set(0x1140, 1 << 9 | 1 << 19);
-    let last = (0..LOOK).map(|_| poll(&mut engine, 8)).find(Result::is_err);
+    let last = (0..POLLS_PER_CHECK)
+        .map(|_| poll(&mut engine, 8))
+        .find(Result::is_err);
     assert_eq!(
         named(last.unwrap()),
         ["read-decode", "descriptor-unsupported"]
@@ -320,7 +325,7 @@ fn xdma_removed_idle_device_is_detected() {
     let mut engine = armed(&mock, "", &slots(3));
     engine.look_time = Duration::ZERO;
     mock.registers.remove();
-    let seen = (0..LOOK_AT_TIME).any(|_| poll(&mut engine, 8).is_err());
+    let seen = (0..POLLS_PER_CLOCK_READ).any(|_| poll(&mut engine, 8).is_err());
     assert!(seen);
 }
 
@@ -343,7 +348,9 @@ fn xdma_removed_device_is_reported() {
         device: "mock".into(),
     });
     mock.registers.remove();
-    let seen = (0..LOOK).map(|_| poll(&mut engine, 8)).find(Result::is_err);
+    let seen = (0..POLLS_PER_CHECK)
+        .map(|_| poll(&mut engine, 8))
+        .find(Result::is_err);
     assert_eq!(seen, Some(gone));
     assert_eq!(engine.quiesce(Duration::ZERO), Ok(()));
     let refused = engine.arm(&slots(3)).unwrap_err();
@@ -400,7 +407,7 @@ fn xdma_count_is_written_to_doorbell() {
     assert_eq!(poll(&mut engine, 8), Ok((vec![5], 0)));
     // Errors are seen without the count.
     mock.registers.set(0x1140, 1 << 4);
-    assert!((0..LOOK).any(|_| poll(&mut engine, 8).is_err()));
+    assert!((0..POLLS_PER_CHECK).any(|_| poll(&mut engine, 8).is_err()));
 }
 
 #[test]

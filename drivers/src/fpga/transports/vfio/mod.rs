@@ -37,7 +37,7 @@ const BARS: usize = 6;
 const THIS_PROGRAM: &str = "/proc/self/exe";
 /// How long a device that another has is waited for, and how often it is looked at.
 const HANDOVER: Duration = Duration::from_secs(2);
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// `PCI_COMMAND`: the device answers to its memory.
 const MEMORY: u16 = 1 << 1;
 
@@ -84,7 +84,7 @@ impl Opened {
                 Err(reason) if !is_busy(&reason) || start.elapsed() > HANDOVER => {
                     return Err(told_device(&reason));
                 }
-                Err(_) => std::thread::sleep(LOOK),
+                Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }

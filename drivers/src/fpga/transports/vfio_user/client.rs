@@ -6,8 +6,8 @@
 
 use super::socket::{Broken, Received, Receiver, send};
 use super::wire::{
-    Access, CONFIG_REGION, Command, Fields, Header, IRQ_DATA_EVENT, IRQ_TRIGGER, MAY_READ,
-    MAY_WRITE, MOST_FILES, MSI, MSIX, VERSION, errno, long_words, words,
+    Access, CONFIG_REGION, Command, Fields, Header, IRQ_DATA_EVENT, IRQ_TRIGGER, MAX_FILES,
+    MAY_READ, MAY_WRITE, MSI, MSIX, VERSION, errno, long_words, words,
 };
 use crate::fpga::device::BARS;
 use crate::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
@@ -26,10 +26,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a server may take to answer: far longer than one that is well does.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Messages that may come before an answer: the numbers of what was posted before it, of 16 bits, are used up by then.
-const MOST_FOREIGN: u32 = 1 << 16;
+const MAX_UNRELATED_MESSAGES: u32 = 1 << 16;
 /// Error numbers that Linux has.
 const ERRORS: std::ops::RangeInclusive<i32> = 1..=4095;
 
@@ -96,8 +96,8 @@ pub fn open(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
         ))
     })?;
     stream
-        .set_read_timeout(Some(PATIENCE))
-        .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+        .set_read_timeout(Some(TIMEOUT))
+        .and_then(|()| stream.set_write_timeout(Some(TIMEOUT)))
         .map_err(|source| error(format!("setting up the connection: {source}")))?;
     let link = Arc::new(Link {
         name: name.clone(),
@@ -222,9 +222,9 @@ impl Inside {
         let bytes = payload.iter().map(|part| part.len()).sum();
         let header = Header::request(self.id(), command, bytes);
         send(&self.stream, header, payload, files)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut foreign = 0;
-        while foreign < MOST_FOREIGN {
+        while foreign < MAX_UNRELATED_MESSAGES {
             self.wait(deadline)?;
             let received = self.receiver.receive(&self.stream, RecvFlags::DONTWAIT)?;
             if received == Received::Nothing {
@@ -329,7 +329,7 @@ impl Remote {
 /// Agrees on the version; returns how many events the server takes in one message.
 fn agree(link: &Link) -> Result<usize, Failure> {
     let mut payload = [VERSION.0.to_le_bytes(), VERSION.1.to_le_bytes()].concat();
-    let capabilities = serde_json::json!({ "capabilities": { "max_msg_fds": MOST_FILES } });
+    let capabilities = serde_json::json!({ "capabilities": { "max_msg_fds": MAX_FILES } });
     payload.extend(capabilities.to_string().bytes());
     payload.push(0);
     let (major, told) = link.ask(Command::Version, &[&payload], &[], |fields| {
@@ -344,7 +344,7 @@ fn agree(link: &Link) -> Result<usize, Failure> {
     let told: serde_json::Value = serde_json::from_slice(text).unwrap_or_default();
     // The protocol's value where nothing is told.
     let most = told["capabilities"]["max_msg_fds"].as_u64().unwrap_or(1);
-    Ok(usize::try_from(most).unwrap_or(1).clamp(1, MOST_FILES))
+    Ok(usize::try_from(most).unwrap_or(1).clamp(1, MAX_FILES))
 }
 
 impl DmaDevice for Remote {

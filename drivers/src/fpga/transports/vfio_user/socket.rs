@@ -1,6 +1,6 @@
 //! Messages through a UNIX socket, with the descriptors that go along.
 
-use super::wire::{HEADER, Header, MOST_BYTES, MOST_FILES};
+use super::wire::{HEADER, Header, MAX_FILES, MAX_MESSAGE};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -17,10 +17,10 @@ pub enum Broken {
     #[error("the connection was closed")]
     Closed,
     /// A header that says what cannot be.
-    #[error("a message says that it has {0} bytes; {HEADER} to {MOST_BYTES} can be")]
+    #[error("a message says that it has {0} bytes; {HEADER} to {MAX_MESSAGE} can be")]
     Length(u32),
     /// More descriptors than a message may have.
-    #[error("a message has more than {MOST_FILES} descriptors")]
+    #[error("a message has more than {MAX_FILES} descriptors")]
     Files,
     /// Nothing came, or nothing was taken, in time.
     #[error("the other side does not answer")]
@@ -54,7 +54,7 @@ pub fn send(
     }
     debug_assert!(payload.len() < parts.len());
     let mut left = &mut parts[..=payload.len()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(Broken::Files);
@@ -108,7 +108,7 @@ impl Receiver {
             if self.bytes.len() < wanted {
                 self.bytes.resize(wanted, 0);
             }
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let result = rustix::net::recvmsg(
                 &socket,
@@ -128,7 +128,7 @@ impl Receiver {
                     self.files.extend(files);
                 }
             }
-            if received.flags.contains(ReturnFlags::CTRUNC) || self.files.len() > MOST_FILES {
+            if received.flags.contains(ReturnFlags::CTRUNC) || self.files.len() > MAX_FILES {
                 return Err(Broken::Files);
             }
             if received.bytes == 0 {
@@ -163,7 +163,7 @@ impl Receiver {
         let said = self.header().bytes;
         usize::try_from(said)
             .ok()
-            .filter(|bytes| (HEADER..=MOST_BYTES).contains(bytes))
+            .filter(|bytes| (HEADER..=MAX_MESSAGE).contains(bytes))
             .ok_or(Broken::Length(said))
     }
 }
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn impossible_message_length_is_rejected() {
-        for bytes in [0, 15, u32::try_from(MOST_BYTES + 1).unwrap(), u32::MAX] {
+        for bytes in [0, 15, u32::try_from(MAX_MESSAGE + 1).unwrap(), u32::MAX] {
             let (a, b) = UnixStream::pair().unwrap();
             let header = Header {
                 bytes,

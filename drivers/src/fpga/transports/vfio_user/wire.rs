@@ -5,13 +5,13 @@ pub const HEADER: usize = 16;
 /// The version that is spoken: major, minor.
 pub const VERSION: (u16, u16) = (0, 1);
 /// The most bytes of data of one access to a region.
-pub const MOST_DATA: usize = 1 << 20;
+pub const MAX_DATA: usize = 1 << 20;
 /// The most bytes of a message: data, its description, a header.
-pub const MOST_BYTES: usize = HEADER + 16 + MOST_DATA;
+pub const MAX_MESSAGE: usize = HEADER + 16 + MAX_DATA;
 /// The most descriptors of one message.
-pub const MOST_FILES: usize = 16;
+pub const MAX_FILES: usize = 16;
 /// The most pieces of memory that a device has at a time.
-pub const MOST_MAPS: usize = 256;
+pub const MAX_MAPS: usize = 256;
 
 /// The region of the configuration space; regions below [`BARS`](crate::fpga::device::BARS) are base address registers.
 pub const CONFIG_REGION: u32 = 7;
@@ -316,7 +316,7 @@ impl<'a> Request<'a> {
             .request(command)
             .ok_or(errno::INVALID)
             .and_then(|request| match request {
-                Self::Read(Access { count, .. }) if count as usize > MOST_DATA => {
+                Self::Read(Access { count, .. }) if count as usize > MAX_DATA => {
                     Err(errno::INVALID)
                 }
                 Self::Write(Access { count, .. }, data) if count as usize != data.len() => {
