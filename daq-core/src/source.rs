@@ -1,11 +1,11 @@
 //! Sources: what produces payload.
 //!
 //! Two kinds of producer, because sockets and DMA engines are different animals. A [`Filler`] writes packets
-//! into the places of a [`Window`] of open slots. An [`Engine`] is given the addresses of all slots once,
+//! into the places of a [`ReorderWindow`] of open slots. An [`Engine`] is given the addresses of all slots once,
 //! yields completions and takes credits.
 
 use crate::dma::Engine;
-use crate::reorder::Window;
+use crate::reorder::ReorderWindow;
 use std::time::Duration;
 
 /// What one call of [`Filler::fill`] found.
@@ -51,11 +51,15 @@ impl SourceError {
 /// allocates nothing, takes no lock and makes at most a constant number of system calls a batch.
 pub trait Filler: Send {
     /// Does one batch of work.
-    fn fill(&mut self, window: &mut Window, patience: Duration) -> Result<Polled, SourceError>;
+    fn fill(
+        &mut self,
+        window: &mut ReorderWindow,
+        patience: Duration,
+    ) -> Result<Polled, SourceError>;
 
     /// Called once after the last `fill`, also after an error: places what it still keeps. May wait for the thread that
     /// closes frames, but not for slots.
-    fn finish(&mut self, _window: &mut Window) {}
+    fn finish(&mut self, _window: &mut ReorderWindow) {}
 
     /// Called once on the filler's own thread before the first `fill`.
     fn start(&mut self) -> Result<(), SourceError> {

@@ -7,7 +7,7 @@ use daq_core::frame::{FrameMeta, Timestamp};
 use daq_core::gpu::Event;
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger, SourceReport};
 use daq_core::region::{HostOptions, Region};
-use daq_core::reorder::{Geometry, PacketId, Window};
+use daq_core::reorder::{Geometry, PacketId, ReorderWindow};
 use daq_core::ring::{Completion, Producer, Ring, RingOptions};
 use loom::sync::atomic::Ordering;
 use loom::thread;
@@ -175,10 +175,10 @@ fn writers_and_sequencer_share_one_window() {
             window: 1,
             ..Geometry::new(2, 4)
         };
-        let mut windows = Window::new(producer, geometry, 2, &ledger);
+        let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
         let mut writer = windows.pop().unwrap();
         let mut sequencer = windows.pop().unwrap();
-        let put = |window: &mut Window, sequence: u64| {
+        let put = |window: &mut ReorderWindow, sequence: u64| {
             window
                 .batch()
                 .put(PacketId::of(sequence), &[1; 4], Timestamp::default());
@@ -217,10 +217,10 @@ fn long_gap_while_other_thread_writes_is_handled() {
             max_gap: 100,
             ..Geometry::new(2, 4)
         };
-        let mut windows = Window::new(producer, geometry, 2, &ledger);
+        let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
         let mut writer = windows.pop().unwrap();
         let mut sequencer = windows.pop().unwrap();
-        let put = |window: &mut Window, sequence: u64| {
+        let put = |window: &mut ReorderWindow, sequence: u64| {
             window
                 .batch()
                 .put(PacketId::of(sequence), &[1; 4], Timestamp::default())
@@ -245,7 +245,7 @@ fn packet_from_two_writers_is_placed_once() {
     model(3, || {
         let (_ring, producer) = ring(4, false, 2);
         let ledger = SourceLedger::default();
-        let mut windows = Window::new(
+        let mut windows = ReorderWindow::new(
             producer,
             Geometry {
                 window: 1,
@@ -256,7 +256,7 @@ fn packet_from_two_writers_is_placed_once() {
         );
         let mut writer = windows.pop().unwrap();
         let mut sequencer = windows.pop().unwrap();
-        let put = |window: &mut Window, sequence: u64| {
+        let put = |window: &mut ReorderWindow, sequence: u64| {
             window
                 .batch()
                 .put(PacketId::of(sequence), &[1; 4], Timestamp::default());

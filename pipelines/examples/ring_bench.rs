@@ -6,7 +6,7 @@ use daq_core::frame::{FrameMeta, Timestamp};
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger};
 use daq_core::notify::Wait;
 use daq_core::region::{HostOptions, Region};
-use daq_core::reorder::{Geometry, PacketId, Window};
+use daq_core::reorder::{Geometry, PacketId, ReorderWindow};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -158,7 +158,8 @@ fn window_copy() -> Result<f64> {
         let places = u32::try_from(SLOT / PACKET)?;
         let (producer, mut reader) = ring(SLOTS, SLOT, places)?;
         let geometry = Geometry::new(places, PACKET);
-        let mut window = Window::new(producer, geometry, 1, &SourceLedger::default()).remove(0);
+        let mut window =
+            ReorderWindow::new(producer, geometry, 1, &SourceLedger::default()).remove(0);
         let consumer = std::thread::spawn(move || {
             while !reader.is_finished() {
                 if reader.poll(16).is_none() {

@@ -62,7 +62,7 @@ impl Place {
 /// A window's thread has one batch in hand at a time, and cannot end the stream under it:
 ///
 /// ```compile_fail,E0499
-/// fn under_it(window: &mut daq_core::reorder::Window) {
+/// fn under_it(window: &mut daq_core::reorder::ReorderWindow) {
 ///     let mut batch = window.batch();
 ///     window.finish();
 ///     batch.reject_unreadable(1);
@@ -173,7 +173,7 @@ impl<'a> Batch<'a> {
         if let Some(memory) = memory {
             let offset = self.shared.geometry.extent(place).start;
             // SAFETY: the place's extent lies inside `frame_bytes`, which fits the slot that `memory` starts
-            // (checked in `Window::new`).
+            // (checked in `ReorderWindow::new`).
             write(unsafe { memory.add(offset) });
             #[cfg(loom)]
             // SAFETY: loom checks that the place is written by one thread at a time and read after.
@@ -265,7 +265,7 @@ impl<'a> Batch<'a> {
     /// Says that the sender has ended the frame that `id` names, if it is open: all its places are expected, and `time` is
     /// its time unless it has one. False if the frame lies beyond those that are open, so that this alone is no reason to
     /// believe it. For senders that tell this in a packet of its own, see
-    /// [`Window::await_times`](super::Window::await_times).
+    /// [`ReorderWindow::await_times`](super::ReorderWindow::await_times).
     pub fn end(&mut self, id: PacketId, time: Timestamp) -> bool {
         if self.seat.opens_epoch() {
             return true;
@@ -348,7 +348,7 @@ impl<'a> Batch<'a> {
     /// Whether `id` can be put without any frame being refused a slot: the frame that it belongs to has one, and so has
     /// every frame that it makes the window publish; or it needs none, as what comes late or is not believed.
     ///
-    /// For sources that wait for slots: if false, end the batch, [wait](super::Window::wait) and ask for the same packet
+    /// For sources that wait for slots: if false, end the batch, [wait](super::ReorderWindow::wait) and ask for the same packet
     /// again. Asking makes the window slide as the packet itself would, as far as there are slots, so ask only for a
     /// packet that is put next. The window then reaches no further than the ring has slots, or the source would wait
     /// for ever. Only the thread of an exclusive window can tell; others answer true.

@@ -12,7 +12,7 @@
 //! as rejected if it is not. A packet for a place that was closed as missing not long ago is late: it never confirms an
 //! epoch, however many agree.
 //!
-//! Any number of threads may fill one window, each through its own [`Window`] handle; handle 0 is the
+//! Any number of threads may fill one window, each through its own [`ReorderWindow`] handle; handle 0 is the
 //! *sequencer*, which alone closes frames, in order, and hands them to the ring.
 //!
 //! # Ledger
@@ -139,7 +139,7 @@ impl Geometry {
 
 /// A thread's handle on a window.
 #[derive(Debug)]
-pub struct Window {
+pub struct ReorderWindow {
     shared: Arc<Shared>,
     seat: Seat,
     /// Whether this handle uses a pinned geometry, see [`pin`](Self::pin).
@@ -167,7 +167,7 @@ struct Seat {
     sequencer: Option<Sequencer>,
 }
 
-impl Window {
+impl ReorderWindow {
     /// A window over `producer`, filled by `writers` threads: one handle each, the first is the sequencer.
     ///
     /// # Panics
@@ -408,7 +408,7 @@ impl Seat {
         self.candidate = None;
     }
 
-    /// Says that `unit` carries no data by design, see [`Window::void`].
+    /// Says that `unit` carries no data by design, see [`ReorderWindow::void`].
     fn void(&mut self, shared: &Shared, unit: u64) {
         if let Some(sequencer) = &mut self.sequencer {
             sequencer.void(shared, self.writer, unit);
@@ -456,7 +456,7 @@ impl Seat {
     }
 }
 
-impl Drop for Window {
+impl Drop for ReorderWindow {
     fn drop(&mut self) {
         self.adopt_pinned();
         if self.seat.sequencer.is_some() {

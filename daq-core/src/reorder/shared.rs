@@ -264,7 +264,7 @@ pub(super) struct Shared {
     pub(super) drops: Box<[AtomicU64]>,
     /// How often drops have been read.
     pub(super) readings: AtomicU64,
-    /// What all threads use instead once the geometry is pinned, see [`Window::pin`](super::Window::pin).
+    /// What all threads use instead once the geometry is pinned, see [`ReorderWindow::pin`](super::ReorderWindow::pin).
     pub(super) pinned: OnceLock<Arc<Self>>,
 }
 

@@ -20,7 +20,7 @@ const PLACES: u32 = 4;
 const BYTES: usize = 8;
 
 struct Bench {
-    window: Window,
+    window: ReorderWindow,
     reader: Reader,
     ledger: SourceLedger,
     ring_ledger: RingLedger,
@@ -38,7 +38,9 @@ fn bench(slots: usize, geometry: Geometry) -> Bench {
     let (ring, producer) = Ring::new(region, options, ring_ledger.clone()).unwrap();
     let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     let ledger = SourceLedger::default();
-    let window = Window::new(producer, geometry, 1, &ledger).pop().unwrap();
+    let window = ReorderWindow::new(producer, geometry, 1, &ledger)
+        .pop()
+        .unwrap();
     Bench {
         window,
         reader,

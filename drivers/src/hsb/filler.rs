@@ -7,7 +7,7 @@ use crate::sender::{SenderWatch, message_of};
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::socket::UdpSocket;
 use daq_core::entry::SourceContext;
-use daq_core::reorder::Window;
+use daq_core::reorder::ReorderWindow;
 use daq_core::source::{Filler, Polled, SourceError};
 use std::io;
 use std::sync::Arc;
@@ -106,7 +106,7 @@ impl Receiver {
     }
 
     /// Receives and places what is there; whether there was anything.
-    fn receive(&mut self, window: &mut Window) -> io::Result<bool> {
+    fn receive(&mut self, window: &mut ReorderWindow) -> io::Result<bool> {
         self.batch.name_all(self.senders.wants_all());
         let count = self.batch.recv(&self.socket, self.messages)?;
         if count == 0 {
@@ -152,7 +152,7 @@ impl Receiver {
     }
 
     /// Reads how many messages the kernel has dropped, if it is time to.
-    fn read_drops(&mut self, window: &Window) {
+    fn read_drops(&mut self, window: &ReorderWindow) {
         let now = Instant::now();
         let is_early = |read: Instant| now.saturating_duration_since(read) < DROPS;
         if self.drops_read.is_some_and(is_early) {
@@ -181,7 +181,11 @@ impl Filler for Receiver {
         Ok(())
     }
 
-    fn fill(&mut self, window: &mut Window, patience: Duration) -> Result<Polled, SourceError> {
+    fn fill(
+        &mut self,
+        window: &mut ReorderWindow,
+        patience: Duration,
+    ) -> Result<Polled, SourceError> {
         if !std::mem::replace(&mut self.is_begun, true) {
             window.await_times();
         }
@@ -197,7 +201,7 @@ impl Filler for Receiver {
         Ok(if ready { Polled::Busy } else { Polled::Idle })
     }
 
-    fn finish(&mut self, window: &mut Window) {
+    fn finish(&mut self, window: &mut ReorderWindow) {
         self.placer.finish(window);
     }
 }

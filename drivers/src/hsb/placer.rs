@@ -8,7 +8,7 @@ use super::seen::Seen;
 use crate::packet::datagram::held::{HEAD, Held};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
-use daq_core::reorder::{Batch, Outcome, PacketId, Window};
+use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
 
 /// Why a datagram is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -132,21 +132,21 @@ impl Placer {
     }
 
     /// Accepts packets with the key `rkey` only: the sensor was armed again. The next of them opens an epoch.
-    pub fn rearm(&mut self, window: &mut Window, rkey: u32) {
+    pub fn rearm(&mut self, window: &mut ReorderWindow, rkey: u32) {
         self.finish(window);
         self.pages.rkey = rkey;
         self.order.forget();
     }
 
     /// Counts the packets that are still kept, as no more packets come that could confirm them.
-    pub fn finish(&mut self, window: &mut Window) {
+    pub fn finish(&mut self, window: &mut ReorderWindow) {
         self.refute(&mut window.batch());
     }
 
     /// Places the payload of every datagram. Returns the index of the last one that had arrived already, if there was any.
     pub fn place<'d>(
         &mut self,
-        window: &mut Window,
+        window: &mut ReorderWindow,
         datagrams: impl IntoIterator<Item = &'d [u8]>,
     ) -> Option<usize> {
         let mut datagrams = datagrams.into_iter().enumerate();
@@ -170,7 +170,7 @@ impl Placer {
 
     /// Opens an epoch at the first of the datagrams that were kept, and places them and the one that confirms them.
     #[cold]
-    fn begin_epoch(&mut self, window: &mut Window, confirms: &[u8]) {
+    fn begin_epoch(&mut self, window: &mut ReorderWindow, confirms: &[u8]) {
         let mut kept = std::mem::take(&mut self.kept);
         let mut begins = true;
         while let Some((datagram, _)) = kept.front() {
@@ -182,7 +182,7 @@ impl Placer {
     }
 
     /// Puts one datagram that opens an epoch if it `begins` one, or must.
-    fn put_alone(&mut self, window: &mut Window, datagram: &[u8], begins: bool) {
+    fn put_alone(&mut self, window: &mut ReorderWindow, datagram: &[u8], begins: bool) {
         if !begins && self.put(&mut window.batch(), datagram, false) != Put::Restart {
             return;
         }

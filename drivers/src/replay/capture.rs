@@ -7,7 +7,7 @@ use crate::packet::Format;
 use crate::packet::datagram::{Placer, packets};
 use crate::packet::pcap::{Capture, Datagram};
 use daq_core::frame::{Clock, Timestamp};
-use daq_core::reorder::Window;
+use daq_core::reorder::ReorderWindow;
 use daq_core::source::{Filler, Polled, SourceError};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -112,13 +112,13 @@ impl CapturePlayer {
     }
 
     /// Places what was kept while the format was learned; false if some of it must wait for room.
-    fn flush(&mut self, window: &mut Window) -> bool {
+    fn flush(&mut self, window: &mut ReorderWindow) -> bool {
         let hold = self.to_places.hold;
         self.to_places.placer.flush(window, hold)
     }
 
     /// Goes on with the next capture, or from the start again; false at the end.
-    fn go_on(&mut self, window: &mut Window) -> Result<bool, SourceError> {
+    fn go_on(&mut self, window: &mut ReorderWindow) -> Result<bool, SourceError> {
         if let Some(capture) = self.capture.take()
             && self.is_first_pass
         {
@@ -172,7 +172,7 @@ impl CapturePlayer {
 
 impl ToPlaces {
     /// Places the datagrams of a record, of `segment` bytes each but the last; returns the bytes that must wait for room.
-    fn put(&mut self, window: &mut Window, bytes: &[u8], segment: usize, ns: u64) -> usize {
+    fn put(&mut self, window: &mut ReorderWindow, bytes: &[u8], segment: usize, ns: u64) -> usize {
         let received = recorded(ns);
         if !self.hold {
             let datagrams = packets(bytes, segment).map(|datagram| (datagram, received));
@@ -208,7 +208,7 @@ fn recorded(ns: u64) -> Timestamp {
 }
 
 impl Filler for CapturePlayer {
-    fn fill(&mut self, window: &mut Window, _: Duration) -> Result<Polled, SourceError> {
+    fn fill(&mut self, window: &mut ReorderWindow, _: Duration) -> Result<Polled, SourceError> {
         let now = Instant::now();
         if self.held.waits {
             let ns = self.held.timestamp_ns;
@@ -283,7 +283,7 @@ impl Filler for CapturePlayer {
         Ok(Polled::Busy)
     }
 
-    fn finish(&mut self, window: &mut Window) {
+    fn finish(&mut self, window: &mut ReorderWindow) {
         self.to_places.placer.flush(window, false);
     }
 }

@@ -4,7 +4,7 @@ use super::config::ReplayConfig;
 use super::recording::{Recording, Run};
 use super::timetable::Timetable;
 use daq_core::frame::{Clock, Timestamp};
-use daq_core::reorder::{Batch, Geometry, PacketId, Window};
+use daq_core::reorder::{Batch, Geometry, PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -169,7 +169,7 @@ impl RecordingPlayer {
     }
 
     /// Goes back to the start; false if the recording is to be played once, or brings nothing.
-    fn restart(&mut self, window: &mut Window) -> bool {
+    fn restart(&mut self, window: &mut ReorderWindow) -> bool {
         if !self.repeats || !self.has_brought {
             return false;
         }
@@ -248,7 +248,7 @@ impl RecordingPlayer {
 }
 
 impl Filler for RecordingPlayer {
-    fn fill(&mut self, window: &mut Window, _: Duration) -> Result<Polled, SourceError> {
+    fn fill(&mut self, window: &mut ReorderWindow, _: Duration) -> Result<Polled, SourceError> {
         let Some(piece) = self.piece() else {
             let goes_on = self.restart(window);
             return Ok(if goes_on { Polled::Busy } else { Polled::Ended });

@@ -6,7 +6,7 @@ use super::schedule::{Arrival, Arrivals, State};
 use super::signal::Signal;
 use crate::sys::place;
 use daq_core::frame::{Clock, Timestamp};
-use daq_core::reorder::{Batch, Geometry, PacketId, Window};
+use daq_core::reorder::{Batch, Geometry, PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -113,7 +113,7 @@ impl Filler for Simulator {
         Ok(())
     }
 
-    fn fill(&mut self, window: &mut Window, _: Duration) -> Result<Polled, SourceError> {
+    fn fill(&mut self, window: &mut ReorderWindow, _: Duration) -> Result<Polled, SourceError> {
         if self.rate.is_some() && self.pacer.is_none() {
             self.start()?;
         }

@@ -5,7 +5,7 @@ use daq_core::config::Document;
 use daq_core::frame::{Clock, FrameMeta};
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger, SourceReport};
 use daq_core::region::{HostOptions, Region};
-use daq_core::reorder::Window;
+use daq_core::reorder::ReorderWindow;
 use daq_core::ring::{Fill, Reader, Ring, RingOptions};
 use daq_core::source::{Filler, Polled};
 use proptest::prelude::*;
@@ -17,7 +17,7 @@ const FILL: u8 = 0xee;
 /// A source built from its keys, with a ring and one reader that holds it.
 struct Bench {
     filler: Box<dyn Filler>,
-    window: Window,
+    window: ReorderWindow,
     reader: Reader,
     ledger: SourceLedger,
     ring_ledger: RingLedger,
@@ -62,7 +62,7 @@ fn bench(text: &str, slot: usize, slots: usize) -> Bench {
     let (ring, producer) = Ring::new(region, options, ring_ledger.clone()).unwrap();
     let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     let ledger = SourceLedger::default();
-    let window = Window::new(producer, geometry, spec.threads(), &ledger)
+    let window = ReorderWindow::new(producer, geometry, spec.threads(), &ledger)
         .pop()
         .unwrap();
     let context = SourceContext {

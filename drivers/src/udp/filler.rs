@@ -14,7 +14,7 @@ use crate::sys::scatter::Scatter;
 use crate::sys::socket::UdpSocket;
 use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, Timestamp};
-use daq_core::reorder::{PacketId, Window};
+use daq_core::reorder::{PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
 use std::io;
 use std::time::{Duration, Instant};
@@ -128,7 +128,7 @@ impl Receiver {
         }
     }
 
-    fn receive(&mut self, window: &mut Window) -> io::Result<Got> {
+    fn receive(&mut self, window: &mut ReorderWindow) -> io::Result<Got> {
         if !self.is_prepared {
             self.placer.poll(window);
             self.prepare();
@@ -143,7 +143,7 @@ impl Receiver {
         self.receive_and_copy(window, !guesses)
     }
 
-    fn receive_and_copy(&mut self, window: &mut Window, is_rule: bool) -> io::Result<Got> {
+    fn receive_and_copy(&mut self, window: &mut ReorderWindow, is_rule: bool) -> io::Result<Got> {
         self.plain.name_all(self.senders.wants_all());
         let count = self.plain.recv(&self.socket, self.tune.plain(is_rule))?;
         if count == 0 {
@@ -167,7 +167,7 @@ impl Receiver {
     }
 
     /// Receives into guessed places; `None` where nothing can be guessed.
-    fn receive_into_places(&mut self, window: &mut Window) -> io::Result<Option<Got>> {
+    fn receive_into_places(&mut self, window: &mut ReorderWindow) -> io::Result<Option<Got>> {
         let Some(scatter) = &mut self.scatter else {
             return Ok(None);
         };
@@ -264,7 +264,7 @@ impl Receiver {
     }
 
     /// Reads how many messages the kernel has dropped, if it is time to.
-    fn read_drops(&mut self, window: &Window) {
+    fn read_drops(&mut self, window: &ReorderWindow) {
         let now = Instant::now();
         if self
             .drops_read
@@ -287,7 +287,11 @@ fn received_at(ns: Option<u64>) -> Timestamp {
 }
 
 impl Filler for Receiver {
-    fn fill(&mut self, window: &mut Window, patience: Duration) -> Result<Polled, SourceError> {
+    fn fill(
+        &mut self,
+        window: &mut ReorderWindow,
+        patience: Duration,
+    ) -> Result<Polled, SourceError> {
         let error = |socket: &UdpSocket, error: io::Error| {
             SourceError::new(
                 format!("UDP {}", socket.local()),
@@ -313,7 +317,7 @@ impl Filler for Receiver {
         Ok(if ready { Polled::Busy } else { Polled::Idle })
     }
 
-    fn finish(&mut self, window: &mut Window) {
+    fn finish(&mut self, window: &mut ReorderWindow) {
         self.placer.flush(window, false);
     }
 }

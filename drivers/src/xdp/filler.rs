@@ -10,7 +10,7 @@ use crate::sys::socket::UdpSocket;
 use crate::sys::xdp::XdpSocket;
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::ledger::Rejections;
-use daq_core::reorder::Window;
+use daq_core::reorder::ReorderWindow;
 use daq_core::source::{Filler, Polled, SourceError};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
@@ -173,7 +173,7 @@ impl Receiver {
     }
 
     /// Takes what has come from the queue; whether there was anything.
-    fn receive(&mut self, window: &mut Window) -> bool {
+    fn receive(&mut self, window: &mut ReorderWindow) -> bool {
         if self.socket.take(BATCH) == 0 {
             return false;
         }
@@ -262,7 +262,7 @@ impl Receiver {
     }
 
     /// Takes what has come through the kernel's stack.
-    fn receive_from_stack(&mut self, window: &mut Window) -> Result<Got, std::io::Error> {
+    fn receive_from_stack(&mut self, window: &mut ReorderWindow) -> Result<Got, std::io::Error> {
         let Some(stack) = &mut self.stack else {
             return Ok(Got::default());
         };
@@ -293,7 +293,7 @@ impl Receiver {
     ///
     /// With zero copy the card drops what it has no chunk for, and the kernel counts only how often it asked for one in vain:
     /// weak evidence, as it may ask again before anything is lost. A kernel that copies counts the same as dropped.
-    fn read_drops(&self, window: &Window) {
+    fn read_drops(&self, window: &ReorderWindow) {
         let Ok(statistics) = self.socket.statistics() else {
             return;
         };
@@ -393,7 +393,11 @@ impl Receiver {
 }
 
 impl Filler for Receiver {
-    fn fill(&mut self, window: &mut Window, patience: Duration) -> Result<Polled, SourceError> {
+    fn fill(
+        &mut self,
+        window: &mut ReorderWindow,
+        patience: Duration,
+    ) -> Result<Polled, SourceError> {
         self.placer.poll(window);
         let mut any = self.receive(window);
         if self.socket.needs_wakeup() || (self.polls && !any) {
@@ -428,7 +432,7 @@ impl Filler for Receiver {
         Ok(if ready { Polled::Busy } else { Polled::Idle })
     }
 
-    fn finish(&mut self, window: &mut Window) {
+    fn finish(&mut self, window: &mut ReorderWindow) {
         self.placer.flush(window, false);
     }
 }

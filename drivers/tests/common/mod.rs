@@ -9,7 +9,7 @@ use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger, SourceReport};
 use daq_core::region::{HostOptions, Region};
-use daq_core::reorder::{Geometry, Window};
+use daq_core::reorder::{Geometry, ReorderWindow};
 use daq_core::ring::{Fill, Reader, Ring, RingOptions};
 use daq_core::source::{Filler, Polled, Producers, SourceError};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -33,7 +33,7 @@ pub fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, Stri
 /// A source with its ring and one reader.
 pub struct Rig {
     pub fillers: Vec<Box<dyn Filler>>,
-    pub windows: Vec<Window>,
+    pub windows: Vec<ReorderWindow>,
     pub reader: Reader,
     pub ledger: SourceLedger,
     pub ring_ledger: RingLedger,
@@ -77,7 +77,7 @@ pub fn rig(spec: &dyn SourceSpec, slot: usize, slots: usize) -> Result<Rig, Sour
     let (ring, producer) = Ring::new(region, options, ring_ledger.clone()).unwrap();
     let reader = ring.attach(true, 16, ReaderLedger::default()).unwrap();
     let ledger = SourceLedger::default();
-    let windows = Window::new(producer, geometry, fillers.len(), &ledger);
+    let windows = ReorderWindow::new(producer, geometry, fillers.len(), &ledger);
     Ok(Rig {
         fillers,
         windows,

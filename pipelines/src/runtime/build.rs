@@ -11,7 +11,7 @@ use daq_core::kernel::{DeviceBell, KernelContext, Side};
 use daq_core::notify::Bell;
 use daq_core::plan::{Config, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource, Ringer};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
-use daq_core::reorder::Window;
+use daq_core::reorder::ReorderWindow;
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
@@ -619,7 +619,7 @@ impl Pipeline {
             };
             let producer = parts.producer(&planned.ring);
             let ledger = self.ledgers.source(&planned.name);
-            let windows = Window::new(producer, planned.geometry, fillers.len(), &ledger);
+            let windows = ReorderWindow::new(producer, planned.geometry, fillers.len(), &ledger);
             let writing = Arc::new(AtomicU64::new(0));
             let mut runners = Vec::new();
             // All of them before the first runs: none may find itself alone.

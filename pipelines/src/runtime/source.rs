@@ -2,7 +2,7 @@
 
 use super::{Control, FailureKind, Heartbeat, STOP_POLL_INTERVAL};
 use daq_core::notify::Wait;
-use daq_core::reorder::Window;
+use daq_core::reorder::ReorderWindow;
 use daq_core::source::{Filler, Polled};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +46,7 @@ impl Drop for Writing {
 pub(super) struct Runner {
     pub(super) name: String,
     pub(super) filler: Box<dyn Filler>,
-    pub(super) window: Window,
+    pub(super) window: ReorderWindow,
     pub(super) wait: Wait,
     /// This thread among those that fill the window.
     pub(super) writing: Writing,

@@ -172,7 +172,9 @@ fn candidates_with_backpressure_wait_for_slots() {
         let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
         let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
         let ledger = SourceLedger::default();
-        let mut window = Window::new(producer, geometry, 1, &ledger).pop().unwrap();
+        let mut window = ReorderWindow::new(producer, geometry, 1, &ledger)
+            .pop()
+            .unwrap();
         let mut frames = Vec::new();
         for sequence in (0..6).chain(1000..1009_u64) {
             let mut waited = 0;
@@ -287,10 +289,10 @@ fn candidates_of_all_threads_after_restart_are_placed() {
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
     let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
     let ledger = SourceLedger::default();
-    let mut windows = Window::new(producer, geometry, 2, &ledger);
+    let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
     let mut other = windows.pop().unwrap();
     let mut sequencer = windows.pop().unwrap();
-    let put = |window: &mut Window, sequence: u64| {
+    let put = |window: &mut ReorderWindow, sequence: u64| {
         window.batch().put(
             PacketId::of(sequence),
             &payload(sequence),

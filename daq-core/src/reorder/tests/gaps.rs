@@ -55,7 +55,7 @@ fn long_gap_is_consistent_across_threads() {
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
     let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
     let ledger = SourceLedger::default();
-    let mut windows = Window::new(producer, geometry, 2, &ledger);
+    let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
     for (writer, sequence) in [(0, 0), (1, 1), (0, FAR), (1, FAR + 1), (1, FAR - 1)] {
         windows[writer].batch().put(
             PacketId::of(sequence),

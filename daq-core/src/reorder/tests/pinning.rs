@@ -45,14 +45,14 @@ fn threads_pinning_in_turn_share_one_window() {
     let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
     let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     let ledger = SourceLedger::default();
-    let mut windows = Window::new(producer, geometry(), 2, &ledger);
+    let mut windows = ReorderWindow::new(producer, geometry(), 2, &ledger);
     let mut other = windows.pop().unwrap();
     let mut sequencer = windows.pop().unwrap();
     other.pin(pinned(&geometry()));
     sequencer.tick(Instant::now());
     sequencer.pin(pinned(&geometry()));
     assert!(Arc::ptr_eq(&sequencer.shared, &other.shared));
-    let put = |window: &mut Window, sequence| {
+    let put = |window: &mut ReorderWindow, sequence| {
         let id = PacketId::of(sequence);
         window
             .batch()

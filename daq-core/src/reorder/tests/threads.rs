@@ -13,10 +13,10 @@ fn lagging_thread_is_not_restart() {
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
     let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
     let ledger = SourceLedger::default();
-    let mut windows = Window::new(producer, geometry(), 2, &ledger);
+    let mut windows = ReorderWindow::new(producer, geometry(), 2, &ledger);
     let mut lagging = windows.pop().unwrap();
     let mut sequencer = windows.pop().unwrap();
-    let put = |window: &mut Window, sequence: u64| {
+    let put = |window: &mut ReorderWindow, sequence: u64| {
         window.batch().put(
             PacketId::of(sequence),
             &payload(sequence),
@@ -63,7 +63,7 @@ fn threads_share_one_window() {
     let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
     let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     let ledger = SourceLedger::default();
-    let mut windows = Window::new(producer, geometry, 3, &ledger);
+    let mut windows = ReorderWindow::new(producer, geometry, 3, &ledger);
     let stop = std::sync::atomic::AtomicU64::new(0);
     let progress: Vec<_> = (0..2)
         .map(|_| std::sync::atomic::AtomicU64::new(0))
@@ -140,7 +140,7 @@ fn unit_skipped_by_other_thread_is_known_before_next_packet() {
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
     let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
     let ledger = SourceLedger::default();
-    let mut windows = Window::new(producer, geometry, 2, &ledger);
+    let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
     let mut other = windows.pop().unwrap();
     let mut sequencer = windows.pop().unwrap();
     let is_over = std::sync::atomic::AtomicBool::new(false);

@@ -12,7 +12,7 @@ use super::held::Held;
 use crate::packet::spead::{Learner, Progress, Spead, hold_bytes as spead_hold_bytes};
 use crate::packet::{Format, frames};
 use daq_core::frame::Timestamp;
-use daq_core::reorder::{Geometry, Window};
+use daq_core::reorder::{Geometry, ReorderWindow};
 use daq_core::units::counted;
 use std::sync::Arc;
 use std::time::Instant;
@@ -56,7 +56,7 @@ impl Placer {
     }
 
     /// Work that no datagram causes while the format is learned: call it at least every second.
-    pub fn poll(&mut self, window: &mut Window) {
+    pub fn poll(&mut self, window: &mut ReorderWindow) {
         let Some(mut learning) = self.learning.take() else {
             return;
         };
@@ -69,7 +69,7 @@ impl Placer {
 
     /// Learns from what has arrived so far and places everything that was kept; `holds` = only as far as there is room:
     /// false if some of it must wait.
-    pub fn flush(&mut self, window: &mut Window, holds: bool) -> bool {
+    pub fn flush(&mut self, window: &mut ReorderWindow, holds: bool) -> bool {
         let Some(mut learning) = self.learning.take() else {
             return true;
         };
@@ -81,7 +81,7 @@ impl Placer {
     #[cold]
     pub(super) fn place_later<'d>(
         &mut self,
-        window: &mut Window,
+        window: &mut ReorderWindow,
         datagrams: impl IntoIterator<Item = (&'d [u8], Timestamp)>,
     ) {
         for (bytes, received) in datagrams {
@@ -113,7 +113,7 @@ impl Placer {
     #[cold]
     pub(super) fn place_later_with_room(
         &mut self,
-        window: &mut Window,
+        window: &mut ReorderWindow,
         bytes: &[u8],
         received: Timestamp,
     ) -> bool {
@@ -137,7 +137,12 @@ impl Placer {
     }
 
     /// Shows a datagram to the learner; false if it was rejected.
-    fn observe(&mut self, learning: &mut Learning, window: &mut Window, bytes: &[u8]) -> bool {
+    fn observe(
+        &mut self,
+        learning: &mut Learning,
+        window: &mut ReorderWindow,
+        bytes: &[u8],
+    ) -> bool {
         if learning.is_pinned {
             return true;
         }
@@ -154,7 +159,7 @@ impl Placer {
         }
     }
 
-    fn follow(&mut self, learning: &mut Learning, window: &mut Window, progress: Progress) {
+    fn follow(&mut self, learning: &mut Learning, window: &mut ReorderWindow, progress: Progress) {
         match progress {
             Progress::Learning => {}
             Progress::Learned => self.pin(learning, window),
@@ -163,7 +168,7 @@ impl Placer {
     }
 
     /// Learns from what has arrived, or gives that up.
-    fn settle_now(&mut self, learning: &mut Learning, window: &mut Window) {
+    fn settle_now(&mut self, learning: &mut Learning, window: &mut ReorderWindow) {
         if learning.is_pinned {
             return;
         }
@@ -174,7 +179,7 @@ impl Placer {
     }
 
     /// Takes over what was learned.
-    fn pin(&mut self, learning: &mut Learning, window: &mut Window) {
+    fn pin(&mut self, learning: &mut Learning, window: &mut ReorderWindow) {
         let Format::Spead(spead) = &mut self.format else {
             return;
         };
@@ -192,7 +197,7 @@ impl Placer {
     }
 
     /// Counts what was kept, which cannot be placed, and starts again.
-    fn give_up(&mut self, learning: &mut Learning, window: &mut Window) {
+    fn give_up(&mut self, learning: &mut Learning, window: &mut ReorderWindow) {
         let why = learning.learner.give_up();
         let (mut messages, mut rejected) = (0, 0);
         while let Some((datagram, _)) = learning.held.front() {
@@ -215,7 +220,12 @@ impl Placer {
     }
 
     /// Places what was kept; `holds` = only as far as there is room: false if some of it must wait.
-    fn drain(&mut self, mut learning: Box<Learning>, window: &mut Window, holds: bool) -> bool {
+    fn drain(
+        &mut self,
+        mut learning: Box<Learning>,
+        window: &mut ReorderWindow,
+        holds: bool,
+    ) -> bool {
         if !learning.is_pinned {
             self.learning = Some(learning);
             return true;

@@ -9,7 +9,7 @@ use crate::packet::spead::Recut;
 use crate::packet::{Control, Format, Parsed, Part, Reject};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
-use daq_core::reorder::{Batch, Outcome, PacketId, Window};
+use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
 use learning::Learning;
 
 /// Parses datagrams and puts their payload where it belongs.
@@ -95,7 +95,7 @@ impl Placer {
     /// arrived already, if there was any.
     pub fn place<'d>(
         &mut self,
-        window: &mut Window,
+        window: &mut ReorderWindow,
         datagrams: impl IntoIterator<Item = (&'d [u8], Timestamp)>,
     ) -> Option<usize> {
         if self.learning.is_some() {
@@ -125,7 +125,7 @@ impl Placer {
     }
 
     /// Counts a message, and takes its unit out of what is expected.
-    fn heed(&mut self, window: &mut Window, control: Control) {
+    fn heed(&mut self, window: &mut ReorderWindow, control: Control) {
         window.control(1);
         let unit = match control {
             Control::Beside => return,
@@ -143,7 +143,7 @@ impl Placer {
     /// Places a datagram, unless a frame would be refused a slot for it, see [`Batch::has_room_for`]: then false.
     pub fn place_with_room(
         &mut self,
-        window: &mut Window,
+        window: &mut ReorderWindow,
         bytes: &[u8],
         received: Timestamp,
     ) -> bool {
@@ -156,7 +156,7 @@ impl Placer {
     /// Places one datagram; `holds` = only if there is room for it, else false.
     fn place_one(
         &mut self,
-        window: &mut Window,
+        window: &mut ReorderWindow,
         bytes: &[u8],
         received: Timestamp,
         holds: bool,
