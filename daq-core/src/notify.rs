@@ -36,21 +36,21 @@ impl Wait {
 ///
 /// Ringing costs a fence and a load while nobody sleeps.
 #[derive(Debug, Default)]
-pub struct Bell {
+pub struct Notifier {
     sleepers: AtomicU32,
     word: AtomicU32,
 }
 
-impl Bell {
-    /// Wakes everyone who sleeps in [`Bell::wait`]. Call it after the change that they wait for.
+impl Notifier {
+    /// Wakes everyone who sleeps in [`Notifier::wait`]. Call it after the change that they wait for.
     #[inline]
     pub fn ring(&self) {
-        Self::ring_all([self]);
+        Self::notify_all([self]);
     }
 
     /// Rings several: for one fence, which waits for what the CPU has stored to a GPU as well.
     #[inline]
-    pub fn ring_all<'a>(bells: impl IntoIterator<Item = &'a Self>) {
+    pub fn notify_all<'a>(bells: impl IntoIterator<Item = &'a Self>) {
         // With the fence in `sleep`: either a load behind it sees the sleeper, or the sleeper's check sees the change.
         fence(Ordering::SeqCst);
         for bell in bells {
@@ -68,11 +68,11 @@ impl Bell {
 
     /// Returns once `ready` answers true, or after about `limit`; says whether `ready` did.
     pub fn wait(&self, policy: Wait, limit: Duration, ready: impl FnMut() -> bool) -> bool {
-        self.wait_looking(policy, limit, limit, ready)
+        self.wait_polling(policy, limit, limit, ready)
     }
 
     /// As [`wait`](Self::wait), for what may become ready without a ring: a sleeper looks about every `look`.
-    pub fn wait_looking(
+    pub fn wait_polling(
         &self,
         policy: Wait,
         look: Duration,
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn waiter_is_woken_under_every_policy() {
         for policy in [Wait::Busy, Wait::Adaptive, Wait::Event] {
-            let bell = Arc::new((Bell::default(), AtomicBool::new(false)));
+            let bell = Arc::new((Notifier::default(), AtomicBool::new(false)));
             let ringer = bell.clone();
             let thread = std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(5));
@@ -149,19 +149,22 @@ mod tests {
         for policy in [Wait::Busy, Wait::Adaptive, Wait::Event] {
             let mut looks = 0;
             let look = Duration::from_micros(10);
-            assert!(
-                Bell::default().wait_looking(policy, look, Duration::from_secs(30), || {
+            assert!(Notifier::default().wait_polling(
+                policy,
+                look,
+                Duration::from_secs(30),
+                || {
                     looks += 1;
                     looks == 1000
-                })
-            );
+                }
+            ));
         }
     }
 
     #[test]
     fn wait_ends_at_timeout() {
         for policy in [Wait::Busy, Wait::Adaptive, Wait::Event] {
-            assert!(!Bell::default().wait(policy, Duration::from_millis(2), || false));
+            assert!(!Notifier::default().wait(policy, Duration::from_millis(2), || false));
         }
     }
 }

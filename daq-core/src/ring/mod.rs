@@ -34,7 +34,7 @@ pub use producer::{Producer, SlotsMut};
 pub use reader::Reader;
 
 use crate::ledger::{ReaderLedger, RingLedger};
-use crate::notify::Bell;
+use crate::notify::Notifier;
 use crate::region::{Placement, Region};
 use crate::sync::{Arc, AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
@@ -92,7 +92,7 @@ pub struct RingOptions {
     /// What missing places are filled with.
     pub fill: Fill,
     /// Rung when frames are published and when slots are freed, for threads that look after several rings.
-    pub bells: Vec<std::sync::Arc<Bell>>,
+    pub bells: Vec<std::sync::Arc<Notifier>>,
     /// Whether one thread is the producer and the only reader: it does not sleep for what it does itself, so no bell is
     /// rung, which would wait for what the CPU has stored to a GPU meanwhile.
     pub quiet: bool,
@@ -248,9 +248,9 @@ struct Shared {
     slots: Slots,
     ledger: RingLedger,
     /// Rung when frames are published.
-    filled: Bell,
+    filled: Notifier,
     /// Rung when slots are freed.
-    freed: Bell,
+    freed: Notifier,
     /// Stands for the payload in model checking: loom finds every access that is not ordered.
     #[cfg(loom)]
     canary: Box<[crate::sync::UnsafeCell<u64>]>,
@@ -328,8 +328,8 @@ impl Ring {
             seats: std::sync::Mutex::new(vec![None; options.readers]),
             slots: Slots::new(options.slots, options.places),
             ledger,
-            filled: Bell::default(),
-            freed: Bell::default(),
+            filled: Notifier::default(),
+            freed: Notifier::default(),
             #[cfg(loom)]
             canary: (0..options.slots)
                 .map(|_| crate::sync::UnsafeCell::new(0))
@@ -427,20 +427,20 @@ impl Shared {
     }
 
     /// Wakes those who wait for frames.
-    fn ring_filled(&self) {
+    fn notify_filled(&self) {
         if !self.options.quiet {
-            Bell::ring_all(self.bells(&self.filled));
+            Notifier::notify_all(self.bells(&self.filled));
         }
     }
 
     /// Wakes those who wait for slots.
-    fn ring_freed(&self) {
+    fn notify_freed(&self) {
         if !self.options.quiet {
-            Bell::ring_all(self.bells(&self.freed));
+            Notifier::notify_all(self.bells(&self.freed));
         }
     }
 
-    fn bells<'a>(&'a self, own: &'a Bell) -> impl Iterator<Item = &'a Bell> {
+    fn bells<'a>(&'a self, own: &'a Notifier) -> impl Iterator<Item = &'a Notifier> {
         std::iter::once(own).chain(self.options.bells.iter().map(|bell| &**bell))
     }
 

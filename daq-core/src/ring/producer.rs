@@ -271,14 +271,14 @@ impl Producer {
             self.high_water = occupancy;
             self.shared.ledger.high_water.set(occupancy);
         }
-        self.shared.ring_filled();
+        self.shared.notify_filled();
     }
 }
 
 impl Drop for Producer {
     fn drop(&mut self) {
         self.shared.closed.store(1, Ordering::Release);
-        self.shared.ring_filled();
+        self.shared.notify_filled();
     }
 }
 

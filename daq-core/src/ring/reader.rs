@@ -182,7 +182,7 @@ impl Reader {
             self.shared.filled.wait(policy, limit, ready);
         } else {
             let ready = || is_ready() || self.in_flight.is_oldest_done();
-            self.shared.filled.wait_looking(policy, LOOK, limit, ready);
+            self.shared.filled.wait_polling(policy, LOOK, limit, ready);
         }
         is_ready()
     }
@@ -191,7 +191,7 @@ impl Reader {
     /// where none is in flight.
     pub fn wait_in_flight(&self, policy: Wait, limit: Duration) -> bool {
         let done = || self.in_flight.is_oldest_done();
-        !self.in_flight.is_empty() && self.shared.filled.wait_looking(policy, LOOK, limit, done)
+        !self.in_flight.is_empty() && self.shared.filled.wait_polling(policy, LOOK, limit, done)
     }
 
     /// Whether the producer is gone and every frame has been leased and retired.
@@ -286,7 +286,7 @@ impl Reader {
     fn end(&mut self, frames: u64, used: Use) {
         self.retired += frames;
         self.publish_bound();
-        self.shared.ring_freed();
+        self.shared.notify_freed();
         match used {
             Use::Leased { read } => {
                 self.ledger.read.add(read);
@@ -359,7 +359,7 @@ impl Reader {
                     self.shared.cells[self.index]
                         .bound
                         .store(UNBOUND, Ordering::Release);
-                    self.shared.ring_freed();
+                    self.shared.notify_freed();
                     self.skip_to(position);
                 }
             }
@@ -446,7 +446,7 @@ impl Reader {
                 let in_flight = std::mem::replace(&mut self.in_flight, InFlightLeases::new(1));
                 std::mem::forget(in_flight);
                 self.shared.abandoned.store(1, Ordering::Release);
-                self.shared.ring_freed();
+                self.shared.notify_freed();
                 return false;
             }
             self.reap(|_| {});
@@ -454,7 +454,7 @@ impl Reader {
         let cell = &self.shared.cells[self.index];
         cell.bound.store(UNBOUND, Ordering::Release);
         cell.retired.store(UNBOUND, Ordering::Release);
-        self.shared.ring_freed();
+        self.shared.notify_freed();
         let mut seats = self
             .shared
             .seats

@@ -3,7 +3,7 @@
 use super::StagingError;
 use super::lane::{Begun, Lane, Terms};
 use crate::gpu::driver::{CudaError, Device, Rows, Stream};
-use crate::notify::{Bell, Wait};
+use crate::notify::{Notifier, Wait};
 use crate::ring::Completion;
 use crate::staging::Direction;
 use std::collections::VecDeque;
@@ -151,7 +151,7 @@ pub struct Stager {
     mover: Box<dyn Mover>,
     tuning: Tuning,
     /// Rung by the rings of all lanes.
-    bell: Arc<Bell>,
+    bell: Arc<Notifier>,
     /// Copies in flight over all lanes, oldest first.
     expected: VecDeque<Expected>,
     /// The lane whose turn it is.
@@ -164,7 +164,7 @@ pub struct Stager {
 
 impl Stager {
     /// A stager without lanes. `bell` is the one that all its rings ring.
-    pub fn new(mover: Box<dyn Mover>, tuning: Tuning, bell: Arc<Bell>) -> Self {
+    pub fn new(mover: Box<dyn Mover>, tuning: Tuning, bell: Arc<Notifier>) -> Self {
         Self {
             lanes: Vec::new(),
             mover,
@@ -319,7 +319,7 @@ impl Stager {
                 self.bell
                     .sleep(nap.saturating_sub(EARLY).min(limit), &mut ready);
             } else {
-                self.bell.wait_looking(policy, NAP, limit, ready);
+                self.bell.wait_polling(policy, NAP, limit, ready);
             }
             return;
         }
@@ -339,12 +339,12 @@ impl Stager {
                 self.bell.wait(Wait::Event, limit, ready);
             } else {
                 let ready = || done() || ready();
-                self.bell.wait_looking(policy, NAP, limit, ready);
+                self.bell.wait_polling(policy, NAP, limit, ready);
             }
         } else if nap > NAP {
             std::thread::sleep(nap.saturating_sub(EARLY).min(limit));
         } else {
-            Bell::default().wait_looking(policy, NAP, limit, done);
+            Notifier::default().wait_polling(policy, NAP, limit, done);
         }
     }
 

@@ -5,7 +5,7 @@ use crate::gpu::Event;
 use crate::gpu::bar_mapping::MappedError;
 use crate::gpu::driver::{CudaError, Rows};
 use crate::ledger::{CopyLedger, ReaderLedger, RingLedger};
-use crate::notify::{Bell, Wait};
+use crate::notify::{Notifier, Wait};
 use crate::region::{HostOptions, Placement, Region};
 use crate::ring::{Completion, Producer, Reader, Ring, RingOptions};
 use proptest::prelude::*;
@@ -194,7 +194,7 @@ fn storing(chunk: usize, depth: usize, cut_over: usize) -> Tuning {
     }
 }
 
-fn ring(name: &str, slots: usize, placement: Placement, bell: &Arc<Bell>) -> (Ring, Producer) {
+fn ring(name: &str, slots: usize, placement: Placement, bell: &Arc<Notifier>) -> (Ring, Producer) {
     let options = RingOptions {
         places: 70,
         bells: vec![bell.clone()],
@@ -240,7 +240,7 @@ fn meta(n: u64) -> FrameMeta {
 }
 
 impl Ends {
-    fn new(slots: (usize, usize), chunk: usize, stager: &mut Stager, bell: &Arc<Bell>) -> Self {
+    fn new(slots: (usize, usize), chunk: usize, stager: &mut Stager, bell: &Arc<Notifier>) -> Self {
         let (from, source) = ring("from", slots.0, Placement::Host, bell);
         let (target, producer) = ring("to", slots.1, Placement::Cuda(0), bell);
         let (ledger, read) = (CopyLedger::default(), ReaderLedger::default());
@@ -308,7 +308,7 @@ proptest! {
         cut_over in prop::sample::select(vec![0, SLOT / 2, SLOT, 2 * SLOT, usize::MAX]),
         script in prop::collection::vec((0_usize..6, 0_u8..4), 1..80),
     ) {
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(Notifier::default());
         let device = Device::default();
         let mut stager = Stager::new(Box::new(device.clone()), storing(chunk * SLOT, depth, cut_over), bell.clone());
         let mut ends = Ends::new(slots, chunk * SLOT, &mut stager, &bell);
@@ -413,7 +413,7 @@ fn small_ring_copy_is_served_beside_saturated_one() {
 #[test]
 fn reader_without_guarantee_sees_frames_of_busy_copy() {
     for slots in [2, 8, 32] {
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(Notifier::default());
         let device = Device::default();
         let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 8), bell.clone());
         let mut ends = Ends::new((64, slots), 1 << 20, &mut stager, &bell);
@@ -434,7 +434,7 @@ fn reader_without_guarantee_sees_frames_of_busy_copy() {
 
 #[test]
 fn frames_without_payload_are_not_copied() {
-    let bell = Arc::new(Bell::default());
+    let bell = Arc::new(Notifier::default());
     let device = Device::default();
     let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 1), bell.clone());
     let mut ends = Ends::new((8, 8), 1 << 20, &mut stager, &bell);
@@ -488,7 +488,7 @@ fn short_frames_are_copied_without_padding() {
 #[test]
 fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
     for refused in [false, true] {
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(Notifier::default());
         let device = Device::default();
         let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 2), bell.clone());
         let mut ends = Ends::new((32, 32), 2 * SLOT, &mut stager, &bell);
@@ -527,7 +527,7 @@ fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
 #[test]
 fn wait_ends_on_frame_copy_or_timeout() {
     for policy in [Wait::Busy, Wait::Adaptive] {
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(Notifier::default());
         let device = Device::default();
         let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 1), bell.clone());
         let mut ends = Ends::new((8, 8), 1 << 20, &mut stager, &bell);

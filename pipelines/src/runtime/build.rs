@@ -8,7 +8,7 @@ use daq_core::gpu::Dispatch;
 use daq_core::gpu::Writer;
 use daq_core::gpu::driver::{self, Device};
 use daq_core::kernel::{DeviceBell, KernelContext, Side};
-use daq_core::notify::Bell;
+use daq_core::notify::Notifier;
 use daq_core::plan::{Config, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource, Ringer};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::reorder::ReorderWindow;
@@ -32,7 +32,7 @@ enum Copier {
 }
 
 /// The bell of each thread that copies, which the rings that it copies ring.
-type Bells = BTreeMap<Copier, Arc<Bell>>;
+type Bells = BTreeMap<Copier, Arc<Notifier>>;
 
 /// What is made before anything runs.
 struct Parts<'a> {
@@ -498,7 +498,7 @@ impl Pipeline {
         parts: &mut Parts<'_>,
         kernel: &str,
         burst: usize,
-    ) -> Result<Option<(Carrier, Arc<Bell>)>, StartError> {
+    ) -> Result<Option<(Carrier, Arc<Notifier>)>, StartError> {
         let copier = Copier::Kernel(kernel.to_owned());
         let copies = &mut parts.plan.copies.iter();
         let Some(copy) = copies.find(|copy| parts.copier(copy) == copier) else {

@@ -4,7 +4,7 @@ use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::{self, CudaError, Mark};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ledger::KernelLedger;
-use daq_core::notify::{Bell, Wait};
+use daq_core::notify::{Notifier, Wait};
 use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut};
 use daq_core::staging::Carrier;
 use std::collections::VecDeque;
@@ -37,7 +37,7 @@ pub struct Parts {
     /// Whether a device does the work, which rings no bell.
     pub on_device: bool,
     /// What fills the input, where this thread does that itself, and the bell that both its rings ring.
-    pub carrier: Option<(Carrier, Arc<Bell>)>,
+    pub carrier: Option<(Carrier, Arc<Notifier>)>,
 }
 
 /// A kernel with its ends. One that is dropped waits for its device; if that does not finish, what the device uses is
@@ -53,7 +53,7 @@ pub struct Runner {
     ledger: KernelLedger,
     burst: usize,
     wait: Wait,
-    bell: Arc<Bell>,
+    bell: Arc<Notifier>,
     on_device: bool,
     control: Arc<Control>,
     /// How long a device may go on with one burst once the end is overdue.

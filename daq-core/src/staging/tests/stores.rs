@@ -7,8 +7,8 @@ fn lines(n: u64) -> usize {
     content(n).len().next_multiple_of(64)
 }
 
-fn stager(device: &Device, depth: usize, cut_over: usize) -> (Stager, Arc<Bell>) {
-    let bell = Arc::new(Bell::default());
+fn stager(device: &Device, depth: usize, cut_over: usize) -> (Stager, Arc<Notifier>) {
+    let bell = Arc::new(Notifier::default());
     let tuning = storing(1 << 20, depth, cut_over);
     let stager = Stager::new(Box::new(device.clone()), tuning, bell.clone());
     (stager, bell)
@@ -182,7 +182,7 @@ fn lost_memory_ends_copy_and_publishes_nothing() {
 
 /// A carrier between two rings.
 fn carrier(slots: (usize, usize), burst: usize) -> (Carrier, Ends) {
-    let bell = Arc::new(Bell::default());
+    let bell = Arc::new(Notifier::default());
     let (from, source) = ring("from", slots.0, Placement::Host, &bell);
     let (target, producer) = ring("to", slots.1, Placement::Cuda(0), &bell);
     let (ledger, read) = (CopyLedger::default(), ReaderLedger::default());

@@ -6,7 +6,7 @@ use super::{BenchError, Common, Publish, bar, median, quantile, rate};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
-use daq_core::notify::Bell;
+use daq_core::notify::Notifier;
 use daq_core::region::RegionError;
 use daq_core::ring::{Producer, Reader, Ring};
 use daq_core::staging::Direction;

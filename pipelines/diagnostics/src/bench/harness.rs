@@ -6,7 +6,7 @@ use super::place::{Place, slots};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
-use daq_core::notify::{Bell, Wait};
+use daq_core::notify::{Notifier, Wait};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::staging::Direction;
 use daq_core::staging::{CopyStream, Lane, Stager, StagingError, Step, Tuning};
@@ -94,7 +94,7 @@ impl Harness {
         };
         let ways = [Direction::In, Direction::Out];
         for (direction, tuning) in ways.into_iter().zip(tunings) {
-            let bell = Arc::new(Bell::default());
+            let bell = Arc::new(Notifier::default());
             let stream = CopyStream::new(device, direction, tuning.depth)?;
             let mut copy_engine = Stager::new(Box::new(stream), tuning, bell.clone());
             let mut is_used = false;
@@ -125,7 +125,7 @@ impl Harness {
         &mut self,
         load: &Load,
         place: &Place,
-        bell: &Arc<Bell>,
+        bell: &Arc<Notifier>,
         copies: CopyLedger,
         tuning: Tuning,
     ) -> Result<Lane, BenchError> {

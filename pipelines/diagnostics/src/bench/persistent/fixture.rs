@@ -13,7 +13,7 @@ use daq_core::gpu::{Backend, Writer};
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side, Stream};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::ledger::{CopyLedger, KernelLedger, ReaderLedger, RingLedger};
-use daq_core::notify::{Bell, Wait};
+use daq_core::notify::{Notifier, Wait};
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::staging::Carrier;
