@@ -44,17 +44,17 @@ pub struct Notifier {
 impl Notifier {
     /// Wakes everyone who sleeps in [`Notifier::wait`]. Call it after the change that they wait for.
     #[inline]
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         Self::notify_all([self]);
     }
 
     /// Rings several: for one fence, which waits for what the CPU has stored to a GPU as well.
     #[inline]
-    pub fn notify_all<'a>(bells: impl IntoIterator<Item = &'a Self>) {
+    pub fn notify_all<'a>(notifiers: impl IntoIterator<Item = &'a Self>) {
         // With the fence in `sleep`: either a load behind it sees the sleeper, or the sleeper's check sees the change.
         fence(Ordering::SeqCst);
-        for bell in bells {
-            bell.wake();
+        for notifier in notifiers {
+            notifier.wake();
         }
     }
 
@@ -102,7 +102,7 @@ impl Notifier {
         }
     }
 
-    /// Sleeps at once until the bell is rung, or about `limit` has passed; returns what `ready` answers then.
+    /// Sleeps at once until the notifier is rung, or about `limit` has passed; returns what `ready` answers then.
     pub fn sleep(&self, limit: Duration, ready: &mut impl FnMut() -> bool) -> bool {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -130,15 +130,15 @@ mod tests {
     #[test]
     fn waiter_is_woken_under_every_policy() {
         for policy in [Wait::Busy, Wait::Adaptive, Wait::Event] {
-            let bell = Arc::new((Notifier::default(), AtomicBool::new(false)));
-            let ringer = bell.clone();
+            let notifier = Arc::new((Notifier::default(), AtomicBool::new(false)));
+            let ringer = notifier.clone();
             let thread = std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(5));
                 ringer.1.store(true, Ordering::Release);
-                ringer.0.ring();
+                ringer.0.notify();
             });
-            assert!(bell.0.wait(policy, Duration::from_secs(30), || {
-                bell.1.load(Ordering::Acquire)
+            assert!(notifier.0.wait(policy, Duration::from_secs(30), || {
+                notifier.1.load(Ordering::Acquire)
             }));
             thread.join().unwrap();
         }

@@ -164,8 +164,8 @@ impl PlannedRing {
             holdable: self.holdable,
             readers: self.readers.len() + SPARE_READERS,
             fill: self.fill,
-            bells: Vec::new(),
-            quiet: false,
+            notifiers: Vec::new(),
+            single_threaded: false,
         }
     }
 }

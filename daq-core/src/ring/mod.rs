@@ -92,10 +92,10 @@ pub struct RingOptions {
     /// What missing places are filled with.
     pub fill: Fill,
     /// Rung when frames are published and when slots are freed, for threads that look after several rings.
-    pub bells: Vec<std::sync::Arc<Notifier>>,
-    /// Whether one thread is the producer and the only reader: it does not sleep for what it does itself, so no bell is
+    pub notifiers: Vec<std::sync::Arc<Notifier>>,
+    /// Whether one thread is the producer and the only reader: it does not sleep for what it does itself, so no notifier is
     /// rung, which would wait for what the CPU has stored to a GPU meanwhile.
-    pub quiet: bool,
+    pub single_threaded: bool,
 }
 
 impl RingOptions {
@@ -110,8 +110,8 @@ impl RingOptions {
             holdable: true,
             readers: 8,
             fill: Fill::ZERO,
-            bells: Vec::new(),
-            quiet: false,
+            notifiers: Vec::new(),
+            single_threaded: false,
         }
     }
 
@@ -428,20 +428,20 @@ impl Shared {
 
     /// Wakes those who wait for frames.
     fn notify_filled(&self) {
-        if !self.options.quiet {
-            Notifier::notify_all(self.bells(&self.filled));
+        if !self.options.single_threaded {
+            Notifier::notify_all(self.notifiers(&self.filled));
         }
     }
 
     /// Wakes those who wait for slots.
     fn notify_freed(&self) {
-        if !self.options.quiet {
-            Notifier::notify_all(self.bells(&self.freed));
+        if !self.options.single_threaded {
+            Notifier::notify_all(self.notifiers(&self.freed));
         }
     }
 
-    fn bells<'a>(&'a self, own: &'a Notifier) -> impl Iterator<Item = &'a Notifier> {
-        std::iter::once(own).chain(self.options.bells.iter().map(|bell| &**bell))
+    fn notifiers<'a>(&'a self, own: &'a Notifier) -> impl Iterator<Item = &'a Notifier> {
+        std::iter::once(own).chain(self.options.notifiers.iter().map(|notifier| &**notifier))
     }
 
     /// The slots of `len` frames from `first` on.

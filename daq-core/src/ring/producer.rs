@@ -246,7 +246,7 @@ impl Producer {
         self.shared.canary[slot].with_mut(|canary| unsafe { *canary = meta.sequence });
     }
 
-    /// Hands the next `n` open slots to the readers: one release store and one ring of the bell.
+    /// Hands the next `n` open slots to the readers: one release store and one ring of the notifier.
     ///
     /// # Panics
     /// If fewer than `n` slots are open.

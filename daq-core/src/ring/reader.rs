@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// How long a reader that leaves waits for its leases in flight before it gives their slots up for lost.
 const LEAVING: Duration = Duration::from_secs(5);
 
-/// How often work on a device is looked after: it rings no bell.
+/// How often work on a device is looked after: it rings no notifier.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// How a reader makes sure that what it reads does not change.

@@ -151,7 +151,7 @@ pub struct Stager {
     mover: Box<dyn Mover>,
     tuning: Tuning,
     /// Rung by the rings of all lanes.
-    bell: Arc<Notifier>,
+    notifier: Arc<Notifier>,
     /// Copies in flight over all lanes, oldest first.
     expected: VecDeque<Expected>,
     /// The lane whose turn it is.
@@ -163,14 +163,14 @@ pub struct Stager {
 }
 
 impl Stager {
-    /// A stager without lanes. `bell` is the one that all its rings ring.
-    pub fn new(mover: Box<dyn Mover>, tuning: Tuning, bell: Arc<Notifier>) -> Self {
+    /// A stager without lanes. `notifier` is the one that all its rings ring.
+    pub fn new(mover: Box<dyn Mover>, tuning: Tuning, notifier: Arc<Notifier>) -> Self {
         Self {
             lanes: Vec::new(),
             mover,
             expected: VecDeque::with_capacity(tuning.depth.max(1)),
             tuning,
-            bell,
+            notifier,
             turn: 0,
             streak: None,
             stores: false,
@@ -302,11 +302,12 @@ impl Stager {
         let done = || self.lanes.iter().any(Lane::is_oldest_done);
         if self.expected.is_empty() {
             let ready = || self.is_ready() || self.lanes.iter().any(Lane::is_over);
-            self.bell.wait(policy, limit, ready);
+            self.notifier.wait(policy, limit, ready);
             return;
         }
         if policy == Wait::Busy {
-            self.bell.wait(policy, limit, || done() || self.is_ready());
+            self.notifier
+                .wait(policy, limit, || done() || self.is_ready());
             return;
         }
         let now = Instant::now();
@@ -316,10 +317,10 @@ impl Stager {
             let first = self.expected.front().map_or(now, |copy| copy.at);
             let nap = first.saturating_duration_since(now);
             if nap > NAP {
-                self.bell
+                self.notifier
                     .sleep(nap.saturating_sub(EARLY).min(limit), &mut ready);
             } else {
-                self.bell.wait_polling(policy, NAP, limit, ready);
+                self.notifier.wait_polling(policy, NAP, limit, ready);
             }
             return;
         }
@@ -336,10 +337,10 @@ impl Stager {
             let ready = || self.lanes.iter().any(|lane| lane.is_ready(terms));
             if nap > NAP {
                 let limit = nap.saturating_sub(EARLY).min(limit);
-                self.bell.wait(Wait::Event, limit, ready);
+                self.notifier.wait(Wait::Event, limit, ready);
             } else {
                 let ready = || done() || ready();
-                self.bell.wait_polling(policy, NAP, limit, ready);
+                self.notifier.wait_polling(policy, NAP, limit, ready);
             }
         } else if nap > NAP {
             std::thread::sleep(nap.saturating_sub(EARLY).min(limit));

@@ -194,10 +194,15 @@ fn storing(chunk: usize, depth: usize, cut_over: usize) -> Tuning {
     }
 }
 
-fn ring(name: &str, slots: usize, placement: Placement, bell: &Arc<Notifier>) -> (Ring, Producer) {
+fn ring(
+    name: &str,
+    slots: usize,
+    placement: Placement,
+    notifier: &Arc<Notifier>,
+) -> (Ring, Producer) {
     let options = RingOptions {
         places: 70,
-        bells: vec![bell.clone()],
+        notifiers: vec![notifier.clone()],
         ..RingOptions::new(name, slots, SLOT)
     };
     let region = match placement {
@@ -240,9 +245,14 @@ fn meta(n: u64) -> FrameMeta {
 }
 
 impl Ends {
-    fn new(slots: (usize, usize), chunk: usize, stager: &mut Stager, bell: &Arc<Notifier>) -> Self {
-        let (from, source) = ring("from", slots.0, Placement::Host, bell);
-        let (target, producer) = ring("to", slots.1, Placement::Cuda(0), bell);
+    fn new(
+        slots: (usize, usize),
+        chunk: usize,
+        stager: &mut Stager,
+        notifier: &Arc<Notifier>,
+    ) -> Self {
+        let (from, source) = ring("from", slots.0, Placement::Host, notifier);
+        let (target, producer) = ring("to", slots.1, Placement::Cuda(0), notifier);
         let (ledger, read) = (CopyLedger::default(), ReaderLedger::default());
         let reader = target.attach(true, 1, ReaderLedger::default()).unwrap();
         let copied = from.attach(true, 1, read.clone()).unwrap();
@@ -308,10 +318,10 @@ proptest! {
         cut_over in prop::sample::select(vec![0, SLOT / 2, SLOT, 2 * SLOT, usize::MAX]),
         script in prop::collection::vec((0_usize..6, 0_u8..4), 1..80),
     ) {
-        let bell = Arc::new(Notifier::default());
+        let notifier = Arc::new(Notifier::default());
         let device = Device::default();
-        let mut stager = Stager::new(Box::new(device.clone()), storing(chunk * SLOT, depth, cut_over), bell.clone());
-        let mut ends = Ends::new(slots, chunk * SLOT, &mut stager, &bell);
+        let mut stager = Stager::new(Box::new(device.clone()), storing(chunk * SLOT, depth, cut_over), notifier.clone());
+        let mut ends = Ends::new(slots, chunk * SLOT, &mut stager, &notifier);
         for (count, what) in script {
             match what {
                 0 => ends.make(count),
@@ -325,7 +335,7 @@ proptest! {
         // What is left comes through once all do their part, and then the target closes.
         let Ends { source, reader, seen, made, ledger, target, read, memory } = ends;
         drop(source);
-        let mut rest = Ends { source: ring("none", 2, Placement::Host, &bell).1, reader, seen, made, ledger, target, read, memory };
+        let mut rest = Ends { source: ring("none", 2, Placement::Host, &notifier).1, reader, seen, made, ledger, target, read, memory };
         while stager.step().unwrap() != Step::Finished {
             device.finish(DONE);
             rest.take(usize::MAX);
@@ -349,8 +359,12 @@ proptest! {
 fn ready_frames_are_batched_behind_copies_in_flight() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
-    let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 2), bell.clone());
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
+    let mut stager = Stager::new(
+        Box::new(device.clone()),
+        tuning(1 << 20, 2),
+        notifier.clone(),
+    );
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &notifier);
     // Frames 5 to 9 fill most of their slots or little of them; all of a burst go together.
     for frames in [1, 1, 3, 9] {
         ends.make(frames);
@@ -370,9 +384,13 @@ fn ready_frames_are_batched_behind_copies_in_flight() {
 fn ring_copies_are_served_in_turn() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
-    let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 1), bell.clone());
+    let mut stager = Stager::new(
+        Box::new(device.clone()),
+        tuning(2 * SLOT, 1),
+        notifier.clone(),
+    );
     let mut lanes: Vec<_> = (0..3)
-        .map(|_| Ends::new((32, 32), 2 * SLOT, &mut stager, &bell))
+        .map(|_| Ends::new((32, 32), 2 * SLOT, &mut stager, &notifier))
         .collect();
     lanes[0].make(30);
     lanes[1].make(30);
@@ -395,9 +413,13 @@ fn ring_copies_are_served_in_turn() {
 fn small_ring_copy_is_served_beside_saturated_one() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
-    let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 4), bell.clone());
+    let mut stager = Stager::new(
+        Box::new(device.clone()),
+        tuning(2 * SLOT, 4),
+        notifier.clone(),
+    );
     let mut lanes: Vec<_> = (0..2)
-        .map(|_| Ends::new((64, 64), 2 * SLOT, &mut stager, &bell))
+        .map(|_| Ends::new((64, 64), 2 * SLOT, &mut stager, &notifier))
         .collect();
     lanes[1].make(1);
     for _ in 0..20 {
@@ -413,10 +435,14 @@ fn small_ring_copy_is_served_beside_saturated_one() {
 #[test]
 fn reader_without_guarantee_sees_frames_of_busy_copy() {
     for slots in [2, 8, 32] {
-        let bell = Arc::new(Notifier::default());
+        let notifier = Arc::new(Notifier::default());
         let device = Device::default();
-        let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 8), bell.clone());
-        let mut ends = Ends::new((64, slots), 1 << 20, &mut stager, &bell);
+        let mut stager = Stager::new(
+            Box::new(device.clone()),
+            tuning(1 << 20, 8),
+            notifier.clone(),
+        );
+        let mut ends = Ends::new((64, slots), 1 << 20, &mut stager, &notifier);
         let (ledger, mut seen) = (ReaderLedger::default(), 0);
         let mut idle = ends.target.attach(false, 1, ledger.clone()).unwrap();
         for _ in 0..200 {
@@ -434,10 +460,14 @@ fn reader_without_guarantee_sees_frames_of_busy_copy() {
 
 #[test]
 fn frames_without_payload_are_not_copied() {
-    let bell = Arc::new(Notifier::default());
+    let notifier = Arc::new(Notifier::default());
     let device = Device::default();
-    let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 1), bell.clone());
-    let mut ends = Ends::new((8, 8), 1 << 20, &mut stager, &bell);
+    let mut stager = Stager::new(
+        Box::new(device.clone()),
+        tuning(1 << 20, 1),
+        notifier.clone(),
+    );
+    let mut ends = Ends::new((8, 8), 1 << 20, &mut stager, &notifier);
     let mut slots = ends.source.reserve(2);
     slots.finish(FrameMeta::whole(0, 0));
     slots.finish(FrameMeta::whole(1, 0));
@@ -453,8 +483,12 @@ fn frames_without_payload_are_not_copied() {
 fn copy_completed_after_failed_copy_is_not_published() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
-    let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 3), bell.clone());
-    let mut ends = Ends::new((32, 32), 2 * SLOT, &mut stager, &bell);
+    let mut stager = Stager::new(
+        Box::new(device.clone()),
+        tuning(2 * SLOT, 3),
+        notifier.clone(),
+    );
+    let mut ends = Ends::new((32, 32), 2 * SLOT, &mut stager, &notifier);
     ends.make(6);
     stager.step().unwrap();
     assert_eq!(device.in_flight(), 3);
@@ -470,8 +504,12 @@ fn copy_completed_after_failed_copy_is_not_published() {
 fn short_frames_are_copied_without_padding() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
-    let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 1), bell.clone());
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
+    let mut stager = Stager::new(
+        Box::new(device.clone()),
+        tuning(1 << 20, 1),
+        notifier.clone(),
+    );
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &notifier);
     let mut slots = ends.source.reserve(8);
     for n in 0..8 {
         slots.bytes_mut().unwrap()[..16].fill(7);
@@ -488,10 +526,14 @@ fn short_frames_are_copied_without_padding() {
 #[test]
 fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
     for refused in [false, true] {
-        let bell = Arc::new(Notifier::default());
+        let notifier = Arc::new(Notifier::default());
         let device = Device::default();
-        let mut stager = Stager::new(Box::new(device.clone()), tuning(2 * SLOT, 2), bell.clone());
-        let mut ends = Ends::new((32, 32), 2 * SLOT, &mut stager, &bell);
+        let mut stager = Stager::new(
+            Box::new(device.clone()),
+            tuning(2 * SLOT, 2),
+            notifier.clone(),
+        );
+        let mut ends = Ends::new((32, 32), 2 * SLOT, &mut stager, &notifier);
         ends.make(10);
         stager.step().unwrap();
         device.finish(DONE);
@@ -527,10 +569,14 @@ fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
 #[test]
 fn wait_ends_on_frame_copy_or_timeout() {
     for policy in [Wait::Busy, Wait::Adaptive] {
-        let bell = Arc::new(Notifier::default());
+        let notifier = Arc::new(Notifier::default());
         let device = Device::default();
-        let mut stager = Stager::new(Box::new(device.clone()), tuning(1 << 20, 1), bell.clone());
-        let mut ends = Ends::new((8, 8), 1 << 20, &mut stager, &bell);
+        let mut stager = Stager::new(
+            Box::new(device.clone()),
+            tuning(1 << 20, 1),
+            notifier.clone(),
+        );
+        let mut ends = Ends::new((8, 8), 1 << 20, &mut stager, &notifier);
         stager.wait(policy, Duration::from_millis(1));
         ends.make(1);
         stager.wait(policy, Duration::from_mins(10));

@@ -319,10 +319,10 @@ impl Pipeline {
         let copies = copies.filter(|copy| copy.from == planned.name || copy.to == planned.name);
         // The copy thread is its only reader.
         let mut into = copies.clone().filter(|copy| copy.to == planned.name);
-        let quiet = into.any(|copy| matches!(parts.copier(copy), Copier::Kernel(_)));
+        let single_threaded = into.any(|copy| matches!(parts.copier(copy), Copier::Kernel(_)));
         let ring_options = RingOptions {
-            quiet,
-            bells: copies
+            single_threaded,
+            notifiers: copies
                 .map(|copy| parts.bells[&parts.copier(copy)].clone())
                 .collect(),
             ..planned.options()

@@ -34,9 +34,9 @@ pub struct Parts {
     pub wait: Wait,
     /// The state of its pipeline.
     pub control: Arc<Control>,
-    /// Whether a device does the work, which rings no bell.
+    /// Whether a device does the work, which rings no notifier.
     pub on_device: bool,
-    /// What fills the input, where this thread does that itself, and the bell that both its rings ring.
+    /// What fills the input, where this thread does that itself, and the notifier that both its rings ring.
     pub carrier: Option<(Carrier, Arc<Notifier>)>,
 }
 
@@ -53,7 +53,7 @@ pub struct Runner {
     ledger: KernelLedger,
     burst: usize,
     wait: Wait,
-    bell: Arc<Notifier>,
+    notifier: Arc<Notifier>,
     on_device: bool,
     control: Arc<Control>,
     /// How long a device may go on with one burst once the end is overdue.
@@ -130,7 +130,7 @@ pub enum Step {
 impl Runner {
     /// Returns a kernel that is ready to run.
     pub fn new(parts: Parts) -> Self {
-        let (carrier, bell) = parts.carrier.unzip();
+        let (carrier, notifier) = parts.carrier.unzip();
         Self {
             in_flight: VecDeque::with_capacity(
                 // Bursts without outputs hold input slots alone.
@@ -149,7 +149,7 @@ impl Runner {
             ledger: parts.ledger,
             burst: parts.burst,
             wait: parts.wait,
-            bell: bell.unwrap_or_default(),
+            notifier: notifier.unwrap_or_default(),
             on_device: parts.on_device,
             control: parts.control,
             hang_timeout: HANG_TIMEOUT,

@@ -8,17 +8,17 @@ fn lines(n: u64) -> usize {
 }
 
 fn stager(device: &Device, depth: usize, cut_over: usize) -> (Stager, Arc<Notifier>) {
-    let bell = Arc::new(Notifier::default());
+    let notifier = Arc::new(Notifier::default());
     let tuning = storing(1 << 20, depth, cut_over);
-    let stager = Stager::new(Box::new(device.clone()), tuning, bell.clone());
-    (stager, bell)
+    let stager = Stager::new(Box::new(device.clone()), tuning, notifier.clone());
+    (stager, notifier)
 }
 
 #[test]
 fn small_burst_is_stored_and_large_burst_copied() {
     let device = Device::default();
-    let (mut stager, bell) = stager(&device, 2, 3 * SLOT);
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
+    let (mut stager, notifier) = stager(&device, 2, 3 * SLOT);
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &notifier);
     ends.make(3);
     assert_eq!(stager.step(), Ok(Step::Busy));
     assert_eq!((ends.target.published(), device.in_flight()), (3, 0));
@@ -53,8 +53,8 @@ fn small_burst_is_stored_and_large_burst_copied() {
 #[test]
 fn short_frames_in_large_slots_are_measured_by_length() {
     let device = Device::default();
-    let (mut stager, bell) = stager(&device, 2, SLOT);
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
+    let (mut stager, notifier) = stager(&device, 2, SLOT);
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &notifier);
     let mut slots = ends.source.reserve(8);
     for n in 0..8 {
         slots.finish(FrameMeta::whole(n, 16));
@@ -70,8 +70,8 @@ fn short_frames_in_large_slots_are_measured_by_length() {
 #[test]
 fn full_frames_are_stored_together_and_short_ones_by_length() {
     let device = Device::default();
-    let (mut stager, bell) = stager(&device, 1, usize::MAX);
-    let mut ends = Ends::new((32, 32), 1 << 20, &mut stager, &bell);
+    let (mut stager, notifier) = stager(&device, 1, usize::MAX);
+    let mut ends = Ends::new((32, 32), 1 << 20, &mut stager, &notifier);
     // Lines, not bytes: a slot whose last line is begun is full.
     let lengths = [SLOT, SLOT - 5, 0, SLOT, 70, 64, SLOT - 63, SLOT];
     let mut slots = ends.source.reserve(lengths.len());
@@ -111,8 +111,8 @@ fn full_frames_are_stored_together_and_short_ones_by_length() {
 fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
     for (cut_over, stored) in [(0, 0), (usize::MAX, 40)] {
         let device = Device::default();
-        let (mut stager, bell) = stager(&device, 2, cut_over);
-        let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &bell);
+        let (mut stager, notifier) = stager(&device, 2, cut_over);
+        let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &notifier);
         for _ in 0..4 {
             ends.make(10);
             while stager.step().unwrap() == Step::Busy || device.finish(DONE) {}
@@ -126,9 +126,9 @@ fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
 #[test]
 fn stores_proceed_while_all_copies_are_in_flight() {
     let device = Device::default();
-    let (mut stager, bell) = stager(&device, 1, 2 * SLOT);
+    let (mut stager, notifier) = stager(&device, 1, 2 * SLOT);
     let mut lanes: Vec<_> = (0..2)
-        .map(|_| Ends::new((64, 64), 1 << 20, &mut stager, &bell))
+        .map(|_| Ends::new((64, 64), 1 << 20, &mut stager, &notifier))
         .collect();
     lanes[0].make(20);
     stager.step().unwrap();
@@ -149,8 +149,8 @@ fn stores_proceed_while_all_copies_are_in_flight() {
 #[test]
 fn step_with_continuous_source_ends() {
     let device = Device::default();
-    let (mut stager, bell) = stager(&device, 4, usize::MAX);
-    let mut ends = Ends::new((64, 64), SLOT, &mut stager, &bell);
+    let (mut stager, notifier) = stager(&device, 4, usize::MAX);
+    let mut ends = Ends::new((64, 64), SLOT, &mut stager, &notifier);
     ends.make(30);
     // One frame a copy: each step stores one.
     for done in 1..=30 {
@@ -163,8 +163,8 @@ fn step_with_continuous_source_ends() {
 #[test]
 fn lost_memory_ends_copy_and_publishes_nothing() {
     let device = Device::default();
-    let (mut stager, bell) = stager(&device, 2, usize::MAX);
-    let mut ends = Ends::new((32, 32), 1 << 20, &mut stager, &bell);
+    let (mut stager, notifier) = stager(&device, 2, usize::MAX);
+    let mut ends = Ends::new((32, 32), 1 << 20, &mut stager, &notifier);
     ends.make(3);
     stager.step().unwrap();
     ends.memory.lost.store(true, Ordering::Relaxed);
@@ -182,9 +182,9 @@ fn lost_memory_ends_copy_and_publishes_nothing() {
 
 /// A carrier between two rings.
 fn carrier(slots: (usize, usize), burst: usize) -> (Carrier, Ends) {
-    let bell = Arc::new(Notifier::default());
-    let (from, source) = ring("from", slots.0, Placement::Host, &bell);
-    let (target, producer) = ring("to", slots.1, Placement::Cuda(0), &bell);
+    let notifier = Arc::new(Notifier::default());
+    let (from, source) = ring("from", slots.0, Placement::Host, &notifier);
+    let (target, producer) = ring("to", slots.1, Placement::Cuda(0), &notifier);
     let (ledger, read) = (CopyLedger::default(), ReaderLedger::default());
     let reader = target.attach(true, 1, ReaderLedger::default()).unwrap();
     let copied = from.attach(true, 1, read.clone()).unwrap();

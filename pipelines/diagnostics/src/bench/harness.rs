@@ -131,7 +131,7 @@ impl Harness {
     ) -> Result<Lane, BenchError> {
         let (from, to) = place.ends(load.direction);
         let options = RingOptions {
-            bells: vec![bell.clone()],
+            notifiers: vec![bell.clone()],
             holdable: load.rate.is_none(),
             ..slots(from, load.frame)
         };

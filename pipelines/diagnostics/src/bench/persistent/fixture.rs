@@ -162,7 +162,7 @@ impl Bench {
         let bell = Arc::new(Bell::default());
         let options = |name: &str, bytes: usize| RingOptions::new(name, SLOTS, bytes);
         let carried = |name: &str| RingOptions {
-            bells: vec![bell.clone()],
+            notifiers: vec![bell.clone()],
             ..options(name, frame)
         };
         let host = Region::host(carried("host").region_bytes(), HostOptions::default())?;
@@ -175,7 +175,7 @@ impl Bench {
         let output = Region::cuda(self.device, options("out", 4).region_bytes())?;
         let (source, producer) = Ring::new(host, carried("host"), RingLedger::default())?;
         let quiet = RingOptions {
-            quiet: true,
+            single_threaded: true,
             ..options("gpu", frame)
         };
         let (input, copied) = Ring::new(gpu, quiet, RingLedger::default())?;
