@@ -27,7 +27,7 @@ pub struct Idle {
     /// That it would not stop and was cut off.
     pub stuck: Option<Stuck>,
     /// What the doorbell lies in; let go once the engine is quiet.
-    bell: Option<Arc<DmaMap>>,
+    doorbell: Option<Arc<DmaMap>>,
 }
 
 /// An engine that could not be armed.
@@ -50,17 +50,17 @@ impl Armed {
         memory: DmaMap,
         slots: &Slots,
     ) -> Result<Self, Box<Refused>> {
-        Self::arm_ringing(engine, memory, None, slots)
+        Self::arm_with_doorbell(engine, memory, None, slots)
     }
 
-    /// As [`arm`](Self::arm), and keeps `bell`, which the doorbell of `slots` lies in, as it keeps `memory`.
+    /// As [`arm`](Self::arm), and keeps `doorbell`, which the doorbell of `slots` lies in, as it keeps `memory`.
     ///
     /// # Errors
     /// As [`arm`](Self::arm).
-    pub fn arm_ringing(
+    pub fn arm_with_doorbell(
         mut engine: Box<dyn Engine>,
         memory: DmaMap,
-        bell: Option<Arc<DmaMap>>,
+        doorbell: Option<Arc<DmaMap>>,
         slots: &Slots,
     ) -> Result<Self, Box<Refused>> {
         let result = engine.arm(slots);
@@ -68,7 +68,7 @@ impl Armed {
             engine,
             memory: Some(memory),
             stuck: None,
-            bell,
+            doorbell,
         };
         match result {
             Ok(()) => Ok(Self {
@@ -137,12 +137,12 @@ impl Idle {
                     if let Some(memory) = self.memory.take() {
                         memory.keep();
                     }
-                    mem::forget(self.bell.take());
+                    mem::forget(self.doorbell.take());
                 }
             }
             self.stuck = Some(stuck);
         }
-        self.bell = None;
+        self.doorbell = None;
         self
     }
 }
@@ -236,7 +236,7 @@ mod tests {
         fn caps(&self) -> Caps {
             Caps {
                 holdable: true,
-                bell_bits: 32,
+                doorbell_bits: 32,
                 end_of_packet: false,
                 alignment: 1,
                 max_transfer: 1,
@@ -274,8 +274,8 @@ mod tests {
         }
     }
 
-    /// What the device is told from arming on, where the bell's one other holder lets go of it while the engine runs; and
-    /// how many hold the bell's memory in the end.
+    /// What the device is told from arming on, where the doorbell's one other holder lets go of it while the engine runs; and
+    /// how many hold the doorbell's memory in the end.
     fn course(stops: bool, can_be_cut_off: bool, slots: usize) -> (Vec<String>, usize) {
         let told = Arc::new(Told {
             can_be_cut_off,
@@ -284,19 +284,24 @@ mod tests {
         let region = |pages: usize| Region::host(pages * 4096, HostOptions::default()).unwrap();
         let memory = DmaMap::new(told.clone(), region(2)).unwrap();
         let doorbell = region(1);
-        let bell = Arc::new(DmaMap::new(told.clone(), doorbell.clone()).unwrap());
+        let doorbell = Arc::new(DmaMap::new(told.clone(), doorbell.clone()).unwrap());
         let slots = Slots {
             addresses: vec![memory.address(); slots],
             bytes: 1,
             first: 0,
-            bell: Some(bell.address()),
+            doorbell: Some(doorbell.address()),
         };
         let engine = Box::new(Runs {
             device: told.clone(),
             told: told.clone(),
             stops,
         });
-        drop(Armed::arm_ringing(engine, memory, Some(bell), &slots));
+        drop(Armed::arm_with_doorbell(
+            engine,
+            memory,
+            Some(doorbell),
+            &slots,
+        ));
         (told.told(), Arc::strong_count(&doorbell) - 1)
     }
 

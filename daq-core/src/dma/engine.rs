@@ -11,8 +11,8 @@ pub struct Caps {
     /// Whether it stops when it has no credits; else it goes round and overwrites.
     pub holdable: bool,
     /// Bits of the count of finished transfers that it can write, as the last write of each transfer, to an address of our
-    /// choosing ([`Slots::bell`]); 0 if it cannot.
-    pub bell_bits: u32,
+    /// choosing ([`Slots::doorbell`]); 0 if it cannot.
+    pub doorbell_bits: u32,
     /// Whether it reports the length of each frame.
     pub end_of_packet: bool,
     /// Alignment of slot addresses in bytes, a power of two.
@@ -33,8 +33,8 @@ pub struct Slots {
     /// The slot that is filled first.
     pub first: usize,
     /// Where the device is to write its count of finished transfers, as a 32-bit little-endian word of which the low
-    /// [`Caps::bell_bits`] count; `None` = nowhere but where the engine itself looks.
-    pub bell: Option<u64>,
+    /// [`Caps::doorbell_bits`] count; `None` = nowhere but where the engine itself looks.
+    pub doorbell: Option<u64>,
 }
 
 /// One slot that an engine has filled.

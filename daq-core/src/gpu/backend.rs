@@ -48,7 +48,7 @@ pub enum Writer {
     /// The CPU, whole frames.
     Cpu,
     /// The CPU, words and records: host memory will do.
-    Bell,
+    Doorbell,
     /// A card behind VFIO.
     Fpga,
     /// A network card: it takes memory of CUDA's alone.
@@ -60,7 +60,7 @@ impl Writer {
     pub const fn backends(self) -> &'static [Backend] {
         match self {
             Self::Cpu | Self::Fpga => &[Backend::Gdrapi, Backend::DmaBuf, Backend::Vulkan],
-            Self::Bell => &Backend::ALL,
+            Self::Doorbell => &Backend::ALL,
             Self::Nic => &[Backend::Gdrapi, Backend::DmaBuf],
         }
     }

@@ -147,7 +147,7 @@ pub(super) fn dispatches(config: &Config, wiring: &Wiring, diagnostics: &mut Dia
         }
         let backends = &config.staging.backends;
         if let Some(table) = &config.staging_table
-            && !Writer::Bell
+            && !Writer::Doorbell
                 .backends()
                 .iter()
                 .any(|backend| backends.contains(backend))

@@ -175,7 +175,7 @@ fn doorbells(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
             continue;
         };
         let writer = match bell.by {
-            Ringer::Cpu => Writer::Bell,
+            Ringer::Cpu => Writer::Doorbell,
             Ringer::Device => Writer::Fpga,
         };
         (bell.backend, bell.place) = match Maker::of(topology, ordinal, writer, allowed) {

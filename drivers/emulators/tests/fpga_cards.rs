@@ -63,11 +63,11 @@ impl Bench {
         }
     }
 
-    fn arm(&mut self, first: usize, bell: Option<u64>) -> Armed {
-        self.try_arm(first, bell).unwrap()
+    fn arm(&mut self, first: usize, doorbell: Option<u64>) -> Armed {
+        self.try_arm(first, doorbell).unwrap()
     }
 
-    fn try_arm(&mut self, first: usize, bell: Option<u64>) -> Result<Armed, EngineError> {
+    fn try_arm(&mut self, first: usize, doorbell: Option<u64>) -> Result<Armed, EngineError> {
         let (engine, map) = self.idle.take().unwrap();
         let slots = Slots {
             addresses: (0..SLOTS)
@@ -75,7 +75,7 @@ impl Bench {
                 .collect(),
             bytes: BYTES,
             first,
-            bell,
+            doorbell,
         };
         Armed::arm(engine, map, &slots).map_err(|refused| refused.error)
     }
@@ -177,11 +177,11 @@ fn xdma_packet_length_is_reported() {
 #[test]
 fn xdma_completed_count_is_written_to_doorbell() {
     let mut bench = Bench::new("device = \"inproc:xdma\"");
-    let bell = DmaBuffer::new(bench.device.clone().as_dma(), 4096).unwrap();
+    let doorbell = DmaBuffer::new(bench.device.clone().as_dma(), 4096).unwrap();
     for _ in 0..3 {
-        bell.clear();
-        let mut armed = bench.arm(0, Some(bell.address() + 64));
-        assert_eq!(armed.caps().bell_bits, 24);
+        doorbell.clear();
+        let mut armed = bench.arm(0, Some(doorbell.address() + 64));
+        assert_eq!(armed.caps().doorbell_bits, 24);
         armed.credit(5);
         let (mut seen, mut done) = (0, completions());
         while seen < 5 {
@@ -189,7 +189,7 @@ fn xdma_completed_count_is_written_to_doorbell() {
             seen += done.as_slice().len();
         }
         bench.stop(armed);
-        assert_eq!(bell.read32(64) & 0xff_ffff, 5);
+        assert_eq!(doorbell.read32(64) & 0xff_ffff, 5);
     }
 }
 

@@ -133,7 +133,7 @@ impl Engine for Toy {
     fn caps(&self) -> Caps {
         Caps {
             holdable: true,
-            bell_bits: 0,
+            doorbell_bits: 0,
             end_of_packet: false,
             alignment: ENTRY.limits.alignment,
             max_transfer: ENTRY.limits.max_slot,
@@ -327,7 +327,7 @@ fn toy_engine_fills_ring_in_order() {
                 .collect(),
             bytes: BYTES,
             first,
-            bell: None,
+            doorbell: None,
         };
         let mut armed = Armed::arm(engine, memory, &slots).unwrap();
         let mut done = Completions::new(SLOTS, 0);

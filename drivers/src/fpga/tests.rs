@@ -27,7 +27,7 @@ fn slots() -> Slots {
         addresses: vec![0x1_0000, 0x2_0000],
         bytes: 2048 + 64,
         first: 1,
-        bell: None,
+        doorbell: None,
     }
 }
 

@@ -190,7 +190,7 @@ fn mapping_without_libraries_uses_host_memory_for_words_only() {
         name,
         || Simulated::new(""),
         |device| {
-            let bell = Mapped::new(device, 8, Writer::Bell, &Backend::ALL).unwrap();
+            let bell = Mapped::new(device, 8, Writer::Doorbell, &Backend::ALL).unwrap();
             assert_eq!(bell.backend(), Backend::Host);
             assert_eq!(backends(bell.refused()), Backend::ALL[..3]);
             let message: Vec<String> = bell.refused().iter().map(ToString::to_string).collect();
@@ -237,7 +237,7 @@ fn mapping_backend_not_allowed_is_not_tried() {
     let name = "mapping_backend_not_allowed_is_not_tried";
     let machine = || Simulated::new("dma-buf=map").with_gdr("");
     let done = alone(name, machine, |device| {
-        let mapped = Mapped::new(device, 8, Writer::Bell, &[Backend::Host]).unwrap();
+        let mapped = Mapped::new(device, 8, Writer::Doorbell, &[Backend::Host]).unwrap();
         assert_eq!(mapped.backend(), Backend::Host);
         assert_eq!(backends(mapped.refused()), Backend::ALL[..3]);
         let message = mapped.refused()[0].to_string();
@@ -421,7 +421,7 @@ fn mapping_step_failure_is_reported_and_leaks_nothing() {
     if let Ok(case) = std::env::var("DAQ_MAPPED_CASE") {
         let (_, _, backend, words) = cases[case.parse::<usize>().unwrap()];
         let device = Device::open(0).unwrap();
-        let mapped = Mapped::new(device, 8, Writer::Bell, &Backend::ALL).unwrap();
+        let mapped = Mapped::new(device, 8, Writer::Doorbell, &Backend::ALL).unwrap();
         let refusal = mapped
             .refused()
             .iter()

@@ -67,7 +67,7 @@ fn engine_on_gateware_fills_slots_in_order() {
                 .collect(),
             bytes: usize::try_from(SLOT).unwrap(),
             first: usize::try_from(FIRST).unwrap(),
-            bell: None,
+            doorbell: None,
         };
         for _ in 0..10 {
             file.write_all_at(&vec![0xa5; bytes], 0).unwrap();

@@ -136,7 +136,7 @@ impl Edu {
                 addresses: Vec::new(),
                 bytes: 0,
                 first: 0,
-                bell: None,
+                doorbell: None,
             },
             is_armed: false,
             credits: 0,
@@ -203,7 +203,7 @@ impl Engine for Edu {
     fn caps(&self) -> Caps {
         Caps {
             holdable: true,
-            bell_bits: 0,
+            doorbell_bits: 0,
             end_of_packet: false,
             alignment: ENTRY.limits.alignment,
             max_transfer: MAX_SLOT,

@@ -178,7 +178,7 @@ pub fn check_slots(
         addresses,
         bytes,
         first,
-        bell,
+        doorbell,
     } = slots;
     let (count, alignment) = (addresses.len(), caps.alignment as u64);
     let refuse = |why: String| Err(unfit(device, why));
@@ -197,7 +197,7 @@ pub fn check_slots(
             caps.max_transfer
         ));
     }
-    if bell.is_some() && caps.bell_bits == 0 {
+    if doorbell.is_some() && caps.doorbell_bits == 0 {
         return refuse("this engine cannot ring a doorbell".to_owned());
     }
     let limit = u64::MAX >> (64 - address_bits.clamp(1, 64));
@@ -242,7 +242,7 @@ mod tests {
     fn invalid_slots_are_rejected() {
         let caps = Caps {
             holdable: true,
-            bell_bits: 0,
+            doorbell_bits: 0,
             end_of_packet: false,
             alignment: 64,
             max_transfer: 4096,
@@ -252,7 +252,7 @@ mod tests {
             addresses: vec![0xffff_f000, 0x40],
             bytes: 4096,
             first: 1,
-            bell: None,
+            doorbell: None,
         };
         let check = |change: &dyn Fn(&mut Slots)| {
             let mut slots = good.clone();
@@ -268,7 +268,7 @@ mod tests {
             (&|slots| slots.bytes = 0, "slots of 0 bytes"),
             (&|slots| slots.bytes = 4160, "up to 4096"),
             (&|slots| slots.bytes = 96, "multiples of 64"),
-            (&|slots| slots.bell = Some(0), "doorbell"),
+            (&|slots| slots.doorbell = Some(0), "doorbell"),
             (&|slots| slots.addresses[0] += 64, "addresses of 32 bits"),
         ];
         for (change, told) in bad {

@@ -316,7 +316,7 @@ impl Engine for QueuePair {
     fn caps(&self) -> Caps {
         Caps {
             holdable: false,
-            bell_bits: 0,
+            doorbell_bits: 0,
             end_of_packet: true,
             alignment: GRAIN,
             max_transfer: 1 << 32,

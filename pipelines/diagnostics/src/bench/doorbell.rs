@@ -113,7 +113,7 @@ impl Bench {
     fn new(device: &'static Device, most: usize) -> Result<Self, BenchError> {
         let echo = Echo::new(device)?;
         let (mut bells, mut refused) = (Vec::new(), Vec::new());
-        for &backend in Writer::Bell.backends() {
+        for &backend in Writer::Doorbell.backends() {
             match Mapped::with(device, BELL, backend) {
                 Ok(mapped) => bells.push(mapped),
                 Err(refusal) => refused.push(refusal),

@@ -173,7 +173,7 @@ impl PersistentKernel {
         let rounds = if context.rung_by_device { 2 } else { 1 };
         let records = (rounds * context.slots.slots.max(1)).next_power_of_two();
         let bytes = RECORDS + records * record_words * size_of::<u64>();
-        let board = Mapped::new(device, bytes, Writer::Bell, &context.backends)
+        let board = Mapped::new(device, bytes, Writer::Doorbell, &context.backends)
             .map_err(|error| unmappable(&error))?;
         tracing::info!(
             "kernel {}: doorbell by {}{}",

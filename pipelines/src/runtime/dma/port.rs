@@ -246,11 +246,11 @@ impl Port {
             addresses: self.addresses.clone(),
             bytes: self.slot_bytes,
             first: self.first,
-            bell: bell.map(|(_, map)| map.address()),
+            doorbell: bell.map(|(_, map)| map.address()),
         };
         (self.given, self.ungiven) = (0, slots);
         let bell = bell.map(|(_, map)| map.clone());
-        match Armed::arm_ringing(engine, map, bell, &wanted) {
+        match Armed::arm_with_doorbell(engine, map, bell, &wanted) {
             Ok(armed) => self.state = State::Armed(armed),
             Err(refused) => {
                 self.leak(refused.idle);

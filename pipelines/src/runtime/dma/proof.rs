@@ -73,7 +73,7 @@ impl Prover {
             Some(Placement::Cuda(ordinal)) => {
                 let device = Device::open(ordinal)?;
                 let module: Arc<Module> = device_code::built_in(device, "proof", CODE)?;
-                let found = Mapped::new(device, 4096, Writer::Bell, backends)
+                let found = Mapped::new(device, 4096, Writer::Doorbell, backends)
                     .map_err(daq_core::region::RegionError::from)?;
                 Some(OnGpu {
                     function: module.function("daq_proof")?,

@@ -182,7 +182,7 @@ impl Bench {
             wait: Wait::Busy,
             started: Arc::default(),
             control: Arc::new(Control::new(Duration::ZERO)),
-            bell: None,
+            doorbell: None,
             backends: Vec::new(),
             writer: Writer::Nic,
         })

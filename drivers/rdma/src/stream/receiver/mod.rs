@@ -523,7 +523,7 @@ impl Engine for Receiver {
     fn caps(&self) -> Caps {
         Caps {
             holdable: self.is_holdable(),
-            bell_bits: 0,
+            doorbell_bits: 0,
             end_of_packet: true,
             alignment: 1,
             max_transfer: self.most.1,

@@ -229,7 +229,7 @@ mod tests {
             addresses: vec![0x1_0000_0000, 0x2000],
             bytes: 4096,
             first: 1,
-            bell: None,
+            doorbell: None,
         };
         Job::new(Action::Start, "0000:3b:00.0", &slots, 0x9000, Some(0x9040))
     }

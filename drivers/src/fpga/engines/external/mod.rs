@@ -155,7 +155,7 @@ impl Handed {
                 addresses: Vec::new(),
                 bytes: 0,
                 first: 0,
-                bell: None,
+                doorbell: None,
             },
             is_armed: false,
             finished: 0,
@@ -215,7 +215,7 @@ impl Engine for Handed {
     fn caps(&self) -> Caps {
         Caps {
             holdable: self.holdable,
-            bell_bits: 0,
+            doorbell_bits: 0,
             end_of_packet: false,
             alignment: ALIGNMENT,
             max_transfer: MAX_SLOT,

@@ -47,7 +47,7 @@ fn slots() -> Slots {
         addresses: (0..SLOTS as u64).map(|i| 0x4000 + 0x1000 * i).collect(),
         bytes: SLOT,
         first: 1,
-        bell: None,
+        doorbell: None,
     }
 }
 

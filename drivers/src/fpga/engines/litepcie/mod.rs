@@ -370,7 +370,7 @@ impl Engine for Writer {
     fn caps(&self) -> Caps {
         Caps {
             holdable: false,
-            bell_bits: 0,
+            doorbell_bits: 0,
             end_of_packet: false,
             alignment: ALIGNMENT,
             max_transfer: MAX_TRANSFER,

@@ -35,7 +35,7 @@ fn slots(count: u64) -> Slots {
         addresses: (0..count).map(|i| 0x8000_0000 + i * 0x1000).collect(),
         bytes: 4096,
         first: 0,
-        bell: None,
+        doorbell: None,
     }
 }
 

@@ -463,7 +463,7 @@ impl Engine for Xdma {
     fn caps(&self) -> Caps {
         Caps {
             holdable: self.holds,
-            bell_bits: if self.holds { COUNT_BITS } else { 0 },
+            doorbell_bits: if self.holds { COUNT_BITS } else { 0 },
             end_of_packet: true,
             alignment: self.alignment,
             max_transfer: MAX_TRANSFER,
@@ -497,7 +497,7 @@ impl Engine for Xdma {
         ring.program(slots);
         self.first = slots.first;
         self.slot_bytes = slots.bytes;
-        self.counts_here = slots.bell.is_none();
+        self.counts_here = slots.doorbell.is_none();
         (self.credited, self.told, self.vain, self.errors) = (0, 0, 0, 0);
         self.count = Count::new(1 << COUNT_BITS);
         (self.missing_since, self.empty, self.continues) = (None, None, None);
@@ -505,7 +505,7 @@ impl Engine for Xdma {
         // Errors of before.
         self.read(channel::STATUS_TAKE);
 
-        let (low, high) = halves(slots.bell.unwrap_or_else(|| ring.count_address()));
+        let (low, high) = halves(slots.doorbell.unwrap_or_else(|| ring.count_address()));
         self.write(channel::WRITE_BACK_LOW, low);
         self.write(channel::WRITE_BACK_HIGH, high);
         let mask = match self.signal {

@@ -58,7 +58,7 @@ fn slots(count: u64) -> Slots {
         addresses: (0..count).map(|i| 0x7_0000_0000 + i * 0x1000).collect(),
         bytes: 4096,
         first: 0,
-        bell: None,
+        doorbell: None,
     }
 }
 
@@ -391,12 +391,12 @@ fn xdma_count_is_written_to_doorbell() {
     let mock = device();
     let mut engine = open(&mock, "").unwrap();
     assert_eq!(
-        (engine.caps().bell_bits, engine.caps().holdable),
+        (engine.caps().doorbell_bits, engine.caps().holdable),
         (24, true)
     );
     engine
         .arm(&Slots {
-            bell: Some(0x12_3456_7890),
+            doorbell: Some(0x12_3456_7890),
             ..slots(3)
         })
         .unwrap();
@@ -415,7 +415,7 @@ fn xdma_without_credits_is_free_running() {
     let mock = device();
     let mut engine = open(&mock, "credits = false").unwrap();
     let caps = engine.caps();
-    assert_eq!((caps.holdable, caps.bell_bits), (false, 0));
+    assert_eq!((caps.holdable, caps.doorbell_bits), (false, 0));
     assert!(engine.arm(&slots(2)).is_err(), "all may be overwritten");
     engine.arm(&slots(8)).unwrap();
     let writes = mock.registers.writes();

@@ -343,7 +343,7 @@ fn slots_that_are_not_pages_are_rejected() {
             addresses,
             bytes,
             first: 0,
-            bell: None,
+            doorbell: None,
         };
         let error = engine.arm(&slots).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");

@@ -354,7 +354,7 @@ impl Bench {
             addresses,
             bytes: STRIDE,
             first: 0,
-            bell: None,
+            doorbell: None,
         };
         match Engaged::arm(engine, map, &slots) {
             Ok(engine) => self.engine = Some(engine),

@@ -131,7 +131,7 @@ impl Rig {
             addresses: addresses.collect(),
             bytes: SLOT,
             first,
-            bell: None,
+            doorbell: None,
         };
         self.engine.arm(&slots).unwrap();
         self.engine.credit(u32::try_from(self.slots).unwrap());

@@ -275,7 +275,7 @@ impl Stage {
             addresses: addresses.collect(),
             bytes: SLOT,
             first: 0,
-            bell: None,
+            doorbell: None,
         };
         engine.arm(&slots).unwrap();
         engine.credit(u32::try_from(SLOTS).unwrap());

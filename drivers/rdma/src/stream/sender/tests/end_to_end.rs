@@ -83,7 +83,7 @@ fn take(
         addresses: addresses.collect(),
         bytes: shape.slot,
         first: 2,
-        bell: None,
+        doorbell: None,
     };
     engine.arm(&slots).unwrap();
     engine.credit(u32::try_from(SLOTS).unwrap());
