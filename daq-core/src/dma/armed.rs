@@ -284,12 +284,12 @@ mod tests {
         let region = |pages: usize| Region::host(pages * 4096, HostOptions::default()).unwrap();
         let memory = DmaMap::new(told.clone(), region(2)).unwrap();
         let doorbell = region(1);
-        let doorbell = Arc::new(DmaMap::new(told.clone(), doorbell.clone()).unwrap());
+        let doorbell_map = Arc::new(DmaMap::new(told.clone(), doorbell.clone()).unwrap());
         let slots = Slots {
             addresses: vec![memory.address(); slots],
             bytes: 1,
             first: 0,
-            doorbell: Some(doorbell.address()),
+            doorbell: Some(doorbell_map.address()),
         };
         let engine = Box::new(Runs {
             device: told.clone(),
@@ -299,7 +299,7 @@ mod tests {
         drop(Armed::arm_with_doorbell(
             engine,
             memory,
-            Some(doorbell),
+            Some(doorbell_map),
             &slots,
         ));
         (told.told(), Arc::strong_count(&doorbell) - 1)
