@@ -1,7 +1,7 @@
 //! Placing packets.
 
 use super::candidates::Content;
-use super::course::{Candidate, Course};
+use super::classification::{Candidate, Course};
 use super::shared::{BLOCKED, Epoch, EpochRequest, Record, Shared, state, wait_until};
 use super::{Geometry, PacketId, Seat};
 use crate::frame::Timestamp;

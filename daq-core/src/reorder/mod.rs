@@ -27,7 +27,7 @@
 
 mod batch;
 mod candidates;
-mod course;
+mod classification;
 mod history;
 mod numbering;
 mod sequencer;
@@ -43,7 +43,7 @@ use crate::ledger::SourceLedger;
 use crate::ring::{Fill, Producer};
 use crate::sync::{Arc, Ordering};
 use candidates::{Candidates, Content};
-use course::Candidate;
+use classification::Candidate;
 use sequencer::Sequencer;
 use shared::{Epoch, Shared};
 use std::time::Instant;

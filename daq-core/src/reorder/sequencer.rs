@@ -1,7 +1,7 @@
 //! The one thread that gives frames memory, closes them in order and settles the ledger.
 
 mod epochs;
-mod voids;
+mod skips;
 
 use super::shared::{BLOCKED, Epoch, EpochRequest, Mail, Shared, state};
 use crate::frame::{Clock, Flags, FrameMeta, Timestamp};

@@ -3,8 +3,8 @@
 mod epochs;
 mod gaps;
 mod pinning;
+mod skips;
 mod threads;
-mod voids;
 mod waiting;
 
 use super::*;
