@@ -1,7 +1,7 @@
 //! Placing packets.
 
 use super::candidates::Content;
-use super::classification::{Candidate, Course};
+use super::classification::{Candidate, Classification};
 use super::shared::{BLOCKED, Epoch, EpochRequest, Record, Shared, state, wait_until};
 use super::{Geometry, PacketId, Seat};
 use crate::frame::Timestamp;
@@ -85,19 +85,19 @@ pub struct Batch<'a> {
 enum Memory {
     Slot(*mut u8),
     /// It has none: the ring was full.
-    None,
+    RingFull,
     /// It was closed while this thread waited.
     Closed,
     /// It takes no packets: it is void, or the window has moved elsewhere while this thread waited.
-    Nowhere,
+    Reject,
 }
 
 /// Where a packet's position lies.
 enum Found {
     Open { frame: u64, place: u32 },
     Closed { frame: u64, place: u32 },
-    Candidate,
-    Nowhere,
+    Undecided,
+    Reject,
 }
 
 impl<'a> Batch<'a> {
@@ -155,15 +155,15 @@ impl<'a> Batch<'a> {
         let (frame, place) = match self.find(id, Some(bytes)) {
             Found::Open { frame, place } => (frame, place),
             Found::Closed { frame, place } => return self.put_late(frame, place),
-            Found::Candidate => return self.keep(id, Content::Payload(bytes), time, write),
-            Found::Nowhere => return self.reject(),
+            Found::Undecided => return self.keep(id, Content::Payload(bytes), time, write),
+            Found::Reject => return self.reject(),
         };
         let record = self.shared.record(frame);
         let memory = match self.memory(frame, record) {
             Memory::Slot(memory) => Some(memory),
-            Memory::None => None,
+            Memory::RingFull => None,
             Memory::Closed => return self.put_late(frame, place),
-            Memory::Nowhere => return self.reject(),
+            Memory::Reject => return self.reject(),
         };
         let exclusive = self.shared.is_exclusive();
         if !record.claim(place, exclusive) {
@@ -205,8 +205,8 @@ impl<'a> Batch<'a> {
                 Outcome::Placed
             }
             Found::Closed { frame, place } => self.put_late(frame, place),
-            Found::Candidate => self.keep(id, Content::Damaged, Timestamp::default(), |_| {}),
-            Found::Nowhere => self.reject(),
+            Found::Undecided => self.keep(id, Content::Damaged, Timestamp::default(), |_| {}),
+            Found::Reject => self.reject(),
         }
     }
 
@@ -377,12 +377,12 @@ impl<'a> Batch<'a> {
         if self.seat.candidates.is_confirmed && !self.place_candidates(true) {
             return false;
         }
-        let course = if id.sub >= self.geometry().numbering.places_per_unit {
-            Course::Nowhere
+        let class = if id.sub >= self.geometry().numbering.places_per_unit {
+            Classification::Reject
         } else if self.seat.opens_epoch() {
-            Course::Epoch
+            Classification::NewEpoch
         } else {
-            self.course(id, bytes).0
+            self.classify(id, bytes).0
         };
         self.flush();
         let (shared, writer) = (self.shared, self.seat.writer);
@@ -393,25 +393,25 @@ impl<'a> Batch<'a> {
         let Some(sequencer) = &mut self.seat.sequencer else {
             return true;
         };
-        let has_room = match course {
-            Course::Nowhere | Course::Candidate => return true,
-            Course::Near { frame, .. } if frame < self.base => return true,
-            Course::Near { frame, .. } => sequencer.approach(shared, writer, frame),
-            Course::Leap { frame, .. } => {
+        let has_room = match class {
+            Classification::Reject | Classification::Undecided => return true,
+            Classification::InWindow { frame, .. } if frame < self.base => return true,
+            Classification::InWindow { frame, .. } => sequencer.approach(shared, writer, frame),
+            Classification::Gap { frame, .. } => {
                 let frame = first_frame.map_or(frame, |(first, _)| first.min(frame));
                 sequencer.approach(shared, writer, frame)
             }
-            Course::Epoch => sequencer.has_room_for_epoch(shared, writer),
+            Classification::NewEpoch => sequencer.has_room_for_epoch(shared, writer),
         };
         self.base = shared.pin(writer);
-        match course {
-            Course::Epoch if has_room && confirms => {
+        match class {
+            Classification::NewEpoch if has_room && confirms => {
                 if !self.open_epoch(first) {
                     return true;
                 }
                 self.seat.candidates.is_confirmed = true;
             }
-            Course::Leap { .. } if has_room && confirms => {
+            Classification::Gap { .. } if has_room && confirms => {
                 self.seat.candidates.is_confirmed = true;
             }
             _ => return has_room,
@@ -524,9 +524,9 @@ impl<'a> Batch<'a> {
 
     fn search(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
         if self.seat.opens_epoch() && !self.open_epoch(id) {
-            return Found::Nowhere;
+            return Found::Reject;
         }
-        let (course, candidate) = self.course(id, bytes);
+        let (class, candidate) = self.classify(id, bytes);
         let is_first = candidate.is_some_and(|candidate| candidate.count == 1);
         if candidate.is_none() || is_first && candidate != self.seat.candidate {
             // Whatever was kept before does not agree with this packet.
@@ -534,13 +534,13 @@ impl<'a> Batch<'a> {
         }
         self.seat.candidate = candidate;
         let window = self.geometry().window as u64;
-        match course {
-            Course::Nowhere => Found::Nowhere,
-            Course::Candidate => Found::Candidate,
-            Course::Epoch => self.begin(id),
-            Course::Near { frame, place } => {
+        match class {
+            Classification::Reject => Found::Reject,
+            Classification::Undecided => Found::Undecided,
+            Classification::NewEpoch => self.begin(id),
+            Classification::InWindow { frame, place } => {
                 if frame >= self.base + window && !self.slide(frame) {
-                    return Found::Nowhere;
+                    return Found::Reject;
                 }
                 if frame < self.base {
                     return Found::Closed { frame, place };
@@ -548,16 +548,16 @@ impl<'a> Batch<'a> {
                 self.follow(id, frame, place);
                 Found::Open { frame, place }
             }
-            Course::Leap { frame, place } => {
+            Classification::Gap { frame, place } => {
                 let first = self.seat.lowest_candidate(self.geometry(), id);
                 let first = self.seat.locate(self.geometry(), first);
                 let first = first.map_or(frame, |(first, _)| first.min(frame));
                 if !self.slide(first) {
-                    return Found::Nowhere;
+                    return Found::Reject;
                 }
                 self.place_candidates(false);
                 if frame >= self.base + window && !self.slide(frame) || frame < self.base {
-                    return Found::Nowhere;
+                    return Found::Reject;
                 }
                 self.follow(id, frame, place);
                 Found::Open { frame, place }
@@ -565,9 +565,9 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn course(&self, id: PacketId, bytes: Option<usize>) -> (Course, Option<Candidate>) {
+    fn classify(&self, id: PacketId, bytes: Option<usize>) -> (Classification, Option<Candidate>) {
         self.seat
-            .course(self.shared, (self.base, self.horizon), id, bytes)
+            .classify(self.shared, (self.base, self.horizon), id, bytes)
     }
 
     /// A new epoch that `id` confirms: it begins with the first of the candidates.
@@ -576,7 +576,7 @@ impl<'a> Batch<'a> {
         if !self.open_epoch(first) {
             self.seat.candidate = None;
             self.seat.reject_candidates(self.shared);
-            return Found::Nowhere;
+            return Found::Reject;
         }
         self.place_candidates(false);
         // Another thread's packets may have opened the epoch somewhere else.
@@ -585,12 +585,12 @@ impl<'a> Batch<'a> {
                 if frame >= self.base + self.geometry().window as u64 && !self.slide(frame)
                     || frame < self.base
                 {
-                    return Found::Nowhere;
+                    return Found::Reject;
                 }
                 self.follow(id, frame, place);
                 Found::Open { frame, place }
             }
-            _ => Found::Nowhere,
+            _ => Found::Reject,
         }
     }
 
@@ -700,7 +700,7 @@ impl<'a> Batch<'a> {
                 base != BLOCKED && frame < base
                     || shared.record(frame).state.load(Ordering::Acquire) != state::UNASSIGNED
             }) {
-                return Memory::Nowhere;
+                return Memory::Reject;
             }
             if frame < self.base {
                 return Memory::Closed;
@@ -710,8 +710,8 @@ impl<'a> Batch<'a> {
         record.settle_note(state::REFUSED);
         match record.state.load(Ordering::Acquire) {
             state::ASSIGNED => Memory::Slot(record.memory.load(Ordering::Relaxed)),
-            state::VOID => Memory::Nowhere,
-            _ => Memory::None,
+            state::VOID => Memory::Reject,
+            _ => Memory::RingFull,
         }
     }
 

@@ -19,17 +19,17 @@ pub(super) struct Candidate {
 
 /// Where a packet leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Course {
+pub(super) enum Classification {
     /// To a frame that is open, was closed not long ago, or lies so little ahead that the window slides to it.
-    Near { frame: u64, place: u32 },
+    InWindow { frame: u64, place: u32 },
     /// To a frame beyond a gap that packets agree on: the window slides to it.
-    Leap { frame: u64, place: u32 },
+    Gap { frame: u64, place: u32 },
     /// To a new epoch, which packets agree on.
-    Epoch,
+    NewEpoch,
     /// Nowhere yet: it may be the first sign of a new epoch or of a gap.
-    Candidate,
+    Undecided,
     /// Nowhere: it is not believed, or names no place.
-    Nowhere,
+    Reject,
 }
 
 impl Seat {
@@ -43,48 +43,48 @@ impl Seat {
     ///
     /// `front` is the oldest open frame and one past the highest position that this thread has seen and not told;
     /// a packet that is not of `bytes` leads nowhere.
-    pub(super) fn course(
+    pub(super) fn classify(
         &self,
         shared: &Shared,
         front: (u64, u64),
         id: PacketId,
         bytes: Option<usize>,
-    ) -> (Course, Option<Candidate>) {
+    ) -> (Classification, Option<Candidate>) {
         let (base, _) = front;
         let geometry = &shared.geometry;
         let Some((frame, place)) = self.locate(geometry, id) else {
-            return self.far(shared, front, id);
+            return self.classify_distant(shared, front, id);
         };
         if bytes.is_some_and(|bytes| bytes != geometry.extent(place).len()) {
-            return (Course::Nowhere, self.candidate);
+            return (Classification::Reject, self.candidate);
         }
         let window = geometry.window as u64;
         if frame >= base + 2 * window || frame + window < base {
-            return self.far(shared, front, id);
+            return self.classify_distant(shared, front, id);
         }
         if frame < base && shared.has_been_silent() {
             // Everything that was sent has come: a closed frame's numbers are those of a sender that has restarted.
-            return self.far(shared, front, id);
+            return self.classify_distant(shared, front, id);
         }
         if frame < shared.floor.load(Ordering::Acquire) {
             // Counting began after it: a straggler, and no sign of a new count.
-            return (Course::Nowhere, self.candidate);
+            return (Classification::Reject, self.candidate);
         }
-        (Course::Near { frame, place }, self.candidate)
+        (Classification::InWindow { frame, place }, self.candidate)
     }
 
     /// A packet far from the window: very late, an outlier, or the first sign of a new epoch.
-    fn far(
+    fn classify_distant(
         &self,
         shared: &Shared,
         (base, seen): (u64, u64),
         id: PacketId,
-    ) -> (Course, Option<Candidate>) {
+    ) -> (Classification, Option<Candidate>) {
         let geometry = &shared.geometry;
         let is_place = id.sub < geometry.numbering.places_per_unit;
         // A source each of whose numbers is to be believed says itself what is a step back.
         if !is_place || geometry.agree > 1 && self.is_late(shared, base, id) {
-            return (Course::Nowhere, self.candidate);
+            return (Classification::Reject, self.candidate);
         }
         let near = geometry.window as u64 * u64::from(geometry.places);
         // With what this batch has seen: its own packets are not those of other threads.
@@ -105,16 +105,16 @@ impl Seat {
             since,
         });
         if agreed < geometry.agree {
-            return (Course::Candidate, candidate);
+            return (Classification::Undecided, candidate);
         }
-        if let Some((frame, place)) = self.leap(geometry, base, id) {
-            return (Course::Leap { frame, place }, candidate);
+        if let Some((frame, place)) = self.locate_beyond_gap(geometry, base, id) {
+            return (Classification::Gap { frame, place }, candidate);
         }
         if horizon != since && !shared.is_exclusive() {
             // Other threads go on in the old count: this one lags, or its sender alone has begun anew.
-            return (Course::Nowhere, None);
+            return (Classification::Reject, None);
         }
-        (Course::Epoch, candidate)
+        (Classification::NewEpoch, candidate)
     }
 
     /// Whether `id` names a place that was closed as missing: then it is that packet, however far behind the others, and
@@ -130,7 +130,12 @@ impl Seat {
     }
 
     /// Where `id` belongs if it lies ahead, and no further than a gap may be long.
-    fn leap(&self, geometry: &Geometry, base: u64, id: PacketId) -> Option<(u64, u32)> {
+    fn locate_beyond_gap(
+        &self,
+        geometry: &Geometry,
+        base: u64,
+        id: PacketId,
+    ) -> Option<(u64, u32)> {
         let window = geometry.window as u64;
         let (frame, place) = self.locate(geometry, id)?;
         let gap = geometry.max_gap.div_ceil(u64::from(geometry.places));
