@@ -3,7 +3,7 @@
 use super::candidates::Content;
 use super::classification::{Candidate, Classification};
 use super::shared::{BLOCKED, Epoch, EpochRequest, Record, Shared, state, wait_until};
-use super::{Geometry, PacketId, Seat};
+use super::{Geometry, PacketId, WriterState};
 use crate::frame::Timestamp;
 use crate::sync::Ordering;
 use crate::sys::copy;
@@ -71,7 +71,7 @@ impl Place {
 #[derive(Debug)]
 pub struct Batch<'a> {
     shared: &'a Shared,
-    seat: &'a mut Seat,
+    state: &'a mut WriterState,
     base: u64,
     /// One past the highest position seen in this batch.
     horizon: u64,
@@ -101,15 +101,15 @@ enum Found {
 }
 
 impl<'a> Batch<'a> {
-    pub(super) fn new(shared: &'a Shared, seat: &'a mut Seat) -> Self {
-        let base = shared.pin(seat.writer);
-        let is_stale = shared.epoch_number.load(Ordering::Acquire) != seat.epoch.number;
+    pub(super) fn new(shared: &'a Shared, state: &'a mut WriterState) -> Self {
+        let base = shared.pin(state.writer);
+        let is_stale = shared.epoch_number.load(Ordering::Acquire) != state.epoch.number;
         if is_stale {
-            seat.refresh(shared);
+            state.refresh(shared);
         }
         let mut batch = Self {
             shared,
-            seat,
+            state,
             base,
             horizon: 0,
             start: u64::MAX,
@@ -136,7 +136,7 @@ impl<'a> Batch<'a> {
             // the caller's payload are different allocations. `flush` settles before others may look.
             unsafe { copy::stream(payload.as_ptr(), memory, payload.len()) };
         });
-        self.seat.streamed = true;
+        self.state.streamed = true;
         outcome
     }
 
@@ -219,7 +219,7 @@ impl<'a> Batch<'a> {
         time: Timestamp,
         write: impl FnOnce(*mut u8),
     ) -> Outcome {
-        match self.seat.keep(self.shared, id, content, time) {
+        match self.state.keep(self.shared, id, content, time) {
             Some(memory) => {
                 write(memory.as_mut_ptr());
                 Outcome::Kept
@@ -230,11 +230,11 @@ impl<'a> Batch<'a> {
 
     /// Puts the candidates where they belong, now that it is known; `waits` = only as far as there are slots, then false.
     fn place_candidates(&mut self, waits: bool) -> bool {
-        if self.seat.candidates.is_empty() {
+        if self.state.candidates.is_empty() {
             return true;
         }
-        // Out of the seat, so that what does not belong here after all is rejected and not kept again.
-        let mut candidates = std::mem::take(&mut self.seat.candidates);
+        // Out of the state, so that what does not belong here after all is rejected and not kept again.
+        let mut candidates = std::mem::take(&mut self.state.candidates);
         let mut has_room = true;
         while let Some(kept) = candidates.front() {
             let bytes = match kept.content {
@@ -242,7 +242,7 @@ impl<'a> Batch<'a> {
                 Content::Damaged => None,
                 Content::Void => {
                     self.flush();
-                    self.seat.void(self.shared, kept.id.unit);
+                    self.state.void(self.shared, kept.id.unit);
                     candidates.pop();
                     continue;
                 }
@@ -258,7 +258,7 @@ impl<'a> Batch<'a> {
                 self.put(kept.id, candidates.payload(&kept), kept.time);
             }
         }
-        self.seat.candidates = candidates;
+        self.state.candidates = candidates;
         has_room
     }
 
@@ -267,11 +267,11 @@ impl<'a> Batch<'a> {
     /// believe it. For senders that tell this in a packet of its own, see
     /// [`ReorderWindow::await_times`](super::ReorderWindow::await_times).
     pub fn end(&mut self, id: PacketId, time: Timestamp) -> bool {
-        if self.seat.opens_epoch() {
+        if self.state.opens_epoch() {
             return true;
         }
         let geometry = self.geometry();
-        let Some((frame, _)) = self.seat.locate(geometry, id) else {
+        let Some((frame, _)) = self.state.locate(geometry, id) else {
             return false;
         };
         let front = self.base + geometry.window as u64;
@@ -287,8 +287,8 @@ impl<'a> Batch<'a> {
     /// late or repeated, or lies ahead. What is put into one that is not is taken for a packet from far away.
     pub fn knows(&self, id: PacketId) -> bool {
         let geometry = self.geometry();
-        self.seat.opens_epoch()
-            || self.seat.locate(geometry, id).is_some_and(|(frame, _)| {
+        self.state.opens_epoch()
+            || self.state.locate(geometry, id).is_some_and(|(frame, _)| {
                 let oldest = self.base.saturating_sub(geometry.window as u64);
                 frame >= oldest.max(self.shared.floor.load(Ordering::Acquire))
             })
@@ -301,13 +301,13 @@ impl<'a> Batch<'a> {
     /// [accepted](Self::accept) does no harm.
     pub fn predict(&mut self, n: usize, places: &mut Vec<Place>) {
         places.clear();
-        if !self.shared.is_exclusive() || self.seat.opens_epoch() {
+        if !self.shared.is_exclusive() || self.state.opens_epoch() {
             return;
         }
         let (shared, geometry) = (self.shared, self.geometry());
         let per_frame = u64::from(geometry.places);
         let end = (self.base + geometry.window as u64) * per_frame;
-        let first = self.seat.cursor.max(self.base * per_frame);
+        let first = self.state.cursor.max(self.base * per_frame);
         let n = n
             .min(places.capacity())
             .min(usize::try_from(end.saturating_sub(first)).unwrap_or(usize::MAX));
@@ -315,7 +315,7 @@ impl<'a> Batch<'a> {
             number: epoch,
             unit,
             position,
-        } = self.seat.epoch;
+        } = self.state.epoch;
         let mut id = geometry.numbering.after(unit, first - position);
         let (mut frame, mut index) = geometry.split(first);
         while places.len() < n {
@@ -374,23 +374,23 @@ impl<'a> Batch<'a> {
         {
             return true;
         }
-        if self.seat.candidates.is_confirmed && !self.place_candidates(true) {
+        if self.state.candidates.is_confirmed && !self.place_candidates(true) {
             return false;
         }
         let class = if id.sub >= self.geometry().numbering.places_per_unit {
             Classification::Reject
-        } else if self.seat.opens_epoch() {
+        } else if self.state.opens_epoch() {
             Classification::NewEpoch
         } else {
             self.classify(id, bytes).0
         };
         self.flush();
-        let (shared, writer) = (self.shared, self.seat.writer);
+        let (shared, writer) = (self.shared, self.state.writer);
         // The candidates are put before the packet that confirms them.
-        let first = self.seat.lowest_candidate(&shared.geometry, id);
-        let confirms = !self.seat.candidates.is_empty() && !self.seat.restarts;
-        let first_frame = self.seat.locate(&shared.geometry, first);
-        let Some(sequencer) = &mut self.seat.sequencer else {
+        let first = self.state.lowest_candidate(&shared.geometry, id);
+        let confirms = !self.state.candidates.is_empty() && !self.state.restarts;
+        let first_frame = self.state.locate(&shared.geometry, first);
+        let Some(sequencer) = &mut self.state.sequencer else {
             return true;
         };
         let has_room = match class {
@@ -409,10 +409,10 @@ impl<'a> Batch<'a> {
                 if !self.open_epoch(first) {
                     return true;
                 }
-                self.seat.candidates.is_confirmed = true;
+                self.state.candidates.is_confirmed = true;
             }
             Classification::Gap { .. } if has_room && confirms => {
-                self.seat.candidates.is_confirmed = true;
+                self.state.candidates.is_confirmed = true;
             }
             _ => return has_room,
         }
@@ -424,7 +424,7 @@ impl<'a> Batch<'a> {
     #[inline]
     pub fn accept(&mut self, id: PacketId, place: &Place, time: Timestamp) -> bool {
         // The window may have moved on since the prediction.
-        if id != place.id || place.frame < self.base || place.epoch != self.seat.epoch.number {
+        if id != place.id || place.frame < self.base || place.epoch != self.state.epoch.number {
             return false;
         }
         let record = self.shared.record(place.frame);
@@ -441,26 +441,26 @@ impl<'a> Batch<'a> {
 
     /// Counts packets that carry no readable sequence number.
     pub fn reject_unreadable(&mut self, packets: u64) {
-        self.seat.ledger.rejected.add_shared(packets);
+        self.state.ledger.rejected.add_shared(packets);
     }
 
     /// Counts packets that carry no data by design.
     pub fn control(&mut self, packets: u64) {
-        self.seat.ledger.control.add_shared(packets);
+        self.state.ledger.control.add_shared(packets);
     }
 
     /// Counts packets that were sent again so long after the first time that the window knows nothing of them any more.
     pub fn repeated(&mut self, packets: u64) {
-        self.seat.ledger.duplicates.add_shared(packets);
+        self.state.ledger.duplicates.add_shared(packets);
     }
 
     fn reject(&mut self) -> Outcome {
-        self.seat.ledger.rejected.add_shared(1);
+        self.state.ledger.rejected.add_shared(1);
         Outcome::Rejected
     }
 
     fn duplicate(&mut self) -> Outcome {
-        self.seat.ledger.duplicates.add_shared(1);
+        self.state.ledger.duplicates.add_shared(1);
         Outcome::Duplicate
     }
 
@@ -486,17 +486,17 @@ impl<'a> Batch<'a> {
     fn follow(&mut self, id: PacketId, frame: u64, place: u32) -> u64 {
         let geometry = &self.shared.geometry;
         let position = frame * u64::from(geometry.places) + u64::from(place);
-        let seat = &mut *self.seat;
-        seat.epoch.unit = id.unit;
-        seat.epoch.position = position - u64::from(id.sub);
-        seat.cursor = position + 1;
+        let state = &mut *self.state;
+        state.epoch.unit = id.unit;
+        state.epoch.position = position - u64::from(id.sub);
+        state.cursor = position + 1;
         let (frame, place) = if place + 1 < geometry.places {
             (frame, place + 1)
         } else {
             (frame + 1, 0)
         };
-        seat.next = Some((geometry.numbering.next(id), frame, place));
-        seat.candidate = None;
+        state.next = Some((geometry.numbering.next(id), frame, place));
+        state.candidate = None;
         position
     }
 
@@ -514,7 +514,7 @@ impl<'a> Batch<'a> {
     /// number needs to be divided.
     #[inline]
     fn follows(&self, id: PacketId, bytes: Option<usize>) -> Option<(u64, u32)> {
-        let (next, frame, place) = self.seat.next?;
+        let (next, frame, place) = self.state.next?;
         let geometry = &self.shared.geometry;
         (next == id
             && (self.base..self.base + geometry.window as u64).contains(&frame)
@@ -523,16 +523,16 @@ impl<'a> Batch<'a> {
     }
 
     fn search(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
-        if self.seat.opens_epoch() && !self.open_epoch(id) {
+        if self.state.opens_epoch() && !self.open_epoch(id) {
             return Found::Reject;
         }
         let (class, candidate) = self.classify(id, bytes);
         let is_first = candidate.is_some_and(|candidate| candidate.count == 1);
-        if candidate.is_none() || is_first && candidate != self.seat.candidate {
+        if candidate.is_none() || is_first && candidate != self.state.candidate {
             // Whatever was kept before does not agree with this packet.
-            self.seat.reject_candidates(self.shared);
+            self.state.reject_candidates(self.shared);
         }
-        self.seat.candidate = candidate;
+        self.state.candidate = candidate;
         let window = self.geometry().window as u64;
         match class {
             Classification::Reject => Found::Reject,
@@ -549,8 +549,8 @@ impl<'a> Batch<'a> {
                 Found::Open { frame, place }
             }
             Classification::Gap { frame, place } => {
-                let first = self.seat.lowest_candidate(self.geometry(), id);
-                let first = self.seat.locate(self.geometry(), first);
+                let first = self.state.lowest_candidate(self.geometry(), id);
+                let first = self.state.locate(self.geometry(), first);
                 let first = first.map_or(frame, |(first, _)| first.min(frame));
                 if !self.slide(first) {
                     return Found::Reject;
@@ -566,21 +566,21 @@ impl<'a> Batch<'a> {
     }
 
     fn classify(&self, id: PacketId, bytes: Option<usize>) -> (Classification, Option<Candidate>) {
-        self.seat
+        self.state
             .classify(self.shared, (self.base, self.horizon), id, bytes)
     }
 
     /// A new epoch that `id` confirms: it begins with the first of the candidates.
     fn begin(&mut self, id: PacketId) -> Found {
-        let first = self.seat.lowest_candidate(self.geometry(), id);
+        let first = self.state.lowest_candidate(self.geometry(), id);
         if !self.open_epoch(first) {
-            self.seat.candidate = None;
-            self.seat.reject_candidates(self.shared);
+            self.state.candidate = None;
+            self.state.reject_candidates(self.shared);
             return Found::Reject;
         }
         self.place_candidates(false);
         // Another thread's packets may have opened the epoch somewhere else.
-        match self.seat.locate(self.geometry(), id) {
+        match self.state.locate(self.geometry(), id) {
             Some((frame, place)) if self.is_near(frame) => {
                 if frame >= self.base + self.geometry().window as u64 && !self.slide(frame)
                     || frame < self.base
@@ -605,8 +605,8 @@ impl<'a> Batch<'a> {
             return false;
         }
         self.flush();
-        let (shared, known) = (self.shared, self.seat.epoch.number);
-        let since = match self.seat.candidate {
+        let (shared, known) = (self.shared, self.state.epoch.number);
+        let since = match self.state.candidate {
             Some(candidate) => candidate.since,
             None => shared.horizon.load(Ordering::Acquire),
         };
@@ -615,33 +615,33 @@ impl<'a> Batch<'a> {
             known,
             since,
         };
-        if let Some(sequencer) = &mut self.seat.sequencer {
-            sequencer.follow(self.seat.epoch);
-            sequencer.confirm_epoch(shared, self.seat.writer, request, self.seat.restarts);
+        if let Some(sequencer) = &mut self.state.sequencer {
+            sequencer.follow(self.state.epoch);
+            sequencer.confirm_epoch(shared, self.state.writer, request, self.state.restarts);
         } else {
             let refusals = shared.refusals.load(Ordering::Acquire);
-            let mut mail = shared.mail();
-            mail.firsts[self.seat.writer] = Some(id);
-            if mail.epoch.is_none_or(|asked| asked.known < known) {
-                mail.epoch = Some(request);
+            let mut requests = shared.requests();
+            requests.firsts[self.state.writer] = Some(id);
+            if requests.epoch.is_none_or(|asked| asked.known < known) {
+                requests.epoch = Some(request);
             }
-            drop(mail);
-            shared.has_mail.store(1, Ordering::Release);
-            shared.unpin(self.seat.writer);
+            drop(requests);
+            shared.has_requests.store(1, Ordering::Release);
+            shared.unpin(self.state.writer);
             wait_until(|| {
                 // The sequencer need not wait for this thread.
                 #[cfg(not(loom))]
-                shared.rounds[self.seat.writer].fetch_add(1, Ordering::AcqRel);
+                shared.rounds[self.state.writer].fetch_add(1, Ordering::AcqRel);
                 shared.epoch_number.load(Ordering::Acquire) != known
                     || shared.refusals.load(Ordering::Acquire) != refusals
                     || shared.closed.load(Ordering::Acquire) != 0
             });
         }
-        self.base = shared.pin(self.seat.writer);
+        self.base = shared.pin(self.state.writer);
         if shared.epoch_number.load(Ordering::Acquire) == known {
             return false;
         }
-        self.seat.refresh(shared);
+        self.state.refresh(shared);
         true
     }
 
@@ -649,9 +649,9 @@ impl<'a> Batch<'a> {
     fn slide(&mut self, frame: u64) -> bool {
         let window = self.shared.geometry.window as u64;
         self.flush();
-        if let Some(sequencer) = &mut self.seat.sequencer {
-            sequencer.advance(self.shared, self.seat.writer, frame + 1 - window);
-            self.base = self.shared.pin(self.seat.writer);
+        if let Some(sequencer) = &mut self.state.sequencer {
+            sequencer.advance(self.shared, self.state.writer, frame + 1 - window);
+            self.base = self.shared.pin(self.state.writer);
             return true;
         }
         self.await_sequencer(frame, |shared| {
@@ -663,8 +663,8 @@ impl<'a> Batch<'a> {
     /// Asks the sequencer for `frame` and waits, unpinned, until `ready`; false if the sequencer is gone or
     /// has opened an epoch.
     fn await_sequencer(&mut self, frame: u64, ready: impl Fn(&Shared) -> bool) -> bool {
-        let (shared, writer) = (self.shared, self.seat.writer);
-        let epoch = self.seat.epoch.number;
+        let (shared, writer) = (self.shared, self.state.writer);
+        let epoch = self.state.epoch.number;
         let moved = || {
             shared.closed.load(Ordering::Acquire) != 0
                 || shared.epoch_number.load(Ordering::Acquire) != epoch
@@ -690,7 +690,7 @@ impl<'a> Batch<'a> {
     fn ask_memory(&mut self, frame: u64, record: &Record) -> Memory {
         record.settle_note(state::UNASSIGNED);
         if record.state.load(Ordering::Acquire) == state::UNASSIGNED {
-            if let Some(sequencer) = &mut self.seat.sequencer {
+            if let Some(sequencer) = &mut self.state.sequencer {
                 if !sequencer.assign(self.shared, frame) {
                     record.state.store(state::REFUSED, Ordering::Release);
                 }
@@ -718,7 +718,7 @@ impl<'a> Batch<'a> {
     /// The memory of a frame if it has, or can have, some.
     fn assigned(&mut self, frame: u64, record: &Record) -> Option<*mut u8> {
         if record.state.load(Ordering::Relaxed) == state::UNASSIGNED {
-            self.seat.sequencer.as_mut()?.assign(self.shared, frame);
+            self.state.sequencer.as_mut()?.assign(self.shared, frame);
         }
         (record.state.load(Ordering::Relaxed) == state::ASSIGNED)
             .then(|| record.memory.load(Ordering::Relaxed))
@@ -732,7 +732,7 @@ impl<'a> Batch<'a> {
 
     /// Tells the others what this batch has seen.
     fn flush(&mut self) {
-        if std::mem::take(&mut self.seat.streamed) {
+        if std::mem::take(&mut self.state.streamed) {
             copy::settle();
         }
         if self.horizon > 0 {
@@ -752,13 +752,13 @@ impl Drop for Batch<'_> {
     fn drop(&mut self) {
         self.flush();
         // The old count goes on. Packets that only wait for slots are confirmed.
-        if self.seat.candidate.is_none() && !self.seat.candidates.is_confirmed {
-            self.seat.reject_candidates(self.shared);
+        if self.state.candidate.is_none() && !self.state.candidates.is_confirmed {
+            self.state.reject_candidates(self.shared);
         }
-        self.shared.unpin(self.seat.writer);
-        if let Some(sequencer) = &mut self.seat.sequencer {
-            sequencer.follow(self.seat.epoch);
-            sequencer.settle_batch(self.shared, self.seat.writer);
+        self.shared.unpin(self.state.writer);
+        if let Some(sequencer) = &mut self.state.sequencer {
+            sequencer.follow(self.state.epoch);
+            sequencer.settle_batch(self.shared, self.state.writer);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Nothing changes here, so that a source that waits may ask before it puts a packet.
 
 use super::shared::Shared;
-use super::{Geometry, PacketId, Seat};
+use super::{Geometry, PacketId, WriterState};
 use crate::sync::Ordering;
 
 /// What packets in succession that are far from the window agree on.
@@ -32,7 +32,7 @@ pub(super) enum Classification {
     Reject,
 }
 
-impl Seat {
+impl WriterState {
     /// Whether the next packet opens an epoch, whatever its number.
     #[inline]
     pub(super) const fn opens_epoch(&self) -> bool {

@@ -141,14 +141,14 @@ impl Geometry {
 #[derive(Debug)]
 pub struct ReorderWindow {
     shared: Arc<Shared>,
-    seat: Seat,
+    state: WriterState,
     /// Whether this handle uses a pinned geometry, see [`pin`](Self::pin).
     is_pinned: bool,
 }
 
 /// What belongs to one thread.
 #[derive(Debug)]
-struct Seat {
+struct WriterState {
     writer: usize,
     /// The epoch as this thread last saw it; its reference moves along with the packets.
     epoch: Epoch,
@@ -204,7 +204,7 @@ impl ReorderWindow {
         let mut sequencer = Some(Sequencer::new(producer, ledger.clone(), &shared));
         (0..writers)
             .map(|writer| {
-                let seat = Seat {
+                let state = WriterState {
                     writer,
                     epoch: Epoch::default(),
                     candidate: None,
@@ -218,7 +218,7 @@ impl ReorderWindow {
                 };
                 Self {
                     shared: shared.clone(),
-                    seat,
+                    state,
                     is_pinned: false,
                 }
             })
@@ -247,7 +247,10 @@ impl ReorderWindow {
                 && geometry.extent(geometry.places - 1).start < geometry.frame_bytes,
             "a geometry beyond the planned one: {geometry:?}, planned {planned:?}"
         );
-        assert!(self.seat.epoch.number == 0, "pinned after the first packet");
+        assert!(
+            self.state.epoch.number == 0,
+            "pinned after the first packet"
+        );
         let writers = self.shared.pins.len();
         self.shared
             .pinned
@@ -263,7 +266,7 @@ impl ReorderWindow {
         self.shared = pinned;
         self.is_pinned = true;
         let geometry = &self.shared.geometry;
-        self.seat.candidates = Candidates::new(geometry.agree, geometry.max_payload());
+        self.state.candidates = Candidates::new(geometry.agree, geometry.max_payload());
     }
 
     /// Whether this thread alone fills the window, so that the kernel may be told to receive straight into
@@ -275,19 +278,19 @@ impl ReorderWindow {
     /// Says that frames are told their times when they end ([`Batch::end`]), apart from their places: one that has all its
     /// places is kept open until it has its time too, the window leaves it behind, or nothing comes any more.
     pub fn await_times(&mut self) {
-        if let Some(sequencer) = &mut self.seat.sequencer {
+        if let Some(sequencer) = &mut self.state.sequencer {
             sequencer.await_times();
         }
     }
 
     /// Whether this handle closes frames.
     pub const fn is_sequencer(&self) -> bool {
-        self.seat.sequencer.is_some()
+        self.state.sequencer.is_some()
     }
 
     /// What missing places are filled with.
     pub fn fill(&self) -> Fill {
-        self.seat
+        self.state
             .sequencer
             .as_ref()
             .map_or(Fill::ZERO, |sequencer| sequencer.producer().options().fill)
@@ -295,12 +298,12 @@ impl ReorderWindow {
 
     /// Begins a batch: until it is dropped, frames that are open stay where they are.
     pub fn batch(&mut self) -> Batch<'_> {
-        Batch::new(&self.shared, &mut self.seat)
+        Batch::new(&self.shared, &mut self.state)
     }
 
     /// Waits for a slot to be freed, or about `limit`.
     pub fn wait(&self, policy: crate::notify::Wait, limit: std::time::Duration) {
-        if let Some(sequencer) = &self.seat.sequencer {
+        if let Some(sequencer) = &self.state.sequencer {
             sequencer.producer().wait(policy, limit);
         }
     }
@@ -308,17 +311,17 @@ impl ReorderWindow {
     /// Reports the drops that the kernel has counted so far at this thread's socket: evidence for the cause
     /// of gaps, never the amount.
     pub fn note_drops(&self, total: u64) {
-        self.shared.drops[self.seat.writer].store(total, Ordering::Relaxed);
+        self.shared.drops[self.state.writer].store(total, Ordering::Relaxed);
         self.shared.readings.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Whether gaps wait for their cause, so that a reading for [`note_drops`](Self::note_drops) is wanted.
     pub fn wants_drops(&self) -> bool {
-        self.seat
+        self.state
             .sequencer
             .as_ref()
             .is_some_and(Sequencer::has_gaps)
-            || self.seat.sequencer.is_none()
+            || self.state.sequencer.is_none()
     }
 
     /// Says that the sender counts anew: the next packet opens an epoch, however near its number may be.
@@ -327,19 +330,19 @@ impl ReorderWindow {
     /// agree.
     pub fn restart(&mut self) {
         if self.shared.is_exclusive() {
-            self.seat.restarts = true;
-            self.seat.next = None;
+            self.state.restarts = true;
+            self.state.next = None;
         }
     }
 
     /// Counts packets that carry no readable sequence number.
     pub fn reject(&self, packets: u64) {
-        self.seat.ledger.rejected.add_shared(packets);
+        self.state.ledger.rejected.add_shared(packets);
     }
 
     /// Counts packets that carry no data by design.
     pub fn control(&self, packets: u64) {
-        self.seat.ledger.control.add_shared(packets);
+        self.state.ledger.control.add_shared(packets);
     }
 
     /// Says that `unit` carries no data by design (a SPEAD heap of descriptors): its places are not expected.
@@ -350,19 +353,19 @@ impl ReorderWindow {
     pub fn void(&mut self, unit: u64) {
         let is_frame =
             self.shared.geometry.numbering.places_per_unit == self.shared.geometry.places;
-        if !is_frame || self.seat.opens_epoch() && self.is_sequencer() {
+        if !is_frame || self.state.opens_epoch() && self.is_sequencer() {
             return;
         }
-        if !self.seat.candidates.is_empty() {
+        if !self.state.candidates.is_empty() {
             // It may belong to the epoch that is not confirmed yet.
-            let _ = self.seat.keep(
+            let _ = self.state.keep(
                 &self.shared,
                 PacketId::of(unit),
                 Content::Void,
                 Timestamp::default(),
             );
         }
-        self.seat.void(&self.shared, unit);
+        self.state.void(&self.shared, unit);
     }
 
     /// The sequencer's work between batches: requests of other threads, frames that are complete, frames that
@@ -370,14 +373,14 @@ impl ReorderWindow {
     /// milliseconds while it does not wait for packets.
     pub fn tick(&mut self, now: Instant) {
         self.adopt_pinned();
-        let (shared, seat) = (&self.shared, &mut self.seat);
-        if !seat.candidates.is_empty() && seat.candidates.is_too_old(now) {
-            seat.reject_candidates(shared);
+        let (shared, state) = (&self.shared, &mut self.state);
+        if !state.candidates.is_empty() && state.candidates.is_too_old(now) {
+            state.reject_candidates(shared);
         }
-        if let Some(sequencer) = &mut seat.sequencer {
-            sequencer.tick(shared, seat.writer, now);
+        if let Some(sequencer) = &mut state.sequencer {
+            sequencer.tick(shared, state.writer, now);
         } else {
-            shared.rounds[seat.writer].fetch_add(1, Ordering::AcqRel);
+            shared.rounds[state.writer].fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -385,14 +388,14 @@ impl ReorderWindow {
     /// All other threads must have stopped filling.
     pub fn finish(&mut self) {
         self.adopt_pinned();
-        self.seat.reject_candidates(&self.shared);
-        if let Some(sequencer) = &mut self.seat.sequencer {
-            sequencer.finish(&self.shared, self.seat.writer);
+        self.state.reject_candidates(&self.shared);
+        if let Some(sequencer) = &mut self.state.sequencer {
+            sequencer.finish(&self.shared, self.state.writer);
         }
     }
 }
 
-impl Seat {
+impl WriterState {
     /// Takes over the epoch that the sequencer opened.
     fn refresh(&mut self, shared: &Shared) {
         self.epoch = *shared
@@ -400,7 +403,7 @@ impl Seat {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         if !shared.is_exclusive() {
-            shared.mail().firsts[self.writer] = None;
+            shared.requests().firsts[self.writer] = None;
         }
         self.cursor = self.epoch.position;
         self.restarts = false;
@@ -414,12 +417,12 @@ impl Seat {
             sequencer.void(shared, self.writer, unit);
             return;
         }
-        let mut mail = shared.mail();
-        if mail.voids.len() < mail.voids.capacity() {
-            mail.voids.push(unit);
+        let mut requests = shared.requests();
+        if requests.voids.len() < requests.voids.capacity() {
+            requests.voids.push(unit);
         }
-        drop(mail);
-        shared.has_mail.store(1, Ordering::Release);
+        drop(requests);
+        shared.has_requests.store(1, Ordering::Release);
     }
 
     /// Keeps a candidate and returns the memory for its payload; `None` where it cannot be kept.
@@ -432,7 +435,7 @@ impl Seat {
     ) -> Option<&mut [u8]> {
         if !shared.is_exclusive() && content != Content::Void {
             let first = self.lowest_candidate(&shared.geometry, id);
-            shared.mail().firsts[self.writer] = Some(first);
+            shared.requests().firsts[self.writer] = Some(first);
         }
         let (memory, dropped) = self.candidates.push(id, content, time);
         self.ledger.rejected.add_shared(dropped);
@@ -451,7 +454,7 @@ impl Seat {
         }
         self.ledger.rejected.add_shared(self.candidates.clear());
         if !shared.is_exclusive() {
-            shared.mail().firsts[self.writer] = None;
+            shared.requests().firsts[self.writer] = None;
         }
     }
 }
@@ -459,7 +462,7 @@ impl Seat {
 impl Drop for ReorderWindow {
     fn drop(&mut self) {
         self.adopt_pinned();
-        if self.seat.sequencer.is_some() {
+        if self.state.sequencer.is_some() {
             // While unwinding the window may be half moved: better an open ledger than a second fault.
             if !std::thread::panicking() {
                 self.finish();

@@ -3,7 +3,7 @@
 mod epochs;
 mod skips;
 
-use super::shared::{BLOCKED, Epoch, EpochRequest, Mail, Shared, state};
+use super::shared::{BLOCKED, Epoch, EpochRequest, Requests, Shared, state};
 use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
 use crate::ledger::{Cause, SourceLedger};
 use crate::ring::Producer;
@@ -68,7 +68,7 @@ pub(super) struct Sequencer {
     gaps: (u64, u64),
     /// The kernel's drops before the gaps that are open now.
     drops: u64,
-    /// Room for a mail's list of units.
+    /// Room for a requests's list of units.
     voids: Vec<u64>,
     closed: Vec<Closed>,
     /// The epoch, its reference moved along with the packets of this thread.
@@ -199,8 +199,8 @@ impl Sequencer {
     }
 
     pub(super) fn tick(&mut self, shared: &Shared, writer: usize, now: Instant) {
-        if shared.has_mail.load(Ordering::Acquire) != 0 {
-            self.read_mail(shared, writer, now);
+        if shared.has_requests.load(Ordering::Acquire) != 0 {
+            self.read_requests(shared, writer, now);
         }
         if self.asked.is_some() {
             self.answer(shared, writer, now);
@@ -267,17 +267,17 @@ impl Sequencer {
         }
     }
 
-    fn read_mail(&mut self, shared: &Shared, writer: usize, now: Instant) {
+    fn read_requests(&mut self, shared: &Shared, writer: usize, now: Instant) {
         let (epoch, voids) = {
-            let mut mail: std::sync::MutexGuard<'_, Mail> = shared.mail();
-            shared.has_mail.store(0, Ordering::Relaxed);
-            std::mem::swap(&mut mail.voids, &mut self.voids);
-            (mail.epoch.take(), std::mem::take(&mut self.voids))
+            let mut requests: std::sync::MutexGuard<'_, Requests> = shared.requests();
+            shared.has_requests.store(0, Ordering::Relaxed);
+            std::mem::swap(&mut requests.voids, &mut self.voids);
+            (requests.epoch.take(), std::mem::take(&mut self.voids))
         };
         for unit in &voids {
             self.void(shared, writer, *unit);
         }
-        // Kept, so that the next mail needs no memory.
+        // Kept, so that the next requests needs no memory.
         self.voids = voids;
         self.voids.clear();
         // Whoever asked before the last epoch was opened has seen too little.

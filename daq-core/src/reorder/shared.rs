@@ -216,7 +216,7 @@ pub(super) struct EpochRequest {
 
 /// Requests to the sequencer that need everyone to stand still.
 #[derive(Debug, Default)]
-pub(super) struct Mail {
+pub(super) struct Requests {
     pub(super) epoch: Option<EpochRequest>,
     /// Units that carry no data.
     pub(super) voids: Vec<u64>,
@@ -248,8 +248,8 @@ pub(super) struct Shared {
     pub(super) floor: AtomicU64,
     /// Gaps of frames before this one have their causes.
     pub(super) settled: AtomicU64,
-    pub(super) has_mail: AtomicU32,
-    pub(super) mail: Mutex<Mail>,
+    pub(super) has_requests: AtomicU32,
+    pub(super) requests: Mutex<Requests>,
     /// How many requests for an epoch were refused.
     pub(super) refusals: AtomicU64,
     /// How often each writer has looked for packets.
@@ -289,8 +289,8 @@ impl Shared {
             epoch_offset: AtomicU64::new(0),
             floor: AtomicU64::new(FIRST),
             settled: AtomicU64::new(FIRST),
-            has_mail: AtomicU32::new(0),
-            mail: Mutex::new(Mail {
+            has_requests: AtomicU32::new(0),
+            requests: Mutex::new(Requests {
                 epoch: None,
                 voids: Vec::with_capacity(64),
                 firsts: vec![None; writers].into(),
@@ -314,8 +314,8 @@ impl Shared {
         self.silent.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire)
     }
 
-    pub(super) fn mail(&self) -> MutexGuard<'_, Mail> {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether one thread alone fills the window.

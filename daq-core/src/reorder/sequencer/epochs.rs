@@ -79,8 +79,8 @@ impl Sequencer {
             }
             let geometry = &shared.geometry;
             let near = geometry.window as u64 * u64::from(geometry.places);
-            let mail = shared.mail();
-            let others = mail.firsts.iter().flatten().copied().filter(|other| {
+            let requests = shared.requests();
+            let others = requests.firsts.iter().flatten().copied().filter(|other| {
                 let distance = geometry.numbering.places_between(first.unit, *other);
                 distance.is_some_and(|distance| distance.unsigned_abs() < near)
             });

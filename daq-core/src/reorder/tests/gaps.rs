@@ -5,7 +5,7 @@ use super::*;
 /// The same window, but passing every frame of a gap by itself.
 fn one_by_one(slots: usize, geometry: Geometry) -> Bench {
     let mut bench = bench(slots, geometry);
-    if let Some(sequencer) = &mut bench.window.seat.sequencer {
+    if let Some(sequencer) = &mut bench.window.state.sequencer {
         sequencer.passes_one_by_one = true;
     }
     bench
@@ -100,7 +100,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 /// All that a window keeps beside what was counted.
 fn inside(bench: &Bench) -> String {
-    let (shared, sequencer) = (&bench.window.shared, &bench.window.seat.sequencer);
+    let (shared, sequencer) = (&bench.window.shared, &bench.window.state.sequencer);
     let load = |word: &crate::sync::AtomicU64| word.load(Ordering::Relaxed);
     format!(
         "{:?} {:?}",
