@@ -194,8 +194,8 @@ impl<'a> Batch<'a> {
         match self.find(id, None) {
             Found::Open { frame, place } => {
                 let record = self.shared.record(frame);
-                record.settle_note(state::UNASSIGNED);
-                if record.state.load(Ordering::Acquire) == state::VOID {
+                record.resolve_skip_request(state::UNASSIGNED);
+                if record.state.load(Ordering::Acquire) == state::SKIPPED {
                     return self.reject();
                 }
                 self.see(frame, place);
@@ -240,9 +240,9 @@ impl<'a> Batch<'a> {
             let bytes = match kept.content {
                 Content::Payload(bytes) => Some(bytes),
                 Content::Damaged => None,
-                Content::Void => {
+                Content::NoData => {
                     self.flush();
-                    self.state.void(self.shared, kept.id.unit);
+                    self.state.skip(self.shared, kept.id.unit);
                     candidates.pop();
                     continue;
                 }
@@ -472,7 +472,7 @@ impl<'a> Batch<'a> {
         let is_settled = frame < self.shared.settled.load(Ordering::Acquire);
         let position = frame * u64::from(self.shared.geometry.places) + u64::from(place);
         let was_expected = position >= self.shared.start.load(Ordering::Acquire);
-        if is_settled || !was_expected || record.state.load(Ordering::Acquire) == state::VOID {
+        if is_settled || !was_expected || record.state.load(Ordering::Acquire) == state::SKIPPED {
             return self.reject();
         }
         if !record.mark_late(place, self.shared.is_exclusive()) {
@@ -688,7 +688,7 @@ impl<'a> Batch<'a> {
     }
 
     fn ask_memory(&mut self, frame: u64, record: &Record) -> Memory {
-        record.settle_note(state::UNASSIGNED);
+        record.resolve_skip_request(state::UNASSIGNED);
         if record.state.load(Ordering::Acquire) == state::UNASSIGNED {
             if let Some(sequencer) = &mut self.state.sequencer {
                 if !sequencer.assign(self.shared, frame) {
@@ -707,10 +707,10 @@ impl<'a> Batch<'a> {
             }
         }
         // A control packet's note that came while this thread waited.
-        record.settle_note(state::REFUSED);
+        record.resolve_skip_request(state::REFUSED);
         match record.state.load(Ordering::Acquire) {
             state::ASSIGNED => Memory::Slot(record.memory.load(Ordering::Relaxed)),
-            state::VOID => Memory::Reject,
+            state::SKIPPED => Memory::Reject,
             _ => Memory::RingFull,
         }
     }

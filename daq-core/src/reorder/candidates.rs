@@ -18,7 +18,7 @@ pub(super) enum Content {
     /// Damaged payload: only its place counts.
     Damaged,
     /// The unit carries no data by design; this is no packet to count.
-    Void,
+    NoData,
 }
 
 /// A packet that is kept.
@@ -74,7 +74,7 @@ impl Candidates {
     ) -> (Option<&mut [u8]>, u64) {
         let bytes = match content {
             Content::Payload(bytes) => bytes,
-            Content::Damaged | Content::Void => 0,
+            Content::Damaged | Content::NoData => 0,
         };
         if self.capacity == 0 || bytes > self.max_payload {
             return (None, 0);
@@ -111,7 +111,7 @@ impl Candidates {
     pub(super) fn payload(&self, kept: &Kept) -> &[u8] {
         match kept.content {
             Content::Payload(bytes) => &self.memory[kept.offset..kept.offset + bytes],
-            Content::Damaged | Content::Void => &[],
+            Content::Damaged | Content::NoData => &[],
         }
     }
 
@@ -140,7 +140,7 @@ impl Kept {
     const fn packets(&self) -> u64 {
         match self.content {
             Content::Payload(_) | Content::Damaged => 1,
-            Content::Void => 0,
+            Content::NoData => 0,
         }
     }
 }

@@ -350,7 +350,7 @@ impl ReorderWindow {
     /// Has an effect only where a unit is a frame, and while nothing has arrived for it. Payload that arrives before that
     /// of a later unit refutes it; a unit that later ones have overtaken is void at once, and what arrives for it is
     /// rejected. If the frame was closed already, its places count as `late`.
-    pub fn void(&mut self, unit: u64) {
+    pub fn skip(&mut self, unit: u64) {
         let is_frame =
             self.shared.geometry.numbering.places_per_unit == self.shared.geometry.places;
         if !is_frame || self.state.opens_epoch() && self.is_sequencer() {
@@ -361,11 +361,11 @@ impl ReorderWindow {
             let _ = self.state.keep(
                 &self.shared,
                 PacketId::of(unit),
-                Content::Void,
+                Content::NoData,
                 Timestamp::default(),
             );
         }
-        self.state.void(&self.shared, unit);
+        self.state.skip(&self.shared, unit);
     }
 
     /// The sequencer's work between batches: requests of other threads, frames that are complete, frames that
@@ -411,15 +411,15 @@ impl WriterState {
         self.candidate = None;
     }
 
-    /// Says that `unit` carries no data by design, see [`ReorderWindow::void`].
-    fn void(&mut self, shared: &Shared, unit: u64) {
+    /// Says that `unit` carries no data by design, see [`ReorderWindow::skip`].
+    fn skip(&mut self, shared: &Shared, unit: u64) {
         if let Some(sequencer) = &mut self.sequencer {
-            sequencer.void(shared, self.writer, unit);
+            sequencer.skip(shared, self.writer, unit);
             return;
         }
         let mut requests = shared.requests();
-        if requests.voids.len() < requests.voids.capacity() {
-            requests.voids.push(unit);
+        if requests.skips.len() < requests.skips.capacity() {
+            requests.skips.push(unit);
         }
         drop(requests);
         shared.has_requests.store(1, Ordering::Release);
@@ -433,7 +433,7 @@ impl WriterState {
         content: Content,
         time: Timestamp,
     ) -> Option<&mut [u8]> {
-        if !shared.is_exclusive() && content != Content::Void {
+        if !shared.is_exclusive() && content != Content::NoData {
             let first = self.lowest_candidate(&shared.geometry, id);
             shared.requests().firsts[self.writer] = Some(first);
         }

@@ -69,7 +69,7 @@ pub(super) struct Sequencer {
     /// The kernel's drops before the gaps that are open now.
     drops: u64,
     /// Room for a requests's list of units.
-    voids: Vec<u64>,
+    skips: Vec<u64>,
     closed: Vec<Closed>,
     /// The epoch, its reference moved along with the packets of this thread.
     epoch: Epoch,
@@ -100,7 +100,7 @@ impl Sequencer {
             missing: 0,
             gaps: (0, 0),
             drops: 0,
-            voids: Vec::with_capacity(64),
+            skips: Vec::with_capacity(64),
             closed: Vec::with_capacity(shared.records.len()),
             epoch: Epoch::default(),
             asked: None,
@@ -147,9 +147,9 @@ impl Sequencer {
         }
         // A window may be long, and its oldest frame may stay open while packets go on.
         for open in base.max(self.asked_to)..=frame {
-            let is_void = open < frame;
-            shared.record(open).settle_note(if is_void {
-                state::VOID
+            let is_skipped = open < frame;
+            shared.record(open).resolve_skip_request(if is_skipped {
+                state::SKIPPED
             } else {
                 state::UNASSIGNED
             });
@@ -190,7 +190,7 @@ impl Sequencer {
             let record = shared.record(base);
             let has_all = record.arrived.load(Ordering::Acquire) == shared.geometry.places
                 && (!with_time || record.time_clock.load(Ordering::Acquire) != 0);
-            let complete = has_all || record.state.load(Ordering::Acquire) == state::VOID;
+            let complete = has_all || record.state.load(Ordering::Acquire) == state::SKIPPED;
             if !complete {
                 return;
             }
@@ -268,18 +268,18 @@ impl Sequencer {
     }
 
     fn read_requests(&mut self, shared: &Shared, writer: usize, now: Instant) {
-        let (epoch, voids) = {
+        let (epoch, skips) = {
             let mut requests: std::sync::MutexGuard<'_, Requests> = shared.requests();
             shared.has_requests.store(0, Ordering::Relaxed);
-            std::mem::swap(&mut requests.voids, &mut self.voids);
-            (requests.epoch.take(), std::mem::take(&mut self.voids))
+            std::mem::swap(&mut requests.skips, &mut self.skips);
+            (requests.epoch.take(), std::mem::take(&mut self.skips))
         };
-        for unit in &voids {
-            self.void(shared, writer, *unit);
+        for unit in &skips {
+            self.skip(shared, writer, *unit);
         }
         // Kept, so that the next requests needs no memory.
-        self.voids = voids;
-        self.voids.clear();
+        self.skips = voids;
+        self.skips.clear();
         // Whoever asked before the last epoch was opened has seen too little.
         if let Some(request) = epoch
             && request.known == self.epoch.number
@@ -393,7 +393,7 @@ impl Sequencer {
             let base = shared.base.load(Ordering::Relaxed);
             // Those that are open with packets in them, one at most, and the epoch's first.
             let has_slot = |frame| {
-                shared.record(frame).settle_note(state::VOID);
+                shared.record(frame).resolve_skip_request(state::SKIPPED);
                 self.assign_one(shared, frame)
             };
             (base..end).all(has_slot) && {
@@ -451,8 +451,8 @@ impl Sequencer {
         let per_frame = u64::from(geometry.places);
         let record = shared.record(frame);
         let state = record.state.load(Ordering::Acquire);
-        if matches!(state, state::NOTED | state::VOID) {
-            record.state.store(state::VOID, Ordering::Release);
+        if matches!(state, state::SKIP_REQUESTED | state::SKIPPED) {
+            record.state.store(state::SKIPPED, Ordering::Release);
             *self.closed_mut(shared, frame) = Closed::default();
             let words = (geometry.places as usize).div_ceil(64);
             let known = std::iter::repeat_n(u64::MAX, words);

@@ -29,9 +29,9 @@ pub(super) mod state {
     pub(in super::super) const REFUSED: u32 = 2;
     /// A control packet has named it, and nothing beyond it has come yet: it carries no data, unless its payload comes
     /// before that of a later frame.
-    pub(in super::super) const NOTED: u32 = 3;
+    pub(in super::super) const SKIP_REQUESTED: u32 = 3;
     /// It carries no data by design; its unit number is used up.
-    pub(in super::super) const VOID: u32 = 4;
+    pub(in super::super) const SKIPPED: u32 = 4;
 }
 
 /// One frame: open, or closed not long ago.
@@ -127,10 +127,13 @@ impl Record {
     }
 
     /// Replaces the note of a control packet by `state`, if there is one.
-    pub(super) fn settle_note(&self, state: u32) {
-        let _ =
-            self.state
-                .compare_exchange(state::NOTED, state, Ordering::AcqRel, Ordering::Relaxed);
+    pub(super) fn resolve_skip_request(&self, state: u32) {
+        let _ = self.state.compare_exchange(
+            state::SKIP_REQUESTED,
+            state,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
     }
 
     /// Marks a place as arrived damaged.
@@ -219,7 +222,7 @@ pub(super) struct EpochRequest {
 pub(super) struct Requests {
     pub(super) epoch: Option<EpochRequest>,
     /// Units that carry no data.
-    pub(super) voids: Vec<u64>,
+    pub(super) skips: Vec<u64>,
     /// The first of each writer's packets that may belong to a new epoch.
     pub(super) firsts: Box<[Option<PacketId>]>,
 }
@@ -292,7 +295,7 @@ impl Shared {
             has_requests: AtomicU32::new(0),
             requests: Mutex::new(Requests {
                 epoch: None,
-                voids: Vec::with_capacity(64),
+                skips: Vec::with_capacity(64),
                 firsts: vec![None; writers].into(),
             }),
             refusals: AtomicU64::new(0),

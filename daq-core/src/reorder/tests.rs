@@ -542,8 +542,8 @@ fn skipped_units_are_not_expected() {
         }
     };
     put(&mut bench, 7);
-    bench.window.void(8);
-    bench.window.void(7); // too late: it has come
+    bench.window.skip(8);
+    bench.window.skip(7); // too late: it has come
     put(&mut bench, 9);
     put(&mut bench, 10);
     bench.window.finish();

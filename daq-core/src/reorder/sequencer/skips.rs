@@ -8,7 +8,7 @@ use crate::sync::Ordering;
 impl Sequencer {
     /// Notes that the frame of `unit` carries no data. Payload that comes before that of a later frame wins; a frame that
     /// was overtaken is void at once, unless it has payload; one that was closed has come too late.
-    pub(in super::super) fn void(&mut self, shared: &Shared, writer: usize, unit: u64) {
+    pub(in super::super) fn skip(&mut self, shared: &Shared, writer: usize, unit: u64) {
         if self.epoch.number == 0 {
             return;
         }
@@ -26,33 +26,33 @@ impl Sequencer {
         {
             let end = base + shared.geometry.window as u64;
             if frame < base {
-                self.note_closed(shared, frame);
+                self.skip_closed(shared, frame);
             } else if frame < end {
-                self.note_open(shared, frame, end);
+                self.skip_open(shared, frame, end);
             }
         }
         shared.base.store(base, Ordering::SeqCst);
     }
 
     /// Notes a frame before `end`, the end of those that are open.
-    fn note_open(&mut self, shared: &Shared, frame: u64, end: u64) {
+    fn skip_open(&mut self, shared: &Shared, frame: u64, end: u64) {
         let record = shared.record(frame);
         let is_known = matches!(
             record.state.load(Ordering::Acquire),
-            state::NOTED | state::VOID
+            state::SKIP_REQUESTED | state::SKIPPED
         );
         if is_known || record.has_payload() {
             return;
         }
         if (frame + 1..end).any(|later| shared.record(later).has_payload()) {
-            self.note_overtaken(shared, frame, end);
+            self.skip_overtaken(shared, frame, end);
         } else {
-            self.note_ahead(shared, frame, end);
+            self.skip_ahead(shared, frame, end);
         }
     }
 
     /// Notes an open frame beyond which nothing has come.
-    fn note_ahead(&mut self, shared: &Shared, frame: u64, end: u64) {
+    fn skip_ahead(&mut self, shared: &Shared, frame: u64, end: u64) {
         for later in frame..end {
             let record = shared.record(later);
             if record.state.load(Ordering::Relaxed) == state::ASSIGNED {
@@ -67,13 +67,13 @@ impl Sequencer {
         shared
             .record(frame)
             .state
-            .store(state::NOTED, Ordering::Release);
+            .store(state::SKIP_REQUESTED, Ordering::Release);
     }
 
     /// Makes an open frame void that packets of later ones have overtaken: those move down by a slot.
-    fn note_overtaken(&mut self, shared: &Shared, frame: u64, end: u64) {
+    fn skip_overtaken(&mut self, shared: &Shared, frame: u64, end: u64) {
         let record = shared.record(frame);
-        if record.state.swap(state::VOID, Ordering::AcqRel) != state::ASSIGNED {
+        if record.state.swap(state::SKIPPED, Ordering::AcqRel) != state::ASSIGNED {
             return;
         }
         let mut free = record.memory.load(Ordering::Relaxed);
@@ -97,7 +97,7 @@ impl Sequencer {
     }
 
     /// Says of a closed frame that its control packet came late, if its missing places have no cause yet.
-    fn note_closed(&mut self, shared: &Shared, frame: u64) {
+    fn skip_closed(&mut self, shared: &Shared, frame: u64) {
         if frame < shared.settled.load(Ordering::Acquire) {
             return;
         }

@@ -102,15 +102,15 @@ fn skipped_unit_among_candidates_is_not_expected() {
     let geometry = voids::geometry();
     let mut bench = bench(64, geometry);
     for sub in 0..PLACES {
-        voids::put(&mut bench, 1000, sub);
+        skips::put(&mut bench, 1000, sub);
     }
     // Unit 2 is a descriptor that comes before the last packets of unit 1.
-    voids::put(&mut bench, 1, 0);
-    voids::put(&mut bench, 1, 1);
-    bench.window.void(2);
+    skips::put(&mut bench, 1, 0);
+    skips::put(&mut bench, 1, 1);
+    bench.window.skip(2);
     for (unit, subs) in [(1, 2..PLACES), (3, 0..PLACES)] {
         for sub in subs {
-            assert_eq!(voids::put(&mut bench, unit, sub), Outcome::Placed);
+            assert_eq!(skips::put(&mut bench, unit, sub), Outcome::Placed);
         }
     }
     bench.window.finish();

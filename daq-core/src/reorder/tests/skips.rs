@@ -26,7 +26,7 @@ pub(super) fn put(bench: &mut Bench, unit: u64, sub: u32) -> Outcome {
 fn packet_for_skipped_unit_is_rejected() {
     let mut bench = bench(8, geometry());
     put(&mut bench, 10, 0);
-    bench.window.void(11);
+    bench.window.skip(11);
     let mut places = Vec::with_capacity(16);
     bench.window.batch().predict(16, &mut places);
     assert!(places.iter().all(|place| place.id().unit < 11));
@@ -52,16 +52,16 @@ fn packet_for_skipped_unit_is_rejected() {
 fn payload_overrides_earlier_skip() {
     let mut bench = bench(8, geometry());
     put(&mut bench, 10, 0);
-    bench.window.void(11);
+    bench.window.skip(11);
     let id = PacketId { unit: 11, sub: 0 };
     assert!(bench.window.batch().has_room_for(id));
     for sub in 0..PLACES {
         if sub == 2 {
-            bench.window.void(11);
+            bench.window.skip(11);
         }
         assert_eq!(put(&mut bench, 11, sub), Outcome::Placed);
     }
-    bench.window.void(12);
+    bench.window.skip(12);
     let id = PacketId { unit: 12, sub: 1 };
     assert_eq!(bench.window.batch().put_bad(id), Outcome::Placed);
     bench.window.finish();
@@ -87,8 +87,8 @@ fn skips_in_any_order_lose_no_payload() {
     };
     let mut bench = bench(8, geometry);
     put(&mut bench, 10, 0);
-    bench.window.void(12);
-    bench.window.void(11);
+    bench.window.skip(12);
+    bench.window.skip(11);
     for sub in 0..PLACES {
         assert_eq!(put(&mut bench, 11, sub), Outcome::Placed);
     }
@@ -111,7 +111,7 @@ fn frames_ahead_of_skipped_unit_are_renumbered() {
     for (unit, sub) in [(12, 0), (13, 3), (12, 2)] {
         assert_eq!(put(&mut bench, unit, sub), Outcome::Placed);
     }
-    bench.window.void(11);
+    bench.window.skip(11);
     for (unit, sub) in [(12, 1), (14, 0), (12, 3)] {
         assert_eq!(put(&mut bench, unit, sub), Outcome::Placed);
     }
@@ -147,7 +147,7 @@ fn skip_after_frame_close_is_late() {
             assert_eq!(put(&mut bench, unit, sub), Outcome::Placed);
         }
     }
-    bench.window.void(11);
+    bench.window.skip(11);
     bench.window.finish();
     let report = bench.report();
     assert_eq!((report.delivered, report.pending), (20, 0));
@@ -162,7 +162,7 @@ fn skip_before_first_packet_opens_no_frame() {
         let id = PacketId::of(10);
         let outcome = bench.window.batch().put(id, &[0], Timestamp::default());
         assert_eq!(outcome, Outcome::Rejected);
-        bench.window.void(11);
+        bench.window.skip(11);
         for (unit, sub) in came {
             assert_eq!(put(&mut bench, *unit, *sub), Outcome::Placed);
         }
@@ -215,7 +215,7 @@ proptest! {
                         packets += 1;
                     }
                 }
-                Event::Void(by) => bench.window.void(top / places + by),
+                Event::Void(by) => bench.window.skip(top / places + by),
                 Event::Read => { bench.read(); }
             }
             let now = bench.report();

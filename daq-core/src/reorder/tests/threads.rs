@@ -148,7 +148,7 @@ fn unit_skipped_by_other_thread_is_known_before_next_packet() {
         scope.spawn(|| {
             for unit in 0..UNITS {
                 if unit % 2 == 1 {
-                    other.void(unit);
+                    other.skip(unit);
                     continue;
                 }
                 for sub in 0..PLACES {

@@ -82,18 +82,18 @@ fn packet_without_slot_has_room_in_full_ring() {
 #[test]
 fn packet_of_skipped_unit_does_not_wait() {
     for is_full in [false, true] {
-        let mut bench = bench(if is_full { 2 } else { 8 }, voids::geometry());
+        let mut bench = bench(if is_full { 2 } else { 8 }, skips::geometry());
         for unit in [8, 9] {
             (0..PLACES)
-                .for_each(|sub| assert_eq!(voids::put(&mut bench, unit, sub), Outcome::Placed));
+                .for_each(|sub| assert_eq!(skips::put(&mut bench, unit, sub), Outcome::Placed));
         }
         if !is_full {
             assert_eq!(bench.read().len(), 2);
             // The frame stays open at the front.
-            voids::put(&mut bench, 10, 0);
+            skips::put(&mut bench, 10, 0);
         }
         let next = if is_full { 10 } else { 11 };
-        bench.window.void(next);
+        bench.window.skip(next);
         bench.window.batch().has_room_for(PacketId::of(next + 1));
         let id = PacketId { unit: next, sub: 0 };
         let mut batch = bench.window.batch();

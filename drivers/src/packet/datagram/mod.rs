@@ -137,7 +137,7 @@ impl Placer {
                 unit
             }
         };
-        window.void(unit);
+        window.skip(unit);
     }
 
     /// Places a datagram, unless a frame would be refused a slot for it, see [`Batch::has_room_for`]: then false.
