@@ -469,10 +469,10 @@ impl<'a> Batch<'a> {
         if record.is_present(place) {
             return self.duplicate();
         }
-        let is_settled = frame < self.shared.settled.load(Ordering::Acquire);
+        let is_finalised = frame < self.shared.finalised.load(Ordering::Acquire);
         let position = frame * u64::from(self.shared.geometry.places) + u64::from(place);
         let was_expected = position >= self.shared.start.load(Ordering::Acquire);
-        if is_settled || !was_expected || record.state.load(Ordering::Acquire) == state::SKIPPED {
+        if is_finalised || !was_expected || record.state.load(Ordering::Acquire) == state::SKIPPED {
             return self.reject();
         }
         if !record.mark_late(place, self.shared.is_exclusive()) {
@@ -758,7 +758,7 @@ impl Drop for Batch<'_> {
         self.shared.unpin(self.state.writer);
         if let Some(sequencer) = &mut self.state.sequencer {
             sequencer.follow(self.state.epoch);
-            sequencer.settle_batch(self.shared, self.state.writer);
+            sequencer.close_batch(self.shared, self.state.writer);
         }
     }
 }

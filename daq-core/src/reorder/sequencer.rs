@@ -12,19 +12,19 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// How long a frame with gaps is kept open when nothing comes any more.
-const HOLD: Duration = Duration::from_millis(100);
+const HOLD_TIME: Duration = Duration::from_millis(100);
 /// How long the fate of missing places stays open when nothing comes any more.
-const SETTLE: Duration = Duration::from_secs(1);
+const FINALISE_AFTER: Duration = Duration::from_secs(1);
 
 /// How long the other threads have to look for packets before an epoch is opened that one of them asks for: they may have
 /// earlier packets of it, or packets of the old count that refute it.
-const LOOK_ROUND: Duration = Duration::from_millis(5);
+const POLL_ROUND: Duration = Duration::from_millis(5);
 
 /// Silence that one tick can tell of, at most, and as long as a source waits for packets at one go: a thread that was held
 /// up for longer has not listened meanwhile.
-const LOOK: Duration = Duration::from_millis(50);
+const MAX_SILENCE_STEP: Duration = Duration::from_millis(50);
 
-/// What the sequencer keeps of a closed frame until its gaps are settled.
+/// What the sequencer keeps of a closed frame until its gaps are finalised.
 #[derive(Clone, Debug, Default)]
 struct Closed {
     /// The places that were expected.
@@ -44,7 +44,7 @@ struct Silence {
 
 /// A request for an epoch that waits until all threads have looked for packets.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct PendingEpoch {
     request: EpochRequest,
     deadline: Instant,
     /// How often this thread has looked since.
@@ -74,7 +74,7 @@ pub(super) struct Sequencer {
     /// The epoch, its reference moved along with the packets of this thread.
     epoch: Epoch,
     /// Another thread's request.
-    asked: Option<Asked>,
+    pending_epoch: Option<PendingEpoch>,
     /// How often each thread had looked for packets when an epoch was asked for.
     rounds: Box<[u64]>,
     /// Flags of the next frame to be published.
@@ -103,7 +103,7 @@ impl Sequencer {
             skips: Vec::with_capacity(64),
             closed: Vec::with_capacity(shared.records.len()),
             epoch: Epoch::default(),
-            asked: None,
+            pending_epoch: None,
             rounds: vec![0; shared.rounds.len()].into(),
             flags: Flags::default(),
             silence: Silence::default(),
@@ -120,7 +120,7 @@ impl Sequencer {
 
     /// All that is kept of missing places, for comparing.
     #[cfg(test)]
-    pub(super) fn fates(&self) -> impl std::fmt::Debug {
+    pub(super) fn dispositions(&self) -> impl std::fmt::Debug {
         let closed = self.closed.iter().map(|closed| closed.missing).sum::<u64>();
         (self.assigned, self.missing, self.gaps, self.drops, closed)
     }
@@ -179,7 +179,7 @@ impl Sequencer {
     }
 
     /// After a batch: the ledger, and every frame at the front that is complete.
-    pub(super) fn settle_batch(&mut self, shared: &Shared, writer: usize) {
+    pub(super) fn close_batch(&mut self, shared: &Shared, writer: usize) {
         self.close_complete(shared, writer, self.awaits_times);
     }
 
@@ -202,8 +202,8 @@ impl Sequencer {
         if shared.has_requests.load(Ordering::Acquire) != 0 {
             self.read_requests(shared, writer, now);
         }
-        if self.asked.is_some() {
-            self.answer(shared, writer, now);
+        if self.pending_epoch.is_some() {
+            self.resolve_epoch_request(shared, writer, now);
         }
         let base = shared.base.load(Ordering::Relaxed);
         let window = shared.geometry.window as u64;
@@ -222,7 +222,7 @@ impl Sequencer {
                 );
             }
         }
-        self.settle_batch(shared, writer);
+        self.close_batch(shared, writer);
         self.close_stale(shared, writer, now);
         if self.gaps.0 > 0 && shared.readings.load(Ordering::Acquire) > self.gaps.1 {
             self.decide(shared);
@@ -234,7 +234,7 @@ impl Sequencer {
         let horizon = shared.horizon.load(Ordering::Acquire);
         let silence = &mut self.silence;
         let step = silence.last.map_or(Duration::ZERO, |last| {
-            now.saturating_duration_since(last).min(LOOK)
+            now.saturating_duration_since(last).min(MAX_SILENCE_STEP)
         });
         silence.last = Some(now);
         if silence.horizon != horizon {
@@ -243,7 +243,7 @@ impl Sequencer {
         }
         silence.length += step;
         let silent = silence.length;
-        if horizon == 0 || silent < HOLD {
+        if horizon == 0 || silent < HOLD_TIME {
             return;
         }
         // A frame whose last place has come may still be filled by another thread; one whose sender has told its end is over.
@@ -254,15 +254,15 @@ impl Sequencer {
         };
         self.advance(shared, writer, seen / u64::from(shared.geometry.places));
         self.close_complete(shared, writer, false);
-        if silent >= SETTLE {
+        if silent >= FINALISE_AFTER {
             shared.silent.store(horizon, Ordering::Release);
         }
-        if silent >= SETTLE && self.missing > 0 {
+        if silent >= FINALISE_AFTER && self.missing > 0 {
             let base = shared.base.load(Ordering::Relaxed);
-            let from = shared.settled.swap(base, Ordering::AcqRel);
-            shared.grace_idle(writer);
+            let from = shared.finalised.swap(base, Ordering::AcqRel);
+            shared.wait_until_unpinned(writer);
             for frame in from..base {
-                self.settle(shared, frame);
+                self.finalise(shared, frame);
             }
         }
     }
@@ -283,12 +283,12 @@ impl Sequencer {
         // Whoever asked before the last epoch was opened has seen too little.
         if let Some(request) = epoch
             && request.known == self.epoch.number
-            && self.asked.is_none()
+            && self.pending_epoch.is_none()
         {
-            self.note_rounds(shared);
-            self.asked = Some(Asked {
+            self.record_poll_rounds(shared);
+            self.pending_epoch = Some(PendingEpoch {
                 request,
-                deadline: now + LOOK_ROUND,
+                deadline: now + POLL_ROUND,
                 ticks: 0,
             });
         }
@@ -318,7 +318,7 @@ impl Sequencer {
             .fetch_max((base + 1) * places, Ordering::AcqRel);
         self.retire_record(shared, base);
         shared.base.store(base + 1, Ordering::SeqCst);
-        shared.grace(writer, base + 1);
+        shared.wait_grace_period(writer, base + 1);
         self.close(shared, base, places, publish);
     }
 
@@ -345,15 +345,15 @@ impl Sequencer {
             return;
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
-        shared.grace(writer, BLOCKED);
+        shared.wait_grace_period(writer, BLOCKED);
         let places = u64::from(shared.geometry.places);
         // Other threads may have gone on meanwhile, into the gap.
         if shared.horizon.load(Ordering::Acquire) > base * places {
             shared.base.store(base, Ordering::SeqCst);
             return;
         }
-        for frame in shared.settled.swap(open, Ordering::AcqRel)..base {
-            self.settle(shared, frame);
+        for frame in shared.finalised.swap(open, Ordering::AcqRel)..base {
+            self.finalise(shared, frame);
         }
         for record in &shared.records {
             record.reset();
@@ -430,9 +430,9 @@ impl Sequencer {
     fn retire_record(&mut self, shared: &Shared, base: u64) {
         let window = shared.geometry.window as u64;
         let old = base - window - 1;
-        if old >= shared.settled.load(Ordering::Relaxed) {
-            shared.settled.store(old + 1, Ordering::Release);
-            self.settle(shared, old);
+        if old >= shared.finalised.load(Ordering::Relaxed) {
+            shared.finalised.store(old + 1, Ordering::Release);
+            self.finalise(shared, old);
         }
         shared.record(base + window).reset();
     }
@@ -526,7 +526,7 @@ impl Sequencer {
             for place in (0..geometry.places).filter(|place| !record.is_present(*place)) {
                 let extent = geometry.extent(place);
                 // SAFETY: the extent lies inside the frame's slot, which is open and which no writer can reach any
-                // more (see `Shared::grace`).
+                // more (see `Shared::wait_grace_period`).
                 unsafe { fill(memory, extent, self.producer.options().fill.pattern()) };
                 #[cfg(loom)]
                 // SAFETY: loom checks that nobody else writes the place.
@@ -572,12 +572,12 @@ impl Sequencer {
     }
 
     /// Gives the missing places of a closed frame their causes.
-    fn settle(&mut self, shared: &Shared, frame: u64) {
+    fn finalise(&mut self, shared: &Shared, frame: u64) {
         let closed = std::mem::take(self.closed_mut(shared, frame));
         if closed.missing == 0 {
             return;
         }
-        let (late, bad) = shared.record(frame).fates(closed.places);
+        let (late, bad) = shared.record(frame).dispositions(closed.places);
         self.ledger.lost(Cause::Late).add(late);
         self.ledger.lost(Cause::BadPacket).add(bad);
         self.missing -= closed.missing;
@@ -621,7 +621,7 @@ impl Sequencer {
             return;
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
-        shared.grace(writer, BLOCKED);
+        shared.wait_grace_period(writer, BLOCKED);
         let end = self.end_epoch(shared, base);
         self.decide(shared);
         // Whatever comes now opens an epoch of its own.

@@ -153,7 +153,7 @@ impl Record {
     }
 
     /// Among places `range` that did not arrive in time: (late, damaged and not late).
-    pub(super) fn fates(&self, range: std::ops::Range<u32>) -> (u64, u64) {
+    pub(super) fn dispositions(&self, range: std::ops::Range<u32>) -> (u64, u64) {
         let (mut late, mut bad) = (0, 0);
         for place in range.filter(|place| !self.is_present(*place)) {
             if bit(&self.late, place) {
@@ -250,7 +250,7 @@ pub(super) struct Shared {
     /// The first frame of the epoch: nothing before it was ever expected.
     pub(super) floor: AtomicU64,
     /// Gaps of frames before this one have their causes.
-    pub(super) settled: AtomicU64,
+    pub(super) finalised: AtomicU64,
     pub(super) has_requests: AtomicU32,
     pub(super) requests: Mutex<Requests>,
     /// How many requests for an epoch were refused.
@@ -291,7 +291,7 @@ impl Shared {
             epoch: Mutex::new(Epoch::default()),
             epoch_offset: AtomicU64::new(0),
             floor: AtomicU64::new(FIRST),
-            settled: AtomicU64::new(FIRST),
+            finalised: AtomicU64::new(FIRST),
             has_requests: AtomicU32::new(0),
             requests: Mutex::new(Requests {
                 epoch: None,
@@ -354,7 +354,7 @@ impl Shared {
                 return base;
             }
             self.pins[writer].store(base, Ordering::Relaxed);
-            // With the fence in `grace`: either the sequencer sees this pin, or we see its move.
+            // With the fence in `wait_grace_period`: either the sequencer sees this pin, or we see its move.
             fence(Ordering::SeqCst);
             if self.base.load(Ordering::Acquire) == base {
                 return base;
@@ -371,7 +371,7 @@ impl Shared {
     }
 
     /// Returns when no writer but `except` holds a position before `base`.
-    pub(super) fn grace(&self, except: usize, base: u64) {
+    pub(super) fn wait_grace_period(&self, except: usize, base: u64) {
         if self.is_exclusive() {
             return;
         }
@@ -382,7 +382,7 @@ impl Shared {
     }
 
     /// Returns when every writer but `except` has been seen without a pin.
-    pub(super) fn grace_idle(&self, except: usize) {
+    pub(super) fn wait_until_unpinned(&self, except: usize) {
         fence(Ordering::SeqCst);
         for (writer, pin) in self.pins.iter().enumerate() {
             wait_until(|| writer == except || pin.load(Ordering::Acquire) == IDLE);

@@ -640,7 +640,7 @@ enum Fate {
     Delayed(usize),
 }
 
-fn fates() -> impl Strategy<Value = Vec<Fate>> {
+fn dispositions() -> impl Strategy<Value = Vec<Fate>> {
     let fate = prop_oneof![
         8 => Just(Fate::Sent),
         1 => Just(Fate::Lost),
@@ -655,7 +655,7 @@ proptest! {
     /// packet, `pending` is what is neither delivered nor lost, no counter goes back, frames come in order,
     /// every payload is its own, and at the end everything is accounted for.
     #[test]
-    fn every_packet_is_accounted(fates in fates(), slots in 2_usize..12, drain in 1_usize..50, step in prop_oneof![Just(1_u64), Just(4096)]) {
+    fn every_packet_is_accounted(fates in dispositions(), slots in 2_usize..12, drain in 1_usize..50, step in prop_oneof![Just(1_u64), Just(4096)]) {
         let geometry = Geometry {
             window: 2,
             numbering: Numbering { width: 32, step, places_per_unit: 1 },

@@ -2,7 +2,7 @@
 
 use super::super::shared::{BLOCKED, Epoch, EpochRequest, Shared, wait_until};
 use super::super::{Numbering, PacketId};
-use super::{Asked, Closed, LOOK_ROUND, Sequencer};
+use super::{Closed, POLL_ROUND, PendingEpoch, Sequencer};
 use crate::frame::Flags;
 use crate::sync::Ordering;
 use std::sync::PoisonError;
@@ -10,33 +10,33 @@ use std::time::Instant;
 
 impl Sequencer {
     /// Opens the epoch that another thread asked for, or refuses it, once all threads have looked for packets.
-    pub(super) fn answer(&mut self, shared: &Shared, writer: usize, now: Instant) {
-        let Some(asked) = &mut self.asked else {
+    pub(super) fn resolve_epoch_request(&mut self, shared: &Shared, writer: usize, now: Instant) {
+        let Some(asked) = &mut self.pending_epoch else {
             return;
         };
         asked.ticks += 1;
-        let Asked {
+        let PendingEpoch {
             request,
             deadline,
             ticks,
         } = *asked;
-        let have_looked = ticks > 2 && self.have_looked(shared, writer) || now >= deadline;
-        if have_looked || cfg!(loom) {
-            self.asked = None;
+        let have_polled = ticks > 2 && self.have_polled(shared, writer) || now >= deadline;
+        if have_polled || cfg!(loom) {
+            self.pending_epoch = None;
             if request.known == self.epoch.number {
                 self.decide_epoch(shared, writer, request, false);
             }
         }
     }
 
-    pub(super) fn note_rounds(&mut self, shared: &Shared) {
+    pub(super) fn record_poll_rounds(&mut self, shared: &Shared) {
         for (noted, rounds) in self.rounds.iter_mut().zip(&shared.rounds) {
             *noted = rounds.load(Ordering::Acquire);
         }
     }
 
-    /// Whether every other thread has looked for packets since [`note_rounds`](Self::note_rounds), and begun to after it.
-    fn have_looked(&self, shared: &Shared, writer: usize) -> bool {
+    /// Whether every other thread has looked for packets since [`record_poll_rounds`](Self::record_poll_rounds), and begun to after it.
+    fn have_polled(&self, shared: &Shared, writer: usize) -> bool {
         let pairs = self.rounds.iter().zip(&shared.rounds).enumerate();
         pairs.into_iter().all(|(other, (noted, rounds))| {
             other == writer || rounds.load(Ordering::Acquire).wrapping_sub(*noted) >= 2
@@ -52,9 +52,9 @@ impl Sequencer {
         restarts: bool,
     ) {
         if !shared.is_exclusive() && cfg!(not(loom)) {
-            self.note_rounds(shared);
+            self.record_poll_rounds(shared);
             let start = Instant::now();
-            wait_until(|| self.have_looked(shared, writer) || start.elapsed() >= LOOK_ROUND);
+            wait_until(|| self.have_polled(shared, writer) || start.elapsed() >= POLL_ROUND);
         }
         self.decide_epoch(shared, writer, request, restarts);
     }
@@ -96,11 +96,11 @@ impl Sequencer {
         let numbering = shared.geometry.numbering;
         let places = u64::from(shared.geometry.places);
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
-        shared.grace(writer, BLOCKED);
+        shared.wait_grace_period(writer, BLOCKED);
         let mut absolute = numbering.absolute(id);
         if self.epoch.number > 0
             && !restarts
-            && let Some(ahead) = self.jump(numbering, id)
+            && let Some(ahead) = self.skipped_ahead(numbering, id)
         {
             let horizon = shared.horizon.load(Ordering::Acquire);
             let position = self.epoch.position.wrapping_add(ahead);
@@ -131,7 +131,7 @@ impl Sequencer {
         shared.start.store(u64::MAX, Ordering::Relaxed);
         shared.horizon.store(0, Ordering::Relaxed);
         shared.wanted.store(0, Ordering::Relaxed);
-        shared.settled.store(front, Ordering::Relaxed);
+        shared.finalised.store(front, Ordering::Relaxed);
         shared.floor.store(front, Ordering::Relaxed);
         *shared.epoch.lock().unwrap_or_else(PoisonError::into_inner) = epoch;
         self.epoch = epoch;
@@ -143,7 +143,7 @@ impl Sequencer {
     }
 
     /// Places from the last packet's unit forward to `id`; `None` for a step back or between steps.
-    fn jump(&self, numbering: Numbering, id: PacketId) -> Option<u64> {
+    fn skipped_ahead(&self, numbering: Numbering, id: PacketId) -> Option<u64> {
         numbering
             .places_between(self.epoch.unit, id)
             .and_then(|distance| u64::try_from(distance).ok())
@@ -160,8 +160,8 @@ impl Sequencer {
         }
         // Slots given to frames that nothing came for stay open for those to come.
         (self.assigned, self.asked_to) = (0, 0);
-        for frame in shared.settled.swap(end, Ordering::AcqRel)..end {
-            self.settle(shared, frame);
+        for frame in shared.finalised.swap(end, Ordering::AcqRel)..end {
+            self.finalise(shared, frame);
         }
         self.account(shared);
         end

@@ -13,7 +13,7 @@ impl Sequencer {
             return;
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
-        shared.grace(writer, BLOCKED);
+        shared.wait_grace_period(writer, BLOCKED);
         let places = u64::from(shared.geometry.places);
         let position = shared
             .geometry
@@ -98,7 +98,7 @@ impl Sequencer {
 
     /// Says of a closed frame that its control packet came late, if its missing places have no cause yet.
     fn skip_closed(&mut self, shared: &Shared, frame: u64) {
-        if frame < shared.settled.load(Ordering::Acquire) {
+        if frame < shared.finalised.load(Ordering::Acquire) {
             return;
         }
         let closed = self.closed_mut(shared, frame).clone();

@@ -108,9 +108,9 @@ fn inside(bench: &Bench) -> String {
             load(&shared.base),
             load(&shared.horizon),
             load(&shared.start),
-            load(&shared.settled)
+            load(&shared.finalised)
         ],
-        sequencer.as_ref().map(Sequencer::fates)
+        sequencer.as_ref().map(Sequencer::dispositions)
     )
 }
 
