@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 use daq_core::config::{Diagnostics, Document};
-use daq_core::ledger::Board;
+use daq_core::ledger::CounterFile;
 use daq_core::plan::{Config, Surroundings, resolve};
 use daq_core::topology::Topology;
 use daq_pipelines::REGISTRY;
@@ -183,7 +183,7 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     let options = Options {
         profiles: std::collections::BTreeMap::new(),
         directory: dir.path().to_owned(),
-        board: Board::in_memory(),
+        counter_file: CounterFile::in_memory(),
         drain: Duration::from_secs(10),
     };
     let pipeline = Pipeline::start(&config, &plan, &options).unwrap();

@@ -1,6 +1,6 @@
 //! What a source counts beside its ledger, by names of its own.
 
-use super::{Board, BoardError, Counter};
+use super::{Counter, CounterFile, CounterFileError};
 use std::collections::BTreeMap;
 
 /// A source's own counters: none takes part in an equation.
@@ -9,12 +9,16 @@ pub struct Counts(Vec<(&'static str, Counter)>);
 
 impl Counts {
     /// Counters on `board`, named `PREFIX.count.NAME`.
-    pub fn on(board: &Board, prefix: &str, names: &[&'static str]) -> Result<Self, BoardError> {
+    pub fn on(
+        counter_file: &CounterFile,
+        prefix: &str,
+        names: &[&'static str],
+    ) -> Result<Self, CounterFileError> {
         let counters = names.iter().map(|name| {
-            let counter = board.counter(&format!("{prefix}.count.{name}"))?;
+            let counter = counter_file.counter(&format!("{prefix}.count.{name}"))?;
             Ok((*name, counter))
         });
-        Ok(Self(counters.collect::<Result<_, BoardError>>()?))
+        Ok(Self(counters.collect::<Result<_, CounterFileError>>()?))
     }
 
     /// The counter `name`; one that nobody reads where it was not announced

@@ -1,6 +1,6 @@
 //! What is counted of a DMA engine beside its source's frames.
 
-use super::{Board, BoardError, Counter};
+use super::{Counter, CounterFile, CounterFileError};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -52,14 +52,18 @@ pub struct EngineCounters {
 
 impl EngineCounters {
     /// Counters on `board`, named `PREFIX.FIELD` and `PREFIX.fault.NAME`.
-    pub fn on(board: &Board, prefix: &str, faults: &[&'static str]) -> Result<Self, BoardError> {
+    pub fn on(
+        counter_file: &CounterFile,
+        prefix: &str,
+        faults: &[&'static str],
+    ) -> Result<Self, CounterFileError> {
         let faults = faults.iter().map(|name| {
-            let counter = board.counter(&format!("{prefix}.fault.{name}"))?;
+            let counter = counter_file.counter(&format!("{prefix}.fault.{name}"))?;
             Ok((*name, counter))
         });
         Ok(Self {
-            ledger: EngineLedger::on(board, prefix)?,
-            faults: faults.collect::<Result<_, BoardError>>()?,
+            ledger: EngineLedger::on(counter_file, prefix)?,
+            faults: faults.collect::<Result<_, CounterFileError>>()?,
         })
     }
 
@@ -126,7 +130,7 @@ mod tests {
     #[test]
     fn engine_faults_are_counted_by_name() {
         let counters = EngineCounters::on(
-            &Board::in_memory(),
+            &CounterFile::in_memory(),
             "source.adc.engine",
             &["magic", "align"],
         )

@@ -195,7 +195,7 @@ impl Serialize for Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::{Board, Cause, KernelReport, ReaderReport, SinkReport};
+    use crate::ledger::{Cause, CounterFile, KernelReport, ReaderReport, SinkReport};
 
     fn good() -> SourceReport {
         SourceReport {
@@ -289,8 +289,8 @@ mod tests {
     fn last_run_ledgers_round_trip() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("adc.ledger");
-        let board = Board::in_file(&path, 7, 1).unwrap();
-        let ledger = SourceLedger::on(&board, "source.north.adc").unwrap();
+        let counter_file = CounterFile::in_file(&path, 7, 1).unwrap();
+        let ledger = SourceLedger::on(&counter_file, "source.north.adc").unwrap();
         ledger.expected.add(9);
         ledger.delivered.add(6);
         ledger.lost(Cause::Late).add(3);

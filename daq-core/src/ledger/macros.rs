@@ -10,8 +10,8 @@ macro_rules! ledger {
 
         impl $name {
             /// Counters on `board`, named `PREFIX.FIELD`.
-            pub fn on(board: &$crate::ledger::Board, prefix: &str) -> Result<Self, $crate::ledger::BoardError> {
-                Ok(Self { $($field: board.counter(&format!("{prefix}.{}", stringify!($field)))?,)* })
+            pub fn on(counter_file: &$crate::ledger::CounterFile, prefix: &str) -> Result<Self, $crate::ledger::CounterFileError> {
+                Ok(Self { $($field: counter_file.counter(&format!("{prefix}.{}", stringify!($field)))?,)* })
             }
 
             /// Sets every counter for which `value`, given the counter's name, returns a value.

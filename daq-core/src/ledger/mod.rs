@@ -5,7 +5,7 @@
 //! derived when the snapshot is taken (`pending`), from counters read in the order that keeps it from
 //! going negative.
 
-mod board;
+mod counter_file;
 mod counts;
 #[macro_use]
 mod macros;
@@ -14,7 +14,7 @@ mod loss;
 mod rejections;
 mod snapshot;
 
-pub use board::{Board, BoardError, Counter, LastRun};
+pub use counter_file::{Counter, CounterFile, CounterFileError, LastRun};
 pub use counts::Counts;
 pub use engine::{EngineCounters, EngineLedger, EngineReport, Proof};
 pub use loss::Loss;

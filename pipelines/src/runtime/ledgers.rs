@@ -4,9 +4,9 @@ use super::monitor::Activity;
 use daq_core::gpu::Backend;
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
-    Board, BoardError, CopyLedger, CopyReport, Counts, EngineCounters, EngineReport, KernelLedger,
-    KernelReport, ReaderLedger, ReaderReport, Rejections, Report, RingLedger, RingReport,
-    SinkLedger, SinkReport, SourceLedger, SourceReport,
+    CopyLedger, CopyReport, CounterFile, CounterFileError, Counts, EngineCounters, EngineReport,
+    KernelLedger, KernelReport, ReaderLedger, ReaderReport, Rejections, Report, RingLedger,
+    RingReport, SinkLedger, SinkReport, SourceLedger, SourceReport,
 };
 use daq_core::plan::Plan;
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ pub struct Ledgers {
 
 impl Ledgers {
     /// Counters on `board` for everything in `plan`.
-    pub fn new(plan: &Plan, board: &Board) -> Result<Self, BoardError> {
+    pub fn new(plan: &Plan, counter_file: &CounterFile) -> Result<Self, CounterFileError> {
         let mut ledgers = Self {
             sources: BTreeMap::new(),
             rejections: BTreeMap::new(),
@@ -49,48 +49,53 @@ impl Ledgers {
         };
         for source in &plan.sources {
             let prefix = format!("source.{}", source.name);
-            let ledger = SourceLedger::on(board, &prefix)?;
+            let ledger = SourceLedger::on(counter_file, &prefix)?;
             let rejections = Rejections::default();
             ledgers.rejections.insert(source.name.clone(), rejections);
-            let counts = Counts::on(board, &prefix, source.counts)?;
+            let counts = Counts::on(counter_file, &prefix, source.counts)?;
             let engine = source.engine.as_ref().map(|engine| {
                 let prefix = format!("source.{}.engine", source.name);
-                EngineCounters::on(board, &prefix, engine.faults)
+                EngineCounters::on(counter_file, &prefix, engine.faults)
             });
             ledgers
                 .sources
                 .insert(source.name.clone(), (ledger, engine.transpose()?, counts));
         }
         for ring in &plan.rings {
-            let ledger = RingLedger::on(board, &format!("ring.{}", ring.name))?;
+            let ledger = RingLedger::on(counter_file, &format!("ring.{}", ring.name))?;
             let ledger = (ledger, OnceLock::new());
             ledgers.rings.insert(ring.name.clone(), ledger);
         }
         for kernel in &plan.kernels {
-            let ledger = KernelLedger::on(board, &format!("kernel.{}", kernel.name))?;
+            let ledger = KernelLedger::on(counter_file, &format!("kernel.{}", kernel.name))?;
             let ledger = (kernel.dispatch, ledger);
             ledgers.kernels.insert(kernel.name.clone(), ledger);
-            ledgers.add_reader(&kernel.name, &kernel.input, board)?;
+            ledgers.add_reader(&kernel.name, &kernel.input, counter_file)?;
         }
         for copy in &plan.copies {
-            let ledger = CopyLedger::on(board, &format!("copy.{}", copy.to))?;
+            let ledger = CopyLedger::on(counter_file, &format!("copy.{}", copy.to))?;
             ledgers
                 .copies
                 .insert(copy.to.clone(), (copy.from.clone(), ledger));
-            ledgers.add_reader(&copy.name, &copy.from, board)?;
+            ledgers.add_reader(&copy.name, &copy.from, counter_file)?;
         }
         for sink in &plan.sinks {
             ledgers.sinks.insert(
                 sink.name.clone(),
-                SinkLedger::on(board, &format!("sink.{}", sink.name))?,
+                SinkLedger::on(counter_file, &format!("sink.{}", sink.name))?,
             );
-            ledgers.add_reader(&sink.name, &sink.input, board)?;
+            ledgers.add_reader(&sink.name, &sink.input, counter_file)?;
         }
         Ok(ledgers)
     }
 
-    fn add_reader(&mut self, name: &str, ring: &str, board: &Board) -> Result<(), BoardError> {
-        let ledger = ReaderLedger::on(board, &format!("reader.{name}"))?;
+    fn add_reader(
+        &mut self,
+        name: &str,
+        ring: &str,
+        counter_file: &CounterFile,
+    ) -> Result<(), CounterFileError> {
+        let ledger = ReaderLedger::on(counter_file, &format!("reader.{name}"))?;
         self.readers
             .insert(name.to_owned(), (ring.to_owned(), ledger));
         Ok(())

@@ -24,7 +24,7 @@ use crate::http::Health;
 use control::{Control, Heartbeat, Progress, Role, STALL_TIMEOUT, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::CudaError;
 use daq_core::kernel::KernelError;
-use daq_core::ledger::{Board, BoardError, Report};
+use daq_core::ledger::{CounterFile, CounterFileError, Report};
 use daq_core::plan::{Config, Plan};
 use daq_core::region::RegionError;
 use daq_core::ring::{Ring, RingError};
@@ -58,7 +58,7 @@ pub enum StartError {
     Ring(#[from] RingError),
     /// The counter file could not be created.
     #[error(transparent)]
-    Board(#[from] BoardError),
+    CounterFile(#[from] CounterFileError),
     /// A source could not be opened.
     #[error("source `{name}`: {source}")]
     Source {
@@ -127,7 +127,7 @@ pub struct Options {
     /// Where relative paths start.
     pub directory: PathBuf,
     /// Where counters live.
-    pub board: Board,
+    pub counter_file: CounterFile,
     /// How long sinks that cannot write may hold up the end.
     pub drain: Duration,
     /// Saved profiles of GPUs by ordinal. GPUs without a profile are measured at startup.
@@ -146,7 +146,7 @@ pub struct Pipeline {
     threads: Vec<JoinHandle<()>>,
     /// Watches the sources; `None` until they run.
     monitor: Option<Monitor>,
-    board: Board,
+    counter_file: CounterFile,
 }
 
 impl Pipeline {
@@ -157,7 +157,7 @@ impl Pipeline {
         if let Some(missing) = plan.unavailable.first() {
             return Err(StartError::Unavailable(missing.clone()));
         }
-        let ledgers = Arc::new(Ledgers::new(plan, &options.board)?);
+        let ledgers = Arc::new(Ledgers::new(plan, &options.counter_file)?);
         let mut pipeline = Self {
             control: Arc::new(Control::new(options.drain)),
             ledgers,
@@ -167,7 +167,7 @@ impl Pipeline {
             sources: plan.sources.iter().map(|source| source.threads).sum(),
             threads: Vec::new(),
             monitor: None,
-            board: options.board.clone(),
+            counter_file: options.counter_file.clone(),
         };
         let result = pipeline.build(config, plan, options);
         if result.is_err() {
@@ -225,7 +225,7 @@ impl Pipeline {
 
     /// Whether the state file was truncated by another program, so that a kill would not be reported.
     pub fn is_state_lost(&self) -> bool {
-        self.board.is_state_lost()
+        self.counter_file.is_state_lost()
     }
 
     /// Names of sinks whose writes hang, if the time for draining is over and nothing else holds up the end.
@@ -281,7 +281,7 @@ impl Pipeline {
         for violation in report.violations() {
             tracing::error!("the ledger does not balance (defect of daq): {violation}");
         }
-        self.board.end();
+        self.counter_file.end();
         let failures = self.control.failures();
         (report, failures)
     }

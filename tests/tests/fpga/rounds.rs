@@ -3,7 +3,7 @@
 use crate::bytes::Served;
 use crate::setup::{SLOT, assert_stream, config, daq, data, host, packets};
 use daq_core::config::{Diagnostics, Document};
-use daq_core::ledger::Board;
+use daq_core::ledger::CounterFile;
 use daq_core::plan::{Config, Surroundings, resolve};
 use daq_core::topology::Topology;
 use daq_drivers::fpga::transports::emulated::CardOptions;
@@ -78,7 +78,7 @@ fn round(text: &str, directory: &Path, frames: u64) {
     let options = Options {
         profiles: std::collections::BTreeMap::new(),
         directory: directory.to_owned(),
-        board: Board::in_memory(),
+        counter_file: CounterFile::in_memory(),
         drain: Duration::from_secs(10),
     };
     let pipeline = Pipeline::start(&config, &plan, &options).unwrap();

@@ -5,7 +5,7 @@ use super::{exit, show};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostic, Diagnostics, Document, Section};
 use daq_core::examine::{Examination, FileUse};
-use daq_core::ledger::{Board, BoardError};
+use daq_core::ledger::{CounterFile, CounterFileError};
 use daq_core::plan::{Config, Plan};
 use daq_core::units::counted;
 use daq_pipelines::console::print_error;
@@ -135,12 +135,12 @@ pub(super) fn files(
 
 /// Reports a plan whose counters do not fit into the counter file.
 pub(super) fn counters(config: &Config, plan: &Plan, diagnostics: &mut Diagnostics) {
-    let Err(error) = Ledgers::new(plan, &Board::in_memory()) else {
+    let Err(error) = Ledgers::new(plan, &CounterFile::in_memory()) else {
         return;
     };
     let diagnostic = Diagnostic::error(format!("this pipeline needs {error}"));
     diagnostics.push(match error {
-        BoardError::Name { name } => {
+        CounterFileError::Name { name } => {
             let sections = config.outlines.iter().map(|outline| &outline.section);
             let sections = sections.chain(config.rings.iter().map(|ring| &ring.section));
             let is_in = |section: &&Section| {

@@ -125,13 +125,13 @@ pub(super) fn run(args: &Args) -> u8 {
     };
     let directory = args.sources.state();
     let file = state::file_name(&loaded.plan.name, args.sources.place());
-    let (board, last_run) = state::board(directory.as_deref(), &file);
+    let (counter_file, last_run) = state::counter_file(directory.as_deref(), &file);
     if let Some(last) = &last_run {
         state::log_last_run(last);
     }
     let options = Options {
         directory: super::directory(),
-        board,
+        counter_file,
         drain: args.drain.0,
         profiles: if loaded.plan.copies.is_empty() {
             BTreeMap::new()
@@ -142,7 +142,7 @@ pub(super) fn run(args: &Args) -> u8 {
     let pipeline = match Pipeline::start(&loaded.config, &loaded.plan, &options) {
         Ok(pipeline) => pipeline,
         Err(error) => {
-            options.board.end();
+            options.counter_file.end();
             print_error!("error: {error}");
             return match error {
                 StartError::Unavailable(_)

@@ -1,6 +1,6 @@
 //! The state directory: where counters outlive a killed process.
 
-use daq_core::ledger::{Board, BoardError, LastRun};
+use daq_core::ledger::{CounterFile, CounterFileError, LastRun};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,13 +30,13 @@ fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         .map(|path| path.join("daq"))
 }
 
-/// The counters' board, in a file if there can be one, and the last run if it ended uncleanly.
-pub(super) fn board(directory: Option<&Path>, file: &str) -> (Board, Option<LastRun>) {
+/// The counters' counter_file, in a file if there can be one, and the last run if it ended uncleanly.
+pub(super) fn counter_file(directory: Option<&Path>, file: &str) -> (CounterFile, Option<LastRun>) {
     let Some(directory) = directory else {
         tracing::warn!(
             "no state directory (HOME and XDG_STATE_HOME are not set): counters stay in memory and are lost if the process is killed"
         );
-        return (Board::in_memory(), None);
+        return (CounterFile::in_memory(), None);
     };
     let path = directory.join(file);
     let now = SystemTime::now()
@@ -45,21 +45,21 @@ pub(super) fn board(directory: Option<&Path>, file: &str) -> (Board, Option<Last
     let start = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
     let mut last = None;
     let made = std::fs::create_dir_all(directory)
-        .map_err(|source| BoardError::File {
+        .map_err(|source| CounterFileError::File {
             path: directory.to_owned(),
             source,
         })
         .and_then(|()| {
             last = LastRun::read(&path).filter(|last| !last.ended);
-            patiently(|| Board::in_file(&path, std::process::id(), start))
+            patiently(|| CounterFile::in_file(&path, std::process::id(), start))
         });
     match made {
-        Ok(board) => (board, last),
-        Err(error @ BoardError::Busy { .. }) => {
+        Ok(counter_file) => (counter_file, last),
+        Err(error @ CounterFileError::Busy { .. }) => {
             tracing::warn!(
                 "{error}; counters of this run stay in memory and are lost if the process is killed"
             );
-            (Board::in_memory(), None)
+            (CounterFile::in_memory(), None)
         }
         Err(error) => {
             tracing::warn!(
@@ -74,7 +74,7 @@ pub(super) fn board(directory: Option<&Path>, file: &str) -> (Board, Option<Last
 fn patiently(open: impl Fn() -> Result<Board, BoardError>) -> Result<Board, BoardError> {
     for _ in 0..20 {
         match open() {
-            Err(BoardError::Busy { .. }) => std::thread::sleep(Duration::from_millis(50)),
+            Err(CounterFileError::Busy { .. }) => std::thread::sleep(Duration::from_millis(50)),
             other => return other,
         }
     }
@@ -159,11 +159,11 @@ mod tests {
     fn unclean_end_reports_copies_and_gpus() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("telescope.ledger");
-        let board = Board::in_file(&path, 7, 1).unwrap();
-        let ring = RingLedger::on(&board, "ring.raw").unwrap();
-        let copy = CopyLedger::on(&board, "copy.raw").unwrap();
-        let reader = ReaderLedger::on(&board, "reader.copy to raw").unwrap();
-        let kernel = KernelLedger::on(&board, "kernel.beam").unwrap();
+        let counter_file = CounterFile::in_file(&path, 7, 1).unwrap();
+        let ring = RingLedger::on(&counter_file, "ring.raw").unwrap();
+        let copy = CopyLedger::on(&counter_file, "copy.raw").unwrap();
+        let reader = ReaderLedger::on(&counter_file, "reader.copy to raw").unwrap();
+        let kernel = KernelLedger::on(&counter_file, "kernel.beam").unwrap();
         ring.published.add(3);
         copy.taken.add(5);
         copy.frames.add(3);

@@ -6,7 +6,7 @@ use crate::bench::cpu;
 use crate::bench::scratch::Scratch;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::SourceSpec;
-use daq_core::ledger::{Board, Proof, SourceReport};
+use daq_core::ledger::{CounterFile, Proof, SourceReport};
 use daq_core::plan::{Component, Config, Surroundings, resolve};
 use daq_core::staging::Profile;
 use daq_core::topology::Topology;

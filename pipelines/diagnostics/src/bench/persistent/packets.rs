@@ -3,7 +3,7 @@
 use super::fixture::{Bench, RESULT_TIMEOUT};
 use crate::bench::BenchError;
 use daq_core::config::{Diagnostics, Document};
-use daq_core::ledger::Board;
+use daq_core::ledger::CounterFile;
 use daq_core::plan::{Config, Surroundings, resolve};
 use daq_core::topology::Topology;
 use daq_pipelines::REGISTRY;

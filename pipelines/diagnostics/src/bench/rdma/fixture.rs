@@ -2,7 +2,7 @@
 
 use crate::bench::BenchError;
 use daq_core::config::{Diagnostics, Document};
-use daq_core::ledger::{Board, Report};
+use daq_core::ledger::{CounterFile, Report};
 use daq_core::plan::{Config, Surroundings, resolve};
 use daq_core::staging::Profile;
 use daq_core::topology::Topology;

@@ -1,4 +1,4 @@
-//! The board: where counters live, in memory or in a small file that survives a killed process.
+//! The counter_file: where counters live, in memory or in a small file that survives a killed process.
 //!
 //! ```text
 //!   0       magic  "DAQLEDG1"
@@ -13,7 +13,7 @@
 //!
 //! Counters are read from private memory; the file is a mirror that is only written. If another program truncates the
 //! file, a store to the mirror faults; the guard then puts zero pages in its place and the run goes on with whole
-//! ledgers ([`Board::is_state_lost`]).
+//! ledgers ([`CounterFile::is_state_lost`]).
 
 use crate::file::{self, Links};
 use crate::sys::guard::Guard;
@@ -30,13 +30,13 @@ const MAGIC: [u8; 8] = *b"DAQLEDG1";
 const HEADER: usize = 4096;
 const RECORD: usize = 128;
 const NAME: usize = RECORD - 8;
-/// Counters that fit on a board: 1 MiB.
+/// Counters that fit on a counter_file: 1 MiB.
 const CAPACITY: usize = 8160;
 const BYTES: usize = HEADER + CAPACITY * RECORD;
 
 /// Why a board could not be had.
 #[derive(Debug, thiserror::Error)]
-pub enum BoardError {
+pub enum CounterFileError {
     /// The file could not be made.
     #[error("ledger file {}: {source}; name a writable state directory by XDG_STATE_HOME or --state-dir", path.display())]
     File {
@@ -66,12 +66,12 @@ pub enum BoardError {
 
 /// A set of named counters.
 #[derive(Clone)]
-pub struct Board {
+pub struct CounterFile {
     memory: Arc<Memory>,
     used: Arc<Mutex<usize>>,
 }
 
-/// The words of a board, and their copy in a file.
+/// The words of a counter_file, and their copy in a file.
 struct Memory {
     words: Box<[AtomicU64]>,
     mirror: Option<Mirror>,
@@ -151,7 +151,7 @@ impl Mirror {
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(
             offset.is_multiple_of(8) && offset + 8 <= self.map.len(),
-            "offset {offset} outside the board"
+            "offset {offset} outside the counter file"
         );
         // SAFETY: the offset is aligned and inside the mapping, which lives as long as `self`. Every access to its words
         // is atomic; other programs may change the file at any time, which atomics allow.
@@ -159,7 +159,7 @@ impl Mirror {
     }
 }
 
-impl Board {
+impl CounterFile {
     /// A board in memory.
     pub fn in_memory() -> Self {
         Self {
@@ -171,8 +171,8 @@ impl Board {
     /// A board in a file, which is created or emptied; read its former content by [`LastRun::read`] before.
     ///
     /// Anything but a regular file in its place is an error, symbolic links among them.
-    pub fn in_file(path: &Path, pid: u32, start_ns: u64) -> Result<Self, BoardError> {
-        let fail = |source| BoardError::File {
+    pub fn in_file(path: &Path, pid: u32, start_ns: u64) -> Result<Self, CounterFileError> {
+        let fail = |source| CounterFileError::File {
             path: path.to_owned(),
             source,
         };
@@ -181,7 +181,7 @@ impl Board {
         let file = file::open_with(&options, path, Links::Refuse).map_err(fail)?;
         if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
             let pid = LastRun::read(path).map_or(0, |last| last.pid);
-            return Err(BoardError::Busy {
+            return Err(CounterFileError::Busy {
                 path: path.to_owned(),
                 pid,
             });
@@ -202,15 +202,15 @@ impl Board {
     }
 
     /// A new counter, 0.
-    pub fn counter(&self, name: &str) -> Result<Counter, BoardError> {
+    pub fn counter(&self, name: &str) -> Result<Counter, CounterFileError> {
         if name.len() > NAME {
-            return Err(BoardError::Name {
+            return Err(CounterFileError::Name {
                 name: name.to_owned(),
             });
         }
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         if *used == CAPACITY {
-            return Err(BoardError::Full);
+            return Err(CounterFileError::Full);
         }
         let record = HEADER + *used * RECORD;
         let mut padded = [0; NAME];
@@ -239,9 +239,9 @@ impl Board {
     }
 }
 
-impl fmt::Debug for Board {
+impl fmt::Debug for CounterFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Board").finish_non_exhaustive()
+        f.debug_struct("CounterFile").finish_non_exhaustive()
     }
 }
 
@@ -282,7 +282,7 @@ impl Counter {
 }
 
 impl Default for Counter {
-    /// A counter on no board.
+    /// A counter on no counter_file.
     fn default() -> Self {
         Self {
             memory: Arc::new(Memory::heap(1)),
@@ -311,7 +311,7 @@ pub struct LastRun {
 }
 
 impl LastRun {
-    /// Reads the file at `path`; `None` if there is none or it is not a board.
+    /// Reads the file at `path`; `None` if there is none or it is not a counter_file.
     pub fn read(path: &Path) -> Option<Self> {
         let file = file::open_with(OpenOptions::new().read(true), path, Links::Refuse).ok()?;
         let mut bytes = Vec::new();
@@ -360,38 +360,38 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("adc.ledger");
         assert_eq!(LastRun::read(&path), None);
-        let board = Board::in_file(&path, 42, 1000).unwrap();
-        let counter = board.counter("source.adc.expected").unwrap();
+        let counter_file = CounterFile::in_file(&path, 42, 1000).unwrap();
+        let counter = counter_file.counter("source.adc.expected").unwrap();
         counter.add(7);
         assert!(matches!(
-            Board::in_file(&path, 43, 0),
-            Err(BoardError::Busy { pid: 42, .. })
+            CounterFile::in_file(&path, 43, 0),
+            Err(CounterFileError::Busy { pid: 42, .. })
         ));
         let last = LastRun::read(&path).unwrap();
         assert_eq!((last.pid, last.start_ns, last.ended), (42, 1000, false));
         assert_eq!(last.counters, [("source.adc.expected".to_owned(), 7)]);
-        board.end();
+        counter_file.end();
         assert!(LastRun::read(&path).unwrap().ended);
-        drop((board, counter));
-        assert!(Board::in_file(&path, 44, 0).is_ok());
+        drop((counter_file, counter));
+        assert!(CounterFile::in_file(&path, 44, 0).is_ok());
     }
 
     #[test]
     fn counters_survive_file_truncation() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("adc.ledger");
-        let board = Board::in_file(&path, 42, 1000).unwrap();
-        let counter = board.counter("source.adc.expected").unwrap();
+        let counter_file = CounterFile::in_file(&path, 42, 1000).unwrap();
+        let counter = counter_file.counter("source.adc.expected").unwrap();
         counter.add(7);
-        assert!(!board.is_state_lost());
+        assert!(!counter_file.is_state_lost());
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.set_len(0).unwrap();
         counter.add(1);
         counter.add_shared(2);
         counter.raise(4);
         assert_eq!(counter.get(), 10);
-        assert!(board.is_state_lost());
-        board.end();
+        assert!(counter_file.is_state_lost());
+        counter_file.end();
     }
 
     #[test]
@@ -405,8 +405,8 @@ mod tests {
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         for path in [&link, &fifo] {
             assert_eq!(LastRun::read(path), None);
-            let error = Board::in_file(path, 1, 0).unwrap_err();
-            assert!(matches!(error, BoardError::File { .. }), "{error}");
+            let error = CounterFile::in_file(path, 1, 0).unwrap_err();
+            assert!(matches!(error, CounterFileError::File { .. }), "{error}");
         }
         assert_eq!(std::fs::read(&foreign).unwrap(), b"keep me");
     }
@@ -429,8 +429,8 @@ mod tests {
     #[test]
     fn counter_name_too_long_is_rejected() {
         assert!(matches!(
-            Board::in_memory().counter(&"x".repeat(121)),
-            Err(BoardError::Name { .. })
+            CounterFile::in_memory().counter(&"x".repeat(121)),
+            Err(CounterFileError::Name { .. })
         ));
     }
 }
