@@ -34,8 +34,8 @@
 //! ```
 
 mod armed;
+mod bounce_copy;
 mod buffer;
-mod carry;
 mod device;
 mod engine;
 mod sentinel;
@@ -43,8 +43,8 @@ mod sequence;
 
 pub use crate::sys::guard::{Guard, Unguarded};
 pub use armed::{Armed, Idle, Refused};
+pub use bounce_copy::{Carry, CarryError};
 pub use buffer::DmaBuffer;
-pub use carry::{Carry, CarryError};
 pub use device::{DmaDevice, DmaError, DmaMap};
 pub use engine::{Caps, Completions, Done, Engine, EngineError, Origin, Slots, Stuck};
 pub use sentinel::{Seen, Sentinel};

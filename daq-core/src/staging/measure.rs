@@ -1,6 +1,6 @@
 //! Measuring a machine's copies, in well under a second a GPU.
 
-use super::bare::Bare;
+use super::baseline::Bare;
 use super::profile::{Profile, Rates};
 use crate::gpu::bar_mapping::{Mapped, MappedError};
 use crate::gpu::driver::{CudaError, Device, Mark};

@@ -20,27 +20,27 @@
 //! - After a failure nothing that was under way is published, and every frame of it is counted.
 //! - After the start no call here allocates or locks; the driver's own calls may.
 
-mod bare;
-mod carrier;
+mod baseline;
+mod copy_engine;
 mod direction;
 mod error;
-mod far;
-mod lane;
+mod inline_copy;
 mod measure;
+mod numa;
 mod profile;
-mod rival;
-mod stager;
+mod ring_copy;
+mod store_methods;
 mod target;
 #[cfg(test)]
 mod tests;
 
-pub use bare::{BATCH, Bare};
-pub use carrier::Carrier;
+pub use baseline::{BATCH, Bare};
+pub use copy_engine::{CopyStream, Mover, Stager, Step, Tuning};
 pub use direction::Direction;
 pub use error::StagingError;
-pub use far::tell_if_far;
-pub use lane::Lane;
+pub use inline_copy::Carrier;
 pub use measure::{MeasureError, measure, measure_with};
+pub use numa::tell_if_far;
 pub use profile::{Basis, Profile, Profiles, Rates, Sending, USUAL_CUT_OVER};
-pub use rival::{RawStores, Way};
-pub use stager::{CopyStream, Mover, Stager, Step, Tuning};
+pub use ring_copy::Lane;
+pub use store_methods::{RawStores, Way};

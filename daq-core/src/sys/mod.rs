@@ -6,7 +6,7 @@ pub mod gdrapi;
 pub mod guard;
 pub mod memory;
 pub mod nvrtc;
-pub mod rival;
+pub mod reference_copy;
 pub mod store;
 pub mod thread;
 pub mod vulkan;

@@ -2,7 +2,7 @@
 
 use crate::gpu::bar_mapping::{Mapped, MappedError};
 use crate::sys::store::Width;
-use crate::sys::{rival, store};
+use crate::sys::{reference_copy, store};
 
 /// By what bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Way {
             Self::Avx2 => Width::Avx2.is_here(),
             Self::Avx512 => Width::Avx512.is_here(),
             #[cfg(all(target_arch = "x86_64", not(miri)))]
-            Self::Direct => rival::has_direct(),
+            Self::Direct => reference_copy::has_direct(),
             #[cfg(not(all(target_arch = "x86_64", not(miri))))]
             Self::Direct => false,
             own => own.width().is_some_and(Width::is_here),
@@ -81,14 +81,14 @@ impl Way {
         unsafe {
             match self {
                 #[cfg(all(target_arch = "x86_64", not(miri)))]
-                Self::Avx2 => rival::by_32(to, from, bytes),
+                Self::Avx2 => reference_copy::by_32(to, from, bytes),
                 #[cfg(all(target_arch = "x86_64", not(miri)))]
-                Self::Avx512 => rival::by_64(to, from, bytes),
+                Self::Avx512 => reference_copy::by_64(to, from, bytes),
                 #[cfg(all(target_arch = "x86_64", not(miri)))]
-                Self::Direct => rival::direct(to, from, bytes),
+                Self::Direct => reference_copy::direct(to, from, bytes),
                 way => match way.width() {
                     Some(width) => store::copy_to_with(width, to, from, bytes),
-                    None => rival::plain(to, from, bytes),
+                    None => reference_copy::plain(to, from, bytes),
                 },
             }
         }
@@ -136,7 +136,7 @@ impl<'a> RawStores<'a> {
     pub fn load(&self, offset: usize, to: &mut [u8]) {
         let from = self.at(offset, to.len());
         // SAFETY: inside of the mapping, as just checked.
-        unsafe { rival::plain(to.as_mut_ptr(), from, to.len()) };
+        unsafe { reference_copy::plain(to.as_mut_ptr(), from, to.len()) };
     }
 
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {

@@ -1,7 +1,7 @@
 //! One copy between two rings.
 
 use super::StagingError;
-use super::stager::Mover;
+use super::copy_engine::Mover;
 use super::target::{self, Target};
 use crate::gpu::driver::{CudaError, Rows};
 use crate::ledger::CopyLedger;

@@ -1,7 +1,7 @@
 //! The lanes of one GPU and direction, and the thread's steps that serve them.
 
 use super::StagingError;
-use super::lane::{Begun, Lane, Terms};
+use super::ring_copy::{Begun, Lane, Terms};
 use crate::gpu::driver::{CudaError, Device, Rows, Stream};
 use crate::notify::{Notifier, Wait};
 use crate::ring::Completion;
