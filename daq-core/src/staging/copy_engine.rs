@@ -32,7 +32,7 @@ pub struct Tuning {
 }
 
 /// What moves bytes between host memory and a GPU, in order.
-pub trait Mover: Send {
+pub trait CopyBackend: Send {
     /// Begins a copy of `bytes` bytes.
     ///
     /// # Safety
@@ -80,7 +80,7 @@ impl CopyStream {
     }
 }
 
-impl Mover for CopyStream {
+impl CopyBackend for CopyStream {
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: by the caller's word; the direction says which of the addresses the host's is.
         unsafe {
@@ -146,9 +146,9 @@ struct Expected {
 }
 
 /// The lanes of one GPU and direction.
-pub struct Stager {
+pub struct CopyEngineThread {
     lanes: Vec<Lane>,
-    mover: Box<dyn Mover>,
+    backend: Box<dyn CopyBackend>,
     tuning: Tuning,
     /// Rung by the rings of all lanes.
     notifier: Arc<Notifier>,
@@ -162,12 +162,12 @@ pub struct Stager {
     stores: bool,
 }
 
-impl Stager {
-    /// A stager without lanes. `notifier` is the one that all its rings ring.
-    pub fn new(mover: Box<dyn Mover>, tuning: Tuning, notifier: Arc<Notifier>) -> Self {
+impl CopyEngineThread {
+    /// A copy_engine without lanes. `notifier` is the one that all its rings ring.
+    pub fn new(backend: Box<dyn CopyBackend>, tuning: Tuning, notifier: Arc<Notifier>) -> Self {
         Self {
             lanes: Vec::new(),
-            mover,
+            backend,
             expected: VecDeque::with_capacity(tuning.depth.max(1)),
             tuning,
             notifier,
@@ -224,7 +224,7 @@ impl Stager {
             let turn = self.turn;
             self.turn = (turn + 1) % self.lanes.len();
             let terms = self.terms();
-            match self.lanes[turn].begin(&mut *self.mover, terms)? {
+            match self.lanes[turn].begin(&mut *self.backend, terms)? {
                 None => passed += 1,
                 Some(Begun::Stored) => {
                     passed += 1;
@@ -253,7 +253,7 @@ impl Stager {
     }
 
     fn has_room(&self) -> bool {
-        self.expected.len() < self.tuning.depth.max(1) && self.mover.has_room()
+        self.expected.len() < self.tuning.depth.max(1) && self.backend.has_room()
     }
 
     fn expect(&mut self, bytes: u64) {
@@ -367,17 +367,17 @@ impl Stager {
 
     /// Ends although copies are under way that will not end: nothing that they touch is ever freed.
     pub fn abandon(mut self) {
-        self.mover.give_up();
+        self.backend.give_up();
         for lane in self.lanes.drain(..) {
             lane.abandon();
         }
-        std::mem::forget(self.mover);
+        std::mem::forget(self.backend);
     }
 }
 
-impl fmt::Debug for Stager {
+impl fmt::Debug for CopyEngineThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stager")
+        f.debug_struct("CopyEngineThread")
             .field("lanes", &self.lanes)
             .field("tuning", &self.tuning)
             .finish_non_exhaustive()

@@ -1,8 +1,8 @@
 //! Staging: copies between rings in host memory and rings on a GPU.
 //!
 //! ```text
-//!   raw@host ──lane──▶┐                      ┌──▶ raw          one stager a GPU and direction:
-//!   aux@host ──lane──▶┤  stager, its stream  ├──▶ aux          one thread, one stream, its lanes in turn
+//!   raw@host ──lane──▶┐                      ┌──▶ raw          one copy_engine a GPU and direction:
+//!   aux@host ──lane──▶┤  copy_engine, its stream  ├──▶ aux          one thread, one stream, its lanes in turn
 //! ```
 //! All frames that are ready go in one copy, up to a *chunk*; a few copies are in flight at a time. At low load that
 //! is one frame with the least latency. At high load the copies under way keep the stream busy while frames gather
@@ -35,7 +35,7 @@ mod target;
 mod tests;
 
 pub use baseline::{BATCH, Bare};
-pub use copy_engine::{CopyStream, Mover, Stager, Step, Tuning};
+pub use copy_engine::{CopyBackend, CopyEngineThread, CopyStream, Step, Tuning};
 pub use direction::Direction;
 pub use error::StagingError;
 pub use inline_copy::Carrier;

@@ -1,7 +1,7 @@
 //! One copy between two rings.
 
 use super::StagingError;
-use super::copy_engine::Mover;
+use super::copy_engine::CopyBackend;
 use super::target::{self, Target};
 use crate::gpu::driver::{CudaError, Rows};
 use crate::ledger::CopyLedger;
@@ -171,7 +171,7 @@ impl Lane {
     /// copies under way, of which one is this lane's, only a whole copy is begun.
     pub(super) fn begin(
         &mut self,
-        mover: &mut dyn Mover,
+        backend: &mut dyn CopyBackend,
         terms: Terms,
     ) -> Result<Option<Begun>, StagingError> {
         let may_store = self.may_store(terms.cut_over);
@@ -196,9 +196,9 @@ impl Lane {
             unreachable!("the reader of a lane leases slots, not copies");
         };
         self.ledger.taken.add(frames as u64);
-        let copied = copy(&lease, from, slots.slice(), mover).and_then(|bytes| {
+        let copied = copy(&lease, from, slots.slice(), backend).and_then(|bytes| {
             slots.finish_as(&lease, frames);
-            mover.mark().map(|done| (bytes, done))
+            backend.mark().map(|done| (bytes, done))
         });
         match copied {
             Ok((bytes, done)) => {
@@ -215,14 +215,14 @@ impl Lane {
             Err(error) => {
                 self.failed = true;
                 // A part of it may be under way: the lease ends behind it.
-                if let Ok(done) = mover.mark() {
+                if let Ok(done) = backend.mark() {
                     lease.retire(done);
                     self.in_flight.push_back(Flight {
                         frames: frames as u64,
                         bytes: 0,
                     });
                 } else {
-                    mover.settle();
+                    backend.settle();
                     self.ledger.failed.add(frames as u64);
                 }
                 Err(error.into())
@@ -308,7 +308,7 @@ fn copy(
     lease: &Lease<'_>,
     from: Slice,
     to: Slice,
-    mover: &mut dyn Mover,
+    backend: &mut dyn CopyBackend,
 ) -> Result<u64, CudaError> {
     let (mut done, mut total) = (0, 0);
     while done < lease.len() {
@@ -333,10 +333,10 @@ fn copy(
             if longest == 0 {
                 // Frames without payload.
             } else if count > 1 && longest * count < stretch / 4 * 3 && from.stride <= MOST_PITCH {
-                mover.copy_rows(target.address(0), source.address(0), rows)?;
+                backend.copy_rows(target.address(0), source.address(0), rows)?;
                 total += (longest * count) as u64;
             } else {
-                mover.copy(target.address(0), source.address(0), stretch)?;
+                backend.copy(target.address(0), source.address(0), stretch)?;
                 total += stretch as u64;
             }
         }

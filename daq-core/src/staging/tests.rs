@@ -88,7 +88,7 @@ impl Device {
     }
 }
 
-impl Mover for Device {
+impl CopyBackend for Device {
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: by the caller's word.
         unsafe {
@@ -248,7 +248,7 @@ impl Ends {
     fn new(
         slots: (usize, usize),
         chunk: usize,
-        stager: &mut Stager,
+        copy_engine: &mut CopyEngineThread,
         notifier: &Arc<Notifier>,
     ) -> Self {
         let (from, source) = ring("from", slots.0, Placement::Host, notifier);
@@ -258,7 +258,7 @@ impl Ends {
         let copied = from.attach(true, 1, read.clone()).unwrap();
         let memory = Memory::of(&target);
         let lane = Lane::new(copied, producer, ledger.clone(), chunk);
-        stager.add(lane.storing_to(Target::Pretended(memory.clone())));
+        copy_engine.add(lane.storing_to(Target::Pretended(memory.clone())));
         Self {
             memory,
             source,
@@ -320,14 +320,14 @@ proptest! {
     ) {
         let notifier = Arc::new(Notifier::default());
         let device = Device::default();
-        let mut stager = Stager::new(Box::new(device.clone()), storing(chunk * SLOT, depth, cut_over), notifier.clone());
-        let mut ends = Ends::new(slots, chunk * SLOT, &mut stager, &notifier);
+        let mut copy_engine = CopyEngineThread::new(Box::new(device.clone()), storing(chunk * SLOT, depth, cut_over), notifier.clone());
+        let mut ends = Ends::new(slots, chunk * SLOT, &mut copy_engine, &notifier);
         for (count, what) in script {
             match what {
                 0 => ends.make(count),
                 1 => { device.finish(DONE); }
                 2 => ends.take(count),
-                _ => { stager.step().unwrap(); }
+                _ => { copy_engine.step().unwrap(); }
             }
             prop_assert!(device.in_flight() <= depth);
             ends.balances();
@@ -336,7 +336,7 @@ proptest! {
         let Ends { source, reader, seen, made, ledger, target, read, memory } = ends;
         drop(source);
         let mut rest = Ends { source: ring("none", 2, Placement::Host, &notifier).1, reader, seen, made, ledger, target, read, memory };
-        while stager.step().unwrap() != Step::Finished {
+        while copy_engine.step().unwrap() != Step::Finished {
             device.finish(DONE);
             rest.take(usize::MAX);
         }
@@ -359,22 +359,22 @@ proptest! {
 fn ready_frames_are_batched_behind_copies_in_flight() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
-    let mut stager = Stager::new(
+    let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),
         tuning(1 << 20, 2),
         notifier.clone(),
     );
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &notifier);
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
     // Frames 5 to 9 fill most of their slots or little of them; all of a burst go together.
     for frames in [1, 1, 3, 9] {
         ends.make(frames);
-        stager.step().unwrap();
+        copy_engine.step().unwrap();
     }
     // Two in flight; twelve frames wait for a place.
     assert_eq!(device.in_flight(), 2);
     assert_eq!(ends.ledger.taken.get(), 2);
     device.finish(DONE);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!((device.in_flight(), ends.ledger.taken.get()), (2, 14));
     assert_eq!(ends.ledger.frames.get(), 1);
     while device.finish(DONE) {}
@@ -384,13 +384,13 @@ fn ready_frames_are_batched_behind_copies_in_flight() {
 fn ring_copies_are_served_in_turn() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
-    let mut stager = Stager::new(
+    let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),
         tuning(2 * SLOT, 1),
         notifier.clone(),
     );
     let mut lanes: Vec<_> = (0..3)
-        .map(|_| Ends::new((32, 32), 2 * SLOT, &mut stager, &notifier))
+        .map(|_| Ends::new((32, 32), 2 * SLOT, &mut copy_engine, &notifier))
         .collect();
     lanes[0].make(30);
     lanes[1].make(30);
@@ -398,7 +398,7 @@ fn ring_copies_are_served_in_turn() {
     let mut served = Vec::new();
     for _ in 0..8 {
         let before: Vec<_> = lanes.iter().map(|lane| lane.ledger.taken.get()).collect();
-        stager.step().unwrap();
+        copy_engine.step().unwrap();
         let at = lanes
             .iter()
             .zip(&before)
@@ -413,18 +413,18 @@ fn ring_copies_are_served_in_turn() {
 fn small_ring_copy_is_served_beside_saturated_one() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
-    let mut stager = Stager::new(
+    let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),
         tuning(2 * SLOT, 4),
         notifier.clone(),
     );
     let mut lanes: Vec<_> = (0..2)
-        .map(|_| Ends::new((64, 64), 2 * SLOT, &mut stager, &notifier))
+        .map(|_| Ends::new((64, 64), 2 * SLOT, &mut copy_engine, &notifier))
         .collect();
     lanes[1].make(1);
     for _ in 0..20 {
         lanes[0].make(64);
-        stager.step().unwrap();
+        copy_engine.step().unwrap();
         device.finish(DONE);
         lanes[0].take(usize::MAX);
     }
@@ -437,19 +437,19 @@ fn reader_without_guarantee_sees_frames_of_busy_copy() {
     for slots in [2, 8, 32] {
         let notifier = Arc::new(Notifier::default());
         let device = Device::default();
-        let mut stager = Stager::new(
+        let mut copy_engine = CopyEngineThread::new(
             Box::new(device.clone()),
             tuning(1 << 20, 8),
             notifier.clone(),
         );
-        let mut ends = Ends::new((64, slots), 1 << 20, &mut stager, &notifier);
+        let mut ends = Ends::new((64, slots), 1 << 20, &mut copy_engine, &notifier);
         let (ledger, mut seen) = (ReaderLedger::default(), 0);
         let mut idle = ends.target.attach(false, 1, ledger.clone()).unwrap();
         for _ in 0..200 {
             ends.make(64);
-            stager.step().unwrap();
+            copy_engine.step().unwrap();
             device.finish(DONE);
-            stager.step().unwrap();
+            copy_engine.step().unwrap();
             seen += idle.poll(usize::MAX).map_or(0, |lease| lease.len());
             ends.take(usize::MAX);
         }
@@ -462,19 +462,19 @@ fn reader_without_guarantee_sees_frames_of_busy_copy() {
 fn frames_without_payload_are_not_copied() {
     let notifier = Arc::new(Notifier::default());
     let device = Device::default();
-    let mut stager = Stager::new(
+    let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),
         tuning(1 << 20, 1),
         notifier.clone(),
     );
-    let mut ends = Ends::new((8, 8), 1 << 20, &mut stager, &notifier);
+    let mut ends = Ends::new((8, 8), 1 << 20, &mut copy_engine, &notifier);
     let mut slots = ends.source.reserve(2);
     slots.finish(FrameMeta::whole(0, 0));
     slots.finish(FrameMeta::whole(1, 0));
     slots.publish();
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     device.finish(DONE);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!(ends.target.published(), 2);
     assert_eq!(device.0.lock().unwrap().sizes, [0; 0]);
 }
@@ -483,20 +483,20 @@ fn frames_without_payload_are_not_copied() {
 fn copy_completed_after_failed_copy_is_not_published() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
-    let mut stager = Stager::new(
+    let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),
         tuning(2 * SLOT, 3),
         notifier.clone(),
     );
-    let mut ends = Ends::new((32, 32), 2 * SLOT, &mut stager, &notifier);
+    let mut ends = Ends::new((32, 32), 2 * SLOT, &mut copy_engine, &notifier);
     ends.make(6);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!(device.in_flight(), 3);
     device.finish(FAILED);
-    assert_eq!(stager.step(), Err(fault().into()));
+    assert_eq!(copy_engine.step(), Err(fault().into()));
     device.finish(DONE);
     device.finish(DONE);
-    stager.discard();
+    copy_engine.discard();
     assert_eq!((ends.target.published(), ends.ledger.failed.get()), (0, 6));
 }
 
@@ -504,21 +504,21 @@ fn copy_completed_after_failed_copy_is_not_published() {
 fn short_frames_are_copied_without_padding() {
     let bell = Arc::new(Bell::default());
     let device = Device::default();
-    let mut stager = Stager::new(
+    let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),
         tuning(1 << 20, 1),
         notifier.clone(),
     );
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &notifier);
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
     let mut slots = ends.source.reserve(8);
     for n in 0..8 {
         slots.bytes_mut().unwrap()[..16].fill(7);
         slots.finish(FrameMeta::whole(n, 16));
     }
     slots.publish();
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     device.finish(DONE);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!(ends.ledger.bytes.get(), 8 * 16);
     assert_eq!(ends.target.published(), 8);
 }
@@ -528,25 +528,25 @@ fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
     for refused in [false, true] {
         let notifier = Arc::new(Notifier::default());
         let device = Device::default();
-        let mut stager = Stager::new(
+        let mut copy_engine = CopyEngineThread::new(
             Box::new(device.clone()),
             tuning(2 * SLOT, 2),
             notifier.clone(),
         );
-        let mut ends = Ends::new((32, 32), 2 * SLOT, &mut stager, &notifier);
+        let mut ends = Ends::new((32, 32), 2 * SLOT, &mut copy_engine, &notifier);
         ends.make(10);
-        stager.step().unwrap();
+        copy_engine.step().unwrap();
         device.finish(DONE);
         if refused {
             device.0.lock().unwrap().refuses = true;
         } else {
             device.finish(FAILED);
         }
-        assert_eq!(stager.step(), Err(fault().into()));
+        assert_eq!(copy_engine.step(), Err(fault().into()));
         // Of those under way one was refused or had failed; the others end as they end.
         while device.finish(FAILED) {}
         ends.make(3);
-        assert!(!stager.discard(), "the source is not at its end");
+        assert!(!copy_engine.discard(), "the source is not at its end");
         let Ends {
             source,
             ledger,
@@ -555,7 +555,7 @@ fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
             ..
         } = ends;
         drop(source);
-        assert!(stager.discard());
+        assert!(copy_engine.discard());
         assert_eq!((ledger.frames.get(), target.published()), (2, 2));
         assert_eq!(ledger.taken.get(), 2 + ledger.failed.get());
         assert_eq!(
@@ -571,22 +571,22 @@ fn wait_ends_on_frame_copy_or_timeout() {
     for policy in [Wait::Busy, Wait::Adaptive] {
         let notifier = Arc::new(Notifier::default());
         let device = Device::default();
-        let mut stager = Stager::new(
+        let mut copy_engine = CopyEngineThread::new(
             Box::new(device.clone()),
             tuning(1 << 20, 1),
             notifier.clone(),
         );
-        let mut ends = Ends::new((8, 8), 1 << 20, &mut stager, &notifier);
-        stager.wait(policy, Duration::from_millis(1));
+        let mut ends = Ends::new((8, 8), 1 << 20, &mut copy_engine, &notifier);
+        copy_engine.wait(policy, Duration::from_millis(1));
         ends.make(1);
-        stager.wait(policy, Duration::from_mins(10));
-        assert_eq!(stager.step(), Ok(Step::Busy));
-        stager.wait(policy, Duration::from_millis(1));
+        copy_engine.wait(policy, Duration::from_mins(10));
+        assert_eq!(copy_engine.step(), Ok(Step::Busy));
+        copy_engine.wait(policy, Duration::from_millis(1));
         device.finish(DONE);
-        stager.wait(policy, Duration::from_mins(10));
-        assert_eq!(stager.step(), Ok(Step::Busy));
+        copy_engine.wait(policy, Duration::from_mins(10));
+        assert_eq!(copy_engine.step(), Ok(Step::Busy));
         drop(ends);
-        stager.wait(policy, Duration::from_mins(10));
-        assert_eq!(stager.step(), Ok(Step::Finished));
+        copy_engine.wait(policy, Duration::from_mins(10));
+        assert_eq!(copy_engine.step(), Ok(Step::Finished));
     }
 }

@@ -16,7 +16,7 @@ use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
 use daq_core::staging::Direction;
-use daq_core::staging::{Carrier, CopyStream, Lane, Profile, Stager, measure_with};
+use daq_core::staging::{Carrier, CopyEngineThread, CopyStream, Lane, Profile, measure_with};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;

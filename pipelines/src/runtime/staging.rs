@@ -2,7 +2,7 @@
 
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL, kernel};
 use daq_core::notify::Wait;
-use daq_core::staging::{Stager, StagingError, Step};
+use daq_core::staging::{CopyEngineThread, StagingError, Step};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

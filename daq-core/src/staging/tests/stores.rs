@@ -7,43 +7,47 @@ fn lines(n: u64) -> usize {
     content(n).len().next_multiple_of(64)
 }
 
-fn stager(device: &Device, depth: usize, cut_over: usize) -> (Stager, Arc<Notifier>) {
+fn copy_engine(
+    device: &Device,
+    depth: usize,
+    cut_over: usize,
+) -> (CopyEngineThread, Arc<Notifier>) {
     let notifier = Arc::new(Notifier::default());
     let tuning = storing(1 << 20, depth, cut_over);
-    let stager = Stager::new(Box::new(device.clone()), tuning, notifier.clone());
-    (stager, notifier)
+    let copy_engine = CopyEngineThread::new(Box::new(device.clone()), tuning, notifier.clone());
+    (copy_engine, notifier)
 }
 
 #[test]
 fn small_burst_is_stored_and_large_burst_copied() {
     let device = Device::default();
-    let (mut stager, notifier) = stager(&device, 2, 3 * SLOT);
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &notifier);
+    let (mut copy_engine, notifier) = copy_engine(&device, 2, 3 * SLOT);
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
     ends.make(3);
-    assert_eq!(stager.step(), Ok(Step::Busy));
+    assert_eq!(copy_engine.step(), Ok(Step::Busy));
     assert_eq!((ends.target.published(), device.in_flight()), (3, 0));
     assert_eq!((ends.ledger.stored.get(), ends.ledger.copies.get()), (3, 1));
     // More bytes than that, whatever their slots would hold.
     let bytes: usize = (3..13).map(|n| content(n).len()).sum();
     assert!(bytes > 3 * SLOT);
     ends.make(10);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!((ends.target.published(), device.in_flight()), (3, 1));
     // What comes behind it waits for it or goes the same way, but does not overtake it.
     ends.make(1);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!((ends.target.published(), device.in_flight()), (3, 2));
     device.finish(DONE);
     ends.make(1);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!(ends.target.published(), 13);
     while device.finish(DONE) {}
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     while device.finish(DONE) {}
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!((ends.target.published(), ends.ledger.stored.get()), (15, 3));
     ends.make(1);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!((ends.target.published(), ends.ledger.stored.get()), (16, 4));
     ends.take(usize::MAX);
     assert_eq!(ends.seen, 16);
@@ -53,14 +57,14 @@ fn small_burst_is_stored_and_large_burst_copied() {
 #[test]
 fn short_frames_in_large_slots_are_measured_by_length() {
     let device = Device::default();
-    let (mut stager, notifier) = stager(&device, 2, SLOT);
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &notifier);
+    let (mut copy_engine, notifier) = copy_engine(&device, 2, SLOT);
+    let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
     let mut slots = ends.source.reserve(8);
     for n in 0..8 {
         slots.finish(FrameMeta::whole(n, 16));
     }
     slots.publish();
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!((ends.ledger.stored.get(), ends.target.published()), (8, 8));
     let wanted: Vec<_> = (0..8).map(|slot| (slot * SLOT, 64)).collect();
     assert_eq!(ends.memory.stored(), wanted);
@@ -70,8 +74,8 @@ fn short_frames_in_large_slots_are_measured_by_length() {
 #[test]
 fn full_frames_are_stored_together_and_short_ones_by_length() {
     let device = Device::default();
-    let (mut stager, notifier) = stager(&device, 1, usize::MAX);
-    let mut ends = Ends::new((32, 32), 1 << 20, &mut stager, &notifier);
+    let (mut copy_engine, notifier) = copy_engine(&device, 1, usize::MAX);
+    let mut ends = Ends::new((32, 32), 1 << 20, &mut copy_engine, &notifier);
     // Lines, not bytes: a slot whose last line is begun is full.
     let lengths = [SLOT, SLOT - 5, 0, SLOT, 70, 64, SLOT - 63, SLOT];
     let mut slots = ends.source.reserve(lengths.len());
@@ -79,7 +83,7 @@ fn full_frames_are_stored_together_and_short_ones_by_length() {
         slots.finish(FrameMeta::whole(n, length));
     }
     slots.publish();
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     let wanted = [
         (0, 2 * SLOT),
         (3 * SLOT, SLOT + 128),
@@ -97,7 +101,7 @@ fn full_frames_are_stored_together_and_short_ones_by_length() {
             next += 1;
         }
         slots.publish();
-        stager.step().unwrap();
+        copy_engine.step().unwrap();
     }
     let last = ends.memory.stored().split_off(3);
     assert_eq!(
@@ -111,11 +115,11 @@ fn full_frames_are_stored_together_and_short_ones_by_length() {
 fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
     for (cut_over, stored) in [(0, 0), (usize::MAX, 40)] {
         let device = Device::default();
-        let (mut stager, notifier) = stager(&device, 2, cut_over);
-        let mut ends = Ends::new((64, 64), 1 << 20, &mut stager, &notifier);
+        let (mut copy_engine, notifier) = copy_engine(&device, 2, cut_over);
+        let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
         for _ in 0..4 {
             ends.make(10);
-            while stager.step().unwrap() == Step::Busy || device.finish(DONE) {}
+            while copy_engine.step().unwrap() == Step::Busy || device.finish(DONE) {}
         }
         assert_eq!(ends.ledger.stored.get(), stored, "cut-over {cut_over}");
         assert_eq!(ends.ledger.frames.get(), 40);
@@ -126,22 +130,22 @@ fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
 #[test]
 fn stores_proceed_while_all_copies_are_in_flight() {
     let device = Device::default();
-    let (mut stager, notifier) = stager(&device, 1, 2 * SLOT);
+    let (mut copy_engine, notifier) = copy_engine(&device, 1, 2 * SLOT);
     let mut lanes: Vec<_> = (0..2)
-        .map(|_| Ends::new((64, 64), 1 << 20, &mut stager, &notifier))
+        .map(|_| Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier))
         .collect();
     lanes[0].make(20);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!(device.in_flight(), 1);
     lanes[1].make(2);
-    stager.wait(Wait::Adaptive, Duration::from_mins(10));
-    assert_eq!(stager.step(), Ok(Step::Busy));
+    copy_engine.wait(Wait::Adaptive, Duration::from_mins(10));
+    assert_eq!(copy_engine.step(), Ok(Step::Busy));
     assert_eq!((lanes[1].target.published(), device.in_flight()), (2, 1));
     // Too many to be stored: they wait until a copy can be begun.
     lanes[1].make(20);
-    assert_eq!(stager.step(), Ok(Step::Idle));
+    assert_eq!(copy_engine.step(), Ok(Step::Idle));
     device.finish(DONE);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     assert_eq!((lanes[1].ledger.taken.get(), device.in_flight()), (18, 1));
     while device.finish(DONE) {}
 }
@@ -149,32 +153,32 @@ fn stores_proceed_while_all_copies_are_in_flight() {
 #[test]
 fn step_with_continuous_source_ends() {
     let device = Device::default();
-    let (mut stager, notifier) = stager(&device, 4, usize::MAX);
-    let mut ends = Ends::new((64, 64), SLOT, &mut stager, &notifier);
+    let (mut copy_engine, notifier) = copy_engine(&device, 4, usize::MAX);
+    let mut ends = Ends::new((64, 64), SLOT, &mut copy_engine, &notifier);
     ends.make(30);
     // One frame a copy: each step stores one.
     for done in 1..=30 {
-        assert_eq!(stager.step(), Ok(Step::Busy));
+        assert_eq!(copy_engine.step(), Ok(Step::Busy));
         assert_eq!(ends.target.published(), done);
     }
-    assert_eq!(stager.step(), Ok(Step::Idle));
+    assert_eq!(copy_engine.step(), Ok(Step::Idle));
 }
 
 #[test]
 fn lost_memory_ends_copy_and_publishes_nothing() {
     let device = Device::default();
-    let (mut stager, notifier) = stager(&device, 2, usize::MAX);
-    let mut ends = Ends::new((32, 32), 1 << 20, &mut stager, &notifier);
+    let (mut copy_engine, notifier) = copy_engine(&device, 2, usize::MAX);
+    let mut ends = Ends::new((32, 32), 1 << 20, &mut copy_engine, &notifier);
     ends.make(3);
-    stager.step().unwrap();
+    copy_engine.step().unwrap();
     ends.memory.lost.store(true, Ordering::Relaxed);
     ends.make(4);
-    assert_eq!(stager.step(), Err(lost().into()));
+    assert_eq!(copy_engine.step(), Err(lost().into()));
     ends.memory.lost.store(false, Ordering::Relaxed);
     ends.make(2);
-    assert!(!stager.discard(), "the source is not at its end");
+    assert!(!copy_engine.discard(), "the source is not at its end");
     drop(ends.source);
-    assert!(stager.discard());
+    assert!(copy_engine.discard());
     assert_eq!((ends.target.published(), ends.ledger.frames.get()), (3, 3));
     assert_eq!((ends.ledger.taken.get(), ends.ledger.failed.get()), (7, 4));
     assert_eq!(ends.read.read.get() + ends.read.discarded.get(), 9);

@@ -10,7 +10,9 @@ use daq_core::notify::Notifier;
 use daq_core::region::RegionError;
 use daq_core::ring::{Producer, Reader, Ring};
 use daq_core::staging::Direction;
-use daq_core::staging::{Bare, Carrier, CopyStream, Lane, Stager, StagingError, Tuning, measure};
+use daq_core::staging::{
+    Bare, Carrier, CopyEngineThread, CopyStream, Lane, StagingError, Tuning, measure,
+};
 use daq_core::units::ByteSize;
 use std::sync::Arc;
 use std::time::Instant;
