@@ -1,7 +1,7 @@
-//! The lanes of one GPU and direction, and the thread's steps that serve them.
+//! The ring_copies of one GPU and direction, and the thread's steps that serve them.
 
 use super::StagingError;
-use super::ring_copy::{Begun, Lane, Terms};
+use super::ring_copy::{Begun, EngineState, RingCopy};
 use crate::gpu::driver::{CudaError, Device, Rows, Stream};
 use crate::notify::{Notifier, Wait};
 use crate::ring::Completion;
@@ -130,11 +130,11 @@ pub enum Step {
     Busy,
     /// Nothing could be done now.
     Idle,
-    /// All lanes have ended.
+    /// All ring_copies have ended.
     Finished,
 }
 
-/// Copies under way that keep the stream busy; a lane that has one among them begins another only if it is a whole
+/// Copies under way that keep the stream busy; a ring_copy that has one among them begins another only if it is a whole
 /// chunk, so that frames gather.
 const ENOUGH: usize = 2;
 
@@ -145,28 +145,28 @@ struct Expected {
     at: Instant,
 }
 
-/// The lanes of one GPU and direction.
+/// The ring_copies of one GPU and direction.
 pub struct CopyEngineThread {
-    lanes: Vec<Lane>,
+    ring_copies: Vec<RingCopy>,
     backend: Box<dyn CopyBackend>,
     tuning: Tuning,
-    /// Rung by the rings of all lanes.
+    /// Rung by the rings of all ring_copies.
     notifier: Arc<Notifier>,
-    /// Copies in flight over all lanes, oldest first.
+    /// Copies in flight over all ring_copies, oldest first.
     expected: VecDeque<Expected>,
-    /// The lane whose turn it is.
+    /// The ring_copy whose turn it is.
     turn: usize,
     /// Since when copies have been under way without a pause, and the bytes of those that were begun since.
     streak: Option<(Instant, u64)>,
-    /// Whether any lane's frames may be stored by the CPU.
+    /// Whether any ring_copy's frames may be stored by the CPU.
     stores: bool,
 }
 
 impl CopyEngineThread {
-    /// A copy_engine without lanes. `notifier` is the one that all its rings ring.
+    /// A copy_engine without ring_copies. `notifier` is the one that all its rings ring.
     pub fn new(backend: Box<dyn CopyBackend>, tuning: Tuning, notifier: Arc<Notifier>) -> Self {
         Self {
-            lanes: Vec::new(),
+            ring_copies: Vec::new(),
             backend,
             expected: VecDeque::with_capacity(tuning.depth.max(1)),
             tuning,
@@ -177,16 +177,16 @@ impl CopyEngineThread {
         }
     }
 
-    /// Adds a lane.
-    pub fn add(&mut self, lane: Lane) {
-        self.stores |= lane.target().is_some() && self.tuning.cut_over > 0;
-        self.lanes.push(lane);
+    /// Adds a ring_copy.
+    pub fn add(&mut self, ring_copy: RingCopy) {
+        self.stores |= ring_copy.target().is_some() && self.tuning.cut_over > 0;
+        self.ring_copies.push(ring_copy);
     }
 
     /// A word in the log if the CPU will store to a GPU that hangs on another node than the calling thread's core; for
     /// the thread that will call [`step`](Self::step), `remedy` says how its core is chosen.
     pub fn tell_if_far(&self, remedy: &str) {
-        let target = self.lanes.iter().find_map(Lane::target);
+        let target = self.ring_copies.iter().find_map(RingCopy::target);
         if let Some(target) = target.filter(|_| self.stores) {
             target.tell_if_far(remedy);
         }
@@ -196,8 +196,8 @@ impl CopyEngineThread {
     pub fn step(&mut self) -> Result<Step, StagingError> {
         let mut ended = 0;
         let mut failure = None;
-        for lane in &mut self.lanes {
-            match lane.reap() {
+        for ring_copy in &mut self.ring_copies {
+            match ring_copy.reap() {
                 Ok(copies) => ended += copies,
                 Err(error) => failure = Some(error),
             }
@@ -207,24 +207,25 @@ impl CopyEngineThread {
         }
         self.ended(ended);
         if ended > 0 || self.expected.is_empty() {
-            let before = self.lanes.len();
-            self.lanes.retain(|lane| !lane.is_finished());
-            if self.lanes.is_empty() {
+            let before = self.ring_copies.len();
+            self.ring_copies
+                .retain(|ring_copy| !ring_copy.is_finished());
+            if self.ring_copies.is_empty() {
                 return Ok(Step::Finished);
             }
-            if self.lanes.len() != before {
+            if self.ring_copies.len() != before {
                 self.turn = 0;
             }
         }
         let mut begun = 0;
-        // A lane that has nothing passes its turn, as one does whose frames were stored: a source that keeps up with
+        // A ring_copy that has nothing passes its turn, as one does whose frames were stored: a source that keeps up with
         // the CPU must not keep it here. Once all have in a row, the copies under way are looked at again.
         let mut passed = 0;
-        while passed < self.lanes.len() && (self.stores || self.has_room()) {
+        while passed < self.ring_copies.len() && (self.stores || self.has_room()) {
             let turn = self.turn;
-            self.turn = (turn + 1) % self.lanes.len();
-            let terms = self.terms();
-            match self.lanes[turn].begin(&mut *self.backend, terms)? {
+            self.turn = (turn + 1) % self.ring_copies.len();
+            let state = self.engine_state();
+            match self.ring_copies[turn].begin(&mut *self.backend, state)? {
                 None => passed += 1,
                 Some(Begun::Stored) => {
                     passed += 1;
@@ -244,8 +245,8 @@ impl CopyEngineThread {
         })
     }
 
-    fn terms(&self) -> Terms {
-        Terms {
+    fn engine_state(&self) -> EngineState {
+        EngineState {
             has_room: self.has_room(),
             enough: self.expected.len() >= ENOUGH,
             cut_over: self.tuning.cut_over,
@@ -288,10 +289,12 @@ impl CopyEngineThread {
         }
     }
 
-    /// Whether any lane's turn would come to something.
+    /// Whether any ring_copy's turn would come to something.
     fn is_ready(&self) -> bool {
-        let terms = self.terms();
-        self.lanes.iter().any(|lane| lane.is_ready(terms))
+        let state = self.engine_state();
+        self.ring_copies
+            .iter()
+            .any(|ring_copy| ring_copy.is_ready(state))
     }
 
     /// Waits until there is something to do, or about `limit` has passed.
@@ -299,9 +302,9 @@ impl CopyEngineThread {
     /// With [`Wait::Adaptive`] the thread sleeps through most of the copies under way: it wakes when one is left that
     /// keeps the stream busy meanwhile, or when there are frames for the CPU to store.
     pub fn wait(&self, policy: Wait, limit: Duration) {
-        let done = || self.lanes.iter().any(Lane::is_oldest_done);
+        let done = || self.ring_copies.iter().any(RingCopy::is_oldest_done);
         if self.expected.is_empty() {
-            let ready = || self.is_ready() || self.lanes.iter().any(Lane::is_over);
+            let ready = || self.is_ready() || self.ring_copies.iter().any(RingCopy::is_over);
             self.notifier.wait(policy, limit, ready);
             return;
         }
@@ -328,13 +331,17 @@ impl CopyEngineThread {
         let at = self.expected.len().saturating_sub(2);
         let until = self.expected.get(at).map_or(now, |copy| copy.at);
         let nap = until.saturating_duration_since(now);
-        let may_store = |lane: &Lane| lane.may_store(self.tuning.cut_over);
-        if self.stores && self.lanes.iter().any(may_store) {
-            let terms = Terms {
+        let may_store = |ring_copy: &RingCopy| ring_copy.may_store(self.tuning.cut_over);
+        if self.stores && self.ring_copies.iter().any(may_store) {
+            let state = EngineState {
                 has_room: false,
-                ..self.terms()
+                ..self.engine_state()
             };
-            let ready = || self.lanes.iter().any(|lane| lane.is_ready(terms));
+            let ready = || {
+                self.ring_copies
+                    .iter()
+                    .any(|ring_copy| ring_copy.is_ready(state))
+            };
             if nap > NAP {
                 let limit = nap.saturating_sub(EARLY).min(limit);
                 self.notifier.wait(Wait::Event, limit, ready);
@@ -351,25 +358,25 @@ impl CopyEngineThread {
 
     /// Whether a copy is under way.
     pub fn has_in_flight(&self) -> bool {
-        !self.expected.is_empty() || self.lanes.iter().any(Lane::has_in_flight)
+        !self.expected.is_empty() || self.ring_copies.iter().any(RingCopy::has_in_flight)
     }
 
     /// After a failure: ends what has ended, skips what comes, and says whether all sources are at their end.
     pub fn discard(&mut self) -> bool {
-        for lane in &mut self.lanes {
+        for ring_copy in &mut self.ring_copies {
             // What fails now fails for the reason that has been told.
-            let _ = lane.reap();
-            lane.discard();
+            let _ = ring_copy.reap();
+            ring_copy.discard();
         }
         self.expected.clear();
-        self.lanes.iter().all(Lane::is_finished)
+        self.ring_copies.iter().all(RingCopy::is_finished)
     }
 
     /// Ends although copies are under way that will not end: nothing that they touch is ever freed.
     pub fn abandon(mut self) {
         self.backend.give_up();
-        for lane in self.lanes.drain(..) {
-            lane.abandon();
+        for ring_copy in self.ring_copies.drain(..) {
+            ring_copy.abandon();
         }
         std::mem::forget(self.backend);
     }
@@ -378,7 +385,7 @@ impl CopyEngineThread {
 impl fmt::Debug for CopyEngineThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CopyEngineThread")
-            .field("lanes", &self.lanes)
+            .field("ring_copies", &self.ring_copies)
             .field("tuning", &self.tuning)
             .finish_non_exhaustive()
     }

@@ -1,16 +1,16 @@
 //! Staging: copies between rings in host memory and rings on a GPU.
 //!
 //! ```text
-//!   raw@host ──lane──▶┐                      ┌──▶ raw          one copy_engine a GPU and direction:
-//!   aux@host ──lane──▶┤  copy_engine, its stream  ├──▶ aux          one thread, one stream, its lanes in turn
+//!   raw@host ──ring_copy──▶┐                      ┌──▶ raw          one copy_engine a GPU and direction:
+//!   aux@host ──ring_copy──▶┤  copy_engine, its stream  ├──▶ aux          one thread, one stream, its ring_copies in turn
 //! ```
 //! All frames that are ready go in one copy, up to a *chunk*; a few copies are in flight at a time. At low load that
 //! is one frame with the least latency. At high load the copies under way keep the stream busy while frames gather
 //! behind them (with two under way only whole chunks follow), so the copies grow by themselves until the bus is full.
 //! Lanes take turns, one chunk at most each, so that none waits longer than the others' chunks take.
 //!
-//! Where the CPU can store to the target ring, small bursts go without the copy engine: a lane that has nothing under
-//! way stores them itself up to the measured *cut-over*, and publishes them at once. A [`Carrier`] is such a lane
+//! Where the CPU can store to the target ring, small bursts go without the copy engine: a ring_copy that has nothing under
+//! way stores them itself up to the measured *cut-over*, and publishes them at once. A [`Carrier`] is such a ring_copy
 //! without a thread, for one that needs its frames without a hand-over.
 //!
 //! # Guarantees
@@ -42,5 +42,5 @@ pub use inline_copy::Carrier;
 pub use measure::{MeasureError, measure, measure_with};
 pub use numa::tell_if_far;
 pub use profile::{Basis, Profile, Profiles, Rates, Sending, USUAL_CUT_OVER};
-pub use ring_copy::Lane;
+pub use ring_copy::RingCopy;
 pub use store_methods::{RawStores, Way};

@@ -14,23 +14,23 @@ const MOST_PITCH: usize = 1 << 30;
 
 /// A copy that is not done.
 #[derive(Debug)]
-struct Flight {
+struct InFlightCopy {
     frames: u64,
     bytes: u64,
 }
 
 /// A source ring's reader, the target ring's producer, and what is under way between them.
 ///
-/// Both rings have slots of the same size. A lane that is dropped waits for what is under way; if that does not end,
+/// Both rings have slots of the same size. A ring_copy that is dropped waits for what is under way; if that does not end,
 /// neither ring's memory is ever freed.
 #[derive(Debug)]
-pub struct Lane {
+pub struct RingCopy {
     reader: Reader,
     producer: Producer,
     /// The target's memory, where the CPU can store to it.
     target: Option<Target>,
     ledger: CopyLedger,
-    in_flight: VecDeque<Flight>,
+    in_flight: VecDeque<InFlightCopy>,
     /// Most frames of one copy.
     burst: usize,
     /// Since when a copy has been under way.
@@ -39,7 +39,7 @@ pub struct Lane {
     failed: bool,
 }
 
-/// What a lane did at its turn.
+/// What a ring_copy did at its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begun {
     /// A copy of so many bytes is under way.
@@ -48,19 +48,19 @@ pub(super) enum Begun {
     Stored,
 }
 
-/// How it stands with the lanes' GPU when it is a lane's turn.
+/// How it stands with the ring_copies' GPU when it is a ring_copy's turn.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct EngineState {
     /// Whether another copy can be under way.
     pub(super) has_room: bool,
-    /// Whether so many are that a lane with one among them begins another only if it is a whole one.
+    /// Whether so many are that a ring_copy with one among them begins another only if it is a whole one.
     pub(super) enough: bool,
     /// Bursts of at most so many bytes are stored by the CPU where it can; 0: none.
     pub(super) cut_over: usize,
 }
 
-impl Lane {
-    /// A lane from `reader`'s ring to `producer`'s, whose copies have at most `chunk` bytes, but a frame at least.
+impl RingCopy {
+    /// A ring_copy from `reader`'s ring to `producer`'s, whose copies have at most `chunk` bytes, but a frame at least.
     ///
     /// `reader` must be guaranteed, or its ring's producer one that can be held back.
     ///
@@ -119,7 +119,7 @@ impl Lane {
         self.reader.is_oldest_done()
     }
 
-    /// Frames of the copy that could begin now. With `enough` copies under way, others' and at least one of this lane's,
+    /// Frames of the copy that could begin now. With `enough` copies under way, others' and at least one of this ring_copy's,
     /// only a whole copy does: as many frames as one can have.
     fn next(&self, enough: bool) -> usize {
         // Not more than half of the target at a time: a reader that is not waited for must find something to lease.
@@ -139,8 +139,8 @@ impl Lane {
     }
 
     /// Whether a copy could begin, or frames could be stored, as [`begin`](Self::begin) does.
-    pub(super) fn is_ready(&self, terms: Terms) -> bool {
-        self.wanted(terms) > 0
+    pub(super) fn is_ready(&self, state: EngineState) -> bool {
+        self.wanted(state) > 0
     }
 
     /// Whether frames may be stored now, whatever their size: nothing is under way that they would overtake.
@@ -150,16 +150,16 @@ impl Lane {
 
     /// Frames of the copy that could begin now; where no other can be under way, of those that are stored instead,
     /// which are few enough whatever their lengths.
-    fn wanted(&self, terms: Terms) -> usize {
-        if terms.has_room {
-            return self.next(terms.enough);
+    fn wanted(&self, state: EngineState) -> usize {
+        if state.has_room {
+            return self.next(state.enough);
         }
-        if !self.may_store(terms.cut_over) {
+        if !self.may_store(state.cut_over) {
             return 0;
         }
         let frames = self.next(false);
         let bytes = frames.saturating_mul(self.reader.options().stride());
-        if bytes <= terms.cut_over { frames } else { 0 }
+        if bytes <= state.cut_over { frames } else { 0 }
     }
 
     /// Whether the source is at its end, which must be looked at.
@@ -168,14 +168,14 @@ impl Lane {
     }
 
     /// Begins one copy of what is ready, or stores it; `None` if nothing is, or the target has no slot. With enough
-    /// copies under way, of which one is this lane's, only a whole copy is begun.
+    /// copies under way, of which one is this ring_copy's, only a whole copy is begun.
     pub(super) fn begin(
         &mut self,
         backend: &mut dyn CopyBackend,
-        terms: Terms,
+        state: EngineState,
     ) -> Result<Option<Begun>, StagingError> {
-        let may_store = self.may_store(terms.cut_over);
-        let wanted = self.wanted(terms);
+        let may_store = self.may_store(state.cut_over);
+        let wanted = self.wanted(state);
         if wanted == 0 {
             return Ok(None);
         }
@@ -185,7 +185,7 @@ impl Lane {
         };
         let frames = lease.len();
         if let Some(target) = self.target.as_ref().filter(|_| may_store)
-            && (!terms.has_room || lease.lengths().sum::<usize>() <= terms.cut_over)
+            && (!state.has_room || lease.lengths().sum::<usize>() <= state.cut_over)
         {
             let stored = target::store(target, lease, &mut self.producer, &self.ledger, true);
             self.failed = stored.is_err();
@@ -193,7 +193,7 @@ impl Lane {
         }
         let mut slots = self.producer.reserve(frames);
         let Some(from) = lease.slice() else {
-            unreachable!("the reader of a lane leases slots, not copies");
+            unreachable!("the reader of a ring_copy leases slots, not copies");
         };
         self.ledger.taken.add(frames as u64);
         let copied = copy(&lease, from, slots.slice(), backend).and_then(|bytes| {
@@ -204,7 +204,7 @@ impl Lane {
             Ok((bytes, done)) => {
                 slots.submit();
                 lease.retire(done);
-                self.in_flight.push_back(Flight {
+                self.in_flight.push_back(InFlightCopy {
                     frames: frames as u64,
                     bytes,
                 });
@@ -217,7 +217,7 @@ impl Lane {
                 // A part of it may be under way: the lease ends behind it.
                 if let Ok(done) = backend.mark() {
                     lease.retire(done);
-                    self.in_flight.push_back(Flight {
+                    self.in_flight.push_back(InFlightCopy {
                         frames: frames as u64,
                         bytes: 0,
                     });
@@ -280,7 +280,7 @@ impl Lane {
         self.reader.discard_pending();
     }
 
-    /// Ends a lane whose copies will not end: nothing that they touch is ever freed.
+    /// Ends a ring_copy whose copies will not end: nothing that they touch is ever freed.
     pub(super) fn abandon(mut self) {
         if !self.reader.part(Duration::ZERO) {
             self.producer.keep_memory();
@@ -288,7 +288,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for RingCopy {
     fn drop(&mut self) {
         if !self.reader.part_or_tell() {
             self.producer.keep_memory();
@@ -327,7 +327,7 @@ fn copy(
         };
         // SAFETY: the source's frames are leased, and the target's slots reserved, until the mark is done that `begin`
         // sets behind this; a lease is retired, and slots are published, only then. Both rings live as long as the
-        // lane, which waits for its copies, or keeps both for ever. Stretch and rows stay inside the slots: a frame
+        // ring_copy, which waits for its copies, or keeps both for ever. Stretch and rows stay inside the slots: a frame
         // is no longer than its slot.
         unsafe {
             if longest == 0 {

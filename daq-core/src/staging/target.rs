@@ -41,7 +41,7 @@ impl Target {
     /// says how many bytes that were.
     fn store(&self, lease: &Lease<'_>, to: Slice, fenced: bool) -> Result<u64, MappedError> {
         let Some(from) = lease.slice() else {
-            unreachable!("the reader of a lane leases slots, not copies");
+            unreachable!("the reader of a ring_copy leases slots, not copies");
         };
         match self {
             Self::Mapped(mapped) => {

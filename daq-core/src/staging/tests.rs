@@ -75,7 +75,7 @@ impl Device {
                         usize::try_from(address).unwrap() + row * rows.pitch,
                     )
                 };
-                // SAFETY: the lane's promise: both ranges are alive and nobody writes them until the mark is done.
+                // SAFETY: the ring_copy's promise: both ranges are alive and nobody writes them until the mark is done.
                 unsafe { at(from).copy_to_nonoverlapping(at(to), rows.bytes) };
             }
         }
@@ -140,7 +140,7 @@ pub(super) struct Memory {
     lost: Arc<AtomicBool>,
 }
 
-// SAFETY: the memory is written by the lane that holds this, and looked at where its frames are leased.
+// SAFETY: the memory is written by the ring_copy that holds this, and looked at where its frames are leased.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -159,7 +159,7 @@ impl Memory {
         }
         assert!(offset + from.len() <= self.bytes, "stored outside");
         self.stored.lock().unwrap().push((offset, from.len()));
-        // SAFETY: inside of the region, which the lane's ring keeps; the slots are reserved.
+        // SAFETY: inside of the region, which the ring_copy's ring keeps; the slots are reserved.
         unsafe {
             let to = self.base.add(offset).as_ptr();
             to.copy_from_nonoverlapping(from.as_ptr(), from.len());
@@ -212,7 +212,7 @@ fn ring(
     Ring::new(region, options, RingLedger::default()).unwrap()
 }
 
-/// A lane between two rings, from its outer ends.
+/// A ring_copy between two rings, from its outer ends.
 struct Ends {
     source: Producer,
     target: Ring,
@@ -257,8 +257,8 @@ impl Ends {
         let reader = target.attach(true, 1, ReaderLedger::default()).unwrap();
         let copied = from.attach(true, 1, read.clone()).unwrap();
         let memory = Memory::of(&target);
-        let lane = Lane::new(copied, producer, ledger.clone(), chunk);
-        copy_engine.add(lane.storing_to(Target::Pretended(memory.clone())));
+        let ring_copy = RingCopy::new(copied, producer, ledger.clone(), chunk);
+        copy_engine.add(ring_copy.storing_to(Target::Pretended(memory.clone())));
         Self {
             memory,
             source,
@@ -389,20 +389,23 @@ fn ring_copies_are_served_in_turn() {
         tuning(2 * SLOT, 1),
         notifier.clone(),
     );
-    let mut lanes: Vec<_> = (0..3)
+    let mut ring_copies: Vec<_> = (0..3)
         .map(|_| Ends::new((32, 32), 2 * SLOT, &mut copy_engine, &notifier))
         .collect();
-    lanes[0].make(30);
-    lanes[1].make(30);
-    lanes[2].make(4);
+    ring_copies[0].make(30);
+    ring_copies[1].make(30);
+    ring_copies[2].make(4);
     let mut served = Vec::new();
     for _ in 0..8 {
-        let before: Vec<_> = lanes.iter().map(|lane| lane.ledger.taken.get()).collect();
+        let before: Vec<_> = ring_copies
+            .iter()
+            .map(|ring_copy| ring_copy.ledger.taken.get())
+            .collect();
         copy_engine.step().unwrap();
-        let at = lanes
+        let at = ring_copies
             .iter()
             .zip(&before)
-            .position(|(lane, before)| lane.ledger.taken.get() > *before);
+            .position(|(ring_copy, before)| ring_copy.ledger.taken.get() > *before);
         served.push(at.unwrap());
         assert!(device.finish(DONE));
     }
@@ -418,17 +421,17 @@ fn small_ring_copy_is_served_beside_saturated_one() {
         tuning(2 * SLOT, 4),
         notifier.clone(),
     );
-    let mut lanes: Vec<_> = (0..2)
+    let mut ring_copies: Vec<_> = (0..2)
         .map(|_| Ends::new((64, 64), 2 * SLOT, &mut copy_engine, &notifier))
         .collect();
-    lanes[1].make(1);
+    ring_copies[1].make(1);
     for _ in 0..20 {
-        lanes[0].make(64);
+        ring_copies[0].make(64);
         copy_engine.step().unwrap();
         device.finish(DONE);
-        lanes[0].take(usize::MAX);
+        ring_copies[0].take(usize::MAX);
     }
-    assert_eq!(lanes[1].ledger.taken.get(), 1);
+    assert_eq!(ring_copies[1].ledger.taken.get(), 1);
     while device.finish(DONE) {}
 }
 

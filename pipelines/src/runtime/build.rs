@@ -16,7 +16,7 @@ use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
 use daq_core::staging::Direction;
-use daq_core::staging::{Carrier, CopyEngineThread, CopyStream, Lane, Profile, measure_with};
+use daq_core::staging::{Carrier, CopyEngineThread, CopyStream, Profile, RingCopy, measure_with};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
@@ -537,7 +537,7 @@ impl Pipeline {
                 let reader = self.attach(&copy.from, &copy.name, true, 1)?;
                 let producer = parts.producer(&copy.to);
                 let ledger = self.ledgers.copy(&copy.to);
-                copy_engine.add(Lane::new(reader, producer, ledger, tuning.chunk));
+                copy_engine.add(RingCopy::new(reader, producer, ledger, tuning.chunk));
             }
             let way = match direction {
                 Direction::In => "to",

@@ -131,22 +131,28 @@ fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
 fn stores_proceed_while_all_copies_are_in_flight() {
     let device = Device::default();
     let (mut copy_engine, notifier) = copy_engine(&device, 1, 2 * SLOT);
-    let mut lanes: Vec<_> = (0..2)
+    let mut ring_copies: Vec<_> = (0..2)
         .map(|_| Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier))
         .collect();
-    lanes[0].make(20);
+    ring_copies[0].make(20);
     copy_engine.step().unwrap();
     assert_eq!(device.in_flight(), 1);
-    lanes[1].make(2);
+    ring_copies[1].make(2);
     copy_engine.wait(Wait::Adaptive, Duration::from_mins(10));
     assert_eq!(copy_engine.step(), Ok(Step::Busy));
-    assert_eq!((lanes[1].target.published(), device.in_flight()), (2, 1));
+    assert_eq!(
+        (ring_copies[1].target.published(), device.in_flight()),
+        (2, 1)
+    );
     // Too many to be stored: they wait until a copy can be begun.
-    lanes[1].make(20);
+    ring_copies[1].make(20);
     assert_eq!(copy_engine.step(), Ok(Step::Idle));
     device.finish(DONE);
     copy_engine.step().unwrap();
-    assert_eq!((lanes[1].ledger.taken.get(), device.in_flight()), (18, 1));
+    assert_eq!(
+        (ring_copies[1].ledger.taken.get(), device.in_flight()),
+        (18, 1)
+    );
     while device.finish(DONE) {}
 }
 

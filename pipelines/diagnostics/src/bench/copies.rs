@@ -11,7 +11,7 @@ use daq_core::region::RegionError;
 use daq_core::ring::{Producer, Reader, Ring};
 use daq_core::staging::Direction;
 use daq_core::staging::{
-    Bare, Carrier, CopyEngineThread, CopyStream, Lane, StagingError, Tuning, measure,
+    Bare, Carrier, CopyEngineThread, CopyStream, RingCopy, StagingError, Tuning, measure,
 };
 use daq_core::units::ByteSize;
 use std::sync::Arc;
@@ -173,7 +173,7 @@ impl Pair {
         let stream = CopyStream::new(device, Direction::In, tuning.depth)?;
         let mut copy_engine = Stager::new(Box::new(stream), tuning, Arc::new(Bell::default()));
         let ledger = CopyLedger::default();
-        copy_engine.add(Lane::new(reader, producer, ledger, tuning.chunk));
+        copy_engine.add(RingCopy::new(reader, producer, ledger, tuning.chunk));
         Self::time(self.source, &self.target, bytes, times, || {
             copy_engine.step().map(drop)
         })

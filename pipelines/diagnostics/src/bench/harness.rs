@@ -9,7 +9,7 @@ use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
 use daq_core::notify::{Notifier, Wait};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::staging::Direction;
-use daq_core::staging::{CopyEngineThread, CopyStream, Lane, StagingError, Step, Tuning};
+use daq_core::staging::{CopyEngineThread, CopyStream, RingCopy, StagingError, Step, Tuning};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ const BURST: usize = 512;
 /// Steps of the copy engine thread between two reads of its CPU time.
 const STEPS_PER_CPU_SAMPLE: u64 = 64;
 
-/// What one lane is to do.
+/// What one ring_copy is to do.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) direction: Direction,
@@ -71,7 +71,7 @@ struct Shared {
 #[derive(Debug)]
 pub(super) struct Harness {
     shared: Arc<Shared>,
-    /// Each lane's place among the loads, its direction, and what it counts.
+    /// Each ring_copy's place among the loads, its direction, and what it counts.
     copies: Vec<(usize, Direction, CopyLedger)>,
     rings: Vec<RingLedger>,
     threads: Vec<JoinHandle<Result<(), String>>>,
@@ -120,15 +120,15 @@ impl Harness {
         Ok(harness)
     }
 
-    /// A lane with its ends' threads.
-    fn lane(
+    /// A ring_copy with its ends' threads.
+    fn ring_copy(
         &mut self,
         load: &Load,
         place: &Place,
         bell: &Arc<Notifier>,
         copies: CopyLedger,
         tuning: Tuning,
-    ) -> Result<Lane, BenchError> {
+    ) -> Result<RingCopy, BenchError> {
         let (from, to) = place.ends(load.direction);
         let options = RingOptions {
             notifiers: vec![bell.clone()],
@@ -153,7 +153,7 @@ impl Harness {
             take(end, load, &shared);
             Ok(())
         }));
-        Ok(Lane::new(reader, copied, copies, tuning.chunk))
+        Ok(RingCopy::new(reader, copied, copies, tuning.chunk))
     }
 
     fn ledger(&mut self) -> RingLedger {
@@ -185,7 +185,7 @@ impl Harness {
     }
 
     /// Stops publishing, lets all come through, and gives the last sample with every frame that was made and did not
-    /// come through counted as lost; and the frames of each lane, in the order of the loads.
+    /// come through counted as lost; and the frames of each ring_copy, in the order of the loads.
     pub(super) fn stop(mut self) -> Result<(Sample, Vec<u64>), BenchError> {
         self.shared.stop.store(true, Ordering::Release);
         let mut failure = None;
@@ -203,8 +203,8 @@ impl Harness {
         let published: u64 = self.rings.iter().map(|ledger| ledger.published.get()).sum();
         last.lost += published - last.frames;
         self.copies.sort_by_key(|(load, ..)| *load);
-        let lanes = self.copies.iter().map(|(.., ledger)| ledger.frames.get());
-        Ok((last, lanes.collect()))
+        let ring_copies = self.copies.iter().map(|(.., ledger)| ledger.frames.get());
+        Ok((last, ring_copies.collect()))
     }
 }
 
