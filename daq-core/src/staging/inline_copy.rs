@@ -16,7 +16,7 @@ use crate::ring::{Producer, Reader};
 /// No thread, stream or lock stands between the two: whoever steps sees the frames in the target at once. One that is
 /// dropped closes the target.
 #[derive(Debug)]
-pub struct Carrier {
+pub struct InlineCopy {
     reader: Reader,
     producer: Producer,
     target: Target,
@@ -29,7 +29,7 @@ pub struct Carrier {
     failed: bool,
 }
 
-impl Carrier {
+impl InlineCopy {
     /// A copy from `reader`'s ring to `producer`'s of at most `burst` frames a step; `None` where the CPU cannot store
     /// to the target or cannot read the source, which both regions tell beforehand.
     ///

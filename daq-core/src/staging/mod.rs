@@ -10,7 +10,7 @@
 //! Lanes take turns, one chunk at most each, so that none waits longer than the others' chunks take.
 //!
 //! Where the CPU can store to the target ring, small bursts go without the copy engine: a ring_copy that has nothing under
-//! way stores them itself up to the measured *cut-over*, and publishes them at once. A [`Carrier`] is such a ring_copy
+//! way stores them itself up to the measured *cut-over*, and publishes them at once. A [`InlineCopy`] is such a ring_copy
 //! without a thread, for one that needs its frames without a hand-over.
 //!
 //! # Guarantees
@@ -38,7 +38,7 @@ pub use baseline::{BATCH, Bare};
 pub use copy_engine::{CopyBackend, CopyEngineThread, CopyStream, Step, Tuning};
 pub use direction::Direction;
 pub use error::StagingError;
-pub use inline_copy::Carrier;
+pub use inline_copy::InlineCopy;
 pub use measure::{MeasureError, measure, measure_with};
 pub use numa::tell_if_far;
 pub use profile::{Basis, Profile, Profiles, Rates, Sending, USUAL_CUT_OVER};

@@ -16,7 +16,9 @@ use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
 use daq_core::staging::Direction;
-use daq_core::staging::{Carrier, CopyEngineThread, CopyStream, Profile, RingCopy, measure_with};
+use daq_core::staging::{
+    CopyEngineThread, CopyStream, InlineCopy, Profile, RingCopy, measure_with,
+};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
@@ -474,7 +476,7 @@ impl Pipeline {
                 )?
                 .dropping_incomplete(planned.incomplete == Incomplete::Drop);
             let producer = parts.producer(&planned.output);
-            let carrier = self.carrier(parts, &planned.name, planned.burst)?;
+            let inline_copy = self.inline_copy(parts, &planned.name, planned.burst)?;
             runners.push(kernel::Runner::new(kernel::Parts {
                 name: planned.name.clone(),
                 reader,
@@ -486,19 +488,19 @@ impl Pipeline {
                 wait: planned.wait,
                 control: self.control.clone(),
                 on_device: planned.side != Side::Cpu,
-                carrier,
+                inline_copy,
             }));
         }
         Ok(runners)
     }
 
     /// The copy that a kernel's thread makes itself, and the bell of the rings on either side.
-    fn carrier(
+    fn inline_copy(
         &self,
         parts: &mut Parts<'_>,
         kernel: &str,
         burst: usize,
-    ) -> Result<Option<(Carrier, Arc<Notifier>)>, StartError> {
+    ) -> Result<Option<(InlineCopy, Arc<Notifier>)>, StartError> {
         let copier = Copier::Kernel(kernel.to_owned());
         let copies = &mut parts.plan.copies.iter();
         let Some(copy) = copies.find(|copy| parts.copier(copy) == copier) else {
@@ -508,9 +510,9 @@ impl Pipeline {
         let reader = self.attach(&copy.from, &copy.name, true, 1)?;
         let producer = parts.producer(&copy.to);
         let ledger = self.ledgers.copy(&copy.to);
-        let carrier = Carrier::new(reader, producer, ledger, burst);
-        let carrier = carrier.expect("the CPU can store to the ring, as `copier` has seen");
-        Ok(Some((carrier, bell)))
+        let inline_copy = InlineCopy::new(reader, producer, ledger, burst);
+        let inline_copy = inline_copy.expect("the CPU can store to the ring, as `copier` has seen");
+        Ok(Some((inline_copy, bell)))
     }
 
     /// Starts the staging threads: one a GPU and direction.

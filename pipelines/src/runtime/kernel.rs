@@ -6,7 +6,7 @@ use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ledger::KernelLedger;
 use daq_core::notify::{Notifier, Wait};
 use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut};
-use daq_core::staging::Carrier;
+use daq_core::staging::InlineCopy;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,14 +37,14 @@ pub struct Parts {
     /// Whether a device does the work, which rings no notifier.
     pub on_device: bool,
     /// What fills the input, where this thread does that itself, and the notifier that both its rings ring.
-    pub carrier: Option<(Carrier, Arc<Notifier>)>,
+    pub inline_copy: Option<(InlineCopy, Arc<Notifier>)>,
 }
 
 /// A kernel with its ends. One that is dropped waits for its device; if that does not finish, what the device uses is
 /// never freed.
 pub struct Runner {
     name: String,
-    carrier: Option<Carrier>,
+    inline_copy: Option<InlineCopy>,
     reader: Reader,
     producer: Producer,
     stream: Option<driver::Stream>,
@@ -130,7 +130,7 @@ pub enum Step {
 impl Runner {
     /// Returns a kernel that is ready to run.
     pub fn new(parts: Parts) -> Self {
-        let (carrier, notifier) = parts.carrier.unzip();
+        let (inline_copy, notifier) = parts.inline_copy.unzip();
         Self {
             in_flight: VecDeque::with_capacity(
                 // Bursts without outputs hold input slots alone.
@@ -141,7 +141,7 @@ impl Runner {
                     .max(parts.reader.options().slots),
             ),
             name: parts.name,
-            carrier,
+            inline_copy,
             reader: parts.reader,
             producer: parts.producer,
             stream: parts.stream,
@@ -171,8 +171,8 @@ impl Runner {
             // Looks at what a device does must not come late.
             daq_core::thread::wake_on_time();
         }
-        if let Some(carrier) = &self.carrier {
-            carrier.tell_if_far("[kernel.NAME] core");
+        if let Some(inline_copy) = &self.inline_copy {
+            inline_copy.tell_if_far("[kernel.NAME] core");
         }
         if let Err(error) = self.work(heartbeat) {
             self.hung = matches!(error, KernelError::Hung(_));
@@ -187,8 +187,8 @@ impl Runner {
                 heartbeat.beat();
                 // Later failures have the cause that was already logged.
                 let _ = self.reap();
-                if let Some(carrier) = &mut self.carrier {
-                    carrier.discard();
+                if let Some(inline_copy) = &mut self.inline_copy {
+                    inline_copy.discard();
                 }
                 self.reader.discard_pending();
                 self.wait(Step::Idle);
@@ -201,10 +201,14 @@ impl Runner {
 
     /// Whether the input is at its end; closes the ring that this thread fills once its source is.
     fn is_finished(&mut self) -> bool {
-        if self.carrier.as_ref().is_some_and(Carrier::is_finished) {
-            self.carrier = None;
+        if self
+            .inline_copy
+            .as_ref()
+            .is_some_and(InlineCopy::is_finished)
+        {
+            self.inline_copy = None;
         }
-        self.carrier.is_none() && self.reader.is_finished()
+        self.inline_copy.is_none() && self.reader.is_finished()
     }
 
     /// Ends although the device has not finished: whatever it was given may be used by it at any time.
@@ -270,8 +274,8 @@ impl Runner {
             self.reader.wait_in_flight(self.wait, STOP_POLL_INTERVAL);
         } else if let Some(carrier) = &self.carrier {
             let ready = || {
-                carrier.is_ready()
-                    || carrier.is_finished()
+                inline_copy.is_ready()
+                    || inline_copy.is_finished()
                     || self.reader.pending() > 0
                     || self.reader.is_oldest_done()
             };
@@ -291,8 +295,8 @@ impl Runner {
     pub fn step(&mut self) -> Result<Step, KernelError> {
         let reaped = self.reap()?;
         let moved = |step| if reaped { Step::Moved } else { step };
-        if let Some(carrier) = &mut self.carrier {
-            carrier
+        if let Some(inline_copy) = &mut self.inline_copy {
+            inline_copy
                 .step()
                 .map_err(|error| KernelError::Unavailable(error.to_string()))?;
         }
@@ -301,7 +305,7 @@ impl Runner {
         let waiting = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
         let waiting = waiting.min(self.burst);
         if waiting == 0 {
-            if self.carrier.is_some() && self.producer.open() == self.producer.submitted() {
+            if self.inline_copy.is_some() && self.producer.open() == self.producer.submitted() {
                 // A slot for the next frame, while there is time: claiming one waits for what was stored to the GPU.
                 self.producer.claim(1);
             }

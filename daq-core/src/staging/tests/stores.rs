@@ -190,8 +190,8 @@ fn lost_memory_ends_copy_and_publishes_nothing() {
     assert_eq!(ends.read.read.get() + ends.read.discarded.get(), 9);
 }
 
-/// A carrier between two rings.
-fn carrier(slots: (usize, usize), burst: usize) -> (Carrier, Ends) {
+/// A inline_copy between two rings.
+fn inline_copy(slots: (usize, usize), burst: usize) -> (InlineCopy, Ends) {
     let notifier = Arc::new(Notifier::default());
     let (from, source) = ring("from", slots.0, Placement::Host, &notifier);
     let (target, producer) = ring("to", slots.1, Placement::Cuda(0), &notifier);
@@ -200,7 +200,7 @@ fn carrier(slots: (usize, usize), burst: usize) -> (Carrier, Ends) {
     let copied = from.attach(true, 1, read.clone()).unwrap();
     let memory = Memory::of(&target);
     let to = Target::Pretended(memory.clone());
-    let carrier = Carrier::with(copied, producer, ledger.clone(), burst, to);
+    let inline_copy = InlineCopy::with(copied, producer, ledger.clone(), burst, to);
     let ends = Ends {
         memory,
         source,
@@ -211,7 +211,7 @@ fn carrier(slots: (usize, usize), burst: usize) -> (Carrier, Ends) {
         made: 0,
         seen: 0,
     };
-    (carrier, ends)
+    (inline_copy, ends)
 }
 
 proptest! {
@@ -221,14 +221,14 @@ proptest! {
         burst in 1_usize..6,
         script in prop::collection::vec((0_usize..6, 0_u8..3), 1..80),
     ) {
-        let (mut carrier, mut ends) = carrier(slots, burst);
+        let (mut inline_copy, mut ends) = inline_copy(slots, burst);
         for (count, what) in script {
             match what {
                 0 => ends.make(count),
                 1 => ends.take(count),
                 _ => {
-                    let (before, ready) = (ends.target.published(), carrier.is_ready());
-                    let frames = carrier.step().unwrap();
+                    let (before, ready) = (ends.target.published(), inline_copy.is_ready());
+                    let frames = inline_copy.step().unwrap();
                     prop_assert_eq!(frames > 0, ready);
                     prop_assert!(frames <= burst);
                     prop_assert_eq!(ends.target.published(), before + frames as u64);
@@ -239,11 +239,11 @@ proptest! {
         }
         drop(ends.source);
         loop {
-            carrier.step().unwrap();
+            inline_copy.step().unwrap();
             while let Some(lease) = ends.reader.poll(usize::MAX) {
                 ends.seen += lease.len() as u64;
             }
-            if carrier.is_finished() {
+            if inline_copy.is_finished() {
                 break;
             }
         }
@@ -251,7 +251,7 @@ proptest! {
         let bytes: usize = (0..ends.made).map(lines).sum();
         prop_assert_eq!(ends.ledger.bytes.get(), bytes as u64);
         prop_assert!(!ends.target.is_closed());
-        drop(carrier);
+        drop(inline_copy);
         prop_assert!(ends.target.is_closed());
     }
 }
@@ -260,15 +260,15 @@ proptest! {
 fn store_copy_with_lost_memory_stops() {
     let (mut carrier, mut ends) = carrier((16, 16), 4);
     ends.make(5);
-    assert_eq!(carrier.step(), Ok(4));
+    assert_eq!(inline_copy.step(), Ok(4));
     ends.memory.lost.store(true, Ordering::Relaxed);
-    assert_eq!(carrier.step(), Err(lost()));
+    assert_eq!(inline_copy.step(), Err(lost()));
     ends.memory.lost.store(false, Ordering::Relaxed);
     ends.make(2);
-    assert!(!carrier.is_ready());
-    assert_eq!(carrier.step(), Ok(0));
+    assert!(!inline_copy.is_ready());
+    assert_eq!(inline_copy.step(), Ok(0));
     drop(ends.source);
-    assert!(carrier.discard());
+    assert!(inline_copy.discard());
     assert_eq!((ends.target.published(), ends.ledger.failed.get()), (4, 1));
     assert_eq!((ends.read.read.get(), ends.read.discarded.get()), (5, 2));
 }
@@ -279,5 +279,5 @@ fn rings_without_mapping_are_not_stored() {
     let (from, _source) = ring("from", 4, Placement::Host, &bell);
     let (_target, producer) = ring("to", 4, Placement::Cuda(0), &bell);
     let reader = from.attach(true, 1, ReaderLedger::default()).unwrap();
-    assert!(Carrier::new(reader, producer, CopyLedger::default(), 4).is_none());
+    assert!(InlineCopy::new(reader, producer, CopyLedger::default(), 4).is_none());
 }

@@ -11,7 +11,7 @@ use daq_core::region::RegionError;
 use daq_core::ring::{Producer, Reader, Ring};
 use daq_core::staging::Direction;
 use daq_core::staging::{
-    Bare, Carrier, CopyEngineThread, CopyStream, RingCopy, StagingError, Tuning, measure,
+    Bare, CopyEngineThread, CopyStream, InlineCopy, RingCopy, StagingError, Tuning, measure,
 };
 use daq_core::units::ByteSize;
 use std::sync::Arc;
@@ -179,14 +179,15 @@ impl Pair {
         })
     }
 
-    /// Through a carrier, on the thread that waits for the frame; nothing where there is none.
-    fn carrier(self, bytes: usize, times: &mut Times) -> Result<(), BenchError> {
+    /// Through a inline_copy, on the thread that waits for the frame; nothing where there is none.
+    fn inline_copy(self, bytes: usize, times: &mut Times) -> Result<(), BenchError> {
         let (reader, producer) = self.copied;
-        let Some(mut carrier) = Carrier::new(reader, producer, CopyLedger::default(), 1) else {
+        let Some(mut inline_copy) = InlineCopy::new(reader, producer, CopyLedger::default(), 1)
+        else {
             return Ok(());
         };
         Self::time(self.source, &self.target, bytes, times, || {
-            Ok(carrier.step().map(drop)?)
+            Ok(inline_copy.step().map(drop)?)
         })
     }
 }
@@ -281,7 +282,7 @@ fn stored(
         "frame",
         "store p50",
         "p99",
-        "carrier p50",
+        "inline_copy p50",
         "p99",
         "engine p50",
         "p99",
@@ -297,7 +298,7 @@ fn stored(
     let mut table = Table::new(title, &columns);
     let source = vec![0x5a; sizes.iter().copied().max().unwrap_or(0)];
     for (seed, (&bytes, wait)) in (1..).zip(sizes.iter().zip(waits)) {
-        let (mut store, mut carrier, mut engine) = (Times::new(), Times::new(), Times::new());
+        let (mut store, mut inline_copy, mut engine) = (Times::new(), Times::new(), Times::new());
         for _ in 0..TIMES * common.rounds {
             let start = Instant::now();
             mapped.copy_to(0, &source[..bytes])?;
@@ -306,7 +307,7 @@ fn stored(
         let verify = |seed| place.verify(Direction::In, seed, bytes, TIMES as u64);
         place.prepare(Direction::In, 2 * seed)?;
         for _ in 0..common.rounds {
-            Pair::new(place, bytes)?.carrier(bytes, &mut carrier)?;
+            Pair::new(place, bytes)?.inline_copy(bytes, &mut inline_copy)?;
         }
         verify(2 * seed)?;
         place.prepare(Direction::In, 2 * seed + 1)?;
@@ -315,7 +316,7 @@ fn stored(
         }
         verify(2 * seed + 1)?;
         let mut row = vec![size(bytes)];
-        row.extend(quantiles(&[&store, &carrier, &engine]));
+        row.extend(quantiles(&[&store, &inline_copy, &engine]));
         row.push(Cell::Number(wait / median(&store), 1));
         table.row(row);
     }

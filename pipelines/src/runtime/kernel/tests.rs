@@ -117,7 +117,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
         control: control.clone(),
         stream: None,
         on_device: false,
-        carrier: None,
+        inline_copy: None,
     });
     runner.hang_timeout = hang_timeout;
     let is_over = AtomicBool::new(false);

@@ -16,7 +16,7 @@ use daq_core::ledger::{CopyLedger, KernelLedger, ReaderLedger, RingLedger};
 use daq_core::notify::{Notifier, Wait};
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
-use daq_core::staging::Carrier;
+use daq_core::staging::InlineCopy;
 use daq_pipelines::kernels::file::{FileKernel, FrameKeys};
 use daq_pipelines::runtime::Failure;
 use daq_pipelines::runtime::control::Control;
@@ -181,7 +181,7 @@ impl Bench {
         let (input, copied) = Ring::new(gpu, quiet, RingLedger::default())?;
         let (out, made) = Ring::new(output.clone(), options("out", 4), RingLedger::default())?;
         let attach = |ring: &Ring| ring.attach(true, BURST, ReaderLedger::default());
-        let carrier = Carrier::new(attach(&source)?, copied, CopyLedger::default(), BURST);
+        let inline_copy = InlineCopy::new(attach(&source)?, copied, CopyLedger::default(), BURST);
         let kernel = self.kernel(frame, teams, Dispatch::Persistent, Some((&input, &out)))?;
         let control = Arc::new(Control::new(RESULT_TIMEOUT));
         let mut runner = Runner::new(Parts {
@@ -195,7 +195,7 @@ impl Bench {
             wait: Wait::Busy,
             control: control.clone(),
             on_device: true,
-            carrier: carrier.map(|carrier| (carrier, bell)),
+            inline_copy: inline_copy.map(|inline_copy| (inline_copy, bell)),
         });
         runner.begin()?;
         Ok(Fixture {
