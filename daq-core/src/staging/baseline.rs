@@ -15,7 +15,7 @@ const MARKS: usize = 16;
 
 /// A stretch of host memory, one of a GPU, and a stream that copies between them.
 #[derive(Debug)]
-pub struct Bare {
+pub struct BaselineCopy {
     stream: Stream,
     host: Arc<Region>,
     memory: Memory,
@@ -29,7 +29,7 @@ pub struct Bare {
     sizes: Vec<usize>,
 }
 
-impl Bare {
+impl BaselineCopy {
     /// Two stretches of `bytes` bytes, the host's pinned for CUDA or, with `pageable`, not.
     pub fn new(
         device: &'static Device,
@@ -168,7 +168,7 @@ impl Bare {
     }
 }
 
-impl Drop for Bare {
+impl Drop for BaselineCopy {
     fn drop(&mut self) {
         // After an error copies may be under way.
         let _ = self.stream.synchronize();

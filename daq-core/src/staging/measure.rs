@@ -1,6 +1,6 @@
 //! Measuring a machine's copies, in well under a second a GPU.
 
-use super::baseline::Bare;
+use super::baseline::BaselineCopy;
 use super::profile::{Profile, Rates};
 use crate::gpu::bar_mapping::{Mapped, MappedError};
 use crate::gpu::driver::{CudaError, Device, Mark};
@@ -72,7 +72,7 @@ fn is_enough(copies: usize, bytes: usize, took: Duration) -> bool {
 }
 
 /// Bytes a second of copies of `bytes` bytes with at most `depth` in flight.
-fn rate(bare: &Bare, bytes: usize, depth: usize) -> Result<f64, CudaError> {
+fn rate(baseline: &BaselineCopy, bytes: usize, depth: usize) -> Result<f64, CudaError> {
     let mut best = 0.0_f64;
     let mut marks: VecDeque<Arc<Mark>> = VecDeque::with_capacity(depth);
     let begun = Instant::now();
@@ -82,13 +82,13 @@ fn rate(bare: &Bare, bytes: usize, depth: usize) -> Result<f64, CudaError> {
             if marks.len() == depth
                 && let Some(oldest) = marks.pop_front()
             {
-                Bare::wait(&oldest);
+                BaselineCopy::wait(&oldest);
             }
-            bare.begin(bare.walk(bytes), bytes)?;
-            marks.push_back(bare.mark()?);
+            baseline.begin(baseline.walk(bytes), bytes)?;
+            marks.push_back(baseline.mark()?);
             copies += 1;
         }
-        bare.finish()?;
+        baseline.finish()?;
         marks.clear();
         best = best.max((bytes * copies) as f64 / start.elapsed().as_secs_f64());
         if begun.elapsed() >= LIMIT {
@@ -99,29 +99,29 @@ fn rate(bare: &Bare, bytes: usize, depth: usize) -> Result<f64, CudaError> {
 }
 
 /// How long a small copy takes from its call to its end.
-fn latency(bare: &Bare) -> Result<Duration, CudaError> {
+fn latency(baseline: &BaselineCopy) -> Result<Duration, CudaError> {
     let mut times = [Duration::ZERO; SMALL];
     for time in &mut times {
         let start = Instant::now();
-        bare.begin(0, 4096)?;
-        Bare::wait(&*bare.mark()?);
+        baseline.begin(0, 4096)?;
+        BaselineCopy::wait(&*baseline.mark()?);
         *time = start.elapsed();
     }
     times.sort_unstable();
     Ok(times[SMALL / 2])
 }
 
-fn rates(bare: &Bare) -> Result<Rates, CudaError> {
+fn rates(baseline: &BaselineCopy) -> Result<Rates, CudaError> {
     // The first copies set things up.
-    bare.begin(0, LARGEST)?;
-    bare.finish()?;
+    baseline.begin(0, LARGEST)?;
+    baseline.finish()?;
     let mut by_size = Vec::with_capacity(SIZES.len());
     for bytes in SIZES {
-        by_size.push((bytes, rate(bare, bytes, DEPTH)?));
+        by_size.push((bytes, rate(baseline, bytes, DEPTH)?));
     }
     Ok(Rates {
-        bytes_per_second: rate(bare, LARGEST, 2)?,
-        latency_ns: u64::try_from(latency(bare)?.as_nanos()).unwrap_or(u64::MAX),
+        bytes_per_second: rate(baseline, LARGEST, 2)?,
+        latency_ns: u64::try_from(latency(baseline)?.as_nanos()).unwrap_or(u64::MAX),
         by_size,
     })
 }
@@ -156,9 +156,9 @@ fn crossing(pairs: &[Pair]) -> usize {
 }
 
 /// The cut-over; `None` where the CPU cannot store to the GPU's memory.
-fn cut_over(bare: &Bare, allowed: &[Backend]) -> Result<Option<usize>, MeasureError> {
+fn cut_over(baseline: &BaselineCopy, allowed: &[Backend]) -> Result<Option<usize>, MeasureError> {
     let largest = STORES[STORES.len() - 1];
-    let Ok(mapped) = Mapped::new(bare.device(), largest, Writer::Cpu, allowed) else {
+    let Ok(mapped) = Mapped::new(baseline.device(), largest, Writer::Cpu, allowed) else {
         return Ok(None);
     };
     let from = vec![0x5a; largest];
@@ -170,8 +170,8 @@ fn cut_over(bare: &Bare, allowed: &[Backend]) -> Result<Option<usize>, MeasureEr
             let start = Instant::now();
             mapped.copy_to(0, &from[..bytes])?;
             let stored = Instant::now();
-            bare.begin(0, bytes)?;
-            bare.finish()?;
+            baseline.begin(0, bytes)?;
+            baseline.finish()?;
             stores.push(stored - start);
             copies.push(stored.elapsed());
         }
@@ -191,11 +191,11 @@ pub fn measure(device: &'static Device) -> Result<Profile, MeasureError> {
 
 /// The same with mappings made by the `allowed` backends alone.
 pub fn measure_with(device: &'static Device, allowed: &[Backend]) -> Result<Profile, MeasureError> {
-    let mut bare = Bare::new(device, Direction::In, LARGEST, false)?;
-    let inward = rates(&bare)?;
-    let cut_over = cut_over(&bare, allowed)?;
-    bare.turn(Direction::Out);
-    let outward = rates(&bare)?;
+    let mut baseline = BaselineCopy::new(device, Direction::In, LARGEST, false)?;
+    let inward = rates(&baseline)?;
+    let cut_over = cut_over(&baseline, allowed)?;
+    baseline.turn(Direction::Out);
+    let outward = rates(&baseline)?;
     Ok(Profile {
         inward,
         outward,

@@ -34,7 +34,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-pub use baseline::{BATCH, Bare};
+pub use baseline::{BATCH, BaselineCopy};
 pub use copy_engine::{CopyBackend, CopyEngineThread, CopyStream, Step, Tuning};
 pub use direction::Direction;
 pub use error::StagingError;
@@ -43,4 +43,4 @@ pub use measure::{MeasureError, measure, measure_with};
 pub use numa::tell_if_far;
 pub use profile::{Basis, Profile, Profiles, Rates, Sending, USUAL_CUT_OVER};
 pub use ring_copy::RingCopy;
-pub use store_methods::{RawStores, Way};
+pub use store_methods::{RawStores, StoreMethod};

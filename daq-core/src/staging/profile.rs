@@ -134,7 +134,7 @@ pub struct Sending {
 }
 
 impl Profile {
-    /// What suits most machines, for one that was not measured: a bus of the third generation with 16 ring_copies.
+    /// What suits most machines, for one that was not measured: a bus of the third generation with 16 lanes.
     pub fn usual() -> Self {
         let rates = Rates {
             bytes_per_second: 12e9,
@@ -215,9 +215,8 @@ impl Basis<'_> {
             width: link.now.width,
             ..link.most
         };
-        let tell = |link: Option<Lanes>| {
-            link.map_or_else(|| "?".to_owned(), |ring_copies| ring_copies.to_string())
-        };
+        let tell =
+            |link: Option<Lanes>| link.map_or_else(|| "?".to_owned(), |lanes| lanes.to_string());
         let nodes = topology.nodes.iter();
         let nodes: Vec<_> = nodes.map(|node| format!("{:?}", node.cores)).collect();
         // Those of this process only where no others are known: `daq tune` may be given others than `daq run`.
@@ -233,11 +232,7 @@ impl Basis<'_> {
             gpu.pci.as_deref().unwrap_or("?"),
             gpu.node,
             tell(gpu.link.map(as_wide)),
-            tell(
-                bridges
-                    .map(as_wide)
-                    .min_by_key(|ring_copies| ring_copies.rate())
-            ),
+            tell(bridges.map(as_wide).min_by_key(|lanes| lanes.rate())),
             self.cuda,
             self.module.unwrap_or("?"),
             nodes.join(","),
@@ -403,7 +398,7 @@ mod tests {
         assert!(profile().is_possible());
     }
 
-    const fn ring_copies(generation: u32, width: u32) -> Lanes {
+    const fn lanes(generation: u32, width: u32) -> Lanes {
         Lanes { generation, width }
     }
 
@@ -428,8 +423,8 @@ mod tests {
         fn new() -> Self {
             let cores = vec![0, 1, 2, 3];
             let link = Link {
-                now: ring_copies(5, 16),
-                most: ring_copies(5, 16),
+                now: lanes(5, 16),
+                most: lanes(5, 16),
             };
             Self {
                 topology: Topology {
@@ -447,7 +442,7 @@ mod tests {
                     link: Some(link),
                     ..Gpu::new(0, "Test")
                 },
-                bridges: vec![bridge(ring_copies(5, 16), ring_copies(5, 16)); 2],
+                bridges: vec![bridge(lanes(5, 16), lanes(5, 16)); 2],
                 cuda: 13_000,
                 module: Some("580.65.06"),
             }
@@ -476,16 +471,16 @@ mod tests {
             ("node", |m| m.gpu.node = Some(1)),
             ("link", |m| m.gpu.link = None),
             ("width", |m| {
-                m.gpu.link.as_mut().unwrap().now = ring_copies(5, 8);
+                m.gpu.link.as_mut().unwrap().now = lanes(5, 8);
             }),
             ("capability", |m| {
-                m.gpu.link.as_mut().unwrap().most = ring_copies(4, 16);
+                m.gpu.link.as_mut().unwrap().most = lanes(4, 16);
             }),
             ("slot's capability", |m| {
-                m.bridges[1] = bridge(ring_copies(3, 16), ring_copies(3, 16));
+                m.bridges[1] = bridge(lanes(3, 16), lanes(3, 16));
             }),
             ("slot's width", |m| {
-                m.bridges[0] = bridge(ring_copies(5, 4), ring_copies(5, 16));
+                m.bridges[0] = bridge(lanes(5, 4), lanes(5, 16));
             }),
             ("CUDA", |m| m.cuda = 13_010),
             ("kernel module", |m| m.module = Some("580.95.05")),
@@ -511,8 +506,8 @@ mod tests {
     fn idle_link_and_cpu_affinity_keep_fingerprint() {
         let (mut idle, busy) = (Machine::new(), Machine::new());
         idle.topology.cores = vec![2];
-        idle.gpu.link.as_mut().unwrap().now = ring_copies(1, 16);
-        idle.bridges[0] = bridge(ring_copies(1, 16), ring_copies(5, 16));
+        idle.gpu.link.as_mut().unwrap().now = lanes(1, 16);
+        idle.bridges[0] = bridge(lanes(1, 16), lanes(5, 16));
         assert_eq!(idle.fingerprint(), busy.fingerprint());
     }
 }

@@ -6,7 +6,7 @@ use crate::sys::{reference_copy, store};
 
 /// By what bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum StoreMethod {
     /// The C library's copy.
     Memcpy,
     /// A plain loop of streaming stores of 32 bytes.
@@ -23,7 +23,7 @@ pub enum Way {
     Own64,
 }
 
-impl Way {
+impl StoreMethod {
     /// All of them, rivals first.
     pub const ALL: [Self; 7] = [
         Self::Memcpy,
@@ -58,16 +58,16 @@ impl Way {
     }
 
     /// Whether this processor has what it needs.
-    pub fn is_here(self) -> bool {
+    pub fn is_supported(self) -> bool {
         match self {
             Self::Memcpy => true,
-            Self::Avx2 => Width::Avx2.is_here(),
-            Self::Avx512 => Width::Avx512.is_here(),
+            Self::Avx2 => Width::Avx2.is_supported(),
+            Self::Avx512 => Width::Avx512.is_supported(),
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             Self::Direct => reference_copy::has_direct(),
             #[cfg(not(all(target_arch = "x86_64", not(miri))))]
             Self::Direct => false,
-            own => own.width().is_some_and(Width::is_here),
+            own => own.width().is_some_and(Width::is_supported),
         }
     }
 
@@ -75,7 +75,7 @@ impl Way {
     ///
     /// # Safety
     /// `from` is valid for reads and `to` for writes of `bytes` bytes, they do not overlap, and this processor
-    /// [has](Self::is_here) what the way needs.
+    /// [has](Self::is_supported) what the way needs.
     pub(crate) unsafe fn store(self, to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: forwarded to the caller.
         unsafe {
@@ -99,8 +99,8 @@ impl Way {
 #[derive(Debug)]
 pub struct RawStores<'a> {
     mapped: &'a Mapped,
-    /// Whether the processor has what a way needs, in the order of [`Way::ALL`]: asking it takes longer than a store.
-    here: [bool; Way::ALL.len()],
+    /// Whether the processor has what a way needs, in the order of [`StoreMethod::ALL`]: asking it takes longer than a store.
+    here: [bool; StoreMethod::ALL.len()],
 }
 
 impl<'a> RawStores<'a> {
@@ -109,7 +109,7 @@ impl<'a> RawStores<'a> {
         mapped.check()?;
         Ok(Self {
             mapped,
-            here: Way::ALL.map(Way::is_here),
+            here: StoreMethod::ALL.map(StoreMethod::is_supported),
         })
     }
 
@@ -117,7 +117,7 @@ impl<'a> RawStores<'a> {
     ///
     /// # Panics
     /// If the bytes are not inside of the mapping, or the processor lacks what the way needs.
-    pub fn store(&self, way: Way, offset: usize, from: &[u8]) {
+    pub fn store(&self, way: StoreMethod, offset: usize, from: &[u8]) {
         assert!(
             self.here[way as usize],
             "this processor has no {}",

@@ -38,7 +38,7 @@ impl Width {
 
     /// Whether this processor has it.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    pub fn is_here(self) -> bool {
+    pub fn is_supported(self) -> bool {
         match self {
             // SSE2 is a part of every x86-64 processor.
             Self::Plain | Self::Sse2 => true,
@@ -49,7 +49,7 @@ impl Width {
 
     /// Whether this processor has it.
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    pub fn is_here(self) -> bool {
+    pub fn is_supported(self) -> bool {
         self == Self::Plain
     }
 
@@ -64,7 +64,7 @@ impl Width {
         fn find() -> Width {
             let here = (1_u8..)
                 .zip(Width::ALL)
-                .filter(|(_, width)| width.is_here());
+                .filter(|(_, width)| width.is_supported());
             let (place, width) = here.last().unwrap_or((1, Width::Plain));
             WIDEST.store(place, Ordering::Relaxed);
             width
@@ -109,10 +109,10 @@ pub unsafe fn copy_to(to: *mut u8, from: *const u8, bytes: usize) {
 /// The same by stores of a given width.
 ///
 /// # Safety
-/// As for [`copy_to`], and this processor [has](Width::is_here) that width.
+/// As for [`copy_to`], and this processor [has](Width::is_supported) that width.
 #[inline]
 pub unsafe fn copy_to_with(width: Width, to: *mut u8, from: *const u8, bytes: usize) {
-    debug_assert!(width.is_here());
+    debug_assert!(width.is_supported());
     match width {
         // SAFETY: forwarded to the caller.
         Width::Plain => unsafe { ptr::copy_nonoverlapping(from, to, bytes) },

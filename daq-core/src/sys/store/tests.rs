@@ -47,7 +47,7 @@ type Copy = unsafe fn(*mut u8, *const u8, usize);
 fn ways() -> Vec<Named> {
     let mut ways: Vec<Named> = Vec::new();
     for width in Width::ALL {
-        if width.is_here() {
+        if width.is_supported() {
             let by = move |to, from, bytes| {
                 // SAFETY: the tests' ranges are inside of two mappings; the width is here.
                 unsafe { copy_to_with(width, to, from, bytes) };

@@ -6,7 +6,7 @@ use super::{BenchError, Common, median};
 use daq_core::gpu::bar_mapping::{Mapped, MappedError, Unmappable};
 use daq_core::gpu::driver::Device;
 use daq_core::gpu::{Backend, Writer};
-use daq_core::staging::{RawStores, Way};
+use daq_core::staging::{RawStores, StoreMethod};
 use daq_core::units::ByteSize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -98,7 +98,7 @@ fn measure(mapped: &Mapped, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, 
     let source = source();
     let mut rows = Vec::new();
     for bytes in sizes.iter().map(|bytes| (*bytes).clamp(1, LARGEST)) {
-        let here = Way::ALL.map(Way::is_here);
+        let here = StoreMethod::ALL.map(StoreMethod::is_supported);
         for skew in SKEWS {
             let (to, from) = (skew.0, &source[skew.1..][..bytes]);
             let copies = (TURN_BYTES / bytes).clamp(1, MAX_COPIES_PER_TURN);
@@ -142,7 +142,7 @@ fn measure(mapped: &Mapped, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, 
 /// The rows, each time shown by `show` with so many digits.
 fn table(title: String, rows: &[Row], digits: usize, show: impl Fn(&Row, f64) -> f64) -> Table {
     let mut columns = vec!["store", "daq"];
-    columns.extend(Way::ALL.map(Way::name));
+    columns.extend(StoreMethod::ALL.map(StoreMethod::name));
     columns.push("best rival ÷ daq");
     let mut table = Table::new(title, &columns);
     for row in rows {

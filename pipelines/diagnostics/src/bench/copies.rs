@@ -11,7 +11,7 @@ use daq_core::region::RegionError;
 use daq_core::ring::{Producer, Reader, Ring};
 use daq_core::staging::Direction;
 use daq_core::staging::{
-    Bare, CopyEngineThread, CopyStream, InlineCopy, RingCopy, StagingError, Tuning, measure,
+    BaselineCopy, CopyEngineThread, CopyStream, InlineCopy, RingCopy, StagingError, Tuning, measure,
 };
 use daq_core::units::ByteSize;
 use std::sync::Arc;

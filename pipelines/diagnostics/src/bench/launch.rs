@@ -4,7 +4,7 @@ use super::table::{Cell, Table};
 use super::{BenchError, Publish, median, quantile};
 use crate::sys::device_code;
 use daq_core::gpu::driver::{Argument, CudaError, Device, Function, Grid, Memory, Stream};
-use daq_core::staging::Bare;
+use daq_core::staging::BaselineCopy;
 use std::time::Instant;
 
 /// The built-in kernel `convert`, over frames so small that only its launch takes time.
@@ -75,7 +75,7 @@ impl Work {
         put: impl Fn() -> Result<(), CudaError>,
     ) -> Result<Times, CudaError> {
         times(bursts, put, || {
-            Bare::wait(&*self.stream.mark()?);
+            BaselineCopy::wait(&*self.stream.mark()?);
             Ok(())
         })
     }

@@ -7,7 +7,7 @@ use super::{BenchError, Common, Publish, median, rate};
 use daq_core::gpu::driver::{CudaError, Device, Mark};
 use daq_core::notify::Wait;
 use daq_core::staging::Direction;
-use daq_core::staging::{BATCH, Bare, Tuning, measure};
+use daq_core::staging::{BATCH, BaselineCopy, Tuning, measure};
 use daq_core::units::ByteSize;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -171,7 +171,7 @@ impl Session<'_> {
             if marks.len() == BATCHES
                 && let Some(oldest) = marks.pop_front()
             {
-                Bare::wait(&oldest);
+                BaselineCopy::wait(&oldest);
             }
             let at = self.baseline.walk(frame * count);
             self.baseline.begin_batch(at, frame, count)?;

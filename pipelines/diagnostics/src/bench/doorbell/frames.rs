@@ -8,7 +8,7 @@ use crate::bench::{BenchError, median};
 use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::Mapped;
 use daq_core::gpu::driver::{Argument, Device};
-use daq_core::staging::Bare;
+use daq_core::staging::BaselineCopy;
 use daq_core::staging::Direction;
 use daq_core::units::ByteSize;
 use std::sync::Arc;
