@@ -1,4 +1,4 @@
-//! The counter_file: where counters live, in memory or in a small file that survives a killed process.
+//! The counter file: where counters live, in memory or in a small file that survives a killed process.
 //!
 //! ```text
 //!   0       magic  "DAQLEDG1"
@@ -30,7 +30,7 @@ const MAGIC: [u8; 8] = *b"DAQLEDG1";
 const HEADER: usize = 4096;
 const RECORD: usize = 128;
 const NAME: usize = RECORD - 8;
-/// Counters that fit on a counter_file: 1 MiB.
+/// Counters that fit on a counter file: 1 MiB.
 const CAPACITY: usize = 8160;
 const BYTES: usize = HEADER + CAPACITY * RECORD;
 
@@ -71,7 +71,7 @@ pub struct CounterFile {
     used: Arc<Mutex<usize>>,
 }
 
-/// The words of a counter_file, and their copy in a file.
+/// The words of a counter file, and their copy in a file.
 struct Memory {
     words: Box<[AtomicU64]>,
     mirror: Option<Mirror>,
@@ -282,7 +282,7 @@ impl Counter {
 }
 
 impl Default for Counter {
-    /// A counter on no counter_file.
+    /// A counter on no counter file.
     fn default() -> Self {
         Self {
             memory: Arc::new(Memory::heap(1)),
@@ -311,7 +311,7 @@ pub struct LastRun {
 }
 
 impl LastRun {
-    /// Reads the file at `path`; `None` if there is none or it is not a counter_file.
+    /// Reads the file at `path`; `None` if there is none or it is not a counter file.
     pub fn read(path: &Path) -> Option<Self> {
         let file = file::open_with(OpenOptions::new().read(true), path, Links::Refuse).ok()?;
         let mut bytes = Vec::new();

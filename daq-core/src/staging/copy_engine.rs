@@ -1,4 +1,4 @@
-//! The ring_copies of one GPU and direction, and the thread's steps that serve them.
+//! The ring copies of one GPU and direction, and the thread's steps that serve them.
 
 use super::StagingError;
 use super::ring_copy::{Begun, EngineState, RingCopy};
@@ -130,11 +130,11 @@ pub enum Step {
     Busy,
     /// Nothing could be done now.
     Idle,
-    /// All ring_copies have ended.
+    /// All ring copies have ended.
     Finished,
 }
 
-/// Copies under way that keep the stream busy; a ring_copy that has one among them begins another only if it is a whole
+/// Copies under way that keep the stream busy; a ring copy that has one among them begins another only if it is a whole
 /// chunk, so that frames gather.
 const ENOUGH: usize = 2;
 
@@ -145,25 +145,25 @@ struct Expected {
     at: Instant,
 }
 
-/// The ring_copies of one GPU and direction.
+/// The ring copies of one GPU and direction.
 pub struct CopyEngineThread {
     ring_copies: Vec<RingCopy>,
     backend: Box<dyn CopyBackend>,
     tuning: Tuning,
-    /// Rung by the rings of all ring_copies.
+    /// Rung by the rings of all ring copies.
     notifier: Arc<Notifier>,
-    /// Copies in flight over all ring_copies, oldest first.
+    /// Copies in flight over all ring copies, oldest first.
     expected: VecDeque<Expected>,
-    /// The ring_copy whose turn it is.
+    /// The ring copy whose turn it is.
     turn: usize,
     /// Since when copies have been under way without a pause, and the bytes of those that were begun since.
     streak: Option<(Instant, u64)>,
-    /// Whether any ring_copy's frames may be stored by the CPU.
+    /// Whether any ring copy's frames may be stored by the CPU.
     stores: bool,
 }
 
 impl CopyEngineThread {
-    /// A copy_engine without ring_copies. `notifier` is the one that all its rings ring.
+    /// A copy engine thread without ring copies. `notifier` is the one that all its rings ring.
     pub fn new(backend: Box<dyn CopyBackend>, tuning: Tuning, notifier: Arc<Notifier>) -> Self {
         Self {
             ring_copies: Vec::new(),
@@ -177,7 +177,7 @@ impl CopyEngineThread {
         }
     }
 
-    /// Adds a ring_copy.
+    /// Adds a ring copy.
     pub fn add(&mut self, ring_copy: RingCopy) {
         self.stores |= ring_copy.target().is_some() && self.tuning.cut_over > 0;
         self.ring_copies.push(ring_copy);
@@ -218,7 +218,7 @@ impl CopyEngineThread {
             }
         }
         let mut begun = 0;
-        // A ring_copy that has nothing passes its turn, as one does whose frames were stored: a source that keeps up with
+        // A ring copy that has nothing passes its turn, as one does whose frames were stored: a source that keeps up with
         // the CPU must not keep it here. Once all have in a row, the copies under way are looked at again.
         let mut passed = 0;
         while passed < self.ring_copies.len() && (self.stores || self.has_room()) {
@@ -289,7 +289,7 @@ impl CopyEngineThread {
         }
     }
 
-    /// Whether any ring_copy's turn would come to something.
+    /// Whether any ring copy's turn would come to something.
     fn is_ready(&self) -> bool {
         let state = self.engine_state();
         self.ring_copies

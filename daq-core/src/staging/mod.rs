@@ -1,16 +1,16 @@
 //! Staging: copies between rings in host memory and rings on a GPU.
 //!
 //! ```text
-//!   raw@host ──ring_copy──▶┐                      ┌──▶ raw          one copy_engine a GPU and direction:
-//!   aux@host ──ring_copy──▶┤  copy_engine, its stream  ├──▶ aux          one thread, one stream, its ring_copies in turn
+//!   raw@host ──ring copy──▶┐                      ┌──▶ raw          one copy engine thread a GPU and direction:
+//!   aux@host ──ring copy──▶┤  copy engine thread, its stream  ├──▶ aux          one thread, one stream, its ring copies in turn
 //! ```
 //! All frames that are ready go in one copy, up to a *chunk*; a few copies are in flight at a time. At low load that
 //! is one frame with the least latency. At high load the copies under way keep the stream busy while frames gather
 //! behind them (with two under way only whole chunks follow), so the copies grow by themselves until the bus is full.
 //! Lanes take turns, one chunk at most each, so that none waits longer than the others' chunks take.
 //!
-//! Where the CPU can store to the target ring, small bursts go without the copy engine: a ring_copy that has nothing under
-//! way stores them itself up to the measured *cut-over*, and publishes them at once. A [`InlineCopy`] is such a ring_copy
+//! Where the CPU can store to the target ring, small bursts go without the copy engine: a ring copy that has nothing under
+//! way stores them itself up to the measured *cut-over*, and publishes them at once. A [`InlineCopy`] is such a ring copy
 //! without a thread, for one that needs its frames without a hand-over.
 //!
 //! # Guarantees

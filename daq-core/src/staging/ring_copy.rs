@@ -21,7 +21,7 @@ struct InFlightCopy {
 
 /// A source ring's reader, the target ring's producer, and what is under way between them.
 ///
-/// Both rings have slots of the same size. A ring_copy that is dropped waits for what is under way; if that does not end,
+/// Both rings have slots of the same size. A ring copy that is dropped waits for what is under way; if that does not end,
 /// neither ring's memory is ever freed.
 #[derive(Debug)]
 pub struct RingCopy {
@@ -39,7 +39,7 @@ pub struct RingCopy {
     failed: bool,
 }
 
-/// What a ring_copy did at its turn.
+/// What a ring copy did at its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begun {
     /// A copy of so many bytes is under way.
@@ -48,19 +48,19 @@ pub(super) enum Begun {
     Stored,
 }
 
-/// How it stands with the ring_copies' GPU when it is a ring_copy's turn.
+/// How it stands with the ring copies' GPU when it is a ring copy's turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EngineState {
     /// Whether another copy can be under way.
     pub(super) has_room: bool,
-    /// Whether so many are that a ring_copy with one among them begins another only if it is a whole one.
+    /// Whether so many are that a ring copy with one among them begins another only if it is a whole one.
     pub(super) enough: bool,
     /// Bursts of at most so many bytes are stored by the CPU where it can; 0: none.
     pub(super) cut_over: usize,
 }
 
 impl RingCopy {
-    /// A ring_copy from `reader`'s ring to `producer`'s, whose copies have at most `chunk` bytes, but a frame at least.
+    /// A ring copy from `reader`'s ring to `producer`'s, whose copies have at most `chunk` bytes, but a frame at least.
     ///
     /// `reader` must be guaranteed, or its ring's producer one that can be held back.
     ///
@@ -119,7 +119,7 @@ impl RingCopy {
         self.reader.is_oldest_done()
     }
 
-    /// Frames of the copy that could begin now. With `enough` copies under way, others' and at least one of this ring_copy's,
+    /// Frames of the copy that could begin now. With `enough` copies under way, others' and at least one of this ring copy's,
     /// only a whole copy does: as many frames as one can have.
     fn next(&self, enough: bool) -> usize {
         // Not more than half of the target at a time: a reader that is not waited for must find something to lease.
@@ -168,7 +168,7 @@ impl RingCopy {
     }
 
     /// Begins one copy of what is ready, or stores it; `None` if nothing is, or the target has no slot. With enough
-    /// copies under way, of which one is this ring_copy's, only a whole copy is begun.
+    /// copies under way, of which one is this ring copy's, only a whole copy is begun.
     pub(super) fn begin(
         &mut self,
         backend: &mut dyn CopyBackend,
@@ -280,7 +280,7 @@ impl RingCopy {
         self.reader.discard_pending();
     }
 
-    /// Ends a ring_copy whose copies will not end: nothing that they touch is ever freed.
+    /// Ends a ring copy whose copies will not end: nothing that they touch is ever freed.
     pub(super) fn abandon(mut self) {
         if !self.reader.part(Duration::ZERO) {
             self.producer.keep_memory();
@@ -327,7 +327,7 @@ fn copy(
         };
         // SAFETY: the source's frames are leased, and the target's slots reserved, until the mark is done that `begin`
         // sets behind this; a lease is retired, and slots are published, only then. Both rings live as long as the
-        // ring_copy, which waits for its copies, or keeps both for ever. Stretch and rows stay inside the slots: a frame
+        // ring copy, which waits for its copies, or keeps both for ever. Stretch and rows stay inside the slots: a frame
         // is no longer than its slot.
         unsafe {
             if longest == 0 {

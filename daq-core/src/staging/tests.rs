@@ -75,7 +75,7 @@ impl Device {
                         usize::try_from(address).unwrap() + row * rows.pitch,
                     )
                 };
-                // SAFETY: the ring_copy's promise: both ranges are alive and nobody writes them until the mark is done.
+                // SAFETY: the ring copy's promise: both ranges are alive and nobody writes them until the mark is done.
                 unsafe { at(from).copy_to_nonoverlapping(at(to), rows.bytes) };
             }
         }
@@ -140,7 +140,7 @@ pub(super) struct Memory {
     lost: Arc<AtomicBool>,
 }
 
-// SAFETY: the memory is written by the ring_copy that holds this, and looked at where its frames are leased.
+// SAFETY: the memory is written by the ring copy that holds this, and looked at where its frames are leased.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -159,7 +159,7 @@ impl Memory {
         }
         assert!(offset + from.len() <= self.bytes, "stored outside");
         self.stored.lock().unwrap().push((offset, from.len()));
-        // SAFETY: inside of the region, which the ring_copy's ring keeps; the slots are reserved.
+        // SAFETY: inside of the region, which the ring copy's ring keeps; the slots are reserved.
         unsafe {
             let to = self.base.add(offset).as_ptr();
             to.copy_from_nonoverlapping(from.as_ptr(), from.len());
@@ -212,7 +212,7 @@ fn ring(
     Ring::new(region, options, RingLedger::default()).unwrap()
 }
 
-/// A ring_copy between two rings, from its outer ends.
+/// A ring copy between two rings, from its outer ends.
 struct Ends {
     source: Producer,
     target: Ring,

@@ -190,7 +190,7 @@ fn lost_memory_ends_copy_and_publishes_nothing() {
     assert_eq!(ends.read.read.get() + ends.read.discarded.get(), 9);
 }
 
-/// A inline_copy between two rings.
+/// A inline copy between two rings.
 fn inline_copy(slots: (usize, usize), burst: usize) -> (InlineCopy, Ends) {
     let notifier = Arc::new(Notifier::default());
     let (from, source) = ring("from", slots.0, Placement::Host, &notifier);

@@ -30,7 +30,7 @@ fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         .map(|path| path.join("daq"))
 }
 
-/// The counters' counter_file, in a file if there can be one, and the last run if it ended uncleanly.
+/// The counters' counter file, in a file if there can be one, and the last run if it ended uncleanly.
 pub(super) fn counter_file(directory: Option<&Path>, file: &str) -> (CounterFile, Option<LastRun>) {
     let Some(directory) = directory else {
         tracing::warn!(

@@ -179,7 +179,7 @@ impl Pair {
         })
     }
 
-    /// Through a inline_copy, on the thread that waits for the frame; nothing where there is none.
+    /// Through a inline copy, on the thread that waits for the frame; nothing where there is none.
     fn inline_copy(self, bytes: usize, times: &mut Times) -> Result<(), BenchError> {
         let (reader, producer) = self.copied;
         let Some(mut inline_copy) = InlineCopy::new(reader, producer, CopyLedger::default(), 1)

@@ -23,7 +23,7 @@ const BURST: usize = 512;
 /// Steps of the copy engine thread between two reads of its CPU time.
 const STEPS_PER_CPU_SAMPLE: u64 = 64;
 
-/// What one ring_copy is to do.
+/// What one ring copy is to do.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) direction: Direction,
@@ -71,7 +71,7 @@ struct Shared {
 #[derive(Debug)]
 pub(super) struct Harness {
     shared: Arc<Shared>,
-    /// Each ring_copy's place among the loads, its direction, and what it counts.
+    /// Each ring copy's place among the loads, its direction, and what it counts.
     copies: Vec<(usize, Direction, CopyLedger)>,
     rings: Vec<RingLedger>,
     threads: Vec<JoinHandle<Result<(), String>>>,
@@ -120,7 +120,7 @@ impl Harness {
         Ok(harness)
     }
 
-    /// A ring_copy with its ends' threads.
+    /// A ring copy with its ends' threads.
     fn ring_copy(
         &mut self,
         load: &Load,
@@ -185,7 +185,7 @@ impl Harness {
     }
 
     /// Stops publishing, lets all come through, and gives the last sample with every frame that was made and did not
-    /// come through counted as lost; and the frames of each ring_copy, in the order of the loads.
+    /// come through counted as lost; and the frames of each ring copy, in the order of the loads.
     pub(super) fn stop(mut self) -> Result<(Sample, Vec<u64>), BenchError> {
         self.shared.stop.store(true, Ordering::Release);
         let mut failure = None;
