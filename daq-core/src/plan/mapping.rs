@@ -10,8 +10,8 @@ use crate::gpu::bar_mapping::not_allowed;
 use crate::gpu::{Backend, Writer};
 use crate::kernel::Side;
 use crate::region::Placement;
+use crate::staging::DEFAULT_CPU_STORE_THRESHOLD;
 use crate::staging::Direction;
-use crate::staging::USUAL_CUT_OVER;
 use crate::topology::DataPath;
 use crate::topology::Topology;
 use crate::units::ByteSize;
@@ -91,7 +91,7 @@ fn ring(
         .readers
         .iter()
         .find(|reader| staying.get(*reader) == Some(&ring.name));
-    let is_small = ring.slot_bytes <= USUAL_CUT_OVER;
+    let is_small = ring.slot_bytes <= DEFAULT_CPU_STORE_THRESHOLD;
     let size = ByteSize(ring.slot_bytes as u64);
     let why = match stays {
         Some(kernel) => format!("kernel `{kernel}` stays on the GPU and reads it"),

@@ -28,7 +28,7 @@ pub struct Tuning {
     /// What a copy takes beside its bytes.
     pub overhead: Duration,
     /// Bursts of at most so many bytes are stored by the CPU, where it can store to the target; 0: none.
-    pub cut_over: usize,
+    pub cpu_store_threshold: usize,
 }
 
 /// What moves bytes between host memory and a GPU, in order.
@@ -179,7 +179,7 @@ impl CopyEngineThread {
 
     /// Adds a ring copy.
     pub fn add(&mut self, ring_copy: RingCopy) {
-        self.stores |= ring_copy.target().is_some() && self.tuning.cut_over > 0;
+        self.stores |= ring_copy.target().is_some() && self.tuning.cpu_store_threshold > 0;
         self.ring_copies.push(ring_copy);
     }
 
@@ -249,7 +249,7 @@ impl CopyEngineThread {
         EngineState {
             has_room: self.has_room(),
             enough: self.expected.len() >= ENOUGH,
-            cut_over: self.tuning.cut_over,
+            cpu_store_threshold: self.tuning.cpu_store_threshold,
         }
     }
 
@@ -331,7 +331,7 @@ impl CopyEngineThread {
         let at = self.expected.len().saturating_sub(2);
         let until = self.expected.get(at).map_or(now, |copy| copy.at);
         let nap = until.saturating_duration_since(now);
-        let may_store = |ring_copy: &RingCopy| ring_copy.may_store(self.tuning.cut_over);
+        let may_store = |ring_copy: &RingCopy| ring_copy.may_store(self.tuning.cpu_store_threshold);
         if self.stores && self.ring_copies.iter().any(may_store) {
             let state = EngineState {
                 has_room: false,

@@ -156,7 +156,10 @@ fn crossing(pairs: &[Pair]) -> usize {
 }
 
 /// The cut-over; `None` where the CPU cannot store to the GPU's memory.
-fn cut_over(baseline: &BaselineCopy, allowed: &[Backend]) -> Result<Option<usize>, MeasureError> {
+fn cpu_store_threshold(
+    baseline: &BaselineCopy,
+    allowed: &[Backend],
+) -> Result<Option<usize>, MeasureError> {
     let largest = STORES[STORES.len() - 1];
     let Ok(mapped) = Mapped::new(baseline.device(), largest, Writer::Cpu, allowed) else {
         return Ok(None);
@@ -193,13 +196,13 @@ pub fn measure(device: &'static Device) -> Result<Profile, MeasureError> {
 pub fn measure_with(device: &'static Device, allowed: &[Backend]) -> Result<Profile, MeasureError> {
     let mut baseline = BaselineCopy::new(device, Direction::In, LARGEST, false)?;
     let inward = rates(&baseline)?;
-    let cut_over = cut_over(&baseline, allowed)?;
+    let cpu_store_threshold = cpu_store_threshold(&baseline, allowed)?;
     baseline.turn(Direction::Out);
     let outward = rates(&baseline)?;
     Ok(Profile {
         inward,
         outward,
-        cut_over,
+        cpu_store_threshold,
         cards: BTreeMap::new(),
     })
 }

@@ -15,9 +15,9 @@ const FILE: &str = "staging.json";
 /// Copies in flight together should take this long, so that a thread can sleep meanwhile.
 const SLACK: Duration = Duration::from_micros(400);
 /// Where the copy engine overtakes stores of the CPU on most machines; taken where it was not measured.
-pub const USUAL_CUT_OVER: usize = 128 << 10;
+pub const DEFAULT_CPU_STORE_THRESHOLD: usize = 128 << 10;
 /// More than that it is on none.
-const MOST_CUT_OVER: usize = 1 << 30;
+const MAX_CPU_STORE_THRESHOLD: usize = 1 << 30;
 /// The most copies in flight that are worth their bookkeeping.
 const MOST_DEPTH: usize = 8;
 
@@ -77,7 +77,7 @@ impl Rates {
             depth: depth.unwrap_or(fits).max(1),
             rate,
             overhead: Duration::from_nanos(self.latency_ns / 4),
-            cut_over: 0,
+            cpu_store_threshold: 0,
         }
     }
 
@@ -114,8 +114,8 @@ pub struct Profile {
     pub outward: Rates,
     /// Bytes from which on the copy engine is faster than stores of the CPU to the GPU's memory, 0 where it always is;
     /// `None` where the CPU could not store to it when it was measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cut_over: Option<usize>,
+    #[serde(rename = "cut_over", default, skip_serializing_if = "Option::is_none")]
+    pub cpu_store_threshold: Option<usize>,
     /// Of network cards that were measured sending frames out of the GPU's memory, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cards: BTreeMap<String, Sending>,
@@ -144,15 +144,16 @@ impl Profile {
         Self {
             inward: rates.clone(),
             outward: rates,
-            cut_over: None,
+            cpu_store_threshold: None,
             cards: BTreeMap::new(),
         }
     }
 
     /// Bursts of at most so many bytes are stored by the CPU where it can store to a ring: what was measured, else what
-    /// is [usual](USUAL_CUT_OVER).
-    pub fn cut_over(&self) -> usize {
-        self.cut_over.unwrap_or(USUAL_CUT_OVER)
+    /// is [usual](DEFAULT_CPU_STORE_THRESHOLD).
+    pub fn cpu_store_threshold(&self) -> usize {
+        self.cpu_store_threshold
+            .unwrap_or(DEFAULT_CPU_STORE_THRESHOLD)
     }
 
     /// How to copy that way.
@@ -169,7 +170,7 @@ impl Profile {
     ) -> Tuning {
         match direction {
             Direction::In => Tuning {
-                cut_over: self.cut_over(),
+                cpu_store_threshold: self.cpu_store_threshold(),
                 ..self.inward.tuning_for(chunk, depth)
             },
             Direction::Out => self.outward.tuning_for(chunk, depth),
@@ -177,8 +178,10 @@ impl Profile {
     }
 
     fn is_possible(&self) -> bool {
-        let has_cut_over = self.cut_over.is_none_or(|bytes| bytes <= MOST_CUT_OVER);
-        self.inward.is_possible() && self.outward.is_possible() && has_cut_over
+        let is_threshold_possible = self
+            .cpu_store_threshold
+            .is_none_or(|bytes| bytes <= MAX_CPU_STORE_THRESHOLD);
+        self.inward.is_possible() && self.outward.is_possible() && is_threshold_possible
     }
 }
 
@@ -296,7 +299,7 @@ mod tests {
         Profile {
             inward: rates.clone(),
             outward: rates,
-            cut_over: Some(96 << 10),
+            cpu_store_threshold: Some(96 << 10),
             cards: BTreeMap::new(),
         }
     }
@@ -310,9 +313,12 @@ mod tests {
         std::fs::write(directory.path().join(FILE), text).unwrap();
         let kept = Profiles::load(directory.path());
         let profile = kept.get("GPU-1|").unwrap();
-        assert_eq!(profile.cut_over, None);
-        assert_eq!(profile.tuning(Direction::In).cut_over, USUAL_CUT_OVER);
-        assert_eq!(profile.tuning(Direction::Out).cut_over, 0);
+        assert_eq!(profile.cpu_store_threshold, None);
+        assert_eq!(
+            profile.tuning(Direction::In).cpu_store_threshold,
+            DEFAULT_CPU_STORE_THRESHOLD
+        );
+        assert_eq!(profile.tuning(Direction::Out).cpu_store_threshold, 0);
     }
 
     #[test]
@@ -375,7 +381,7 @@ mod tests {
     #[test]
     fn impossible_rates_are_ignored() {
         let wrong: [fn(&mut Profile); 6] = [
-            |profile| profile.cut_over = Some(usize::MAX),
+            |profile| profile.cpu_store_threshold = Some(usize::MAX),
             |profile| profile.inward.bytes_per_second = 0.0,
             |profile| profile.outward.bytes_per_second = -1.0,
             |profile| profile.outward.bytes_per_second = f64::NAN,

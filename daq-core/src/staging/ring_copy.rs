@@ -56,7 +56,7 @@ pub(super) struct EngineState {
     /// Whether so many are that a ring copy with one among them begins another only if it is a whole one.
     pub(super) enough: bool,
     /// Bursts of at most so many bytes are stored by the CPU where it can; 0: none.
-    pub(super) cut_over: usize,
+    pub(super) cpu_store_threshold: usize,
 }
 
 impl RingCopy {
@@ -144,8 +144,11 @@ impl RingCopy {
     }
 
     /// Whether frames may be stored now, whatever their size: nothing is under way that they would overtake.
-    pub(super) fn may_store(&self, cut_over: usize) -> bool {
-        self.target.is_some() && cut_over > 0 && self.in_flight.is_empty() && !self.failed
+    pub(super) fn may_store(&self, cpu_store_threshold: usize) -> bool {
+        self.target.is_some()
+            && cpu_store_threshold > 0
+            && self.in_flight.is_empty()
+            && !self.failed
     }
 
     /// Frames of the copy that could begin now; where no other can be under way, of those that are stored instead,
@@ -154,12 +157,16 @@ impl RingCopy {
         if state.has_room {
             return self.next(state.enough);
         }
-        if !self.may_store(state.cut_over) {
+        if !self.may_store(state.cpu_store_threshold) {
             return 0;
         }
         let frames = self.next(false);
         let bytes = frames.saturating_mul(self.reader.options().stride());
-        if bytes <= state.cut_over { frames } else { 0 }
+        if bytes <= state.cpu_store_threshold {
+            frames
+        } else {
+            0
+        }
     }
 
     /// Whether the source is at its end, which must be looked at.
@@ -174,7 +181,7 @@ impl RingCopy {
         backend: &mut dyn CopyBackend,
         state: EngineState,
     ) -> Result<Option<Begun>, StagingError> {
-        let may_store = self.may_store(state.cut_over);
+        let may_store = self.may_store(state.cpu_store_threshold);
         let wanted = self.wanted(state);
         if wanted == 0 {
             return Ok(None);
@@ -185,7 +192,7 @@ impl RingCopy {
         };
         let frames = lease.len();
         if let Some(target) = self.target.as_ref().filter(|_| may_store)
-            && (!state.has_room || lease.lengths().sum::<usize>() <= state.cut_over)
+            && (!state.has_room || lease.lengths().sum::<usize>() <= state.cpu_store_threshold)
         {
             let stored = target::store(target, lease, &mut self.producer, &self.ledger, true);
             self.failed = stored.is_err();

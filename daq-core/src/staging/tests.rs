@@ -184,9 +184,9 @@ fn tuning(chunk: usize, depth: usize) -> Tuning {
     storing(chunk, depth, 0)
 }
 
-fn storing(chunk: usize, depth: usize, cut_over: usize) -> Tuning {
+fn storing(chunk: usize, depth: usize, cpu_store_threshold: usize) -> Tuning {
     Tuning {
-        cut_over,
+        cpu_store_threshold,
         chunk,
         depth,
         rate: 1e9,
@@ -315,12 +315,12 @@ proptest! {
         slots in (2_usize..9, 2_usize..9),
         chunk in 1_usize..5,
         depth in 1_usize..4,
-        cut_over in prop::sample::select(vec![0, SLOT / 2, SLOT, 2 * SLOT, usize::MAX]),
+        cpu_store_threshold in prop::sample::select(vec![0, SLOT / 2, SLOT, 2 * SLOT, usize::MAX]),
         script in prop::collection::vec((0_usize..6, 0_u8..4), 1..80),
     ) {
         let notifier = Arc::new(Notifier::default());
         let device = Device::default();
-        let mut copy_engine = CopyEngineThread::new(Box::new(device.clone()), storing(chunk * SLOT, depth, cut_over), notifier.clone());
+        let mut copy_engine = CopyEngineThread::new(Box::new(device.clone()), storing(chunk * SLOT, depth, cpu_store_threshold), notifier.clone());
         let mut ends = Ends::new(slots, chunk * SLOT, &mut copy_engine, &notifier);
         for (count, what) in script {
             match what {
@@ -347,7 +347,7 @@ proptest! {
         prop_assert_eq!(rest.ledger.taken.get(), rest.made);
         let stored = rest.ledger.stored.get();
         prop_assert!(stored <= rest.made);
-        match cut_over {
+        match cpu_store_threshold {
             0 => prop_assert_eq!(stored, 0),
             usize::MAX => prop_assert_eq!(stored, rest.made),
             _ => {}

@@ -10,10 +10,10 @@ fn lines(n: u64) -> usize {
 fn copy_engine(
     device: &Device,
     depth: usize,
-    cut_over: usize,
+    cpu_store_threshold: usize,
 ) -> (CopyEngineThread, Arc<Notifier>) {
     let notifier = Arc::new(Notifier::default());
-    let tuning = storing(1 << 20, depth, cut_over);
+    let tuning = storing(1 << 20, depth, cpu_store_threshold);
     let copy_engine = CopyEngineThread::new(Box::new(device.clone()), tuning, notifier.clone());
     (copy_engine, notifier)
 }
@@ -115,13 +115,17 @@ fn full_frames_are_stored_together_and_short_ones_by_length() {
 fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
     for (cut_over, stored) in [(0, 0), (usize::MAX, 40)] {
         let device = Device::default();
-        let (mut copy_engine, notifier) = copy_engine(&device, 2, cut_over);
+        let (mut copy_engine, notifier) = copy_engine(&device, 2, cpu_store_threshold);
         let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
         for _ in 0..4 {
             ends.make(10);
             while copy_engine.step().unwrap() == Step::Busy || device.finish(DONE) {}
         }
-        assert_eq!(ends.ledger.stored.get(), stored, "cut-over {cut_over}");
+        assert_eq!(
+            ends.ledger.stored.get(),
+            stored,
+            "cut-over {cpu_store_threshold}"
+        );
         assert_eq!(ends.ledger.frames.get(), 40);
         ends.balances();
     }

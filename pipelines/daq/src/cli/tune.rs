@@ -167,5 +167,5 @@ fn describe(profile: &Profile) -> String {
             ByteSize(profile.cut_over() as u64)
         ),
     };
-    way("in", &profile.inward) + &way("out", &profile.outward) + &cut_over
+    way("in", &profile.inward) + &way("out", &profile.outward) + &cpu_store_threshold
 }

@@ -292,7 +292,7 @@ fn stored(
         "{}, mapped by {}: microseconds to the GPU by the CPU, which the engine leaves to copies above {}; {} times",
         mapped.device().name(),
         mapped.backend(),
-        ByteSize(tuning.cut_over as u64),
+        ByteSize(tuning.cpu_store_threshold as u64),
         TIMES * common.rounds
     );
     let mut table = Table::new(title, &columns);
