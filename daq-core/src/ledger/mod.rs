@@ -183,7 +183,7 @@ impl CopyLedger {
     ];
 
     /// Counts a copy of `bytes` bytes as done.
-    pub fn tell_copy(&self, bytes: u64) {
+    pub fn count_copy(&self, bytes: u64) {
         self.copies.add(1);
         self.bytes.add(bytes);
         let class = Self::BOUNDS.partition_point(|bound| *bound < bytes);

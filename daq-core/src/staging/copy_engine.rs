@@ -185,10 +185,10 @@ impl CopyEngineThread {
 
     /// A word in the log if the CPU will store to a GPU that hangs on another node than the calling thread's core; for
     /// the thread that will call [`step`](Self::step), `remedy` says how its core is chosen.
-    pub fn tell_if_far(&self, remedy: &str) {
+    pub fn warn_if_remote_numa(&self, remedy: &str) {
         let target = self.ring_copies.iter().find_map(RingCopy::target);
         if let Some(target) = target.filter(|_| self.stores) {
-            target.tell_if_far(remedy);
+            target.warn_if_remote_numa(remedy);
         }
     }
 

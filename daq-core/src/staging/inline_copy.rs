@@ -117,8 +117,8 @@ impl InlineCopy {
 
     /// A word in the log if the GPU hangs on another node than the calling thread's core; for the thread that will call
     /// [`step`](Self::step), `remedy` says how its core is chosen.
-    pub fn tell_if_far(&self, remedy: &str) {
-        self.target.tell_if_far(remedy);
+    pub fn warn_if_remote_numa(&self, remedy: &str) {
+        self.target.warn_if_remote_numa(remedy);
     }
 
     /// The source ring's name.

@@ -40,7 +40,7 @@ pub use direction::Direction;
 pub use error::StagingError;
 pub use inline_copy::InlineCopy;
 pub use measure::{MeasureError, measure, measure_with};
-pub use numa::tell_if_far;
+pub use numa::warn_if_remote_numa;
 pub use profile::{Basis, DEFAULT_CPU_STORE_THRESHOLD, Profile, Profiles, Rates, Sending};
 pub use ring_copy::RingCopy;
 pub use store_methods::{RawStores, StoreMethod};

@@ -8,7 +8,7 @@ use std::path::Path;
 /// A word in the log if the calling thread's core is on another NUMA node than the GPU: its stores then cross from one
 /// processor to the other. `remedy` says how the core is chosen, as in `[staging] cores`. For a thread's start: it
 /// reads files.
-pub fn tell_if_far(device: &'static Device, remedy: &str) {
+pub fn warn_if_remote_numa(device: &'static Device, remedy: &str) {
     let sys = Path::new("/sys");
     let gpu = pci::facts(sys, &device.identity().pci).node;
     if let Some(far) = Topology::read(sys).far(current_core(), gpu) {

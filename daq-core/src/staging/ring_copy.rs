@@ -265,7 +265,7 @@ impl RingCopy {
             }
             producer.publish(done.frames);
             ledger.frames.add(done.frames);
-            ledger.tell_copy(done.bytes);
+            ledger.count_copy(done.bytes);
         });
         if ended > 0 {
             ledger.in_flight.set(in_flight.len() as u64);

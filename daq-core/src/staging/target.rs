@@ -28,10 +28,10 @@ impl Target {
             .map(|mapping| Self::Mapped(mapping.clone()))
     }
 
-    /// A word in the log if the calling thread's core is far from the GPU, as in [`super::tell_if_far`].
-    pub(super) fn tell_if_far(&self, remedy: &str) {
+    /// A word in the log if the calling thread's core is far from the GPU, as in [`super::warn_if_remote_numa`].
+    pub(super) fn warn_if_remote_numa(&self, remedy: &str) {
         match self {
-            Self::Mapped(mapped) => super::tell_if_far(mapped.device(), remedy),
+            Self::Mapped(mapped) => super::warn_if_remote_numa(mapped.device(), remedy),
             #[cfg(test)]
             Self::Pretended(_) => {}
         }
@@ -87,7 +87,7 @@ pub(super) fn store(
     drop(lease);
     ledger.frames.add(frames);
     ledger.stored.add(frames);
-    ledger.tell_copy(bytes);
+    ledger.count_copy(bytes);
     Ok(())
 }
 

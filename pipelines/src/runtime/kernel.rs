@@ -172,7 +172,7 @@ impl Runner {
             daq_core::thread::wake_on_time();
         }
         if let Some(inline_copy) = &self.inline_copy {
-            inline_copy.tell_if_far("[kernel.NAME] core");
+            inline_copy.warn_if_remote_numa("[kernel.NAME] core");
         }
         if let Err(error) = self.work(heartbeat) {
             self.hung = matches!(error, KernelError::Hung(_));

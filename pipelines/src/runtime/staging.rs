@@ -49,7 +49,7 @@ impl Runner {
     pub(super) fn run(mut self, heartbeat: &Heartbeat) {
         // Sleeps end when they should, not up to 50 us later.
         daq_core::thread::wake_on_time();
-        self.copy_engine.tell_if_far("[staging] cores");
+        self.copy_engine.warn_if_remote_numa("[staging] cores");
         let mut hang = Hang::default();
         match self.work(heartbeat, &mut hang) {
             Ok(true) => return,
