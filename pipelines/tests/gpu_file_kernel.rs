@@ -217,7 +217,7 @@ impl Bench {
                 let submitted = self
                     .kernel
                     .run(&lease, &mut slots, Stream::Cuda(&self.stream))?;
-                lease.retire(Completion::Event(self.stream.mark()?));
+                lease.retire(Completion::Event(self.stream.record_event()?));
                 outputs += slots.submit() as u64;
                 consumed += submitted.consumed;
                 failed += submitted.failed;

@@ -166,9 +166,9 @@ impl Carry {
                 mapped.check()?;
             }
             Way::Within(device, stream) | Way::In(device, stream) => {
-                let mark = stream.mark()?;
+                let event = stream.record_event()?;
                 let start = Instant::now();
-                while !mark.is_done() {
+                while !event.is_done() {
                     std::hint::spin_loop();
                     if start.elapsed() > PATIENCE {
                         return Err(CarryError::Hung {
@@ -177,7 +177,7 @@ impl Carry {
                         });
                     }
                 }
-                if let Some(error) = mark.failure() {
+                if let Some(error) = event.failure() {
                     return Err(error.into());
                 }
             }

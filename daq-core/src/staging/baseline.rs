@@ -2,7 +2,7 @@
 
 use super::MeasureError;
 use crate::gpu::Event;
-use crate::gpu::driver::{Backing, CudaError, Device, Mark, Memory, Stream};
+use crate::gpu::driver::{Backing, CudaError, Device, Memory, Stream, StreamEvent};
 use crate::region::{HostOptions, Region};
 use crate::staging::Direction;
 use std::cell::Cell;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The most frames of one call of the driver's batched copy.
 pub const BATCH: usize = 256;
 /// Marks: copies in flight whose ends can be told apart.
-const MARKS: usize = 16;
+const EVENTS: usize = 16;
 
 /// A stretch of host memory, one of a GPU, and a stream that copies between them.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl BaselineCopy {
             host.pin(device)?;
         }
         Ok(Self {
-            stream: Stream::new(device, MARKS)?,
+            stream: Stream::new(device, EVENTS)?,
             host,
             memory: Memory::with(device, bytes, Backing::Plain)?,
             bytes,
@@ -150,9 +150,9 @@ impl BaselineCopy {
     /// Marks the end of what was begun.
     ///
     /// # Panics
-    /// If 16 marks are held.
-    pub fn mark(&self) -> Result<Arc<Mark>, CudaError> {
-        self.stream.mark()
+    /// If 16 events are held.
+    pub fn record_event(&self) -> Result<Arc<StreamEvent>, CudaError> {
+        self.stream.record_event()
     }
 
     /// Waits until all copies have ended.
@@ -161,8 +161,8 @@ impl BaselineCopy {
     }
 
     /// Polls until a copy has ended.
-    pub fn wait(mark: &Mark) {
-        while !mark.is_done() {
+    pub fn wait(event: &StreamEvent) {
+        while !event.is_done() {
             std::hint::spin_loop();
         }
     }

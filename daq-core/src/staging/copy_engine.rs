@@ -37,7 +37,7 @@ pub trait CopyBackend: Send {
     ///
     /// # Safety
     /// Both ranges stay alive, the source is not written and the target neither read nor written by others, until the
-    /// next [`mark`](Self::mark) is done.
+    /// next [event](Self::record_event) is done.
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError>;
 
     /// Begins a copy of rows.
@@ -47,7 +47,7 @@ pub trait CopyBackend: Send {
     unsafe fn copy_rows(&mut self, to: u64, from: u64, rows: Rows) -> Result<(), CudaError>;
 
     /// Marks the end of all copies begun so far.
-    fn mark(&mut self) -> Result<Completion, CudaError>;
+    fn record_event(&mut self) -> Result<Completion, CudaError>;
 
     /// Whether another copy can be marked.
     fn has_room(&self) -> bool;
@@ -101,12 +101,12 @@ impl CopyBackend for CopyStream {
         }
     }
 
-    fn mark(&mut self) -> Result<Completion, CudaError> {
-        Ok(Completion::Event(self.stream.mark()?))
+    fn record_event(&mut self) -> Result<Completion, CudaError> {
+        Ok(Completion::Event(self.stream.record_event()?))
     }
 
     fn has_room(&self) -> bool {
-        self.stream.has_mark()
+        self.stream.has_free_event()
     }
 
     fn settle(&mut self) {

@@ -3,7 +3,7 @@
 use super::baseline::BaselineCopy;
 use super::profile::{Profile, Rates};
 use crate::gpu::bar_mapping::{Mapped, MappedError};
-use crate::gpu::driver::{CudaError, Device, Mark};
+use crate::gpu::driver::{CudaError, Device, StreamEvent};
 use crate::gpu::{Backend, Writer};
 use crate::region::RegionError;
 use crate::staging::Direction;
@@ -74,22 +74,22 @@ fn is_enough(copies: usize, bytes: usize, took: Duration) -> bool {
 /// Bytes a second of copies of `bytes` bytes with at most `depth` in flight.
 fn rate(baseline: &BaselineCopy, bytes: usize, depth: usize) -> Result<f64, CudaError> {
     let mut best = 0.0_f64;
-    let mut marks: VecDeque<Arc<Mark>> = VecDeque::with_capacity(depth);
+    let mut events: VecDeque<Arc<StreamEvent>> = VecDeque::with_capacity(depth);
     let begun = Instant::now();
     for _ in 0..TIMES {
         let (start, mut copies) = (Instant::now(), 0);
         while !is_enough(copies, bytes, start.elapsed()) {
-            if marks.len() == depth
-                && let Some(oldest) = marks.pop_front()
+            if events.len() == depth
+                && let Some(oldest) = events.pop_front()
             {
                 BaselineCopy::wait(&oldest);
             }
             baseline.begin(baseline.walk(bytes), bytes)?;
-            marks.push_back(baseline.mark()?);
+            events.push_back(baseline.record_event()?);
             copies += 1;
         }
         baseline.finish()?;
-        marks.clear();
+        events.clear();
         best = best.max((bytes * copies) as f64 / start.elapsed().as_secs_f64());
         if begun.elapsed() >= LIMIT {
             break;
@@ -104,7 +104,7 @@ fn latency(baseline: &BaselineCopy) -> Result<Duration, CudaError> {
     for time in &mut times {
         let start = Instant::now();
         baseline.begin(0, 4096)?;
-        BaselineCopy::wait(&*baseline.mark()?);
+        BaselineCopy::wait(&*baseline.record_event()?);
         *time = start.elapsed();
     }
     times.sort_unstable();

@@ -205,7 +205,7 @@ impl RingCopy {
         self.ledger.taken.add(frames as u64);
         let copied = copy(&lease, from, slots.slice(), backend).and_then(|bytes| {
             slots.finish_as(&lease, frames);
-            backend.mark().map(|done| (bytes, done))
+            backend.record_event().map(|done| (bytes, done))
         });
         match copied {
             Ok((bytes, done)) => {
@@ -222,7 +222,7 @@ impl RingCopy {
             Err(error) => {
                 self.failed = true;
                 // A part of it may be under way: the lease ends behind it.
-                if let Ok(done) = backend.mark() {
+                if let Ok(done) = backend.record_event() {
                     lease.retire(done);
                     self.in_flight.push_back(InFlightCopy {
                         frames: frames as u64,
@@ -332,7 +332,7 @@ fn copy(
             bytes: longest,
             pitch: from.stride,
         };
-        // SAFETY: the source's frames are leased, and the target's slots reserved, until the mark is done that `begin`
+        // SAFETY: the source's frames are leased, and the target's slots reserved, until the event is done that `begin`
         // sets behind this; a lease is retired, and slots are published, only then. Both rings live as long as the
         // ring copy, which waits for its copies, or keeps both for ever. Stretch and rows stay inside the slots: a frame
         // is no longer than its slot.

@@ -85,7 +85,7 @@ struct InFlight {
     /// What the kernel took on; `None` where it failed half-way.
     submitted: Option<Submitted>,
     /// Where it ends on the kernel's stream.
-    mark: Option<Arc<Mark>>,
+    mark: Option<Arc<StreamEvent>>,
     /// Whether other work was under way when it was put on the stream.
     follows: bool,
 }
@@ -93,7 +93,7 @@ struct InFlight {
 /// How long a kernel's work takes on its GPU, counted as it is done.
 #[derive(Default)]
 struct Timing {
-    last: Option<Arc<Mark>>,
+    last: Option<Arc<StreamEvent>>,
 }
 
 impl Timing {
@@ -102,7 +102,7 @@ impl Timing {
         clippy::cast_sign_loss,
         reason = "times are positive and short"
     )]
-    fn count(&mut self, ledger: &KernelLedger, mark: Arc<Mark>, follows: bool) {
+    fn count(&mut self, ledger: &KernelLedger, mark: Arc<StreamEvent>, follows: bool) {
         let ns = |milliseconds: f32| (f64::from(milliseconds.max(0.0)) * 1e6) as u64;
         ledger.launches.add(1);
         ledger.device_ns.add(mark.milliseconds().map_or(0, ns));
@@ -316,11 +316,14 @@ impl Runner {
             });
         }
         // A mark is free again when its burst has been reaped and is not the last one timed.
-        let has_mark = self.stream.as_ref().is_none_or(driver::Stream::has_mark);
+        let has_free_event = self
+            .stream
+            .as_ref()
+            .is_none_or(driver::Stream::has_free_event);
         // Not more than half of the output at a time: a reader that is not waited for must find something to lease.
         let slots = self.producer.options().slots as u64;
         let is_half = !self.in_flight.is_empty() && self.producer.submitted() >= slots.div_ceil(2);
-        if !has_mark || is_half {
+        if !has_free_event || is_half {
             return Ok(moved(Step::Full));
         }
         let Some(kernel) = self.kernel.as_deref_mut() else {
@@ -455,7 +458,8 @@ impl Drop for Runner {
 
 /// What a launch came to, with the mark behind it. Of one that failed too there may be a mark behind what it has put on
 /// the stream; without a mark nothing of it is under way.
-type Launched = Result<(Submitted, Option<Arc<Mark>>), (KernelError, Option<Arc<Mark>>)>;
+type Launched =
+    Result<(Submitted, Option<Arc<StreamEvent>>), (KernelError, Option<Arc<StreamEvent>>)>;
 
 /// Puts a burst's work on a stream, between two marks.
 fn launch(
@@ -473,7 +477,7 @@ fn launch(
             .map(|submitted| (submitted, None))
             .map_err(|error| (error, None));
     }
-    match (ran, stream.mark()) {
+    match (ran, stream.record_event()) {
         (Ok(submitted), Ok(mark)) => Ok((submitted, Some(mark))),
         (Err(error), Ok(mark)) => Err((error, Some(mark))),
         (ran, Err(unmarked)) => {

@@ -3,7 +3,7 @@
 use super::device;
 use super::trial::layout;
 use daq_core::frame::FrameMeta;
-use daq_core::gpu::driver::{self, Device, Mark};
+use daq_core::gpu::driver::{self, Device, StreamEvent};
 use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream};
 use daq_core::layout::{Order, Samples, Scalar};
 use daq_core::ledger::{ReaderLedger, RingLedger};
@@ -48,7 +48,7 @@ fn rate(device: &'static Device, what: &str, spec: &dyn KernelSpec, samples: &Sa
         let mut out = sink.reserve(kernel.outputs(BURST));
         stream.begin().unwrap();
         let _ = kernel.run(&lease, &mut out, Stream::Cuda(&stream)).unwrap();
-        let mark: Arc<Mark> = stream.mark().unwrap();
+        let mark: Arc<StreamEvent> = stream.record_event().unwrap();
         stream.synchronize().unwrap();
         times.push(mark.milliseconds().unwrap());
         out.publish();

@@ -140,7 +140,7 @@ pub fn run(
         };
         let submitted = kernel.run(&lease, &mut out, on).unwrap();
         if let Some(stream) = &stream {
-            drop(stream.mark().unwrap());
+            drop(stream.record_event().unwrap());
             stream.synchronize().unwrap();
         }
         out.publish();

@@ -133,7 +133,7 @@ fn event_reports_failure_with_any_error_code() {
             assert!(mark.is_done());
             assert_eq!(mark.failure().unwrap().name, stderr);
         }
-        let mark = stream.mark().unwrap();
+        let mark = stream.record_event().unwrap();
         assert_eq!(mark.failure(), None);
         stream.synchronize().unwrap();
         assert!(mark.is_done());

@@ -32,4 +32,4 @@ pub use module::{Function, Grid, Module};
 pub use pinned::Pinned;
 pub use probe::{Found, NoCuda, probe};
 pub use stay::Stay;
-pub use stream::{Mark, Rows, Stream};
+pub use stream::{Rows, Stream, StreamEvent};

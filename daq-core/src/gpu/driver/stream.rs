@@ -1,4 +1,4 @@
-//! Streams: work in order on a device, and marks that tell how far it is.
+//! Streams: work in order on a device, and events that tell how far it is.
 
 use super::device::Device;
 use super::error::{CudaError, Doing};
@@ -37,8 +37,8 @@ impl Drop for Raw {
 
 /// A place on a stream: done when everything before it is. Marks of a [timed](Stream::timed) stream know when.
 ///
-/// A mark is used again once nobody but its stream holds it.
-pub struct Mark {
+/// A event is used again once nobody but its stream holds it.
+pub struct StreamEvent {
     device: &'static Device,
     /// Recorded by [`Stream::begin`]; timed streams have it.
     start: Option<Raw>,
@@ -53,11 +53,11 @@ const DONE: u32 = 1;
 const FAILED: u32 = 2;
 
 // SAFETY: events may be recorded, asked and freed from any thread; the driver has its own locks.
-unsafe impl Send for Mark {}
+unsafe impl Send for StreamEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Mark {}
+unsafe impl Sync for StreamEvent {}
 
-impl Mark {
+impl StreamEvent {
     /// Milliseconds of the device's time from the beginning of the work to its end; `None` where it is not timed,
     /// not done or failed.
     pub fn milliseconds(&self) -> Option<f32> {
@@ -68,7 +68,7 @@ impl Mark {
     pub fn gap(&self, before: &Self) -> Option<f32> {
         self.device.enter().ok()?;
         let start = self.start.as_ref()?;
-        // SAFETY: both events live as long as their marks.
+        // SAFETY: both events live as long as their events.
         unsafe { cuda::elapsed(before.end.event, start.event) }.ok()
     }
 
@@ -76,7 +76,7 @@ impl Mark {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prepares the mark, which nobody else holds, for other work.
+    /// Prepares the event, which nobody else holds, for other work.
     fn renew(&self) {
         if self.state.swap(PENDING, Ordering::AcqRel) == FAILED {
             *self.kept_failure() = None;
@@ -85,18 +85,18 @@ impl Mark {
 
     fn since(&self, start: &Raw) -> Option<f32> {
         self.device.enter().ok()?;
-        // SAFETY: both events live as long as the mark.
+        // SAFETY: both events live as long as the event.
         unsafe { cuda::elapsed(start.event, self.end.event) }.ok()
     }
 }
 
-impl Event for Mark {
+impl Event for StreamEvent {
     fn is_done(&self) -> bool {
         if self.state.load(Ordering::Acquire) != PENDING {
             return true;
         }
         let asked = self.device.enter().and_then(|()| {
-            // SAFETY: the event lives as long as the mark.
+            // SAFETY: the event lives as long as the event.
             unsafe { cuda::query_event(self.end.event) }
                 .doing(|| format!("work on cuda:{}", self.device.ordinal()))
         });
@@ -118,9 +118,9 @@ impl Event for Mark {
     }
 }
 
-impl fmt::Debug for Mark {
+impl fmt::Debug for StreamEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mark")
+        f.debug_struct("StreamEvent")
             .field("state", &self.state)
             .finish_non_exhaustive()
     }
@@ -130,8 +130,8 @@ impl fmt::Debug for Mark {
 pub struct Stream {
     device: &'static Device,
     raw: RawStream,
-    marks: Box<[Arc<Mark>]>,
-    /// The mark that is used next, or was begun.
+    events: Box<[Arc<StreamEvent>]>,
+    /// The event that is used next, or was begun.
     next: Cell<usize>,
 }
 
@@ -139,21 +139,21 @@ pub struct Stream {
 unsafe impl Send for Stream {}
 
 impl Stream {
-    /// A stream with `marks` marks, which is the most work that can be in flight on it; at least 1.
-    pub fn new(device: &'static Device, marks: usize) -> Result<Self, CudaError> {
-        Self::with(device, marks, false)
+    /// A stream with `events` events, which is the most work that can be in flight on it; at least 1.
+    pub fn new(device: &'static Device, events: usize) -> Result<Self, CudaError> {
+        Self::with(device, events, false)
     }
 
-    /// A stream whose marks tell how long the work before them took.
-    pub fn timed(device: &'static Device, marks: usize) -> Result<Self, CudaError> {
-        Self::with(device, marks, true)
+    /// A stream whose events tell how long the work before them took.
+    pub fn timed(device: &'static Device, events: usize) -> Result<Self, CudaError> {
+        Self::with(device, events, true)
     }
 
-    fn with(device: &'static Device, marks: usize, timed: bool) -> Result<Self, CudaError> {
+    fn with(device: &'static Device, events: usize, timed: bool) -> Result<Self, CudaError> {
         device.enter()?;
-        let mut made = Vec::with_capacity(marks.max(1));
-        for _ in 0..marks.max(1) {
-            made.push(Arc::new(Mark {
+        let mut made = Vec::with_capacity(events.max(1));
+        for _ in 0..events.max(1) {
+            made.push(Arc::new(StreamEvent {
                 device,
                 start: timed.then(|| Raw::new(device, true)).transpose()?,
                 end: Raw::new(device, timed)?,
@@ -166,7 +166,7 @@ impl Stream {
         Ok(Self {
             device,
             raw,
-            marks: made.into(),
+            events: made.into(),
             next: Cell::new(0),
         })
     }
@@ -176,15 +176,15 @@ impl Stream {
         self.device
     }
 
-    /// Whether a mark is free. Without one nothing may be begun.
-    pub fn has_mark(&self) -> bool {
-        Arc::strong_count(&self.marks[self.next.get()]) == 1
+    /// Whether a event is free. Without one nothing may be begun.
+    pub fn has_free_event(&self) -> bool {
+        Arc::strong_count(&self.events[self.next.get()]) == 1
     }
 
-    /// Notes the time at which the work begins that the next [`mark`](Self::mark) ends.
+    /// Notes the time at which the work begins that the next [event](Self::record_event) ends.
     pub fn begin(&self) -> Result<(), CudaError> {
         self.device.enter()?;
-        match &self.marks[self.next.get()].start {
+        match &self.events[self.next.get()].start {
             // SAFETY: event and stream live as long as `self`.
             Some(start) => unsafe { cuda::record_event(start.event, self.raw) }
                 .doing(|| self.what("marking the beginning of work")),
@@ -195,21 +195,21 @@ impl Stream {
     /// Marks the end of all work put on the stream so far.
     ///
     /// # Panics
-    /// If no mark is [free](Self::has_mark).
-    pub fn mark(&self) -> Result<Arc<Mark>, CudaError> {
+    /// If no event is [free](Self::has_free_event).
+    pub fn record_event(&self) -> Result<Arc<StreamEvent>, CudaError> {
         let next = self.next.get();
-        let mark = &self.marks[next];
+        let event = &self.events[next];
         assert!(
-            self.has_mark(),
-            "more work in flight than the stream has marks"
+            self.has_free_event(),
+            "more work in flight than the stream has events"
         );
-        mark.renew();
+        event.renew();
         self.device.enter()?;
-        // SAFETY: event and stream live as long as `self`, and the mark's last use is over.
-        unsafe { cuda::record_event(mark.end.event, self.raw) }
+        // SAFETY: event and stream live as long as `self`, and the event's last use is over.
+        unsafe { cuda::record_event(event.end.event, self.raw) }
             .doing(|| self.what("marking the end of work"))?;
-        self.next.set((next + 1) % self.marks.len());
-        Ok(mark.clone())
+        self.next.set((next + 1) % self.events.len());
+        Ok(event.clone())
     }
 
     /// Waits until everything on the stream is done. Not for the data path.
@@ -223,8 +223,8 @@ impl Stream {
     ///
     /// # Safety
     /// Both ranges stay alive, the source is not written and the target neither read nor written by others, until
-    /// the next [`mark`](Self::mark) is done; where it is [recorded](Self::record), until the graph is dropped and the
-    /// mark after its last replay is done.
+    /// the next [event](Self::record_event) is done; where it is [recorded](Self::record), until the graph is dropped and the
+    /// event after its last replay is done.
     pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), CudaError> {
         self.device.enter()?;
         // SAFETY: by the caller's word.

@@ -5,7 +5,9 @@ use crate::sys::device_code;
 use daq_core::gpu::Event;
 use daq_core::gpu::bar_mapping::Mapped;
 use daq_core::gpu::doorbell::{Credits, Doorbell};
-use daq_core::gpu::driver::{Argument, CudaError, Device, Grid, Mark, Memory, Module, Stream};
+use daq_core::gpu::driver::{
+    Argument, CudaError, Device, Grid, Memory, Module, Stream, StreamEvent,
+};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -84,7 +86,7 @@ pub(crate) struct PersistentKernel {
     memory: Arc<Mapped>,
     bell: Doorbell,
     credits: Arc<Credits>,
-    mark: Arc<Mark>,
+    mark: Arc<StreamEvent>,
     rung: u64,
     is_over: bool,
     _stream: Stream,

@@ -75,7 +75,7 @@ impl Work {
         put: impl Fn() -> Result<(), CudaError>,
     ) -> Result<Times, CudaError> {
         times(bursts, put, || {
-            BaselineCopy::wait(&*self.stream.mark()?);
+            BaselineCopy::wait(&*self.stream.record_event()?);
             Ok(())
         })
     }

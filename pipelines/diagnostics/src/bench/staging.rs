@@ -166,7 +166,7 @@ impl Session<'_> {
         }
         self.baseline.finish()?;
         let (start, mut bytes) = (Instant::now(), 0);
-        let mut marks: VecDeque<Arc<Mark>> = VecDeque::with_capacity(BATCHES);
+        let mut marks: VecDeque<Arc<StreamEvent>> = VecDeque::with_capacity(BATCHES);
         while start.elapsed() < self.args.common.window {
             if marks.len() == BATCHES
                 && let Some(oldest) = marks.pop_front()
@@ -175,7 +175,7 @@ impl Session<'_> {
             }
             let at = self.baseline.walk(frame * count);
             self.baseline.begin_batch(at, frame, count)?;
-            marks.push_back(self.baseline.mark()?);
+            marks.push_back(self.baseline.record_event()?);
             bytes += frame * count;
         }
         self.baseline.finish()?;

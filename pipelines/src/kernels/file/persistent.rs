@@ -19,7 +19,7 @@ use daq_core::gpu::Event;
 use daq_core::gpu::Writer;
 use daq_core::gpu::bar_mapping::{Mapped, MappedError, Stores, Unmappable};
 use daq_core::gpu::doorbell::{Credits, Doorbell};
-use daq_core::gpu::driver::{self, Argument, CudaError, Device, Grid, Mark, Stay};
+use daq_core::gpu::driver::{self, Argument, CudaError, Device, Grid, Stay, StreamEvent};
 use daq_core::kernel::{DeviceBell, Kernel, KernelContext, KernelError, Stream, Submitted};
 use daq_core::region::RegionError;
 use daq_core::ring::{Completion, Lease, Slice, SlotsMut};
@@ -74,7 +74,7 @@ pub(super) struct PersistentKernel {
 /// A kernel that was launched.
 struct Running {
     /// Its end.
-    end: Arc<Mark>,
+    end: Arc<StreamEvent>,
     _stay: Stay,
 }
 
@@ -446,7 +446,7 @@ impl Kernel for PersistentKernel {
                 count(output.points),
             ],
         )?;
-        match self.stream.mark() {
+        match self.stream.record_event() {
             Ok(end) => {
                 self.running = Some(Running { end, _stay: stay });
                 Ok(())

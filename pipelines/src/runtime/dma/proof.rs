@@ -187,7 +187,7 @@ impl OnGpu {
                 Argument::U64(self.found.address()),
             ],
         )?;
-        let mark = self.stream.mark()?;
+        let mark = self.stream.record_event()?;
         let start = Instant::now();
         while !mark.is_done() {
             std::thread::yield_now();
