@@ -2,7 +2,7 @@
 //!
 //! Whether a driver lets a dma-buf be mapped is known by trying alone: its attribute speaks of the export.
 
-use super::pieces::{self, Laps, Made, Pieces, Refused, plain_offset};
+use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
 use crate::region::NoDmaBuf;
 use crate::sys::memory as sys;
@@ -39,21 +39,21 @@ pub(super) fn make(
 fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
     let offset = plain_offset(&memory, PAGE);
     let gpu = memory.address() + offset;
-    let mut laps = Laps::new();
+    let mut stopwatch = Stopwatch::new();
     let offset = usize::try_from(offset).map_err(|error| error.to_string())?;
     let dma_buf = memory.dma_buf(offset, bytes).map_err(|error| {
         format!("{error}; it takes a GPU and a driver that export dma-bufs (the open kernel modules, 535 or newer)")
     })?;
-    let exported = laps.lap();
+    let exported = stopwatch.lap();
     // The mapping needs no descriptor once it is there.
-    let cpu = sys::map_file(&dma_buf, bytes).map_err(told)?;
+    let cpu = sys::map_file(&dma_buf, bytes).map_err(refusal)?;
     drop(dma_buf);
     let mut pieces = Pieces::new(
         (cpu, gpu, bytes),
         Made::DmaBuf(Mapping { cpu, bytes, memory }),
     );
     pieces.costs.pin = exported;
-    pieces.costs.map = laps.lap();
+    pieces.costs.map = stopwatch.lap();
     Ok(pieces)
 }
 
@@ -78,7 +78,7 @@ impl Drop for Mapping {
 }
 
 /// An error of mapping, and what helps.
-fn told(errno: Errno) -> Refused {
+fn refusal(errno: Errno) -> Refused {
     let why = if errno.raw_os_error() == ENOTSUPP {
         "not supported (524)".to_owned()
     } else {

@@ -1,6 +1,6 @@
 //! CUDA memory that GDRCopy maps.
 
-use super::pieces::{self, Laps, Made, Pieces, Refused, plain_offset};
+use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
 use crate::region::NoDmaBuf;
 use crate::sys::gdrapi::{self, GdrError, NoGdr, PAGE, Pin};
@@ -24,7 +24,7 @@ pub(super) fn make(
     backing: Option<Backing>,
 ) -> Result<Pieces, Refused> {
     // Before anything is allocated.
-    gdrapi::open().map_err(|missing| told(&missing.into()))?;
+    gdrapi::open().map_err(|missing| refusal(&missing.into()))?;
     let bytes = pieces::whole_pages(bytes, PAGE)?;
     let (memory, allocate) = pieces::allocate(device, bytes, PAGE, backing)?;
     let is_plain = memory.backing() == Backing::Plain;
@@ -41,17 +41,17 @@ pub(super) fn make(
 
 fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
     let gpu = memory.address() + plain_offset(&memory, PAGE);
-    let mut laps = Laps::new();
+    let mut stopwatch = Stopwatch::new();
     // SAFETY: the memory is CUDA's, whole pages of it, and lives as long as the mapping that is made of the pin.
-    let pin = unsafe { gdrapi::pin(gpu, bytes) }.map_err(|error| told(&error))?;
-    let pinned = laps.lap();
+    let pin = unsafe { gdrapi::pin(gpu, bytes) }.map_err(|error| refusal(&error))?;
+    let pinned = stopwatch.lap();
     // SAFETY: pinned just now, with these bytes, and mapped nowhere.
     let cpu = match unsafe { gdrapi::map(pin, gpu, bytes) } {
         Ok(cpu) => cpu,
         Err(error) => {
             // SAFETY: pinned just now and not mapped.
             let _ = unsafe { gdrapi::unpin(pin) };
-            return Err(told(&error));
+            return Err(refusal(&error));
         }
     };
     let mut pieces = Pieces::new(
@@ -64,7 +64,7 @@ fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
         }),
     );
     pieces.costs.pin = pinned;
-    pieces.costs.map = laps.lap();
+    pieces.costs.map = stopwatch.lap();
     Ok(pieces)
 }
 
@@ -93,7 +93,7 @@ impl Drop for Mapping {
 }
 
 /// An error, and what helps.
-fn told(error: &GdrError) -> Refused {
+fn refusal(error: &GdrError) -> Refused {
     let helps = match error {
         GdrError::Missing(NoGdr::NoLibrary(_)) => {
             "install GDRCopy (packages libgdrapi and gdrdrv-dkms) where CPU stores to GPU memory by it are wanted"

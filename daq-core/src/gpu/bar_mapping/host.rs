@@ -1,6 +1,6 @@
 //! Pinned host memory, which the GPU reads over the bus.
 
-use super::pieces::{self, Laps, Made, Pieces, Refused};
+use super::pieces::{self, Made, Pieces, Refused, Stopwatch};
 use crate::gpu::driver::Device;
 use crate::region::{HostOptions, Region};
 
@@ -9,15 +9,15 @@ const PAGE: usize = 4096;
 
 pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
     let bytes = pieces::whole_pages(bytes, PAGE)?;
-    let mut laps = Laps::new();
+    let mut stopwatch = Stopwatch::new();
     let region = Region::host(bytes, HostOptions::default()).map_err(|error| error.to_string())?;
-    let allocate = laps.lap();
+    let allocate = stopwatch.lap();
     region.pin(device).map_err(|error| error.to_string())?;
     let cpu = region.address();
     // The same address on either side.
     let gpu = cpu.addr().get() as u64;
     let mut pieces = Pieces::new((cpu, gpu, region.bytes()), Made::Host(region));
     pieces.costs.allocate = allocate;
-    pieces.costs.pin = laps.lap();
+    pieces.costs.pin = stopwatch.lap();
     Ok(pieces)
 }

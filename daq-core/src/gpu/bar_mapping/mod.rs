@@ -80,15 +80,15 @@ pub struct Refusal {
 
 /// No backend made a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the CPU has no way to store to this GPU's memory: {}", told(.refused))]
+#[error("the CPU has no way to store to this GPU's memory: {}", join(.refused))]
 pub struct Unmappable {
     /// What each of them said.
     pub refused: Vec<Refusal>,
 }
 
-fn told(refused: &[Refusal]) -> String {
-    let told: Vec<_> = refused.iter().map(Refusal::to_string).collect();
-    told.join("; ")
+fn join(refused: &[Refusal]) -> String {
+    let refused: Vec<_> = refused.iter().map(Refusal::to_string).collect();
+    refused.join("; ")
 }
 
 /// What a mapping took.

@@ -49,9 +49,9 @@ impl Pieces {
 }
 
 /// Tells how long each step took.
-pub(super) struct Laps(Instant);
+pub(super) struct Stopwatch(Instant);
 
-impl Laps {
+impl Stopwatch {
     pub(super) fn new() -> Self {
         Self(Instant::now())
     }
@@ -77,7 +77,7 @@ pub(super) fn allocate(
     page: usize,
     backing: Option<Backing>,
 ) -> Result<(Memory, Duration), Refused> {
-    let mut laps = Laps::new();
+    let mut stopwatch = Stopwatch::new();
     let plain = |bytes: usize| Memory::with(device, bytes.saturating_add(page), Backing::Plain);
     let memory = match backing {
         Some(Backing::Plain) => plain(bytes),
@@ -92,7 +92,7 @@ pub(super) fn allocate(
     memory
         .synchronize_copies()
         .map_err(|error| error.to_string())?;
-    Ok((memory, laps.lap()))
+    Ok((memory, stopwatch.lap()))
 }
 
 /// A dma-buf of the `bytes` bytes of `memory` that are mapped: those from its first multiple of `page` on.

@@ -1,6 +1,6 @@
 //! Vulkan memory behind the GPU's BAR, imported into CUDA.
 
-use super::pieces::{self, Laps, Made, Pieces, Refused};
+use super::pieces::{self, Made, Pieces, Refused, Stopwatch};
 use super::{Costs, MAPPED};
 use crate::gpu::driver::{Device, External};
 use crate::sys::vulkan::{self, Answer, NoVulkan};
@@ -20,11 +20,11 @@ pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refu
     let bytes = pieces::whole_pages(bytes, PAGE)?;
     let uuid = device.uuid().map_err(|error| error.to_string())?;
     let gpu = vulkan::gpu(uuid)?;
-    let mut laps = Laps::new();
+    let mut stopwatch = Stopwatch::new();
     let mut memory = gpu.allocate(bytes)?;
-    let allocate = laps.lap();
+    let allocate = stopwatch.lap();
     let cpu = memory.map()?;
-    let map = laps.lap();
+    let map = stopwatch.lap();
     let fd = memory.export()?;
     // SAFETY: the descriptor is that of the memory, which was allocated just now, dedicated to its buffer, with so many
     // bytes; it is freed after this.
@@ -47,7 +47,7 @@ pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refu
     );
     pieces.costs = Costs {
         allocate,
-        pin: laps.lap(),
+        pin: stopwatch.lap(),
         map,
     };
     Ok(pieces)
@@ -55,12 +55,12 @@ pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refu
 
 impl From<NoVulkan> for Refused {
     fn from(missing: NoVulkan) -> Self {
-        told(&missing)
+        refusal(&missing)
     }
 }
 
 /// An error, and what helps.
-fn told(missing: &NoVulkan) -> Refused {
+fn refusal(missing: &NoVulkan) -> Refused {
     Refused(match missing {
         NoVulkan::NoLibrary(why) => format!(
             "the Vulkan loader cannot be opened ({why}); install it: packages libvulkan1 and libegl1, and the driver's own part (libnvidia-gl)"
@@ -126,7 +126,7 @@ mod tests {
             (NoVulkan::NoMemory, "Resizable BAR"),
             (NoVulkan::TooSmall(256 << 20), "256 MiB"),
         ] {
-            let told = told(&missing).0;
+            let told = refusal(&missing).0;
             assert!(told.contains(words) && told.contains(';'), "{told}");
         }
     }
