@@ -2,7 +2,7 @@
 
 use crate::examine::{Examination, Examined, NamedFile};
 use crate::gpu::Dispatch;
-use crate::gpu::bar_mapping::MappedError;
+use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver;
 use crate::gpu::{Backend, Writer};
 use crate::layout::Layout;
@@ -172,7 +172,7 @@ impl DeviceBell {
         &self.region
     }
 
-    fn set_base(&self, base: u64) -> Result<(), MappedError> {
+    fn set_base(&self, base: u64) -> Result<(), BarMappingError> {
         match self.region.mapping() {
             Some(mapped) => mapped.copy_to(Self::BASE, &base.to_le_bytes()),
             None => Ok(()),
@@ -180,7 +180,7 @@ impl DeviceBell {
     }
 
     /// From frame `frame` on the device rings; it begins to count after this.
-    pub fn ring_from(&self, frame: u64) -> Result<(), MappedError> {
+    pub fn ring_from(&self, frame: u64) -> Result<(), BarMappingError> {
         self.from.store(frame, Ordering::Release);
         self.set_base(frame)
     }

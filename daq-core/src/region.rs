@@ -5,7 +5,7 @@
 //! ```
 //! A region is shared by `Arc`; it is freed when the last ring, reader or device that holds it is gone.
 
-use crate::gpu::bar_mapping::{Mapped, Unmappable};
+use crate::gpu::bar_mapping::{BarMapping, Unmappable};
 use crate::gpu::driver::{CudaError, Device, Memory, Registered};
 use crate::gpu::{Backend, Writer};
 use crate::sys::memory;
@@ -120,7 +120,7 @@ enum Backing {
     /// Memory of a GPU, which frees itself.
     Cuda(Memory),
     /// The same that the CPU can store to.
-    Mapped(Arc<Mapped>),
+    BarMapping(Arc<BarMapping>),
     /// A mapping of this process that stands for a GPU's memory, without which rings there could not be tested.
     #[cfg(test)]
     Pretended,
@@ -259,7 +259,7 @@ impl Region {
         if bytes == 0 {
             return Err(RegionError::Empty);
         }
-        let mapped = Mapped::new(device, bytes, writer, allowed)?;
+        let mapped = BarMapping::new(device, bytes, writer, allowed)?;
         let address = std::ptr::without_provenance_mut(
             usize::try_from(mapped.address()).unwrap_or(usize::MAX),
         );
@@ -272,7 +272,7 @@ impl Region {
                 pages: "GPU memory",
                 refused: mapped.refused().iter().map(ToString::to_string).collect(),
             },
-            backing: Backing::Mapped(mapped),
+            backing: Backing::BarMapping(mapped),
             registrations: Mutex::new(Vec::new()),
         }))
     }
@@ -314,7 +314,7 @@ impl Region {
     pub fn cpu_address(&self) -> Option<NonNull<u8>> {
         match &self.backing {
             Backing::Host(_) => Some(self.address),
-            Backing::Mapped(mapped) => Some(mapped.cpu_address()),
+            Backing::BarMapping(mapped) => Some(mapped.cpu_address()),
             Backing::Cuda(_) => None,
             #[cfg(test)]
             Backing::Pretended => None,
@@ -325,7 +325,7 @@ impl Region {
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
             Backing::Host(file) => file.as_ref().map(AsFd::as_fd),
-            Backing::Cuda(_) | Backing::Mapped(_) => None,
+            Backing::Cuda(_) | Backing::BarMapping(_) => None,
             #[cfg(test)]
             Backing::Pretended => None,
         }
@@ -335,7 +335,7 @@ impl Region {
     pub fn dma_buf(&self) -> Result<OwnedFd, NoDmaBuf> {
         match &self.backing {
             Backing::Cuda(memory) => Ok(memory.dma_buf(0, self.bytes)?),
-            Backing::Mapped(mapped) => mapped.dma_buf(),
+            Backing::BarMapping(mapped) => mapped.dma_buf(),
             Backing::Host(_) => Err(NoDmaBuf::Kind("host memory")),
             #[cfg(test)]
             Backing::Pretended => Err(NoDmaBuf::Kind("pretended memory")),
@@ -346,16 +346,16 @@ impl Region {
     pub fn memory(&self) -> Option<&Memory> {
         match &self.backing {
             Backing::Cuda(memory) => Some(memory),
-            Backing::Host(_) | Backing::Mapped(_) => None,
+            Backing::Host(_) | Backing::BarMapping(_) => None,
             #[cfg(test)]
             Backing::Pretended => None,
         }
     }
 
     /// The GPU's memory as the CPU can store to it; `None` where it cannot.
-    pub fn mapping(&self) -> Option<&Arc<Mapped>> {
+    pub fn mapping(&self) -> Option<&Arc<BarMapping>> {
         match &self.backing {
-            Backing::Mapped(mapped) => Some(mapped),
+            Backing::BarMapping(mapped) => Some(mapped),
             Backing::Host(_) | Backing::Cuda(_) => None,
             #[cfg(test)]
             Backing::Pretended => None,
@@ -395,7 +395,7 @@ impl Drop for Region {
         let rest = Rest {
             registrations: std::mem::take(registrations),
             mapping: match self.backing {
-                Backing::Cuda(_) | Backing::Mapped(_) => None,
+                Backing::Cuda(_) | Backing::BarMapping(_) => None,
                 Backing::Host(_) => Some((self.address, self.bytes)),
                 #[cfg(test)]
                 Backing::Pretended => Some((self.address, self.bytes)),

@@ -6,7 +6,7 @@
 //! Where an engine goes round whatever anybody does, or may not write where the ring lies.
 
 use crate::gpu::Event;
-use crate::gpu::bar_mapping::{Mapped, MappedError};
+use crate::gpu::bar_mapping::{BarMapping, BarMappingError};
 use crate::gpu::driver::{CudaError, Device, Stream};
 use crate::region::{Placement, Region, RegionError};
 use crate::ring::Producer;
@@ -33,7 +33,7 @@ pub enum CarryError {
     },
     /// The mapping of the GPU's memory is lost.
     #[error(transparent)]
-    Mapped(#[from] MappedError),
+    BarMapping(#[from] BarMappingError),
     /// The GPU failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -56,7 +56,7 @@ enum Way {
     /// Both in host memory.
     Host,
     /// Host memory to a GPU's, by stores of the CPU.
-    Stores(Arc<Mapped>),
+    Stores(Arc<BarMapping>),
     /// Within a GPU's memory, by its copy engine.
     Within(&'static Device, Stream),
     /// Pinned host memory to a GPU's, by its copy engine.

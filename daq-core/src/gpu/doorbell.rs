@@ -3,7 +3,7 @@
 //! A doorbell lies in GPU memory, where the kernel polls it without the bus; credits lie in host memory, where the CPU
 //! polls them. Neither side ever reads over the bus in a loop.
 
-use crate::gpu::bar_mapping::{Mapped, MappedError, Stores};
+use crate::gpu::bar_mapping::{BarMapping, BarMappingError, Stores};
 use crate::gpu::driver::{CudaError, Device};
 use crate::region::{HostOptions, Region, RegionError};
 use std::fmt;
@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 /// A word that a kernel polls and the CPU stores.
 #[derive(Clone, Debug)]
 pub struct Doorbell {
-    memory: Arc<Mapped>,
+    memory: Arc<BarMapping>,
     offset: usize,
 }
 
@@ -22,10 +22,10 @@ impl Doorbell {
     ///
     /// # Panics
     /// If it is none.
-    pub fn new(memory: Arc<Mapped>, offset: usize) -> Result<Self, MappedError> {
+    pub fn new(memory: Arc<BarMapping>, offset: usize) -> Result<Self, BarMappingError> {
         assert!(offset.is_multiple_of(8), "a word lies on a multiple of 8");
         if offset.saturating_add(8) > memory.bytes() {
-            return Err(MappedError::Outside {
+            return Err(BarMappingError::Outside {
                 offset,
                 bytes: 8,
                 have: memory.bytes(),
@@ -40,7 +40,7 @@ impl Doorbell {
     }
 
     /// Stores `value`: what was stored before through the same memory, or was fenced elsewhere, is there first.
-    pub fn ring(&self, value: u64) -> Result<(), MappedError> {
+    pub fn ring(&self, value: u64) -> Result<(), BarMappingError> {
         let mut stores = self.memory.stores()?;
         self.ring_with(&mut stores, value)
     }
@@ -50,7 +50,7 @@ impl Doorbell {
     ///
     /// # Panics
     /// If they are of other memory.
-    pub fn ring_with(&self, stores: &mut Stores<'_>, value: u64) -> Result<(), MappedError> {
+    pub fn ring_with(&self, stores: &mut Stores<'_>, value: u64) -> Result<(), BarMappingError> {
         assert!(stores.are_of(&self.memory), "stores to other memory");
         stores.fence();
         stores.word(self.offset, value)

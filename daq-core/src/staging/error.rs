@@ -1,6 +1,6 @@
 //! Why copies stop.
 
-use crate::gpu::bar_mapping::MappedError;
+use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver::CudaError;
 
 /// Why a GPU takes no more copies, or gives none.
@@ -11,5 +11,5 @@ pub enum StagingError {
     Cuda(#[from] CudaError),
     /// The CPU cannot store to its memory any more.
     #[error(transparent)]
-    Mapped(#[from] MappedError),
+    BarMapping(#[from] BarMappingError),
 }

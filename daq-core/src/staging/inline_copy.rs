@@ -4,7 +4,7 @@
 //! tells the GPU of a frame.
 
 use super::target::{self, Target};
-use crate::gpu::bar_mapping::MappedError;
+use crate::gpu::bar_mapping::BarMappingError;
 use crate::ledger::CopyLedger;
 use crate::ring::{Producer, Reader};
 
@@ -73,7 +73,7 @@ impl InlineCopy {
     /// # Errors
     /// Why the memory cannot be used any more. The frames are counted as failed, and from then on nothing is copied.
     #[inline]
-    pub fn step(&mut self) -> Result<usize, MappedError> {
+    pub fn step(&mut self) -> Result<usize, BarMappingError> {
         let pending = self.reader.pending().min(self.burst);
         if pending == 0 || self.failed {
             return Ok(0);

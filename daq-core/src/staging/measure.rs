@@ -2,7 +2,7 @@
 
 use super::baseline::BaselineCopy;
 use super::profile::{Profile, Rates};
-use crate::gpu::bar_mapping::{Mapped, MappedError};
+use crate::gpu::bar_mapping::{BarMapping, BarMappingError};
 use crate::gpu::driver::{CudaError, Device, StreamEvent};
 use crate::gpu::{Backend, Writer};
 use crate::region::RegionError;
@@ -63,7 +63,7 @@ pub enum MeasureError {
     Cuda(#[from] CudaError),
     /// The CPU could not store to the GPU's memory any more.
     #[error(transparent)]
-    Mapped(#[from] MappedError),
+    BarMapping(#[from] BarMappingError),
 }
 
 /// Whether `copies` of `bytes` bytes, begun within `took`, are enough for a figure.
@@ -161,7 +161,7 @@ fn cpu_store_threshold(
     allowed: &[Backend],
 ) -> Result<Option<usize>, MeasureError> {
     let largest = STORES[STORES.len() - 1];
-    let Ok(mapped) = Mapped::new(baseline.device(), largest, Writer::Cpu, allowed) else {
+    let Ok(mapped) = BarMapping::new(baseline.device(), largest, Writer::Cpu, allowed) else {
         return Ok(None);
     };
     let from = vec![0x5a; largest];

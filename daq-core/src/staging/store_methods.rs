@@ -1,6 +1,6 @@
 //! Stores to a mapping by chosen means, to measure the product's own beside others.
 
-use crate::gpu::bar_mapping::{Mapped, MappedError};
+use crate::gpu::bar_mapping::{BarMapping, BarMappingError};
 use crate::sys::store::Width;
 use crate::sys::{reference_copy, store};
 
@@ -98,14 +98,14 @@ impl StoreMethod {
 /// Stores to and loads from a mapping by chosen means; what they write is of no use to anyone.
 #[derive(Debug)]
 pub struct RawStores<'a> {
-    mapped: &'a Mapped,
+    mapped: &'a BarMapping,
     /// Whether the processor has what a way needs, in the order of [`StoreMethod::ALL`]: asking it takes longer than a store.
     here: [bool; StoreMethod::ALL.len()],
 }
 
 impl<'a> RawStores<'a> {
     /// Stores to `mapped`, which can be used now.
-    pub fn new(mapped: &'a Mapped) -> Result<Self, MappedError> {
+    pub fn new(mapped: &'a BarMapping) -> Result<Self, BarMappingError> {
         mapped.check()?;
         Ok(Self {
             mapped,

@@ -1,6 +1,6 @@
 //! Frames that the CPU stores to a ring on a GPU, without the copy engine.
 
-use crate::gpu::bar_mapping::{Mapped, MappedError};
+use crate::gpu::bar_mapping::{BarMapping, BarMappingError};
 use crate::ledger::CopyLedger;
 use crate::region::Placement;
 use crate::ring::{Lease, Producer, Reader, Slice};
@@ -12,7 +12,7 @@ const LINE: usize = 64;
 /// A ring's memory on a GPU, as the CPU stores to it.
 #[derive(Debug)]
 pub(super) enum Target {
-    Mapped(Arc<Mapped>),
+    BarMapping(Arc<BarMapping>),
     /// Host memory that stands for it.
     #[cfg(test)]
     Pretended(super::tests::Memory),
@@ -25,13 +25,13 @@ impl Target {
         let mapping = producer.region().mapping();
         mapping
             .filter(|_| is_readable)
-            .map(|mapping| Self::Mapped(mapping.clone()))
+            .map(|mapping| Self::BarMapping(mapping.clone()))
     }
 
     /// A word in the log if the calling thread's core is far from the GPU, as in [`super::warn_if_remote_numa`].
     pub(super) fn warn_if_remote_numa(&self, remedy: &str) {
         match self {
-            Self::Mapped(mapped) => super::warn_if_remote_numa(mapped.device(), remedy),
+            Self::BarMapping(mapped) => super::warn_if_remote_numa(mapped.device(), remedy),
             #[cfg(test)]
             Self::Pretended(_) => {}
         }
@@ -39,12 +39,12 @@ impl Target {
 
     /// Stores the frames of `lease` to the slots `to`, waits until they have left the CPU if they are to be `fenced`, and
     /// says how many bytes that were.
-    fn store(&self, lease: &Lease<'_>, to: Slice, fenced: bool) -> Result<u64, MappedError> {
+    fn store(&self, lease: &Lease<'_>, to: Slice, fenced: bool) -> Result<u64, BarMappingError> {
         let Some(from) = lease.slice() else {
             unreachable!("the reader of a ring_copy leases slots, not copies");
         };
         match self {
-            Self::Mapped(mapped) => {
+            Self::BarMapping(mapped) => {
                 let mut stores = mapped.stores()?;
                 let put = |offset, bytes: &[u8]| stores.copy(offset, bytes);
                 let bytes = each_stretch(lease, from, to, put)?;
@@ -72,7 +72,7 @@ pub(super) fn store(
     producer: &mut Producer,
     ledger: &CopyLedger,
     fenced: bool,
-) -> Result<(), MappedError> {
+) -> Result<(), BarMappingError> {
     let len = lease.len();
     let frames = len as u64;
     ledger.taken.add(frames);
@@ -97,8 +97,8 @@ fn each_stretch(
     lease: &Lease<'_>,
     from: Slice,
     to: Slice,
-    mut put: impl FnMut(usize, &[u8]) -> Result<(), MappedError>,
-) -> Result<u64, MappedError> {
+    mut put: impl FnMut(usize, &[u8]) -> Result<(), BarMappingError>,
+) -> Result<u64, BarMappingError> {
     let mut lengths = lease.lengths();
     let (mut done, mut total) = (0, 0);
     while done < lease.len() {

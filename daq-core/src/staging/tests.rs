@@ -2,7 +2,7 @@ use super::target::Target;
 use super::*;
 use crate::frame::{Flags, FrameMeta};
 use crate::gpu::Event;
-use crate::gpu::bar_mapping::MappedError;
+use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver::{CudaError, Rows};
 use crate::ledger::{CopyLedger, ReaderLedger, RingLedger};
 use crate::notify::{Notifier, Wait};
@@ -114,7 +114,7 @@ impl CopyBackend for Device {
         Ok(())
     }
 
-    fn mark(&mut self) -> Result<Completion, CudaError> {
+    fn record_event(&mut self) -> Result<Completion, CudaError> {
         let mut queue = self.0.lock().unwrap();
         let told = Arc::new(Told::default());
         let copies = std::mem::take(&mut queue.open);
@@ -153,7 +153,7 @@ impl Memory {
         }
     }
 
-    pub(super) fn copy(&self, offset: usize, from: &[u8]) -> Result<(), MappedError> {
+    pub(super) fn copy(&self, offset: usize, from: &[u8]) -> Result<(), BarMappingError> {
         if self.lost.load(Ordering::Relaxed) {
             return Err(lost());
         }
@@ -172,8 +172,8 @@ impl Memory {
     }
 }
 
-fn lost() -> MappedError {
-    MappedError::Outside {
+fn lost() -> BarMappingError {
+    BarMappingError::Outside {
         offset: 0,
         bytes: 0,
         have: 0,

@@ -2,7 +2,7 @@
 
 mod sys;
 
-use daq_core::gpu::bar_mapping::{Mapped, MappedError, Refusal, probe};
+use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Refusal, probe};
 use daq_core::gpu::doorbell::Doorbell;
 use daq_core::gpu::driver::{Backing, Device};
 use daq_core::gpu::{Backend, Writer};
@@ -120,7 +120,7 @@ fn assert_both_sides_see_the_same(mapped: &Arc<Mapped>) {
     }
     let have = mapped.bytes();
     for (offset, bytes) in [(have, 1), (have - 1, 2), (usize::MAX, 2), (have + 1, 0)] {
-        let outside = MappedError::Outside {
+        let outside = BarMappingError::Outside {
             offset,
             bytes,
             have,
@@ -168,7 +168,7 @@ fn assert_fork_is_error(mapped: Arc<Mapped>) {
     };
     let mut stores = mapped.stores().unwrap();
     let in_child = in_fork(|| {
-        let held = matches!(stores.copy(0, &[1]), Err(MappedError::Forked { .. }));
+        let held = matches!(stores.copy(0, &[1]), Err(BarMappingError::Forked { .. }));
         answers() + u8::from(held)
     });
     assert_eq!(in_child, 4);
@@ -190,7 +190,7 @@ fn mapping_without_libraries_uses_host_memory_for_words_only() {
         name,
         || Simulated::new(""),
         |device| {
-            let bell = Mapped::new(device, 8, Writer::Doorbell, &Backend::ALL).unwrap();
+            let bell = BarMapping::new(device, 8, Writer::Doorbell, &Backend::ALL).unwrap();
             assert_eq!(bell.backend(), Backend::Host);
             assert_eq!(backends(bell.refused()), Backend::ALL[..3]);
             let message: Vec<String> = bell.refused().iter().map(ToString::to_string).collect();
@@ -201,20 +201,20 @@ fn mapping_without_libraries_uses_host_memory_for_words_only() {
             ]) {
                 assert!(words.iter().all(|word| message.contains(word)), "{message}");
             }
-            assert_both_sides_see_the_same(&Mapped::with(device, PAGE, Backend::Host).unwrap());
+            assert_both_sides_see_the_same(&BarMapping::with(device, PAGE, Backend::Host).unwrap());
             let refusal = bell.again().unwrap_err();
             assert!(
                 refusal.to_string().contains("share the mapping"),
                 "{refusal}"
             );
             let refusal =
-                Mapped::with_backing(device, 8, Backend::Host, Backing::Plain).unwrap_err();
+                BarMapping::with_backing(device, 8, Backend::Host, Backing::Plain).unwrap_err();
             assert!(
                 refusal.to_string().contains("memory of its own"),
                 "{refusal}"
             );
             for writer in [Writer::Cpu, Writer::Fpga, Writer::Nic] {
-                let unmappable = Mapped::new(device, 8, writer, &Backend::ALL).unwrap_err();
+                let unmappable = BarMapping::new(device, 8, writer, &Backend::ALL).unwrap_err();
                 assert_eq!(backends(&unmappable.refused), writer.backends());
                 assert!(
                     !unmappable
@@ -237,16 +237,16 @@ fn mapping_backend_not_allowed_is_not_tried() {
     let name = "mapping_backend_not_allowed_is_not_tried";
     let machine = || Simulated::new("dma-buf=map").with_gdr("");
     let done = alone(name, machine, |device| {
-        let mapped = Mapped::new(device, 8, Writer::Doorbell, &[Backend::Host]).unwrap();
+        let mapped = BarMapping::new(device, 8, Writer::Doorbell, &[Backend::Host]).unwrap();
         assert_eq!(mapped.backend(), Backend::Host);
         assert_eq!(backends(mapped.refused()), Backend::ALL[..3]);
         let message = mapped.refused()[0].to_string();
         assert!(message.contains("`backends` of `[staging]`"), "{message}");
         let mapped =
-            Mapped::new(device, 8, Writer::Cpu, &[Backend::Vulkan, Backend::DmaBuf]).unwrap();
+            BarMapping::new(device, 8, Writer::Cpu, &[Backend::Vulkan, Backend::DmaBuf]).unwrap();
         assert_eq!(mapped.backend(), Backend::DmaBuf);
         assert_eq!(backends(mapped.refused()), [Backend::Gdrapi]);
-        let unmappable = Mapped::new(device, 8, Writer::Nic, &[Backend::Vulkan]).unwrap_err();
+        let unmappable = BarMapping::new(device, 8, Writer::Nic, &[Backend::Vulkan]).unwrap_err();
         assert_eq!(
             backends(&unmappable.refused),
             [Backend::Gdrapi, Backend::DmaBuf]
@@ -276,14 +276,14 @@ fn gdrcopy_maps_plain_and_virtual_memory() {
             for backing in KINDS {
                 for bytes in [1, PAGE, PAGE + 1, 3 << 20] {
                     let mapped =
-                        Mapped::with_backing(device, bytes, Backend::Gdrapi, backing).unwrap();
+                        BarMapping::with_backing(device, bytes, Backend::Gdrapi, backing).unwrap();
                     assert_eq!(mapped.bytes(), bytes.next_multiple_of(PAGE));
                     assert!(mapped.address().is_multiple_of(PAGE as u64));
                     assert_both_sides_see_the_same(&mapped);
                     assert_two_mappings_agree(mapped);
                 }
             }
-            let mapped = Mapped::new(device, PAGE, Writer::Cpu, &Backend::ALL).unwrap();
+            let mapped = BarMapping::new(device, PAGE, Writer::Cpu, &Backend::ALL).unwrap();
             assert_eq!(
                 (mapped.backend(), mapped.refused()),
                 (Backend::Gdrapi, &[][..])
@@ -319,7 +319,9 @@ fn gdrcopy_without_virtual_memory_maps_plain_memory() {
         name,
         || Simulated::new("vmm=0").with_gdr(""),
         |device| {
-            assert_both_sides_see_the_same(&Mapped::with(device, PAGE, Backend::Gdrapi).unwrap());
+            assert_both_sides_see_the_same(
+                &BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap(),
+            );
         },
     );
     if let Some(machine) = done {
@@ -332,7 +334,7 @@ fn gdrcopy_pin_failure_falls_back_to_plain_memory() {
     let name = "gdrcopy_pin_failure_falls_back_to_plain_memory";
     let machine = || Simulated::new("").with_gdr("fail=gdr_pin_buffer@1:22");
     let done = alone(name, machine, |device| {
-        assert_both_sides_see_the_same(&Mapped::with(device, PAGE, Backend::Gdrapi).unwrap());
+        assert_both_sides_see_the_same(&BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap());
     });
     if let Some(machine) = done {
         assert_eq!(machine.report()["calls"]["cuMemAlloc_v2"], 1);
@@ -349,11 +351,12 @@ fn dma_buf_with_driver_support_is_mapped() {
         |device| {
             // The simulated driver exports plain memory only from its start, and large memory starts at a page.
             for (backing, bytes) in [(KINDS[0], 2 << 20), (KINDS[1], 100)] {
-                let mapped = Mapped::with_backing(device, bytes, Backend::DmaBuf, backing).unwrap();
+                let mapped =
+                    BarMapping::with_backing(device, bytes, Backend::DmaBuf, backing).unwrap();
                 assert_both_sides_see_the_same(&mapped);
                 assert_two_mappings_agree(mapped);
             }
-            let mapped = Mapped::new(device, PAGE, Writer::Nic, &Backend::ALL).unwrap();
+            let mapped = BarMapping::new(device, PAGE, Writer::Nic, &Backend::ALL).unwrap();
             assert_eq!(mapped.backend(), Backend::DmaBuf);
             assert_eq!(backends(mapped.refused()), [Backend::Gdrapi]);
         },
@@ -421,7 +424,7 @@ fn mapping_step_failure_is_reported_and_leaks_nothing() {
     if let Ok(case) = std::env::var("DAQ_MAPPED_CASE") {
         let (_, _, backend, words) = cases[case.parse::<usize>().unwrap()];
         let device = Device::open(0).unwrap();
-        let mapped = Mapped::new(device, 8, Writer::Doorbell, &Backend::ALL).unwrap();
+        let mapped = BarMapping::new(device, 8, Writer::Doorbell, &Backend::ALL).unwrap();
         let refusal = mapped
             .refused()
             .iter()
@@ -454,7 +457,10 @@ fn mapping_larger_than_memory_is_rejected() {
     let done = alone(name, machine, |device| {
         for backend in Backend::ALL {
             for bytes in [usize::MAX, usize::MAX / 2] {
-                assert!(Mapped::with(device, bytes, backend).is_err(), "{backend}");
+                assert!(
+                    BarMapping::with(device, bytes, backend).is_err(),
+                    "{backend}"
+                );
             }
         }
         let unmappable = Mapped::new(device, 65 << 20, Writer::Cpu, &Backend::ALL).unwrap_err();
@@ -498,15 +504,15 @@ fn mapping_lost_gpu_returns_error() {
         name,
         || Simulated::new("").with_gdr("lose=3"),
         |device| {
-            let other = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
-            let first = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
+            let other = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
+            let first = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
             let bell = Doorbell::new(Arc::clone(&first), 0).unwrap();
             bell.ring(1).unwrap();
             let mut stores = first.stores().unwrap();
             stores.copy(100, &[1; 1000]).unwrap();
             // Mapping the memory a second time makes it disappear.
             let second = first.again().unwrap();
-            let lost = Err(MappedError::Lost { ordinal: 0 });
+            let lost = Err(BarMappingError::Lost { ordinal: 0 });
             assert_eq!(stores.copy(200, &[2; 5000]), lost);
             assert_eq!(stores.word(8, 1), lost);
             drop(stores);
@@ -541,11 +547,14 @@ fn mapping_of_leaked_device_is_lost_and_not_freed() {
         name,
         || Simulated::new("").with_gdr(""),
         |device| {
-            let mapped = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
-            let host = Mapped::with(device, PAGE, Backend::Host).unwrap();
+            let mapped = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
+            let host = BarMapping::with(device, PAGE, Backend::Host).unwrap();
             device.give_up();
-            assert_eq!(mapped.check(), Err(MappedError::Lost { ordinal: 0 }));
-            assert_eq!(host.copy_to(0, &[1]), Err(MappedError::Lost { ordinal: 0 }));
+            assert_eq!(mapped.check(), Err(BarMappingError::Lost { ordinal: 0 }));
+            assert_eq!(
+                host.copy_to(0, &[1]),
+                Err(BarMappingError::Lost { ordinal: 0 })
+            );
         },
     );
     if let Some(machine) = done {
@@ -566,7 +575,7 @@ fn fault_outside_mapping_terminates_process() {
         name,
         || Simulated::new("").with_gdr(""),
         |device| {
-            let mapped = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
+            let mapped = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
             assert_eq!(in_fork(sys::fault), -libc::SIGBUS);
             assert_eq!(in_fork(sys::send_bus_errors), -libc::SIGBUS);
             mapped.copy_to(0, &[1]).unwrap();
@@ -589,7 +598,7 @@ fn mapping_by_many_threads_succeeds() {
                     scope.spawn(move || {
                         for turn in 0..8 {
                             let backend = Backend::ALL[[0, 1, 3][(thread + turn) % 3]];
-                            let mapped = Mapped::with(device, PAGE, backend).unwrap();
+                            let mapped = BarMapping::with(device, PAGE, backend).unwrap();
                             let stored = pattern(999, thread * 8 + turn);
                             mapped.copy_to(5, &stored).unwrap();
                             assert!(device_reads(&mapped, 5, 999) == stored);
@@ -618,13 +627,14 @@ fn mapping_on_real_gpu_meets_contract() {
             Ok(costs) => {
                 daq_tests::print_uncaptured(&format!("{backend}: {costs:?}"));
                 for bytes in [1, PAGE + 1, 3 << 20] {
-                    let mapped = Mapped::with(device, bytes, backend).unwrap();
+                    let mapped = BarMapping::with(device, bytes, backend).unwrap();
                     assert_both_sides_see_the_same(&mapped);
                     assert_fork_is_error(mapped);
                 }
                 if matches!(backend, Backend::Gdrapi | Backend::DmaBuf) {
                     for backing in KINDS {
-                        let mapped = Mapped::with_backing(device, PAGE, backend, backing).unwrap();
+                        let mapped =
+                            BarMapping::with_backing(device, PAGE, backend, backing).unwrap();
                         assert_both_sides_see_the_same(&mapped);
                         assert_two_mappings_agree(mapped);
                     }

@@ -1,7 +1,7 @@
 //! CPU mappings of GPU memory: one type, whatever makes the mapping.
 //!
 //! ```text
-//!   CPU ──store──▶ Mapped ◀──load── kernel        one allocation, an address on either side
+//!   CPU ──store──▶ BarMapping ◀──load── kernel        one allocation, an address on either side
 //! ```
 //! How the memory is made is decided before it is allocated, from what will write it ([`Writer`]): some backends map
 //! memory of CUDA's, one brings its own. Each backend that cannot is kept with its reason ([`Refusal`]).
@@ -18,14 +18,14 @@
 //! - Stores through one [`Stores`] have left the CPU when it is fenced or dropped. The GPU finds what was stored before a
 //!   fence when it finds what was stored after it; between fences there is no order.
 //! - A mapping is never used after its memory is freed (the types see to it), in a process that was forked, or after
-//!   its device was lost: that is an error ([`MappedError`]).
-//! - Memory that is mapped is mapped once more by [`Mapped::again`] alone, where the backend can.
+//!   its device was lost: that is an error ([`BarMappingError`]).
+//! - Memory that is mapped is mapped once more by [`BarMapping::again`] alone, where the backend can.
 //!
 //! Stores that go together cannot outlive the mapping:
 //!
 //! ```compile_fail,E0505
-//! # use daq_core::gpu::bar_mapping::{Mapped, MappedError};
-//! fn free_too_early(mapped: Mapped) -> Result<(), MappedError> {
+//! # use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError};
+//! fn free_too_early(mapped: BarMapping) -> Result<(), BarMappingError> {
 //!     let mut stores = mapped.stores()?;
 //!     drop(mapped);
 //!     stores.copy(0, &[1])
@@ -34,8 +34,8 @@
 //! nor be fenced by another thread, whose fence would not hold for them:
 //!
 //! ```compile_fail,E0277
-//! # use daq_core::gpu::bar_mapping::{Mapped, MappedError};
-//! fn fence_elsewhere(mapped: &Mapped) -> Result<(), MappedError> {
+//! # use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError};
+//! fn fence_elsewhere(mapped: &BarMapping) -> Result<(), BarMappingError> {
 //!     let mut stores = mapped.stores()?;
 //!     stores.copy(0, &[1])?;
 //!     std::thread::scope(|scope| scope.spawn(move || stores.fence()).join()).unwrap();
@@ -104,7 +104,7 @@ pub struct Costs {
 
 /// Why a mapping cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MappedError {
+pub enum BarMappingError {
     /// The bytes are not all inside.
     #[error("{bytes} bytes from {offset} on are not inside of {have} mapped bytes")]
     Outside {
@@ -134,7 +134,7 @@ pub enum MappedError {
 }
 
 /// GPU memory that the CPU can store to.
-pub struct Mapped {
+pub struct BarMapping {
     device: &'static Device,
     bytes: usize,
     cpu: NonNull<u8>,
@@ -148,9 +148,9 @@ pub struct Mapped {
 
 // SAFETY: plain memory behind a pointer that never changes and to which no reference is made; who may write which part
 // at which time is the business of whoever holds it. What undoes it may be called by any thread.
-unsafe impl Send for Mapped {}
+unsafe impl Send for BarMapping {}
 // SAFETY: as above; what undoes it is used through `&mut` alone, or makes another one.
-unsafe impl Sync for Mapped {}
+unsafe impl Sync for BarMapping {}
 
 /// Tries every backend with one page: what a plan or a diagnosis tells. Those that are not `allowed` are not tried.
 pub fn probe(
@@ -161,7 +161,7 @@ pub fn probe(
         if !allowed.contains(&backend) {
             return Err(not_allowed(backend));
         }
-        Mapped::with(device, 1, backend).map(|mapped| mapped.costs())
+        BarMapping::with(device, 1, backend).map(|mapped| mapped.costs())
     };
     Backend::ALL
         .into_iter()
@@ -176,7 +176,7 @@ pub(crate) fn not_allowed(backend: Backend) -> Refusal {
     }
 }
 
-impl Mapped {
+impl BarMapping {
     /// At least `bytes` bytes, all zero, made by the first backend of those that suit `writer` and are `allowed`.
     pub fn new(
         device: &'static Device,
@@ -343,9 +343,9 @@ impl Mapped {
 
     /// Whether it can be used: this process made it and the device is there. A few loads.
     #[inline]
-    pub fn check(&self) -> Result<(), MappedError> {
+    pub fn check(&self) -> Result<(), BarMappingError> {
         if self.guard.is_forked() {
-            return Err(MappedError::Forked {
+            return Err(BarMappingError::Forked {
                 ordinal: self.device.ordinal(),
             });
         }
@@ -354,11 +354,11 @@ impl Mapped {
 
     /// Whether the device and the memory are there, as far as this thread's accesses so far have met them.
     #[inline]
-    fn check_device(&self) -> Result<(), MappedError> {
+    fn check_device(&self) -> Result<(), BarMappingError> {
         // The handler of a fault runs between two instructions of this thread: the look must stay behind the accesses.
         compiler_fence(Ordering::SeqCst);
         if self.guard.is_lost() || self.device.is_given_up() {
-            return Err(MappedError::Lost {
+            return Err(BarMappingError::Lost {
                 ordinal: self.device.ordinal(),
             });
         }
@@ -367,7 +367,7 @@ impl Mapped {
 
     /// Stores that go together; they have left the CPU when the value is dropped or fenced.
     #[inline]
-    pub fn stores(&self) -> Result<Stores<'_>, MappedError> {
+    pub fn stores(&self) -> Result<Stores<'_>, BarMappingError> {
         self.check()?;
         Ok(Stores {
             mapped: self,
@@ -377,12 +377,12 @@ impl Mapped {
 
     /// Copies `from` to `offset` and on, and waits until the bytes have left the CPU.
     #[inline]
-    pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), MappedError> {
+    pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), BarMappingError> {
         self.stores()?.copy(offset, from)
     }
 
     /// Reads into `to` from `offset` on: slow, a trip over the bus every few bytes. For setting up and for tests.
-    pub fn copy_from(&self, offset: usize, to: &mut [u8]) -> Result<(), MappedError> {
+    pub fn copy_from(&self, offset: usize, to: &mut [u8]) -> Result<(), BarMappingError> {
         self.check()?;
         let from = self.at(offset, to.len())?;
         // SAFETY: inside of the mapping; no reference is made to it.
@@ -391,12 +391,12 @@ impl Mapped {
     }
 
     #[inline]
-    fn at(&self, offset: usize, bytes: usize) -> Result<NonNull<u8>, MappedError> {
+    fn at(&self, offset: usize, bytes: usize) -> Result<NonNull<u8>, BarMappingError> {
         let is_inside = offset
             .checked_add(bytes)
             .is_some_and(|end| end <= self.bytes);
         if !is_inside {
-            return Err(MappedError::Outside {
+            return Err(BarMappingError::Outside {
                 offset,
                 bytes,
                 have: self.bytes,
@@ -417,7 +417,7 @@ struct Rest {
 // SAFETY: as for a mapping.
 unsafe impl Send for Rest {}
 
-impl Drop for Mapped {
+impl Drop for BarMapping {
     fn drop(&mut self) {
         // A child has no mapping, and CUDA is not to be called in it. What a device that was given up still uses is left
         // to the driver, and the guard with it.
@@ -435,9 +435,9 @@ impl Drop for Mapped {
     }
 }
 
-impl fmt::Debug for Mapped {
+impl fmt::Debug for BarMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapped")
+        f.debug_struct("BarMapping")
             .field("device", &self.device.ordinal())
             .field("bytes", &self.bytes)
             .field("backend", &self.backend)
@@ -448,7 +448,7 @@ impl fmt::Debug for Mapped {
 /// Stores to a mapping that go together.
 #[derive(Debug)]
 pub struct Stores<'a> {
-    mapped: &'a Mapped,
+    mapped: &'a BarMapping,
     /// A fence is one of the thread that stored, so they stay with it.
     thread: PhantomData<*const ()>,
 }
@@ -456,7 +456,7 @@ pub struct Stores<'a> {
 impl Stores<'_> {
     /// Copies `from` to `offset` and on; in no order with other stores until the next fence.
     #[inline]
-    pub fn copy(&mut self, offset: usize, from: &[u8]) -> Result<(), MappedError> {
+    pub fn copy(&mut self, offset: usize, from: &[u8]) -> Result<(), BarMappingError> {
         self.mapped.check()?;
         let to = self.mapped.at(offset, from.len())?;
         // SAFETY: inside of the mapping; no reference is made to it, so `from` lies elsewhere.
@@ -465,7 +465,7 @@ impl Stores<'_> {
     }
 
     /// Copies `from` to `offset` and on, as [`copy`](Self::copy) does.
-    pub fn words(&mut self, offset: usize, from: &[u64]) -> Result<(), MappedError> {
+    pub fn words(&mut self, offset: usize, from: &[u64]) -> Result<(), BarMappingError> {
         // SAFETY: words are bytes, all of them initialised, and live as long as `from`.
         let bytes =
             unsafe { std::slice::from_raw_parts(from.as_ptr().cast::<u8>(), size_of_val(from)) };
@@ -477,7 +477,7 @@ impl Stores<'_> {
     /// # Panics
     /// If it is none.
     #[inline]
-    pub fn word(&mut self, offset: usize, value: u64) -> Result<(), MappedError> {
+    pub fn word(&mut self, offset: usize, value: u64) -> Result<(), BarMappingError> {
         assert!(offset.is_multiple_of(8), "a word lies on a multiple of 8");
         self.mapped.check()?;
         let to = self.mapped.at(offset, 8)?;
@@ -493,7 +493,7 @@ impl Stores<'_> {
 
     /// Whether they go through this mapping.
     #[inline]
-    pub(crate) fn are_of(&self, mapped: &Mapped) -> bool {
+    pub(crate) fn are_of(&self, mapped: &BarMapping) -> bool {
         std::ptr::eq(self.mapped, mapped)
     }
 

@@ -22,7 +22,7 @@ impl Raw {
     fn new(device: &'static Device, timed: bool) -> Result<Self, CudaError> {
         cuda::create_event(timed)
             .map(|event| Self { device, event })
-            .doing(|| "making an event".to_owned())
+            .doing(|| "creating an event".to_owned())
     }
 }
 
@@ -37,7 +37,7 @@ impl Drop for Raw {
 
 /// A place on a stream: done when everything before it is. Marks of a [timed](Stream::timed) stream know when.
 ///
-/// A event is used again once nobody but its stream holds it.
+/// An event is used again once nobody but its stream holds it.
 pub struct StreamEvent {
     device: &'static Device,
     /// Recorded by [`Stream::begin`]; timed streams have it.

@@ -1,7 +1,7 @@
 //! The memory that a card of software was given, under the addresses that the card knows.
 
 use daq_core::dma::Guard;
-use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::region::Region;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -81,7 +81,7 @@ enum Memory {
         _region: Arc<Region>,
     },
     /// A GPU's, through its mapping.
-    Gpu(Arc<Mapped>),
+    Gpu(Arc<BarMapping>),
     /// A file of another process.
     File(FileMap),
     /// Memory of another process without a file.

@@ -3,7 +3,7 @@
 use super::table::{Cell, Table};
 use super::{BenchError, Publish, median};
 use daq_core::gpu::Backend;
-use daq_core::gpu::bar_mapping::{Mapped, Refusal};
+use daq_core::gpu::bar_mapping::{BarMapping, Refusal};
 use daq_core::gpu::driver::Device;
 use daq_core::units::ByteSize;
 use std::collections::BTreeMap;
@@ -81,7 +81,7 @@ fn measure(
     bytes: usize,
 ) -> Result<[Duration; STEPS.len()], Refusal> {
     let start = Instant::now();
-    let mapped = Mapped::with(device, bytes, backend)?;
+    let mapped = BarMapping::with(device, bytes, backend)?;
     let all = start.elapsed();
     let costs = mapped.costs();
     let start = Instant::now();

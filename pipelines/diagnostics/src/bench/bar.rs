@@ -3,7 +3,7 @@
 
 use super::table::{Cell, Table};
 use super::{BenchError, Common, median};
-use daq_core::gpu::bar_mapping::{Mapped, MappedError, Unmappable};
+use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Unmappable};
 use daq_core::gpu::driver::Device;
 use daq_core::gpu::{Backend, Writer};
 use daq_core::staging::{RawStores, StoreMethod};
@@ -58,9 +58,9 @@ impl Row {
 }
 
 /// A mapping for stores of the CPU.
-pub(super) fn open(device: &'static Device) -> Result<Arc<Mapped>, Unmappable> {
+pub(super) fn open(device: &'static Device) -> Result<Arc<BarMapping>, Unmappable> {
     let bytes = LARGEST + SKEWS.len();
-    Mapped::new(device, bytes, Writer::Cpu, &Backend::ALL)
+    BarMapping::new(device, bytes, Writer::Cpu, &Backend::ALL)
 }
 
 /// What is shown where there is none: each backend's reason.
@@ -79,8 +79,8 @@ pub(super) fn refusals(unmappable: &Unmappable) -> Table {
 /// Microseconds of `copies` copies, one of them.
 fn time(
     copies: usize,
-    mut copy: impl FnMut() -> Result<(), MappedError>,
-) -> Result<f64, MappedError> {
+    mut copy: impl FnMut() -> Result<(), BarMappingError>,
+) -> Result<f64, BarMappingError> {
     let start = Instant::now();
     for _ in 0..copies {
         copy()?;
@@ -93,7 +93,7 @@ fn source() -> Vec<u8> {
     (0..=250).cycle().take(LARGEST + SKEWS.len()).collect()
 }
 
-fn measure(mapped: &Mapped, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, BenchError> {
+fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, BenchError> {
     let stores = RawStores::new(mapped)?;
     let source = source();
     let mut rows = Vec::new();
@@ -155,7 +155,7 @@ fn table(title: String, rows: &[Row], digits: usize, show: impl Fn(&Row, f64) ->
     table
 }
 
-fn title(mapped: &Mapped, common: &Common, unit: &str) -> String {
+fn title(mapped: &BarMapping, common: &Common, unit: &str) -> String {
     format!(
         "{}, mapped by {}: {unit} of a store through the bus until it has left the CPU; medians of {}",
         mapped.device().name(),
@@ -167,7 +167,7 @@ fn title(mapped: &Mapped, common: &Common, unit: &str) -> String {
 /// Gigabytes a second of stores by size.
 pub(super) fn bandwidth(
     common: &Common,
-    mapped: &Mapped,
+    mapped: &BarMapping,
     sizes: &[usize],
 ) -> Result<Table, BenchError> {
     let rows = measure(mapped, common.rounds, sizes)?;
@@ -180,7 +180,7 @@ pub(super) fn bandwidth(
 /// Microseconds of stores by size, and of loads.
 pub(super) fn latency(
     common: &Common,
-    mapped: &Mapped,
+    mapped: &BarMapping,
     sizes: &[usize],
 ) -> Result<Vec<Table>, BenchError> {
     let rows = measure(mapped, common.rounds, sizes)?;
@@ -189,7 +189,7 @@ pub(super) fn latency(
     Ok(vec![stores, loads(common, mapped, sizes)?])
 }
 
-fn loads(common: &Common, mapped: &Mapped, sizes: &[usize]) -> Result<Table, BenchError> {
+fn loads(common: &Common, mapped: &BarMapping, sizes: &[usize]) -> Result<Table, BenchError> {
     let raw = RawStores::new(mapped)?;
     let source = source();
     mapped.copy_to(0, &source)?;

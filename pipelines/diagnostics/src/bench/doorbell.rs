@@ -8,7 +8,7 @@ use super::figures::Figures;
 use super::table::{Cell, Table};
 use super::{BenchError, Publish, median};
 use crate::sys::upload::Upload;
-use daq_core::gpu::bar_mapping::{Mapped, Refusal};
+use daq_core::gpu::bar_mapping::{BarMapping, Refusal};
 use daq_core::gpu::driver::{CudaError, Device, Grid};
 use daq_core::gpu::{Backend, Writer};
 use std::sync::Arc;
@@ -104,7 +104,7 @@ struct Bench {
     nothing: daq_core::gpu::driver::Function,
     echo: Echo,
     /// A bell of each backend that can make one.
-    bells: Vec<Arc<Mapped>>,
+    bells: Vec<Arc<BarMapping>>,
     refused: Vec<Refusal>,
 }
 
@@ -114,7 +114,7 @@ impl Bench {
         let echo = Echo::new(device)?;
         let (mut bells, mut refused) = (Vec::new(), Vec::new());
         for &backend in Writer::Doorbell.backends() {
-            match Mapped::with(device, BELL, backend) {
+            match BarMapping::with(device, BELL, backend) {
                 Ok(mapped) => bells.push(mapped),
                 Err(refusal) => refused.push(refusal),
             }

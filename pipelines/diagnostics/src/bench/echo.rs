@@ -3,7 +3,7 @@
 use super::BenchError;
 use crate::sys::device_code;
 use daq_core::gpu::Event;
-use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::doorbell::{Credits, Doorbell};
 use daq_core::gpu::driver::{
     Argument, CudaError, Device, Grid, Memory, Module, Stream, StreamEvent,
@@ -47,7 +47,7 @@ impl Echo {
         &self,
         entry: &str,
         threads: u32,
-        bell: &Arc<Mapped>,
+        bell: &Arc<BarMapping>,
         arguments: &[Argument],
         output: Option<Arc<Memory>>,
     ) -> Result<PersistentKernel, BenchError> {
@@ -83,7 +83,7 @@ impl Echo {
 #[derive(Debug)]
 pub(crate) struct PersistentKernel {
     device: &'static Device,
-    memory: Arc<Mapped>,
+    memory: Arc<BarMapping>,
     bell: Doorbell,
     credits: Arc<Credits>,
     mark: Arc<StreamEvent>,

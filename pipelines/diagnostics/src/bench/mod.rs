@@ -32,7 +32,7 @@ pub(crate) use scratch::Scratch;
 pub use staging::{StagingArgs, staging};
 pub use table::Table;
 
-use daq_core::gpu::bar_mapping::MappedError;
+use daq_core::gpu::bar_mapping::BarMappingError;
 use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
 use daq_core::ring::RingError;
@@ -59,7 +59,7 @@ pub enum BenchError {
     Measure(#[from] MeasureError),
     /// A mapping cannot be used.
     #[error(transparent)]
-    Mapped(#[from] MappedError),
+    BarMapping(#[from] BarMappingError),
     /// A kernel that stays gave no answer.
     #[error(
         "the kernel that was rung {rung} times has answered {seen} within {seconds} s; does the GPU see what the CPU stores there?"

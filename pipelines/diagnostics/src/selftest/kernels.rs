@@ -3,7 +3,7 @@
 use super::bytes::{random, same};
 use super::target::Target;
 use super::{Verdict, expect};
-use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::{Argument, Memory};
 use std::sync::Arc;
 

@@ -4,14 +4,19 @@ use super::bytes::{random, same};
 use super::target::{KEPT, Target};
 use super::{Verdict, expect};
 use crate::sys::fork::{Child, child_uses};
-use daq_core::gpu::bar_mapping::{Mapped, MappedError};
+use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError};
 use daq_core::gpu::doorbell::Doorbell;
 use std::sync::Arc;
 
 const BYTES: usize = 10_001;
 
 /// Stores bytes through one mapping and compares what CUDA reads through that or another one.
-fn arrives(target: &Target, seed: u64, to: &Mapped, through: &Mapped) -> Result<(), Verdict> {
+fn arrives(
+    target: &Target,
+    seed: u64,
+    to: &BarMapping,
+    through: &BarMapping,
+) -> Result<(), Verdict> {
     let sent = random(seed, BYTES);
     to.copy_to(0, &sent)?;
     let read = target.read(through, 0, BYTES)?;
@@ -68,9 +73,14 @@ pub(super) fn use_after_free(target: &Target) -> Result<(), Verdict> {
     let all = mapped.bytes();
     for (offset, bytes) in [(all, 1), (all - 1, 2), (usize::MAX, 1)] {
         let answer = mapped.copy_to(offset, &[0; 2][..bytes]);
-        expect(matches!(answer, Err(MappedError::Outside { .. })), || {
-            format!("{bytes} bytes at {offset} of {all}: expected to be refused, got {answer:?}")
-        })?;
+        expect(
+            matches!(answer, Err(BarMappingError::Outside { .. })),
+            || {
+                format!(
+                    "{bytes} bytes at {offset} of {all}: expected to be refused, got {answer:?}"
+                )
+            },
+        )?;
     }
     let bell = Doorbell::new(mapped.clone(), 0)?;
     let weak = Arc::downgrade(&mapped);
@@ -147,7 +157,7 @@ pub(super) fn lost(target: &Target) -> Result<(), Verdict> {
     expect(
         answers
             .iter()
-            .all(|answer| matches!(answer, Err(MappedError::Lost { .. }))),
+            .all(|answer| matches!(answer, Err(BarMappingError::Lost { .. }))),
         || format!("expected every use to be refused as lost, got {answers:?}"),
     )
 }

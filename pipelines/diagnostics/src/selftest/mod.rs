@@ -12,7 +12,7 @@ pub use report::{Outcome, Report};
 
 use crate::bench::BenchError;
 use daq_core::gpu::Backend;
-use daq_core::gpu::bar_mapping::{MappedError, Refusal};
+use daq_core::gpu::bar_mapping::{BarMappingError, Refusal};
 use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,7 +54,7 @@ macro_rules! failures {
 failures!(
     BenchError,
     CudaError,
-    MappedError,
+    BarMappingError,
     Refusal,
     RegionError,
     std::io::Error

@@ -5,7 +5,7 @@ use super::report::{Entry, Outcome};
 use crate::bench::echo::Echo;
 use crate::sys::transfer::Transfer;
 use daq_core::gpu::Backend;
-use daq_core::gpu::bar_mapping::{Mapped, Refusal};
+use daq_core::gpu::bar_mapping::{BarMapping, Refusal};
 use daq_core::gpu::driver::{Backing, Device};
 use std::fmt;
 use std::sync::Arc;
@@ -59,10 +59,10 @@ pub(super) struct Method {
 
 impl Method {
     /// A mapping of at least `bytes` bytes.
-    pub(super) fn map(self, bytes: usize) -> Result<Arc<Mapped>, Refusal> {
+    pub(super) fn map(self, bytes: usize) -> Result<Arc<BarMapping>, Refusal> {
         let attributes = self.device.attributes();
         let backing = match self.memory {
-            Memory::Own => return Mapped::with(self.device, bytes, self.backend),
+            Memory::Own => return BarMapping::with(self.device, bytes, self.backend),
             Memory::Plain => Backing::Plain,
             Memory::Virtual if !attributes.vmm => {
                 return Err(Refusal {
@@ -75,7 +75,7 @@ impl Method {
                 shareable: attributes.posix_fd,
             },
         };
-        Mapped::with_backing(self.device, bytes, self.backend, backing)
+        BarMapping::with_backing(self.device, bytes, self.backend, backing)
     }
 
     pub(super) const fn entry(self, check: &'static str, outcome: Outcome) -> Entry {
@@ -93,7 +93,7 @@ impl Method {
 pub(super) struct Target {
     pub(super) method: Method,
     /// Made before any check.
-    pub(super) kept: Arc<Mapped>,
+    pub(super) kept: Arc<BarMapping>,
     pub(super) transfer: Transfer,
     pub(super) echo: Echo,
     /// How long a kernel may take to stop.
@@ -116,7 +116,7 @@ impl Target {
     /// Bytes as CUDA reads them.
     pub(super) fn read(
         &self,
-        mapped: &Mapped,
+        mapped: &BarMapping,
         offset: usize,
         bytes: usize,
     ) -> Result<Vec<u8>, Verdict> {

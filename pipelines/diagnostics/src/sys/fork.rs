@@ -1,6 +1,6 @@
 //! What a child of this process may do with its mappings.
 
-use daq_core::gpu::bar_mapping::{Mapped, MappedError};
+use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError};
 use std::io;
 
 /// What became of a child that used a mapping.
@@ -15,7 +15,7 @@ pub(crate) enum Child {
 }
 
 /// Has a child try to store to a mapping and to load from it.
-pub(crate) fn child_uses(mapped: &Mapped) -> io::Result<Child> {
+pub(crate) fn child_uses(mapped: &BarMapping) -> io::Result<Child> {
     const REFUSED: i32 = 0;
     const ALLOWED: i32 = 1;
     // SAFETY: other threads may hold locks at the moment of the fork. The child takes none and allocates nothing: it
@@ -26,8 +26,9 @@ pub(crate) fn child_uses(mapped: &Mapped) -> io::Result<Child> {
         -1 => Err(io::Error::last_os_error()),
         0 => {
             let mut byte = [0];
-            let is_refused =
-                |result: Result<(), MappedError>| matches!(result, Err(MappedError::Forked { .. }));
+            let is_refused = |result: Result<(), BarMappingError>| {
+                matches!(result, Err(BarMappingError::Forked { .. }))
+            };
             let is_all = is_refused(mapped.check())
                 && is_refused(mapped.copy_to(0, &[1]))
                 && is_refused(mapped.copy_from(0, &mut byte))

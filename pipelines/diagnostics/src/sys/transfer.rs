@@ -1,6 +1,6 @@
 //! Copies by CUDA of what the CPU maps: the other way to the same bytes.
 
-use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::{CudaError, Device, Stream};
 use daq_core::region::{HostOptions, Region, RegionError};
 use std::ptr::NonNull;
@@ -32,7 +32,7 @@ impl Transfer {
     /// If it is not inside.
     pub(crate) fn write(
         &self,
-        mapped: &Mapped,
+        mapped: &BarMapping,
         offset: usize,
         from: &[u8],
     ) -> Result<(), CudaError> {
@@ -57,7 +57,7 @@ impl Transfer {
     /// If it is not inside.
     pub(crate) fn read(
         &self,
-        mapped: &Mapped,
+        mapped: &BarMapping,
         offset: usize,
         to: &mut [u8],
     ) -> Result<(), CudaError> {
@@ -83,7 +83,7 @@ impl Drop for Transfer {
     }
 }
 
-fn address(mapped: &Mapped, offset: usize, bytes: usize) -> u64 {
+fn address(mapped: &BarMapping, offset: usize, bytes: usize) -> u64 {
     let end = offset.checked_add(bytes);
     assert!(
         end.is_some_and(|end| end <= mapped.bytes()),

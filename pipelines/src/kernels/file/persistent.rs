@@ -17,7 +17,7 @@ use super::record;
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::Event;
 use daq_core::gpu::Writer;
-use daq_core::gpu::bar_mapping::{Mapped, MappedError, Stores, Unmappable};
+use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Stores, Unmappable};
 use daq_core::gpu::doorbell::{Credits, Doorbell};
 use daq_core::gpu::driver::{self, Argument, CudaError, Device, Grid, Stay, StreamEvent};
 use daq_core::kernel::{DeviceBell, Kernel, KernelContext, KernelError, Stream, Submitted};
@@ -143,7 +143,7 @@ fn no_memory(error: RegionError) -> KernelError {
     }
 }
 
-fn lost(error: &MappedError) -> KernelError {
+fn lost(error: &BarMappingError) -> KernelError {
     KernelError::Unavailable(format!("the doorbell cannot be reached: {error}"))
 }
 
@@ -173,7 +173,7 @@ impl PersistentKernel {
         let rounds = if context.rung_by_device { 2 } else { 1 };
         let records = (rounds * context.slots.slots.max(1)).next_power_of_two();
         let bytes = RECORDS + records * record_words * size_of::<u64>();
-        let board = Mapped::new(device, bytes, Writer::Doorbell, &context.backends)
+        let board = BarMapping::new(device, bytes, Writer::Doorbell, &context.backends)
             .map_err(|error| unmappable(&error))?;
         tracing::info!(
             "kernel {}: doorbell by {}{}",

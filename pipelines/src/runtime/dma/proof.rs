@@ -12,7 +12,7 @@ use super::port::Port;
 use crate::sys::device_code;
 use daq_core::dma::{Seen, Sentinel};
 use daq_core::gpu::Event;
-use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::{Argument, Device, Function, Grid, Module, Stream};
 use daq_core::gpu::{Backend, Writer};
 use daq_core::region::Placement;
@@ -48,7 +48,7 @@ struct OnGpu {
     function: Function,
     stream: Stream,
     /// What it found: words not written, words touched.
-    found: Arc<Mapped>,
+    found: Arc<BarMapping>,
     device: &'static Device,
 }
 
@@ -73,7 +73,7 @@ impl Prover {
             Some(Placement::Cuda(ordinal)) => {
                 let device = Device::open(ordinal)?;
                 let module: Arc<Module> = device_code::built_in(device, "proof", CODE)?;
-                let found = Mapped::new(device, 4096, Writer::Doorbell, backends)
+                let found = BarMapping::new(device, 4096, Writer::Doorbell, backends)
                     .map_err(daq_core::region::RegionError::from)?;
                 Some(OnGpu {
                     function: module.function("daq_proof")?,
@@ -172,7 +172,7 @@ impl OnGpu {
         bytes: usize,
         written: usize,
     ) -> Result<Seen, DmaError> {
-        let lost = |error| DmaError::Carry(daq_core::dma::CarryError::Mapped(error));
+        let lost = |error| DmaError::Carry(daq_core::dma::CarryError::BarMapping(error));
         self.found.copy_to(0, &[0; 16]).map_err(lost)?;
         let count = |value: usize| Argument::U64(value as u64);
         self.function.launch(

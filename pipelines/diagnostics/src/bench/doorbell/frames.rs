@@ -6,7 +6,7 @@ use crate::bench::figures::Figures;
 use crate::bench::table::{Cell, Table};
 use crate::bench::{BenchError, median};
 use daq_core::gpu::Backend;
-use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::{Argument, Device};
 use daq_core::staging::BaselineCopy;
 use daq_core::staging::Direction;
@@ -25,18 +25,18 @@ const RATED: usize = 256;
 
 impl Bench {
     /// Memory for frames of each backend that made a bell, but not the host's.
-    fn data(&self, device: &'static Device, bytes: usize) -> Vec<Arc<Mapped>> {
+    fn data(&self, device: &'static Device, bytes: usize) -> Vec<Arc<BarMapping>> {
         let backends = self.bells.iter().map(|bell| bell.backend());
         backends
             .filter(|backend| *backend != Backend::Host)
-            .filter_map(|backend| Mapped::with(device, bytes, backend).ok())
+            .filter_map(|backend| BarMapping::with(device, bytes, backend).ok())
             .collect()
     }
 
     /// A kernel that reads frames of `bytes` bytes from `slots` slots.
     fn reader(
         &self,
-        target: &Arc<Mapped>,
+        target: &Arc<BarMapping>,
         bytes: usize,
         slots: usize,
         threads: u32,

@@ -1,6 +1,6 @@
 //! The `unsafe` parts of these tests: forks, and copies by the device.
 
-use daq_core::gpu::bar_mapping::Mapped;
+use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::Stream;
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub fn device_reads(mapped: &Arc<Mapped>, offset: usize, bytes: usize) -> Vec<u8
 }
 
 /// Lets the device write `bytes` at `offset`.
-pub fn device_writes(mapped: &Arc<Mapped>, offset: usize, bytes: &[u8]) {
+pub fn device_writes(mapped: &Arc<BarMapping>, offset: usize, bytes: &[u8]) {
     assert!(offset + bytes.len() <= mapped.bytes());
     let stream = Stream::new(mapped.device(), 1).unwrap();
     let to = mapped.address() + offset as u64;
