@@ -141,7 +141,7 @@ impl Credits {
     }
 
     /// Keeps the words until the process ends: a kernel that hangs may still write them.
-    pub fn keep_memory(self: &Arc<Self>) {
+    pub fn leak_memory(self: &Arc<Self>) {
         std::mem::forget(self.clone());
     }
 }

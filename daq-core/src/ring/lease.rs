@@ -178,7 +178,7 @@ impl Lease<'_> {
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
         let completion = std::mem::replace(&mut self.completion, Completion::Immediate);
-        self.reader.give_up(self.count, self.read, completion);
+        self.reader.retire_lease(self.count, self.read, completion);
     }
 }
 

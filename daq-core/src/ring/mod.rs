@@ -241,7 +241,7 @@ struct Shared {
     /// 1 once the producer is gone.
     closed: AtomicU64,
     /// 1 once a reader is gone whose device may use its slots for ever.
-    abandoned: AtomicU64,
+    leaked: AtomicU64,
     cells: Box<[CachePadded<Cell>]>,
     /// The ledgers of those who sit in the cells.
     seats: std::sync::Mutex<Vec<Option<ReaderLedger>>>,
@@ -316,7 +316,7 @@ impl Ring {
             published: CachePadded::new(AtomicU64::new(0)),
             reserved: CachePadded::new(AtomicU64::new(0)),
             closed: AtomicU64::new(0),
-            abandoned: AtomicU64::new(0),
+            leaked: AtomicU64::new(0),
             cells: (0..options.readers)
                 .map(|_| {
                     CachePadded::new(Cell {

@@ -98,8 +98,8 @@ impl Producer {
     }
 
     /// Whether a reader has gone whose device hangs: it holds its slots for ever, and a guaranteed one the ring.
-    pub fn is_abandoned(&self) -> bool {
-        self.shared.abandoned.load(Ordering::Acquire) != 0
+    pub fn has_leaked_slots(&self) -> bool {
+        self.shared.leaked.load(Ordering::Acquire) != 0
     }
 
     /// Whether a slot is free that is not reserved yet.
@@ -224,7 +224,7 @@ impl Producer {
     }
 
     /// Keeps the ring's memory until the process ends: a device that cannot be stopped may still write it.
-    pub fn keep_memory(&self) {
+    pub fn leak_memory(&self) {
         std::mem::forget(self.shared.clone());
     }
 

@@ -12,10 +12,10 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// How long a reader that leaves waits for its leases in flight before it gives their slots up for lost.
-const LEAVING: Duration = Duration::from_secs(5);
+const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often work on a device is looked after: it rings no notifier.
-const LOOK: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// How a reader makes sure that what it reads does not change.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub struct Reader {
     pub(super) protection: Protection,
     in_flight: InFlightLeases,
     /// Whether the producer has been told to go on without this reader, or cannot be.
-    parted: bool,
+    detached: bool,
     /// Frames leased so far.
     leased: u64,
     /// Frames overwritten before they were leased, as far as this reader has seen.
@@ -50,7 +50,7 @@ pub struct Reader {
 }
 
 /// What a reader with a guarantee counts as leased while it reads: nothing is overwritten before it has leased it.
-const MANY: u64 = 1 << 62;
+const ALL_PROTECTED: u64 = 1 << 62;
 
 impl Reader {
     pub(super) fn new(
@@ -72,7 +72,7 @@ impl Reader {
         let in_flight = InFlightLeases::new(shared.options.slots);
         ledger.attached.set(position);
         if guarantee {
-            ledger.leased.set(MANY);
+            ledger.leased.set(ALL_PROTECTED);
         }
         Self {
             shared,
@@ -81,7 +81,7 @@ impl Reader {
             retired: position,
             protection,
             in_flight,
-            parted: false,
+            detached: false,
             leased: 0,
             overrun: 0,
             drops_incomplete: false,
@@ -182,7 +182,9 @@ impl Reader {
             self.shared.filled.wait(policy, limit, ready);
         } else {
             let ready = || is_ready() || self.in_flight.is_oldest_done();
-            self.shared.filled.wait_polling(policy, LOOK, limit, ready);
+            self.shared
+                .filled
+                .wait_polling(policy, POLL_INTERVAL, limit, ready);
         }
         is_ready()
     }
@@ -191,7 +193,11 @@ impl Reader {
     /// where none is in flight.
     pub fn wait_in_flight(&self, policy: Wait, limit: Duration) -> bool {
         let done = || self.in_flight.is_oldest_done();
-        !self.in_flight.is_empty() && self.shared.filled.wait_polling(policy, LOOK, limit, done)
+        !self.in_flight.is_empty()
+            && self
+                .shared
+                .filled
+                .wait_polling(policy, POLL_INTERVAL, limit, done)
     }
 
     /// Whether the producer is gone and every frame has been leased and retired.
@@ -268,7 +274,7 @@ impl Reader {
     }
 
     /// Gives up a lease of `frames`, the newest held ones; the first `read` of them were read.
-    pub(super) fn give_up(&mut self, frames: u64, read: u64, completion: Completion) {
+    pub(super) fn retire_lease(&mut self, frames: u64, read: u64, completion: Completion) {
         // Leases end in order.
         let used = Use::Leased { read };
         if matches!(completion, Completion::Immediate) && self.in_flight.is_empty() {
@@ -409,29 +415,29 @@ impl Reader {
 impl Reader {
     /// Leaves as a dropped reader does, with its patience, for owners of what the device writes: where this is false they
     /// must not free it either. True if the reader has left before.
-    pub fn part_or_tell(&mut self) -> bool {
-        let parted = self.part(LEAVING);
-        if !parted {
+    pub fn detach(&mut self) -> bool {
+        let detached = self.detach_within(DETACH_TIMEOUT);
+        if !detached {
             tracing::error!(
-                "ring {}: a device still reads {} frames after {LEAVING:?}; their memory is kept until the process ends",
+                "ring {}: a device still reads {} frames after {DETACH_TIMEOUT:?}; their memory is kept until the process ends",
                 self.shared.options.name,
                 self.held()
             );
         }
-        parted
+        detached
     }
 
     /// Leaves at once, whatever is in flight: what a device may still use is never freed.
-    pub fn keep_memory(&mut self) {
-        self.part(Duration::ZERO);
+    pub fn detach_now(&mut self) {
+        self.detach_within(Duration::ZERO);
     }
 
     /// Waits up to `limit` for the leases in flight and lets the producer go on without this reader; says whether it could.
     ///
     /// A device that has not finished by then may use at any time what its work was given. Slots stay held for ever, and
     /// neither they nor a copy of them nor the words that the device writes are ever freed.
-    pub(crate) fn part(&mut self, limit: Duration) -> bool {
-        if std::mem::replace(&mut self.parted, true) {
+    pub(crate) fn detach_within(&mut self, limit: Duration) -> bool {
+        if std::mem::replace(&mut self.detached, true) {
             return true;
         }
         // From here on, frames may be overwritten that it has not leased.
@@ -445,7 +451,7 @@ impl Reader {
                 std::mem::forget(protection);
                 let in_flight = std::mem::replace(&mut self.in_flight, InFlightLeases::new(1));
                 std::mem::forget(in_flight);
-                self.shared.abandoned.store(1, Ordering::Release);
+                self.shared.leaked.store(1, Ordering::Release);
                 self.shared.notify_freed();
                 return false;
             }
@@ -467,7 +473,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.part_or_tell();
+        self.detach();
     }
 }
 

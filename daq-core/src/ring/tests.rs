@@ -160,7 +160,7 @@ fn reader_dropped_waits_for_device() {
     make(&mut producer, 0);
     let (event, done) = TestEvent::new();
     reader.poll(1).unwrap().retire(done);
-    let leaver = std::thread::spawn(move || reader.part(FOREVER));
+    let leaver = std::thread::spawn(move || reader.detach_within(FOREVER));
     make(&mut producer, 1);
     assert!(!make(&mut producer, 2), "the device is not done");
     event.signal();
@@ -180,7 +180,7 @@ fn slot_never_released_by_device_is_leaked() {
         let lease = reader.poll(1).unwrap();
         let address = lease.frame(0).address();
         lease.retire(Completion::Credit { credits, at: 1 });
-        assert!(!reader.part(Duration::from_millis(1)));
+        assert!(!reader.detach_within(Duration::from_millis(1)));
         make(&mut producer, 1);
         assert_eq!(make(&mut producer, 2), !holdable, "a slot is held");
         drop((ring, producer));

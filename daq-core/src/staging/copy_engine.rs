@@ -56,7 +56,7 @@ pub trait CopyBackend: Send {
     fn settle(&mut self);
 
     /// The device will not finish: nothing that it was given is freed, nor is it waited for, by anyone.
-    fn give_up(&mut self);
+    fn leak(&mut self);
 }
 
 /// A stream that copies one way.
@@ -115,7 +115,7 @@ impl CopyBackend for CopyStream {
     }
 
     fn give_up(&mut self) {
-        self.stream.device().give_up();
+        self.stream.device().mark_hung();
     }
 }
 
@@ -373,10 +373,10 @@ impl CopyEngineThread {
     }
 
     /// Ends although copies are under way that will not end: nothing that they touch is ever freed.
-    pub fn abandon(mut self) {
-        self.backend.give_up();
+    pub fn leak(mut self) {
+        self.backend.leak();
         for ring_copy in self.ring_copies.drain(..) {
-            ring_copy.abandon();
+            ring_copy.leak();
         }
         std::mem::forget(self.backend);
     }

@@ -275,7 +275,7 @@ impl RingCopy {
                 *busy = (!in_flight.is_empty()).then_some(now);
             }
         }
-        if self.producer.is_abandoned() && self.in_flight.is_empty() {
+        if self.producer.has_leaked_slots() && self.in_flight.is_empty() {
             // Nothing more will fit; what comes is told as discarded.
             self.discard();
         }
@@ -288,17 +288,17 @@ impl RingCopy {
     }
 
     /// Ends a ring copy whose copies will not end: nothing that they touch is ever freed.
-    pub(super) fn abandon(mut self) {
-        if !self.reader.part(Duration::ZERO) {
-            self.producer.keep_memory();
+    pub(super) fn leak(mut self) {
+        if !self.reader.detach_within(Duration::ZERO) {
+            self.producer.leak_memory();
         }
     }
 }
 
 impl Drop for RingCopy {
     fn drop(&mut self) {
-        if !self.reader.part_or_tell() {
-            self.producer.keep_memory();
+        if !self.reader.detach() {
+            self.producer.leak_memory();
         }
     }
 }

@@ -128,7 +128,7 @@ impl CopyBackend for Device {
 
     fn settle(&mut self) {}
 
-    fn give_up(&mut self) {}
+    fn leak(&mut self) {}
 }
 
 /// Memory of a ring that the CPU stores to, and what was stored: offsets and bytes.

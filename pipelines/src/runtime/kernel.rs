@@ -216,12 +216,12 @@ impl Runner {
         if let Some(stream) = &self.stream {
             stream.device().give_up();
         }
-        self.producer.keep_memory();
+        self.producer.leak_memory();
         if let Some(kernel) = self.kernel.take() {
             kernel.abandon();
         }
         std::mem::forget(self.stream.take());
-        self.reader.keep_memory();
+        self.reader.detach_now();
     }
 
     /// Whether a device has not finished a burst for so long that the end must not wait for it.
@@ -337,7 +337,7 @@ impl Runner {
             .find(|frames| kernel.outputs(*frames) <= room)
             .unwrap_or(0);
         if frames == 0 {
-            if self.producer.is_abandoned() {
+            if self.producer.has_leaked_slots() {
                 return Err(KernelError::Unavailable(format!(
                     "ring `{}` is blocked by a reader whose device hangs",
                     self.producer.options().name

@@ -71,7 +71,7 @@ impl Runner {
             }
         }
         if self.copy_engine.has_in_flight() {
-            self.copy_engine.abandon();
+            self.copy_engine.leak();
         }
     }
 

@@ -171,7 +171,7 @@ impl PersistentKernel {
         while !self.mark.is_done() {
             if start.elapsed() > REPLY_TIMEOUT {
                 self.device.give_up();
-                self.credits.keep_memory();
+                self.credits.leak_memory();
                 return Err(BenchError::Thread(format!(
                     "a kernel on cuda:{} did not stop in {} s; the GPU is given up",
                     self.device.ordinal(),

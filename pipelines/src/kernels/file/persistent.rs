@@ -502,7 +502,7 @@ impl Kernel for PersistentKernel {
 
     fn abandon(self: Box<Self>) {
         self.code.device.give_up();
-        self.credits.keep_memory();
+        self.credits.leak_memory();
         std::mem::forget(self);
     }
 
@@ -565,7 +565,7 @@ impl Drop for PersistentKernel {
         if !self.stop() {
             // Nothing that it was given is freed.
             self.code.device.give_up();
-            self.credits.keep_memory();
+            self.credits.leak_memory();
             std::mem::forget(self.board.clone());
             std::mem::forget(self.running.take());
         }
