@@ -135,7 +135,7 @@ impl Idle {
                 Err(error) => {
                     tracing::error!("{stuck}; {error}: its memory is kept until this process ends");
                     if let Some(memory) = self.memory.take() {
-                        memory.keep();
+                        memory.leak();
                     }
                     mem::forget(self.doorbell.take());
                 }

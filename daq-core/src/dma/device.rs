@@ -114,7 +114,7 @@ impl DmaMap {
     }
 
     /// Leaves the memory mapped and allocated until the process ends: a device that cannot be stopped may still write it.
-    pub fn keep(self) {
+    pub fn leak(self) {
         std::mem::forget(self);
     }
 }

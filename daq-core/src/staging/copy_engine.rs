@@ -114,7 +114,7 @@ impl CopyBackend for CopyStream {
         let _ = self.stream.synchronize();
     }
 
-    fn give_up(&mut self) {
+    fn leak(&mut self) {
         self.stream.device().mark_hung();
     }
 }

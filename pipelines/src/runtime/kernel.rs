@@ -214,7 +214,7 @@ impl Runner {
     /// Ends although the device has not finished: whatever it was given may be used by it at any time.
     fn leak(&mut self) {
         if let Some(stream) = &self.stream {
-            stream.device().give_up();
+            stream.device().mark_hung();
         }
         self.producer.leak_memory();
         if let Some(kernel) = self.kernel.take() {

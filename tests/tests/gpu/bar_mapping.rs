@@ -549,7 +549,7 @@ fn mapping_of_leaked_device_is_lost_and_not_freed() {
         |device| {
             let mapped = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
             let host = BarMapping::with(device, PAGE, Backend::Host).unwrap();
-            device.give_up();
+            device.mark_hung();
             assert_eq!(mapped.check(), Err(BarMappingError::Lost { ordinal: 0 }));
             assert_eq!(
                 host.copy_to(0, &[1]),

@@ -357,7 +357,7 @@ impl BarMapping {
     fn check_device(&self) -> Result<(), BarMappingError> {
         // The handler of a fault runs between two instructions of this thread: the look must stay behind the accesses.
         compiler_fence(Ordering::SeqCst);
-        if self.guard.is_lost() || self.device.is_given_up() {
+        if self.guard.is_lost() || self.device.is_hung() {
             return Err(BarMappingError::Lost {
                 ordinal: self.device.ordinal(),
             });
@@ -421,7 +421,7 @@ impl Drop for BarMapping {
     fn drop(&mut self) {
         // A child has no mapping, and CUDA is not to be called in it. What a device that was given up still uses is left
         // to the driver, and the guard with it.
-        if self.guard.is_forked() || self.device.is_given_up() {
+        if self.guard.is_forked() || self.device.is_hung() {
             return;
         }
         // SAFETY: each is taken here, once, and not used again.

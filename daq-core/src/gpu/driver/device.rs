@@ -103,7 +103,7 @@ fn uuid(bytes: [u8; 16]) -> String {
 pub struct Device {
     identity: Identity,
     context: Context,
-    given_up: AtomicBool,
+    hung: AtomicBool,
 }
 
 // SAFETY: a primary context may be made current on, and used from, any number of threads at a time; the handle is
@@ -144,7 +144,7 @@ impl Device {
         Ok(Self {
             identity,
             context,
-            given_up: AtomicBool::new(false),
+            hung: AtomicBool::new(false),
         })
     }
 
@@ -221,19 +221,19 @@ impl Device {
     /// ends, what is dropped of the device (memory, pinned host memory, modules, streams, marks, graphs) is left to
     /// the driver instead, which takes it back with the process. Nothing is refused: who has given a device up puts
     /// no more work on it.
-    pub fn give_up(&self) {
-        self.given_up.store(true, Ordering::Release);
+    pub fn mark_hung(&self) {
+        self.hung.store(true, Ordering::Release);
     }
 
-    /// Whether the device was [given up](Self::give_up).
-    pub fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Acquire)
+    /// Whether the device was [given up](Self::mark_hung).
+    pub fn is_hung(&self) -> bool {
+        self.hung.load(Ordering::Acquire)
     }
 
     /// Enters the context so that something can be freed, which `what` names in messages; false where that cannot be,
-    /// or must not be tried because the device was [given up](Self::give_up).
+    /// or must not be tried because the device was [given up](Self::mark_hung).
     pub(super) fn enter_to_free(&self, what: &str) -> bool {
-        if self.is_given_up() {
+        if self.is_hung() {
             tracing::debug!(
                 "{what} of cuda:{} is left to the driver",
                 self.identity.ordinal

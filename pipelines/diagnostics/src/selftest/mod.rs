@@ -198,7 +198,7 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
         }
     }
     if is_wanted(LOST.0) {
-        device.give_up();
+        device.mark_hung();
         for target in &targets {
             report.add(target.method.entry(LOST.0, run(|| lives::lost(target))));
         }

@@ -501,7 +501,7 @@ impl Kernel for PersistentKernel {
     }
 
     fn abandon(self: Box<Self>) {
-        self.code.device.give_up();
+        self.code.device.mark_hung();
         self.credits.leak_memory();
         std::mem::forget(self);
     }
@@ -564,7 +564,7 @@ impl Drop for PersistentKernel {
     fn drop(&mut self) {
         if !self.stop() {
             // Nothing that it was given is freed.
-            self.code.device.give_up();
+            self.code.device.mark_hung();
             self.credits.leak_memory();
             std::mem::forget(self.board.clone());
             std::mem::forget(self.running.take());
