@@ -1,13 +1,13 @@
 //! An engine that may write memory, and the memory that it may write.
 
-use super::{Caps, Completions, DmaMap, Engine, EngineError, Slots, Stuck};
+use super::{Caps, Completions, DmaMap, Engine, EngineError, QuiesceTimeout, Slots};
 use std::fmt;
 use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long an engine that is dropped while it runs may take to stop.
-const PATIENCE: Duration = Duration::from_millis(500);
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// An engine that runs, with the memory that its slots and its doorbell lie in.
 ///
@@ -25,7 +25,7 @@ pub struct Idle {
     /// The memory; `None` where the engine could be neither stopped nor cut off, and it is kept until the process ends.
     pub memory: Option<DmaMap>,
     /// That it would not stop and was cut off.
-    pub stuck: Option<Stuck>,
+    pub quiesce_timeout: Option<QuiesceTimeout>,
     /// What the doorbell lies in; let go once the engine is quiet.
     doorbell: Option<Arc<DmaMap>>,
 }
@@ -67,7 +67,7 @@ impl Armed {
         let idle = Idle {
             engine,
             memory: Some(memory),
-            stuck: None,
+            quiesce_timeout: None,
             doorbell,
         };
         match result {
@@ -75,7 +75,7 @@ impl Armed {
                 parts: ManuallyDrop::new(idle),
             }),
             Err(error) => Err(Box::new(Refused {
-                idle: idle.quiet(PATIENCE),
+                idle: idle.stopped(STOP_TIMEOUT),
                 error,
             })),
         }
@@ -118,29 +118,33 @@ impl Armed {
     }
 
     /// Stops the engine: when this returns no transfer is in flight.
-    pub fn stop(self, patience: Duration) -> Idle {
+    pub fn stop(self, timeout: Duration) -> Idle {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used again and its drop, which takes the parts too, does not run.
         let parts = unsafe { ManuallyDrop::take(&mut this.parts) };
-        parts.quiet(patience)
+        parts.stopped(timeout)
     }
 }
 
 impl Idle {
     /// The same with nothing in flight.
-    fn quiet(mut self, patience: Duration) -> Self {
-        if let Err(stuck) = self.engine.quiesce(patience) {
+    fn stopped(mut self, timeout: Duration) -> Self {
+        if let Err(quiesce_timeout) = self.engine.quiesce(timeout) {
             match self.engine.device().cut_off() {
-                Ok(()) => tracing::warn!("{stuck}; its device was cut off the bus and reset"),
+                Ok(()) => {
+                    tracing::warn!("{quiesce_timeout}; its device was cut off the bus and reset")
+                }
                 Err(error) => {
-                    tracing::error!("{stuck}; {error}: its memory is kept until this process ends");
+                    tracing::error!(
+                        "{quiesce_timeout}; {error}: its memory is kept until this process ends"
+                    );
                     if let Some(memory) = self.memory.take() {
                         memory.leak();
                     }
                     mem::forget(self.doorbell.take());
                 }
             }
-            self.stuck = Some(stuck);
+            self.quiesce_timeout = Some(quiesce_timeout);
         }
         self.doorbell = None;
         self
@@ -151,7 +155,7 @@ impl Drop for Armed {
     fn drop(&mut self) {
         // SAFETY: this runs once, and `stop`, which takes the parts as well, keeps it from running.
         let parts = unsafe { ManuallyDrop::take(&mut self.parts) };
-        drop(parts.quiet(PATIENCE));
+        drop(parts.stopped(STOP_TIMEOUT));
     }
 }
 
@@ -262,12 +266,12 @@ mod tests {
 
         fn credit(&mut self, _: u32) {}
 
-        fn quiesce(&mut self, waited: Duration) -> Result<(), Stuck> {
+        fn quiesce(&mut self, waited: Duration) -> Result<(), QuiesceTimeout> {
             self.told.tell("quiesced".to_owned());
             if self.stops {
                 return Ok(());
             }
-            Err(Stuck {
+            Err(QuiesceTimeout {
                 engine: "runs".to_owned(),
                 waited,
             })

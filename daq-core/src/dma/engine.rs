@@ -262,7 +262,7 @@ pub enum EngineError {
 /// An engine that would not stop: it must be cut off before its slots are unmapped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{engine} still runs {waited:?} after it was told to stop")]
-pub struct Stuck {
+pub struct QuiesceTimeout {
     /// The engine.
     pub engine: String,
     /// How long it was given.
@@ -321,7 +321,7 @@ pub trait Engine: Send {
 
     /// Stops it and returns once no transfer is in flight; without effect where it is not armed. What is finished until
     /// then can still be polled.
-    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck>;
+    fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout>;
 }
 
 #[cfg(test)]

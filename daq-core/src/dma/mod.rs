@@ -46,6 +46,6 @@ pub use armed::{Armed, Idle, Refused};
 pub use bounce_copy::{Carry, CarryError};
 pub use buffer::DmaBuffer;
 pub use device::{DmaDevice, DmaError, DmaMap};
-pub use engine::{Caps, Completions, Done, Engine, EngineError, Origin, Slots, Stuck};
+pub use engine::{Caps, Completions, Done, Engine, EngineError, Origin, QuiesceTimeout, Slots};
 pub use sentinel::{Seen, Sentinel};
 pub use sequence::{FrameSequence, Step};

@@ -309,7 +309,7 @@ fn quiesce_timeout_disables_bus_mastering() {
         seen += done.as_slice().len();
     }
     let idle = armed.stop(Duration::from_millis(20));
-    assert!(idle.stuck.is_some() && idle.memory.is_some());
+    assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
     // A reset makes it good again.
     bench.device.reset().unwrap();
     bench.idle = Some((idle.engine, idle.memory.unwrap()));

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use daq_core::dma::{
-    Armed, Caps, Completions, DmaDevice, DmaMap, Done, Engine, EngineError, Slots, Stuck,
+    Armed, Caps, Completions, DmaDevice, DmaMap, Done, Engine, EngineError, QuiesceTimeout, Slots,
 };
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::FpgaConfig;
@@ -195,13 +195,13 @@ impl Engine for Toy {
         Ok(())
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
         if !std::mem::take(&mut self.is_armed) {
             return Ok(());
         }
         if !self.stop(patience) {
             let engine = format!("{} of {}", ENTRY.name, self.device.name());
-            return Err(Stuck {
+            return Err(QuiesceTimeout {
                 engine,
                 waited: patience,
             });
@@ -348,7 +348,7 @@ fn toy_engine_fills_ring_in_order() {
             std::thread::yield_now();
         }
         let mut idle = armed.stop(Duration::from_secs(10));
-        assert!(idle.stuck.is_none());
+        assert!(idle.quiesce_timeout.is_none());
         for told in [3, 2, 0] {
             done.clear(3);
             idle.engine.poll(&mut done).unwrap();

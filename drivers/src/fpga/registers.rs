@@ -3,7 +3,7 @@
 use super::config::{RegisterStep, When};
 use super::device::{Device, DeviceError, GONE, Registers};
 use super::engines::wait_until;
-use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, Slots, Stuck};
+use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, QuiesceTimeout, Slots};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -169,7 +169,7 @@ impl Engine for Programmed {
         self.engine.wait(limit)
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
         if !std::mem::take(&mut self.is_started) {
             return self.engine.quiesce(patience);
         }

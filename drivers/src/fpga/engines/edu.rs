@@ -9,7 +9,9 @@ use crate::fpga::engines::{
     self, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
 };
 use daq_core::config::Problem;
-use daq_core::dma::{Caps, Completions, DmaDevice, Done, Engine, EngineError, Slots, Stuck};
+use daq_core::dma::{
+    Caps, Completions, DmaDevice, Done, Engine, EngineError, QuiesceTimeout, Slots,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -280,7 +282,7 @@ impl Engine for Edu {
         Ok(true)
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
         if !std::mem::take(&mut self.is_armed) || self.under_way == 0 {
             return Ok(());
         }
@@ -291,7 +293,7 @@ impl Engine for Edu {
         if is_over {
             Ok(())
         } else {
-            Err(Stuck {
+            Err(QuiesceTimeout {
                 engine: format!("{} of {}", ENTRY.name, self.device.name()),
                 waited: patience,
             })

@@ -41,7 +41,9 @@ use super::order::Order;
 use super::pages::{GRAIN, Pages};
 use super::seen::{Counters, Seen};
 use super::supervisor::{Rearm, Supervisor, Target};
-use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, Sentinel, Slots, Stuck};
+use daq_core::dma::{
+    Caps, Completions, DmaDevice, Engine, EngineError, QuiesceTimeout, Sentinel, Slots,
+};
 use daq_core::source::SourceError;
 use daq_rdma::registration::set::{Keys, Registrar};
 use daq_rdma::verbs::{Access, Nic, NicEvent, Queue, Side, Status, WorkDone};
@@ -409,7 +411,7 @@ impl Engine for QueuePair {
         }
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
         self.supervisor.disarm();
         let mut heard = Instant::now();
         let deadline = heard + patience;

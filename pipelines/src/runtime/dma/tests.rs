@@ -1,7 +1,9 @@
 //! The runner with a scripted engine.
 
 use super::*;
-use daq_core::dma::{Caps, DmaDevice, DmaError as MapError, Origin, Sentinel, Slots, Stuck};
+use daq_core::dma::{
+    Caps, DmaDevice, DmaError as MapError, Origin, QuiesceTimeout, Sentinel, Slots,
+};
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceReport};
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Fill, Reader, Ring, RingOptions};
@@ -137,7 +139,7 @@ impl Engine for Scripted {
 
     fn credit(&mut self, _: u32) {}
 
-    fn quiesce(&mut self, _: Duration) -> Result<(), Stuck> {
+    fn quiesce(&mut self, _: Duration) -> Result<(), QuiesceTimeout> {
         Ok(())
     }
 }

@@ -27,7 +27,8 @@ use crate::registration::set::Registrar;
 use crate::verbs::{Access, Nic, Service};
 use control::{Asked, Connected, Control, Phase, Rejection, Shape, Shared, Terms};
 use daq_core::dma::{
-    Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Origin, Slots, Stuck,
+    Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Origin, QuiesceTimeout,
+    Slots,
 };
 use daq_core::frame::Flags;
 use daq_core::ledger::Counter;
@@ -633,11 +634,14 @@ impl Engine for Receiver {
         })
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
-        let connected = self.shared.close(patience).map_err(|control::Busy| Stuck {
-            engine: format!("{} of {}", Engine::name(self), self.device.name()),
-            waited: patience,
-        })?;
+    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
+        let connected = self
+            .shared
+            .close(patience)
+            .map_err(|control::Busy| QuiesceTimeout {
+                engine: format!("{} of {}", Engine::name(self), self.device.name()),
+                waited: patience,
+            })?;
         if let Some(connected) = connected {
             self.adopt(*connected);
         }

@@ -22,7 +22,7 @@ use crate::fpga::device::Device;
 use crate::fpga::engines::{self, EngineEntry, Limits, Opening, check_slots, now, unfit};
 use daq_core::config::Problem;
 use daq_core::dma::{
-    Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Slots, Stuck,
+    Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, QuiesceTimeout, Slots,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -287,7 +287,7 @@ impl Engine for Handed {
         Ok(self.overwritten(finished))
     }
 
-    fn quiesce(&mut self, _: Duration) -> Result<(), Stuck> {
+    fn quiesce(&mut self, _: Duration) -> Result<(), QuiesceTimeout> {
         // How long a stop takes is the command's to know, and the configuration's to allow.
         if !self.is_armed {
             return Ok(());
@@ -300,7 +300,7 @@ impl Engine for Handed {
         self.is_armed = false;
         stopped.map_err(|why| {
             tracing::warn!("{}: {why}", self.device.name());
-            Stuck {
+            QuiesceTimeout {
                 engine: format!("{} of {}", ENTRY.name, self.device.name()),
                 waited: self.hook.within(),
             }

@@ -199,7 +199,7 @@ fn external_engine_stop_failure_disables_bus_mastering() {
     let running = armed(&desk, "grep -q start").unwrap();
     assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 2);
     let idle = running.stop(Duration::ZERO);
-    assert!(idle.stuck.is_some() && idle.memory.is_some());
+    assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
     assert_eq!(desk.mock.cut_off.load(Ordering::SeqCst), 1);
     drop(idle);
     assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 0);
@@ -211,12 +211,12 @@ fn external_engine_start_failure_runs_stop_command() {
     let script = "tee -a told | grep -q stop || { echo no bitstream; exit 4; }";
     let refused = armed(&desk, script).unwrap_err();
     assert!(refused.to_string().contains("no bitstream"), "{refused}");
-    assert!(refused.idle.stuck.is_none(), "the stop went well");
+    assert!(refused.idle.quiesce_timeout.is_none(), "the stop went well");
     assert!(desk.read("told").contains("\"stop\""));
     assert_eq!(desk.mock.cut_off.load(Ordering::SeqCst), 0);
 
     let refused = armed(&desk, "exit 4").unwrap_err();
-    assert!(refused.idle.stuck.is_some());
+    assert!(refused.idle.quiesce_timeout.is_some());
     assert_eq!(desk.mock.cut_off.load(Ordering::SeqCst), 1);
 }
 

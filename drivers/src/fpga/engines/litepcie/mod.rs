@@ -45,7 +45,9 @@ use crate::fpga::engines::{
 };
 use csr::{ADDRESS_BITS, Map, Msi};
 use daq_core::config::Problem;
-use daq_core::dma::{Caps, Completions, DmaDevice, Done, Engine, EngineError, Slots, Stuck};
+use daq_core::dma::{
+    Caps, Completions, DmaDevice, Done, Engine, EngineError, QuiesceTimeout, Slots,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -495,7 +497,7 @@ impl Engine for Writer {
         Ok(true)
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
         if !self.is_armed {
             return Ok(());
         }
@@ -513,7 +515,7 @@ impl Engine for Writer {
             self.settle(patience)
         };
         self.connect(false);
-        idle.map_err(|_| Stuck {
+        idle.map_err(|_| QuiesceTimeout {
             engine: format!("{} of {}", ENTRY.name, self.device.name()),
             waited: patience,
         })

@@ -28,7 +28,9 @@ use crate::fpga::engines::{
     self, Count, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
 };
 use daq_core::config::Problem;
-use daq_core::dma::{Caps, Completions, DmaDevice, Done, Engine, EngineError, Slots, Stuck};
+use daq_core::dma::{
+    Caps, Completions, DmaDevice, Done, Engine, EngineError, QuiesceTimeout, Slots,
+};
 use layout::{
     ANY_ERROR, BUSY, C2H, C2H_SGDMA, CHANNEL, CHANNELS, COMMON, CONFIG, COUNT_BITS, COUNT_ERROR,
     CUT, DAMAGED, DESCRIPTOR_DONE, ERRORS, FAULTS, H2C, ID_C2H, ID_CONFIG, ID_H2C, ID_IRQ,
@@ -619,7 +621,7 @@ impl Engine for Xdma {
         Ok(true)
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), Stuck> {
+    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
         if !std::mem::take(&mut self.is_armed) {
             return Ok(());
         }
@@ -630,7 +632,7 @@ impl Engine for Xdma {
             status == GONE || status & BUSY == 0
         });
         if !is_idle {
-            return Err(Stuck {
+            return Err(QuiesceTimeout {
                 engine: format!(
                     "{} channel {} of {}",
                     ENTRY.name,

@@ -370,7 +370,7 @@ fn xdma_quiesce_timeout_disables_bus_mastering() {
     let armed = Armed::arm(engine, map, &slots).unwrap();
     mock.registers.hold(0x1140, 1);
     let idle = armed.stop(Duration::ZERO);
-    assert!(idle.stuck.is_some() && idle.memory.is_some());
+    assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
     assert_eq!(mock.cut_off.load(Ordering::SeqCst), 1);
     drop(idle);
     assert_eq!(mock.cut_off.load(Ordering::SeqCst), 1, "once is enough");
