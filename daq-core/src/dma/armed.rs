@@ -130,7 +130,7 @@ impl Idle {
     /// The same with nothing in flight.
     fn stopped(mut self, timeout: Duration) -> Self {
         if let Err(quiesce_timeout) = self.engine.quiesce(timeout) {
-            match self.engine.device().cut_off() {
+            match self.engine.device().disable_and_reset() {
                 Ok(()) => {
                     tracing::warn!("{quiesce_timeout}; its device was cut off the bus and reset")
                 }
@@ -210,7 +210,7 @@ mod tests {
             Ok(())
         }
 
-        fn cut_off(&self) -> Result<(), DmaError> {
+        fn disable_and_reset(&self) -> Result<(), DmaError> {
             self.tell("cut off".to_owned());
             if self.can_be_cut_off {
                 return Ok(());

@@ -62,7 +62,7 @@ pub trait DmaDevice: Send + Sync {
     fn unmap(&self, address: u64, bytes: usize) -> Result<(), DmaError>;
 
     /// Ends all DMA, whatever the device is doing: bus mastering off, then a reset.
-    fn cut_off(&self) -> Result<(), DmaError>;
+    fn disable_and_reset(&self) -> Result<(), DmaError>;
 }
 
 /// A region as a device reaches it; undone by being dropped, and the region is kept until then.
@@ -124,7 +124,7 @@ impl Drop for DmaMap {
         let Err(error) = self.device.unmap(self.address, self.region.bytes()) else {
             return;
         };
-        let ended = self.device.cut_off();
+        let ended = self.device.disable_and_reset();
         tracing::error!(
             "{error}; {}",
             match &ended {

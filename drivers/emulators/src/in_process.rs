@@ -316,7 +316,7 @@ impl DmaDevice for InProcess {
         }
     }
 
-    fn cut_off(&self) -> Result<(), DmaError> {
+    fn disable_and_reset(&self) -> Result<(), DmaError> {
         // A card without a thread is as quiet as can be.
         let _ = self.reset_to(MEMORY_ALONE);
         Ok(())

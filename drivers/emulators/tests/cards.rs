@@ -195,7 +195,7 @@ fn device_with_bus_mastering_off_is_quiet_and_recovers() {
         bench.start();
         bench.credit(1000);
         bench.wait_count(5);
-        device.clone().as_dma().cut_off().unwrap();
+        device.clone().as_dma().disable_and_reset().unwrap();
         bench.clear();
         // As after power-on; it would begin anew if it were let.
         assert_eq!(bench.registers.read(0x1004), 0);
@@ -223,7 +223,7 @@ fn stuck_engine_is_recovered_by_reset() {
         for _ in 0..50 {
             assert_eq!(bench.registers.read(0x1040) & 1, 1);
         }
-        device.clone().as_dma().cut_off().unwrap();
+        device.clone().as_dma().disable_and_reset().unwrap();
         assert_eq!(bench.registers.read(0x1040), 0);
     });
 }
@@ -238,7 +238,7 @@ fn removed_device_reads_all_ones() {
         assert_eq!(bench.count(), 5);
         bench.registers.write(0x1004, 0);
         assert_eq!(bench.registers.read(0x1004), GONE);
-        device.clone().as_dma().cut_off().unwrap();
+        device.clone().as_dma().disable_and_reset().unwrap();
         assert_eq!(bench.registers.read(0x2000), GONE);
     });
 }
@@ -321,7 +321,7 @@ fn server_exit_is_reported_as_removed_device() {
     let region = bench.region.clone();
     let error = DmaMap::new(bench.device.clone().as_dma(), region).unwrap_err();
     assert!(matches!(error, DmaError::Gone { .. }), "{error}");
-    bench.device.clone().as_dma().cut_off().unwrap();
+    bench.device.clone().as_dma().disable_and_reset().unwrap();
     assert!(bench.device.reset().is_err());
     let error = vfio_user::open(&served.path()).err().unwrap().to_string();
     assert!(error.contains("daq sim-card"), "{error}");

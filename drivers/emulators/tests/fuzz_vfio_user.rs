@@ -200,7 +200,7 @@ fn fuzz_answers() {
                 let _ = device.interrupts(1);
                 let _ = DmaMap::new(device.clone().as_dma(), region.clone());
                 let _ = device.reset();
-                let _ = device.cut_off();
+                let _ = device.disable_and_reset();
             });
         });
 }

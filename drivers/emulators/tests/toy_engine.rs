@@ -10,7 +10,7 @@ use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::FpgaConfig;
 use daq_drivers::fpga::device::{Device, GONE, Registers};
 use daq_drivers::fpga::engines::{
-    EngineEntry, Limits, Opening, check_slots, cut_off, now, unfit, wait_until,
+    EngineEntry, Limits, Opening, check_slots, disable_and_reset, now, unfit, wait_until,
 };
 use daq_emulators::{Card, Host, Identity, Step, in_process};
 use std::path::Path;
@@ -215,7 +215,7 @@ impl Engine for Toy {
 impl Drop for Toy {
     fn drop(&mut self) {
         if self.quiesce(Duration::from_secs(1)).is_err() {
-            cut_off(&self.device);
+            disable_and_reset(&self.device);
         }
     }
 }

@@ -267,7 +267,7 @@ fn tell(socket: &OwnedFd, word: Word, fds: &[BorrowedFd<'_>]) -> Result<(), Unto
 /// What an owner does to a device; a trait so that the protocol can be tried on what is none.
 trait Held {
     /// Stops all DMA and ends the maps; returns what could not be done.
-    fn cut_off(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String>;
+    fn disable_and_reset(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String>;
 }
 
 /// A map that the daemon told of.
@@ -304,7 +304,7 @@ fn serve<H: Held>(
                 return match device {
                     None => Err("the connection ended before it began".to_owned()),
                     Some(mut device) => {
-                        let failed = Held::cut_off(&mut device, &maps);
+                        let failed = Held::disable_and_reset(&mut device, &maps);
                         Ok(End::Orphaned(maps.len(), failed))
                     }
                 };
@@ -405,9 +405,9 @@ struct VfioHeld {
 }
 
 impl Held for VfioHeld {
-    fn cut_off(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String> {
+    fn disable_and_reset(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String> {
         let mut failed = Vec::new();
-        if let Err(error) = cut_off(self.device.as_fd(), self.config) {
+        if let Err(error) = disable_and_reset(self.device.as_fd(), self.config) {
             failed.push(error);
         }
         for (address, map) in maps {
@@ -423,7 +423,7 @@ impl Held for VfioHeld {
 }
 
 /// Bus mastering off, then a reset where the kernel has one for the device, and bus mastering stays off.
-pub(super) fn cut_off(device: BorrowedFd<'_>, config: u64) -> Result<(), String> {
+pub(super) fn disable_and_reset(device: BorrowedFd<'_>, config: u64) -> Result<(), String> {
     let told = |error: io::Error| format!("bus mastering cannot be switched off: {error}");
     set_bus_master(device, config, false).map_err(told)?;
     match sys::can_reset(device) {
@@ -525,7 +525,7 @@ mod tests {
     }
 
     impl Held for Recorder {
-        fn cut_off(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String> {
+        fn disable_and_reset(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String> {
             for fd in &self.fds {
                 assert!(rustix::fs::fstat(fd).is_ok());
             }

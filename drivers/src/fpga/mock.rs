@@ -98,7 +98,7 @@ pub struct Mock {
     identity: Identity,
     next: AtomicU64,
     pub mapped: AtomicUsize,
-    pub cut_off: AtomicUsize,
+    pub disable_and_reset: AtomicUsize,
     /// Why what was mapped for it is mapped no more.
     pub lost: Mutex<Option<&'static str>>,
     /// The events of its interrupts.
@@ -118,7 +118,7 @@ impl Mock {
             identity,
             next: AtomicU64::new(0x1000_0000),
             mapped: AtomicUsize::new(0),
-            cut_off: AtomicUsize::new(0),
+            disable_and_reset: AtomicUsize::new(0),
             lost: Mutex::default(),
             events: Mutex::default(),
         })
@@ -173,8 +173,8 @@ impl DmaDevice for Mock {
         Ok(())
     }
 
-    fn cut_off(&self) -> Result<(), DmaError> {
-        self.cut_off.fetch_add(1, Ordering::SeqCst);
+    fn disable_and_reset(&self) -> Result<(), DmaError> {
+        self.disable_and_reset.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 }

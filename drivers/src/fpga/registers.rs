@@ -184,7 +184,7 @@ impl Engine for Programmed {
 impl Drop for Programmed {
     fn drop(&mut self) {
         if self.is_started && self.quiesce(Duration::from_millis(500)).is_err() {
-            super::engines::cut_off(self.device());
+            super::engines::disable_and_reset(self.device());
         }
     }
 }

@@ -31,7 +31,7 @@ struct Elf<'a>(&'a [u8]);
 impl Elf<'_> {
     fn check(&self) -> Result<(), String> {
         if self.0.len() < HEADER {
-            return Err(self.cut_off("the header of the file", 0, HEADER as u64));
+            return Err(self.truncated("the header of the file", 0, HEADER as u64));
         }
         if self.0[4..6] != [2, 1] {
             return Err("it is not ELF of 64 bits and little-endian order".to_owned());
@@ -45,7 +45,7 @@ impl Elf<'_> {
         if count == 0 {
             return Ok(());
         }
-        Self::is_of(SEGMENT, self.u16(54), "segment")?;
+        Self::check_header(SEGMENT, self.u16(54), "segment")?;
         self.holds("the table of segments", table, u64::from(count) * SEGMENT)
     }
 
@@ -54,7 +54,7 @@ impl Elf<'_> {
         if table == 0 && count == 0 {
             return Ok(());
         }
-        Self::is_of(SECTION, self.u16(58), "section")?;
+        Self::check_header(SECTION, self.u16(58), "section")?;
         self.holds("the table of sections", table, SECTION)?;
         let count = match count {
             // With more than a u16 can say the first section's size is their number.
@@ -74,23 +74,23 @@ impl Elf<'_> {
         Ok(())
     }
 
-    fn is_of(bytes: u64, told: u16, what: &str) -> Result<(), String> {
-        if u64::from(told) == bytes {
+    fn check_header(bytes: u64, stated: u16, what: &str) -> Result<(), String> {
+        if u64::from(stated) == bytes {
             return Ok(());
         }
         Err(format!(
-            "it is damaged: the header of a {what} has {bytes} bytes, and it says {told}"
+            "it is damaged: the header of a {what} has {bytes} bytes, and it says {stated}"
         ))
     }
 
     fn holds(&self, what: &str, offset: u64, bytes: u64) -> Result<(), String> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.0.len() as u64 => Ok(()),
-            _ => Err(self.cut_off(what, offset, bytes)),
+            _ => Err(self.truncated(what, offset, bytes)),
         }
     }
 
-    fn cut_off(&self, what: &str, offset: u64, bytes: u64) -> String {
+    fn truncated(&self, what: &str, offset: u64, bytes: u64) -> String {
         format!(
             "it is cut off or damaged: {what} needs {bytes} bytes from byte {offset} on, and it has {}; copy or compile it again",
             self.0.len()

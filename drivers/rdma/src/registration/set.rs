@@ -181,7 +181,7 @@ impl DmaDevice for Registrar {
         Ok(())
     }
 
-    fn cut_off(&self) -> Result<(), DmaError> {
+    fn disable_and_reset(&self) -> Result<(), DmaError> {
         (self.end)().map_err(|why| DmaError::Refused {
             device: self.name.clone(),
             action: "ending what still has its keys".to_owned(),

@@ -304,7 +304,7 @@ impl Engine for Edu {
 impl Drop for Edu {
     fn drop(&mut self) {
         if self.quiesce(Duration::from_secs(1)).is_err() {
-            engines::cut_off(&self.device);
+            engines::disable_and_reset(&self.device);
         }
     }
 }

@@ -123,8 +123,8 @@ pub fn wait_until(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
 }
 
 /// Cuts a device off whose engine would not stop.
-pub fn cut_off(device: &Arc<dyn DmaDevice>) {
-    match device.cut_off() {
+pub fn disable_and_reset(device: &Arc<dyn DmaDevice>) {
+    match device.disable_and_reset() {
         Ok(()) => tracing::warn!("{}: did not stop; it was cut off and reset", device.name()),
         Err(error) => tracing::error!("{error}: it may still write"),
     }

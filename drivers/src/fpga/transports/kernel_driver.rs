@@ -197,7 +197,7 @@ impl DmaDevice for HandedDevice {
         Ok(())
     }
 
-    fn cut_off(&self) -> Result<(), DmaError> {
+    fn disable_and_reset(&self) -> Result<(), DmaError> {
         {
             let mut maps = self.maps();
             if maps.module.take().is_none() || maps.attachments.is_empty() {

@@ -37,7 +37,7 @@ impl DmaDevice for Given {
         Ok(())
     }
 
-    fn cut_off(&self) -> Result<(), MapError> {
+    fn disable_and_reset(&self) -> Result<(), MapError> {
         Ok(())
     }
 }

@@ -311,7 +311,7 @@ impl Engine for Handed {
 impl Drop for Handed {
     fn drop(&mut self) {
         if self.quiesce(Duration::ZERO).is_err() {
-            engines::cut_off(&self.dma);
+            engines::disable_and_reset(&self.dma);
         }
     }
 }

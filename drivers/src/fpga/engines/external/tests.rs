@@ -200,7 +200,7 @@ fn external_engine_stop_failure_disables_bus_mastering() {
     assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 2);
     let idle = running.stop(Duration::ZERO);
     assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
-    assert_eq!(desk.mock.cut_off.load(Ordering::SeqCst), 1);
+    assert_eq!(desk.mock.disable_and_reset.load(Ordering::SeqCst), 1);
     drop(idle);
     assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 0);
 }
@@ -213,11 +213,11 @@ fn external_engine_start_failure_runs_stop_command() {
     assert!(refused.to_string().contains("no bitstream"), "{refused}");
     assert!(refused.idle.quiesce_timeout.is_none(), "the stop went well");
     assert!(desk.read("told").contains("\"stop\""));
-    assert_eq!(desk.mock.cut_off.load(Ordering::SeqCst), 0);
+    assert_eq!(desk.mock.disable_and_reset.load(Ordering::SeqCst), 0);
 
     let refused = armed(&desk, "exit 4").unwrap_err();
     assert!(refused.idle.quiesce_timeout.is_some());
-    assert_eq!(desk.mock.cut_off.load(Ordering::SeqCst), 1);
+    assert_eq!(desk.mock.disable_and_reset.load(Ordering::SeqCst), 1);
 }
 
 #[test]

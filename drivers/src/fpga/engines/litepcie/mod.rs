@@ -525,7 +525,7 @@ impl Engine for Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         if self.quiesce(Duration::from_secs(1)).is_err() {
-            engines::cut_off(&self.device);
+            engines::disable_and_reset(&self.device);
         }
     }
 }

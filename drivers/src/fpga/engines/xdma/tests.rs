@@ -371,9 +371,13 @@ fn xdma_quiesce_timeout_disables_bus_mastering() {
     mock.registers.hold(0x1140, 1);
     let idle = armed.stop(Duration::ZERO);
     assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
-    assert_eq!(mock.cut_off.load(Ordering::SeqCst), 1);
+    assert_eq!(mock.disable_and_reset.load(Ordering::SeqCst), 1);
     drop(idle);
-    assert_eq!(mock.cut_off.load(Ordering::SeqCst), 1, "once is enough");
+    assert_eq!(
+        mock.disable_and_reset.load(Ordering::SeqCst),
+        1,
+        "once is enough"
+    );
     assert_eq!(mock.mapped.load(Ordering::SeqCst), 0);
     // Nor is one armed that runs already; nor has it its mode changed.
     let mut engine = open(&device(), "").unwrap();

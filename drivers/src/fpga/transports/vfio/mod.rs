@@ -301,8 +301,8 @@ impl DmaDevice for VfioDevice {
         Ok(())
     }
 
-    fn cut_off(&self) -> Result<(), DmaError> {
-        guard::cut_off(self.opened.device(), self.opened.config()).map_err(|why| {
+    fn disable_and_reset(&self) -> Result<(), DmaError> {
+        guard::disable_and_reset(self.opened.device(), self.opened.config()).map_err(|why| {
             if self.is_gone() {
                 return self.gone();
             }

@@ -397,7 +397,7 @@ impl DmaDevice for Remote {
         }
     }
 
-    fn cut_off(&self) -> Result<(), DmaError> {
+    fn disable_and_reset(&self) -> Result<(), DmaError> {
         let done = self
             .link
             .write_config(COMMAND, &MEMORY_ALONE)

@@ -492,7 +492,7 @@ fn stop_during_accept_disconnects_sender() {
             stage.poll();
         }
         if is_cut_off {
-            stage.engine.device().cut_off().unwrap();
+            stage.engine.device().disable_and_reset().unwrap();
         } else {
             stage.engine.quiesce(Duration::from_mins(1)).unwrap();
         }
