@@ -16,14 +16,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a GPU may take for a batch of copies within its memory.
-const PATIENCE: Duration = Duration::from_secs(5);
+const COPY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why frames cannot be carried.
 #[derive(Debug, thiserror::Error)]
-pub enum CarryError {
-    /// There is no way from one memory to the other.
+pub enum BounceCopyError {
+    /// There is no method from one memory to the other.
     #[error(
-        "no way to carry frames from {from} to {to}: put the ring on the GPU that the engine writes, or into host memory"
+        "no method to carry frames from {from} to {to}: put the ring on the GPU that the engine writes, or into host memory"
     )]
     NoWay {
         /// Where the engine writes.
@@ -52,7 +52,7 @@ pub enum CarryError {
     },
 }
 
-enum Way {
+enum CopyMethod {
     /// Both in host memory.
     Host,
     /// Host memory to a GPU's, by stores of the CPU.
@@ -64,41 +64,41 @@ enum Way {
 }
 
 /// Copies from slots of an engine's own to the open slots of a ring.
-pub struct Carry {
+pub struct BounceCopy {
     from: Arc<Region>,
     to: Arc<Region>,
     stride: usize,
-    way: Way,
-    /// Whether copies may be under way.
+    method: CopyMethod,
+    /// Whether copies may be under method.
     is_open: bool,
 }
 
-impl Carry {
+impl BounceCopy {
     /// Copies from slots in `from`, which lie as those of `to` do. Allocates what it needs now.
-    pub fn new(from: Arc<Region>, to: &Producer) -> Result<Self, CarryError> {
+    pub fn new(from: Arc<Region>, to: &Producer) -> Result<Self, BounceCopyError> {
         let target = to.region();
-        let way = match (from.placement(), target.placement()) {
-            (Placement::Host, Placement::Host) => Way::Host,
+        let method = match (from.placement(), target.placement()) {
+            (Placement::Host, Placement::Host) => CopyMethod::Host,
             (Placement::Host, Placement::Cuda(ordinal)) => {
                 if let Some(mapped) = target.mapping() {
-                    Way::Stores(mapped.clone())
+                    CopyMethod::Stores(mapped.clone())
                 } else {
                     let device = Device::open(ordinal)?;
                     from.pin(device)?;
-                    Way::In(device, Stream::new(device, 2)?)
+                    CopyMethod::In(device, Stream::new(device, 2)?)
                 }
             }
             (Placement::Cuda(a), Placement::Cuda(b)) if a == b => {
                 let device = Device::open(a)?;
-                Way::Within(device, Stream::new(device, 2)?)
+                CopyMethod::Within(device, Stream::new(device, 2)?)
             }
-            (from, to) => return Err(CarryError::NoWay { from, to }),
+            (from, to) => return Err(BounceCopyError::NoWay { from, to }),
         };
         Ok(Self {
             from,
             to: target.clone(),
             stride: to.options().stride(),
-            way,
+            method,
             is_open: false,
         })
     }
@@ -119,7 +119,7 @@ impl Carry {
         bytes: usize,
         to: &Producer,
         open: u64,
-    ) -> Result<(), CarryError> {
+    ) -> Result<(), BounceCopyError> {
         let offset = slot.saturating_mul(self.stride);
         let end = offset.saturating_add(bytes);
         assert!(
@@ -131,12 +131,12 @@ impl Carry {
         let target = to.open_slot(open);
         self.is_open = true;
         let from = self.from.address().as_ptr().wrapping_add(offset);
-        match &self.way {
+        match &self.method {
             // SAFETY: both are host memory with room for the bytes, as checked above and by the ring; they are different
             // regions. The target is open, so nobody else touches it. The source may be written by the device at the
             // same time: whoever carries asks the device afterwards and throws away what it may have overtaken.
-            Way::Host => unsafe { copy::stream(from, target, bytes) },
-            Way::Stores(mapped) => {
+            CopyMethod::Host => unsafe { copy::stream(from, target, bytes) },
+            CopyMethod::Stores(mapped) => {
                 mapped.check()?;
                 let at = target.addr() - to.region().address().as_ptr().addr();
                 let cpu = mapped.cpu_address().as_ptr().wrapping_add(at);
@@ -146,11 +146,11 @@ impl Carry {
             }
             // SAFETY: as above, within the memory of one GPU or from pinned memory; both regions are kept until `settle`, or
             // the drop, has seen the end of the copies, or for ever where there is none.
-            Way::Within(_, stream) => unsafe {
+            CopyMethod::Within(_, stream) => unsafe {
                 stream.copy_within(target.addr() as u64, from.addr() as u64, bytes)?;
             },
             // SAFETY: as above.
-            Way::In(_, stream) => unsafe {
+            CopyMethod::In(_, stream) => unsafe {
                 stream.copy_in(target.addr() as u64, from, bytes)?;
             },
         }
@@ -158,22 +158,22 @@ impl Carry {
     }
 
     /// Returns once everything copied so far is there.
-    pub fn settle(&mut self) -> Result<(), CarryError> {
-        match &self.way {
-            Way::Host => copy::settle(),
-            Way::Stores(mapped) => {
+    pub fn settle(&mut self) -> Result<(), BounceCopyError> {
+        match &self.method {
+            CopyMethod::Host => copy::settle(),
+            CopyMethod::Stores(mapped) => {
                 store::fence();
                 mapped.check()?;
             }
-            Way::Within(device, stream) | Way::In(device, stream) => {
+            CopyMethod::Within(device, stream) | CopyMethod::In(device, stream) => {
                 let event = stream.record_event()?;
                 let start = Instant::now();
                 while !event.is_done() {
                     std::hint::spin_loop();
-                    if start.elapsed() > PATIENCE {
-                        return Err(CarryError::Hung {
+                    if start.elapsed() > COPY_TIMEOUT {
+                        return Err(BounceCopyError::Hung {
                             device: device.name(),
-                            waited: PATIENCE,
+                            waited: COPY_TIMEOUT,
                         });
                     }
                 }
@@ -187,26 +187,26 @@ impl Carry {
     }
 }
 
-impl Drop for Carry {
+impl Drop for BounceCopy {
     fn drop(&mut self) {
         if self.is_open && self.settle().is_err() {
-            // Copies may be under way for ever: what they use is never freed.
+            // Copies may be under method for ever: what they use is never freed.
             std::mem::forget((self.from.clone(), self.to.clone()));
         }
     }
 }
 
-impl fmt::Debug for Carry {
+impl fmt::Debug for BounceCopy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Carry")
+        f.debug_struct("BounceCopy")
             .field("from", &self.from)
             .field(
-                "way",
-                &match self.way {
-                    Way::Host => "host",
-                    Way::Stores(_) => "stores",
-                    Way::Within(..) => "within the GPU",
-                    Way::In(..) => "the copy engine",
+                "method",
+                &match self.method {
+                    CopyMethod::Host => "host",
+                    CopyMethod::Stores(_) => "stores",
+                    CopyMethod::Within(..) => "within the GPU",
+                    CopyMethod::In(..) => "the copy engine",
                 },
             )
             .finish_non_exhaustive()

@@ -43,7 +43,7 @@ mod sequence;
 
 pub use crate::sys::guard::{Guard, Unguarded};
 pub use armed::{Armed, Idle, Refused};
-pub use bounce_copy::{Carry, CarryError};
+pub use bounce_copy::{BounceCopy, BounceCopyError};
 pub use buffer::DmaBuffer;
 pub use device::{DmaDevice, DmaError, DmaMap};
 pub use engine::{Caps, Completions, Done, Engine, EngineError, Origin, QuiesceTimeout, Slots};

@@ -50,7 +50,7 @@ pub(super) enum DmaError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error(transparent)]
-    Carry(#[from] CarryError),
+    BounceCopy(#[from] BounceCopyError),
     #[error(transparent)]
     Region(#[from] RegionError),
     #[error(transparent)]
@@ -272,7 +272,7 @@ impl Runner {
             return Ok(true);
         }
         if self.port.is_carried() {
-            self.carry()?;
+            self.bounce_copy()?;
         } else {
             self.publish_in_place()?;
         }
@@ -634,7 +634,7 @@ impl Runner {
     }
 
     /// Copies frames out of the engine's own slots, throws away what it may have overtaken meanwhile, publishes the rest.
-    fn carry(&mut self) -> Result<(), DmaError> {
+    fn bounce_copy(&mut self) -> Result<(), DmaError> {
         let count = self.completions.as_slice().len() as u64;
         let supports_backpressure = self.port.supports_backpressure();
         let mut at = 0;
@@ -654,7 +654,8 @@ impl Runner {
                 let done = self.done(at + i)?;
                 next += done.passed;
                 if !done.is_bad {
-                    self.port.carry(next, done.length, &self.producer, i)?;
+                    self.port
+                        .bounce_copy(next, done.length, &self.producer, i)?;
                 }
                 next += 1;
             }

@@ -2,7 +2,8 @@
 
 use super::DmaError;
 use daq_core::dma::{
-    Armed, Carry, CarryError, Completions, DmaDevice, DmaMap, Engine, EngineError, Idle, Slots,
+    Armed, BounceCopy, BounceCopyError, Completions, DmaDevice, DmaMap, Engine, EngineError, Idle,
+    Slots,
 };
 use daq_core::gpu::driver::Device;
 use daq_core::gpu::{Backend, Writer};
@@ -31,7 +32,7 @@ pub(super) struct Port {
     place_bytes: usize,
     faults: &'static [&'static str],
     /// How frames get from slots of the engine's own to the ring's; `None` where it writes the ring.
-    carry: Option<Carry>,
+    bounce_copy: Option<BounceCopy>,
     /// Slots of its own that it was not given yet.
     ungiven: u64,
     /// Slots of the ring that it was given and has not finished.
@@ -162,8 +163,8 @@ impl Port {
             writes_behind: engine.writes_behind(),
             place_bytes: engine.place_bytes(),
             flushed: gpu.filter(|gpu| gpu.needs_flush() == Some(true)),
-            carry: (!is_straight)
-                .then(|| Carry::new(region, producer))
+            bounce_copy: (!is_straight)
+                .then(|| BounceCopy::new(region, producer))
                 .transpose()?,
             state: State::Idle(engine, map),
             supports_backpressure,
@@ -187,7 +188,7 @@ impl Port {
     }
 
     pub(super) const fn is_carried(&self) -> bool {
-        self.carry.is_some()
+        self.bounce_copy.is_some()
     }
 
     pub(super) const fn supports_backpressure(&self) -> bool {
@@ -237,7 +238,7 @@ impl Port {
             return Err(DmaError::Unbelievable(format!("{} is not idle", self.name)));
         };
         let slots = self.slots as u64;
-        self.first = match &self.carry {
+        self.first = match &self.bounce_copy {
             Some(_) => 0,
             None => usize::try_from(producer.published() % slots).unwrap_or(0),
         };
@@ -279,7 +280,7 @@ impl Port {
             return;
         }
         let most = if is_proving { 1 } else { u64::MAX };
-        let slots = if self.carry.is_some() {
+        let slots = if self.bounce_copy.is_some() {
             let slots = self.ungiven.min(most.saturating_sub(self.given));
             self.ungiven -= slots;
             slots
@@ -326,7 +327,7 @@ impl Port {
             State::Idle(engine, _) => engine.poll(completions),
             State::Lost => Ok(()),
         };
-        if self.carry.is_none() {
+        if self.bounce_copy.is_none() {
             let finished = completions.as_slice().len() as u64;
             self.given = self.given.saturating_sub(finished);
         }
@@ -351,7 +352,7 @@ impl Port {
     }
 
     /// Copies a transfer's bytes to the `open`-th open slot of the ring.
-    pub(super) fn carry(
+    pub(super) fn bounce_copy(
         &mut self,
         transfer: u64,
         bytes: usize,
@@ -359,15 +360,15 @@ impl Port {
         open: u64,
     ) -> Result<(), DmaError> {
         let slot = self.slot_of(transfer);
-        match &mut self.carry {
-            Some(carry) => Ok(carry.copy(slot, bytes, producer, open)?),
+        match &mut self.bounce_copy {
+            Some(bounce_copy) => Ok(bounce_copy.copy(slot, bytes, producer, open)?),
             None => Ok(()),
         }
     }
 
     pub(super) fn settle(&mut self) -> Result<(), DmaError> {
-        match &mut self.carry {
-            Some(carry) => Ok(carry.settle()?),
+        match &mut self.bounce_copy {
+            Some(bounce_copy) => Ok(bounce_copy.settle()?),
             None => Ok(()),
         }
     }
@@ -410,9 +411,9 @@ impl Port {
             .map_err(DmaError::from)
             .and_then(|region| {
                 let (map, addresses) = map(engine.device(), &region, producer)?;
-                Ok((Carry::new(region, producer)?, map, addresses))
+                Ok((BounceCopy::new(region, producer)?, map, addresses))
             });
-        let (carry, map, addresses) = match made {
+        let (bounce_copy, map, addresses) = match made {
             Ok(made) => made,
             Err(error) => {
                 // What it has still to tell of is asked for at the end.
@@ -422,7 +423,7 @@ impl Port {
         };
         drop(old);
         self.addresses = addresses;
-        self.carry = Some(carry);
+        self.bounce_copy = Some(bounce_copy);
         if let Some((bell, _)) = self.bell.take() {
             bell.give_up();
         }
@@ -434,7 +435,7 @@ impl Port {
     /// From the next arming on the device rings, and counts from `posted` on.
     pub(super) fn ring_from(&mut self, posted: u64) -> Result<(), DmaError> {
         if let Some((bell, _)) = &self.bell {
-            bell.ring_from(posted).map_err(CarryError::from)?;
+            bell.ring_from(posted).map_err(BounceCopyError::from)?;
             self.is_ringing = true;
         }
         Ok(())

@@ -172,7 +172,7 @@ impl OnGpu {
         bytes: usize,
         written: usize,
     ) -> Result<Seen, DmaError> {
-        let lost = |error| DmaError::Carry(daq_core::dma::CarryError::BarMapping(error));
+        let lost = |error| DmaError::BounceCopy(daq_core::dma::BounceCopyError::BarMapping(error));
         self.found.copy_to(0, &[0; 16]).map_err(lost)?;
         let count = |value: usize| Argument::U64(value as u64);
         self.function.launch(
