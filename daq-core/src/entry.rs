@@ -136,7 +136,7 @@ pub trait SourceSpec: Send + Sync {
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem>;
 
     /// Whether it waits for slots (a file, a free-running simulator) or must go on without (a socket).
-    fn holdable(&self) -> bool;
+    fn supports_backpressure(&self) -> bool;
 
     /// How packets reach its window, which the plan then sizes; `None` where [`geometry`](Self::geometry) alone decides.
     fn arrival(&self) -> Option<Arrival> {

@@ -19,9 +19,9 @@ fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
     builder.check(check);
 }
 
-fn ring(slots: usize, holdable: bool, places: u32) -> (Ring, Producer) {
+fn ring(slots: usize, supports_backpressure: bool, places: u32) -> (Ring, Producer) {
     let options = RingOptions {
-        holdable,
+        supports_backpressure,
         places,
         readers: 1,
         ..RingOptions::new("model", slots, 8)

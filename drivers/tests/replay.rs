@@ -710,7 +710,7 @@ fn example_is_valid_and_errors_are_reported() {
         .replace("NAME", "adc")
         .replace("OUTPUT", "raw");
     let example = spec(&ENTRY, &example).unwrap_or_else(|errors| panic!("{errors}"));
-    assert!(example.claims().is_empty() && example.holdable());
+    assert!(example.claims().is_empty() && example.supports_backpressure());
     assert_eq!(example.geometry(1 << 20).unwrap().places, 128);
     let why = rig(&*example, 1 << 20, 9).err().unwrap().to_string();
     assert!(

@@ -724,7 +724,7 @@ fn udp_example_is_valid() {
     let geometry = spec.geometry(spec.preferred_slot().unwrap()).unwrap();
     assert_eq!(geometry.frame_bytes, 1 << 20);
     assert_eq!(spec.layout(&geometry).unwrap().points, 1 << 18);
-    assert!(!spec.holdable() && spec.notes().is_empty());
+    assert!(!spec.supports_backpressure() && spec.notes().is_empty());
     let schema = (ENTRY.schema)().to_value();
     assert!(
         schema["properties"]["format"].is_object() && schema["properties"]["listen"].is_object()

@@ -239,7 +239,7 @@ mod tests {
 
         fn caps(&self) -> Caps {
             Caps {
-                holdable: true,
+                supports_backpressure: true,
                 doorbell_bits: 32,
                 end_of_packet: false,
                 alignment: 1,

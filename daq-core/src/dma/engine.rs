@@ -9,7 +9,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// Whether it stops when it has no credits; else it goes round and overwrites.
-    pub holdable: bool,
+    pub supports_backpressure: bool,
     /// Bits of the count of finished transfers that it can write, as the last write of each transfer, to an address of our
     /// choosing ([`Slots::doorbell`]); 0 if it cannot.
     pub doorbell_bits: u32,

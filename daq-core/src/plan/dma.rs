@@ -125,11 +125,12 @@ fn place(
                 format!("the device writes into cuda:{gpu}: {why}; proved at the start");
             source.notes.extend(warnings);
             source.ring.clone_from(&copy.to);
-            let (producer, holdable) = (source.name.clone(), source.holdable);
+            let (producer, supports_backpressure) =
+                (source.name.clone(), source.supports_backpressure);
             plan.copies.retain(|other| other.name != copy.name);
             if let Some(ring) = plan.rings.iter_mut().find(|ring| ring.name == copy.to) {
                 ring.producer = producer;
-                ring.holdable = holdable;
+                ring.supports_backpressure = supports_backpressure;
                 ring.writer = Some(writer(needs));
             }
             plan.rings.retain(|ring| ring.name != written);
@@ -226,11 +227,11 @@ fn carry(plan: &mut Plan, i: usize) {
     };
     let (bytes, placement) = (ring.options().region_bytes(), ring.placement);
     let source = &mut plan.sources[i];
-    let holdable = source.holdable;
+    let supports_backpressure = source.supports_backpressure;
     let Some(engine) = &mut source.engine else {
         return;
     };
-    if !holdable {
+    if !supports_backpressure {
         engine.carried = Some(bytes);
         source.notes.push(format!(
             "its engine goes round and cannot be held back: it has slots of its own on {placement}, frames are carried \
@@ -254,7 +255,7 @@ fn bells(plan: &mut Plan) {
             .iter_mut()
             .find(|source| source.ring == kernel.input)
         {
-            Some(source) if source.path == DataPath::Direct && source.holdable => {
+            Some(source) if source.path == DataPath::Direct && source.supports_backpressure => {
                 let slots = |name: &str| {
                     let ring = plan.rings.iter().find(|ring| ring.name == name);
                     ring.map_or(0, |ring| ring.slots)

@@ -59,7 +59,7 @@ pub struct PlannedSource {
     /// What the geometry, here an upper bound, is learned from; `None` where it is exact.
     pub learned_from: Option<&'static str>,
     /// Whether it waits for slots.
-    pub holdable: bool,
+    pub supports_backpressure: bool,
     /// Threads that it runs on.
     pub threads: usize,
     /// Their cores; empty = any.
@@ -128,7 +128,7 @@ pub struct PlannedRing {
     /// Payload bytes of a place but the first and the last; 0 where frames have none, or each frame's record has its own.
     pub place_bytes: usize,
     /// Whether the producer waits for slots.
-    pub holdable: bool,
+    pub supports_backpressure: bool,
     /// What missing places show.
     #[serde(skip)]
     pub fill: Fill,
@@ -161,7 +161,7 @@ impl PlannedRing {
             slots: self.slots,
             slot_bytes: self.slot_bytes,
             places: self.places,
-            holdable: self.holdable,
+            supports_backpressure: self.supports_backpressure,
             readers: self.readers.len() + SPARE_READERS,
             fill: self.fill,
             notifiers: Vec::new(),

@@ -36,7 +36,7 @@ impl Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "pipeline {}", self.name)?;
         for source in &self.sources {
-            let hold = if source.holdable {
+            let hold = if source.supports_backpressure {
                 "waits for slots"
             } else {
                 "cannot wait"

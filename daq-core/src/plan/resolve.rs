@@ -196,12 +196,12 @@ impl Resolver<'_> {
                     counted(geometry.window, "frame")
                 ));
             }
-            let holdable = source.spec.holdable();
+            let supports_backpressure = source.spec.supports_backpressure();
             let (ring_name, path, reason) = self.add_ring(
                 name,
                 slot,
                 Some((&geometry, source.spec.as_ref())),
-                holdable,
+                supports_backpressure,
                 &layout,
                 source.name(),
             );
@@ -222,7 +222,7 @@ impl Resolver<'_> {
                 reason,
                 geometry,
                 learned_from: source.spec.learned_from(),
-                holdable,
+                supports_backpressure,
                 threads: source.spec.threads(),
                 cores: source.spec.cores(),
                 wait: source.keys.wait,
@@ -241,7 +241,7 @@ impl Resolver<'_> {
         name: &str,
         slot: usize,
         geometry: Option<(&Geometry, &dyn SourceSpec)>,
-        holdable: bool,
+        supports_backpressure: bool,
         layout: &Layout,
         producer: &str,
     ) -> (String, DataPath, String) {
@@ -269,7 +269,7 @@ impl Resolver<'_> {
             places: geometry.map_or(0, |(geometry, _)| geometry.places),
             first_bytes: exact.map_or(0, |(geometry, _)| geometry.first_bytes),
             place_bytes: exact.map_or(0, |(geometry, _)| geometry.place_bytes),
-            holdable,
+            supports_backpressure,
             fill: ring.keys.fill.0,
             node: ring.keys.node,
             lock: ring.keys.lock,
@@ -305,7 +305,7 @@ impl Resolver<'_> {
         });
         self.plan.rings.push(PlannedRing {
             producer: copier,
-            holdable: true,
+            supports_backpressure: true,
             ..planned
         });
         (
@@ -364,7 +364,7 @@ impl Resolver<'_> {
             reason: why.to_owned(),
             inserted: Some(why.to_owned()),
             producer: copier,
-            holdable: true,
+            supports_backpressure: true,
             readers: Vec::new(),
             ..planned
         });

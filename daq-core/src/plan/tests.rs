@@ -58,7 +58,7 @@ impl SourceSpec for FakeSource {
             .map_err(|_| Problem::section("odd bytes"))
     }
 
-    fn holdable(&self) -> bool {
+    fn supports_backpressure(&self) -> bool {
         false
     }
 
@@ -262,13 +262,18 @@ fn plan_without_gpu_uses_host_rings_only() {
     assert_eq!((plan.copies.len(), plan.threads), (0, 3));
     let raw = plan.ring("raw").unwrap();
     assert_eq!(
-        (raw.slot_bytes, raw.slots, raw.places, raw.holdable),
+        (
+            raw.slot_bytes,
+            raw.slots,
+            raw.places,
+            raw.supports_backpressure
+        ),
         (5120, 4, 4, false)
     );
     assert_eq!(raw.readers, ["quarter"]);
     let small = plan.ring("small").unwrap();
     assert_eq!(
-        (small.slot_bytes, small.slots, small.holdable),
+        (small.slot_bytes, small.slots, small.supports_backpressure),
         (4096, 64, true)
     );
     assert_eq!(
@@ -313,7 +318,10 @@ fn plan_without_gpu_reader_copies_nothing_to_gpu() {
     assert_eq!(names(&plan), ["raw", "small"]);
     assert_eq!(plan.copies, []);
     let raw = plan.ring("raw").unwrap();
-    assert_eq!((raw.placement, raw.holdable), (Placement::Host, false));
+    assert_eq!(
+        (raw.placement, raw.supports_backpressure),
+        (Placement::Host, false)
+    );
     assert_eq!(raw.reason, "nothing on a GPU reads it");
     assert_eq!(plan.sources[0].path, DataPath::Cpu);
     assert_eq!(

@@ -32,7 +32,7 @@ pub(super) fn add(plan: &mut Plan) {
             let ring = plan
                 .rings
                 .iter()
-                .find(|ring| ring.name == *input && !ring.holdable)?;
+                .find(|ring| ring.name == *input && !ring.supports_backpressure)?;
             Some(ring.slot_bytes.next_multiple_of(64) * burst)
         })
         .sum();

@@ -29,7 +29,7 @@ struct Bench {
 fn bench(slots: usize, geometry: Geometry) -> Bench {
     let options = RingOptions {
         places: geometry.places,
-        holdable: false,
+        supports_backpressure: false,
         fill: Fill::byte(0xee),
         ..RingOptions::new("raw", slots, geometry.frame_bytes)
     };

@@ -86,7 +86,7 @@ pub struct RingOptions {
     /// Most places (packets) that a frame is made of; 0 where frames have none.
     pub places: u32,
     /// Whether the producer waits for slots (true) or must go on without (false).
-    pub holdable: bool,
+    pub supports_backpressure: bool,
     /// Most readers attached at a time.
     pub readers: usize,
     /// What missing places are filled with.
@@ -107,7 +107,7 @@ impl RingOptions {
             slots,
             slot_bytes,
             places: 0,
-            holdable: true,
+            supports_backpressure: true,
             readers: 8,
             fill: Fill::ZERO,
             notifiers: Vec::new(),
@@ -356,7 +356,7 @@ impl Ring {
         ledger: ReaderLedger,
     ) -> Result<Reader, RingError> {
         let shared = &self.shared;
-        if !guarantee && !shared.options.holdable && !shared.is_host() {
+        if !guarantee && !shared.options.supports_backpressure && !shared.is_host() {
             return Err(RingError::Unreadable {
                 name: shared.options.name.clone(),
                 placement: shared.region.placement(),

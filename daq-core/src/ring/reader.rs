@@ -63,7 +63,7 @@ impl Reader {
     ) -> Self {
         let protection = if guarantee {
             Protection::Guarantee
-        } else if shared.options.holdable {
+        } else if shared.options.supports_backpressure {
             Protection::WhileLeased
         } else {
             Protection::Copy(Scratch::new(&shared, burst.max(1)))

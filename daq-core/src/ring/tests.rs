@@ -14,9 +14,9 @@ use std::time::Duration;
 
 const FOREVER: Duration = Duration::from_mins(1);
 
-fn ring(slots: usize, holdable: bool) -> (Ring, Producer, RingLedger) {
+fn ring(slots: usize, supports_backpressure: bool) -> (Ring, Producer, RingLedger) {
     let options = RingOptions {
-        holdable,
+        supports_backpressure,
         ..RingOptions::new("raw", slots, 8)
     };
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
@@ -182,7 +182,11 @@ fn slot_never_released_by_device_is_leaked() {
         lease.retire(Completion::Credit { credits, at: 1 });
         assert!(!reader.detach_within(Duration::from_millis(1)));
         make(&mut producer, 1);
-        assert_eq!(make(&mut producer, 2), !holdable, "a slot is held");
+        assert_eq!(
+            make(&mut producer, 2),
+            !supports_backpressure,
+            "a slot is held"
+        );
         drop((ring, producer));
         assert!(region.upgrade().is_some() && credit.upgrade().is_some());
         // SAFETY: 8 bytes of a slot, or of the reader's copy, which are never freed.
@@ -401,7 +405,7 @@ proptest! {
 fn copied_frames_are_never_torn() {
     const WORDS: usize = 512;
     let options = RingOptions {
-        holdable: false,
+        supports_backpressure: false,
         ..RingOptions::new("raw", 4, WORDS * 8)
     };
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
@@ -438,8 +442,8 @@ fn copied_frames_are_never_torn() {
 /// A reader that wants complete frames passes over the others, whatever protects what it reads.
 #[test]
 fn incomplete_frames_are_dropped_and_counted() {
-    for (holdable, guarantee) in [(true, true), (true, false), (false, false)] {
-        let (ring, mut producer, of_ring) = ring(16, holdable);
+    for (supports_backpressure, guarantee) in [(true, true), (true, false), (false, false)] {
+        let (ring, mut producer, of_ring) = ring(16, supports_backpressure);
         let ledger = ReaderLedger::default();
         let reader = ring.attach(guarantee, 4, ledger.clone()).unwrap();
         let mut reader = reader.dropping_incomplete(true);
@@ -466,7 +470,7 @@ fn incomplete_frames_are_dropped_and_counted() {
             assert_eq!((report.published, report.overrun), (sum, 0));
             (report.read, report.dropped_incomplete)
         };
-        let is_copy = !holdable;
+        let is_copy = !supports_backpressure;
         let (event, done) = TestEvent::new();
         let first = reader.poll(8).unwrap();
         assert_eq!((first.len(), check(&first.frame(0))), (1, 0));
@@ -490,7 +494,7 @@ fn incomplete_frames_are_dropped_and_counted() {
             }
         }
         reader.reap(|_| {});
-        assert_eq!(report(), (7, 5), "{holdable} {guarantee}");
+        assert_eq!(report(), (7, 5), "{supports_backpressure} {guarantee}");
         drop(producer);
         assert!(reader.is_finished());
     }

@@ -198,7 +198,7 @@ fn xdma_without_credits_counts_overrun() {
     let mut bench =
         Bench::new("device = \"inproc:xdma\"\ncredits = false\ncard = { rate = \"100 MB/s\" }");
     let mut armed = bench.arm(3, None);
-    assert!(!armed.caps().holdable);
+    assert!(!armed.caps().supports_backpressure);
     let (mut at, mut good, mut done) = (0_u64, 0, completions());
     let mut last = None;
     while good < 200 {

@@ -65,7 +65,7 @@ const ENTRY: EngineEntry = EngineEntry {
     },
     faults: &[],
     keys: &[],
-    holdable: |_| true,
+    supports_backpressure: |_| true,
     rings: |_| false,
     problems: |_| Vec::new(),
     recognises: |device| device.identity().vendor == 0x7079,
@@ -132,7 +132,7 @@ impl Engine for Toy {
 
     fn caps(&self) -> Caps {
         Caps {
-            holdable: true,
+            supports_backpressure: true,
             doorbell_bits: 0,
             end_of_packet: false,
             alignment: ENTRY.limits.alignment,

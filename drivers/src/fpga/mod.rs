@@ -195,8 +195,8 @@ impl SourceSpec for Fpga {
         })
     }
 
-    fn holdable(&self) -> bool {
-        (self.engine.holdable)(&self.config)
+    fn supports_backpressure(&self) -> bool {
+        (self.engine.supports_backpressure)(&self.config)
     }
 
     fn engine(&self) -> Option<EngineNeeds> {
@@ -232,13 +232,13 @@ impl SourceSpec for Fpga {
         if self.config.samples.is_none() {
             notes.push("samples not declared: int8 assumed".to_owned());
         }
-        if self.holdable() && self.config.sequence.is_none() {
+        if self.supports_backpressure() && self.config.sequence.is_none() {
             notes.push(
                 "what the design drops while it is held back shows only where frames carry numbers (`sequence`)"
                     .to_owned(),
             );
         }
-        if !self.holdable() {
+        if !self.supports_backpressure() {
             notes.push(format!(
                 "`{}` cannot be held back: frames that it overwrites before they are copied are counted as `overrun`",
                 self.engine.name

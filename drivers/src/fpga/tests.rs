@@ -189,14 +189,14 @@ fn plan_gets_engine_requirements() {
         (needs.wish, needs.rings, needs.host_only),
         (Wish::Staged, true, None)
     );
-    assert!(spec.holdable());
+    assert!(spec.supports_backpressure());
     assert_eq!(spec.claims(), [Claim::Device("0000:3b:00.0".into())]);
     assert_eq!(spec.frame_sequence(), None);
 
     let keys = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncredits = false";
     let spec = read(keys).unwrap();
     let needs = spec.engine().unwrap();
-    assert!(needs.device.is_none() && !needs.rings && !spec.holdable());
+    assert!(needs.device.is_none() && !needs.rings && !spec.supports_backpressure());
     assert!(needs.host_only.unwrap().contains("another process"));
     assert!(spec.notes().iter().any(|note| note.contains("overrun")));
 

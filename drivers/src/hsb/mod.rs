@@ -412,7 +412,7 @@ impl SourceSpec for Hsb {
         })
     }
 
-    fn holdable(&self) -> bool {
+    fn supports_backpressure(&self) -> bool {
         false
     }
 

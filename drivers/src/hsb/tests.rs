@@ -95,7 +95,7 @@ fn plan_gets_queue_pair_requirements() {
     assert_eq!(needs.device.as_deref(), Some("mlx5_1"));
     assert_eq!((needs.writer, needs.wish), (Writer::Nic, Wish::Staged));
     assert_eq!((needs.alignment, needs.max_slots), (128, 4096));
-    assert!(needs.host_only.is_none() && !needs.rings && !card.holdable());
+    assert!(needs.host_only.is_none() && !needs.rings && !card.supports_backpressure());
     assert_eq!(needs.faults, queue_pair::FAULTS);
     assert!(card.counts() == COUNTS && card.memory(&card.geometry(2 << 20).unwrap()) == 0);
     // A frame rounded up to 128, and its metadata.
@@ -150,7 +150,7 @@ fn missing_nic_is_named() {
         panic!("it is an engine")
     };
     let caps = engine.caps();
-    assert!(!caps.holdable && engine.writes_behind() && caps.alignment == 128);
+    assert!(!caps.supports_backpressure && engine.writes_behind() && caps.alignment == 128);
 }
 
 #[test]

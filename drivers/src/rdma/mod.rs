@@ -315,7 +315,7 @@ impl SourceSpec for Rdma {
         })
     }
 
-    fn holdable(&self) -> bool {
+    fn supports_backpressure(&self) -> bool {
         self.config.service != Service::Uc
     }
 

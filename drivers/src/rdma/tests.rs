@@ -66,7 +66,11 @@ fn plan_gets_rdma_requirements() {
         (needs.device.as_deref(), needs.writer),
         (Some("mlx5_1"), Writer::Nic)
     );
-    assert!(needs.host_only.is_none() && needs.faults.contains(&"bad-record") && card.holdable());
+    assert!(
+        needs.host_only.is_none()
+            && needs.faults.contains(&"bad-record")
+            && card.supports_backpressure()
+    );
     let geometry = card.geometry(100).unwrap();
     assert_eq!((geometry.places, geometry.frame_bytes), (3, 100));
     assert!(card.geometry(2).is_err());
@@ -75,7 +79,9 @@ fn plan_gets_rdma_requirements() {
 
     let software = spec(&format!("{LISTEN}nics = [\"software\"]\nservice = \"uc\"")).unwrap();
     let needs = software.engine().unwrap();
-    assert!(needs.device.is_none() && needs.host_only.is_some() && !software.holdable());
+    assert!(
+        needs.device.is_none() && needs.host_only.is_some() && !software.supports_backpressure()
+    );
     let datagrams = spec(&format!(
         "{LISTEN}nics = [\"software\"]\nmode = \"send\"\nservice = \"ud\""
     ))
@@ -100,7 +106,7 @@ fn engine_is_built_from_nics_and_listen_address() {
         panic!("it is an engine")
     };
     assert_eq!((engine.name(), engine.faults()), ("rdma", FAULTS));
-    assert!(engine.caps().holdable && engine.caps().end_of_packet);
+    assert!(engine.caps().supports_backpressure && engine.caps().end_of_packet);
 }
 
 #[test]

@@ -232,7 +232,7 @@ impl SourceSpec for Replay {
         }
     }
 
-    fn holdable(&self) -> bool {
+    fn supports_backpressure(&self) -> bool {
         self.config.hold
     }
 

@@ -107,7 +107,7 @@ impl SourceSpec for Sim {
             })
     }
 
-    fn holdable(&self) -> bool {
+    fn supports_backpressure(&self) -> bool {
         self.config.hold()
     }
 

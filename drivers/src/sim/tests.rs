@@ -53,7 +53,7 @@ fn bench(text: &str, slot: usize, slots: usize) -> Bench {
     let geometry = spec.geometry(slot).unwrap();
     let options = RingOptions {
         places: geometry.places,
-        holdable: spec.holdable(),
+        supports_backpressure: spec.supports_backpressure(),
         fill: Fill::byte(FILL),
         ..RingOptions::new("raw", slots, slot)
     };

@@ -202,7 +202,7 @@ impl SourceSpec for Udp {
         self.frames().layout(geometry)
     }
 
-    fn holdable(&self) -> bool {
+    fn supports_backpressure(&self) -> bool {
         false
     }
 

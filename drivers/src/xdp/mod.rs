@@ -218,7 +218,7 @@ impl SourceSpec for Xdp {
         self.frames().layout(geometry)
     }
 
-    fn holdable(&self) -> bool {
+    fn supports_backpressure(&self) -> bool {
         false
     }
 

@@ -61,7 +61,7 @@ pub fn rig(spec: &dyn SourceSpec, slot: usize, slots: usize) -> Result<Rig, Sour
     };
     let options = RingOptions {
         places: geometry.places,
-        holdable: spec.holdable(),
+        supports_backpressure: spec.supports_backpressure(),
         fill: Fill::byte(0xee),
         ..RingOptions::new("raw", slots, slot)
     };

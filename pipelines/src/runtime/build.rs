@@ -373,7 +373,9 @@ impl Pipeline {
                 memory: parts.regions[&ring.name].clone(),
                 nic: planned.nic.clone(),
                 copied: !planned.guarantee
-                    && !self.rings[planned.input.as_str()].options().holdable,
+                    && !self.rings[planned.input.as_str()]
+                        .options()
+                        .supports_backpressure,
                 wait: planned.wait,
                 ledger: ledger.clone(),
             };

@@ -31,7 +31,7 @@ impl SourceSpec for Carded {
             .map_err(|_| Problem::section("odd bytes"))
     }
 
-    fn holdable(&self) -> bool {
+    fn supports_backpressure(&self) -> bool {
         true
     }
 

@@ -50,7 +50,7 @@ impl SourceSpec for Ringing {
             .map_err(|_| Problem::section("odd bytes"))
     }
 
-    fn holdable(&self) -> bool {
+    fn supports_backpressure(&self) -> bool {
         true
     }
 

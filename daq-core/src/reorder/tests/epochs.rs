@@ -165,7 +165,7 @@ fn candidates_with_backpressure_wait_for_slots() {
         };
         let options = RingOptions {
             places: 1,
-            holdable: true,
+            supports_backpressure: true,
             ..RingOptions::new("raw", 2, geometry.frame_bytes)
         };
         let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
@@ -283,7 +283,7 @@ fn candidates_of_all_threads_after_restart_are_placed() {
     };
     let options = RingOptions {
         places: 1,
-        holdable: false,
+        supports_backpressure: false,
         ..RingOptions::new("raw", 64, geometry.frame_bytes)
     };
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();

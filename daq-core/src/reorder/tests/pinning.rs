@@ -38,7 +38,7 @@ fn frames_have_pinned_length_and_packet_sizes() {
 fn threads_pinning_in_turn_share_one_window() {
     let options = RingOptions {
         places: PLACES,
-        holdable: false,
+        supports_backpressure: false,
         ..RingOptions::new("raw", 8, geometry().frame_bytes)
     };
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();

@@ -7,7 +7,7 @@ use super::*;
 fn lagging_thread_is_not_restart() {
     let options = RingOptions {
         places: PLACES,
-        holdable: false,
+        supports_backpressure: false,
         ..RingOptions::new("raw", 64, geometry().frame_bytes)
     };
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
@@ -56,7 +56,7 @@ fn threads_share_one_window() {
     let slots = usize::try_from(PACKETS).unwrap() / PLACES as usize;
     let options = RingOptions {
         places: PLACES,
-        holdable: false,
+        supports_backpressure: false,
         ..RingOptions::new("raw", slots, geometry.frame_bytes)
     };
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
@@ -134,7 +134,7 @@ fn unit_skipped_by_other_thread_is_known_before_next_packet() {
     };
     let options = RingOptions {
         places: PLACES,
-        holdable: false,
+        supports_backpressure: false,
         ..RingOptions::new("raw", 512, geometry.frame_bytes)
     };
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();

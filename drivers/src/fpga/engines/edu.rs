@@ -27,7 +27,7 @@ pub const ENTRY: EngineEntry = EngineEntry {
     },
     faults: &[],
     keys: &[],
-    holdable: |_| true,
+    supports_backpressure: |_| true,
     rings: |_| false,
     problems,
     recognises: |device| {
@@ -204,7 +204,7 @@ impl Engine for Edu {
 
     fn caps(&self) -> Caps {
         Caps {
-            holdable: true,
+            supports_backpressure: true,
             doorbell_bits: 0,
             end_of_packet: false,
             alignment: ENTRY.limits.alignment,

@@ -55,7 +55,7 @@ pub struct EngineEntry {
     /// Keys of the source that mean something to this engine and not to all.
     pub keys: &'static [&'static str],
     /// Whether it takes credits under this configuration.
-    pub holdable: fn(&FpgaConfig) -> bool,
+    pub supports_backpressure: fn(&FpgaConfig) -> bool,
     /// Whether it can write its count to an address of our choosing as the last write of each transfer.
     pub rings: fn(&FpgaConfig) -> bool,
     /// What is wrong with its keys.
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn invalid_slots_are_rejected() {
         let caps = Caps {
-            holdable: true,
+            supports_backpressure: true,
             doorbell_bits: 0,
             end_of_packet: false,
             alignment: 64,

@@ -317,7 +317,7 @@ impl Engine for QueuePair {
 
     fn caps(&self) -> Caps {
         Caps {
-            holdable: false,
+            supports_backpressure: false,
             doorbell_bits: 0,
             end_of_packet: true,
             alignment: GRAIN,

@@ -132,12 +132,12 @@ impl Harness {
         let (from, to) = place.ends(load.direction);
         let options = RingOptions {
             notifiers: vec![bell.clone()],
-            holdable: load.rate.is_none(),
+            supports_backpressure: load.rate.is_none(),
             ..slots(from, load.frame)
         };
         let (source, producer) = Ring::new(from.clone(), options.clone(), self.ledger())?;
         let options = RingOptions {
-            holdable: true,
+            supports_backpressure: true,
             ..options
         };
         let (target, copied) = Ring::new(to.clone(), options, RingLedger::default())?;

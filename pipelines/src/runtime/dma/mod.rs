@@ -118,7 +118,7 @@ impl Runner {
         let faults = engine.faults().len();
         let (slots, places) = (producer.options().slots, producer.options().places);
         // Half of the slots at a time where frames are carried: the other half is filled meanwhile.
-        let capacity = if engine.caps().holdable {
+        let capacity = if engine.caps().supports_backpressure {
             slots
         } else {
             (slots / 2).max(1)

@@ -523,7 +523,7 @@ impl Engine for Receiver {
 
     fn caps(&self) -> Caps {
         Caps {
-            holdable: self.is_holdable(),
+            supports_backpressure: self.is_holdable(),
             doorbell_bits: 0,
             end_of_packet: true,
             alignment: 1,

@@ -39,7 +39,7 @@ pub const ENTRY: EngineEntry = EngineEntry {
     },
     faults: FAULTS,
     keys: &["command", "within", "address_bits", "credits"],
-    holdable,
+    supports_backpressure,
     rings: |_| false,
     problems,
     recognises: |_| false,
@@ -62,7 +62,7 @@ const LOOKS: u32 = 64;
 
 const FAULTS: &[&str] = &["count-went-back", "more-than-credited"];
 
-fn holdable(config: &FpgaConfig) -> bool {
+fn supports_backpressure(config: &FpgaConfig) -> bool {
     config.credits == Some(true)
 }
 
@@ -129,7 +129,7 @@ pub struct Handed {
     dma: Arc<dyn DmaDevice>,
     hook: Hook,
     words: DmaBuffer,
-    holdable: bool,
+    supports_backpressure: bool,
     slots: Slots,
     is_armed: bool,
     /// Transfers that are counted, those of them that are told, and those that there were credits for.
@@ -150,7 +150,7 @@ impl Handed {
         Ok(Self {
             words: DmaBuffer::new(dma.clone(), PAGE)?,
             hook,
-            holdable: holdable(config),
+            supports_backpressure: supports_backpressure(config),
             slots: Slots {
                 addresses: Vec::new(),
                 bytes: 0,
@@ -169,7 +169,7 @@ impl Handed {
 
     fn run(&self, action: Action) -> Result<(), String> {
         let base = self.words.address();
-        let credits = self.holdable.then_some(base + CREDITS as u64);
+        let credits = self.supports_backpressure.then_some(base + CREDITS as u64);
         let count = base + COUNT as u64;
         let name = self.device.name();
         self.hook
@@ -182,7 +182,7 @@ impl Handed {
         let new = count.wrapping_sub(self.finished);
         let fault = if new > u64::MAX / 2 {
             0
-        } else if self.holdable && new > self.credited.wrapping_sub(self.finished) {
+        } else if self.supports_backpressure && new > self.credited.wrapping_sub(self.finished) {
             1
         } else {
             return Ok(count);
@@ -196,7 +196,7 @@ impl Handed {
 
     /// Transfers that may be overwritten once `finished` are finished.
     const fn overwritten(&self, finished: u64) -> u64 {
-        if self.holdable {
+        if self.supports_backpressure {
             return 0;
         }
         (finished.saturating_add(AHEAD)).saturating_sub(self.slots.addresses.len() as u64)
@@ -214,7 +214,7 @@ impl Engine for Handed {
 
     fn caps(&self) -> Caps {
         Caps {
-            holdable: self.holdable,
+            supports_backpressure: self.supports_backpressure,
             doorbell_bits: 0,
             end_of_packet: false,
             alignment: ALIGNMENT,
@@ -230,7 +230,7 @@ impl Engine for Handed {
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
         let name = self.device.name();
         check_slots(name, slots, &self.caps(), 64)?;
-        if !self.holdable && slots.addresses.len() as u64 <= AHEAD {
+        if !self.supports_backpressure && slots.addresses.len() as u64 <= AHEAD {
             let why = "a ring of one slot, which is always being overwritten: give the ring at least 2 `slots`";
             return Err(unfit(name, why));
         }
@@ -272,7 +272,7 @@ impl Engine for Handed {
     }
 
     fn credit(&mut self, slots: u32) {
-        if self.holdable && self.is_armed {
+        if self.supports_backpressure && self.is_armed {
             self.credited += u64::from(slots);
             self.words.write64(CREDITS, self.credited);
         }

@@ -116,7 +116,7 @@ fn external_engine_with_backpressure_reads_credits() {
 fn external_engine_free_running_overrun_is_skipped() {
     let desk = Desk::new();
     let mut engine = desk.engine("cat >told", "");
-    assert!(!engine.caps().holdable);
+    assert!(!engine.caps().supports_backpressure);
     engine.arm(&slots()).unwrap();
     engine.credit(1);
     assert_eq!(engine.words.read64(CREDITS), 0, "nobody waits for it");

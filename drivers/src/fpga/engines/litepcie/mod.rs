@@ -63,7 +63,7 @@ pub const ENTRY: EngineEntry = EngineEntry {
     },
     faults: FAULTS,
     keys: &["csr", "base"],
-    holdable: |_| false,
+    supports_backpressure: |_| false,
     rings: |_| false,
     problems,
     recognises: |_| false,
@@ -371,7 +371,7 @@ impl Engine for Writer {
 
     fn caps(&self) -> Caps {
         Caps {
-            holdable: false,
+            supports_backpressure: false,
             doorbell_bits: 0,
             end_of_packet: false,
             alignment: ALIGNMENT,

@@ -54,7 +54,7 @@ pub const ENTRY: EngineEntry = EngineEntry {
     },
     faults: FAULTS,
     keys: &["credits"],
-    holdable: |config| wants_credits(config),
+    supports_backpressure: |config| wants_credits(config),
     rings: |config| wants_credits(config),
     problems,
     recognises: |device| find(device).is_some(),
@@ -464,7 +464,7 @@ impl Engine for Xdma {
 
     fn caps(&self) -> Caps {
         Caps {
-            holdable: self.holds,
+            supports_backpressure: self.holds,
             doorbell_bits: if self.holds { COUNT_BITS } else { 0 },
             end_of_packet: true,
             alignment: self.alignment,

@@ -395,7 +395,10 @@ fn xdma_count_is_written_to_doorbell() {
     let mock = device();
     let mut engine = open(&mock, "").unwrap();
     assert_eq!(
-        (engine.caps().doorbell_bits, engine.caps().holdable),
+        (
+            engine.caps().doorbell_bits,
+            engine.caps().supports_backpressure
+        ),
         (24, true)
     );
     engine
@@ -419,7 +422,7 @@ fn xdma_without_credits_is_free_running() {
     let mock = device();
     let mut engine = open(&mock, "credits = false").unwrap();
     let caps = engine.caps();
-    assert_eq!((caps.holdable, caps.doorbell_bits), (false, 0));
+    assert_eq!((caps.supports_backpressure, caps.doorbell_bits), (false, 0));
     assert!(engine.arm(&slots(2)).is_err(), "all may be overwritten");
     engine.arm(&slots(8)).unwrap();
     let writes = mock.registers.writes();

@@ -37,7 +37,7 @@ impl SourceSpec for Declared {
             .map_err(|_| Problem::section("odd bytes"))
     }
 
-    fn holdable(&self) -> bool {
+    fn supports_backpressure(&self) -> bool {
         true
     }
 

@@ -155,8 +155,8 @@ impl SourceSpec for Watched {
         self.planned.layout(geometry)
     }
 
-    fn holdable(&self) -> bool {
-        self.planned.holdable()
+    fn supports_backpressure(&self) -> bool {
+        self.planned.supports_backpressure()
     }
 
     fn engine(&self) -> Option<EngineNeeds> {

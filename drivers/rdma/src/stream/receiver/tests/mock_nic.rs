@@ -337,7 +337,7 @@ impl Stage {
 #[test]
 fn lost_unreliable_frames_are_skipped() {
     let mut stage = Stage::new(Mode::Write, Service::Uc);
-    assert!(!stage.engine.caps().holdable);
+    assert!(!stage.engine.caps().supports_backpressure);
     stage.frame(0);
     stage.frame(2);
     assert_eq!(stage.poll(), [(0, 0, 0), (2, 1, 1)]);

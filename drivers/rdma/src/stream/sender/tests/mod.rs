@@ -74,7 +74,7 @@ impl Near {
         let (slot, places) = (options.slot, options.places);
         let ring = RingOptions {
             places,
-            holdable: guarantee,
+            supports_backpressure: guarantee,
             ..RingOptions::new("near", 16, slot)
         };
         let region = Region::host(ring.region_bytes(), HostOptions::default()).unwrap();
