@@ -107,9 +107,9 @@ impl Armed {
         self.parts.engine.credit(slots);
     }
 
-    /// [`Engine::lapsed`].
-    pub fn lapsed(&mut self) -> Result<u64, EngineError> {
-        self.parts.engine.lapsed()
+    /// [`Engine::overwritten`].
+    pub fn overwritten(&mut self) -> Result<u64, EngineError> {
+        self.parts.engine.overwritten()
     }
 
     /// [`Engine::wait`].

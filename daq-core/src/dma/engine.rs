@@ -172,7 +172,7 @@ impl Completions {
 
     /// Counts frames that were sent and never came, where no later frame will tell of them ([`Done::missing`]): at the end
     /// of what their sender tells.
-    pub fn miss(&mut self, frames: u64) {
+    pub fn add_missing(&mut self, frames: u64) {
         self.missing += frames;
     }
 
@@ -185,7 +185,7 @@ impl Completions {
     }
 
     /// Takes the first completion for damaged.
-    pub fn spoil(&mut self) {
+    pub fn mark_first_bad(&mut self) {
         if let Some(first) = self.done.first_mut() {
             first.is_bad = true;
         }
@@ -271,7 +271,7 @@ pub struct QuiesceTimeout {
 
 /// A producer that is given the addresses of all slots once and fills them by itself.
 ///
-/// `poll`, `credit` and `lapsed` are the data path: no allocation, no lock, at most one register read a call where the
+/// `poll`, `credit` and `overwritten` are the data path: no allocation, no lock, at most one register read a call where the
 /// device offers nothing else. An engine that is dropped must leave nothing in flight.
 pub trait Engine: Send {
     /// The engine's name, as in configuration.
@@ -288,7 +288,7 @@ pub trait Engine: Send {
 
     /// Whether packets are written into slots as they come: behind a frame's length too, up to the end of the slot, and of a
     /// frame of which some never came not those. What changes behind a frame then proves nothing.
-    fn writes_behind(&self) -> bool {
+    fn writes_past_length(&self) -> bool {
         false
     }
 
@@ -309,7 +309,7 @@ pub trait Engine: Send {
 
     /// How many transfers since it was armed may have been overwritten, or be being overwritten, by now; reads the
     /// device. 0 for an engine that is held back.
-    fn lapsed(&mut self) -> Result<u64, EngineError> {
+    fn overwritten(&mut self) -> Result<u64, EngineError> {
         Ok(0)
     }
 

@@ -161,8 +161,8 @@ impl Engine for Programmed {
         self.engine.credit(slots);
     }
 
-    fn lapsed(&mut self) -> Result<u64, EngineError> {
-        self.engine.lapsed()
+    fn overwritten(&mut self) -> Result<u64, EngineError> {
+        self.engine.overwritten()
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {

@@ -330,7 +330,7 @@ impl Engine for QueuePair {
         FAULTS
     }
 
-    fn writes_behind(&self) -> bool {
+    fn writes_past_length(&self) -> bool {
         true
     }
 
@@ -364,7 +364,7 @@ impl Engine for QueuePair {
         done.skip(std::mem::take(&mut self.overrun));
         let (discarded, missing) = std::mem::take(&mut self.discarded);
         done.discard(discarded);
-        done.miss(missing);
+        done.add_missing(missing);
         self.idle += 1;
         while done.room() > 0
             && let Some(ended) = self.ended.pop_front()
@@ -393,7 +393,7 @@ impl Engine for QueuePair {
 
     fn credit(&mut self, _: u32) {}
 
-    fn lapsed(&mut self) -> Result<u64, EngineError> {
+    fn overwritten(&mut self) -> Result<u64, EngineError> {
         self.collect();
         Ok(self.bound())
     }

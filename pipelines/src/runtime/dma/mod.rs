@@ -309,14 +309,14 @@ impl Runner {
             // Nothing can be verified with this transfer, so it counts as damaged and the next one is checked.
             self.path = Path::Unproven(prover, true);
             if !is_mapped {
-                self.completions.spoil();
+                self.completions.mark_first_bad();
             }
             return Ok(true);
         };
-        if self.port.lapsed()? > self.transfers + first.passed {
+        if self.port.overwritten()? > self.transfers + first.passed {
             // Another one has come over it meanwhile.
             self.path = Path::Unproven(prover, is_looked_at);
-            self.completions.spoil();
+            self.completions.mark_first_bad();
             return Ok(true);
         }
         let is_right = match first.origin {
@@ -328,7 +328,7 @@ impl Runner {
         }
         if is_mapped {
             self.path = Path::Unproven(prover, true);
-            self.completions.spoil();
+            self.completions.mark_first_bad();
             return Ok(true);
         }
         self.counters.prove(Proof::Disproved);
@@ -604,7 +604,7 @@ impl Runner {
         if is_blank {
             self.producer.blank(i);
             // Where frames are shorter than slots, all are as long as they say.
-            let length = if self.port.writes_behind() {
+            let length = if self.port.writes_past_length() {
                 done.length
             } else {
                 self.producer.options().slot_bytes
@@ -660,20 +660,20 @@ impl Runner {
                 next += 1;
             }
             self.port.settle()?;
-            let overtaken = self.port.lapsed()?;
-            let mut lapsed = 0;
-            while lapsed < batch {
-                let done = self.done(at + lapsed)?;
+            let overtaken = self.port.overwritten()?;
+            let mut overwritten = 0;
+            while overwritten < batch {
+                let done = self.done(at + overwritten)?;
                 if turn + done.passed >= overtaken {
                     break;
                 }
                 turn += done.passed + 1;
-                lapsed += 1;
+                overwritten += 1;
             }
-            if lapsed > 0 {
+            if overwritten > 0 {
                 // The others lie behind slots that were filled for nothing: they are copied again.
-                self.drop_frames(at, lapsed, Cause::Overrun);
-                at += lapsed;
+                self.drop_frames(at, overwritten, Cause::Overrun);
+                at += overwritten;
                 continue;
             }
             for i in 0..batch {

@@ -28,7 +28,7 @@ pub(super) struct Port {
     name: String,
     supports_backpressure: bool,
     /// Whether the engine's slots are written packet by packet, and behind frames.
-    writes_behind: bool,
+    writes_past_length: bool,
     place_bytes: usize,
     faults: &'static [&'static str],
     /// How frames get from slots of the engine's own to the ring's; `None` where it writes the ring.
@@ -160,7 +160,7 @@ impl Port {
         Ok(Self {
             name: format!("{} of {}", engine.name(), engine.device().name()),
             faults: engine.faults(),
-            writes_behind: engine.writes_behind(),
+            writes_past_length: engine.writes_past_length(),
             place_bytes: engine.place_bytes(),
             flushed: gpu.filter(|gpu| gpu.needs_flush() == Some(true)),
             bounce_copy: (!is_straight)
@@ -195,8 +195,8 @@ impl Port {
         self.supports_backpressure
     }
 
-    pub(super) const fn writes_behind(&self) -> bool {
-        self.writes_behind
+    pub(super) const fn writes_past_length(&self) -> bool {
+        self.writes_past_length
     }
 
     /// Bytes of a place, where those that did not arrive are to be filled.
@@ -343,10 +343,10 @@ impl Port {
     }
 
     /// Transfers that may have been overwritten by now.
-    pub(super) fn lapsed(&mut self) -> Result<u64, DmaError> {
+    pub(super) fn overwritten(&mut self) -> Result<u64, DmaError> {
         match &mut self.state {
-            State::Armed(armed) => Ok(armed.lapsed()?),
-            State::Idle(engine, _) => Ok(engine.lapsed()?),
+            State::Armed(armed) => Ok(armed.overwritten()?),
+            State::Idle(engine, _) => Ok(engine.overwritten()?),
             State::Lost => Ok(u64::MAX),
         }
     }

@@ -143,7 +143,7 @@ impl Prover {
             || DmaError::Unbelievable(format!("the slots of {} cannot be looked at", port.name()));
         let region = port.region().ok_or_else(gone)?;
         // Whole words of the frame alone, where the engine writes behind it as well.
-        let bytes = if port.writes_behind() && written > 0 {
+        let bytes = if port.writes_past_length() && written > 0 {
             written / 8 * 8
         } else {
             self.stride

@@ -101,7 +101,7 @@ impl Engine for Scripted {
         &[]
     }
 
-    fn writes_behind(&self) -> bool {
+    fn writes_past_length(&self) -> bool {
         true
     }
 
@@ -126,7 +126,7 @@ impl Engine for Scripted {
         };
         done.skip(words.overrun);
         done.discard(words.discarded);
-        done.miss(words.missing);
+        done.add_missing(words.missing);
         let region = self.given.0.lock().unwrap().last().unwrap().clone();
         for (origin, present) in words.frames {
             let at = usize::try_from(self.slots[self.next]).unwrap();

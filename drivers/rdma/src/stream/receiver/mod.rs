@@ -564,7 +564,7 @@ impl Engine for Receiver {
         if self.shared.attention.load(Ordering::Acquire) {
             self.attend(done)?;
         }
-        done.miss(std::mem::take(&mut self.missing));
+        done.add_missing(std::mem::take(&mut self.missing));
         if let (Service::Uc, Some(ring)) = (self.shape.service, self.ring) {
             // What was told until now has been copied.
             self.given = self.told + u64::from(ring.slots);
@@ -602,7 +602,7 @@ impl Engine for Receiver {
         }
         if is_dry && !was_live {
             self.let_go();
-            done.miss(std::mem::take(&mut self.missing));
+            done.add_missing(std::mem::take(&mut self.missing));
         }
         Ok(())
     }
@@ -613,7 +613,7 @@ impl Engine for Receiver {
         }
     }
 
-    fn lapsed(&mut self) -> Result<u64, EngineError> {
+    fn overwritten(&mut self) -> Result<u64, EngineError> {
         let slots = self.ring.map_or(0, |ring| u64::from(ring.slots));
         Ok(if self.is_holdable() {
             0

@@ -252,10 +252,10 @@ impl Engine for Handed {
                 self.device.check()?;
             }
         }
-        let lapsed = self.overwritten(self.finished);
-        if self.told < lapsed {
-            done.skip(lapsed - self.told);
-            self.told = lapsed;
+        let overwritten = self.overwritten(self.finished);
+        if self.told < overwritten {
+            done.skip(overwritten - self.told);
+            self.told = overwritten;
         }
         if self.told < self.finished {
             let finished = Done {
@@ -278,7 +278,7 @@ impl Engine for Handed {
         }
     }
 
-    fn lapsed(&mut self) -> Result<u64, EngineError> {
+    fn overwritten(&mut self) -> Result<u64, EngineError> {
         let finished = if self.is_armed {
             self.count()?
         } else {

@@ -91,7 +91,7 @@ fn external_engine_with_backpressure_reads_credits() {
             (0, 1),
             "what did not fit comes next"
         );
-        assert_eq!(engine.lapsed().unwrap(), 0);
+        assert_eq!(engine.overwritten().unwrap(), 0);
     }
     engine.quiesce(Duration::ZERO).unwrap();
     engine.quiesce(Duration::ZERO).unwrap();
@@ -122,19 +122,19 @@ fn external_engine_free_running_overrun_is_skipped() {
     assert_eq!(engine.words.read64(CREDITS), 0, "nobody waits for it");
     engine.words.write64(COUNT, 3);
     assert_eq!(poll(&mut engine, 64).unwrap(), (0, 3));
-    assert_eq!(engine.lapsed().unwrap(), 0);
+    assert_eq!(engine.overwritten().unwrap(), 0);
     // The fourth is counted, so the fifth may be on its way, into the slot of the first.
     engine.words.write64(COUNT, 4);
-    assert_eq!(engine.lapsed().unwrap(), 1);
+    assert_eq!(engine.overwritten().unwrap(), 1);
     engine.words.write64(COUNT, 1000);
-    assert_eq!(engine.lapsed().unwrap(), 997);
+    assert_eq!(engine.overwritten().unwrap(), 997);
     assert_eq!(poll(&mut engine, 64).unwrap(), (994, 3));
     // What is counted until the stop can be polled after it.
     engine.words.write64(COUNT, 1002);
     engine.quiesce(Duration::ZERO).unwrap();
     engine.words.write64(COUNT, 5);
     assert_eq!(poll(&mut engine, 64).unwrap(), (0, 2));
-    assert_eq!(engine.lapsed().unwrap(), 999);
+    assert_eq!(engine.overwritten().unwrap(), 999);
     let job: serde_json::Value = serde_json::from_str(&desk.read("told")).unwrap();
     assert!(job["credits"].is_null());
     let mut one = slots();

@@ -449,10 +449,10 @@ impl Engine for Writer {
         } else {
             self.end
         };
-        let lapsed = self.overwritten(finished);
-        if self.told < lapsed {
-            done.skip(lapsed - self.told);
-            self.told = lapsed;
+        let overwritten = self.overwritten(finished);
+        if self.told < overwritten {
+            done.skip(overwritten - self.told);
+            self.told = overwritten;
         }
         if self.told < finished {
             let timestamp = now();
@@ -473,7 +473,7 @@ impl Engine for Writer {
 
     fn credit(&mut self, _: u32) {}
 
-    fn lapsed(&mut self) -> Result<u64, EngineError> {
+    fn overwritten(&mut self) -> Result<u64, EngineError> {
         let finished = if self.is_armed {
             self.finished()?
         } else {

@@ -98,18 +98,18 @@ fn litepcie_loop_status_gives_completed_slots() {
     status(&mock, 0, 5);
     assert_eq!(poll(&mut engine, 3), Ok((3, 0)), "room for three");
     assert_eq!(poll(&mut engine, 8), Ok((1, 0)));
-    assert_eq!(engine.lapsed(), Ok(0));
+    assert_eq!(engine.overwritten(), Ok(0));
     status(&mock, 0, 6);
-    assert_eq!(engine.lapsed(), Ok(1));
+    assert_eq!(engine.overwritten(), Ok(1));
     // 5 were yielded; 16 are finished, up to 18 may be being written over 10.
     status(&mock, 2, 0);
-    assert_eq!(engine.lapsed(), Ok(11));
+    assert_eq!(engine.overwritten(), Ok(11));
     assert_eq!(poll(&mut engine, 8), Ok((5, 6)));
     // The stop adds no loss: what was not polled is told after it, the last one as well.
     status(&mock, 2, 2);
     engine.quiesce(Duration::ZERO).unwrap();
     assert_eq!(mock.registers.get(0x2014), 0);
-    assert_eq!(engine.lapsed(), Ok(12));
+    assert_eq!(engine.overwritten(), Ok(12));
     assert_eq!(poll(&mut engine, 2), Ok((2, 0)), "room for two");
     assert_eq!(poll(&mut engine, 8), Ok((1, 0)));
     assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
@@ -153,7 +153,7 @@ fn litepcie_stop_reports_known_transfers() {
         mock.registers.writes(),
         [(0x2010, 0), (0x201c, 1), (0x2000, 0), (0x201c, 1)]
     );
-    assert_eq!(engine.lapsed(), Ok(3));
+    assert_eq!(engine.overwritten(), Ok(3));
     assert_eq!(poll(&mut engine, 8), Ok((0, 3)));
 }
 
@@ -172,13 +172,13 @@ fn litepcie_impossible_status_is_fault() {
     // The card was reset under it.
     status(&mock, 0, 0);
     assert_eq!(faults(poll(&mut engine, 8)), ["count-went-back"]);
-    assert!(engine.lapsed().is_err());
+    assert!(engine.overwritten().is_err());
     mock.registers.remove();
     let gone = EngineError::Gone {
         device: "mock".into(),
     };
     assert_eq!(poll(&mut engine, 8), Err(gone.clone()));
-    assert_eq!(engine.lapsed(), Err(gone.clone()));
+    assert_eq!(engine.overwritten(), Err(gone.clone()));
     assert_eq!(engine.quiesce(Duration::ZERO), Ok(()));
     assert_eq!(engine.arm(&slots(8)), Err(gone));
 }
@@ -324,14 +324,14 @@ proptest! {
             prop_assert!(first >= (truth + AHEAD).saturating_sub(count) || done == 0);
             told = first + done as u64;
             prop_assert!(told <= truth + AHEAD && (done == room || told >= truth));
-            prop_assert_eq!(engine.lapsed(), Ok((truth + AHEAD).saturating_sub(count)));
+            prop_assert_eq!(engine.overwritten(), Ok((truth + AHEAD).saturating_sub(count)));
         }
         engine.quiesce(Duration::ZERO).unwrap();
         let end = if truth > 0 { truth + 1 } else { 0 };
-        let lapsed = engine.lapsed().unwrap();
-        prop_assert_eq!(lapsed, (end + 1).saturating_sub(count));
+        let overwritten = engine.overwritten().unwrap();
+        prop_assert_eq!(overwritten, (end + 1).saturating_sub(count));
         let (done, overrun) = poll(&mut engine, 512).unwrap();
         prop_assert_eq!(told + overrun + done as u64, end);
-        prop_assert_eq!(overrun, lapsed.saturating_sub(told));
+        prop_assert_eq!(overrun, overwritten.saturating_sub(told));
     }
 }

@@ -551,10 +551,10 @@ impl Engine for Xdma {
             let count = ring.count();
             let finished = self.finished(count)?;
             self.count.advance(finished);
-            let lapsed = (finished + AHEAD).saturating_sub(ring.slots() as u64);
-            if self.told < lapsed {
-                done.skip(lapsed - self.told);
-                self.told = lapsed;
+            let overwritten = (finished + AHEAD).saturating_sub(ring.slots() as u64);
+            if self.told < overwritten {
+                done.skip(overwritten - self.told);
+                self.told = overwritten;
             }
             finished
         };
@@ -578,7 +578,7 @@ impl Engine for Xdma {
         self.write_sgdma(sgdma::CREDITS, slots);
     }
 
-    fn lapsed(&mut self) -> Result<u64, EngineError> {
+    fn overwritten(&mut self) -> Result<u64, EngineError> {
         let (false, Some(ring)) = (self.holds, &self.ring) else {
             return Ok(0);
         };

@@ -176,7 +176,7 @@ fn xdma_writeback_gives_completed_slots() {
     // What is finished when it stops can still be polled.
     engine.quiesce(Duration::ZERO).unwrap();
     assert_eq!(poll(&mut engine, 8), Ok((vec![11], 0)));
-    assert_eq!(engine.lapsed(), Ok(0));
+    assert_eq!(engine.overwritten(), Ok(0));
 }
 
 #[test]
@@ -438,11 +438,11 @@ fn xdma_without_credits_is_free_running() {
     count(&engine, 15);
     assert_eq!(poll(&mut engine, 2), Ok((vec![4096; 2], 6)));
     mock.registers.set(0x1148, 17);
-    assert_eq!(engine.lapsed(), Ok(11));
+    assert_eq!(engine.overwritten(), Ok(11));
     assert_eq!(poll(&mut engine, 8), Ok((vec![4096; 4], 0)));
     // A whole count of all ones is no card that is gone, but one that went back is no progress.
     mock.registers.set(0x1148, u32::MAX);
-    let back = engine.lapsed().unwrap_err();
+    let back = engine.overwritten().unwrap_err();
     assert!(back.to_string().contains("count-went-back"), "{back}");
     count(&engine, 14);
     let back = poll(&mut engine, 8).unwrap_err();
@@ -450,7 +450,10 @@ fn xdma_without_credits_is_free_running() {
     count(&engine, 15);
     assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
     mock.registers.remove();
-    assert!(matches!(engine.lapsed(), Err(EngineError::Gone { .. })));
+    assert!(matches!(
+        engine.overwritten(),
+        Err(EngineError::Gone { .. })
+    ));
 }
 
 #[test]

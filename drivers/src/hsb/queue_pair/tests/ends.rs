@@ -47,13 +47,13 @@ fn repeated_frame_end_is_ignored_and_metadata_counted() {
         bench.end(3, psn, &notes(3, 6, psn));
     }
     bench.until(Fault::Repeated, 2 + 2 * REPEATS);
-    assert_eq!(bench.lapsed(), 0);
+    assert_eq!(bench.overwritten(), 0);
     // And one whose page has another end since: then nothing is known to be whole.
     for _ in 0..2 * REPEATS {
         bench.end(1, 18_u32.wrapping_sub(56), &[0; 128]);
     }
     bench.until(Fault::Repeated, 2 + 4 * REPEATS);
-    assert_eq!(bench.lapsed(), 4);
+    assert_eq!(bench.overwritten(), 4);
     bench.send(4, &[]);
     let frames = bench.take(1);
     assert_eq!(frames[0].origin.unwrap().epoch, 1);
@@ -75,7 +75,10 @@ fn continuing_past_frame_ends_open_epoch() {
     bench.send_all(16..16 + REPEATS);
     bench.until(Fault::Repeated, REPEATS);
     // It may be that far by now.
-    assert_eq!(bench.lapsed(), 15 + 2 + UNHEARD + REPEATS - PAGES as u64);
+    assert_eq!(
+        bench.overwritten(),
+        15 + 2 + UNHEARD + REPEATS - PAGES as u64
+    );
     let mut frames = Vec::new();
     for frame in 20..22 {
         bench.send(frame, &[]);

@@ -124,7 +124,7 @@ fn frame_overwritten_by_sensor_is_incomplete() {
     bench.send_all(0..20);
     bench.hear(19);
     assert_eq!(
-        bench.engine.as_mut().unwrap().lapsed().unwrap(),
+        bench.engine.as_mut().unwrap().overwritten().unwrap(),
         19 + 2 + UNHEARD - 8
     );
     let done = bench.poll().unwrap();
@@ -185,7 +185,7 @@ fn frame_ends_beyond_receives_leave_no_complete_frame() {
     assert_eq!((done.len(), overrun), (PAGES, 16 - PAGES as u64));
     assert!(done.iter().all(|done| done.is_bad));
     // More where the last end has found a receive that was posted since.
-    assert!(bench.lapsed() >= 16);
+    assert!(bench.overwritten() >= 16);
 }
 
 /// The engine is held back while the sensor goes on: what it says is whole is, and all is counted.
@@ -205,7 +205,7 @@ fn sensor_wrapping_ring_tears_no_frame() {
             let origin = done.origin.unwrap();
             assert_eq!((origin.sequence, done.missing), (transfers, 0));
             let page = bench.page(transfers);
-            if done.is_bad || bench.lapsed() > transfers {
+            if done.is_bad || bench.overwritten() > transfers {
                 lost += 1;
             } else {
                 whole += 1;

@@ -525,12 +525,12 @@ impl Bench {
         engine.poll(&mut self.completions).unwrap();
         (
             self.completions.as_slice().to_vec(),
-            engine.lapsed().unwrap(),
+            engine.overwritten().unwrap(),
         )
     }
 
-    fn lapsed(&mut self) -> u64 {
-        self.engine.as_mut().unwrap().lapsed().unwrap()
+    fn overwritten(&mut self) -> u64 {
+        self.engine.as_mut().unwrap().overwritten().unwrap()
     }
 
     /// Ends the frame in `page` by a packet that says that it has the number `psn`.
@@ -544,7 +544,7 @@ impl Bench {
     fn hear(&mut self, transfer: u64) {
         let bound = transfer + 2 + UNHEARD - PAGES as u64;
         assert!(bound > 0);
-        while self.engine.as_mut().unwrap().lapsed().unwrap() < bound {
+        while self.engine.as_mut().unwrap().overwritten().unwrap() < bound {
             self.engine.as_mut().unwrap().wait(LONG).unwrap();
         }
     }
