@@ -64,7 +64,7 @@ pub enum RegionError {
 
 /// Why there is no dma-buf of a region.
 #[derive(Debug, thiserror::Error)]
-pub enum NoDmaBuf {
+pub enum DmaBufError {
     /// It is memory that none is made of.
     #[error(
         "{0} is not handed on as a dma-buf; for memory of CUDA's that is, have `gdrapi` or `dma-buf` among `backends` of `[staging]`"
@@ -123,7 +123,7 @@ enum Backing {
     BarMapping(Arc<BarMapping>),
     /// A mapping of this process that stands for a GPU's memory, without which rings there could not be tested.
     #[cfg(test)]
-    Pretended,
+    Fake,
 }
 
 /// One pinned allocation.
@@ -279,14 +279,14 @@ impl Region {
 
     /// A host region that says of itself that it lies on a GPU.
     #[cfg(test)]
-    pub(crate) fn pretend(bytes: usize, placement: Placement) -> Arc<Self> {
+    pub(crate) fn fake(bytes: usize, placement: Placement) -> Arc<Self> {
         let length = bytes.next_multiple_of(PAGE);
         Arc::new(Self {
             address: memory::map(length, false).unwrap(),
             bytes: length,
             placement,
             granted: Granted::default(),
-            backing: Backing::Pretended,
+            backing: Backing::Fake,
             registrations: Mutex::new(Vec::new()),
         })
     }
@@ -317,7 +317,7 @@ impl Region {
             Backing::BarMapping(mapped) => Some(mapped.cpu_address()),
             Backing::Cuda(_) => None,
             #[cfg(test)]
-            Backing::Pretended => None,
+            Backing::Fake => None,
         }
     }
 
@@ -327,18 +327,18 @@ impl Region {
             Backing::Host(file) => file.as_ref().map(AsFd::as_fd),
             Backing::Cuda(_) | Backing::BarMapping(_) => None,
             #[cfg(test)]
-            Backing::Pretended => None,
+            Backing::Fake => None,
         }
     }
 
     /// A dma-buf of a GPU's region, through which other devices' drivers reach its memory.
-    pub fn dma_buf(&self) -> Result<OwnedFd, NoDmaBuf> {
+    pub fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
         match &self.backing {
             Backing::Cuda(memory) => Ok(memory.dma_buf(0, self.bytes)?),
             Backing::BarMapping(mapped) => mapped.dma_buf(),
-            Backing::Host(_) => Err(NoDmaBuf::Kind("host memory")),
+            Backing::Host(_) => Err(DmaBufError::Kind("host memory")),
             #[cfg(test)]
-            Backing::Pretended => Err(NoDmaBuf::Kind("pretended memory")),
+            Backing::Fake => Err(DmaBufError::Kind("pretended memory")),
         }
     }
 
@@ -348,7 +348,7 @@ impl Region {
             Backing::Cuda(memory) => Some(memory),
             Backing::Host(_) | Backing::BarMapping(_) => None,
             #[cfg(test)]
-            Backing::Pretended => None,
+            Backing::Fake => None,
         }
     }
 
@@ -358,7 +358,7 @@ impl Region {
             Backing::BarMapping(mapped) => Some(mapped),
             Backing::Host(_) | Backing::Cuda(_) => None,
             #[cfg(test)]
-            Backing::Pretended => None,
+            Backing::Fake => None,
         }
     }
 
@@ -398,7 +398,7 @@ impl Drop for Region {
                 Backing::Cuda(_) | Backing::BarMapping(_) => None,
                 Backing::Host(_) => Some((self.address, self.bytes)),
                 #[cfg(test)]
-                Backing::Pretended => Some((self.address, self.bytes)),
+                Backing::Fake => Some((self.address, self.bytes)),
             },
         };
         let registrations = &mut rest.registrations.iter();

@@ -160,7 +160,7 @@ impl BounceCopy {
     /// Returns once everything copied so far is there.
     pub fn settle(&mut self) -> Result<(), BounceCopyError> {
         match &self.method {
-            CopyMethod::Host => copy::settle(),
+            CopyMethod::Host => copy::fence(),
             CopyMethod::Stores(mapped) => {
                 store::fence();
                 mapped.check()?;

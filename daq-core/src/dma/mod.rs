@@ -41,7 +41,7 @@ mod engine;
 mod sentinel;
 mod sequence;
 
-pub use crate::sys::guard::{Guard, Unguarded};
+pub use crate::sys::guard::{Guard, GuardError};
 pub use armed::{Armed, Idle, Refused};
 pub use bounce_copy::{BounceCopy, BounceCopyError};
 pub use buffer::DmaBuffer;

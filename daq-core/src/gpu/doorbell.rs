@@ -159,7 +159,7 @@ impl fmt::Debug for Credits {
 #[cfg(test)]
 impl Credits {
     /// Credits that nobody pinned, and what a kernel would do to them.
-    pub(crate) fn pretend(teams: u32, blocks: u32) -> Arc<Self> {
+    pub(crate) fn fake(teams: u32, blocks: u32) -> Arc<Self> {
         Arc::new(Self::unpinned(teams, blocks).unwrap())
     }
 
@@ -202,7 +202,7 @@ mod tests {
     fn completed_frames_end_before_first_incomplete() {
         for teams in 1..5_u32 {
             for counts in 0..4_u64.pow(teams) {
-                let credits = Credits::pretend(teams, 1);
+                let credits = Credits::fake(teams, 1);
                 let count = |team: u64| counts / 4_u64.pow(u32::try_from(team).unwrap()) % 4;
                 for team in 0..u64::from(teams) {
                     credits.give(usize::try_from(team).unwrap(), count(team));

@@ -733,7 +733,7 @@ impl<'a> Batch<'a> {
     /// Tells the others what this batch has seen.
     fn flush(&mut self) {
         if std::mem::take(&mut self.state.streamed) {
-            copy::settle();
+            copy::fence();
         }
         if self.horizon > 0 {
             self.shared.start.fetch_min(self.start, Ordering::AcqRel);

@@ -75,7 +75,7 @@ fn leases_retire_in_order_of_their_events() {
     }
     let (first, first_done) = TestEvent::new();
     let (second, second_done) = TestEvent::new();
-    let credits = Credits::pretend(1, 1);
+    let credits = Credits::fake(1, 1);
     reader.poll(1).unwrap().retire(first_done);
     reader.poll(1).unwrap().retire(second_done);
     reader.poll(1).unwrap().retire(Completion::Credit {
@@ -175,7 +175,7 @@ fn slot_never_released_by_device_is_leaked() {
         let region = std::sync::Arc::downgrade(ring.region());
         let mut reader = ring.attach(false, 1, ReaderLedger::default()).unwrap();
         make(&mut producer, 0);
-        let credits = Credits::pretend(1, 1);
+        let credits = Credits::fake(1, 1);
         let credit = std::sync::Arc::downgrade(&credits);
         let lease = reader.poll(1).unwrap();
         let address = lease.frame(0).address();

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Below this a sleep costs more than it saves.
-const NAP: Duration = Duration::from_micros(60);
+const MIN_SLEEP: Duration = Duration::from_micros(60);
 /// How long before a copy's expected end the thread wakes.
-const EARLY: Duration = Duration::from_micros(10);
+const WAKE_AHEAD: Duration = Duration::from_micros(10);
 
 /// How copies are sized and timed on one GPU and direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -136,7 +136,7 @@ pub enum Step {
 
 /// Copies under way that keep the stream busy; a ring copy that has one among them begins another only if it is a whole
 /// chunk, so that frames gather.
-const ENOUGH: usize = 2;
+const ENOUGH_IN_FLIGHT: usize = 2;
 
 /// A copy in flight: how long it takes by itself, and when it should be done.
 #[derive(Debug)]
@@ -248,7 +248,7 @@ impl CopyEngineThread {
     fn engine_state(&self) -> EngineState {
         EngineState {
             has_room: self.has_room(),
-            enough: self.expected.len() >= ENOUGH,
+            enough: self.expected.len() >= ENOUGH_IN_FLIGHT,
             cpu_store_threshold: self.tuning.cpu_store_threshold,
         }
     }
@@ -314,23 +314,23 @@ impl CopyEngineThread {
             return;
         }
         let now = Instant::now();
-        if self.expected.len() < ENOUGH && self.has_room() {
+        if self.expected.len() < ENOUGH_IN_FLIGHT && self.has_room() {
             // New frames ring; the end of a copy does not, but when it comes is known about.
             let mut ready = || done() || self.is_ready();
             let first = self.expected.front().map_or(now, |copy| copy.at);
-            let nap = first.saturating_duration_since(now);
-            if nap > NAP {
+            let sleep = first.saturating_duration_since(now);
+            if sleep > MIN_SLEEP {
                 self.notifier
-                    .sleep(nap.saturating_sub(EARLY).min(limit), &mut ready);
+                    .sleep(sleep.saturating_sub(WAKE_AHEAD).min(limit), &mut ready);
             } else {
-                self.notifier.wait_polling(policy, NAP, limit, ready);
+                self.notifier.wait_polling(policy, MIN_SLEEP, limit, ready);
             }
             return;
         }
         // Nothing need be begun before a copy ends, whatever rings, but for frames that the CPU stores.
         let at = self.expected.len().saturating_sub(2);
         let until = self.expected.get(at).map_or(now, |copy| copy.at);
-        let nap = until.saturating_duration_since(now);
+        let sleep = until.saturating_duration_since(now);
         let may_store = |ring_copy: &RingCopy| ring_copy.may_store(self.tuning.cpu_store_threshold);
         if self.stores && self.ring_copies.iter().any(may_store) {
             let state = EngineState {
@@ -342,17 +342,17 @@ impl CopyEngineThread {
                     .iter()
                     .any(|ring_copy| ring_copy.is_ready(state))
             };
-            if nap > NAP {
-                let limit = nap.saturating_sub(EARLY).min(limit);
+            if sleep > MIN_SLEEP {
+                let limit = sleep.saturating_sub(WAKE_AHEAD).min(limit);
                 self.notifier.wait(Wait::Event, limit, ready);
             } else {
                 let ready = || done() || ready();
-                self.notifier.wait_polling(policy, NAP, limit, ready);
+                self.notifier.wait_polling(policy, MIN_SLEEP, limit, ready);
             }
-        } else if nap > NAP {
-            std::thread::sleep(nap.saturating_sub(EARLY).min(limit));
+        } else if sleep > MIN_SLEEP {
+            std::thread::sleep(sleep.saturating_sub(WAKE_AHEAD).min(limit));
         } else {
-            Notifier::default().wait_polling(policy, NAP, limit, done);
+            Notifier::default().wait_polling(policy, MIN_SLEEP, limit, done);
         }
     }
 

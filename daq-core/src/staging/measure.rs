@@ -28,11 +28,11 @@ const DEPTH: usize = 4;
 /// Bytes moved for each size.
 const VOLUME: usize = 128 << 20;
 /// Times that each figure is taken; the best counts, for what disturbs a copy only makes it slower.
-const TIMES: usize = 3;
+const REPEATS: usize = 3;
 /// The longest that a figure is taken: where the bus is slow, less than the volume does, and once.
 const LIMIT: Duration = Duration::from_millis(20);
 /// Copies that every figure needs.
-const LEAST: usize = 4;
+const MIN_COPIES: usize = 4;
 /// Small copies whose time is taken.
 const SMALL: usize = 32;
 /// The sizes between which the copy engine overtakes the CPU.
@@ -68,7 +68,7 @@ pub enum MeasureError {
 
 /// Whether `copies` of `bytes` bytes, begun within `took`, are enough for a figure.
 fn is_enough(copies: usize, bytes: usize, took: Duration) -> bool {
-    copies >= LEAST && (copies * bytes >= VOLUME || took >= LIMIT)
+    copies >= MIN_COPIES && (copies * bytes >= VOLUME || took >= LIMIT)
 }
 
 /// Bytes a second of copies of `bytes` bytes with at most `depth` in flight.
@@ -76,7 +76,7 @@ fn rate(baseline: &BaselineCopy, bytes: usize, depth: usize) -> Result<f64, Cuda
     let mut best = 0.0_f64;
     let mut events: VecDeque<Arc<StreamEvent>> = VecDeque::with_capacity(depth);
     let begun = Instant::now();
-    for _ in 0..TIMES {
+    for _ in 0..REPEATS {
         let (start, mut copies) = (Instant::now(), 0);
         while !is_enough(copies, bytes, start.elapsed()) {
             if events.len() == depth
@@ -241,8 +241,8 @@ mod tests {
         let short = Duration::from_micros(10);
         assert!(!is_enough(VOLUME / SIZES[0] - 1, SIZES[0], short));
         assert!(is_enough(VOLUME / SIZES[0], SIZES[0], short));
-        assert!(is_enough(LEAST, SIZES[0], LIMIT), "a slow bus");
-        assert!(!is_enough(LEAST - 1, LARGEST, LIMIT * 10));
-        assert!(is_enough(LEAST, LARGEST, short));
+        assert!(is_enough(MIN_COPIES, SIZES[0], LIMIT), "a slow bus");
+        assert!(!is_enough(MIN_COPIES - 1, LARGEST, LIMIT * 10));
+        assert!(is_enough(MIN_COPIES, LARGEST, short));
     }
 }

@@ -19,7 +19,7 @@ pub const DEFAULT_CPU_STORE_THRESHOLD: usize = 128 << 10;
 /// More than that it is on none.
 const MAX_CPU_STORE_THRESHOLD: usize = 1 << 30;
 /// The most copies in flight that are worth their bookkeeping.
-const MOST_DEPTH: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 /// What was measured of one direction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -71,7 +71,7 @@ impl Rates {
             clippy::cast_sign_loss,
             reason = "small and positive"
         )]
-        let fits = (wanted as usize).clamp(3, MOST_DEPTH);
+        let fits = (wanted as usize).clamp(3, MAX_DEPTH);
         Tuning {
             chunk,
             depth: depth.unwrap_or(fits).max(1),

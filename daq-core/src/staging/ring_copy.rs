@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// The longest pitch that rows are copied with; devices allow a little less than 2 GiB.
-const MOST_PITCH: usize = 1 << 30;
+const MAX_PITCH: usize = 1 << 30;
 
 /// A copy that is not done.
 #[derive(Debug)]
@@ -339,7 +339,7 @@ fn copy(
         unsafe {
             if longest == 0 {
                 // Frames without payload.
-            } else if count > 1 && longest * count < stretch / 4 * 3 && from.stride <= MOST_PITCH {
+            } else if count > 1 && longest * count < stretch / 4 * 3 && from.stride <= MAX_PITCH {
                 backend.copy_rows(target.address(0), source.address(0), rows)?;
                 total += (longest * count) as u64;
             } else {

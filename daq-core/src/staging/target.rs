@@ -15,7 +15,7 @@ pub(super) enum Target {
     BarMapping(Arc<BarMapping>),
     /// Host memory that stands for it.
     #[cfg(test)]
-    Pretended(super::tests::Memory),
+    Fake(super::tests::Memory),
 }
 
 impl Target {
@@ -33,7 +33,7 @@ impl Target {
         match self {
             Self::BarMapping(mapped) => super::warn_if_remote_numa(mapped.device(), remedy),
             #[cfg(test)]
-            Self::Pretended(_) => {}
+            Self::Fake(_) => {}
         }
     }
 
@@ -54,7 +54,7 @@ impl Target {
                 Ok(bytes)
             }
             #[cfg(test)]
-            Self::Pretended(memory) => {
+            Self::Fake(memory) => {
                 each_stretch(lease, from, to, |offset, bytes| memory.copy(offset, bytes))
             }
         }

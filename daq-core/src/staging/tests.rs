@@ -207,7 +207,7 @@ fn ring(
     };
     let region = match placement {
         Placement::Host => Region::host(options.region_bytes(), HostOptions::default()).unwrap(),
-        gpu @ Placement::Cuda(_) => Region::pretend(options.region_bytes(), gpu),
+        gpu @ Placement::Cuda(_) => Region::fake(options.region_bytes(), gpu),
     };
     Ring::new(region, options, RingLedger::default()).unwrap()
 }
@@ -258,7 +258,7 @@ impl Ends {
         let copied = from.attach(true, 1, read.clone()).unwrap();
         let memory = Memory::of(&target);
         let ring_copy = RingCopy::new(copied, producer, ledger.clone(), chunk);
-        copy_engine.add(ring_copy.storing_to(Target::Pretended(memory.clone())));
+        copy_engine.add(ring_copy.storing_to(Target::Fake(memory.clone())));
         Self {
             memory,
             source,

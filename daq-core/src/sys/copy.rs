@@ -7,18 +7,18 @@
 use std::ptr;
 
 /// Below this many bytes the ordinary copy is as fast.
-const LEAST: usize = 512;
+const MIN_STREAMED_BYTES: usize = 512;
 /// Bytes of a cache line.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINE: usize = 64;
 
-/// Copies `bytes` bytes; what was copied is ordered before later stores only by [`settle`].
+/// Copies `bytes` bytes; what was copied is ordered before later stores only by [`fence`].
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
 #[inline]
 pub unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
-    if bytes < LEAST {
+    if bytes < MIN_STREAMED_BYTES {
         // SAFETY: forwarded to the caller.
         unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
     } else {
@@ -29,7 +29,7 @@ pub unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
 
 /// Orders everything that this thread has [streamed](stream) before its later stores.
 #[inline]
-pub fn settle() {
+pub fn fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: SFENCE is a part of every x86-64 processor and touches no memory.
     unsafe {
@@ -43,7 +43,7 @@ unsafe fn stream_lines(from: *const u8, to: *mut u8, bytes: usize) {
 
     const LANE: usize = size_of::<__m128i>();
     let head = to.align_offset(LINE).min(bytes);
-    debug_assert!(bytes >= LEAST);
+    debug_assert!(bytes >= MIN_STREAMED_BYTES);
     // SAFETY: `head` is at most `bytes`, for which the caller vouches.
     unsafe { less_than_a_line(from, to, head) };
     let mut done = head;
@@ -105,7 +105,7 @@ mod tests {
             let mut target = vec![0xa5; to + bytes + 130];
             // SAFETY: both parts lie in vectors of their own.
             unsafe { stream(source.as_ptr().add(from), target.as_mut_ptr().add(to), bytes) };
-            settle();
+            fence();
             prop_assert_eq!(&target[to..to + bytes], &source[from..]);
             prop_assert!(target[..to].iter().chain(&target[to + bytes..]).all(|byte| *byte == 0xa5));
         }

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Mappings that can be guarded at a time.
-const MOST: usize = 1024;
+const MAX_GUARDS: usize = 1024;
 /// Bytes of a page.
 const PAGE: usize = 4096;
 
@@ -28,26 +28,26 @@ struct Slot {
     is_lost: AtomicBool,
 }
 
-static SLOTS: [Slot; MOST] = [const {
+static SLOTS: [Slot; MAX_GUARDS] = [const {
     Slot {
         is_taken: AtomicBool::new(false),
         start: AtomicUsize::new(0),
         bytes: AtomicUsize::new(0),
         is_lost: AtomicBool::new(false),
     }
-}; MOST];
+}; MAX_GUARDS];
 
 /// What was done about SIGBUS before; null until the handler is there. Never freed.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 /// Why a mapping cannot be guarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unguarded {
+pub enum GuardError {
     /// The kernel lacks what it takes.
     #[error("guarding the mapping: {0}; it takes Linux 4.14 or newer")]
     Kernel(Errno),
     /// There are too many.
-    #[error("{MOST} mappings are guarded already, which is all there can be")]
+    #[error("{MAX_GUARDS} mappings are guarded already, which is all there can be")]
     Full,
     /// This process is a fork of the one that prepared the guards.
     #[error("this process is a fork of one that had mappings; map in the process that uses them")]
@@ -68,19 +68,19 @@ impl Guard {
     /// # Safety
     /// They are one mapping of the caller's which stays where it is until the guard is dropped; that it is replaced by
     /// zero pages at any time is nothing that anybody relies on, and no reference is made to its bytes.
-    pub unsafe fn new(address: NonNull<u8>, bytes: usize) -> Result<Self, Unguarded> {
-        let original = original().map_err(Unguarded::Kernel)?;
+    pub unsafe fn new(address: NonNull<u8>, bytes: usize) -> Result<Self, GuardError> {
+        let original = original().map_err(GuardError::Kernel)?;
         if original.load(Ordering::Relaxed) == 0 {
-            return Err(Unguarded::Forked);
+            return Err(GuardError::Forked);
         }
-        watch_faults().map_err(Unguarded::Kernel)?;
+        watch_faults().map_err(GuardError::Kernel)?;
         // SAFETY: the range is mapped, by the caller's word; the advice changes what children get, nothing here.
         unsafe { rustix::mm::madvise(address.as_ptr().cast(), bytes, Advice::LinuxDontFork) }
-            .map_err(Unguarded::Kernel)?;
+            .map_err(GuardError::Kernel)?;
         let slot = SLOTS
             .iter()
             .find(|slot| !slot.is_taken.swap(true, Ordering::AcqRel))
-            .ok_or(Unguarded::Full)?;
+            .ok_or(GuardError::Full)?;
         slot.is_lost.store(false, Ordering::Relaxed);
         slot.start.store(address.addr().get(), Ordering::Relaxed);
         slot.bytes.store(bytes, Ordering::Release);
@@ -280,11 +280,11 @@ mod tests {
         let page = memory::map(PAGE, false).unwrap();
         // SAFETY: the page is this test's own, and nothing refers to it.
         let guard = || unsafe { Guard::new(page, PAGE) };
-        let mut guards: Vec<_> = (0..MOST).map(|_| guard().unwrap()).collect();
-        assert_eq!(guard().unwrap_err(), Unguarded::Full);
+        let mut guards: Vec<_> = (0..MAX_GUARDS).map(|_| guard().unwrap()).collect();
+        assert_eq!(guard().unwrap_err(), GuardError::Full);
         guards.pop();
         guards.push(guard().unwrap());
-        assert_eq!(guard().unwrap_err(), Unguarded::Full);
+        assert_eq!(guard().unwrap_err(), GuardError::Full);
         drop(guards);
         assert!(!guard().unwrap().is_lost());
     }
@@ -342,6 +342,6 @@ mod tests {
         let page = NonNull::without_provenance(NonZero::new(PAGE).unwrap());
         // SAFETY: the range is not mapped, which is what the call is to find out; nothing refers to it.
         let refused = unsafe { Guard::new(page, PAGE) };
-        assert_eq!(refused.unwrap_err(), Unguarded::Kernel(Errno::NOMEM));
+        assert_eq!(refused.unwrap_err(), GuardError::Kernel(Errno::NOMEM));
     }
 }

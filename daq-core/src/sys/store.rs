@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const LINE: usize = 64;
 /// From this many bytes on the source does not lie in the cache near the core, and narrower loads fetch it faster: 3 %
 /// at 4 MiB on a Xeon of the fourth generation.
-const FAR: usize = 1 << 20;
+const UNCACHED_SOURCE_BYTES: usize = 1 << 20;
 
 /// What whole lines are stored by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,7 +98,7 @@ pub unsafe fn copy_to(to: *mut u8, from: *const u8, bytes: usize) {
         unsafe { less_than_a_line(to, from, bytes) };
     } else {
         let width = match Width::widest() {
-            Width::Avx512 if bytes >= FAR => Width::Avx2,
+            Width::Avx512 if bytes >= UNCACHED_SOURCE_BYTES => Width::Avx2,
             widest => widest,
         };
         // SAFETY: forwarded to the caller; this processor has what it was asked for, and AVX2 with AVX-512.

@@ -4,7 +4,7 @@
 
 use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
-use crate::region::NoDmaBuf;
+use crate::region::DmaBufError;
 use crate::sys::memory as sys;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -59,7 +59,7 @@ fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
 
 impl Mapping {
     /// A dma-buf of the memory.
-    pub(super) fn dma_buf(&self) -> Result<OwnedFd, NoDmaBuf> {
+    pub(super) fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
         pieces::dma_buf(&self.memory, self.bytes, PAGE)
     }
 

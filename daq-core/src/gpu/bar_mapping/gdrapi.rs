@@ -2,7 +2,7 @@
 
 use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
-use crate::region::NoDmaBuf;
+use crate::region::DmaBufError;
 use crate::sys::gdrapi::{self, GdrError, NoGdr, PAGE, Pin};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -70,7 +70,7 @@ fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
 
 impl Mapping {
     /// A dma-buf of the memory.
-    pub(super) fn dma_buf(&self) -> Result<OwnedFd, NoDmaBuf> {
+    pub(super) fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
         pieces::dma_buf(&self.memory, self.bytes, PAGE)
     }
 

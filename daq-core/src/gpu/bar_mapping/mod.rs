@@ -52,7 +52,7 @@ mod vulkan;
 use crate::gpu::Backend;
 use crate::gpu::Writer;
 use crate::gpu::driver::{Backing, Device};
-use crate::region::NoDmaBuf;
+use crate::region::DmaBufError;
 use crate::sys::guard::Guard;
 use crate::sys::store;
 use pieces::{Made, Pieces, Refused};
@@ -256,12 +256,12 @@ impl BarMapping {
     }
 
     /// A dma-buf of the memory, where it is CUDA's.
-    pub fn dma_buf(&self) -> Result<OwnedFd, NoDmaBuf> {
+    pub fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
         match &*self.made {
             Made::Gdrapi(mapping) => mapping.dma_buf(),
             Made::DmaBuf(mapping) => mapping.dma_buf(),
-            Made::Vulkan(_) => Err(NoDmaBuf::Kind("Vulkan's memory")),
-            Made::Host(_) => Err(NoDmaBuf::Kind("host memory")),
+            Made::Vulkan(_) => Err(DmaBufError::Kind("Vulkan's memory")),
+            Made::Host(_) => Err(DmaBufError::Kind("host memory")),
         }
     }
 

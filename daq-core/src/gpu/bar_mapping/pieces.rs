@@ -2,7 +2,7 @@
 
 use super::{Costs, dma_buf, gdrapi, vulkan};
 use crate::gpu::driver::{Backing, Device, Memory};
-use crate::region::{NoDmaBuf, Region};
+use crate::region::{DmaBufError, Region};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub(super) fn allocate(
 }
 
 /// A dma-buf of the `bytes` bytes of `memory` that are mapped: those from its first multiple of `page` on.
-pub(super) fn dma_buf(memory: &Memory, bytes: usize, page: usize) -> Result<OwnedFd, NoDmaBuf> {
+pub(super) fn dma_buf(memory: &Memory, bytes: usize, page: usize) -> Result<OwnedFd, DmaBufError> {
     let offset = usize::try_from(plain_offset(memory, page)).unwrap_or(usize::MAX);
     Ok(memory.dma_buf(offset, bytes)?)
 }

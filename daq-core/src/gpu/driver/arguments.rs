@@ -4,7 +4,7 @@ use crate::sys::cuda::{self, Code};
 use std::fmt;
 
 /// Most parameters of a kernel.
-pub(super) const MOST_ARGUMENTS: usize = 32;
+pub(super) const MAX_ARGUMENTS: usize = 32;
 
 /// An argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,7 +46,7 @@ impl Argument {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Declared {
     /// Bytes of each; those behind `count` are 0.
-    bytes: [usize; MOST_ARGUMENTS],
+    bytes: [usize; MAX_ARGUMENTS],
     /// Parameters; one more than can be passed stands for all larger numbers.
     count: usize,
 }
@@ -57,10 +57,10 @@ impl Declared {
         about: impl Fn(usize) -> Option<Result<(usize, usize), Code>>,
     ) -> Option<Self> {
         let mut declared = Self {
-            bytes: [0; MOST_ARGUMENTS],
+            bytes: [0; MAX_ARGUMENTS],
             count: 0,
         };
-        while declared.count <= MOST_ARGUMENTS {
+        while declared.count <= MAX_ARGUMENTS {
             match about(declared.count)? {
                 Ok((_, bytes)) => {
                     if let Some(place) = declared.bytes.get_mut(declared.count) {
@@ -76,7 +76,7 @@ impl Declared {
         Some(declared)
     }
 
-    fn are(&self, arguments: &[Argument]) -> bool {
+    fn matches(&self, arguments: &[Argument]) -> bool {
         self.count == arguments.len()
             && arguments
                 .iter()
@@ -89,7 +89,7 @@ impl fmt::Display for Declared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.bytes.get(..self.count) {
             Some(bytes) => f.write_str(&sizes(bytes)),
-            None => write!(f, "more than {MOST_ARGUMENTS}"),
+            None => write!(f, "more than {MAX_ARGUMENTS}"),
         }
     }
 }
@@ -107,19 +107,19 @@ fn sizes(bytes: &[usize]) -> String {
 }
 
 /// Why `arguments` are not passed to a kernel that declares `declared`, where that is known.
-pub(super) fn misfit(declared: Option<&Declared>, arguments: &[Argument]) -> Option<String> {
+pub(super) fn mismatch(declared: Option<&Declared>, arguments: &[Argument]) -> Option<String> {
     let given = || {
         let bytes: Vec<usize> = arguments.iter().map(|argument| argument.bytes()).collect();
         sizes(&bytes)
     };
-    if arguments.len() > MOST_ARGUMENTS {
+    if arguments.len() > MAX_ARGUMENTS {
         return Some(format!(
-            "arguments given: {}; at most {MOST_ARGUMENTS} can be passed",
+            "arguments given: {}; at most {MAX_ARGUMENTS} can be passed",
             given()
         ));
     }
     declared
-        .filter(|declared| !declared.are(arguments))
+        .filter(|declared| !declared.matches(arguments))
         .map(|declared| {
             format!(
                 "arguments declared: {declared}; arguments given: {}",
@@ -163,14 +163,14 @@ mod tests {
             (&[8, 4, 4], "declared: 3, of 8, 4 and 4 bytes;"),
             (&[4; 40], "declared: more than 32;"),
         ] {
-            let why = misfit(declared(bytes).as_ref(), &TWO).unwrap();
+            let why = mismatch(declared(bytes).as_ref(), &TWO).unwrap();
             assert!(why.contains(told), "{why}");
             assert!(why.contains("given: 2, of 8 and 4 bytes"), "{why}");
         }
-        let many = [Argument::I32(0); MOST_ARGUMENTS + 1];
-        for declared in [None, declared(&[4; MOST_ARGUMENTS + 1])] {
+        let many = [Argument::I32(0); MAX_ARGUMENTS + 1];
+        for declared in [None, declared(&[4; MAX_ARGUMENTS + 1])] {
             assert!(
-                misfit(declared.as_ref(), &many)
+                mismatch(declared.as_ref(), &many)
                     .unwrap()
                     .contains("at most")
             );
@@ -182,6 +182,6 @@ mod tests {
         assert_eq!(Declared::ask(|_| None), None);
         // CUDA_ERROR_NOT_SUPPORTED
         assert_eq!(Declared::ask(|_| Some(Err(Code(801)))), None);
-        assert_eq!(misfit(None, &TWO), None);
+        assert_eq!(mismatch(None, &TWO), None);
     }
 }

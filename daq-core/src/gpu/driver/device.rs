@@ -21,9 +21,9 @@ pub struct Attributes {
     /// Multiprocessors.
     pub multiprocessors: i32,
     /// Threads that a multiprocessor can hold.
-    pub threads_a_multiprocessor: i32,
+    pub threads_per_multiprocessor: i32,
     /// Bytes of shared memory that a block can have if it asks.
-    pub most_shared: i32,
+    pub max_shared: i32,
     /// Copy engines.
     pub copy_engines: i32,
     /// Virtual memory management: memory that can carry the RDMA flag and be shared.
@@ -283,10 +283,10 @@ fn attributes(handle: Handle) -> Attributes {
             value(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         ),
         multiprocessors: value(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
-        threads_a_multiprocessor: value(
+        threads_per_multiprocessor: value(
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR,
         ),
-        most_shared: value(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        max_shared: value(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         copy_engines: value(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT),
         vmm: has(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
         posix_fd: has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),

@@ -1,6 +1,6 @@
 //! Device code: modules, and the functions in them.
 
-use super::arguments::{Argument, Declared, MOST_ARGUMENTS, misfit};
+use super::arguments::{Argument, Declared, MAX_ARGUMENTS, mismatch};
 use super::device::Device;
 use super::error::{CudaError, Doing};
 use super::image;
@@ -218,16 +218,16 @@ impl Function {
     }
 
     /// The most threads of a block.
-    pub fn most_threads(&self) -> Result<u32, CudaError> {
+    pub fn max_threads(&self) -> Result<u32, CudaError> {
         self.module.device.enter()?;
         // SAFETY: the module is alive.
-        unsafe { cuda::most_threads(self.raw) }
+        unsafe { cuda::max_threads(self.raw) }
             .map(|threads| u32::try_from(threads).unwrap_or(0))
             .doing(|| format!("asking for the threads of {}", self.module.name))
     }
 
     /// Blocks of `grid` that the device can run side by side.
-    pub fn blocks_at_a_time(&self, grid: &Grid) -> Result<u32, CudaError> {
+    pub fn concurrent_blocks(&self, grid: &Grid) -> Result<u32, CudaError> {
         let multiprocessors = self.module.device.attributes().multiprocessors;
         Ok(self.resident_blocks(grid)? * multiprocessors.max(0).cast_unsigned())
     }
@@ -235,7 +235,7 @@ impl Function {
     /// The part of a multiprocessor's threads that blocks of `grid` can keep occupied, 0 to 1.
     pub fn occupancy(&self, grid: &Grid) -> Result<f64, CudaError> {
         let threads: u32 = grid.threads.iter().product();
-        let all = self.module.device.attributes().threads_a_multiprocessor;
+        let all = self.module.device.attributes().threads_per_multiprocessor;
         let blocks = self.resident_blocks(grid)?;
         Ok(f64::from(blocks) * f64::from(threads) / f64::from(all.max(1)))
     }
@@ -246,7 +246,7 @@ impl Function {
         let threads: u32 = grid.threads.iter().product();
         let threads = i32::try_from(threads).unwrap_or(i32::MAX);
         // SAFETY: the module is alive.
-        unsafe { cuda::blocks_a_multiprocessor(self.raw, threads, grid.shared as usize) }
+        unsafe { cuda::blocks_per_multiprocessor(self.raw, threads, grid.shared as usize) }
             .map(|blocks| blocks.max(0).cast_unsigned())
             .doing(|| format!("asking for the occupancy of {}", self.module.name))
     }
@@ -273,12 +273,12 @@ impl Function {
                 stream.device().ordinal()
             )
         };
-        if let Some(why) = misfit(self.declared.as_deref(), arguments) {
+        if let Some(why) = mismatch(self.declared.as_deref(), arguments) {
             return Err(CudaError::new(what(), cuda::INVALID_VALUE).with_detail(why));
         }
         self.module.device.enter()?;
-        let mut values = [0_u64; MOST_ARGUMENTS];
-        let mut pointers = [std::ptr::null_mut::<c_void>(); MOST_ARGUMENTS];
+        let mut values = [0_u64; MAX_ARGUMENTS];
+        let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGUMENTS];
         for ((value, pointer), argument) in values.iter_mut().zip(&mut pointers).zip(arguments) {
             *value = argument.bits();
             *pointer = std::ptr::from_mut(value).cast();

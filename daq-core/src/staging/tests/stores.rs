@@ -203,7 +203,7 @@ fn inline_copy(slots: (usize, usize), burst: usize) -> (InlineCopy, Ends) {
     let reader = target.attach(true, 1, ReaderLedger::default()).unwrap();
     let copied = from.attach(true, 1, read.clone()).unwrap();
     let memory = Memory::of(&target);
-    let to = Target::Pretended(memory.clone());
+    let to = Target::Fake(memory.clone());
     let inline_copy = InlineCopy::with(copied, producer, ledger.clone(), burst, to);
     let ends = Ends {
         memory,

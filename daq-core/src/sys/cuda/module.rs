@@ -80,7 +80,7 @@ pub unsafe fn allow_shared(function: RawFunction, bytes: i32) -> Result<(), Code
 ///
 /// # Safety
 /// The function's module is alive.
-pub unsafe fn most_threads(function: RawFunction) -> Result<i32, Code> {
+pub unsafe fn max_threads(function: RawFunction) -> Result<i32, Code> {
     let mut threads = 0;
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
     // SAFETY: by the caller's word; a place for one integer.
@@ -124,7 +124,7 @@ pub unsafe fn load_function(function: RawFunction) -> Result<(), Code> {
 ///
 /// # Safety
 /// The function's module is alive.
-pub unsafe fn blocks_a_multiprocessor(
+pub unsafe fn blocks_per_multiprocessor(
     function: RawFunction,
     threads: i32,
     shared: usize,

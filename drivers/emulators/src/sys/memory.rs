@@ -44,7 +44,7 @@ pub enum GivenError {
     Map(#[from] Errno),
     /// It cannot be guarded against being cut off below us.
     #[error("{0}")]
-    Unguarded(#[from] daq_core::dma::Unguarded),
+    GuardError(#[from] daq_core::dma::GuardError),
 }
 
 /// What a card may reach. Everything that it does goes through the one that owns this, so that what was taken away is

@@ -141,7 +141,7 @@ fn fit(
     grid: &Grid,
 ) -> Result<(), KernelError> {
     let file = &keys.file;
-    let most = function.most_threads()?;
+    let most = function.max_threads()?;
     if keys.threads > most {
         return Err(KernelError::Refused(format!(
             "`threads` = {}: blocks of {file} have {most} threads at most on {}; write at most {}",
@@ -150,7 +150,7 @@ fn fit(
             most / super::WARP * super::WARP
         )));
     }
-    let most = u32::try_from(device.attributes().most_shared).unwrap_or(0);
+    let most = u32::try_from(device.attributes().max_shared).unwrap_or(0);
     if grid.shared > most {
         return Err(KernelError::Refused(format!(
             "`shared` = {} bytes: a block can have {most} on {}; write less",

@@ -222,7 +222,7 @@ impl PersistentKernel {
     fn share(&self) -> Result<f64, KernelError> {
         let grid = self.grid();
         let wanted = u64::from(grid.blocks[0]) * u64::from(grid.blocks[1]);
-        let most = u64::from(self.code.function.blocks_at_a_time(&grid)?);
+        let most = u64::from(self.code.function.concurrent_blocks(&grid)?);
         if wanted > most {
             return Err(KernelError::Refused(format!(
                 "`teams` × `blocks` = {} × {} = {wanted}: {} runs at most {most} such blocks at a time, and all of a \

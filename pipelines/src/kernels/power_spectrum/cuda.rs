@@ -97,10 +97,10 @@ pub(super) fn build(
     factor: f64,
 ) -> Result<Box<dyn Kernel>, KernelError> {
     let (device, module) = device::POWER_SPECTRUM.load(ordinal)?;
-    let most_shared = usize::try_from(device.attributes().most_shared).unwrap_or(SURE_SHARED);
+    let max_shared = usize::try_from(device.attributes().max_shared).unwrap_or(SURE_SHARED);
     let most = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
     let most = most.div_ceil(if input.complex { 1 } else { 2 });
-    let passes = Passes::new(shape.size, most, most_shared).ok_or_else(|| {
+    let passes = Passes::new(shape.size, most, max_shared).ok_or_else(|| {
         KernelError::Refused(format!(
             "a transform of {} points cannot be done on a GPU; choose a `size` up to 1048576 without a prime factor \
              above 7, or give the input ring `memory = \"host\"`",

@@ -82,8 +82,8 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// `None` where they are too many for a block with `most_shared` bytes of shared memory.
-    fn new(size: usize, count: usize, most_shared: usize) -> Option<Self> {
+    /// `None` where they are too many for a block with `max_shared` bytes of shared memory.
+    fn new(size: usize, count: usize, max_shared: usize) -> Option<Self> {
         let radices = Radices::of(size)?;
         let threads = radices
             .iter()
@@ -109,7 +109,7 @@ impl Batch {
         let wanted = (points / size).min(MAX_SIDE_BY_SIDE).min(most).max(1);
         (1..=wanted)
             .rev()
-            .find_map(|count| Self::new(size, count, most_shared))
+            .find_map(|count| Self::new(size, count, max_shared))
     }
 }
 
@@ -123,13 +123,13 @@ pub(super) enum Passes {
 }
 
 impl Passes {
-    /// For transforms of `size` points, of which up to `most` go into one sum, in blocks with `most_shared` bytes of
+    /// For transforms of `size` points, of which up to `most` go into one sum, in blocks with `max_shared` bytes of
     /// shared memory. `None` where [`has`] says so.
-    pub(super) fn new(size: usize, most: usize, most_shared: usize) -> Option<Self> {
+    pub(super) fn new(size: usize, most: usize, max_shared: usize) -> Option<Self> {
         if !has(size) {
             return None;
         }
-        if let Some(batch) = Batch::of(size, SHORT_POINTS, most, most_shared) {
+        if let Some(batch) = Batch::of(size, SHORT_POINTS, most, max_shared) {
             return Some(Self::Short(batch));
         }
         // Columns and rows about as long as each other.
@@ -139,8 +139,8 @@ impl Passes {
             .find_map(|down| {
                 let across = size / down;
                 Some(Self::Long {
-                    columns: Batch::of(down, LONG_POINTS, across, most_shared)?,
-                    rows: Batch::of(across, LONG_POINTS, down, most_shared)?,
+                    columns: Batch::of(down, LONG_POINTS, across, max_shared)?,
+                    rows: Batch::of(across, LONG_POINTS, down, max_shared)?,
                 })
             })
     }
