@@ -179,7 +179,7 @@ impl Device {
     /// Waits until all work of this process on the device is done.
     ///
     /// # Errors
-    /// Code 401 while a kernel [stays](Self::stay) on the device: its end would be waited for.
+    /// Code 401 while a kernel [stays](Self::add_persistent_kernel) on the device: its end would be waited for.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let what = || format!("waiting for cuda:{}", self.identity.ordinal);
         let Some(_waiting) = self.waiting() else {

@@ -19,7 +19,9 @@ use daq_core::gpu::Event;
 use daq_core::gpu::Writer;
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Stores, Unmappable};
 use daq_core::gpu::doorbell::{Credits, Doorbell};
-use daq_core::gpu::driver::{self, Argument, CudaError, Device, Grid, Stay, StreamEvent};
+use daq_core::gpu::driver::{
+    self, Argument, CudaError, Device, Grid, PersistentKernelGuard, StreamEvent,
+};
 use daq_core::kernel::{DeviceBell, Kernel, KernelContext, KernelError, Stream, Submitted};
 use daq_core::region::RegionError;
 use daq_core::ring::{Completion, Lease, Slice, SlotsMut};
@@ -75,7 +77,7 @@ pub(super) struct PersistentKernel {
 struct Running {
     /// Its end.
     end: Arc<StreamEvent>,
-    _stay: Stay,
+    _stay: PersistentKernelGuard,
 }
 
 /// Records on the board.
@@ -399,7 +401,7 @@ impl Kernel for PersistentKernel {
     fn begin(&mut self) -> Result<(), KernelError> {
         let share = self.share()?;
         let device = self.code.device;
-        let stay = device.stay(share).ok_or_else(|| {
+        let stay = device.add_persistent_kernel(share).ok_or_else(|| {
             KernelError::Unavailable(format!(
                 "{:.0} % of {} are taken by other kernels that stay, and this one wants {:.0} %; lower `blocks`, `teams` \
                  or `threads` of either",

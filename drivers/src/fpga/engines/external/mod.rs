@@ -195,7 +195,7 @@ impl Handed {
     }
 
     /// Transfers that may be overwritten once `finished` are finished.
-    const fn overwritten(&self, finished: u64) -> u64 {
+    const fn overwritten_at(&self, finished: u64) -> u64 {
         if self.supports_backpressure {
             return 0;
         }
@@ -252,7 +252,7 @@ impl Engine for Handed {
                 self.device.check()?;
             }
         }
-        let overwritten = self.overwritten(self.finished);
+        let overwritten = self.overwritten_at(self.finished);
         if self.told < overwritten {
             done.skip(overwritten - self.told);
             self.told = overwritten;
@@ -284,7 +284,7 @@ impl Engine for Handed {
         } else {
             self.finished
         };
-        Ok(self.overwritten(finished))
+        Ok(self.overwritten_at(finished))
     }
 
     fn quiesce(&mut self, _: Duration) -> Result<(), QuiesceTimeout> {

@@ -302,7 +302,7 @@ impl Writer {
     }
 
     /// Transfers that may be overwritten once `finished` are finished: all of them where nobody knows how far it went.
-    const fn overwritten(&self, finished: u64) -> u64 {
+    const fn overwritten_at(&self, finished: u64) -> u64 {
         match self.ahead {
             Some(ahead) => (finished + ahead).saturating_sub(self.slots),
             None => finished,
@@ -449,7 +449,7 @@ impl Engine for Writer {
         } else {
             self.end
         };
-        let overwritten = self.overwritten(finished);
+        let overwritten = self.overwritten_at(finished);
         if self.told < overwritten {
             done.skip(overwritten - self.told);
             self.told = overwritten;
@@ -479,7 +479,7 @@ impl Engine for Writer {
         } else {
             self.end
         };
-        Ok(self.overwritten(finished))
+        Ok(self.overwritten_at(finished))
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {

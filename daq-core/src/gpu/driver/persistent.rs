@@ -4,7 +4,7 @@ use super::device::Device;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A call of the driver that waits for all work on a device.
-struct Later {
+struct DeferredFree {
     device: &'static Device,
     /// What it frees.
     what: &'static str,
@@ -12,54 +12,54 @@ struct Later {
 }
 
 /// Of all devices: host memory is pinned for each of them.
-struct Stays {
+struct PersistentKernels {
     /// For each kernel the ordinal of its device and the part of it that it takes.
     kernels: Vec<(u32, f64)>,
     /// What waits for their end.
-    later: Vec<Later>,
+    deferred: Vec<DeferredFree>,
     /// Calls under way that kernels to come must wait for.
     waiting: usize,
 }
 
-static STAYS: Mutex<Stays> = Mutex::new(Stays {
+static KERNELS: Mutex<PersistentKernels> = Mutex::new(PersistentKernels {
     kernels: Vec::new(),
-    later: Vec::new(),
+    deferred: Vec::new(),
     waiting: 0,
 });
 static ENDED: Condvar = Condvar::new();
 
-impl Stays {
+impl PersistentKernels {
     fn share(&self, device: &Device) -> f64 {
         let on = |kernel: &&(u32, f64)| kernel.0 == device.ordinal();
         self.kernels.iter().filter(on).map(|kernel| kernel.1).sum()
     }
 }
 
-fn stays() -> MutexGuard<'static, Stays> {
-    STAYS.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> MutexGuard<'static, PersistentKernels> {
+    KERNELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A kernel stays on a device as long as this lives; see [`Device::stay`].
+/// A kernel kernels on a device as long as this lives; see [`Device::add_persistent_kernel`].
 #[derive(Debug)]
 #[must_use = "the kernel is taken for ended when this is dropped"]
-pub struct Stay {
+pub struct PersistentKernelGuard {
     device: &'static Device,
     share: f64,
 }
 
-impl Drop for Stay {
+impl Drop for PersistentKernelGuard {
     fn drop(&mut self) {
-        let mut stays = stays();
+        let mut persistent = lock();
         let this = (self.device.ordinal(), self.share);
-        if let Some(at) = stays.kernels.iter().position(|kernel| *kernel == this) {
-            stays.kernels.swap_remove(at);
+        if let Some(at) = persistent.kernels.iter().position(|kernel| *kernel == this) {
+            persistent.kernels.swap_remove(at);
         }
-        if stays.kernels.is_empty() {
-            let later = std::mem::take(&mut stays.later);
-            let _waiting = Waiting::begin(&mut stays);
-            drop(stays);
+        if persistent.kernels.is_empty() {
+            let deferred = std::mem::take(&mut persistent.deferred);
+            let _waiting = Waiting::begin(&mut persistent);
+            drop(persistent);
             // Without the lock: what is freed may own what is freed in the same way.
-            for Later { device, what, free } in later {
+            for DeferredFree { device, what, free } in deferred {
                 device.free_now(what, free);
             }
         }
@@ -70,35 +70,35 @@ impl Drop for Stay {
 pub(super) struct Waiting(());
 
 impl Waiting {
-    fn begin(stays: &mut Stays) -> Self {
-        stays.waiting += 1;
+    fn begin(persistent: &mut PersistentKernels) -> Self {
+        persistent.waiting += 1;
         Self(())
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        stays().waiting -= 1;
+        lock().waiting -= 1;
         ENDED.notify_all();
     }
 }
 
 impl Device {
-    /// Announces a kernel that stays on the device and takes `share` of it, 0 to 1; `None` where other kernels that stay
+    /// Announces a kernel that kernels on the device and takes `share` of it, 0 to 1; `None` where other kernels that stay
     /// leave no room for it: it would never run.
     ///
     /// The driver waits for all kernels before it frees memory or unloads code, and holds up other calls meanwhile. So
     /// as long as the result lives what is dropped of any device is kept, and freed when the last such kernel has ended.
-    pub fn stay(&'static self, share: f64) -> Option<Stay> {
-        let mut stays = ENDED
-            .wait_while(stays(), |stays| stays.waiting > 0)
+    pub fn add_persistent_kernel(&'static self, share: f64) -> Option<PersistentKernelGuard> {
+        let mut persistent = ENDED
+            .wait_while(lock(), |persistent| persistent.waiting > 0)
             .unwrap_or_else(PoisonError::into_inner);
         // Shares are fractions that may add up to a little more than all.
-        if !(0.0..=1.0).contains(&share) || stays.share(self) + share > 1.0 + 1e-9 {
+        if !(0.0..=1.0).contains(&share) || persistent.share(self) + share > 1.0 + 1e-9 {
             return None;
         }
-        stays.kernels.push((self.ordinal(), share));
-        Some(Stay {
+        persistent.kernels.push((self.ordinal(), share));
+        Some(PersistentKernelGuard {
             device: self,
             share,
         })
@@ -106,33 +106,33 @@ impl Device {
 
     /// The part of the device that kernels which stay take together.
     pub fn share(&self) -> f64 {
-        stays().share(self)
+        lock().share(self)
     }
 
     /// Lets the caller wait for all work on the device: until the result is dropped no kernel comes to stay. `None` while
-    /// one stays there.
+    /// one kernels there.
     pub(super) fn waiting(&self) -> Option<Waiting> {
-        let mut stays = stays();
+        let mut persistent = lock();
         let ordinal = self.ordinal();
-        let has_stay = stays.kernels.iter().any(|kernel| kernel.0 == ordinal);
-        (!has_stay).then(|| Waiting::begin(&mut stays))
+        let has_kernel = persistent.kernels.iter().any(|kernel| kernel.0 == ordinal);
+        (!has_kernel).then(|| Waiting::begin(&mut persistent))
     }
 
-    /// Calls `free`, which may wait for all work on the device: now, or once no kernel stays. `what` names in messages
+    /// Calls `free`, which may wait for all work on the device: now, or once no kernel kernels. `what` names in messages
     /// what is freed; where that must be left to the driver `free` is neither called nor dropped.
     pub(crate) fn free(&'static self, what: &'static str, free: impl FnOnce() + Send + 'static) {
-        let mut stays = stays();
-        if !stays.kernels.is_empty() {
+        let mut persistent = lock();
+        if !persistent.kernels.is_empty() {
             let free = Box::new(free);
-            stays.later.push(Later {
+            persistent.deferred.push(DeferredFree {
                 device: self,
                 what,
                 free,
             });
             return;
         }
-        let _waiting = Waiting::begin(&mut stays);
-        drop(stays);
+        let _waiting = Waiting::begin(&mut persistent);
+        drop(persistent);
         self.free_now(what, free);
     }
 
