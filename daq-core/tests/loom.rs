@@ -213,7 +213,7 @@ fn long_gap_while_other_thread_writes_is_handled() {
         let ledger = SourceLedger::default();
         let geometry = Geometry {
             window: 1,
-            agree: 2,
+            resync_after: 2,
             max_gap: 100,
             ..Geometry::new(2, 4)
         };

@@ -22,7 +22,7 @@ pub struct FrameSequence {
     /// began anew.
     pub max_gap: u64,
     last: Option<u64>,
-    /// A number that did not go on from the last one, and the frames that were jumped over to it.
+    /// A number that did not go on from the last one, and the frames that were skipped over to it.
     doubted: Option<(u64, u64)>,
     /// Whether the next number is believed, whatever it is.
     is_fresh: bool,
@@ -41,8 +41,8 @@ pub enum Step {
     Doubtful,
     /// The count has begun anew: with the first frame, or with the doubtful one that this one goes on from.
     Restart {
-        /// Frames jumped over before it, forwards; 0 if that cannot be said.
-        jumped: u64,
+        /// Frames skipped over before it, forwards; 0 if that cannot be said.
+        skipped: u64,
         /// Frames that are missing between the doubtful one and this one.
         missing: u64,
     },
@@ -54,14 +54,14 @@ impl FrameSequence {
     /// ```
     /// use daq_core::dma::{FrameSequence, Step};
     /// let mut numbers = FrameSequence::new(0, 1);
-    /// assert_eq!(numbers.next(254, 0), Step::Restart { jumped: 0, missing: 0 });
+    /// assert_eq!(numbers.next(254, 0), Step::Restart { skipped: 0, missing: 0 });
     /// assert_eq!(numbers.next(255, 0), Step::Next);
     /// assert_eq!(numbers.next(2, 0), Step::Gap(2));
     /// // One number that is damaged is no new count, and two that go on from each other are one.
     /// assert_eq!(numbers.next(200, 0), Step::Doubtful);
     /// assert_eq!(numbers.next(4, 0), Step::Gap(1));
     /// assert_eq!(numbers.next(200, 0), Step::Doubtful);
-    /// assert_eq!(numbers.next(201, 0), Step::Restart { jumped: 0, missing: 0 });
+    /// assert_eq!(numbers.next(201, 0), Step::Restart { skipped: 0, missing: 0 });
     /// ```
     #[expect(clippy::cast_possible_truncation, reason = "1 to 8 bytes")]
     pub const fn new(offset: usize, bytes: usize) -> Self {
@@ -101,7 +101,7 @@ impl FrameSequence {
     pub fn next(&mut self, number: u64, lost: u64) -> Step {
         let number = number & self.mask();
         let most = self.max_gap.max(lost);
-        let (ahead, jumped) = match self.last {
+        let (ahead, skipped) = match self.last {
             Some(last) => self.ahead(last, number, most),
             None => (None, 0),
         };
@@ -114,20 +114,20 @@ impl FrameSequence {
             };
         }
         let begun = match self.doubted {
-            _ if self.is_fresh => Some((jumped, 0)),
-            Some((doubted, jumped)) => {
+            _ if self.is_fresh => Some((skipped, 0)),
+            Some((doubted, skipped)) => {
                 let (ahead, _) = self.ahead(doubted, number, most);
-                ahead.map(|frames| (jumped, frames - 1))
+                ahead.map(|frames| (skipped, frames - 1))
             }
             None => None,
         };
-        let Some((jumped, missing)) = begun else {
-            self.doubted = Some((number, jumped));
+        let Some((skipped, missing)) = begun else {
+            self.doubted = Some((number, skipped));
             return Step::Doubtful;
         };
         self.position = number / self.step.max(1);
         self.believe(number);
-        Step::Restart { jumped, missing }
+        Step::Restart { skipped, missing }
     }
 
     /// The design may have begun anew: the next number is believed at once.
@@ -141,7 +141,7 @@ impl FrameSequence {
         self.is_fresh = false;
     }
 
-    /// Frames from `last` on to `number`, if it goes on from there with `most` missing; and those jumped over where it went
+    /// Frames from `last` on to `number`, if it goes on from there with `most` missing; and those skipped over where it went
     /// forwards at all.
     fn ahead(&self, last: u64, number: u64, most: u64) -> (Option<u64>, u64) {
         let step = self.step.max(1);
@@ -189,8 +189,8 @@ mod tests {
         assert_eq!(big.read(&[0xf2, 0x34]), 0x234);
     }
 
-    const fn begins(jumped: u64, missing: u64) -> Step {
-        Step::Restart { jumped, missing }
+    const fn begins(skipped: u64, missing: u64) -> Step {
+        Step::Restart { skipped, missing }
     }
 
     #[test]

@@ -48,8 +48,8 @@ pub(super) struct Candidates {
 
 impl Candidates {
     /// A buffer for the packets before the one that confirms: `agree - 1`, and as many units without data between them.
-    pub(super) fn new(agree: u32, max_payload: usize) -> Self {
-        let wanted = 2 * (agree.max(1) as usize - 1);
+    pub(super) fn new(resync_after: u32, max_payload: usize) -> Self {
+        let wanted = 2 * (resync_after.max(1) as usize - 1);
         let capacity = wanted.min(MAX_BYTES / max_payload.max(1));
         Self {
             memory: vec![0; capacity * max_payload].into_boxed_slice(),

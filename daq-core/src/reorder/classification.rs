@@ -83,7 +83,7 @@ impl WriterState {
         let geometry = &shared.geometry;
         let is_place = id.sub < geometry.numbering.places_per_unit;
         // A source each of whose numbers is to be believed says itself what is a step back.
-        if !is_place || geometry.agree > 1 && self.is_late(shared, base, id) {
+        if !is_place || geometry.resync_after > 1 && self.is_late(shared, base, id) {
             return (Classification::Reject, self.candidate);
         }
         let near = geometry.window as u64 * u64::from(geometry.places);
@@ -104,7 +104,7 @@ impl WriterState {
             count: agreed,
             since,
         });
-        if agreed < geometry.agree {
+        if agreed < geometry.resync_after {
             return (Classification::Undecided, candidate);
         }
         if let Some((frame, place)) = self.locate_beyond_gap(geometry, base, id) {

@@ -68,7 +68,7 @@ pub struct Geometry {
     pub max_gap: u64,
     /// Successive packets beyond twice the window that must agree before any of them is believed, at least 1; those before
     /// the last are kept aside meanwhile.
-    pub agree: u32,
+    pub resync_after: u32,
     /// Nanoseconds of signal in a frame, where each packet's time is that of its own payload: a frame whose first
     /// packets are missing is then told its start nevertheless. 0 = not known, or a packet's time is its frame's.
     pub frame_ns: u64,
@@ -85,7 +85,7 @@ impl Geometry {
             numbering: Numbering::PLAIN,
             window: 4,
             max_gap: 0,
-            agree: 4,
+            resync_after: 4,
             frame_ns: 0,
         }
     }
@@ -208,7 +208,7 @@ impl ReorderWindow {
                     writer,
                     epoch: Epoch::default(),
                     candidate: None,
-                    candidates: Candidates::new(geometry.agree, geometry.max_payload()),
+                    candidates: Candidates::new(geometry.resync_after, geometry.max_payload()),
                     cursor: 0,
                     restarts: false,
                     next: None,
@@ -266,7 +266,7 @@ impl ReorderWindow {
         self.shared = pinned;
         self.is_pinned = true;
         let geometry = &self.shared.geometry;
-        self.state.candidates = Candidates::new(geometry.agree, geometry.max_payload());
+        self.state.candidates = Candidates::new(geometry.resync_after, geometry.max_payload());
     }
 
     /// Whether this thread alone fills the window, so that the kernel may be told to receive straight into

@@ -52,7 +52,7 @@ fn bench(slots: usize, geometry: Geometry) -> Bench {
 fn geometry() -> Geometry {
     Geometry {
         window: 2,
-        agree: 3,
+        resync_after: 3,
         ..Geometry::new(PLACES, BYTES)
     }
 }

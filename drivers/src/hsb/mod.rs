@@ -398,7 +398,7 @@ impl SourceSpec for Hsb {
             },
             window,
             max_gap,
-            agree,
+            resync_after: agree,
             ..Geometry::new(places, pages.packet)
         })
     }

@@ -170,7 +170,7 @@ impl Frames<'_> {
             // The plan fits a default to the ring.
             window: self.arrival.declared.unwrap_or(default_window()),
             max_gap: self.max_gap,
-            agree: self.agree,
+            resync_after: self.agree,
             frame_ns: self.frame_ns(frame_bytes),
         })
     }

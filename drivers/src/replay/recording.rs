@@ -321,7 +321,7 @@ impl Recording {
                 .saturating_add(1)
                 .saturating_mul(u64::from(places))
                 .min(1 << 48),
-            agree: 1,
+            resync_after: 1,
             // Each piece is timed by its first place, whether that arrived or not.
             frame_ns: 0,
         })

@@ -159,7 +159,7 @@ fn candidates_with_backpressure_wait_for_slots() {
     for max_gap in [0, 1 << 20] {
         let geometry = Geometry {
             window: 2,
-            agree: 5,
+            resync_after: 5,
             max_gap,
             ..Geometry::new(1, BYTES)
         };

@@ -19,7 +19,7 @@ fn gap_as_long_as_counter_range_is_counted() {
         let mut bench = bench(
             8,
             Geometry {
-                agree: 1,
+                resync_after: 1,
                 max_gap: 1 << 48,
                 ..geometry()
             },
@@ -44,7 +44,7 @@ fn gap_as_long_as_counter_range_is_counted() {
 fn long_gap_is_consistent_across_threads() {
     const FAR: u64 = 1 << 46;
     let geometry = Geometry {
-        agree: 1,
+        resync_after: 1,
         max_gap: 1 << 48,
         ..geometry()
     };

@@ -148,12 +148,12 @@ impl FrameNumbering {
                     self.join();
                     self.miss(missing, gap, ledger);
                 }
-                Step::Restart { jumped, missing } => {
+                Step::Restart { skipped, missing } => {
                     if missing == 0 {
                         self.join();
                     }
                     settle(&mut self.doubted, ledger);
-                    ledger.jumped.add(jumped);
+                    ledger.jumped.add(skipped);
                     self.opens = true;
                     self.miss(missing, gap, ledger);
                 }
