@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 pub struct Counts(Vec<(&'static str, Counter)>);
 
 impl Counts {
-    /// Counters on `board`, named `PREFIX.count.NAME`.
+    /// Counters on `counter_file`, named `PREFIX.count.NAME`.
     pub fn on(
         counter_file: &CounterFile,
         prefix: &str,
@@ -43,8 +43,8 @@ mod tests {
 
     #[test]
     fn counters_have_unique_names() {
-        let board = Board::in_memory();
-        let counts = Counts::on(&board, "source.adc", &["skipped", "short"]).unwrap();
+        let counter_file = CounterFile::in_memory();
+        let counts = Counts::on(&counter_file, "source.adc", &["skipped", "short"]).unwrap();
         counts.counter("short").add(2);
         counts.counter("nobody knows it").add(1);
         assert_eq!(

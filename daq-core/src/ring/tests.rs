@@ -170,8 +170,8 @@ fn reader_dropped_waits_for_device() {
 
 #[test]
 fn slot_never_released_by_device_is_leaked() {
-    for holdable in [true, false] {
-        let (ring, mut producer, _) = ring(2, holdable);
+    for supports_backpressure in [true, false] {
+        let (ring, mut producer, _) = ring(2, supports_backpressure);
         let region = std::sync::Arc::downgrade(ring.region());
         let mut reader = ring.attach(false, 1, ReaderLedger::default()).unwrap();
         make(&mut producer, 0);
@@ -329,8 +329,8 @@ proptest! {
     /// The equations of ring and readers hold after every step; frames come in order, each at most once,
     /// with their own content; a guaranteed reader misses none.
     #[test]
-    fn ring_and_reader_ledgers_balance(slots in 2_usize..9, holdable: bool, guarantees: [bool; 3], steps in steps()) {
-        let (ring, mut producer, ledger) = ring(slots, holdable);
+    fn ring_and_reader_ledgers_balance(slots in 2_usize..9, supports_backpressure: bool, guarantees: [bool; 3], steps in steps()) {
+        let (ring, mut producer, ledger) = ring(slots, supports_backpressure);
         let ledgers: Vec<_> = (0..3).map(|_| ReaderLedger::default()).collect();
         let mut readers: Vec<_> =
             guarantees.iter().zip(&ledgers).map(|(guarantee, ledger)| ring.attach(*guarantee, 4, ledger.clone()).unwrap()).collect();

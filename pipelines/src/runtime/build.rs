@@ -536,7 +536,7 @@ impl Pipeline {
             let tuning = profile.tuning_for(direction, chunk, depth);
             let stream = CopyStream::new(device, direction, tuning.depth)?;
             let bell = parts.bells[&Copier::Staging(ordinal, direction)].clone();
-            let mut copy_engine = Stager::new(Box::new(stream), tuning, bell);
+            let mut copy_engine = CopyEngineThread::new(Box::new(stream), tuning, bell);
             for copy in copies {
                 let reader = self.attach(&copy.from, &copy.name, true, 1)?;
                 let producer = parts.producer(&copy.to);

@@ -1,7 +1,7 @@
 //! A kernel's thread: a burst in, slots out, both given up when the work is done.
 
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL};
-use daq_core::gpu::driver::{self, CudaError, Mark};
+use daq_core::gpu::driver::{self, CudaError, StreamEvent};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ledger::KernelLedger;
 use daq_core::notify::{Notifier, Wait};
@@ -285,7 +285,7 @@ impl Runner {
                 STOP_POLL_INTERVAL
             };
             self.bell
-                .wait_looking(self.wait, look, STOP_POLL_INTERVAL, ready);
+                .wait_polling(self.wait, look, STOP_POLL_INTERVAL, ready);
         } else {
             self.reader.wait(self.wait, STOP_POLL_INTERVAL);
         }
@@ -450,7 +450,7 @@ impl Runner {
 impl Drop for Runner {
     fn drop(&mut self) {
         // A panic can end a kernel with work under way.
-        if !self.reader.part_or_tell() {
+        if !self.reader.detach() {
             self.leak();
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Runner {
     /// Component name in error messages, for example `copies to cuda:0`.
     pub(super) name: String,
-    pub(super) copy_engine: Stager,
+    pub(super) copy_engine: CopyEngineThread,
     pub(super) wait: Wait,
     pub(super) control: Arc<Control>,
     /// How long a device may go on with its copies once the end is overdue.
@@ -33,7 +33,7 @@ impl Hang {
 impl Runner {
     pub(super) fn new(
         name: String,
-        copy_engine: Stager,
+        copy_engine: CopyEngineThread,
         wait: Wait,
         control: Arc<Control>,
     ) -> Self {

@@ -84,7 +84,7 @@ fn backends(refused: &[Refusal]) -> Vec<Backend> {
 
 /// Checks that the memory is zeroed, that the device sees CPU stores of any size and offset at that position only, and
 /// that the CPU reads what the device writes.
-fn assert_both_sides_see_the_same(mapped: &Arc<Mapped>) {
+fn assert_both_sides_see_the_same(mapped: &Arc<BarMapping>) {
     assert!(
         device_reads(mapped, 0, mapped.bytes())
             .iter()
@@ -141,7 +141,7 @@ fn assert_both_sides_see_the_same(mapped: &Arc<Mapped>) {
 }
 
 /// Stores through one mapping are visible through the other, until both are dropped.
-fn assert_two_mappings_agree(first: Arc<Mapped>) {
+fn assert_two_mappings_agree(first: Arc<BarMapping>) {
     let second = first.again().unwrap();
     assert_eq!(
         (first.address(), first.bytes()),
@@ -463,14 +463,14 @@ fn mapping_larger_than_memory_is_rejected() {
                 );
             }
         }
-        let unmappable = Mapped::new(device, 65 << 20, Writer::Cpu, &Backend::ALL).unwrap_err();
+        let unmappable = BarMapping::new(device, 65 << 20, Writer::Cpu, &Backend::ALL).unwrap_err();
         let message = unmappable.to_string();
         assert!(
             message.contains("OUT_OF_MEMORY") && message.contains("nvidia-smi"),
             "{message}"
         );
         // Both mappings share one allocation.
-        let mapped = Mapped::with(device, 40 << 20, Backend::Gdrapi).unwrap();
+        let mapped = BarMapping::with(device, 40 << 20, Backend::Gdrapi).unwrap();
         mapped.again().unwrap();
     });
     if let Some(machine) = done {
@@ -531,7 +531,7 @@ fn mapping_lost_gpu_returns_error() {
             assert_eq!(device_reads(&other, 0, 1), [3]);
             drop((bell, first, second));
             // The next mapping may get the same entry of the guard table.
-            let next = Mapped::with(device, PAGE, Backend::Gdrapi).unwrap();
+            let next = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
             next.copy_to(0, &[4]).unwrap();
         },
     );

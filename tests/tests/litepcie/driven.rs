@@ -120,7 +120,7 @@ fn engine_on_gateware_fills_slots_in_order() {
             engine.poll(&mut completions).unwrap();
             let reported = completions.as_slice().len() as u64;
             assert_eq!((seen + reported, completions.overrun()), (fed + unseen, 0));
-            assert_eq!(engine.lapsed().unwrap(), fed + unseen + 1 - SLOTS);
+            assert_eq!(engine.overwritten().unwrap(), fed + unseen + 1 - SLOTS);
             for transfer in seen..fed + unseen {
                 let mut found = vec![0; usize::try_from(SLOT).unwrap()];
                 let place = 2 * SLOT * ((FIRST + transfer) % SLOTS);

@@ -279,7 +279,7 @@ fn store_copy_with_lost_memory_stops() {
 
 #[test]
 fn rings_without_mapping_are_not_stored() {
-    let bell = Arc::new(Bell::default());
+    let bell = Arc::new(Notifier::default());
     let (from, _source) = ring("from", 4, Placement::Host, &bell);
     let (_target, producer) = ring("to", 4, Placement::Cuda(0), &bell);
     let reader = from.attach(true, 1, ReaderLedger::default()).unwrap();

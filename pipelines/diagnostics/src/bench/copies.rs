@@ -42,8 +42,8 @@ pub fn bandwidth(
         ("in, pageable", Direction::In, true),
         ("out, pageable", Direction::Out, true),
     ];
-    let mut pinned = Bare::new(device, Direction::In, STRETCH, false)?;
-    let mut pageable = Bare::new(device, Direction::In, STRETCH, true)?;
+    let mut pinned = BaselineCopy::new(device, Direction::In, STRETCH, false)?;
+    let mut pageable = BaselineCopy::new(device, Direction::In, STRETCH, true)?;
     let mut figures = vec![Vec::new(); sizes.len() * methods.len()];
     for _ in 0..common.rounds {
         let mut cells = figures.iter_mut();
@@ -204,7 +204,7 @@ pub fn latency(
     let device = common.open()?;
     let profile = measure(device)?;
     let tuning = profile.tuning(Direction::In);
-    let baseline = Bare::new(device, Direction::In, STRETCH, false)?;
+    let baseline = BaselineCopy::new(device, Direction::In, STRETCH, false)?;
     let place = Place::new(device, STRETCH)?;
     let columns = [
         "frame",
@@ -238,7 +238,7 @@ pub fn latency(
             for _ in 0..TIMES {
                 let start = Instant::now();
                 baseline.begin(0, bytes)?;
-                Bare::wait(&*baseline.mark()?);
+                BaselineCopy::wait(&*baseline.record_event()?);
                 poll.push(since(start));
             }
             Pair::new(&place, bytes)?.engine(device, tuning, bytes, &mut engine)?;

@@ -136,7 +136,7 @@ impl Bench {
     /// Round trips through one bell.
     fn round_trips(
         &self,
-        bell: &Arc<Mapped>,
+        bell: &Arc<BarMapping>,
         polling: &Polling,
         round_trips: usize,
     ) -> Result<Vec<f64>, BenchError> {

@@ -4,7 +4,7 @@ use super::harness::{Harness, Load, Sample, index};
 use super::place::Place;
 use super::table::{Cell, Table};
 use super::{BenchError, Common, Publish, median, rate};
-use daq_core::gpu::driver::{CudaError, Device, Mark};
+use daq_core::gpu::driver::{CudaError, Device, StreamEvent};
 use daq_core::notify::Wait;
 use daq_core::staging::Direction;
 use daq_core::staging::{BATCH, BaselineCopy, Tuning, measure};
@@ -89,7 +89,7 @@ pub fn staging(args: &StagingArgs, publish: Publish<'_>) -> Result<(), BenchErro
         args,
         tunings,
         places: Vec::new(),
-        baseline: Bare::new(device, Direction::In, RING, false)?,
+        baseline: BaselineCopy::new(device, Direction::In, RING, false)?,
         seed: 0,
     };
     match args.soak {
@@ -104,7 +104,7 @@ struct Session<'a> {
     args: &'a StagingArgs,
     tunings: [Tuning; 2],
     places: Vec<Place>,
-    baseline: Bare,
+    baseline: BaselineCopy,
     /// Of the bytes that were written last.
     seed: u64,
 }

@@ -22,7 +22,7 @@ struct Stretch {
 
 impl Stretch {
     /// Stores the frames as slots become free, and compares what the kernel took.
-    fn run(&self, target: &Target, mapped: &Arc<Mapped>) -> Result<(), Verdict> {
+    fn run(&self, target: &Target, mapped: &Arc<BarMapping>) -> Result<(), Verdict> {
         let device = target.method.device;
         let taken = Arc::new(Memory::new(device, self.frames * self.stride)?);
         let input = mapped.address() + (FRAMES + self.offset) as u64;

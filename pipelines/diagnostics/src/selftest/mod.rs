@@ -186,7 +186,7 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
             };
             report.add(target.method.entry(check.name, outcome));
             // Whatever uses the device from then on fails, for this reason alone.
-            if given_up.is_none() && device.is_given_up() {
+            if given_up.is_none() && device.is_hung() {
                 let Method {
                     backend, memory, ..
                 } = target.method;

@@ -140,7 +140,7 @@ pub(super) fn build(
     };
     let attributes = device.attributes();
     let processors = usize::try_from(attributes.multiprocessors.max(1)).unwrap_or(1);
-    let resident_threads = f64::from(attributes.threads_a_multiprocessor) * occupancy;
+    let resident_threads = f64::from(attributes.threads_per_multiprocessor) * occupancy;
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

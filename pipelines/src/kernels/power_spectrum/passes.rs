@@ -94,7 +94,7 @@ impl Batch {
         // for each transform.
         let pitch = (size + size / 16) | 1;
         let shared = count * (pitch + 2) * 8;
-        let fits = threads <= MAX_THREADS && shared <= most_shared;
+        let fits = threads <= MAX_THREADS && shared <= max_shared;
         fits.then_some(Self {
             size,
             count,
@@ -105,7 +105,7 @@ impl Batch {
     }
 
     /// As many as have `points` points together, at most `most`.
-    fn of(size: usize, points: usize, most: usize, most_shared: usize) -> Option<Self> {
+    fn of(size: usize, points: usize, most: usize, max_shared: usize) -> Option<Self> {
         let wanted = (points / size).min(MAX_SIDE_BY_SIDE).min(most).max(1);
         (1..=wanted)
             .rev()

@@ -17,7 +17,7 @@ mod tests;
 
 use super::control::STALL_TIMEOUT;
 use super::{Control, FailureKind, Heartbeat, STOP_POLL_INTERVAL};
-use daq_core::dma::{CarryError, Completions, Done, Engine, EngineError, FrameSequence};
+use daq_core::dma::{BounceCopyError, Completions, Done, Engine, EngineError, FrameSequence};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::CudaError;
 use daq_core::gpu::{Backend, Writer};
@@ -292,7 +292,7 @@ impl Runner {
             return Ok(false);
         };
         // One of which parts never came tells nothing either, where what is missing is not written by anyone.
-        let is_whole = !self.port.writes_behind()
+        let is_whole = !self.port.writes_past_length()
             || first
                 .origin
                 .is_none_or(|origin| origin.arrived >= origin.places);

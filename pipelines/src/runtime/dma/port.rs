@@ -110,7 +110,7 @@ impl Port {
         counters: &EngineCounters,
         (writer, backends): (Writer, &[Backend]),
     ) -> Result<Self, DmaError> {
-        let supports_backpressure = engine.caps().holdable;
+        let supports_backpressure = engine.caps().supports_backpressure;
         let device = engine.device().clone();
         let is_host = producer.region().placement() == Placement::Host;
         let region = if supports_backpressure {
@@ -144,7 +144,7 @@ impl Port {
         };
         let (map, addresses) = mapped?;
         let is_straight = supports_backpressure && Arc::ptr_eq(&region, producer.region());
-        let bits = engine.caps().bell_bits;
+        let bits = engine.caps().doorbell_bits;
         let bell = match bell {
             Some(bell) if is_straight && bits >= DeviceBell::BITS => {
                 let map = DmaMap::new(device, bell.region().clone()).map_err(EngineError::from)?;

@@ -192,7 +192,7 @@ impl OnGpu {
         while !mark.is_done() {
             std::thread::yield_now();
             if start.elapsed() > VERIFY_TIMEOUT {
-                return Err(daq_core::dma::CarryError::Hung {
+                return Err(daq_core::dma::BounceCopyError::Hung {
                     device: self.device.name(),
                     waited: VERIFY_TIMEOUT,
                 }

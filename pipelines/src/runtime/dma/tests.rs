@@ -88,8 +88,8 @@ impl Engine for Scripted {
 
     fn caps(&self) -> Caps {
         Caps {
-            holdable: self.supports_backpressure,
-            bell_bits: 0,
+            supports_backpressure: self.supports_backpressure,
+            doorbell_bits: 0,
             end_of_packet: true,
             alignment: 8,
             max_transfer: 1 << 20,

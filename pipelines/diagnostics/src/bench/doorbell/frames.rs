@@ -184,7 +184,7 @@ pub(super) fn stores(
     args: &DoorbellArgs,
 ) -> Result<Table, BenchError> {
     let most = args.sizes.iter().copied().max().unwrap_or(1);
-    let baseline = Bare::new(device, Direction::In, most, false)?;
+    let baseline = BaselineCopy::new(device, Direction::In, most, false)?;
     let targets = bench.data(device, most);
     let from = vec![1; most];
     let mut figures = vec![vec![Figures::default(); targets.len() + 1]; args.sizes.len()];

@@ -126,7 +126,7 @@ impl Bench {
         }
         let options = Options {
             directory,
-            board: Board::in_memory(),
+            counter_file: CounterFile::in_memory(),
             drain: PROGRESS_TIMEOUT,
             profiles: self.profiles.clone(),
         };

@@ -159,7 +159,7 @@ impl Bench {
 
     /// Rings for frames of `frame` bytes and a kernel that stays and has begun.
     pub(super) fn fixture(&self, frame: usize, teams: u32) -> Result<Fixture, BenchError> {
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(Notifier::default());
         let options = |name: &str, bytes: usize| RingOptions::new(name, SLOTS, bytes);
         let carried = |name: &str| RingOptions {
             notifiers: vec![bell.clone()],

@@ -183,7 +183,7 @@ impl Bench {
         };
         let options = Options {
             directory: self.scratch.path().to_owned(),
-            board: Board::in_memory(),
+            counter_file: CounterFile::in_memory(),
             drain: RESULT_TIMEOUT,
             profiles: BTreeMap::new(),
         };

@@ -52,7 +52,7 @@ impl Fixture {
         };
         let options = Options {
             directory: directory.to_owned(),
-            board: Board::in_memory(),
+            counter_file: CounterFile::in_memory(),
             drain: PROGRESS_TIMEOUT,
             profiles: profiles.clone(),
         };

@@ -31,7 +31,7 @@ pub fn in_fork(work: impl FnOnce() -> u8) -> i32 {
 }
 
 /// Returns the device's data at `offset`.
-pub fn device_reads(mapped: &Arc<Mapped>, offset: usize, bytes: usize) -> Vec<u8> {
+pub fn device_reads(mapped: &Arc<BarMapping>, offset: usize, bytes: usize) -> Vec<u8> {
     assert!(offset + bytes <= mapped.bytes());
     let stream = Stream::new(mapped.device(), 1).unwrap();
     let mut read = vec![0x5a; bytes];
