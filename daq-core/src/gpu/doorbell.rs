@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn frame_completes_when_all_its_blocks_complete() {
-        let credits = Credits::pretend(3, 2);
+        let credits = Credits::fake(3, 2);
         assert!(credits.has(0));
         assert!(!credits.has(1));
         credits.give(0, 1);

@@ -278,7 +278,7 @@ impl Sequencer {
             self.skip(shared, writer, *unit);
         }
         // Kept, so that the next requests needs no memory.
-        self.skips = voids;
+        self.skips = skips;
         self.skips.clear();
         // Whoever asked before the last epoch was opened has seen too little.
         if let Some(request) = epoch

@@ -323,8 +323,11 @@ mod tests {
 
     #[test]
     fn measured_threshold_applies_to_host_to_gpu_only() {
-        assert_eq!(profile().tuning(Direction::In).cut_over, 96 << 10);
-        assert_eq!(profile().tuning(Direction::Out).cut_over, 0);
+        assert_eq!(
+            profile().tuning(Direction::In).cpu_store_threshold,
+            96 << 10
+        );
+        assert_eq!(profile().tuning(Direction::Out).cpu_store_threshold, 0);
     }
 
     #[test]

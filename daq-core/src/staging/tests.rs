@@ -357,7 +357,7 @@ proptest! {
 
 #[test]
 fn ready_frames_are_batched_behind_copies_in_flight() {
-    let bell = Arc::new(Notifier::default());
+    let notifier = Arc::new(Notifier::default());
     let device = Device::default();
     let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),
@@ -382,7 +382,7 @@ fn ready_frames_are_batched_behind_copies_in_flight() {
 
 #[test]
 fn ring_copies_are_served_in_turn() {
-    let bell = Arc::new(Notifier::default());
+    let notifier = Arc::new(Notifier::default());
     let device = Device::default();
     let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),
@@ -414,7 +414,7 @@ fn ring_copies_are_served_in_turn() {
 
 #[test]
 fn small_ring_copy_is_served_beside_saturated_one() {
-    let bell = Arc::new(Notifier::default());
+    let notifier = Arc::new(Notifier::default());
     let device = Device::default();
     let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),
@@ -484,7 +484,7 @@ fn frames_without_payload_are_not_copied() {
 
 #[test]
 fn copy_completed_after_failed_copy_is_not_published() {
-    let bell = Arc::new(Notifier::default());
+    let notifier = Arc::new(Notifier::default());
     let device = Device::default();
     let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),
@@ -505,7 +505,7 @@ fn copy_completed_after_failed_copy_is_not_published() {
 
 #[test]
 fn short_frames_are_copied_without_padding() {
-    let bell = Arc::new(Notifier::default());
+    let notifier = Arc::new(Notifier::default());
     let device = Device::default();
     let mut copy_engine = CopyEngineThread::new(
         Box::new(device.clone()),

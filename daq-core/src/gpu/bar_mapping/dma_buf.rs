@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn linux_internal_errno_is_described() {
-        let told = told(Errno::from_raw_os_error(ENOTSUPP)).0;
+        let told = refusal(Errno::from_raw_os_error(ENOTSUPP)).0;
         assert!(told.contains("not supported (524)"), "{told}");
     }
 }

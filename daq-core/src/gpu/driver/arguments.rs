@@ -148,10 +148,13 @@ mod tests {
 
     #[test]
     fn arguments_as_declared_are_accepted() {
-        assert_eq!(misfit(declared(&[8, 4]).as_ref(), &TWO), None);
-        assert_eq!(misfit(declared(&[]).as_ref(), &[]), None);
-        let most = [Argument::I32(0); MOST_ARGUMENTS];
-        assert_eq!(misfit(declared(&[4; MOST_ARGUMENTS]).as_ref(), &most), None);
+        assert_eq!(mismatch(declared(&[8, 4]).as_ref(), &TWO), None);
+        assert_eq!(mismatch(declared(&[]).as_ref(), &[]), None);
+        let most = [Argument::I32(0); MAX_ARGUMENTS];
+        assert_eq!(
+            mismatch(declared(&[4; MAX_ARGUMENTS]).as_ref(), &most),
+            None
+        );
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn damaged_candidate_keeps_its_packet_slot() {
 
 #[test]
 fn skipped_unit_among_candidates_is_not_expected() {
-    let geometry = voids::geometry();
+    let geometry = skips::geometry();
     let mut bench = bench(64, geometry);
     for sub in 0..PLACES {
         skips::put(&mut bench, 1000, sub);

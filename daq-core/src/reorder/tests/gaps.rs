@@ -119,7 +119,7 @@ proptest! {
     /// causes, and the same window.
     #[test]
     fn long_gap_in_one_step_equals_many_steps(events in events(), slots in 2_usize..12, window in 1_usize..5, holds: bool, reads_drops: bool) {
-        let geometry = Geometry { window, agree: 1, max_gap: 2000, ..geometry() };
+        let geometry = Geometry { window, resync_after: 1, max_gap: 2000, ..geometry() };
         let mut benches = [bench(slots, geometry), one_by_one(slots, geometry)];
         let now = Instant::now();
         let (mut top, mut drops) = (1000_u64, 0);

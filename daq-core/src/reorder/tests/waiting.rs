@@ -106,9 +106,9 @@ fn packet_of_skipped_unit_does_not_wait() {
 /// Asking moves the window as the packet itself would: one that is no place's moves nothing.
 #[test]
 fn room_query_for_wrong_length_changes_nothing() {
-    let mut bench = bench(8, voids::geometry());
-    voids::put(&mut bench, 10, 0);
-    voids::put(&mut bench, 11, 0);
+    let mut bench = bench(8, skips::geometry());
+    skips::put(&mut bench, 10, 0);
+    skips::put(&mut bench, 11, 0);
     let far = PacketId { unit: 13, sub: 0 };
     let nowhere = PacketId {
         unit: 13,

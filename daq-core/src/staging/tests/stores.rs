@@ -113,7 +113,7 @@ fn full_frames_are_stored_together_and_short_ones_by_length() {
 
 #[test]
 fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
-    for (cut_over, stored) in [(0, 0), (usize::MAX, 40)] {
+    for (cpu_store_threshold, stored) in [(0, 0), (usize::MAX, 40)] {
         let device = Device::default();
         let (mut copy_engine, notifier) = copy_engine(&device, 2, cpu_store_threshold);
         let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
@@ -262,7 +262,7 @@ proptest! {
 
 #[test]
 fn store_copy_with_lost_memory_stops() {
-    let (mut carrier, mut ends) = carrier((16, 16), 4);
+    let (mut inline_copy, mut ends) = inline_copy((16, 16), 4);
     ends.make(5);
     assert_eq!(inline_copy.step(), Ok(4));
     ends.memory.lost.store(true, Ordering::Relaxed);
@@ -279,9 +279,9 @@ fn store_copy_with_lost_memory_stops() {
 
 #[test]
 fn rings_without_mapping_are_not_stored() {
-    let bell = Arc::new(Notifier::default());
-    let (from, _source) = ring("from", 4, Placement::Host, &bell);
-    let (_target, producer) = ring("to", 4, Placement::Cuda(0), &bell);
+    let notifier = Arc::new(Notifier::default());
+    let (from, _source) = ring("from", 4, Placement::Host, &notifier);
+    let (_target, producer) = ring("to", 4, Placement::Cuda(0), &notifier);
     let reader = from.attach(true, 1, ReaderLedger::default()).unwrap();
     assert!(InlineCopy::new(reader, producer, CopyLedger::default(), 4).is_none());
 }

@@ -139,7 +139,7 @@ fn store_with_prefetch_stays_within_source() {
 
 #[test]
 fn widest_store_is_widest_supported() {
-    let here = Width::ALL.into_iter().filter(|width| width.is_here());
+    let here = Width::ALL.into_iter().filter(|width| width.is_supported());
     assert_eq!(Some(Width::widest()), here.max());
     assert_eq!(Width::widest(), Width::widest());
 }
