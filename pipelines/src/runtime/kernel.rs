@@ -272,7 +272,7 @@ impl Runner {
             self.producer.wait(self.wait, STOP_POLL_INTERVAL);
         } else if step == Step::Full {
             self.reader.wait_in_flight(self.wait, STOP_POLL_INTERVAL);
-        } else if let Some(carrier) = &self.carrier {
+        } else if let Some(inline_copy) = &self.inline_copy {
             let ready = || {
                 inline_copy.is_ready()
                     || inline_copy.is_finished()
@@ -284,7 +284,7 @@ impl Runner {
             } else {
                 STOP_POLL_INTERVAL
             };
-            self.bell
+            self.notifier
                 .wait_polling(self.wait, look, STOP_POLL_INTERVAL, ready);
         } else {
             self.reader.wait(self.wait, STOP_POLL_INTERVAL);

@@ -129,7 +129,7 @@ fn event_reports_failure_with_any_error_code() {
     let done = with_driver(name, options, |device| {
         let stream = Stream::new(device, 1).unwrap();
         for stderr in ["CUDA_ERROR_NOT_SUPPORTED", "error 12345"] {
-            let mark = stream.mark().unwrap();
+            let mark = stream.record_event().unwrap();
             assert!(mark.is_done());
             assert_eq!(mark.failure().unwrap().name, stderr);
         }

@@ -114,7 +114,7 @@ fn engine_on_gateware_fills_slots_in_order() {
                 (served.left() == 0).then_some(())
             });
             let idle = armed.stop(TIMEOUT);
-            assert_eq!(idle.stuck, None);
+            assert_eq!(idle.quiesce_timeout, None);
             engine = idle.engine;
             completions.clear(64);
             engine.poll(&mut completions).unwrap();

@@ -23,7 +23,7 @@ const TURNS: usize = 8;
 const TURN_BYTES: usize = 256 << 10;
 const MAX_COPIES_PER_TURN: usize = 256;
 /// What the product's copy must not be slower than.
-const REFERENCES: [Way; 3] = [Way::Memcpy, Way::Avx2, Way::Avx512];
+const REFERENCES: [StoreMethod; 3] = [StoreMethod::Memcpy, StoreMethod::Avx2, StoreMethod::Avx512];
 
 /// What makes a row of a table: microseconds of a copy of one size.
 struct Row {
@@ -32,7 +32,7 @@ struct Row {
     skew: (usize, usize),
     own: f64,
     /// NaN where the processor lacks what a way needs.
-    methods: Vec<(Way, f64)>,
+    methods: Vec<(StoreMethod, f64)>,
 }
 
 impl Row {
@@ -103,11 +103,11 @@ fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Ro
             let (to, from) = (skew.0, &source[skew.1..][..bytes]);
             let copies = (TURN_BYTES / bytes).clamp(1, MAX_COPIES_PER_TURN);
             let mut own = Vec::new();
-            let mut methods = Way::ALL.map(|method| (method, Vec::new()));
+            let mut methods = StoreMethod::ALL.map(|method| (method, Vec::new()));
             for turn in 0..rounds * TURNS {
                 // None is always measured behind the same one.
                 for i in 0..=methods.len() {
-                    let at = (i + turn) % (Way::ALL.len() + 1);
+                    let at = (i + turn) % (StoreMethod::ALL.len() + 1);
                     match methods.get_mut(at) {
                         None => own.push(time(copies, || mapped.copy_to(to, from))?),
                         Some((method, times)) if here[at] => times.push(time(copies, || {
@@ -223,7 +223,7 @@ fn loads(common: &Common, mapped: &BarMapping, sizes: &[usize]) -> Result<Table,
                 bytes: *bytes,
                 skew: (0, skew),
                 own: median(&own),
-                methods: vec![(Way::Memcpy, median(&plain))],
+                methods: vec![(StoreMethod::Memcpy, median(&plain))],
             };
             table.row(vec![
                 row.name().into(),
@@ -248,11 +248,11 @@ mod tests {
             skew: (3, 1),
             own: 0.4,
             methods: vec![
-                (Way::Memcpy, 0.5),
-                (Way::Avx2, 0.2),
-                (Way::Avx512, f64::NAN),
-                (Way::Direct, 0.1),
-                (Way::Own64, 0.1),
+                (StoreMethod::Memcpy, 0.5),
+                (StoreMethod::Avx2, 0.2),
+                (StoreMethod::Avx512, f64::NAN),
+                (StoreMethod::Direct, 0.1),
+                (StoreMethod::Own64, 0.1),
             ],
         };
         assert_eq!(row.ratio(), 0.5, "direct stores are only shown");

@@ -64,7 +64,7 @@ impl Echo {
         ];
         all.extend_from_slice(arguments);
         function.launch(&stream, &Grid::line(1, threads), &all)?;
-        let mark = stream.mark()?;
+        let mark = stream.record_event()?;
         Ok(PersistentKernel {
             device: self.device,
             memory,
@@ -170,7 +170,7 @@ impl PersistentKernel {
         let rung = self.bell.ring(STOP);
         while !self.mark.is_done() {
             if start.elapsed() > REPLY_TIMEOUT {
-                self.device.give_up();
+                self.device.mark_hung();
                 self.credits.leak_memory();
                 return Err(BenchError::Thread(format!(
                     "a kernel on cuda:{} did not stop in {} s; the GPU is given up",

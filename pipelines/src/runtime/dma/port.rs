@@ -263,7 +263,7 @@ impl Port {
 
     /// Takes an engine back that is quiet; says whether it had to be cut off.
     fn leak(&mut self, idle: Idle) -> bool {
-        let stuck = idle.stuck.is_some();
+        let stuck = idle.quiesce_timeout.is_some();
         self.state = match idle.memory {
             Some(memory) => State::Idle(idle.engine, memory),
             None => State::Lost,
@@ -302,7 +302,7 @@ impl Port {
         if is_proving {
             return 1;
         }
-        if self.carry.is_none() || !self.supports_backpressure {
+        if self.bounce_copy.is_none() || !self.supports_backpressure {
             return usize::MAX;
         }
         // What the ring has no slot for waits with the engine, which can be held back.
@@ -314,7 +314,7 @@ impl Port {
     /// Whether the engine has nothing to fill until a reader frees a slot.
     pub(super) fn is_starved(&self, producer: &Producer) -> bool {
         self.supports_backpressure
-            && match self.carry {
+            && match self.bounce_copy {
                 None => producer.open() == 0,
                 Some(_) => self.ungiven == 0 && producer.open() == 0,
             }

@@ -184,7 +184,7 @@ impl Bench {
             wait: Wait::Busy,
             started: Arc::default(),
             control: Arc::new(Control::new(Duration::ZERO)),
-            doorbell: None,
+            bell: None,
             backends: Vec::new(),
             writer: Writer::Nic,
         })
