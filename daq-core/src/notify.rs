@@ -1,4 +1,4 @@
-//! Waiting: how a thread passes the time until another thread has moved on.
+//! How threads wait for the progress of other threads.
 
 use crate::sync::spin_hint;
 use rustix::thread::futex;
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
-    /// Poll without pause: least latency, one core spent.
+    /// Poll continuously: lowest latency, occupies one core.
     Busy,
     /// Poll for a few microseconds, then sleep until woken.
     #[default]
     Adaptive,
-    /// Sleep at once until woken.
+    /// Sleep at once until notified.
     Event,
 }
 
 impl Wait {
-    /// How long this policy polls before it sleeps; `None` = for ever.
+    /// How long this policy polls before it sleeps; `None` = forever.
     const fn spin(self) -> Option<Duration> {
         match self {
             Self::Busy => None,
@@ -32,9 +32,9 @@ impl Wait {
     }
 }
 
-/// A word in host memory that wakes sleepers: the host's form of a doorbell.
+/// Wakes sleeping threads: a futex eventcount.
 ///
-/// Ringing costs a fence and a load while nobody sleeps.
+/// Without sleepers a notification costs a fence and a load.
 #[derive(Debug, Default)]
 pub struct Notifier {
     sleepers: AtomicU32,
@@ -42,16 +42,17 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Wakes everyone who sleeps in [`Notifier::wait`]. Call it after the change that they wait for.
+    /// Wakes all threads that sleep in [`Notifier::wait`]. Call it after the change that they wait for.
     #[inline]
     pub fn notify(&self) {
         Self::notify_all([self]);
     }
 
-    /// Rings several: for one fence, which waits for what the CPU has stored to a GPU as well.
+    /// Notifies several at the cost of one fence, which also waits for the CPU's stores to a GPU.
     #[inline]
     pub fn notify_all<'a>(notifiers: impl IntoIterator<Item = &'a Self>) {
-        // With the fence in `sleep`: either a load behind it sees the sleeper, or the sleeper's check sees the change.
+        // Pairs with the fence in `sleep`: either a load after it sees the sleeper, or the sleeper's check sees the
+        // change.
         fence(Ordering::SeqCst);
         for notifier in notifiers {
             notifier.wake();
@@ -66,12 +67,13 @@ impl Notifier {
         }
     }
 
-    /// Returns once `ready` answers true, or after about `limit`; says whether `ready` did.
+    /// Returns once `ready` returns true, or after about `limit`; returns whether `ready` did.
     pub fn wait(&self, policy: Wait, limit: Duration, ready: impl FnMut() -> bool) -> bool {
         self.wait_polling(policy, limit, limit, ready)
     }
 
-    /// As [`wait`](Self::wait), for what may become ready without a ring: a sleeper looks about every `look`.
+    /// As [`wait`](Self::wait), for a condition that may become true without a notification: a sleeper checks it
+    /// every `look`.
     pub fn wait_polling(
         &self,
         policy: Wait,
@@ -102,7 +104,7 @@ impl Notifier {
         }
     }
 
-    /// Sleeps at once until the notifier is rung, or about `limit` has passed; returns what `ready` answers then.
+    /// Sleeps at once until notified or about `limit` has passed; then returns the result of `ready`.
     pub fn sleep(&self, limit: Duration, ready: &mut impl FnMut() -> bool) -> bool {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -1,9 +1,9 @@
 //! Regions: one pinned allocation each, with its placement and its registrations.
 //!
 //! ```text
-//!   Region ── owns ──▶ registrations (undone last to first) ──▶ memory (freed at the end)
+//!   Region ── owns ──▶ registrations (undone in reverse order) ──▶ memory (freed last)
 //! ```
-//! A region is shared by `Arc`; it is freed when the last ring, reader or device that holds it is gone.
+//! A region is shared by `Arc`. It is freed once the last ring, reader or device that uses it is dropped.
 
 use crate::gpu::bar_mapping::{BarMapping, Unmappable};
 use crate::gpu::driver::{CudaError, Device, Memory, Registered};
@@ -15,12 +15,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Size of the hugepages that regions ask for.
+/// Size of the huge pages that regions request.
 const HUGE_PAGE: usize = 2 << 20;
 /// Every region's length is a multiple of this.
 const PAGE: usize = 4096;
 
-/// Where a region's memory lies.
+/// Where a region's memory is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Placement {
     /// Host memory.
@@ -38,90 +38,90 @@ impl fmt::Display for Placement {
     }
 }
 
-/// Why a region could not be had.
+/// Why a region could not be allocated.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// A region of no bytes was asked for.
-    #[error("a region of 0 bytes was asked for")]
+    /// A region of zero bytes was requested.
+    #[error("cannot allocate a region of 0 bytes")]
     Empty,
-    /// The kernel gave no memory.
+    /// Linux could not map the memory.
     #[error(
         "cannot allocate {bytes} bytes of memory: {source}; lower `slots` or `slot` of the ring, or raise `ulimit -v`"
     )]
     Map {
-        /// Bytes asked for.
+        /// Number of bytes requested.
         bytes: usize,
-        /// The kernel's answer.
+        /// The error of the system call.
         source: Errno,
     },
-    /// The GPU has no memory that the CPU can store to.
+    /// The GPU has no memory that the CPU can write.
     #[error(transparent)]
     Unmappable(#[from] Unmappable),
-    /// The GPU gave no memory, or host memory could not be pinned for it.
+    /// The GPU could not allocate memory, or host memory could not be pinned for it.
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
 
-/// Why there is no dma-buf of a region.
+/// Why a region cannot be exported as a dma-buf.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaBufError {
-    /// It is memory that none is made of.
+    /// The kind of memory does not support it.
     #[error(
-        "{0} is not handed on as a dma-buf; for memory of CUDA's that is, have `gdrapi` or `dma-buf` among `backends` of `[staging]`"
+        "{0} cannot be exported as a dma-buf; to use CUDA memory, add `gdrapi` or `dma-buf` to `backends` in `[staging]`"
     )]
     Kind(&'static str),
     /// The GPU's driver refused.
     #[error(
-        "{0}; it takes a GPU and a driver that export dma-bufs (the open kernel modules, 535 or newer)"
+        "{0}; exporting dma-bufs needs a GPU and driver that support it (the open kernel modules, 535 or newer)"
     )]
     Refused(#[from] CudaError),
 }
 
-/// How a host region is to be had; every wish that cannot be met is told, none is fatal.
+/// Preferences for a host region. Preferences that cannot be met are reported in [`Granted::refused`]; none is fatal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostOptions {
     /// Preferred NUMA node.
     pub node: Option<u32>,
     /// Lock the pages in memory.
     pub lock: bool,
-    /// Use hugepages: the kernel's pool where it has enough, transparent ones else.
+    /// Use huge pages: Linux's pool if it has enough, transparent huge pages otherwise.
     pub huge: bool,
-    /// Back it by a file in memory ([`Region::file`]), so that another process can map it too; without pool hugepages.
+    /// Back the region by a file in memory ([`Region::file`]), so that another process can map it too. Excludes the
+    /// huge page pool.
     pub shared: bool,
 }
 
-/// What a host region got of what it wished.
+/// Which preferences a host region was granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Granted {
     /// Whether the pages are locked.
     pub locked: bool,
-    /// What backs the pages: `"hugetlb"`, `"transparent hugepages"` or `"4 KiB pages"`.
+    /// Kind of pages: `"hugetlb"`, `"transparent hugepages"` or `"4 KiB pages"`.
     pub pages: &'static str,
-    /// Wishes that were refused, each with reason and remedy.
+    /// Refused preferences, each with reason and remedy.
     pub refused: Vec<String>,
 }
 
-/// Something that refers to a region's memory (a registration with a device, an export) and is undone
-/// by being dropped.
+/// A use of a region's memory by others (a registration with a device, an export). Dropping it ends the use.
 pub trait Registration: Send {
-    /// Who holds the memory, for messages.
+    /// The name of the user, for messages.
     fn holder(&self) -> &str;
 
-    /// The GPU whose driver is called when it is undone.
+    /// The GPU whose driver is called when the registration is dropped.
     fn device(&self) -> Option<&'static Device> {
         None
     }
 }
 
-/// What a region's memory is, and who frees it.
+/// The kind of memory, and how it is freed.
 enum Backing {
-    /// A mapping of this process, which the region unmaps, and the file behind it, if there is one.
+    /// A mapping of this process, which the region unmaps, and the file behind it, if any.
     Host(Option<OwnedFd>),
-    /// Memory of a GPU, which frees itself.
+    /// GPU memory, which frees itself.
     Cuda(Memory),
-    /// The same that the CPU can store to.
+    /// GPU memory that the CPU can write.
     BarMapping(Arc<BarMapping>),
-    /// A mapping of this process that stands for a GPU's memory, without which rings there could not be tested.
+    /// A mapping of this process that simulates GPU memory in tests.
     #[cfg(test)]
     Fake,
 }
@@ -136,15 +136,15 @@ pub struct Region {
     registrations: Mutex<Vec<Box<dyn Registration>>>,
 }
 
-// SAFETY: the region is plain memory behind a pointer that never changes. Who may read or write which
-// part at which time is the business of the ring built on it; the region itself hands out only the
-// pointer. `registrations` is behind a mutex and its items are `Send`; a GPU's memory may be freed by any thread.
+// SAFETY: the region is plain memory behind a pointer that never changes. The ring built on it decides who may read
+// or write which part at which time; the region only hands out the pointer. `registrations` is behind a mutex and its
+// items are `Send`. Any thread may free GPU memory.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A zeroed host region of at least `bytes`.
+    /// Allocates a zeroed host region of at least `bytes`.
     ///
     /// ```
     /// use daq_core::region::{HostOptions, Placement, Region};
@@ -190,7 +190,7 @@ impl Region {
             match memory::advise_huge(address, length) {
                 Ok(()) => granted.pages = "transparent hugepages",
                 Err(errno) => granted.refused.push(format!(
-                    "hugepages: {errno}; reserve some: sysctl vm.nr_hugepages=N"
+                    "huge pages: {errno}; reserve some: sysctl vm.nr_hugepages=N"
                 )),
             }
         }
@@ -205,13 +205,13 @@ impl Region {
             match memory::lock(address, length) {
                 Ok(()) => granted.locked = true,
                 Err(errno) => granted.refused.push(format!(
-                    "locking {} in memory: {errno}; raise the limit (ulimit -l, LimitMEMLOCK= in the unit), going on unlocked",
+                    "cannot lock {} in memory: {errno}; raise the limit (ulimit -l, or LimitMEMLOCK= in the unit); continuing without locking",
                     crate::units::ByteSize(length as u64)
                 )),
             }
         }
         if !granted.locked {
-            // SAFETY: the mapping is `length` bytes, just made, and not shared yet. Touching each page now
+            // SAFETY: the mapping is `length` bytes, was just created, and is not shared yet. Touching each page now
             // keeps page faults out of the data path.
             unsafe { std::ptr::write_bytes(address.as_ptr(), 0, length) };
         }
@@ -225,7 +225,7 @@ impl Region {
         }))
     }
 
-    /// A zeroed region of at least `bytes` in the memory of a GPU.
+    /// Allocates a zeroed region of at least `bytes` in GPU memory.
     pub fn cuda(device: &'static Device, bytes: usize) -> Result<Arc<Self>, RegionError> {
         if bytes == 0 {
             return Err(RegionError::Empty);
@@ -248,8 +248,8 @@ impl Region {
         }))
     }
 
-    /// A zeroed region of at least `bytes` in the memory of a GPU that the CPU can store to, made by the first backend
-    /// that suits `writer` and is `allowed`.
+    /// Allocates a zeroed region of at least `bytes` in GPU memory that the CPU can write, using the first `allowed`
+    /// backend that is suitable for `writer`.
     pub fn mapped(
         device: &'static Device,
         bytes: usize,
@@ -277,7 +277,7 @@ impl Region {
         }))
     }
 
-    /// A host region that says of itself that it lies on a GPU.
+    /// A host region that claims to be at `placement`.
     #[cfg(test)]
     pub(crate) fn fake(bytes: usize, placement: Placement) -> Arc<Self> {
         let length = bytes.next_multiple_of(PAGE);
@@ -291,8 +291,8 @@ impl Region {
         })
     }
 
-    /// Pins a host region for CUDA, so that GPUs copy from and to it at full rate. Done once, it holds for all
-    /// GPUs; regions of GPUs need nothing.
+    /// Pins a host region for CUDA, so that GPUs copy from and to it at full rate. One call covers all GPUs; GPU
+    /// regions need none.
     pub fn pin(self: &Arc<Self>, device: &'static Device) -> Result<(), RegionError> {
         if self.placement == Placement::Host {
             // SAFETY: the region is mapped, and registrations are undone before it is unmapped.
@@ -302,15 +302,16 @@ impl Region {
         Ok(())
     }
 
-    /// The address of the first byte, as the CPU sees it; of a GPU's memory, as the GPU sees it, which the CPU
-    /// cannot follow.
+    /// The address of the first byte: for host memory as the CPU sees it, for GPU memory as the GPU sees it, which
+    /// the CPU cannot dereference.
     pub fn address(&self) -> NonNull<u8> {
         self.address
     }
 
-    /// Where the CPU reaches the first byte: of host memory, or of a GPU's through a mapping; `None` where it cannot.
+    /// The CPU's address of the first byte, of host memory or of GPU memory with a BAR mapping; `None` if the CPU has
+    /// no access.
     ///
-    /// A device may write there at any time; whoever reads or writes does it by copies that allow for that.
+    /// A device may write the memory at any time, so access it only by copies that tolerate this.
     pub fn cpu_address(&self) -> Option<NonNull<u8>> {
         match &self.backing {
             Backing::Host(_) => Some(self.address),
@@ -321,7 +322,7 @@ impl Region {
         }
     }
 
-    /// The file whose first bytes a host region is, where it was made [`shared`](HostOptions::shared).
+    /// The file that backs the region, if it was created [`shared`](HostOptions::shared).
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
             Backing::Host(file) => file.as_ref().map(AsFd::as_fd),
@@ -331,7 +332,7 @@ impl Region {
         }
     }
 
-    /// A dma-buf of a GPU's region, through which other devices' drivers reach its memory.
+    /// Exports GPU memory as a dma-buf, through which drivers of other devices can access it.
     pub fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
         match &self.backing {
             Backing::Cuda(memory) => Ok(memory.dma_buf(0, self.bytes)?),
@@ -342,7 +343,7 @@ impl Region {
         }
     }
 
-    /// The GPU's memory, as CUDA allocated it; `None` for host regions and those that the CPU can store to.
+    /// The CUDA allocation; `None` for host regions and those that the CPU can write.
     pub fn memory(&self) -> Option<&Memory> {
         match &self.backing {
             Backing::Cuda(memory) => Some(memory),
@@ -352,7 +353,7 @@ impl Region {
         }
     }
 
-    /// The GPU's memory as the CPU can store to it; `None` where it cannot.
+    /// The BAR mapping of GPU memory that the CPU can write; `None` for other memory.
     pub fn mapping(&self) -> Option<&Arc<BarMapping>> {
         match &self.backing {
             Backing::BarMapping(mapped) => Some(mapped),
@@ -362,22 +363,22 @@ impl Region {
         }
     }
 
-    /// Bytes in the region; at least as many as were asked for.
+    /// Size in bytes, at least as many as requested.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Where the memory lies.
+    /// Where the memory is allocated.
     pub fn placement(&self) -> Placement {
         self.placement
     }
 
-    /// What the region got of what it wished.
+    /// Which preferences the region was granted.
     pub fn granted(&self) -> &Granted {
         &self.granted
     }
 
-    /// Ties a registration's life to the region: it is undone before the memory is freed, later ones first.
+    /// Ties a registration to the region: it is dropped before the memory is freed, in reverse order of registration.
     pub fn register(&self, registration: Box<dyn Registration>) {
         self.registrations
             .lock()
@@ -409,7 +410,7 @@ impl Drop for Region {
     }
 }
 
-/// What is left of a region that nobody holds any more.
+/// The parts of a region that are freed after its last user is dropped.
 struct Rest {
     registrations: Vec<Box<dyn Registration>>,
     /// The mapping of this process.
@@ -427,9 +428,9 @@ impl Drop for Rest {
         let Some((address, bytes)) = self.mapping else {
             return;
         };
-        // SAFETY: address and length are those of the one mapping made in `host`. This comes from the drop of the last
-        // `Arc` of the region, so no ring, reader or lease refers to the memory; every registration that let a
-        // device refer to it was undone just above.
+        // SAFETY: address and length are those of the one mapping made in `host`. This runs when the last `Arc` of
+        // the region is dropped, so no ring, reader or lease refers to the memory. Every registration through which a
+        // device could access it was dropped just above.
         let result = unsafe { memory::unmap(address, bytes) };
         debug_assert!(result.is_ok(), "unmapping a region failed: {result:?}");
     }

@@ -1,7 +1,7 @@
-//! The synchronisation primitives of the data path, swapped for loom's under `--cfg loom`.
+//! The synchronisation primitives of the data path, replaced by loom's under `--cfg loom`.
 //!
-//! Only what the rings and windows use to hand memory from one thread to another comes from here.
-//! Counters (see [`crate::ledger`]) carry no ordering and stay with `std`.
+//! Contains only what rings and windows use to hand memory from one thread to another. Counters (see
+//! [`crate::ledger`]) need no ordering and use `std`.
 
 #[cfg(loom)]
 pub use loom::{
@@ -41,7 +41,7 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Tells the processor, or loom's scheduler, that this thread waits for another.
+/// Hints to the processor, or loom's scheduler, that this thread waits for another.
 #[inline]
 pub fn spin_hint() {
     #[cfg(loom)]

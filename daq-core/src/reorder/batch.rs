@@ -1,4 +1,4 @@
-//! Placing packets.
+//! Sorting packets into the open frames of a window.
 
 use super::candidates::Content;
 use super::classification::{Candidate, Classification};
@@ -8,58 +8,58 @@ use crate::frame::Timestamp;
 use crate::sync::Ordering;
 use crate::sys::copy;
 
-/// What became of a packet.
+/// What was done with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is in its place.
+    /// The packet was written to its frame.
     Placed,
-    /// Its place had arrived already.
+    /// A packet with this number had arrived already.
     Duplicate,
-    /// Its frame was closed already.
+    /// The packet's frame was closed before it arrived.
     Late,
-    /// Its frame has no slot.
+    /// The packet's frame has no slot, because the ring was full.
     RingFull,
-    /// Its sequence number is not believable, or its length not that of its place.
+    /// The sequence number is implausible, or the packet has the wrong length.
     Rejected,
-    /// Its sequence number is far from the stream: it is kept aside. It is placed if the packets after it confirm a new
-    /// epoch or a long gap, and rejected if they do not.
+    /// The sequence number is far from the stream, so the packet is kept aside. It is placed if the following packets
+    /// confirm a new epoch or a long gap, and rejected otherwise.
     Kept,
 }
 
-/// A place in an open frame: where the payload of one packet belongs.
+/// The predicted position of one packet in an open frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     id: PacketId,
-    /// The number of the epoch that it was predicted in.
+    /// The number of the epoch in which the position was predicted.
     epoch: u64,
-    /// Position in frames.
+    /// Position of the frame, in frames.
     frame: u64,
-    /// Place in the frame.
+    /// Index of the packet in the frame.
     index: u32,
     bytes: usize,
     memory: *mut u8,
 }
 
 impl Place {
-    /// The packet that belongs here.
+    /// The packet that is expected here.
     pub const fn id(&self) -> PacketId {
         self.id
     }
 
-    /// Where the payload belongs. Valid for writing until the batch ends.
+    /// The address for the payload, valid for writing until the batch ends.
     pub const fn memory(&self) -> *mut u8 {
         self.memory
     }
 
-    /// How long the payload must be.
+    /// The expected length of the payload.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// A run of packets placed at one go; while it lives, open frames stay open.
+/// A batch of packets. While it exists, the sequencer closes no frame that was open when the batch began.
 ///
-/// A window's thread has one batch in hand at a time, and cannot end the stream under it:
+/// A thread has one batch at a time and cannot finish the window while the batch exists:
 ///
 /// ```compile_fail,E0499
 /// fn under_it(window: &mut daq_core::reorder::ReorderWindow) {
@@ -77,22 +77,22 @@ pub struct Batch<'a> {
     horizon: u64,
     /// The lowest position seen in this batch.
     start: u64,
-    /// Places that have arrived in this batch.
+    /// Number of packets that arrived in this batch.
     arrived: u64,
 }
 
-/// Whether a frame has memory for a packet.
+/// The memory of a frame for a packet.
 enum Memory {
     Slot(*mut u8),
-    /// It has none: the ring was full.
+    /// None, because the ring was full.
     RingFull,
-    /// It was closed while this thread waited.
+    /// The frame was closed while this thread waited.
     Closed,
-    /// It takes no packets: it is void, or the window has moved elsewhere while this thread waited.
+    /// The frame accepts no packets: it is skipped, or the window moved to another epoch while this thread waited.
     Reject,
 }
 
-/// Where a packet's position lies.
+/// Which frame a packet belongs to.
 enum Found {
     Open { frame: u64, place: u32 },
     Closed { frame: u64, place: u32 },
@@ -116,34 +116,34 @@ impl<'a> Batch<'a> {
             arrived: 0,
         };
         if is_stale {
-            // Another thread's packets have confirmed an epoch that this thread's candidates may belong to.
+            // Packets of another thread have confirmed an epoch that this thread's candidates may belong to.
             batch.place_candidates(false);
         }
         batch
     }
 
-    /// How frames are made.
+    /// How frames are divided into packets.
     pub fn geometry(&self) -> &'a Geometry {
         &self.shared.geometry
     }
 
-    /// Copies `payload` to the place that `id` names.
+    /// Copies `payload` to the position of packet `id`.
     #[inline]
     pub fn put(&mut self, id: PacketId, payload: &[u8], time: Timestamp) -> Outcome {
         let outcome = self.put_with(id, payload.len(), time, |memory| {
-            // SAFETY: `put_with` gives `payload.len()` writable bytes of an open slot that nothing else refers
-            // to: the place has not arrived before and the batch keeps its frame open. The ring's memory and
-            // the caller's payload are different allocations. `flush` settles before others may look.
+            // SAFETY: `put_with` provides `payload.len()` writable bytes of an open slot that nothing else refers to:
+            // the packet has not arrived before and the batch keeps its frame open. The ring's memory and the
+            // caller's payload are different allocations. `flush` fences before other threads may read.
             unsafe { copy::stream(payload.as_ptr(), memory, payload.len()) };
         });
         self.state.streamed = true;
         outcome
     }
 
-    /// Has `write` write `bytes` of payload to the place that `id` names.
+    /// Lets `write` write `bytes` of payload to the position of packet `id`.
     ///
-    /// `write` is called at most once, only if the outcome is [`Outcome::Placed`] or [`Outcome::Kept`], with the address of
-    /// `bytes` writable bytes.
+    /// `write` is called at most once, and only if the outcome is [`Outcome::Placed`] or [`Outcome::Kept`], with the
+    /// address of `bytes` writable bytes.
     #[inline]
     pub fn put_with(
         &mut self,
@@ -172,11 +172,11 @@ impl<'a> Batch<'a> {
         self.see(frame, place);
         if let Some(memory) = memory {
             let offset = self.shared.geometry.extent(place).start;
-            // SAFETY: the place's extent lies inside `frame_bytes`, which fits the slot that `memory` starts
+            // SAFETY: the packet's extent lies inside `frame_bytes`, which fits the slot that starts at `memory`
             // (checked in `ReorderWindow::new`).
             write(unsafe { memory.add(offset) });
             #[cfg(loom)]
-            // SAFETY: loom checks that the place is written by one thread at a time and read after.
+            // SAFETY: loom checks that one thread at a time writes the packet and that it is read afterwards.
             record.canary[place as usize].with_mut(|canary| unsafe { *canary += 1 });
         }
         record.mark_present(place, exclusive);
@@ -189,7 +189,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Marks the place that `id` names as arrived damaged.
+    /// Marks packet `id` as arrived damaged.
     pub fn put_bad(&mut self, id: PacketId) -> Outcome {
         match self.find(id, None) {
             Found::Open { frame, place } => {
@@ -210,7 +210,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Keeps a packet aside until it is known whether a new epoch begins.
+    /// Keeps a packet aside until it is known whether a new epoch starts.
     #[cold]
     fn keep(
         &mut self,
@@ -228,12 +228,14 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Puts the candidates where they belong, now that it is known; `waits` = only as far as there are slots, then false.
+    /// Places the candidates now that their epoch is confirmed. If `waits`, stops and returns false where a slot is
+    /// missing.
     fn place_candidates(&mut self, waits: bool) -> bool {
         if self.state.candidates.is_empty() {
             return true;
         }
-        // Out of the state, so that what does not belong here after all is rejected and not kept again.
+        // Taken out of the state, so that a candidate that does not belong here is rejected instead of being kept
+        // again.
         let mut candidates = std::mem::take(&mut self.state.candidates);
         let mut has_room = true;
         while let Some(kept) = candidates.front() {
@@ -262,9 +264,9 @@ impl<'a> Batch<'a> {
         has_room
     }
 
-    /// Says that the sender has ended the frame that `id` names, if it is open: all its places are expected, and `time` is
-    /// its time unless it has one. False if the frame lies beyond those that are open, so that this alone is no reason to
-    /// believe it. For senders that tell this in a packet of its own, see
+    /// Ends the frame of packet `id` if it is open, because its sender reported the end: all its packets are
+    /// expected, and `time` is its time unless it has one already. Returns false if the frame lies beyond the open
+    /// frames, so that the report alone is not plausible. For senders that report the end in a separate packet, see
     /// [`ReorderWindow::await_times`](super::ReorderWindow::await_times).
     pub fn end(&mut self, id: PacketId, time: Timestamp) -> bool {
         if self.state.opens_epoch() {
@@ -283,8 +285,8 @@ impl<'a> Batch<'a> {
         frame < front
     }
 
-    /// Whether the frame that `id` names is still known: it is open, was closed so little ago that its packets are told as
-    /// late or repeated, or lies ahead. What is put into one that is not is taken for a packet from far away.
+    /// Whether the frame of packet `id` is still tracked: it is open, lies ahead, or was closed so recently that its
+    /// packets are counted as late or duplicate. A packet of any other frame is treated as far from the stream.
     pub fn knows(&self, id: PacketId) -> bool {
         let geometry = self.geometry();
         self.state.opens_epoch()
@@ -294,11 +296,11 @@ impl<'a> Batch<'a> {
             })
     }
 
-    /// The next places in order, as many as are open and free, up to `n`: where the next packets belong if
-    /// they come in order. Only for exclusive windows; others get none.
+    /// Predicts the next packets in order, up to `n`, as many as fall into open and free memory: the packets that
+    /// arrive next if they arrive in order. Only exclusive windows predict; others return no packets.
     ///
-    /// The memory may be written until the batch ends; what was written to a place that is not
-    /// [accepted](Self::accept) does no harm.
+    /// The memory may be written until the batch ends. Data written to a position that is not
+    /// [accepted](Self::accept) is overwritten later.
     pub fn predict(&mut self, n: usize, places: &mut Vec<Place>) {
         places.clear();
         if !self.shared.is_exclusive() || self.state.opens_epoch() {
@@ -328,7 +330,7 @@ impl<'a> Batch<'a> {
                     return;
                 }
                 let extent = geometry.extent(index);
-                // SAFETY: `extent` lies inside the slot that `memory` starts, as in `put_with`.
+                // SAFETY: `extent` lies inside the slot that starts at `memory`, as in `put_with`.
                 let memory = unsafe { memory.add(extent.start) };
                 places.push(Place {
                     id,
@@ -345,22 +347,23 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Whether `id` can be put without any frame being refused a slot: the frame that it belongs to has one, and so has
-    /// every frame that it makes the window publish; or it needs none, as what comes late or is not believed.
+    /// Whether packet `id` can be put without refusing a slot to any frame: its frame and every frame that it makes
+    /// the window publish have slots. Also true for a packet that needs no slot, because it is late or implausible.
     ///
-    /// For sources that wait for slots: if false, end the batch, [wait](super::ReorderWindow::wait) and ask for the same packet
-    /// again. Asking makes the window slide as the packet itself would, as far as there are slots, so ask only for a
-    /// packet that is put next. The window then reaches no further than the ring has slots, or the source would wait
-    /// for ever. Only the thread of an exclusive window can tell; others answer true.
+    /// For sources that wait for slots: if this returns false, end the batch, [wait](super::ReorderWindow::wait) and
+    /// ask for the same packet again. The call slides the window as the packet itself would, as far as there are
+    /// slots, so ask only for the packet that is put next. The window then covers no more frames than the ring has
+    /// slots; otherwise the source could wait forever. Only the thread of an exclusive window can answer; other
+    /// windows return true.
     ///
-    /// This asks for a packet as long as its place, or one that is [put as damaged](Self::put_bad); where a packet's
-    /// length may be wrong, ask [`has_room_for_bytes`](Self::has_room_for_bytes).
+    /// This assumes a packet of the expected length or one that is [put as damaged](Self::put_bad). If the length may
+    /// be wrong, call [`has_room_for_bytes`](Self::has_room_for_bytes).
     pub fn has_room_for(&mut self, id: PacketId) -> bool {
         self.has_room(id, None)
     }
 
-    /// [`has_room_for`](Self::has_room_for) a packet with so many bytes of payload: one that does not fit its place needs
-    /// no slot and moves nothing.
+    /// As [`has_room_for`](Self::has_room_for), for a packet with `bytes` bytes of payload: a packet of the wrong
+    /// length needs no slot and does not move the window.
     pub fn has_room_for_bytes(&mut self, id: PacketId, bytes: usize) -> bool {
         self.has_room(id, Some(bytes))
     }
@@ -386,7 +389,7 @@ impl<'a> Batch<'a> {
         };
         self.flush();
         let (shared, writer) = (self.shared, self.state.writer);
-        // The candidates are put before the packet that confirms them.
+        // The candidates are placed before the packet that confirms them.
         let first = self.state.lowest_candidate(&shared.geometry, id);
         let confirms = !self.state.candidates.is_empty() && !self.state.restarts;
         let first_frame = self.state.locate(&shared.geometry, first);
@@ -419,11 +422,11 @@ impl<'a> Batch<'a> {
         self.has_room(id, bytes)
     }
 
-    /// Says that the packet `id` has been written to `place`, which must come from this batch's
-    /// [`predict`](Self::predict); false if it belongs elsewhere, and nothing has changed.
+    /// Reports that packet `id` has been written to `place`, which must come from [`predict`](Self::predict) of this
+    /// batch. Returns false, with nothing changed, if the packet belongs to another position.
     #[inline]
     pub fn accept(&mut self, id: PacketId, place: &Place, time: Timestamp) -> bool {
-        // The window may have moved on since the prediction.
+        // The window may have slid since the prediction.
         if id != place.id || place.frame < self.base || place.epoch != self.state.epoch.number {
             return false;
         }
@@ -449,7 +452,7 @@ impl<'a> Batch<'a> {
         self.state.ledger.control.add_shared(packets);
     }
 
-    /// Counts packets that were sent again so long after the first time that the window knows nothing of them any more.
+    /// Counts packets that were resent so late that the window no longer tracks them.
     pub fn repeated(&mut self, packets: u64) {
         self.state.ledger.duplicates.add_shared(packets);
     }
@@ -481,7 +484,8 @@ impl<'a> Batch<'a> {
         Outcome::Late
     }
 
-    /// Moves the thread's reference to `id`, so that wrapping numbers stay near it; its position.
+    /// Moves this thread's reference to `id`, so that wrapping numbers stay unambiguous. Returns the packet's
+    /// position.
     #[inline]
     fn follow(&mut self, id: PacketId, frame: u64, place: u32) -> u64 {
         let geometry = &self.shared.geometry;
@@ -500,7 +504,7 @@ impl<'a> Batch<'a> {
         position
     }
 
-    /// Finds where `id`, with so many bytes, belongs, sliding the window or opening an epoch where it must.
+    /// Finds the position of `id`, a packet of `bytes` bytes; slides the window or opens an epoch if necessary.
     #[inline]
     fn find(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
         if let Some((frame, place)) = self.follows(id, bytes) {
@@ -510,8 +514,8 @@ impl<'a> Batch<'a> {
         self.search(id, bytes)
     }
 
-    /// Where `id`, with so many bytes, belongs if it is the next packet, into a frame that is open: most are, and no
-    /// number needs to be divided.
+    /// The position of `id` if it is the next expected packet and its frame is open. Most packets are, and this path
+    /// needs no division.
     #[inline]
     fn follows(&self, id: PacketId, bytes: Option<usize>) -> Option<(u64, u32)> {
         let (next, frame, place) = self.state.next?;
@@ -529,7 +533,7 @@ impl<'a> Batch<'a> {
         let (class, candidate) = self.classify(id, bytes);
         let is_first = candidate.is_some_and(|candidate| candidate.count == 1);
         if candidate.is_none() || is_first && candidate != self.state.candidate {
-            // Whatever was kept before does not agree with this packet.
+            // The packets kept before do not agree with this one.
             self.state.reject_candidates(self.shared);
         }
         self.state.candidate = candidate;
@@ -570,7 +574,7 @@ impl<'a> Batch<'a> {
             .classify(self.shared, (self.base, self.horizon), id, bytes)
     }
 
-    /// A new epoch that `id` confirms: it begins with the first of the candidates.
+    /// Opens the epoch that `id` confirms; it starts with the first of the candidates.
     fn begin(&mut self, id: PacketId) -> Found {
         let first = self.state.lowest_candidate(self.geometry(), id);
         if !self.open_epoch(first) {
@@ -579,7 +583,7 @@ impl<'a> Batch<'a> {
             return Found::Reject;
         }
         self.place_candidates(false);
-        // Another thread's packets may have opened the epoch somewhere else.
+        // Packets of another thread may have opened the epoch at another position.
         match self.state.locate(self.geometry(), id) {
             Some((frame, place)) if self.is_near(frame) => {
                 if frame >= self.base + self.geometry().window as u64 && !self.slide(frame)
@@ -594,12 +598,12 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Whether a frame is open, or lies so little ahead that the window slides to it.
+    /// Whether a frame is open, or lies so little ahead that the window can slide to it.
     fn is_near(&self, frame: u64) -> bool {
         (self.base..self.base + 2 * self.geometry().window as u64).contains(&frame)
     }
 
-    /// Has the sequencer open an epoch at `id`; true if one is open that was not before.
+    /// Asks the sequencer to open an epoch at `id`; returns whether an epoch is open that was not open before.
     fn open_epoch(&mut self, id: PacketId) -> bool {
         if id.sub >= self.shared.geometry.numbering.places_per_unit {
             return false;
@@ -645,7 +649,7 @@ impl<'a> Batch<'a> {
         true
     }
 
-    /// Slides the window until `frame` is inside; false if the sequencer is gone or has opened an epoch.
+    /// Slides the window until `frame` is inside; returns false if the sequencer has ended or opened an epoch.
     fn slide(&mut self, frame: u64) -> bool {
         let window = self.shared.geometry.window as u64;
         self.flush();
@@ -660,8 +664,8 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Asks the sequencer for `frame` and waits, unpinned, until `ready`; false if the sequencer is gone or
-    /// has opened an epoch.
+    /// Asks the sequencer for `frame` and waits, unpinned, until `ready`; returns false if the sequencer has ended or
+    /// opened an epoch.
     fn await_sequencer(&mut self, frame: u64, ready: impl Fn(&Shared) -> bool) -> bool {
         let (shared, writer) = (self.shared, self.state.writer);
         let epoch = self.state.epoch.number;
@@ -677,8 +681,8 @@ impl<'a> Batch<'a> {
         !moved()
     }
 
-    /// The memory of an open frame, for a packet that has come: if there is no slot the frame is refused for
-    /// good.
+    /// Returns the memory of an open frame for a packet that arrived. If there is no free slot, the frame is refused
+    /// permanently.
     #[inline]
     fn memory(&mut self, frame: u64, record: &Record) -> Memory {
         match record.state.load(Ordering::Acquire) {
@@ -696,7 +700,7 @@ impl<'a> Batch<'a> {
                 }
             } else if !self.await_sequencer(frame, |shared| {
                 let base = shared.base.load(Ordering::Acquire);
-                // The window may pass the frame without giving it a slot.
+                // The window may pass the frame without assigning a slot.
                 base != BLOCKED && frame < base
                     || shared.record(frame).state.load(Ordering::Acquire) != state::UNASSIGNED
             }) {
@@ -706,7 +710,7 @@ impl<'a> Batch<'a> {
                 return Memory::Closed;
             }
         }
-        // A control packet's note that came while this thread waited.
+        // A skip request that arrived while this thread waited.
         record.resolve_skip_request(state::REFUSED);
         match record.state.load(Ordering::Acquire) {
             state::ASSIGNED => Memory::Slot(record.memory.load(Ordering::Relaxed)),
@@ -715,7 +719,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The memory of a frame if it has, or can have, some.
+    /// The memory of a frame, if it has a slot or a slot is free.
     fn assigned(&mut self, frame: u64, record: &Record) -> Option<*mut u8> {
         if record.state.load(Ordering::Relaxed) == state::UNASSIGNED {
             self.state.sequencer.as_mut()?.assign(self.shared, frame);
@@ -730,7 +734,7 @@ impl<'a> Batch<'a> {
         self.start = self.start.min(position);
     }
 
-    /// Tells the others what this batch has seen.
+    /// Publishes what this batch has seen to the other threads.
     fn flush(&mut self) {
         if std::mem::take(&mut self.state.streamed) {
             copy::fence();
@@ -751,7 +755,7 @@ impl<'a> Batch<'a> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         self.flush();
-        // The old count goes on. Packets that only wait for slots are confirmed.
+        // The old numbering continues. Candidates that only wait for slots are confirmed and stay.
         if self.state.candidate.is_none() && !self.state.candidates.is_confirmed {
             self.state.reject_candidates(self.shared);
         }
@@ -763,7 +767,7 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// Gives a frame the time of its first packet that came.
+/// Sets the time of a frame from the first of its packets that arrives.
 #[inline]
 fn stamp(record: &Record, geometry: &Geometry, place: u32, time: Timestamp) {
     if time.clock != crate::frame::Clock::None && record.time_clock.load(Ordering::Relaxed) == 0 {

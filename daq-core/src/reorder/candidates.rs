@@ -5,23 +5,23 @@ use crate::frame::Timestamp;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Bytes of one thread's buffer, at most.
+/// Maximum bytes of one thread's buffer.
 const MAX_BYTES: usize = 8 << 20;
-/// How long packets are kept while no other packet arrives.
+/// How long candidates are kept while no other packet arrives.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// What a candidate carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// So many bytes of payload.
+    /// Number of payload bytes.
     Payload(usize),
-    /// Damaged payload: only its place counts.
+    /// Damaged payload, of which only the position counts.
     Damaged,
-    /// The unit carries no data by design; this is no packet to count.
+    /// The unit carries no data by design; this is not counted as a packet.
     NoData,
 }
 
-/// A packet that is kept.
+/// A packet that is kept aside.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept {
     pub(super) id: PacketId,
@@ -31,23 +31,24 @@ pub(super) struct Kept {
     offset: usize,
 }
 
-/// A bounded buffer of candidates, in the order of arrival; its memory is allocated once.
+/// A bounded buffer of candidates in the order of arrival. Its memory is allocated once.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
     memory: Box<[u8]>,
     max_payload: usize,
     kept: VecDeque<Kept>,
     capacity: usize,
-    /// Where the next payload goes, in payloads.
+    /// Index of the payload buffer that is used next.
     next: usize,
-    /// Whether a new epoch, or a gap, is confirmed and the packets only wait for slots.
+    /// Whether the new epoch or the gap is confirmed and the packets only wait for slots.
     pub(super) is_confirmed: bool,
-    /// When the buffer was first seen with the packets that it has now.
+    /// When the current packets were first seen.
     seen: Option<Instant>,
 }
 
 impl Candidates {
-    /// A buffer for the packets before the one that confirms: `agree - 1`, and as many units without data between them.
+    /// Creates a buffer for the packets before the one that confirms: `resync_after - 1`, and as many units without
+    /// data between them.
     pub(super) fn new(resync_after: u32, max_payload: usize) -> Self {
         let wanted = 2 * (resync_after.max(1) as usize - 1);
         let capacity = wanted.min(MAX_BYTES / max_payload.max(1));
@@ -64,8 +65,8 @@ impl Candidates {
         self.kept.is_empty()
     }
 
-    /// Keeps a packet and returns the memory for its payload; `None` if it cannot be kept. A full buffer drops its oldest
-    /// packet; the second value is the number of packets so dropped.
+    /// Keeps a packet and returns the memory for its payload; `None` if it cannot be kept. A full buffer drops its
+    /// oldest packet. The second value is the number of packets dropped this way.
     pub(super) fn push(
         &mut self,
         id: PacketId,
@@ -100,14 +101,14 @@ impl Candidates {
         self.kept.front().copied()
     }
 
-    /// Takes the oldest packet out; its payload stays until the next [`push`](Self::push).
+    /// Removes the oldest packet; its payload stays valid until the next [`push`](Self::push).
     pub(super) fn pop(&mut self) -> Option<Kept> {
         let kept = self.kept.pop_front();
         self.is_confirmed &= !self.kept.is_empty();
         kept
     }
 
-    /// The payload of a packet that was taken out.
+    /// The payload of a packet that was removed.
     pub(super) fn payload(&self, kept: &Kept) -> &[u8] {
         match kept.content {
             Content::Payload(bytes) => &self.memory[kept.offset..kept.offset + bytes],
@@ -121,7 +122,7 @@ impl Candidates {
         packets.map(|kept| kept.id)
     }
 
-    /// Drops all and returns the number of packets.
+    /// Drops all packets and returns their number.
     pub(super) fn clear(&mut self) -> u64 {
         let packets = self.kept.iter().map(Kept::packets).sum();
         self.kept.clear();

@@ -1,34 +1,34 @@
-//! Where a packet leads, by the window's rules alone.
+//! Classifies packets by their sequence numbers.
 //!
-//! Nothing changes here, so that a source that waits may ask before it puts a packet.
+//! Nothing here changes any state, so a source that waits may ask before it puts a packet.
 
 use super::shared::Shared;
 use super::{Geometry, PacketId, WriterState};
 use crate::sync::Ordering;
 
-/// What packets in succession that are far from the window agree on.
+/// What successive packets far from the window agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
-    /// The last packet's unit.
+    /// The unit number of the last packet.
     unit: u64,
-    /// How many packets agree.
+    /// Number of packets that agree.
     pub(super) count: u32,
     /// The horizon at the first of them.
     pub(super) since: u64,
 }
 
-/// Where a packet leads.
+/// What a packet's sequence number means for the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Classification {
-    /// To a frame that is open, was closed not long ago, or lies so little ahead that the window slides to it.
+    /// The frame is open, was closed recently, or lies so little ahead that the window slides to it.
     InWindow { frame: u64, place: u32 },
-    /// To a frame beyond a gap that packets agree on: the window slides to it.
+    /// The frame lies beyond a gap that several packets confirm: the window slides to it.
     Gap { frame: u64, place: u32 },
-    /// To a new epoch, which packets agree on.
+    /// Several packets confirm a new epoch.
     NewEpoch,
-    /// Nowhere yet: it may be the first sign of a new epoch or of a gap.
+    /// The packet may be the first sign of a new epoch or of a gap.
     Undecided,
-    /// Nowhere: it is not believed, or names no place.
+    /// The number is implausible, or the unit has no such packet.
     Reject,
 }
 
@@ -39,10 +39,10 @@ impl WriterState {
         self.epoch.number == 0 || self.restarts
     }
 
-    /// Where `id` leads while an epoch is open, and the candidate after it.
+    /// Classifies `id` while an epoch is open; also returns the new candidate.
     ///
-    /// `front` is the oldest open frame and one past the highest position that this thread has seen and not told;
-    /// a packet that is not of `bytes` leads nowhere.
+    /// `front` is the oldest open frame, and one past the highest position that this thread has seen and not
+    /// published yet. A packet whose length is not `bytes` is rejected.
     pub(super) fn classify(
         &self,
         shared: &Shared,
@@ -63,17 +63,17 @@ impl WriterState {
             return self.classify_distant(shared, front, id);
         }
         if frame < base && shared.has_been_silent() {
-            // Everything that was sent has come: a closed frame's numbers are those of a sender that has restarted.
+            // Every packet that was sent has arrived, so numbers of closed frames are those of a restarted sender.
             return self.classify_distant(shared, front, id);
         }
         if frame < shared.floor.load(Ordering::Acquire) {
-            // Counting began after it: a straggler, and no sign of a new count.
+            // The epoch started after this frame: the packet is a straggler, not a sign of new numbering.
             return (Classification::Reject, self.candidate);
         }
         (Classification::InWindow { frame, place }, self.candidate)
     }
 
-    /// A packet far from the window: very late, an outlier, or the first sign of a new epoch.
+    /// Classifies a packet far from the window: very late, an outlier, or the first sign of a new epoch.
     fn classify_distant(
         &self,
         shared: &Shared,
@@ -82,12 +82,12 @@ impl WriterState {
     ) -> (Classification, Option<Candidate>) {
         let geometry = &shared.geometry;
         let is_place = id.sub < geometry.numbering.places_per_unit;
-        // A source each of whose numbers is to be believed says itself what is a step back.
+        // A source whose every number is trusted reports backward steps itself.
         if !is_place || geometry.resync_after > 1 && self.is_late(shared, base, id) {
             return (Classification::Reject, self.candidate);
         }
         let near = geometry.window as u64 * u64::from(geometry.places);
-        // With what this batch has seen: its own packets are not those of other threads.
+        // Includes what this batch has seen: its own packets are not those of other threads.
         let horizon = shared.horizon.load(Ordering::Acquire).max(seen);
         let (agreed, since) = match self.candidate {
             Some(Candidate { unit, count, since }) => {
@@ -111,14 +111,14 @@ impl WriterState {
             return (Classification::Gap { frame, place }, candidate);
         }
         if horizon != since && !shared.is_exclusive() {
-            // Other threads go on in the old count: this one lags, or its sender alone has begun anew.
+            // Other threads continue in the old numbering: this thread lags, or only its sender has restarted.
             return (Classification::Reject, None);
         }
         (Classification::NewEpoch, candidate)
     }
 
-    /// Whether `id` names a place that was closed as missing: then it is that packet, however far behind the others, and
-    /// no sign of a sender that counts again, which would repeat numbers that arrived.
+    /// Whether `id` names a packet that was closed as missing. It is then that packet, however late. A restarted
+    /// sender would repeat numbers that arrived.
     fn is_late(&self, shared: &Shared, base: u64, id: PacketId) -> bool {
         let places = u64::from(shared.geometry.places);
         self.locate(&shared.geometry, id)
@@ -129,7 +129,7 @@ impl WriterState {
             })
     }
 
-    /// Where `id` belongs if it lies ahead, and no further than a gap may be long.
+    /// The position of `id` if it lies ahead by no more than the longest allowed gap.
     fn locate_beyond_gap(
         &self,
         geometry: &Geometry,
@@ -145,7 +145,7 @@ impl WriterState {
             .then_some((frame, place))
     }
 
-    /// The frame and place that `id` names in the present epoch, if it is a place of it at all.
+    /// The frame and packet index of `id` in the current epoch; `None` if the epoch has no such packet.
     pub(super) fn locate(&self, geometry: &Geometry, id: PacketId) -> Option<(u64, u32)> {
         let distance = geometry.numbering.places_between(self.epoch.unit, id)?;
         let position = self.epoch.position.checked_add_signed(distance)?;

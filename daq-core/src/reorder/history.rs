@@ -1,14 +1,14 @@
-//! Which places of closed frames arrived: this distinguishes a packet that is far too late from a restarted sender.
+//! Which packets of closed frames arrived. This distinguishes a very late packet from a restarted sender.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Places that are remembered, a power of two; in model checking few, for each is a state.
+/// Number of packets remembered, a power of two. Small under loom, where each one multiplies the states.
 #[cfg(not(loom))]
 const PLACES: u64 = 1 << 20;
 #[cfg(loom)]
 const PLACES: u64 = 1 << 7;
 
-/// A bit a place, by position; the sequencer writes it, every thread reads it.
+/// One bit per packet, indexed by position. The sequencer writes it; every thread reads it.
 #[derive(Debug)]
 pub(super) struct History {
     words: Box<[AtomicU64]>,
@@ -33,7 +33,7 @@ impl History {
         word.store(others | (bits & mask), Ordering::Relaxed);
     }
 
-    /// Records a closed frame: its first position, its number of places, and which of them arrived.
+    /// Records a closed frame: its first position, its number of packets, and which of them arrived.
     #[inline]
     pub(super) fn record(&self, first: u64, places: u32, present: impl Iterator<Item = u64>) {
         let end = first + u64::from(places);
@@ -61,10 +61,10 @@ impl History {
         }
     }
 
-    /// Whether the place at `position` was closed as missing, where `front` is the first position of the oldest open
-    /// frame: false for a place that arrived, and for one that is too old to be remembered.
+    /// Whether the packet at `position` was closed as missing. `front` is the first position of the oldest open
+    /// frame. False for a packet that arrived, and for one too old to be remembered.
     pub(super) fn is_missing(&self, position: u64, front: u64) -> bool {
-        // Those of the frame that is being closed right now share words with the oldest.
+        // Packets of the frame that is being closed share words with the oldest remembered ones.
         position < front
             && front - position < PLACES - 64
             && self.word(position).load(Ordering::Relaxed) >> (position % 64) & 1 == 0

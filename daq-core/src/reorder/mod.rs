@@ -1,29 +1,28 @@
-//! Windows: the open slots of a ring that packets are placed into, in whatever order they come.
+//! The reorder window: the open slots of a ring, into which packets are sorted in whatever order they arrive.
 //!
 //! ```text
-//!        closed, fate open            open                  not yet
+//!       closed, not final            open                  not yet open
 //!   … ┆ late or lost?          │ packets are placed   │ a packet here makes the
 //!     ┆                        │                      │ window slide
 //!     └── window frames ───────┴── window frames ─────┴── window frames ──┐ beyond: rejected until
 //!                              base                                       │ several packets agree,
 //!                                                                           then a new epoch opens
 //! ```
-//! Packets from beyond are kept aside until that is decided: they are placed once the new epoch is confirmed and counted
-//! as rejected if it is not. A packet for a place that was closed as missing not long ago is late: it never confirms an
-//! epoch, however many agree.
+//! Packets from beyond are kept aside until that is decided: they are placed once the new epoch is confirmed and
+//! counted as rejected if it is not. A packet that was recently closed as missing is late: it never confirms an
+//! epoch, however many such packets agree.
 //!
-//! Any number of threads may fill one window, each through its own [`ReorderWindow`] handle; handle 0 is the
-//! *sequencer*, which alone closes frames, in order, and hands them to the ring.
+//! Any number of threads may fill one window, each through its own [`ReorderWindow`] handle. Handle 0 is the
+//! *sequencer*: it alone closes frames, in order, and publishes them to the ring.
 //!
 //! # Ledger
-//! `expected` runs from the lowest to the highest place seen in each epoch; a place counts once it has arrived, or once its
-//! frame is closed without it. A place is `delivered` when its frame is published with it. What is missing then stays
-//! `pending` until the frame has left the window behind (or the stream has been idle for a second, or has ended), so that
-//! a packet that comes late is counted as `late` and not as a gap; then its cause is settled, and no counter ever goes
-//! back.
+//! `expected` covers the lowest to the highest packet seen in each epoch; a packet counts once it has arrived, or
+//! once its frame is closed without it. A packet is `delivered` when its frame is published with it. A missing packet
+//! stays `pending` until the window no longer tracks its frame, the stream has been idle for a second, or the stream
+//! has ended. So a packet that arrives late is counted as `late` and not as a gap. Then its cause is final, and no
+//! counter ever decreases.
 //!
-//! A frame that finds no slot is still followed: what arrives for it is lost to `ring_full`, what does not
-//! to the wire.
+//! A frame without a slot is still tracked: its packets that arrive are lost to `ring_full`, the others to the wire.
 
 mod batch;
 mod candidates;
@@ -48,34 +47,34 @@ use sequencer::Sequencer;
 use shared::{Epoch, Shared};
 use std::time::Instant;
 
-/// How frames are made of places.
+/// How frames are divided into packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Places of a frame, at least 1.
+    /// Number of packets in a frame, at least 1.
     pub places: u32,
-    /// Payload bytes of the first place.
+    /// Payload bytes of the first packet of a frame.
     pub first_bytes: usize,
-    /// Payload bytes of every place but the first and the last.
+    /// Payload bytes of every packet but the first and the last.
     pub place_bytes: usize,
-    /// Payload bytes of a frame; the last place has what the others leave.
+    /// Payload bytes of a frame; the last packet has the rest.
     pub frame_bytes: usize,
-    /// How packets name their places.
+    /// How packets are numbered.
     pub numbering: Numbering,
-    /// Frames open at a time, at least 1.
+    /// Number of frames open at a time, at least 1.
     pub window: usize,
-    /// Places beyond twice the window that may be missing in a row: where packets agree on a jump that is no
-    /// longer, what lies between is lost; a longer one opens an epoch.
+    /// Maximum number of packets, beyond twice the window, that may be missing in a row. If packets agree on a
+    /// forward step that is no longer, the packets in between are lost; a longer step opens an epoch.
     pub max_gap: u64,
-    /// Successive packets beyond twice the window that must agree before any of them is believed, at least 1; those before
-    /// the last are kept aside meanwhile.
+    /// Number of successive packets beyond twice the window that must agree before the window accepts them, at least
+    /// 1. The packets before the last of them are kept aside meanwhile.
     pub resync_after: u32,
-    /// Nanoseconds of signal in a frame, where each packet's time is that of its own payload: a frame whose first
-    /// packets are missing is then told its start nevertheless. 0 = not known, or a packet's time is its frame's.
+    /// Nanoseconds of signal in a frame, if each packet carries the time of its own payload: the start of a frame is
+    /// then known even if its first packets are missing. 0 = unknown, or a packet carries the time of its frame.
     pub frame_ns: u64,
 }
 
 impl Geometry {
-    /// Frames of `places` equal places of `place_bytes`, numbered by a 64-bit counter, with a window of 4.
+    /// Frames of `places` packets of `place_bytes` each, numbered by a 64-bit counter, with a window of 4.
     pub const fn new(places: u32, place_bytes: usize) -> Self {
         Self {
             places,
@@ -90,7 +89,7 @@ impl Geometry {
         }
     }
 
-    /// Nanoseconds of signal in a frame before place `i`, as far as known.
+    /// Nanoseconds of signal in a frame before packet `i`; 0 if unknown.
     pub fn nanoseconds_before(&self, i: u32) -> u64 {
         if self.frame_ns == 0 {
             return 0;
@@ -99,7 +98,7 @@ impl Geometry {
         u64::try_from(bytes / self.frame_bytes.max(1) as u128).unwrap_or(u64::MAX)
     }
 
-    /// Payload bytes of the longest place.
+    /// Payload bytes of the longest packet.
     fn max_payload(&self) -> usize {
         let last = self.extent(self.places - 1).len();
         self.first_bytes
@@ -108,7 +107,7 @@ impl Geometry {
             .min(self.frame_bytes)
     }
 
-    /// The frame and the place in it at a position in places.
+    /// The frame, and the index in it, of the packet at `position`.
     const fn split(&self, position: u64) -> (u64, u32) {
         let places = self.places as u64;
         #[expect(clippy::cast_possible_truncation, reason = "below `places`, a u32")]
@@ -116,7 +115,7 @@ impl Geometry {
         (position / places, place)
     }
 
-    /// The bytes of place `i` in the frame.
+    /// The byte range of packet `i` in the frame.
     pub const fn extent(&self, i: u32) -> std::ops::Range<usize> {
         let start = if i == 0 {
             0
@@ -137,7 +136,7 @@ impl Geometry {
     }
 }
 
-/// A thread's handle on a window.
+/// One thread's handle to a window.
 #[derive(Debug)]
 pub struct ReorderWindow {
     shared: Arc<Shared>,
@@ -146,33 +145,34 @@ pub struct ReorderWindow {
     is_pinned: bool,
 }
 
-/// What belongs to one thread.
+/// The state of one writer thread.
 #[derive(Debug)]
 struct WriterState {
     writer: usize,
-    /// The epoch as this thread last saw it; its reference moves along with the packets.
+    /// The epoch as this thread last saw it; its reference follows the packets.
     epoch: Epoch,
     candidate: Option<Candidate>,
     /// The packets that the candidate stands for.
     candidates: Candidates,
-    /// Where the next packet is expected, as a position in places.
+    /// The position of the next expected packet.
     cursor: u64,
     /// Whether the next packet opens an epoch, whatever its number.
     restarts: bool,
-    /// The same as packet, frame and place; `None` = work it out.
+    /// The same as packet, frame and index; `None` = must be computed.
     next: Option<(PacketId, u64, u32)>,
-    /// Whether payload was copied past the cache and may not be seen by others yet.
+    /// Whether payload was copied with streaming stores that other threads may not see yet.
     streamed: bool,
     ledger: SourceLedger,
     sequencer: Option<Sequencer>,
 }
 
 impl ReorderWindow {
-    /// A window over `producer`, filled by `writers` threads: one handle each, the first is the sequencer.
+    /// Creates a window over `producer`, filled by `writers` threads, with one handle each; the first is the
+    /// sequencer.
     ///
     /// # Panics
-    /// If `writers`, `geometry.window`, `geometry.places` or `geometry.numbering.step` is 0, or a frame does
-    /// not fit the ring's slots.
+    /// If `writers`, `geometry.window`, `geometry.places` or `geometry.numbering.step` is 0, or a frame does not fit
+    /// the ring's slots.
     pub fn new(
         producer: Producer,
         geometry: Geometry,
@@ -225,16 +225,16 @@ impl ReorderWindow {
             .collect()
     }
 
-    /// How frames are made.
+    /// How frames are divided into packets.
     pub fn geometry(&self) -> &Geometry {
         &self.shared.geometry
     }
 
-    /// Replaces a planned geometry, which is an upper bound, by the one that the first packets show. Call it on each
-    /// thread before its first packet is placed, with the same geometry; the first call decides.
+    /// Replaces the planned geometry, which is an upper bound, by the one that the first packets show. Each thread
+    /// calls it with the same geometry before it places its first packet; the first call decides.
     ///
     /// # Panics
-    /// If frames or their places exceed the planned ones, or an epoch is open.
+    /// If frames or their packets exceed the planned ones, or an epoch is open.
     pub fn pin(&mut self, geometry: Geometry) {
         self.adopt_pinned();
         if self.is_pinned {
@@ -269,14 +269,14 @@ impl ReorderWindow {
         self.state.candidates = Candidates::new(geometry.resync_after, geometry.max_payload());
     }
 
-    /// Whether this thread alone fills the window, so that the kernel may be told to receive straight into
-    /// places (see [`Batch::predict`]).
+    /// Whether only this thread fills the window, so that Linux can receive packets directly into their final
+    /// position (see [`Batch::predict`]).
     pub fn is_exclusive(&self) -> bool {
         self.shared.is_exclusive()
     }
 
-    /// Says that frames are told their times when they end ([`Batch::end`]), apart from their places: one that has all its
-    /// places is kept open until it has its time too, the window leaves it behind, or nothing comes any more.
+    /// Declares that frames get their times when they end ([`Batch::end`]), separately from their packets. A complete
+    /// frame then stays open until it has its time, leaves the window, or no packets arrive any more.
     pub fn await_times(&mut self) {
         if let Some(sequencer) = &mut self.state.sequencer {
             sequencer.await_times();
@@ -288,7 +288,7 @@ impl ReorderWindow {
         self.state.sequencer.is_some()
     }
 
-    /// What missing places are filled with.
+    /// The pattern that missing packets are filled with.
     pub fn fill(&self) -> Fill {
         self.state
             .sequencer
@@ -296,26 +296,26 @@ impl ReorderWindow {
             .map_or(Fill::ZERO, |sequencer| sequencer.producer().options().fill)
     }
 
-    /// Begins a batch: until it is dropped, frames that are open stay where they are.
+    /// Begins a batch: until it is dropped, open frames stay open.
     pub fn batch(&mut self) -> Batch<'_> {
         Batch::new(&self.shared, &mut self.state)
     }
 
-    /// Waits for a slot to be freed, or about `limit`.
+    /// Waits until a slot is freed or about `limit` has passed.
     pub fn wait(&self, policy: crate::notify::Wait, limit: std::time::Duration) {
         if let Some(sequencer) = &self.state.sequencer {
             sequencer.producer().wait(policy, limit);
         }
     }
 
-    /// Reports the drops that the kernel has counted so far at this thread's socket: evidence for the cause
-    /// of gaps, never the amount.
+    /// Reports the drops that the kernel has counted so far at this thread's socket. They are evidence for the cause
+    /// of gaps, not for their number.
     pub fn note_drops(&self, total: u64) {
         self.shared.drops[self.state.writer].store(total, Ordering::Relaxed);
         self.shared.readings.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether gaps wait for their cause, so that a reading for [`note_drops`](Self::note_drops) is wanted.
+    /// Whether gaps wait for their cause, so that [`note_drops`](Self::note_drops) should be called.
     pub fn wants_drops(&self) -> bool {
         self.state
             .sequencer
@@ -324,10 +324,10 @@ impl ReorderWindow {
             || self.state.sequencer.is_none()
     }
 
-    /// Says that the sender counts anew: the next packet opens an epoch, however near its number may be.
+    /// Declares that the sender restarts its numbering: the next packet opens an epoch, however close its number is.
     ///
-    /// For sources that know it, as a recording that is played again. Only for exclusive windows; elsewhere packets must
-    /// agree.
+    /// For sources that know this, such as a recording that is replayed. Effective only for exclusive windows; other
+    /// windows require packets to agree.
     pub fn restart(&mut self) {
         if self.shared.is_exclusive() {
             self.state.restarts = true;
@@ -345,11 +345,11 @@ impl ReorderWindow {
         self.state.ledger.control.add_shared(packets);
     }
 
-    /// Says that `unit` carries no data by design (a SPEAD heap of descriptors): its places are not expected.
+    /// Declares that `unit` carries no data by design (a SPEAD heap of descriptors): its packets are not expected.
     ///
-    /// Has an effect only where a unit is a frame, and while nothing has arrived for it. Payload that arrives before that
-    /// of a later unit refutes it; a unit that later ones have overtaken is void at once, and what arrives for it is
-    /// rejected. If the frame was closed already, its places count as `late`.
+    /// Effective only where a unit is a frame, and while none of its packets has arrived. Payload of the unit that
+    /// arrives before payload of a later unit cancels the request. A unit that later ones have overtaken is skipped
+    /// at once, and its packets are rejected. If its frame was closed already, its packets count as `late`.
     pub fn skip(&mut self, unit: u64) {
         let is_frame =
             self.shared.geometry.numbering.places_per_unit == self.shared.geometry.places;
@@ -357,7 +357,7 @@ impl ReorderWindow {
             return;
         }
         if !self.state.candidates.is_empty() {
-            // It may belong to the epoch that is not confirmed yet.
+            // The unit may belong to an epoch that is not confirmed yet.
             let _ = self.state.keep(
                 &self.shared,
                 PacketId::of(unit),
@@ -368,9 +368,9 @@ impl ReorderWindow {
         self.state.skip(&self.shared, unit);
     }
 
-    /// The sequencer's work between batches: requests of other threads, frames that are complete, frames that
-    /// have waited too long. Every thread calls it after each time that it has looked for packets, and at least every few
-    /// milliseconds while it does not wait for packets.
+    /// The sequencer's work between batches: requests of other threads, complete frames, and frames that have waited
+    /// too long. Every thread calls it after each poll for packets, and at least every few milliseconds while it does
+    /// not wait for packets.
     pub fn tick(&mut self, now: Instant) {
         self.adopt_pinned();
         let (shared, state) = (&self.shared, &mut self.state);
@@ -384,8 +384,8 @@ impl ReorderWindow {
         }
     }
 
-    /// The end of the stream: publishes what is open up to the last place seen and settles the ledger.
-    /// All other threads must have stopped filling.
+    /// Ends the stream: publishes open frames up to the last packet seen and finalises the ledger. All other threads
+    /// must have stopped.
     pub fn finish(&mut self) {
         self.adopt_pinned();
         self.state.reject_candidates(&self.shared);
@@ -396,7 +396,7 @@ impl ReorderWindow {
 }
 
 impl WriterState {
-    /// Takes over the epoch that the sequencer opened.
+    /// Adopts the epoch that the sequencer opened.
     fn refresh(&mut self, shared: &Shared) {
         self.epoch = *shared
             .epoch
@@ -411,7 +411,7 @@ impl WriterState {
         self.candidate = None;
     }
 
-    /// Says that `unit` carries no data by design, see [`ReorderWindow::skip`].
+    /// Asks to skip `unit`, which carries no data by design, see [`ReorderWindow::skip`].
     fn skip(&mut self, shared: &Shared, unit: u64) {
         if let Some(sequencer) = &mut self.sequencer {
             sequencer.skip(shared, self.writer, unit);
@@ -425,7 +425,7 @@ impl WriterState {
         shared.has_requests.store(1, Ordering::Release);
     }
 
-    /// Keeps a candidate and returns the memory for its payload; `None` where it cannot be kept.
+    /// Keeps a candidate and returns the memory for its payload; `None` if it cannot be kept.
     fn keep(
         &mut self,
         shared: &Shared,
@@ -442,12 +442,12 @@ impl WriterState {
         memory
     }
 
-    /// The candidate with the lowest position, `id` among them.
+    /// The candidate with the lowest position, including `id`.
     fn lowest_candidate(&self, geometry: &Geometry, id: PacketId) -> PacketId {
         geometry.numbering.lowest(id, self.candidates.ids())
     }
 
-    /// Counts the candidates as rejected: something else is true.
+    /// Counts the candidates as rejected, because the stream continued elsewhere.
     fn reject_candidates(&mut self, shared: &Shared) {
         if self.candidates.is_empty() {
             return;
@@ -463,7 +463,7 @@ impl Drop for ReorderWindow {
     fn drop(&mut self) {
         self.adopt_pinned();
         if self.state.sequencer.is_some() {
-            // While unwinding the window may be half moved: better an open ledger than a second fault.
+            // During unwinding the window may be inconsistent: an open ledger is better than a second panic.
             if !std::thread::panicking() {
                 self.finish();
             }

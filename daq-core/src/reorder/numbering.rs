@@ -1,28 +1,28 @@
-//! Sequence numbers as packets carry them: narrow, wrapping, in steps.
+//! Sequence numbers as packets carry them: limited in width, wrapping, with a step.
 
-/// How a stream numbers its places.
+/// How a stream numbers its packets.
 ///
-/// A packet carries a unit number that wraps at `2^width` and advances by `step`, and its place within the
-/// unit. For a plain packet counter the unit is the packet; for SPEAD it is the heap.
+/// A packet carries a unit number that wraps at `2^width` and advances by `step`, and its index within the unit. For
+/// a plain packet counter the unit is the packet; for SPEAD it is the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbering {
-    /// Bits of the unit number, 1 to 64.
+    /// Number of bits of the unit number, 1 to 64.
     pub width: u32,
-    /// By how much the unit number grows from one unit to the next, at least 1.
+    /// Difference between the numbers of consecutive units, at least 1.
     pub step: u64,
-    /// Places in a unit, at least 1.
+    /// Number of packets in a unit, at least 1.
     pub places_per_unit: u32,
 }
 
 impl Numbering {
-    /// A 64-bit counter of places.
+    /// A 64-bit packet counter.
     pub const PLAIN: Self = Self {
         width: 64,
         step: 1,
         places_per_unit: 1,
     };
 
-    /// The signed distance from unit number `from` to `to`, the shorter way round.
+    /// The signed distance from unit number `from` to `to`, the shorter way around the wrap.
     ///
     /// ```
     /// use daq_core::reorder::Numbering;
@@ -35,8 +35,8 @@ impl Numbering {
         (to.wrapping_sub(from) << spare).cast_signed() >> spare
     }
 
-    /// Places from (`from`, place 0) to `to`; `None` if `to` is not a whole number of steps away or the
-    /// distance is beyond any stream's.
+    /// Number of packets from the first packet of unit `from` to packet `to`; `None` if `to` is not a whole number of
+    /// steps away or the distance overflows.
     pub fn places_between(&self, from: u64, to: PacketId) -> Option<i64> {
         let units = self.distance(from, to.unit);
         let step = i64::try_from(self.step).ok()?;
@@ -48,13 +48,13 @@ impl Numbering {
             .checked_add(i64::from(to.sub))
     }
 
-    /// Packets after which the numbers repeat.
+    /// Number of packets after which the numbers repeat.
     pub(super) fn packets_to_wrap(&self) -> u128 {
         let numbers = 1_u128 << self.width.clamp(1, 64);
         (numbers / u128::from(self.step.max(1))).max(1) * u128::from(self.places_per_unit)
     }
 
-    /// The lowest of `id` and those of `others` that are less than half of all numbers away from it.
+    /// The lowest of `id` and those of `others` that are less than half the number range away from it.
     pub(super) fn lowest(&self, id: PacketId, others: impl Iterator<Item = PacketId>) -> PacketId {
         let before = |other: &PacketId| {
             let distance = self.places_between(id.unit, *other)?;
@@ -67,7 +67,7 @@ impl Numbering {
             .map_or(id, |(_, lowest)| lowest)
     }
 
-    /// The packet of the place `ahead` places after place 0 of `unit`.
+    /// The packet that comes `ahead` packets after the first packet of `unit`.
     pub const fn after(&self, unit: u64, ahead: u64) -> PacketId {
         let places = self.places_per_unit as u64;
         #[expect(
@@ -81,7 +81,7 @@ impl Numbering {
         }
     }
 
-    /// The packet of the place after that of `id`.
+    /// The packet after `id`.
     #[inline]
     pub const fn next(&self, id: PacketId) -> PacketId {
         if id.sub + 1 < self.places_per_unit {
@@ -97,7 +97,7 @@ impl Numbering {
         unit & (u64::MAX >> (64 - self.width))
     }
 
-    /// The number of the place that `id` names, counting from unit 0.
+    /// The absolute number of the packet `id`, counted from unit 0.
     pub const fn absolute(&self, id: PacketId) -> u64 {
         (id.unit / self.step)
             .wrapping_mul(self.places_per_unit as u64)
@@ -105,17 +105,17 @@ impl Numbering {
     }
 }
 
-/// What a packet says about where it belongs.
+/// The sequence number of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketId {
-    /// The unit's number, as wide as [`Numbering::width`] says.
+    /// The unit number, [`Numbering::width`] bits wide.
     pub unit: u64,
-    /// The place within the unit.
+    /// The index of the packet within the unit.
     pub sub: u32,
 }
 
 impl PacketId {
-    /// A packet that is a unit of its own.
+    /// The first packet of `unit`.
     pub const fn of(unit: u64) -> Self {
         Self { unit, sub: 0 }
     }

@@ -1,4 +1,4 @@
-//! The one thread that gives frames memory, closes them in order and settles the ledger.
+//! The sequencer: the one thread that assigns slots to frames, closes frames in order and finalises the ledger.
 
 mod epochs;
 mod skips;
@@ -11,43 +11,43 @@ use crate::sync::Ordering;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// How long a frame with gaps is kept open when nothing comes any more.
+/// How long an incomplete frame stays open while no packets arrive.
 const HOLD_TIME: Duration = Duration::from_millis(100);
-/// How long the fate of missing places stays open when nothing comes any more.
+/// After this long without packets, the disposition of missing packets becomes final.
 const FINALISE_AFTER: Duration = Duration::from_secs(1);
 
-/// How long the other threads have to look for packets before an epoch is opened that one of them asks for: they may have
-/// earlier packets of it, or packets of the old count that refute it.
+/// How long the sequencer waits for the other threads to poll their sockets before it opens an epoch that one thread
+/// asked for. They may have earlier packets of the epoch, or packets of the old numbering that refute it.
 const POLL_ROUND: Duration = Duration::from_millis(5);
 
-/// Silence that one tick can tell of, at most, and as long as a source waits for packets at one go: a thread that was held
-/// up for longer has not listened meanwhile.
+/// Maximum silence that one tick may count, equal to the longest wait of a source. A thread that was delayed for
+/// longer has not polled its socket meanwhile.
 const MAX_SILENCE_STEP: Duration = Duration::from_millis(50);
 
 /// What the sequencer keeps of a closed frame until its gaps are finalised.
 #[derive(Clone, Debug, Default)]
 struct Closed {
-    /// The places that were expected.
+    /// The packets that were expected.
     places: Range<u32>,
     missing: u64,
 }
 
-/// How long nothing has come.
+/// How long no packet has arrived.
 #[derive(Clone, Copy, Debug, Default)]
 struct Silence {
     /// The horizon at the last tick.
     horizon: u64,
-    /// How long it has been that.
+    /// How long the horizon has not moved.
     length: Duration,
     last: Option<Instant>,
 }
 
-/// A request for an epoch that waits until all threads have looked for packets.
+/// A requested epoch that waits until all threads have polled for packets.
 #[derive(Clone, Copy, Debug)]
 struct PendingEpoch {
     request: EpochRequest,
     deadline: Instant,
-    /// How often this thread has looked since.
+    /// How often this thread has polled since the request.
     ticks: u32,
 }
 
@@ -55,37 +55,37 @@ struct PendingEpoch {
 pub(super) struct Sequencer {
     producer: Producer,
     ledger: SourceLedger,
-    /// Open frames that have a slot: they have the producer's open slots in order.
+    /// Open frames that have a slot; they use the producer's open slots in order.
     assigned: u64,
-    /// Open frames before this one have a slot or want none.
+    /// Open frames before this one have a slot or need none.
     asked_to: u64,
-    /// Places of closed frames that had not arrived in time.
+    /// Packets of closed frames that did not arrive in time.
     absent: u64,
-    /// Those whose fate is open.
+    /// Missing packets whose disposition is not final.
     missing: u64,
-    /// Places that will never come, and the number of readings of the kernel's drops when that was known: a
-    /// later reading tells where they were lost.
+    /// Number of packets that will never arrive, and the number of readings of the kernel's drop counters when that
+    /// became known. A later reading shows whether they were lost on this host.
     gaps: (u64, u64),
-    /// The kernel's drops before the gaps that are open now.
+    /// The kernel's drop count before the gaps that are open now.
     drops: u64,
-    /// Room for a requests's list of units.
+    /// Reusable buffer for the units of skip requests.
     skips: Vec<u64>,
     closed: Vec<Closed>,
-    /// The epoch, its reference moved along with the packets of this thread.
+    /// The current epoch; its reference follows the packets of this thread.
     epoch: Epoch,
-    /// Another thread's request.
+    /// The request of another thread.
     pending_epoch: Option<PendingEpoch>,
-    /// How often each thread had looked for packets when an epoch was asked for.
+    /// How often each thread had polled for packets when the epoch was requested.
     rounds: Box<[u64]>,
     /// Flags of the next frame to be published.
     flags: Flags,
     silence: Silence,
-    /// Whether a frame that has all its places waits for its time.
+    /// Whether a complete frame stays open until it has its time.
     awaits_times: bool,
-    /// Whether gaps are passed frame by frame, however long: the measure of what one step does.
+    /// Test only: passes gaps frame by frame, to compare with the single step.
     #[cfg(test)]
     pub(super) passes_one_by_one: bool,
-    /// The frame that a packet was last held back for, and one past the last frame that is published on the way there.
+    /// The frame for which a packet last waited, and one past the last frame that is published on the way to it.
     awaited: (u64, u64),
 }
 
@@ -118,7 +118,7 @@ impl Sequencer {
         &self.producer
     }
 
-    /// All that is kept of missing places, for comparing.
+    /// All that is kept about missing packets, for comparison.
     #[cfg(test)]
     pub(super) fn dispositions(&self) -> impl std::fmt::Debug {
         let closed = self.closed.iter().map(|closed| closed.missing).sum::<u64>();
@@ -133,19 +133,20 @@ impl Sequencer {
         self.awaits_times = true;
     }
 
-    /// Remembers where this thread's packets are, so that the next epoch's jump can be told.
+    /// Remembers where this thread's packets are, so that the next epoch can count how many were skipped.
     pub(super) fn follow(&mut self, epoch: Epoch) {
         self.epoch = epoch;
     }
 
-    /// Gives every open frame up to `frame` that wants a slot one, in order; false if there are too few. A frame that is
-    /// void or was refused a slot wants none, and `frame` has payload, whatever a control packet said.
+    /// Assigns slots in order to every open frame up to `frame` that needs one; returns false if there are too few. A
+    /// frame that is skipped or was refused a slot needs none. `frame` itself has payload, whatever a control packet
+    /// said.
     pub(super) fn assign(&mut self, shared: &Shared, frame: u64) -> bool {
         let base = shared.base.load(Ordering::Relaxed);
         if base == BLOCKED {
             return false;
         }
-        // A window may be long, and its oldest frame may stay open while packets go on.
+        // A window may be long, and its oldest frame may stay open while packets of later frames arrive.
         for open in base.max(self.asked_to)..=frame {
             let is_skipped = open < frame;
             shared.record(open).resolve_skip_request(if is_skipped {
@@ -161,7 +162,8 @@ impl Sequencer {
         true
     }
 
-    /// Gives one frame a slot if it wants one; false if there is none. All before it must have been asked.
+    /// Assigns a slot to one frame if it needs one; returns false if none is free. Earlier frames must have been
+    /// handled.
     fn assign_one(&mut self, shared: &Shared, frame: u64) -> bool {
         let record = shared.record(frame);
         if record.state.load(Ordering::Relaxed) != state::UNASSIGNED {
@@ -178,7 +180,7 @@ impl Sequencer {
         true
     }
 
-    /// After a batch: the ledger, and every frame at the front that is complete.
+    /// After a batch: updates the ledger and closes every complete frame at the front.
     pub(super) fn close_batch(&mut self, shared: &Shared, writer: usize) {
         self.close_complete(shared, writer, self.awaits_times);
     }
@@ -229,7 +231,7 @@ impl Sequencer {
         }
     }
 
-    /// Closes what has waited too long, and settles it later still.
+    /// Closes frames that have waited too long, and finalises them later.
     fn close_stale(&mut self, shared: &Shared, writer: usize, now: Instant) {
         let horizon = shared.horizon.load(Ordering::Acquire);
         let silence = &mut self.silence;
@@ -246,7 +248,8 @@ impl Sequencer {
         if horizon == 0 || silent < HOLD_TIME {
             return;
         }
-        // A frame whose last place has come may still be filled by another thread; one whose sender has told its end is over.
+        // Another thread may still fill a frame whose last packet has arrived. A frame whose end the sender reported
+        // is over.
         let seen = if self.awaits_times {
             horizon
         } else {
@@ -277,10 +280,10 @@ impl Sequencer {
         for unit in &skips {
             self.skip(shared, writer, *unit);
         }
-        // Kept, so that the next requests needs no memory.
+        // Keeps the buffer, so that the next request needs no allocation.
         self.skips = skips;
         self.skips.clear();
-        // Whoever asked before the last epoch was opened has seen too little.
+        // A request made before the last epoch was opened is outdated.
         if let Some(request) = epoch
             && request.known == self.epoch.number
             && self.pending_epoch.is_none()
@@ -294,8 +297,8 @@ impl Sequencer {
         }
     }
 
-    /// Moves the window's front to `front`, closing what it passes. Later packets have been seen, or every
-    /// place of the passed frames has.
+    /// Moves the front of the window to `front` and closes the frames that it passes. Called when later packets have
+    /// been seen, or when the passed frames are complete.
     pub(super) fn advance(&mut self, shared: &Shared, writer: usize, front: u64) {
         let base = shared.base.load(Ordering::Relaxed);
         for frame in base..front.min(Self::publish_end(shared, base)) {
@@ -304,13 +307,13 @@ impl Sequencer {
         self.pass_gap(shared, writer, front);
     }
 
-    /// One past the last frame to be published when the window slides from `base`: further on there is nothing to
-    /// publish, those in between are only counted.
+    /// One past the last frame to publish when the window slides from `base`. Later frames have nothing to publish
+    /// and are only counted.
     fn publish_end(shared: &Shared, base: u64) -> u64 {
         base + 2 * shared.geometry.window as u64
     }
 
-    /// Moves the window's front past the frame `base`, the oldest open one.
+    /// Moves the front of the window past the frame `base`, the oldest open one.
     fn pass(&mut self, shared: &Shared, writer: usize, base: u64, publish: bool) {
         let places = u64::from(shared.geometry.places);
         shared
@@ -322,7 +325,7 @@ impl Sequencer {
         self.close(shared, base, places, publish);
     }
 
-    /// Moves the window's front to `front` past frames that are not published, only counted.
+    /// Moves the front of the window to `front` past frames that are counted but not published.
     fn pass_gap(&mut self, shared: &Shared, writer: usize, front: u64) {
         while shared.base.load(Ordering::Relaxed) < front {
             self.skip_gap(shared, writer, front);
@@ -331,15 +334,15 @@ impl Sequencer {
         }
     }
 
-    /// Moves the window's front in one step over frames that nothing has come for, as far as [`pass`](Self::pass), frame
-    /// by frame on the way to `front`, would settle them: a gap may be as long as a count is wide.
+    /// Moves the front of the window in one step over frames without packets, as far as [`pass`](Self::pass), frame
+    /// by frame on the way to `front`, would finalise them. A gap may be as long as the sequence number can count.
     fn skip_gap(&mut self, shared: &Shared, writer: usize, front: u64) {
         #[cfg(test)]
         if self.passes_one_by_one {
             return;
         }
         let records = shared.records.len() as u64;
-        // Frames further on are closed with their gaps open, for packets that come late.
+        // Later frames are closed with their gaps open, for packets that arrive late.
         let open = front - (shared.geometry.window as u64 + 1);
         if open < shared.base.load(Ordering::Relaxed) + records {
             return;
@@ -347,7 +350,7 @@ impl Sequencer {
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
         shared.wait_grace_period(writer, BLOCKED);
         let places = u64::from(shared.geometry.places);
-        // Other threads may have gone on meanwhile, into the gap.
+        // Other threads may have placed packets into the gap meanwhile.
         if shared.horizon.load(Ordering::Acquire) > base * places {
             shared.base.store(base, Ordering::SeqCst);
             return;
@@ -369,11 +372,11 @@ impl Sequencer {
         shared.base.store(open, Ordering::SeqCst);
     }
 
-    /// Slides the window to `frame` as a packet there would, but refuses no frame a slot: false if there are too few
-    /// slots now. What can be published is, so that readers have something to free.
+    /// Slides the window to `frame` as a packet of it would, without refusing any frame a slot. Returns false if too
+    /// few slots are free now. Frames that can be published are, so that readers have something to free.
     pub(super) fn approach(&mut self, shared: &Shared, writer: usize, frame: u64) -> bool {
         let slots = self.producer.options().slots;
-        // No more frames are open than there can be slots.
+        // No more frames are open than the ring has slots.
         let window = shared.geometry.window.min(slots) as u64;
         let base = shared.base.load(Ordering::Relaxed);
         if self.awaited.0 != frame {
@@ -385,13 +388,13 @@ impl Sequencer {
         self.note_room(has_room)
     }
 
-    /// Whether an epoch can be opened without a frame being refused a slot; closes what need not be open for it.
+    /// Whether an epoch can be opened without refusing any frame a slot; closes frames that need not stay open.
     pub(super) fn has_room_for_epoch(&mut self, shared: &Shared, writer: usize) -> bool {
         let horizon = shared.horizon.load(Ordering::Acquire);
         let end = horizon.div_ceil(u64::from(shared.geometry.places));
         let has_room = self.close_with_room(shared, writer, end.saturating_sub(1), end) && {
             let base = shared.base.load(Ordering::Relaxed);
-            // Those that are open with packets in them, one at most, and the epoch's first.
+            // The open frames with packets, one at most, and the first frame of the epoch.
             let has_slot = |frame| {
                 shared.record(frame).resolve_skip_request(state::SKIPPED);
                 self.assign_one(shared, frame)
@@ -406,7 +409,8 @@ impl Sequencer {
         self.note_room(has_room)
     }
 
-    /// Closes the frames before `front` in order while each has a slot, those before `end` published; true if all are.
+    /// Closes frames before `front` in order while slots are free, and publishes those before `end`; returns whether
+    /// all are closed.
     fn close_with_room(&mut self, shared: &Shared, writer: usize, front: u64, end: u64) -> bool {
         for frame in shared.base.load(Ordering::Relaxed)..front.min(end) {
             if !self.assign_one(shared, frame) {
@@ -418,7 +422,7 @@ impl Sequencer {
         true
     }
 
-    /// A source that is held back has not fallen silent: no frame is stale.
+    /// A source that waits for slots is not silent, so no frame is stale.
     fn note_room(&mut self, has_room: bool) -> bool {
         if !has_room {
             self.silence.length = Duration::ZERO;
@@ -445,7 +449,7 @@ impl Sequencer {
         &mut self.closed[index]
     }
 
-    /// Closes one frame that no writer can reach any more: counts it and hands it to the ring.
+    /// Closes a frame that no writer can access any more: counts it and publishes it.
     fn close(&mut self, shared: &Shared, frame: u64, up_to: u64, publish: bool) {
         let geometry = &shared.geometry;
         let per_frame = u64::from(geometry.places);
@@ -498,7 +502,7 @@ impl Sequencer {
         }
     }
 
-    /// Payload bytes of the places that arrived.
+    /// Payload bytes of the packets that arrived.
     fn bytes(shared: &Shared, frame: u64, arrived: u64) -> u64 {
         let geometry = &shared.geometry;
         let record = shared.record(frame);
@@ -515,7 +519,7 @@ impl Sequencer {
         (arrived - count) * geometry.place_bytes as u64 + bytes
     }
 
-    /// Fills what is missing, describes the frame and publishes it.
+    /// Fills the missing packets, writes the metadata and publishes the frame.
     fn publish(&mut self, shared: &Shared, frame: u64, arrived: u64, truncated: bool) {
         let geometry = &shared.geometry;
         let record = shared.record(frame);
@@ -525,11 +529,11 @@ impl Sequencer {
             let memory = record.memory.load(Ordering::Relaxed);
             for place in (0..geometry.places).filter(|place| !record.is_present(*place)) {
                 let extent = geometry.extent(place);
-                // SAFETY: the extent lies inside the frame's slot, which is open and which no writer can reach any
-                // more (see `Shared::wait_grace_period`).
+                // SAFETY: the extent lies inside the frame's open slot, which no writer can access any more (see
+                // `Shared::wait_grace_period`).
                 unsafe { fill(memory, extent, self.producer.options().fill.pattern()) };
                 #[cfg(loom)]
-                // SAFETY: loom checks that nobody else writes the place.
+                // SAFETY: loom checks that no other thread writes the packet.
                 record.canary[place as usize].with_mut(|canary| unsafe { *canary = 0 });
             }
         }
@@ -563,7 +567,7 @@ impl Sequencer {
         };
         #[cfg(loom)]
         for place in (0..geometry.places).filter(|place| record.is_present(*place)) {
-            // SAFETY: loom checks that nobody writes the place any more.
+            // SAFETY: loom checks that no thread writes the packet any more.
             record.canary[place as usize].with(|canary| assert!(unsafe { *canary } > 0));
         }
         self.producer.describe(0, &meta, record.present());
@@ -571,7 +575,7 @@ impl Sequencer {
         self.assigned -= 1;
     }
 
-    /// Gives the missing places of a closed frame their causes.
+    /// Assigns causes to the missing packets of a closed frame.
     fn finalise(&mut self, shared: &Shared, frame: u64) {
         let closed = std::mem::take(self.closed_mut(shared, frame));
         if closed.missing == 0 {
@@ -584,18 +588,18 @@ impl Sequencer {
         self.note_gaps(shared, closed.missing - late - bad);
     }
 
-    /// Counts places that will never come.
+    /// Counts packets that will never arrive.
     fn note_gaps(&mut self, shared: &Shared, places: u64) {
         let readings = shared.readings.load(Ordering::Acquire);
         self.gaps = (self.gaps.0 + places, readings);
         if readings == 0 {
-            // Nobody reads drops for this source: there is nothing to wait for.
+            // No drop counters are read for this source, so there is nothing to wait for.
             self.decide(shared);
         }
     }
 
-    /// Says where the places that will never come were lost: here, if the kernel's drops have grown since
-    /// before the gaps began.
+    /// Decides where packets that will never arrive were lost: on this host, if the kernel's drop count has grown
+    /// since before the gaps began.
     fn decide(&mut self, shared: &Shared) {
         let (gaps, _) = std::mem::take(&mut self.gaps);
         let drops = shared.drops();
@@ -610,7 +614,7 @@ impl Sequencer {
         }
     }
 
-    /// Brings `expected` up to date: a place counts once it has arrived, or its frame is closed without it.
+    /// Updates `expected`: a packet counts once it has arrived, or its frame is closed without it.
     fn account(&mut self, shared: &Shared) {
         let arrived = shared.arrived.load(Ordering::Acquire);
         self.ledger.expected.set(arrived + self.absent);
@@ -624,7 +628,7 @@ impl Sequencer {
         shared.wait_grace_period(writer, BLOCKED);
         let end = self.end_epoch(shared, base);
         self.decide(shared);
-        // Whatever comes now opens an epoch of its own.
+        // A packet that arrives from now on opens a new epoch.
         for record in &shared.records {
             record.reset();
         }
@@ -655,7 +659,7 @@ unsafe fn fill(memory: *mut u8, extent: Range<usize>, pattern: [u8; 4]) {
     }
 }
 
-/// A number of places, which fits by construction.
+/// Number of packets; fits by construction.
 fn narrow(places: u64) -> u32 {
     u32::try_from(places).unwrap_or(u32::MAX)
 }

@@ -1,9 +1,9 @@
-//! What the threads that fill one window share: records of frames, pins, the position.
+//! What the threads that fill one window share: frame records, pins and the position.
 //!
-//! # Handing memory over
-//! A writer *pins* the position before it looks at records and unpins when it is done. The sequencer moves
-//! the position on first and then waits until no pin is older: from then on nobody writes the frames that
-//! were passed, and their records may be read, published and used again.
+//! # How memory is handed over
+//! A writer *pins* the position before it reads records and unpins it when it is done. The sequencer first moves the
+//! position on and then waits a grace period: until no pin is older. After that no writer accesses the frames that
+//! were passed, and their records may be read, published and reused.
 
 use super::history::History;
 use super::{Geometry, PacketId};
@@ -11,30 +11,30 @@ use crate::sync::{Arc, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// A pin that holds nothing.
+/// The pin of a writer that is not in a batch.
 pub(super) const IDLE: u64 = u64::MAX;
-/// A position while the sequencer changes more than the position; nobody may pin.
+/// The position while the sequencer changes more than the position; no writer may pin it.
 pub(super) const BLOCKED: u64 = u64::MAX - 1;
 
-/// The position, in frames, that counting starts from: room for packets that name earlier places.
+/// The position, in frames, where the first epoch starts. It leaves room for packets with earlier numbers.
 const FIRST: u64 = 1 << 20;
 
-/// Whether a frame has memory.
+/// The state of a frame's memory.
 pub(super) mod state {
-    /// Nobody has asked for it.
+    /// No packet has asked for memory.
     pub(in super::super) const UNASSIGNED: u32 = 0;
-    /// It has a slot.
+    /// The frame has a slot.
     pub(in super::super) const ASSIGNED: u32 = 1;
-    /// A packet came and there was no slot.
+    /// A packet arrived and no slot was free.
     pub(in super::super) const REFUSED: u32 = 2;
-    /// A control packet has named it, and nothing beyond it has come yet: it carries no data, unless its payload comes
-    /// before that of a later frame.
+    /// A control packet asked to skip the frame, and no later packet has arrived yet. Payload of the frame cancels
+    /// the request, if it arrives before payload of a later frame.
     pub(in super::super) const SKIP_REQUESTED: u32 = 3;
-    /// It carries no data by design; its unit number is used up.
+    /// The frame carries no data by design; its unit number is used up.
     pub(in super::super) const SKIPPED: u32 = 4;
 }
 
-/// One frame: open, or closed not long ago.
+/// One frame: open, or closed recently.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) state: AtomicU32,
@@ -46,7 +46,7 @@ pub(super) struct Record {
     present: Box<[AtomicU64]>,
     bad: Box<[AtomicU64]>,
     late: Box<[AtomicU64]>,
-    /// Stands for the payload in model checking.
+    /// Represents the payload in model checking.
     #[cfg(loom)]
     pub(super) canary: Box<[crate::sync::UnsafeCell<u64>]>,
 }
@@ -75,7 +75,7 @@ impl Record {
         }
     }
 
-    /// Forgets everything; only while no writer can look at the record.
+    /// Clears the record; only while no writer can access it.
     pub(super) fn reset(&self) {
         self.state.store(state::UNASSIGNED, Ordering::Relaxed);
         self.memory.store(std::ptr::null_mut(), Ordering::Relaxed);
@@ -101,12 +101,12 @@ impl Record {
         bit(&self.bad, place)
     }
 
-    /// The bitmap of places that arrived.
+    /// The bitmap of packets that arrived.
     pub(super) fn present(&self) -> impl Iterator<Item = u64> {
         self.present.iter().map(|word| word.load(Ordering::Acquire))
     }
 
-    /// Takes a place for writing; false if it was taken already.
+    /// Claims a packet for writing; returns false if it was already claimed.
     #[inline]
     pub(super) fn claim(&self, place: u32, exclusive: bool) -> bool {
         if exclusive {
@@ -116,7 +116,7 @@ impl Record {
         }
     }
 
-    /// Marks a place as arrived; false if it was already.
+    /// Marks a packet as arrived; returns false if it had arrived already.
     #[inline]
     pub(super) fn mark_present(&self, place: u32, exclusive: bool) -> bool {
         let fresh = set(&self.present, place, exclusive);
@@ -126,7 +126,7 @@ impl Record {
         fresh
     }
 
-    /// Replaces the note of a control packet by `state`, if there is one.
+    /// Replaces a pending skip request by `state`.
     pub(super) fn resolve_skip_request(&self, state: u32) {
         let _ = self.state.compare_exchange(
             state::SKIP_REQUESTED,
@@ -136,23 +136,24 @@ impl Record {
         );
     }
 
-    /// Marks a place as arrived damaged.
+    /// Marks a packet as arrived damaged.
     pub(super) fn mark_bad(&self, place: u32, exclusive: bool) -> bool {
         set(&self.bad, place, exclusive)
     }
 
-    /// Marks a place as arrived after its frame was closed; false if it was already.
+    /// Marks a packet as arrived after its frame was closed; returns false if it was marked already.
     pub(super) fn mark_late(&self, place: u32, exclusive: bool) -> bool {
         set(&self.late, place, exclusive)
     }
 
-    /// Whether a packet of it has come.
+    /// Whether any packet of the frame has arrived.
     pub(super) fn has_payload(&self) -> bool {
         let is_bad = |word: &AtomicU64| word.load(Ordering::Acquire) != 0;
         self.arrived.load(Ordering::Acquire) > 0 || self.bad.iter().any(is_bad)
     }
 
-    /// Among places `range` that did not arrive in time: (late, damaged and not late).
+    /// Of the packets in `range` that did not arrive in time, returns the number that were late, and the number
+    /// damaged but not late.
     pub(super) fn dispositions(&self, range: std::ops::Range<u32>) -> (u64, u64) {
         let (mut late, mut bad) = (0, 0);
         for place in range.filter(|place| !self.is_present(*place)) {
@@ -171,7 +172,7 @@ fn bit(words: &[AtomicU64], i: u32) -> bool {
     words[i as usize / 64].load(Ordering::Acquire) >> (i % 64) & 1 == 1
 }
 
-/// Sets a bit; true if it was clear. `exclusive` = only this thread writes the words.
+/// Sets a bit; returns whether it was clear. `exclusive` = only this thread writes the words.
 #[inline]
 fn set(words: &[AtomicU64], i: u32, exclusive: bool) -> bool {
     let word = &words[i as usize / 64];
@@ -195,14 +196,14 @@ fn add(word: &AtomicU32, n: u32, exclusive: bool) {
     }
 }
 
-/// Where counting began: how unit numbers turn into positions.
+/// An epoch: maps unit numbers to positions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Epoch {
-    /// How many there have been; 0 = none yet.
+    /// The number of the epoch, counted from 1; 0 = none yet.
     pub(super) number: u64,
-    /// A unit number …
+    /// A reference unit number …
     pub(super) unit: u64,
-    /// … and the position of its place 0.
+    /// … and the position of its first packet.
     pub(super) position: u64,
 }
 
@@ -213,17 +214,17 @@ pub(super) struct EpochRequest {
     pub(super) first: PacketId,
     /// The number of the epoch that the writer knows.
     pub(super) known: u64,
-    /// The horizon when the first of the packets that agree came.
+    /// The horizon when the first of the agreeing packets arrived.
     pub(super) since: u64,
 }
 
-/// Requests to the sequencer that need everyone to stand still.
+/// Requests of writers that the sequencer handles while all writers wait.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     pub(super) epoch: Option<EpochRequest>,
-    /// Units that carry no data.
+    /// Units to skip.
     pub(super) skips: Vec<u64>,
-    /// The first of each writer's packets that may belong to a new epoch.
+    /// Of each writer, the first packet that may belong to a new epoch.
     pub(super) firsts: Box<[Option<PacketId>]>,
 }
 
@@ -233,47 +234,48 @@ pub(super) struct Shared {
     pub(super) records: Box<[CachePadded<Record>]>,
     /// The oldest open frame, as a position in frames.
     pub(super) base: CachePadded<AtomicU64>,
-    /// One past the highest position (in places) seen in this epoch.
+    /// One past the highest position (in packets) seen in this epoch.
     pub(super) horizon: CachePadded<AtomicU64>,
-    /// The lowest position (in places) seen in this epoch.
+    /// The lowest position (in packets) seen in this epoch.
     pub(super) start: AtomicU64,
-    /// Places that have arrived, in all epochs.
+    /// Packets that have arrived, in all epochs.
     pub(super) arrived: CachePadded<AtomicU64>,
-    /// The highest frame that someone waits for a slot in.
+    /// The highest frame for which a writer waits for a slot.
     pub(super) wanted: AtomicU64,
     pub(super) pins: Box<[CachePadded<AtomicU64>]>,
-    /// The epoch's number, for a cheap look.
+    /// The epoch's number, readable without a lock.
     pub(super) epoch_number: AtomicU64,
     pub(super) epoch: Mutex<Epoch>,
-    /// What is added to a frame's own number to give its position in frames.
+    /// Added to a frame's own number to obtain its position in frames.
     pub(super) epoch_offset: AtomicU64,
-    /// The first frame of the epoch: nothing before it was ever expected.
+    /// The first frame of the epoch; no earlier frame was ever expected.
     pub(super) floor: AtomicU64,
-    /// Gaps of frames before this one have their causes.
+    /// Frames before this one have their causes of loss.
     pub(super) finalised: AtomicU64,
     pub(super) has_requests: AtomicU32,
     pub(super) requests: Mutex<Requests>,
-    /// How many requests for an epoch were refused.
+    /// Number of refused requests for an epoch.
     pub(super) refusals: AtomicU64,
-    /// How often each writer has looked for packets.
+    /// How often each writer has polled for packets.
     pub(super) rounds: Box<[CachePadded<AtomicU64>]>,
-    /// Which places of closed frames arrived.
+    /// Which packets of closed frames arrived.
     pub(super) history: History,
-    /// The horizon when the stream last fell silent for so long that all gaps have their causes.
+    /// The horizon when the stream was last silent for so long that all gaps have their causes.
     pub(super) silent: AtomicU64,
-    /// Whether the sequencer is gone.
+    /// 1 once the sequencer has ended.
     pub(super) closed: AtomicU32,
-    /// Drops that the kernel has counted, by writer.
+    /// The kernel's drop count, by writer.
     pub(super) drops: Box<[AtomicU64]>,
-    /// How often drops have been read.
+    /// How often the drop counts have been read.
     pub(super) readings: AtomicU64,
-    /// What all threads use instead once the geometry is pinned, see [`ReorderWindow::pin`](super::ReorderWindow::pin).
+    /// What all threads use instead once the geometry is pinned, see
+    /// [`ReorderWindow::pin`](super::ReorderWindow::pin).
     pub(super) pinned: OnceLock<Arc<Self>>,
 }
 
 impl Shared {
     pub(super) fn new(geometry: Geometry, writers: usize) -> Self {
-        // Open frames, as many closed ones, and one that is neither while the window moves.
+        // The open frames, as many closed ones, and one that is neither while the window moves.
         let records = 2 * geometry.window + 1;
         Self {
             records: (0..records)
@@ -312,7 +314,7 @@ impl Shared {
         }
     }
 
-    /// Whether nothing new has come since the stream fell silent.
+    /// Whether no packet has arrived since the stream became silent.
     pub(super) fn has_been_silent(&self) -> bool {
         self.silent.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire)
     }
@@ -321,7 +323,7 @@ impl Shared {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether one thread alone fills the window.
+    /// Whether only one thread fills the window.
     pub(super) fn is_exclusive(&self) -> bool {
         self.pins.len() == 1
     }
@@ -342,7 +344,7 @@ impl Shared {
         &self.records[self.index(position)]
     }
 
-    /// Holds the position for writer `writer` and returns it.
+    /// Pins the position for writer `writer` and returns it.
     pub(super) fn pin(&self, writer: usize) -> u64 {
         loop {
             let mut base = BLOCKED;
@@ -354,7 +356,8 @@ impl Shared {
                 return base;
             }
             self.pins[writer].store(base, Ordering::Relaxed);
-            // With the fence in `wait_grace_period`: either the sequencer sees this pin, or we see its move.
+            // Pairs with the fence in `wait_grace_period`: either the sequencer sees this pin, or this thread sees
+            // the new position.
             fence(Ordering::SeqCst);
             if self.base.load(Ordering::Acquire) == base {
                 return base;
@@ -363,14 +366,14 @@ impl Shared {
         }
     }
 
-    /// Lets go of what [`pin`](Self::pin) held.
+    /// Releases what [`pin`](Self::pin) pinned.
     pub(super) fn unpin(&self, writer: usize) {
         if !self.is_exclusive() {
             self.pins[writer].store(IDLE, Ordering::Release);
         }
     }
 
-    /// Returns when no writer but `except` holds a position before `base`.
+    /// Waits until no writer but `except` pins a position before `base`.
     pub(super) fn wait_grace_period(&self, except: usize, base: u64) {
         if self.is_exclusive() {
             return;
@@ -381,7 +384,7 @@ impl Shared {
         }
     }
 
-    /// Returns when every writer but `except` has been seen without a pin.
+    /// Waits until every writer but `except` has been seen without a pin.
     pub(super) fn wait_until_unpinned(&self, except: usize) {
         fence(Ordering::SeqCst);
         for (writer, pin) in self.pins.iter().enumerate() {
@@ -398,8 +401,8 @@ impl Shared {
     }
 }
 
-/// Returns when `ready` says so, which takes another thread's step: spins a little, then gives the core away again and
-/// again, because where threads outnumber cores the other one may be waiting for it.
+/// Waits until `ready` returns true, which requires progress of another thread. Spins briefly, then yields the core
+/// repeatedly: with more threads than cores, the other thread may be waiting for it.
 #[inline]
 pub(super) fn wait_until(mut ready: impl FnMut() -> bool) {
     #[cfg(not(loom))]

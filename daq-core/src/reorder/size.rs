@@ -1,34 +1,35 @@
-//! The number of frames that a window holds, and the losses that a sequence number cannot show.
+//! The number of frames in a window, and losses that a sequence number cannot show.
 
 use super::Geometry;
 use crate::units::ByteSize;
 
-/// Frames of a window at least, where the ring and the sequence number allow it.
+/// Minimum frames of a window, if the ring and the sequence number allow it.
 const MIN_FRAMES: u64 = 8;
-/// Receive batches of each thread that a window holds: threads run ahead of each other by whole batches.
+/// Number of receive batches per thread that a window holds, because threads run ahead of each other by whole
+/// batches.
 const BATCHES: u64 = 4;
 
-/// How packets reach a window.
+/// How packets arrive at a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Frames of the window, where the configuration says.
+    /// The window size in the configuration, in frames.
     pub declared: Option<usize>,
-    /// Threads that fill the window, each from its own socket or queue.
+    /// Number of threads that fill the window, each from its own socket or queue.
     pub threads: usize,
-    /// Packets that a thread receives at a time, at most.
+    /// Maximum number of packets that a thread receives in one batch.
     pub batch: usize,
 }
 
 /// The size of a window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowSize {
-    /// Frames open at a time.
+    /// Number of frames open at a time.
     pub frames: usize,
-    /// Why so many.
+    /// Why the window has this size.
     pub reason: String,
-    /// What is wrong with a window that is too small for the threads that fill it.
+    /// A warning if the window is too small for the threads that fill it.
     pub warning: Option<String>,
-    /// Frames that would be enough.
+    /// The number of frames that would be enough.
     pub wanted: usize,
 }
 
@@ -45,10 +46,10 @@ impl Arrival {
         };
         let batch = self.batch;
         let goal = format!("{BATCHES} batches of {batch} packets for {threads}");
-        // A slot at least is left to readers; a window that is longer than it must be leaves them half of the ring.
+        // Readers keep at least one slot; a window larger than the minimum leaves them half of the ring.
         let slots = slots as u64;
         let most = (slots.max(2) - 1).min(MIN_FRAMES.max(slots / 2));
-        // Steps back must be distinguishable from steps forward.
+        // A quarter of the number range, so that backward steps can be distinguished from forward steps.
         let countable = geometry.numbering.packets_to_wrap() / 4 / u128::from(places);
         let countable = u64::try_from(countable.max(1)).unwrap_or(u64::MAX);
         let (frames, reason) = match self.declared {
@@ -87,7 +88,8 @@ impl Arrival {
         }
     }
 
-    /// What the sequence number of `geometry` cannot show although a window of frames may be lost at a time.
+    /// Describes losses that the sequence number of `geometry` cannot show, if a whole window of frames may be lost
+    /// at once.
     pub fn invisible_loss(&self, geometry: &Geometry) -> Option<String> {
         let packets = geometry.numbering.packets_to_wrap();
         let places = u128::from(geometry.places);

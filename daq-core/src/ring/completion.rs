@@ -1,4 +1,4 @@
-//! How leases end: at once, or when a device says so.
+//! How leases complete: at once, or when a device reports it.
 
 use crate::gpu::Event;
 use crate::gpu::doorbell::Credits;
@@ -6,24 +6,24 @@ use crate::gpu::driver::CudaError;
 use ringbuf::traits::{Consumer, Observer, Producer as _, Split as _};
 use std::fmt;
 
-/// When a lease's slots are free again.
+/// When the slots of a lease are freed.
 #[derive(Clone)]
 pub enum Completion {
     /// At once.
     Immediate,
     /// When the event is done.
     Event(std::sync::Arc<dyn Event>),
-    /// When a resident kernel is done with all frames before a certain one.
+    /// When a persistent kernel has completed all frames before a given one.
     Credit {
-        /// Where the kernel says so.
+        /// Where the kernel reports its progress.
         credits: std::sync::Arc<Credits>,
-        /// That frame, counted from the kernel's start.
+        /// The given frame, counted from the kernel's start.
         at: u64,
     },
 }
 
 impl Completion {
-    /// Whether the work is done, or never will be because the device failed; never blocks.
+    /// Whether the work is done, or never will be because the device failed. Never blocks.
     pub fn is_done(&self) -> bool {
         match self {
             Self::Immediate => true,
@@ -34,11 +34,11 @@ impl Completion {
 }
 
 impl Completion {
-    /// Why the device failed before the work was done; `None` while it is not known to have.
+    /// Why the device failed before the work was done; `None` if no failure is known.
     pub fn failure(&self) -> Option<CudaError> {
         match self {
             Self::Event(event) => event.failure(),
-            // What was done before the kernel failed is done.
+            // Work that was done before the kernel failed remains done.
             Self::Credit { credits, at } if !credits.has(*at) => credits.failure().cloned(),
             Self::Immediate | Self::Credit { .. } => None,
         }
@@ -55,32 +55,31 @@ impl fmt::Debug for Completion {
     }
 }
 
-/// A lease given up whose completion may not be done.
+/// A retired lease whose completion may not be done.
 pub(super) struct InFlight {
-    /// Its frames.
     pub(super) frames: u64,
-    /// What they count as.
+    /// How its frames are counted.
     pub(super) used: Use,
     pub(super) completion: Completion,
 }
 
-/// What frames that a reader has passed count as.
+/// How frames that a reader has passed are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// They were leased: so many count as read, the others as discarded.
+    /// They were leased: `read` of them count as read, the others as discarded.
     Leased { read: u64 },
     /// They have missing packets and were not leased.
     Incomplete,
 }
 
-/// Leases given up and not done, oldest first: both ends of one queue that never grows.
+/// Retired leases that are not done, oldest first: both ends of a queue that never grows.
 pub(super) struct InFlightLeases {
     push: ringbuf::HeapProd<InFlight>,
     pop: ringbuf::HeapCons<InFlight>,
 }
 
 impl InFlightLeases {
-    /// Room for `most` leases.
+    /// Creates a queue for at most `most` leases.
     pub(super) fn new(most: usize) -> Self {
         let (push, pop) = ringbuf::HeapRb::new(most).split();
         Self { push, pop }
@@ -102,14 +101,14 @@ impl InFlightLeases {
         );
     }
 
-    /// Whether the oldest is done; false where there is none.
+    /// Whether the oldest lease is done; false if there is none.
     pub(super) fn is_oldest_done(&self) -> bool {
         self.pop
             .first()
             .is_some_and(|oldest| oldest.completion.is_done())
     }
 
-    /// The oldest, if it is done.
+    /// Removes and returns the oldest lease if it is done.
     pub(super) fn pop_done(&mut self) -> Option<InFlight> {
         if self.is_oldest_done() {
             self.pop.try_pop()

@@ -1,4 +1,4 @@
-//! Leases: bursts in a reader's hand, and the frames in them.
+//! Leases: bursts of frames that a reader holds.
 
 use super::Slice;
 use super::completion::Completion;
@@ -6,9 +6,9 @@ use super::reader::{Protection, Reader};
 use super::slot::Slots;
 use crate::frame::{FrameMeta, Present};
 
-/// A burst held by a reader. Dropping it retires it at once.
+/// A burst of frames held by a reader. Dropping it retires it at once.
 ///
-/// A reader has one lease in hand at a time, and frames do not outlive their lease:
+/// A reader has one lease at a time, and frames do not outlive their lease:
 ///
 /// ```compile_fail,E0499
 /// fn two(reader: &mut daq_core::ring::Reader) {
@@ -36,7 +36,7 @@ use crate::frame::{FrameMeta, Present};
 pub struct Lease<'a> {
     reader: &'a mut Reader,
     count: u64,
-    /// What the drop does: frames that count as read, and when they are free.
+    /// What the drop does: the number of frames that count as read, and when the slots are freed.
     read: u64,
     completion: Completion,
 }
@@ -53,7 +53,7 @@ impl<'a> Lease<'a> {
 }
 
 impl Lease<'_> {
-    /// Frames in the burst, at least 1.
+    /// Number of frames in the burst, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "a lease is never empty")]
     pub fn len(&self) -> usize {
         usize::try_from(self.count).unwrap_or(usize::MAX)
@@ -76,15 +76,15 @@ impl Lease<'_> {
         // SAFETY: the frame is leased; loom checks that no write is concurrent.
         shared.canary[slot].with(|canary| assert_eq!(unsafe { *canary }, meta.sequence));
         let bitmap = shared.slots.bitmap(slot);
-        // SAFETY: `AtomicU64` has the layout of `u64`. The frame is published and leased and its slot is
-        // fenced off from the producer, so the words do not change while the lease lives.
+        // SAFETY: `AtomicU64` has the layout of `u64`. The frame is published and leased, and its slot is protected
+        // from the producer, so the words do not change while the lease exists.
         let words =
             unsafe { std::slice::from_raw_parts(bitmap.as_ptr().cast::<u64>(), bitmap.len()) };
         let bytes = shared.is_host().then(|| {
             let length = meta.length.min(shared.options.slot_bytes);
             // SAFETY: `address_of` is the start of a slot of `slot_bytes` initialised bytes in the region, which
-            // `shared` keeps alive. The frame is published and leased, so nobody writes the slot until the
-            // lease, which `self` borrows, has ended.
+            // `shared` keeps alive. The frame is published and leased, so no one writes the slot until the lease,
+            // which `self` borrows, has ended.
             unsafe { std::slice::from_raw_parts(shared.address_of(index).cast_const(), length) }
         });
         Frame {
@@ -100,7 +100,7 @@ impl Lease<'_> {
         (0..self.len()).map(|i| self.frame(i))
     }
 
-    /// The slots of the burst, for a device. `None` where the frames are a copy.
+    /// The slots of the burst, for a device. `None` if the frames are a copy.
     pub fn slice(&self) -> Option<Slice> {
         let Reader {
             shared,
@@ -126,7 +126,8 @@ impl Lease<'_> {
         shared.slots.length(slot).min(shared.options.slot_bytes)
     }
 
-    /// The payload bytes of the frames in order, for a lease over [slots](Self::slice): cheaper than one by one.
+    /// The payload lengths of all frames in order, for a lease over [slots](Self::slice): cheaper than one call per
+    /// frame.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
         debug_assert!(!matches!(self.reader.protection, Protection::Copy(_)));
         let shared = &*self.reader.shared;
@@ -135,7 +136,7 @@ impl Lease<'_> {
         lengths.take(self.len())
     }
 
-    /// Writes the records of the first `frames` frames to slots of another ring.
+    /// Copies the metadata of the first `frames` frames to slots of another ring.
     pub(super) fn copy_records(
         &self,
         frames: usize,
@@ -157,19 +158,19 @@ impl Lease<'_> {
         }
     }
 
-    /// Gives the lease up; its slots are free once `completion` is done (see [`Reader::reap`]).
+    /// Retires the lease; its slots are freed once `completion` is done (see [`Reader::reap`]).
     ///
-    /// A reader over copies has nothing more to read while this waits.
+    /// A reader over copies can lease nothing more until then.
     pub fn retire(mut self, completion: Completion) {
         self.completion = completion;
     }
 
-    /// Gives the lease up and counts its frames as discarded instead of read.
+    /// Retires the lease and counts its frames as discarded instead of read.
     pub fn discard(self) {
         self.discard_after(0);
     }
 
-    /// Gives the lease up: the first `read` frames count as read, the others as discarded.
+    /// Retires the lease: the first `read` frames count as read, the others as discarded.
     pub fn discard_after(mut self, read: usize) {
         self.read = self.count.min(read as u64);
     }
@@ -192,23 +193,23 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// What is known of the frame.
+    /// The metadata of the frame.
     pub const fn meta(&self) -> &FrameMeta {
         &self.meta
     }
 
-    /// The payload; `None` where the ring is not in host memory.
+    /// The payload; `None` if the ring is not in host memory.
     pub const fn bytes(&self) -> Option<&'a [u8]> {
         self.bytes
     }
 
-    /// Which places arrived.
+    /// Which packets arrived.
     pub fn present(&self) -> Present<'a> {
         let limit = u32::try_from(self.words.len() * 64).unwrap_or(u32::MAX);
         Present::new(self.words, self.meta.places.min(limit))
     }
 
-    /// The payload's address, for a device.
+    /// The address of the payload, for a device.
     pub const fn address(&self) -> *const u8 {
         self.address
     }

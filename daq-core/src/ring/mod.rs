@@ -1,4 +1,4 @@
-//! Rings: a region cut into equal slots, one producer, any number of readers.
+//! Rings: a region divided into equal slots, with one producer and any number of readers.
 //!
 //! ```text
 //!            oldest frame a reader holds          published      reserved
@@ -7,19 +7,19 @@
 //!                      │                              │   written    │
 //!                      └────────────── at most `slots` ──────────────┘
 //! ```
-//! Frame `n` (counted from the ring's start) lives in slot `n % slots`.
+//! Frame `n` (counted from the creation of the ring) is stored in slot `n % slots`.
 //!
 //! # Guarantees
-//! - A reader sees frames in order, each at most once, and never one that is still being written.
-//! - A lease's frames do not change while it is held. A *guaranteed* reader holds the producer back; an
-//!   unguaranteed one holds back only the slots it has leased, and only a producer that can be held back.
-//!   Where the producer cannot be held back the lease is over a private copy that was checked after copying.
+//! - A reader sees frames in order, each at most once, and never a frame that is still being written.
+//! - The frames of a lease do not change while it exists. A *guaranteed* reader applies backpressure to the producer.
+//!   An unguaranteed reader protects only the slots that it has leased, and only from a producer that supports
+//!   backpressure. If the producer does not, the lease covers a private copy that was checked after copying.
 //! - `published since attach = read + overrun + discarded + pending`, at any moment.
-//! - Nothing here blocks, allocates or makes a system call once a reader is attached, except waking a
-//!   thread that sleeps.
+//! - Once a reader is attached nothing here blocks, allocates or makes a system call, except to wake a sleeping
+//!   thread.
 //!
 //! # Not guaranteed
-//! - That an unguaranteed reader sees every frame: what it missed is counted as `overrun`.
+//! - That an unguaranteed reader sees every frame: the frames it missed are counted as `overrun`.
 
 mod completion;
 mod lease;
@@ -44,7 +44,7 @@ use std::sync::PoisonError;
 #[cfg(test)]
 mod tests;
 
-/// What missing places are filled with before a frame is published.
+/// The pattern that missing packets are filled with before a frame is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fill([u8; 4]);
 
@@ -62,7 +62,7 @@ impl Fill {
         Self(f32::NAN.to_le_bytes())
     }
 
-    /// The four bytes that are repeated from the start of the frame.
+    /// The four bytes that repeat from the start of the frame.
     pub const fn pattern(self) -> [u8; 4] {
         self.0
     }
@@ -74,33 +74,33 @@ impl Default for Fill {
     }
 }
 
-/// The shape of a ring.
+/// How a ring is created.
 #[derive(Clone, Debug)]
 pub struct RingOptions {
     /// The ring's name in reports.
     pub name: String,
-    /// Slots, at least 2.
+    /// Number of slots, at least 2.
     pub slots: usize,
-    /// Payload bytes of a slot, at least 1.
+    /// Payload bytes per slot, at least 1.
     pub slot_bytes: usize,
-    /// Most places (packets) that a frame is made of; 0 where frames have none.
+    /// Maximum number of packets in a frame; 0 if frames do not consist of packets.
     pub places: u32,
-    /// Whether the producer waits for slots (true) or must go on without (false).
+    /// true: the producer waits for free slots (backpressure); false: it cannot wait.
     pub supports_backpressure: bool,
-    /// Most readers attached at a time.
+    /// Maximum number of readers attached at a time.
     pub readers: usize,
-    /// What missing places are filled with.
+    /// The fill pattern for missing packets.
     pub fill: Fill,
-    /// Rung when frames are published and when slots are freed, for threads that look after several rings.
+    /// Notified when frames are published and when slots are freed, for threads that serve several rings.
     pub notifiers: Vec<std::sync::Arc<Notifier>>,
-    /// Whether one thread is the producer and the only reader: it does not sleep for what it does itself, so no notifier is
-    /// rung, which would wait for what the CPU has stored to a GPU meanwhile.
+    /// Whether one thread is both the producer and the only reader. It needs no notifications; their fence would wait
+    /// for stores to a GPU.
     pub single_threaded: bool,
 }
 
 impl RingOptions {
-    /// A ring of `slots` slots of `slot_bytes` with the commonest choices: no places, a producer that can
-    /// be held back, eight readers, zero fill.
+    /// Options with the most common choices: frames without packets, a producer with backpressure, eight readers,
+    /// zero fill.
     pub fn new(name: impl Into<String>, slots: usize, slot_bytes: usize) -> Self {
         Self {
             name: name.into(),
@@ -115,7 +115,7 @@ impl RingOptions {
         }
     }
 
-    /// Bytes between the starts of neighbouring slots.
+    /// Distance between the starts of neighbouring slots in bytes.
     pub const fn stride(&self) -> usize {
         self.slot_bytes.next_multiple_of(64)
     }
@@ -125,18 +125,18 @@ impl RingOptions {
         self.stride() * self.slots
     }
 
-    /// Bytes of host memory beside the region: frame metadata and `present` bitmaps.
+    /// Bytes of host memory outside the region, for frame metadata and `present` bitmaps.
     pub const fn metadata_bytes(&self) -> usize {
         Slots::bytes(self.slots, self.places)
     }
 }
 
-/// Why a ring could not be made or joined.
+/// Why a ring could not be created or a reader not attached.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    /// Fewer than two slots, or slots of no bytes.
+    /// Fewer than two slots, or slots of zero bytes.
     #[error(
-        "ring `{name}`: {slots} slots of {slot_bytes} bytes; at least 2 slots of 1 byte are needed"
+        "ring `{name}`: {slots} slots of {slot_bytes} bytes; a ring needs at least 2 slots of 1 byte"
     )]
     Shape {
         /// The ring.
@@ -158,7 +158,7 @@ pub enum RingError {
     },
     /// A reader would have to copy frames out of memory that the CPU cannot read.
     #[error(
-        "ring `{name}` lies on {placement} and its producer cannot be held back: give its readers `guarantee = true`"
+        "ring `{name}` is in memory of {placement} and its producer does not support backpressure: set `guarantee = true` for its readers"
     )]
     Unreadable {
         /// The ring.
@@ -166,8 +166,8 @@ pub enum RingError {
         /// Where it lies.
         placement: Placement,
     },
-    /// Every seat for a reader is taken.
-    #[error("ring `{name}` has {readers} readers already, its limit")]
+    /// All reader cells are in use.
+    #[error("ring `{name}` already has {readers} readers, the maximum")]
     Readers {
         /// The ring.
         name: String,
@@ -176,23 +176,23 @@ pub enum RingError {
     },
 }
 
-/// Consecutive slots of a ring, for a device: frame `i` lies at `base + (first + i) % slots * stride`.
+/// Consecutive slots of a ring, for a device: frame `i` starts at `base + (first + i) % slots * stride`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
     /// The address of the ring's first slot.
     pub base: u64,
     /// Bytes from one slot to the next.
     pub stride: usize,
-    /// Slots of the ring.
+    /// Number of slots of the ring.
     pub slots: usize,
     /// The slot of the first frame.
     pub first: usize,
-    /// Frames.
+    /// Number of frames.
     pub len: usize,
 }
 
 impl Slice {
-    /// What is left behind the first `frames` of them.
+    /// The slots after the first `frames` frames.
     #[must_use]
     pub const fn after(&self, frames: usize) -> Self {
         Self {
@@ -207,7 +207,7 @@ impl Slice {
         self.base + ((self.first + i) % self.slots * self.stride) as u64
     }
 
-    /// Frames before the ring's end is reached: those that lie side by side.
+    /// Number of frames before the end of the ring: these are contiguous in memory.
     pub const fn contiguous(&self) -> usize {
         let before_end = self.slots - self.first;
         if self.len < before_end {
@@ -218,15 +218,15 @@ impl Slice {
     }
 }
 
-/// A bound that holds nothing back.
+/// The bound of a reader that protects no slots.
 const UNBOUND: u64 = u64::MAX;
 
-/// A reader's side of the agreement with the producer.
+/// What a reader publishes to the producer.
 #[derive(Debug)]
 struct Cell {
-    /// Slots of frames from here on must not be overwritten; [`UNBOUND`] where nothing is held.
+    /// Slots of frames from here on must not be overwritten; [`UNBOUND`] if none is protected.
     bound: AtomicU64,
-    /// Frames before this one are done with; [`UNBOUND`] while the cell is free.
+    /// Frames before this one are retired; [`UNBOUND`] while the cell is free.
     retired: AtomicU64,
 }
 
@@ -238,32 +238,32 @@ struct Shared {
     published: CachePadded<AtomicU64>,
     /// Frames before this one are being, or have been, written.
     reserved: CachePadded<AtomicU64>,
-    /// 1 once the producer is gone.
+    /// 1 once the producer is dropped.
     closed: AtomicU64,
-    /// 1 once a reader is gone whose device may use its slots for ever.
+    /// 1 once a reader has detached whose device may still use its slots.
     leaked: AtomicU64,
     cells: Box<[CachePadded<Cell>]>,
-    /// The ledgers of those who sit in the cells.
+    /// The ledgers of the attached readers, by cell.
     seats: std::sync::Mutex<Vec<Option<ReaderLedger>>>,
     slots: Slots,
     ledger: RingLedger,
-    /// Rung when frames are published.
+    /// Notified when frames are published.
     filled: Notifier,
-    /// Rung when slots are freed.
+    /// Notified when slots are freed.
     freed: Notifier,
-    /// Stands for the payload in model checking: loom finds every access that is not ordered.
+    /// Represents the payload in model checking: loom finds every unordered access.
     #[cfg(loom)]
     canary: Box<[crate::sync::UnsafeCell<u64>]>,
 }
 
-/// A handle on a ring: attach readers, look at its state.
+/// A handle to a ring, to attach readers and query its state.
 #[derive(Clone, Debug)]
 pub struct Ring {
     shared: Arc<Shared>,
 }
 
 impl Ring {
-    /// Cuts `region` into slots; the ring's only producer comes with it.
+    /// Divides `region` into slots. Also returns the only producer.
     ///
     /// ```
     /// use daq_core::ledger::{ReaderLedger, RingLedger};
@@ -347,8 +347,8 @@ impl Ring {
 
     /// Attaches a reader that sees frames published from now on.
     ///
-    /// With `guarantee` the producer never overwrites a frame that this reader has not retired. `burst` is
-    /// the most frames of one lease where leases are over copies, and sizes that copy.
+    /// With `guarantee` the producer never overwrites a frame that this reader has not retired. `burst` is the
+    /// maximum number of frames in a lease over copies, and sizes the memory for them.
     pub fn attach(
         &self,
         guarantee: bool,
@@ -375,8 +375,8 @@ impl Ring {
         cell.retired.store(first, Ordering::Relaxed);
         cell.bound
             .store(if guarantee { first } else { UNBOUND }, Ordering::Relaxed);
-        // With the fence in `Producer::claim`: either the producer's next claim sees this bound, or the
-        // position read below is one that the claim left alone.
+        // Pairs with the fence in `Producer::claim`: either the producer's next claim sees this bound, or the
+        // position read below is one that the claim did not overwrite.
         fence(Ordering::SeqCst);
         let position = shared.published.load(Ordering::Acquire);
         cell.retired.store(position, Ordering::Release);
@@ -394,7 +394,7 @@ impl Ring {
         ))
     }
 
-    /// The shape of the ring.
+    /// The options that the ring was created with.
     pub fn options(&self) -> &RingOptions {
         &self.shared.options
     }
@@ -404,7 +404,7 @@ impl Ring {
         self.shared.run(0, self.shared.options.slots)
     }
 
-    /// The region below the ring.
+    /// The region that holds the slots.
     pub fn region(&self) -> &std::sync::Arc<Region> {
         &self.shared.region
     }
@@ -414,26 +414,26 @@ impl Ring {
         self.shared.published.load(Ordering::Acquire)
     }
 
-    /// Whether the producer is gone: what is published now is all there will be.
+    /// Whether the producer is dropped: no more frames will be published.
     pub fn is_closed(&self) -> bool {
         self.shared.closed.load(Ordering::Acquire) != 0
     }
 }
 
 impl Shared {
-    /// Whether slots are host memory.
+    /// Whether the slots are in host memory.
     fn is_host(&self) -> bool {
         self.region.placement() == Placement::Host
     }
 
-    /// Wakes those who wait for frames.
+    /// Wakes threads that wait for frames.
     fn notify_filled(&self) {
         if !self.options.single_threaded {
             Notifier::notify_all(self.notifiers(&self.filled));
         }
     }
 
-    /// Wakes those who wait for slots.
+    /// Wakes threads that wait for slots.
     fn notify_freed(&self) {
         if !self.options.single_threaded {
             Notifier::notify_all(self.notifiers(&self.freed));
@@ -444,7 +444,7 @@ impl Shared {
         std::iter::once(own).chain(self.options.notifiers.iter().map(|notifier| &**notifier))
     }
 
-    /// The slots of `len` frames from `first` on.
+    /// The slots of `len` frames starting with `first`.
     fn run(&self, first: u64, len: usize) -> Slice {
         Slice {
             base: self.region.address().as_ptr() as u64,
@@ -455,14 +455,14 @@ impl Shared {
         }
     }
 
-    /// The slot of frame `index`, counted from the ring's start.
+    /// The slot of frame `index`, counted from the creation of the ring.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "the remainder is below a usize"
     )]
     fn slot_of(&self, index: u64) -> usize {
         let slots = self.options.slots as u64;
-        // Most rings have a power of two, and a division is most of what a small frame costs here.
+        // Most rings have a power of two slots; a division would dominate the cost of a small frame.
         if slots.is_power_of_two() {
             (index & (slots - 1)) as usize
         } else {
@@ -470,7 +470,7 @@ impl Shared {
         }
     }
 
-    /// The slots of frame `index` and those behind it, round and round without a division each.
+    /// The slots of frame `index` and the following frames, cyclically and without a division each.
     fn around(&self, index: u64) -> impl Iterator<Item = usize> + use<> {
         let (slots, mut next) = (self.options.slots, self.slot_of(index));
         std::iter::repeat_with(move || {
@@ -483,11 +483,11 @@ impl Shared {
     /// The address of the slot of frame `index`.
     fn address_of(&self, index: u64) -> *mut u8 {
         let offset = self.slot_of(index) * self.options.stride();
-        // Inside of the region, which `Ring::new` has seen to; a GPU's addresses are only numbers here.
+        // Inside the region, as `Ring::new` has checked. GPU addresses are only numbers here.
         self.region.address().as_ptr().wrapping_add(offset)
     }
 
-    /// The frame before which every reader that holds the producer back is done, and that reader's cell.
+    /// The lowest bound of all readers, and the cell of that reader: the producer must not pass it.
     fn bound(&self) -> (u64, Option<usize>) {
         let mut least = (UNBOUND, None);
         for (index, cell) in self.cells.iter().enumerate() {
@@ -499,10 +499,10 @@ impl Shared {
         least
     }
 
-    /// Frames that the slowest reader, at most a ring behind, has not retired.
+    /// Frames that the slowest reader, at most one ring behind, has not retired.
     fn occupancy(&self, published: u64) -> u64 {
         if cfg!(loom) {
-            // Only a figure for people, but each of its loads multiplies the interleavings to check.
+            // Only informational, but each of its loads multiplies the interleavings to check.
             return 0;
         }
         let slowest = self

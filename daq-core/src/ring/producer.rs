@@ -9,22 +9,22 @@ use crate::sync::{Arc, Ordering, fence};
 use std::ops::Range;
 use std::time::Duration;
 
-/// The only producer of a ring. Dropping it closes the ring: readers drain what is published and end.
+/// The only producer of a ring. Dropping it closes the ring: readers drain what is published, then finish.
 #[derive(Debug)]
 pub struct Producer {
     shared: Arc<Shared>,
-    /// Frames handed to readers.
+    /// Frames published to readers.
     published: u64,
-    /// Frames whose slots are ours to write.
+    /// Frames before this one have slots that this producer may write.
     reserved: u64,
-    /// The reader that the last short claim ran into.
+    /// The reader that limited the last claim that came up short.
     blocker: Option<usize>,
     high_water: u64,
-    /// Frames refused.
+    /// Frames refused because the ring was full.
     ring_full: u64,
-    /// Refused frames that no reader has been blamed for yet.
+    /// Refused frames that are not yet attributed to a reader.
     unblamed: u64,
-    /// Open slots that are finished and wait to be published.
+    /// Open slots that are finished and not yet published.
     submitted: u64,
 }
 
@@ -42,12 +42,12 @@ impl Producer {
         }
     }
 
-    /// The shape of the ring.
+    /// The options that the ring was created with.
     pub fn options(&self) -> &RingOptions {
         &self.shared.options
     }
 
-    /// The region below the ring.
+    /// The region that holds the ring's slots.
     pub fn region(&self) -> &std::sync::Arc<Region> {
         &self.shared.region
     }
@@ -57,12 +57,12 @@ impl Producer {
         self.published
     }
 
-    /// Slots that are reserved and not yet published.
+    /// Number of slots that are reserved and not yet published.
     pub const fn open(&self) -> u64 {
         self.reserved - self.published
     }
 
-    /// Reserves up to `n` further slots and says how many there were; never waits.
+    /// Reserves up to `n` further slots and returns how many were reserved. Never waits.
     pub fn claim(&mut self, n: u64) -> u64 {
         let slots = self.shared.options.slots as u64;
         let (bound, blocker) = self.shared.bound();
@@ -70,11 +70,11 @@ impl Producer {
         let wanted = self.reserved + n;
         let mut reserved = wanted.min(limit).max(self.reserved);
         if reserved > self.reserved {
-            // Announced before the slots are touched, so that a reader without a guarantee can tell that
-            // what it read may have been overwritten meanwhile.
+            // Stored before the slots are touched, so that a reader without a guarantee can detect that the producer
+            // may have overwritten what it read.
             self.shared.reserved.store(reserved, Ordering::Release);
-            // With the fence in `Reader::protect` and `Ring::attach`: either we see the reader's new bound
-            // below, or the reader sees this claim and keeps off.
+            // Pairs with the fence in `Reader::protect` and `Ring::attach`: either this thread sees the reader's new
+            // bound below, or the reader sees this claim and leaves the slots alone.
             fence(Ordering::SeqCst);
             let late = self.shared.bound().0.saturating_add(slots);
             if late < reserved {
@@ -90,26 +90,27 @@ impl Producer {
         got
     }
 
-    /// Waits until a slot is free or about `limit` has passed; says whether one is.
+    /// Waits until a slot is free or about `limit` has passed; returns whether a slot is free.
     pub fn wait(&self, policy: Wait, limit: Duration) -> bool {
         self.shared
             .freed
             .wait(policy, limit, || self.is_claimable())
     }
 
-    /// Whether a reader has gone whose device hangs: it holds its slots for ever, and a guaranteed one the ring.
+    /// Whether a reader has detached while its device hangs. Its slots stay occupied for good; a guaranteed reader
+    /// blocks the whole ring.
     pub fn has_leaked_slots(&self) -> bool {
         self.shared.leaked.load(Ordering::Acquire) != 0
     }
 
-    /// Whether a slot is free that is not reserved yet.
+    /// Whether at least one slot is free and not reserved yet.
     fn is_claimable(&self) -> bool {
         let slots = self.shared.options.slots as u64;
         let (bound, _) = self.shared.bound();
         bound.min(self.published).saturating_add(slots) > self.reserved
     }
 
-    /// Slots that [`reserve`](Self::reserve) would give now.
+    /// Number of slots that [`reserve`](Self::reserve) could return now.
     pub(crate) fn room(&self) -> u64 {
         let slots = self.shared.options.slots as u64;
         let (bound, _) = self.shared.bound();
@@ -117,12 +118,12 @@ impl Producer {
         limit.saturating_sub(self.published + self.submitted)
     }
 
-    /// Slots that are finished and wait for the work that fills them.
+    /// Number of slots that are finished and wait for the work that fills them.
     pub const fn submitted(&self) -> u64 {
         self.submitted
     }
 
-    /// Up to `n` slots to write, as many as are free now.
+    /// Reserves up to `n` slots for writing, as many as are free now.
     pub fn reserve(&mut self, n: usize) -> SlotsMut<'_> {
         let free = self.open() - self.submitted;
         if free < n as u64 {
@@ -140,12 +141,12 @@ impl Producer {
         }
     }
 
-    /// Counts `frames` that were made and found no slot, and blames the reader that held the ring.
+    /// Counts `frames` that found no free slot and attributes them to the reader that blocked the ring.
     pub fn refuse(&mut self, frames: u64) {
         self.ring_full += frames;
         self.shared.ledger.ring_full.set(self.ring_full);
         self.unblamed += frames;
-        // Contended only while a reader attaches or leaves; then the next refusal tells it.
+        // Contended only while a reader attaches or detaches; the next refusal then adds to that reader's count.
         if let Some(index) = self.blocker
             && let Ok(seats) = self.shared.seats.try_lock()
             && let Some(Some(ledger)) = seats.get(index)
@@ -154,9 +155,9 @@ impl Producer {
         }
     }
 
-    /// The address of the `i`-th open slot (0 is the next to be published), for a device or a socket.
+    /// Returns the address of the `i`-th open slot, for a device or a socket. Slot 0 is the next to be published.
     ///
-    /// The memory may be written until the slot is published, by whoever the owner of the producer lets.
+    /// The memory may be written until the slot is published.
     ///
     /// # Panics
     /// If fewer than `i + 1` slots are open.
@@ -165,8 +166,8 @@ impl Producer {
         self.shared.address_of(self.published + i)
     }
 
-    /// Copies into `to` what the `i`-th open slot holds from `offset` on: what a device has written there. False where the
-    /// ring is not in host memory, or the bytes are not inside of the slot.
+    /// Copies from the `i`-th open slot, starting at `offset`, into `to`: what a device has written so far. Returns
+    /// false if the ring is not in host memory or the range is not inside the slot.
     ///
     /// # Panics
     /// If fewer than `i + 1` slots are open.
@@ -179,14 +180,14 @@ impl Producer {
         }
         let from = self.open_slot(i).wrapping_add(offset);
         for (i, byte) in to.iter_mut().enumerate() {
-            // SAFETY: inside of an open slot of a region in host memory that lives as long as the ring; no reference is made
-            // to it. The read is volatile because a device may write it.
+            // SAFETY: inside an open slot of a region in host memory that lives as long as the ring; no reference to
+            // it is created. The read is volatile because a device may write the memory.
             *byte = unsafe { from.wrapping_add(i).read_volatile() };
         }
         true
     }
 
-    /// Fills the `i`-th open slot with what missing places show; false where the CPU does not reach it.
+    /// Fills the whole `i`-th open slot with the ring's fill pattern; returns false if the CPU cannot write the slot.
     ///
     /// # Panics
     /// If fewer than `i + 1` slots are open.
@@ -194,8 +195,8 @@ impl Producer {
         self.fill(i, 0..self.shared.options.slot_bytes)
     }
 
-    /// Fills these bytes of the `i`-th open slot with what missing places show, in phase with the slot's start; false where
-    /// the CPU does not reach it, or they are not inside of the slot.
+    /// Fills `extent` of the `i`-th open slot with the ring's fill pattern, aligned to the start of the slot. Returns
+    /// false if the CPU cannot write the slot or the extent is not inside it.
     ///
     /// # Panics
     /// If fewer than `i + 1` slots are open.
@@ -212,8 +213,8 @@ impl Producer {
         let mut done = extent.start;
         while done < extent.end {
             let bytes = (extent.end - done).min(line.len());
-            // SAFETY: inside of an open slot, which nobody else touches, of a region that the CPU reaches from `base` on and
-            // that lives as long as the ring.
+            // SAFETY: inside an open slot, which only this producer accesses, of a region that the CPU can write from
+            // `base` on and that lives as long as the ring.
             unsafe {
                 crate::sys::store::copy_to(base.as_ptr().add(offset + done), line.as_ptr(), bytes);
             }
@@ -223,19 +224,19 @@ impl Producer {
         true
     }
 
-    /// Keeps the ring's memory until the process ends: a device that cannot be stopped may still write it.
+    /// Leaks the ring's memory until the process ends, because a device that cannot be stopped may still write it.
     pub fn leak_memory(&self) {
         std::mem::forget(self.shared.clone());
     }
 
-    /// The addresses of all slots in order, for an engine that cycles through them.
+    /// The addresses of all slots in order, for a DMA engine that cycles through them.
     pub fn addresses(&self) -> Vec<*mut u8> {
         (0..self.shared.options.slots as u64)
             .map(|slot| self.shared.address_of(slot))
             .collect()
     }
 
-    /// Writes the record of the `i`-th open slot; `present` is the bitmap of its places.
+    /// Writes the metadata of the `i`-th open slot; `present` is the bitmap of the packets that arrived.
     pub fn describe(&mut self, i: u64, meta: &FrameMeta, present: impl Iterator<Item = u64>) {
         debug_assert!(i < self.open());
         debug_assert!(meta.length <= self.shared.options.slot_bytes);
@@ -246,7 +247,7 @@ impl Producer {
         self.shared.canary[slot].with_mut(|canary| unsafe { *canary = meta.sequence });
     }
 
-    /// Hands the next `n` open slots to the readers: one release store and one ring of the notifier.
+    /// Publishes the next `n` open slots to the readers: one release store and one notification.
     ///
     /// # Panics
     /// If fewer than `n` slots are open.
@@ -261,7 +262,7 @@ impl Producer {
         }
         self.published += n;
         self.submitted = self.submitted.saturating_sub(n);
-        // The ledger first: no reader may count a frame that the ring does not count yet.
+        // The ledger first: a reader must never count a frame that the ring has not counted yet.
         self.shared.ledger.published.set(self.published);
         self.shared
             .published
@@ -282,9 +283,9 @@ impl Drop for Producer {
     }
 }
 
-/// Reserved slots, filled one after the other. Those not published stay reserved for the next call.
+/// Reserved slots that are filled one after the other. Slots that are not published stay reserved for the next call.
 ///
-/// While slots are in hand nothing else can publish them, and their bytes do not outlive them:
+/// While this value exists nothing else can publish its slots, and borrowed slot bytes cannot outlive it:
 ///
 /// ```compile_fail,E0499
 /// fn behind_the_back(producer: &mut daq_core::ring::Producer) {
@@ -304,19 +305,19 @@ impl Drop for Producer {
 #[derive(Debug)]
 pub struct SlotsMut<'a> {
     producer: &'a mut Producer,
-    /// The first of them among the producer's open slots.
+    /// The index of the first slot among the producer's open slots.
     first: u64,
     len: usize,
     filled: usize,
 }
 
 impl SlotsMut<'_> {
-    /// Slots not yet finished.
+    /// Number of slots not yet finished.
     pub const fn remaining(&self) -> usize {
         self.len - self.filled
     }
 
-    /// Slots finished.
+    /// Number of slots finished.
     pub const fn filled(&self) -> usize {
         self.filled
     }
@@ -327,9 +328,9 @@ impl SlotsMut<'_> {
             return None;
         }
         let address = self.producer.open_slot(self.first + self.filled as u64);
-        // SAFETY: the slot is reserved and not published: no reader reads it, except one that may be
-        // overrun, which copies by volatile reads and discards what changed under it. The only producer is
-        // borrowed mutably by `self`, and no device was given the address of a ring that is filled this way.
+        // SAFETY: the slot is reserved and not published. Only a reader that may be overrun reads it; that reader
+        // copies by volatile reads and discards what changed. `self` mutably borrows the only producer, and no device
+        // has the address of a ring that is filled this way.
         Some(unsafe {
             std::slice::from_raw_parts_mut(address, self.producer.shared.options.slot_bytes)
         })
@@ -341,10 +342,10 @@ impl SlotsMut<'_> {
         self.producer.shared.run(first, self.remaining())
     }
 
-    /// Gives the next slots the records of the first frames of `burst`, as many as `frames`, and goes past them.
+    /// Copies the metadata of the first `frames` frames of `burst` to the next slots and advances past them.
     ///
     /// # Panics
-    /// If fewer slots or frames are there.
+    /// If fewer than `frames` slots or frames are left.
     pub fn finish_as(&mut self, burst: &Lease<'_>, frames: usize) {
         assert!(
             frames <= self.remaining() && frames <= burst.len(),
@@ -356,7 +357,7 @@ impl SlotsMut<'_> {
         self.filled += frames;
     }
 
-    /// Describes the current slot and goes to the next.
+    /// Writes the metadata of the current slot and advances to the next.
     ///
     /// # Panics
     /// If all slots are finished already.
@@ -364,7 +365,7 @@ impl SlotsMut<'_> {
         self.finish_with(meta, &[]);
     }
 
-    /// As [`finish`](Self::finish), with the bitmap of the frame's places.
+    /// As [`finish`](Self::finish), with the bitmap of the packets that arrived.
     ///
     /// # Panics
     /// If all slots are finished already.
@@ -381,14 +382,14 @@ impl SlotsMut<'_> {
         self.filled += 1;
     }
 
-    /// Publishes the finished slots now, and those submitted before, and says how many were finished.
+    /// Publishes the finished slots and those submitted before; returns how many were finished.
     pub fn publish(self) -> usize {
         self.producer.publish(self.first + self.filled as u64);
         self.filled
     }
 
-    /// Leaves the finished slots to be published later by [`Producer::publish`], when the work that fills
-    /// them is done; says how many they are.
+    /// Leaves the finished slots to be published later by [`Producer::publish`], once the work that fills them is
+    /// done. Returns how many slots these are.
     pub fn submit(self) -> usize {
         self.producer.submitted += self.filled as u64;
         self.filled

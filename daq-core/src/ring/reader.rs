@@ -1,4 +1,4 @@
-//! The reading side of a ring.
+//! Readers of a ring.
 
 use super::completion::{Completion, InFlight, InFlightLeases, Use};
 use super::lease::Lease;
@@ -11,34 +11,34 @@ use crate::sync::{Arc, Ordering, fence};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How long a reader that leaves waits for its leases in flight before it gives their slots up for lost.
+/// How long a detaching reader waits for its leases in flight before it leaks their slots.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often work on a device is looked after: it rings no notifier.
+/// How often a thread polls work on a device, which sends no notifications.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// How a reader makes sure that what it reads does not change.
+/// How a reader ensures that frames do not change while it reads them.
 #[derive(Debug)]
 pub(super) enum Protection {
     /// The producer waits, or refuses new frames, until frames are retired.
     Guarantee,
-    /// The producer leaves leased slots alone.
+    /// The producer does not overwrite leased slots.
     WhileLeased,
-    /// Nothing holds the producer: frames are copied, then checked.
+    /// The producer never waits: frames are copied and then checked.
     Copy(Scratch),
 }
 
-/// A reader of a ring. Dropping it lets the producer go on without it.
+/// A reader of a ring. Dropping it detaches it, so that the producer no longer waits for it.
 pub struct Reader {
     pub(super) shared: Arc<Shared>,
     index: usize,
     /// The next frame to lease.
     pub(super) position: u64,
-    /// Frames before this one are done with.
+    /// Frames before this one are retired.
     retired: u64,
     pub(super) protection: Protection,
     in_flight: InFlightLeases,
-    /// Whether the producer has been told to go on without this reader, or cannot be.
+    /// Whether the reader has detached or leaked its slots.
     detached: bool,
     /// Frames leased so far.
     leased: u64,
@@ -49,7 +49,7 @@ pub struct Reader {
     ledger: ReaderLedger,
 }
 
-/// What a reader with a guarantee counts as leased while it reads: nothing is overwritten before it has leased it.
+/// The number of leased frames in the ledger of a guaranteed reader: none of its frames can be overwritten.
 const ALL_PROTECTED: u64 = 1 << 62;
 
 impl Reader {
@@ -89,19 +89,19 @@ impl Reader {
         }
     }
 
-    /// Drops frames with missing packets instead of handing them out: they count as `dropped_incomplete`.
+    /// Drops frames with missing packets instead of leasing them; they count as `dropped_incomplete`.
     #[must_use]
     pub fn dropping_incomplete(mut self, drops: bool) -> Self {
         self.drops_incomplete = drops;
         self
     }
 
-    /// The next frame to lease, as a position in the ring: it moves when frames are leased, dropped or overrun.
+    /// The next frame to lease, as a position in the ring. It advances when frames are leased, dropped or overrun.
     pub const fn position(&self) -> u64 {
         self.position
     }
 
-    /// The next frames, at most `max`, all that are ready; `None` if there are none. Never waits.
+    /// Leases the next frames, as many as are ready, at most `max`; `None` if there are none. Never waits.
     pub fn poll(&mut self, max: usize) -> Option<Lease<'_>> {
         if max == 0 {
             return None;
@@ -133,7 +133,7 @@ impl Reader {
         Some(Lease::new(self, count))
     }
 
-    /// Counts `frames` more as leased, and none beyond as about to be.
+    /// Counts `frames` more as leased and clears the announcement of further ones.
     #[inline]
     fn lease(&mut self, frames: u64) {
         self.leased += frames;
@@ -142,7 +142,8 @@ impl Reader {
         }
     }
 
-    /// Of the next `count` frames, which are protected: the number in a row that are incomplete, or complete.
+    /// Of the next `count` frames, which must be protected: the number of leading frames that are incomplete, or
+    /// complete.
     fn run(&self, count: u64, incomplete: bool) -> u64 {
         let metas = (0..count).map(|i| match &self.protection {
             Protection::Copy(scratch) => scratch.meta(i),
@@ -156,7 +157,7 @@ impl Reader {
             .count() as u64
     }
 
-    /// Passes over `frames` frames without handing them out.
+    /// Skips `frames` frames without leasing them.
     fn drop_incomplete(&mut self, frames: u64) {
         self.lease(frames);
         self.position += frames;
@@ -171,8 +172,8 @@ impl Reader {
         }
     }
 
-    /// Waits until a frame can be leased, a lease in flight is done, the ring is closed and nothing is in flight, or
-    /// about `limit` has passed; says whether a frame can be leased.
+    /// Waits until a frame can be leased, the oldest lease in flight is done, the ring is closed with nothing in
+    /// flight, or about `limit` has passed. Returns whether a frame can be leased.
     pub fn wait(&self, policy: Wait, limit: Duration) -> bool {
         let is_busy = !self.in_flight.is_empty() && matches!(self.protection, Protection::Copy(_));
         let is_ready = || !is_busy && self.shared.published.load(Ordering::Acquire) > self.position;
@@ -189,8 +190,8 @@ impl Reader {
         is_ready()
     }
 
-    /// Waits until the oldest lease in flight is done or about `limit` has passed; says whether it is. False at once
-    /// where none is in flight.
+    /// Waits until the oldest lease in flight is done or about `limit` has passed; returns whether it is done.
+    /// Returns false at once if none is in flight.
     pub fn wait_in_flight(&self, policy: Wait, limit: Duration) -> bool {
         let done = || self.in_flight.is_oldest_done();
         !self.in_flight.is_empty()
@@ -200,25 +201,26 @@ impl Reader {
                 .wait_polling(policy, POLL_INTERVAL, limit, done)
     }
 
-    /// Whether the producer is gone and every frame has been leased and retired.
+    /// Whether the producer has closed the ring and every frame has been leased and retired.
     pub fn is_finished(&self) -> bool {
-        // `closed` first: frames published before it was set are then visible.
+        // `closed` is read first: frames published before it was set are then visible.
         self.shared.closed.load(Ordering::Acquire) != 0
             && self.shared.published.load(Ordering::Acquire) == self.position
             && self.retired == self.position
     }
 
-    /// Frames published and not leased yet.
+    /// Number of frames published and not leased yet.
     pub fn pending(&self) -> u64 {
         self.shared.published.load(Ordering::Acquire) - self.position
     }
 
-    /// Frames leased and not yet retired.
+    /// Number of frames leased and not yet retired.
     pub const fn held(&self) -> u64 {
         self.position - self.retired
     }
 
-    /// Ends leases whose completion is done, oldest first, and tells the frames of each to `each`. Never blocks.
+    /// Retires leases whose completion is done, oldest first, and passes the number of frames of each to `each`.
+    /// Never blocks.
     pub fn reap(&mut self, mut each: impl FnMut(u64)) {
         while let Some(lease) = self.in_flight.pop_done() {
             self.end(lease.frames, lease.used);
@@ -228,8 +230,7 @@ impl Reader {
         }
     }
 
-    /// As [`reap`](Self::reap), telling `each` the completion that each lease was retired with, before its slots are
-    /// freed.
+    /// As [`reap`](Self::reap), but passes `each` the completion of the lease, before its slots are freed.
     pub(crate) fn reap_each(&mut self, mut each: impl FnMut(&Completion)) {
         while let Some(lease) = self.in_flight.pop_done() {
             if lease.used != Use::Incomplete {
@@ -244,17 +245,17 @@ impl Reader {
         self.in_flight.is_oldest_done()
     }
 
-    /// The region below the ring.
+    /// The region that holds the ring's slots.
     pub(crate) fn region(&self) -> &std::sync::Arc<Region> {
         &self.shared.region
     }
 
-    /// The shape of the ring.
+    /// The options that the ring was created with.
     pub fn options(&self) -> &RingOptions {
         &self.shared.options
     }
 
-    /// Whether a lease was given up whose completion has not been reaped.
+    /// Whether a retired lease is not completed and reaped yet.
     pub fn has_in_flight(&self) -> bool {
         !self.in_flight.is_empty()
     }
@@ -262,7 +263,7 @@ impl Reader {
     /// Skips everything published so far, counting it as discarded.
     pub fn discard_pending(&mut self) -> u64 {
         let mut discarded = 0;
-        // Not more than once around: the producer may be faster than this.
+        // At most once around the ring: the producer may be faster than this loop.
         let end = self.shared.published.load(Ordering::Acquire);
         while self.position < end
             && let Some(lease) = self.poll(usize::MAX)
@@ -273,9 +274,9 @@ impl Reader {
         discarded
     }
 
-    /// Gives up a lease of `frames`, the newest held ones; the first `read` of them were read.
+    /// Retires a lease of `frames`, the newest leased ones; the first `read` of them were read.
     pub(super) fn retire_lease(&mut self, frames: u64, read: u64, completion: Completion) {
-        // Leases end in order.
+        // Leases complete in order.
         let used = Use::Leased { read };
         if matches!(completion, Completion::Immediate) && self.in_flight.is_empty() {
             self.end(frames, used);
@@ -288,7 +289,7 @@ impl Reader {
         }
     }
 
-    /// Retires the frames of the oldest lease.
+    /// Completes the oldest lease and frees its slots.
     fn end(&mut self, frames: u64, used: Use) {
         self.retired += frames;
         self.publish_bound();
@@ -304,7 +305,7 @@ impl Reader {
         }
     }
 
-    /// Tells the producer what it must leave alone.
+    /// Publishes the bound that the producer must not pass.
     fn publish_bound(&self) {
         let cell = &self.shared.cells[self.index];
         cell.retired.store(self.retired, Ordering::Release);
@@ -326,7 +327,7 @@ impl Reader {
     fn skip_to(&mut self, position: u64) {
         debug_assert_eq!(self.retired, self.position, "frames are held");
         self.overrun += position - self.position;
-        // Snapshots count frames, too, that were overwritten before this reader has seen it.
+        // Raised, not set: snapshots also count frames that were overwritten before this reader noticed.
         self.ledger.overrun.raise(self.overrun);
         self.position = position;
         self.retired = position;
@@ -335,28 +336,29 @@ impl Reader {
             .store(position, Ordering::Release);
     }
 
-    /// Where a reader that was overrun goes on: a quarter of the ring ahead of the producer's claims.
+    /// The position where an overrun reader continues: a quarter of the ring ahead of the producer's claims.
     fn oldest_safe(&self, reserved: u64, published: u64) -> Option<u64> {
         let slots = self.shared.options.slots as u64;
         let oldest = reserved.saturating_sub(slots);
         (self.position < oldest).then(|| (oldest + slots / 4).min(published))
     }
 
-    /// Fences off up to `max` frames from a producer that can be held back; says how many.
+    /// Protects up to `max` frames from a producer that supports backpressure; returns how many.
     fn protect(&mut self, published: u64, max: usize) -> u64 {
         loop {
             if published == self.position {
                 return 0;
             }
             if self.retired < self.position {
-                // The bound of the leases in flight stands before everything newer. `reserved` must not be asked: a
-                // claim announces more than it keeps for as long as it takes to see the bound.
+                // The bound of the leases in flight already protects everything newer. `reserved` must not be used
+                // here: a claim announces more than it keeps until it sees the bound.
                 return (published - self.position).min(max as u64);
             }
             self.shared.cells[self.index]
                 .bound
                 .store(self.position, Ordering::Relaxed);
-            // With the fence in `Producer::claim`: either its check sees this bound, or we see its claim.
+            // Pairs with the fence in `Producer::claim`: either the claim's second check sees this bound, or this
+            // thread sees the claim.
             self.announce((published - self.position).min(max as u64));
             let reserved = self.shared.reserved.load(Ordering::Acquire);
             match self.oldest_safe(reserved, published) {
@@ -372,7 +374,7 @@ impl Reader {
         }
     }
 
-    /// Copies up to `max` frames aside and keeps those that were not overwritten meanwhile; says how many.
+    /// Copies up to `max` frames and keeps those that were not overwritten during the copy; returns how many.
     fn copy(&mut self, published: u64, max: usize) -> u64 {
         loop {
             let most = (published - self.position).min(max as u64);
@@ -396,8 +398,8 @@ impl Reader {
             let mut kept = 0;
             for index in self.position..self.position + count {
                 scratch.take(&self.shared, kept, index);
-                // Pairs with the fence in `Producer::claim`: had the copy read a byte of the new frame, this
-                // load would see the claim that came before the byte.
+                // Pairs with the fence in `Producer::claim`: if the copy had read a byte of the new frame, this load
+                // would see the claim that was stored before the byte.
                 fence(Ordering::Acquire);
                 let reserved = self.shared.reserved.load(Ordering::Relaxed);
                 if index + (self.shared.options.slots as u64) < reserved {
@@ -413,13 +415,13 @@ impl Reader {
 }
 
 impl Reader {
-    /// Leaves as a dropped reader does, with its patience, for owners of what the device writes: where this is false they
-    /// must not free it either. True if the reader has left before.
+    /// Detaches as dropping does. Returns false if a device still uses the reader's slots: owners of memory that the
+    /// device writes must then leak it, too. Returns true if the reader was detached before.
     pub fn detach(&mut self) -> bool {
         let detached = self.detach_within(DETACH_TIMEOUT);
         if !detached {
             tracing::error!(
-                "ring {}: a device still reads {} frames after {DETACH_TIMEOUT:?}; their memory is kept until the process ends",
+                "ring {}: a device still reads {} frames after {DETACH_TIMEOUT:?}; their memory is leaked until the process exits",
                 self.shared.options.name,
                 self.held()
             );
@@ -427,20 +429,21 @@ impl Reader {
         detached
     }
 
-    /// Leaves at once, whatever is in flight: what a device may still use is never freed.
+    /// Detaches at once, whatever is in flight; memory that a device may still use is leaked.
     pub fn detach_now(&mut self) {
         self.detach_within(Duration::ZERO);
     }
 
-    /// Waits up to `limit` for the leases in flight and lets the producer go on without this reader; says whether it could.
+    /// Waits up to `limit` for the leases in flight, then detaches so that the producer no longer waits for this
+    /// reader. Returns whether all leases completed.
     ///
-    /// A device that has not finished by then may use at any time what its work was given. Slots stay held for ever, and
-    /// neither they nor a copy of them nor the words that the device writes are ever freed.
+    /// A device that has not finished by then may access its memory at any later time. The slots stay leased for
+    /// good; the slots, a private copy of them and the words that the device writes are leaked.
     pub(crate) fn detach_within(&mut self, limit: Duration) -> bool {
         if std::mem::replace(&mut self.detached, true) {
             return true;
         }
-        // From here on, frames may be overwritten that it has not leased.
+        // From here on, frames that this reader has not leased may be overwritten.
         self.ledger.leased.set(self.leased);
         let start = Instant::now();
         while self.has_in_flight() {

@@ -1,4 +1,4 @@
-//! Private copies of bursts, for readers that nothing protects.
+//! Private copies of bursts, for readers that the producer does not wait for.
 
 use super::Shared;
 use super::lease::Frame;
@@ -8,7 +8,7 @@ use std::fmt;
 
 /// A private copy of a burst.
 pub(super) struct Scratch {
-    /// Frames that it holds.
+    /// Maximum number of frames.
     pub(super) frames: usize,
     bytes: Box<[u8]>,
     stride: usize,
@@ -31,7 +31,7 @@ impl Scratch {
         }
     }
 
-    /// Copies frame `index` of the ring to place `i`; what is copied may be torn.
+    /// Copies frame `index` of the ring to index `i`. The copy may be torn.
     pub(super) fn take(&mut self, shared: &Shared, i: usize, index: u64) {
         let slot = shared.slot_of(index);
         let meta = shared.slots.read(slot);
@@ -44,8 +44,8 @@ impl Scratch {
             *word = source.load(Ordering::Relaxed);
         }
         let target = &mut self.bytes[i * self.stride..][..length];
-        // SAFETY: the source is `length <= slot_bytes` bytes of a slot inside the region that `shared` keeps
-        // alive. It may be written meanwhile, so it is read volatile and no reference to it is made.
+        // SAFETY: the source is `length <= slot_bytes` bytes of a slot inside the region that `shared` keeps alive.
+        // It may be written at the same time, so it is read by volatile loads and no reference to it is created.
         unsafe { copy_volatile(shared.address_of(index).cast_const(), target) };
     }
 
@@ -83,12 +83,15 @@ impl fmt::Debug for Scratch {
 ///
 /// # Safety
 /// `source` is 8-byte aligned and `target.len()` bytes from it lie inside one live allocation.
-#[expect(clippy::cast_ptr_alignment, reason = "aligned by the caller's word")]
+#[expect(
+    clippy::cast_ptr_alignment,
+    reason = "the caller ensures the alignment"
+)]
 unsafe fn copy_volatile(source: *const u8, target: &mut [u8]) {
     let (words, tail) = target.as_chunks_mut::<8>();
     let whole = words.len() * 8;
     for (i, word) in words.iter_mut().enumerate() {
-        // SAFETY: `i * 8 + 8 <= target.len()`, inside the allocation by the caller's word, and aligned.
+        // SAFETY: `i * 8 + 8 <= target.len()`, so the read is inside the caller's allocation, and aligned.
         *word = unsafe { source.cast::<u64>().add(i).read_volatile() }.to_ne_bytes();
     }
     for (i, byte) in tail.iter_mut().enumerate() {

@@ -1,17 +1,17 @@
-//! Frame metadata and `present` bitmaps of every slot, in host memory wherever the payload lies.
+//! Frame metadata and `present` bitmaps of all slots, in host memory regardless of where the payload is.
 
 use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Words of a record before its bitmap.
+/// Number of words of a record before its bitmap.
 const HEAD: usize = 7;
-/// Words of a cache line: records start on their own.
+/// Number of words in a cache line; each record starts a new one.
 const LINE: usize = 8;
 
-/// One record a slot.
+/// One record per slot.
 ///
-/// The words are atomics, read and written relaxed: order comes from the ring's positions, and a reader
-/// that may be overrun reads words that are just being written, which it finds out afterwards.
+/// The words are atomics with relaxed accesses: the ring's positions provide the order. A reader that may be overrun
+/// can read words while they are written; it detects this afterwards.
 #[derive(Debug)]
 pub(super) struct Slots {
     words: Box<[AtomicU64]>,
@@ -63,18 +63,18 @@ impl Slots {
         }
     }
 
-    /// The payload bytes in the record of `slot`.
+    /// The payload length in the record of `slot`.
     #[expect(clippy::cast_possible_truncation, reason = "it was a usize")]
     pub(super) fn length(&self, slot: usize) -> usize {
         self.words[slot * self.stride + 4].load(Ordering::Relaxed) as usize
     }
 
-    /// Whether records of `other` fit here word by word.
+    /// Whether records of `other` can be copied here word by word.
     pub(super) const fn has_shape_of(&self, other: &Self) -> bool {
         self.bitmap == other.bitmap
     }
 
-    /// Writes the record of `slot` as slot `from` of `other` has it, which must be of the same shape.
+    /// Copies the record of slot `from` of `other`, which must have the same shape.
     pub(super) fn copy(&self, slot: usize, other: &Self, from: usize) {
         let words = HEAD + self.bitmap;
         let record = &self.words[slot * self.stride..][..words];
@@ -111,7 +111,7 @@ impl Slots {
         &self.words[slot * self.stride + HEAD..][..self.bitmap]
     }
 
-    /// Words of a bitmap.
+    /// Number of words in a bitmap.
     pub(super) fn bitmap_len(&self) -> usize {
         self.bitmap
     }

@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 impl Sequencer {
-    /// Opens the epoch that another thread asked for, or refuses it, once all threads have looked for packets.
+    /// Opens the epoch that another thread asked for, or refuses it, once all threads have polled for packets.
     pub(super) fn resolve_epoch_request(&mut self, shared: &Shared, writer: usize, now: Instant) {
         let Some(asked) = &mut self.pending_epoch else {
             return;
@@ -35,7 +35,8 @@ impl Sequencer {
         }
     }
 
-    /// Whether every other thread has looked for packets since [`record_poll_rounds`](Self::record_poll_rounds), and begun to after it.
+    /// Whether every other thread has completed a poll that it began after
+    /// [`record_poll_rounds`](Self::record_poll_rounds).
     fn have_polled(&self, shared: &Shared, writer: usize) -> bool {
         let pairs = self.rounds.iter().zip(&shared.rounds).enumerate();
         pairs.into_iter().all(|(other, (noted, rounds))| {
@@ -43,7 +44,7 @@ impl Sequencer {
         })
     }
 
-    /// Opens the epoch that this thread's packets agree on, or refuses it.
+    /// Opens the epoch that this thread's packets confirm, or refuses it.
     pub(in super::super) fn confirm_epoch(
         &mut self,
         shared: &Shared,
@@ -73,7 +74,7 @@ impl Sequencer {
         } = request;
         if !shared.is_exclusive() {
             if known > 0 && shared.horizon.load(Ordering::Acquire) != since {
-                // Other threads go on in the old count.
+                // Other threads continue in the old numbering.
                 shared.refusals.fetch_add(1, Ordering::AcqRel);
                 return;
             }
@@ -89,9 +90,10 @@ impl Sequencer {
         self.open_epoch(shared, writer, first, restarts);
     }
 
-    /// Ends the epoch, if there is one, and opens the next at `id`.
+    /// Ends the current epoch, if any, and opens the next at `id`.
     ///
-    /// `restarts` = the sender is known to count from another number, so that a number further on is no jump.
+    /// `restarts` = the sender is known to number from a new start, so that a higher number is not counted as skipped
+    /// packets.
     fn open_epoch(&mut self, shared: &Shared, writer: usize, id: PacketId, restarts: bool) {
         let numbering = shared.geometry.numbering;
         let places = u64::from(shared.geometry.places);
@@ -105,7 +107,7 @@ impl Sequencer {
             let horizon = shared.horizon.load(Ordering::Acquire);
             let position = self.epoch.position.wrapping_add(ahead);
             self.ledger.jumped.add(position.saturating_sub(horizon));
-            // A jump forward keeps the count's upper bits.
+            // Skipping forward keeps the upper bits of the frame number.
             absolute = position.wrapping_sub(
                 shared
                     .epoch_offset
@@ -142,14 +144,14 @@ impl Sequencer {
         shared.base.store(front, Ordering::SeqCst);
     }
 
-    /// Places from the last packet's unit forward to `id`; `None` for a step back or between steps.
+    /// Number of packets from the last packet's unit forward to `id`; `None` for a backward step or a partial step.
     fn skipped_ahead(&self, numbering: Numbering, id: PacketId) -> Option<u64> {
         numbering
             .places_between(self.epoch.unit, id)
             .and_then(|distance| u64::try_from(distance).ok())
     }
 
-    /// Closes and settles all that was seen since frame `base`, while no thread fills frames. Returns the next frame.
+    /// Closes and finalises all frames from `base` on while no thread fills frames. Returns the next frame.
     pub(super) fn end_epoch(&mut self, shared: &Shared, base: u64) -> u64 {
         let places = u64::from(shared.geometry.places);
         let horizon = shared.horizon.load(Ordering::Acquire);
@@ -158,7 +160,7 @@ impl Sequencer {
         for frame in base..end {
             self.close(shared, frame, horizon - frame * places, true);
         }
-        // Slots given to frames that nothing came for stay open for those to come.
+        // Slots assigned to frames without packets stay open for later frames.
         (self.assigned, self.asked_to) = (0, 0);
         for frame in shared.finalised.swap(end, Ordering::AcqRel)..end {
             self.finalise(shared, frame);

@@ -1,4 +1,4 @@
-//! Units that a control packet names: they carry no data.
+//! Units that a control packet marks as carrying no data.
 
 use super::super::PacketId;
 use super::super::shared::{BLOCKED, Shared, state};
@@ -6,8 +6,9 @@ use super::Sequencer;
 use crate::sync::Ordering;
 
 impl Sequencer {
-    /// Notes that the frame of `unit` carries no data. Payload that comes before that of a later frame wins; a frame that
-    /// was overtaken is void at once, unless it has payload; one that was closed has come too late.
+    /// Skips the frame of `unit`, which carries no data. Payload that arrives before payload of a later frame cancels
+    /// the skip. A frame that later packets have overtaken is skipped at once, unless it has payload. For a closed
+    /// frame the request is too late.
     pub(in super::super) fn skip(&mut self, shared: &Shared, writer: usize, unit: u64) {
         if self.epoch.number == 0 {
             return;
@@ -20,7 +21,7 @@ impl Sequencer {
             .numbering
             .places_between(self.epoch.unit, PacketId::of(unit))
             .and_then(|distance| self.epoch.position.checked_add_signed(distance));
-        // Before anything has come it is not known on which side of the unit counting begins.
+        // Before the first packet it is unknown on which side of the unit the numbering starts.
         if let Some(frame) = position.map(|position| position / places)
             && shared.horizon.load(Ordering::Acquire) > 0
         {
@@ -34,7 +35,7 @@ impl Sequencer {
         shared.base.store(base, Ordering::SeqCst);
     }
 
-    /// Notes a frame before `end`, the end of those that are open.
+    /// Requests the skip of a frame before `end`, the end of the open frames.
     fn skip_open(&mut self, shared: &Shared, frame: u64, end: u64) {
         let record = shared.record(frame);
         let is_known = matches!(
@@ -51,7 +52,7 @@ impl Sequencer {
         }
     }
 
-    /// Notes an open frame beyond which nothing has come.
+    /// Requests the skip of an open frame beyond which no packet has arrived.
     fn skip_ahead(&mut self, shared: &Shared, frame: u64, end: u64) {
         for later in frame..end {
             let record = shared.record(later);
@@ -61,7 +62,7 @@ impl Sequencer {
             }
         }
         self.asked_to = self.asked_to.min(frame);
-        // What is missing before it is known to be missing.
+        // Packets count as missing only once a later packet shows it.
         let position = frame * u64::from(shared.geometry.places);
         shared.horizon.fetch_max(position + 1, Ordering::AcqRel);
         shared
@@ -70,7 +71,7 @@ impl Sequencer {
             .store(state::SKIP_REQUESTED, Ordering::Release);
     }
 
-    /// Makes an open frame void that packets of later ones have overtaken: those move down by a slot.
+    /// Skips an open frame that packets of later frames have overtaken; the later frames move down by one slot.
     fn skip_overtaken(&mut self, shared: &Shared, frame: u64, end: u64) {
         let record = shared.record(frame);
         if record.state.swap(state::SKIPPED, Ordering::AcqRel) != state::ASSIGNED {
@@ -84,8 +85,8 @@ impl Sequencer {
             }
             let memory = record.memory.load(Ordering::Relaxed);
             if record.has_payload() {
-                // SAFETY: both are open slots of this window's ring, each at least `frame_bytes` long and not the same.
-                // No thread writes to them: the position is blocked, and every batch of another thread has ended.
+                // SAFETY: both are different open slots of this window's ring, each at least `frame_bytes` long. No
+                // thread writes to them: the position is blocked, and every batch of another thread has ended.
                 unsafe {
                     memory.copy_to_nonoverlapping(free, shared.geometry.frame_bytes);
                 }
@@ -96,7 +97,8 @@ impl Sequencer {
         self.assigned -= 1;
     }
 
-    /// Says of a closed frame that its control packet came late, if its missing places have no cause yet.
+    /// Marks the missing packets of a closed frame as late, because its control packet came too late, if they have no
+    /// cause yet.
     fn skip_closed(&mut self, shared: &Shared, frame: u64) {
         if frame < shared.finalised.load(Ordering::Acquire) {
             return;
