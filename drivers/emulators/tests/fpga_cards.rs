@@ -82,7 +82,7 @@ impl Bench {
 
     fn stop(&mut self, armed: Armed) {
         let idle = armed.stop(TIMEOUT);
-        assert!(idle.stuck.is_none(), "{:?}", idle.stuck);
+        assert!(idle.quiesce_timeout.is_none(), "{:?}", idle.quiesce_timeout);
         self.idle = Some((idle.engine, idle.memory.unwrap()));
     }
 

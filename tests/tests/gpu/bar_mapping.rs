@@ -157,10 +157,11 @@ fn assert_two_mappings_agree(first: Arc<BarMapping>) {
 }
 
 /// A forked child gets an error and does not crash, and the parent continues.
-fn assert_fork_is_error(mapped: Arc<Mapped>) {
+fn assert_fork_is_error(mapped: Arc<BarMapping>) {
     let answers = || {
-        let is_reported =
-            |result: Result<(), MappedError>| matches!(result, Err(MappedError::Forked { .. }));
+        let is_reported = |result: Result<(), BarMappingError>| {
+            matches!(result, Err(BarMappingError::Forked { .. }))
+        };
         let mut byte = [0];
         u8::from(is_reported(mapped.check()))
             + u8::from(is_reported(mapped.copy_to(0, &[1])))
@@ -486,7 +487,7 @@ fn mapping_used_after_fork_returns_error() {
         || Simulated::new("dma-buf=map").with_gdr(""),
         |device| {
             for backend in [Backend::Gdrapi, Backend::DmaBuf, Backend::Host] {
-                assert_fork_is_error(Mapped::with(device, PAGE, backend).unwrap());
+                assert_fork_is_error(BarMapping::with(device, PAGE, backend).unwrap());
             }
         },
     );

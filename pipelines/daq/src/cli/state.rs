@@ -71,7 +71,9 @@ pub(super) fn counter_file(directory: Option<&Path>, file: &str) -> (CounterFile
 }
 
 /// Retries for 1 s: a process that was just killed may still hold its file.
-fn patiently(open: impl Fn() -> Result<Board, BoardError>) -> Result<Board, BoardError> {
+fn patiently(
+    open: impl Fn() -> Result<Board, CounterFileError>,
+) -> Result<Board, CounterFileError> {
     for _ in 0..20 {
         match open() {
             Err(CounterFileError::Busy { .. }) => std::thread::sleep(Duration::from_millis(50)),

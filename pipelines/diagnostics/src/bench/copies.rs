@@ -171,7 +171,8 @@ impl Pair {
     ) -> Result<(), BenchError> {
         let (reader, producer) = self.copied;
         let stream = CopyStream::new(device, Direction::In, tuning.depth)?;
-        let mut copy_engine = Stager::new(Box::new(stream), tuning, Arc::new(Bell::default()));
+        let mut copy_engine =
+            CopyEngineThread::new(Box::new(stream), tuning, Arc::new(Notifier::default()));
         let ledger = CopyLedger::default();
         copy_engine.add(RingCopy::new(reader, producer, ledger, tuning.chunk));
         Self::time(self.source, &self.target, bytes, times, || {

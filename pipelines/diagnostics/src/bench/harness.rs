@@ -96,7 +96,7 @@ impl Harness {
         for (direction, tuning) in ways.into_iter().zip(tunings) {
             let bell = Arc::new(Notifier::default());
             let stream = CopyStream::new(device, direction, tuning.depth)?;
-            let mut copy_engine = Stager::new(Box::new(stream), tuning, bell.clone());
+            let mut copy_engine = CopyEngineThread::new(Box::new(stream), tuning, bell.clone());
             let mut is_used = false;
             for (i, (load, place)) in loads
                 .iter()
@@ -107,7 +107,7 @@ impl Harness {
                 is_used = true;
                 let copies = CopyLedger::default();
                 harness.copies.push((i, direction, copies.clone()));
-                copy_engine.add(harness.lane(load, place, &bell, copies, tuning)?);
+                copy_engine.add(harness.ring_copy(load, place, &bell, copies, tuning)?);
             }
             if is_used {
                 let shared = harness.shared.clone();
@@ -218,7 +218,7 @@ impl Drop for Harness {
 }
 
 fn serve(
-    mut copy_engine: Stager,
+    mut copy_engine: CopyEngineThread,
     wait: Wait,
     shared: &Shared,
     index: usize,

@@ -53,7 +53,7 @@ pub(super) struct PersistentKernel {
     teams: u32,
     stream: driver::Stream,
     /// Memory that the kernel reads: doorbell, shifts, records.
-    board: Arc<Mapped>,
+    board: Arc<BarMapping>,
     bell: Doorbell,
     credits: Arc<Credits>,
     input: Slice,
@@ -164,7 +164,7 @@ impl PersistentKernel {
         let teams = keys.teams.unwrap_or(1);
         if keys.blocks.is_none() {
             // No more frames are submitted than there are slots.
-            let most = code.function.blocks_at_a_time(&code.grid)? / teams;
+            let most = code.function.concurrent_blocks(&code.grid)? / teams;
             code.grid.blocks[0] = code.grid.blocks[0].min(most.max(1));
         }
         if code.input.bytes > context.slots.stride || code.output.bytes > context.output.stride {

@@ -654,7 +654,7 @@ impl Engine for Xdma {
 impl Drop for Xdma {
     fn drop(&mut self) {
         if self.quiesce(RESULT_TIMEOUT).is_err() {
-            engines::cut_off(&self.device);
+            engines::disable_and_reset(&self.device);
         }
     }
 }

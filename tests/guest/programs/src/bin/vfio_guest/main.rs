@@ -353,7 +353,7 @@ fn host_memory(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
 
     let map = DmaMap::new(device.clone().as_dma(), region.clone())?;
     let address = u32::try_from(map.address())?;
-    device.cut_off()?;
+    device.disable_and_reset()?;
     into_memory(edu, address + 2 * 4096, MAX_COPY);
     check(
         "cut off: nothing lands any more",
