@@ -65,15 +65,15 @@ pub(super) fn counter_file(directory: Option<&Path>, file: &str) -> (CounterFile
             tracing::warn!(
                 "{error}; counters stay in memory and are lost if the process is killed"
             );
-            (Board::in_memory(), last)
+            (CounterFile::in_memory(), last)
         }
     }
 }
 
 /// Retries for 1 s: a process that was just killed may still hold its file.
 fn patiently(
-    open: impl Fn() -> Result<Board, CounterFileError>,
-) -> Result<Board, CounterFileError> {
+    open: impl Fn() -> Result<CounterFile, CounterFileError>,
+) -> Result<CounterFile, CounterFileError> {
     for _ in 0..20 {
         match open() {
             Err(CounterFileError::Busy { .. }) => std::thread::sleep(Duration::from_millis(50)),

@@ -156,7 +156,7 @@ fn describe(profile: &Profile) -> String {
         }
         text
     };
-    let cut_over = match profile.cut_over {
+    let cpu_store_threshold = match profile.cpu_store_threshold {
         Some(0) => "  GPU copies are faster than CPU stores at every size\n".to_owned(),
         Some(bytes) => format!(
             "  CPU stores are faster than GPU copies up to {}\n",
@@ -164,7 +164,7 @@ fn describe(profile: &Profile) -> String {
         ),
         None => format!(
             "  CPU stores to GPU memory are not available; the default threshold is {}\n",
-            ByteSize(profile.cut_over() as u64)
+            ByteSize(profile.cpu_store_threshold() as u64)
         ),
     };
     way("in", &profile.inward) + &way("out", &profile.outward) + &cpu_store_threshold
