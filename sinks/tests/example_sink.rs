@@ -51,7 +51,7 @@ fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn
 impl SinkSpec for IndexKeys {
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
         let path = context.directory.join(&self.path);
-        let file = File::create(&path).map_err(|error| failed(&path, error))?;
+        let file = File::create(&path).map_err(|error| failed(&path, &error))?;
         let ledger = context.ledger;
         Ok(Box::new(Index { path, file, ledger }))
     }
@@ -63,7 +63,7 @@ struct Index {
     ledger: SinkLedger,
 }
 
-fn failed(path: &std::path::Path, error: std::io::Error) -> SinkError {
+fn failed(path: &std::path::Path, error: &std::io::Error) -> SinkError {
     SinkError::Failed {
         what: path.display().to_string(),
         why: format!("cannot write: {error}"),
@@ -79,7 +79,7 @@ impl Sink for Index {
                 "{} {} {}",
                 meta.epoch, meta.sequence, meta.length
             )
-            .map_err(|error| failed(&self.path, error))?;
+            .map_err(|error| failed(&self.path, &error))?;
             self.ledger.frames.add(1);
             self.ledger.bytes.add(meta.length as u64);
         }
@@ -89,7 +89,7 @@ impl Sink for Index {
     fn finish(&mut self) -> Result<(), SinkError> {
         self.file
             .sync_all()
-            .map_err(|error| failed(&self.path, error))
+            .map_err(|error| failed(&self.path, &error))
     }
 }
 
