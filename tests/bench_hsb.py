@@ -60,7 +60,7 @@ def measure(binary, packet, rate, seconds):
             file.write(CONFIG.format(port=free_port(), address=ADDRESS, frame=FRAME, packet=packet))
         environment = dict(os.environ, DAQ_LOG="error", XDG_STATE_HOME=directory)
         sensor = subprocess.Popen(
-            ["taskset", "-c", "0", binary, "sim-hsb", "--listen", ADDRESS, "--announce", "off", "--once", "--json",
+            ["taskset", "-c", "0", binary, "emulate", "hsb", "--listen", ADDRESS, "--announce", "off", "--once", "--json",
              "--rate", f"{rate} Gbit/s", "--frames", str(frames)],
             stdout=subprocess.PIPE, text=True, env=environment)
         assert sensor.stdout.readline().startswith("listening on "), "the sensor does not listen"

@@ -20,7 +20,7 @@ const FILES: [(&str, &str); 4] = [
 const UNIT: &str = "#include \"daq.cuh\"\n#include \"user.cu\"\n\
                     namespace daq_otherwise { using Params = daq::NoParams; }\nusing namespace daq_otherwise;\n\
                     DAQ_DETAIL_PARAMS(::Params)\nDAQ_DETAIL_ENTRY(daq_burst, ::on_frame)\n\
-                    DAQ_DETAIL_RESIDENT(daq_resident, ::on_frame)\n";
+                    DAQ_DETAIL_PERSISTENT(daq_persistent, ::on_frame)\n";
 
 /// Every number by itself, and everything that is known of the frame.
 const TELL: &str = r"

@@ -1,4 +1,4 @@
-//! Words between the CPU and a resident kernel: doorbells one way, credits the other.
+//! Words between the CPU and a persistent kernel: doorbells one way, credits the other.
 //!
 //! A doorbell lies in GPU memory, where the kernel polls it without the bus; credits lie in host memory, where the CPU
 //! polls them. Neither side ever reads over the bus in a loop.
@@ -57,7 +57,7 @@ impl Doorbell {
     }
 }
 
-/// Words in host memory through which a resident kernel says which frames it is done with.
+/// Words in host memory through which a persistent kernel says which frames it is done with.
 ///
 /// Frames, counted from the kernel's start, are dealt to `teams` in turn; a team has `blocks` blocks, and each block has
 /// a word: how many frames of its team it is done with.

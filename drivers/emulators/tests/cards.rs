@@ -324,7 +324,7 @@ fn server_exit_is_reported_as_removed_device() {
     bench.device.clone().as_dma().disable_and_reset().unwrap();
     assert!(bench.device.reset().is_err());
     let error = vfio_user::open(&served.path()).err().unwrap().to_string();
-    assert!(error.contains("daq sim-card"), "{error}");
+    assert!(error.contains("daq emulate"), "{error}");
 }
 
 #[test]

@@ -228,7 +228,7 @@ pub struct FpgaConfig {
     /// The card: a PCI address such as `"0000:3b:00.0"`, bound to vfio-pci (not for `hook`); `"vfio-user:PATH"`, the socket of a process
     /// that is a device; or `"inproc:CARD"`, a simulated card in this process.
     pub device: DeviceKey,
-    /// `inproc:` how the simulated card's stream goes, and what goes wrong with it; the options of `daq sim-card`.
+    /// `inproc:` how the simulated card's stream goes, and what goes wrong with it; the options of `daq emulate`.
     pub card: Option<CardOptions>,
     /// Its DMA engine. May be left out for `inproc:`, where the card's name says it.
     pub engine: Option<EngineName>,

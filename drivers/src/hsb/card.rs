@@ -64,7 +64,7 @@ impl Hsb {
         }
         if nics::is_software(nic) {
             notes.push(
-                "no real sensor writes to a card made of software: `daq sim-hsb --nic software` does"
+                "no real sensor writes to a card made of software: `daq emulate hsb --nic software` does"
                     .to_owned(),
             );
         }

@@ -41,7 +41,7 @@ pub struct HsbConfig {
     /// The one card of a queue pair, by name as in `["mlx5_0"]`, `["mlx5_0:PORT"]` or `["mlx5_0:PORT@GID"]`, of which the
     /// entry GID of its table of addresses must be one of RoCE v2 with an IPv4 address; `"auto"`, the card nearest to the
     /// GPU of the ring, or, for a ring in host memory, the fastest that is up. `["software"]`, or `["software:ADDRESS"]`, is
-    /// a card made of software, to which `daq sim-hsb --nic software` writes and no real sensor.
+    /// a card made of software, to which `daq emulate hsb --nic software` writes and no real sensor.
     pub nics: Option<Names>,
     /// Where a queue pair's writes go: `"auto"` and `"staged"`, into host memory, from where frames are copied to a ring on a
     /// GPU; `"direct"`, straight into that GPU's memory, which the CPU must reach to see which packets came.

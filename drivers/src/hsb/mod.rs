@@ -157,7 +157,7 @@ samples = { type = "uint8" }
 # agree   = 4                 # packets in a row that confirm a restarted count
 # mode    = "queue-pair"      # written by a card that does RDMA: with the keys below instead of `listen`, `pages` and those that
                               # speak of packets
-# nics    = ["mlx5_0"]        #   the card; "auto": the one that suits the ring; ["software"]: for daq sim-hsb --nic software
+# nics    = ["mlx5_0"]        #   the card; "auto": the one that suits the ring; ["software"]: for daq emulate hsb --nic software
 # path    = "direct"          #   straight into a GPU's memory, where the CPU reaches that
 # relaxed_ordering = true     #   let the card's writes pass each other on the bus
 "#;

@@ -412,7 +412,7 @@ template <class P, class Base, class T> __host__ __device__ constexpr Member<P, 
         FUNCTION(in, out, daq_params);                                                                                \
     }
 
-#define DAQ_DETAIL_RESIDENT(NAME, FUNCTION)                                                                           \
+#define DAQ_DETAIL_PERSISTENT(NAME, FUNCTION)                                                                           \
     extern "C" __global__ void __launch_bounds__(DAQ_THREADS) NAME(                                                   \
         const daq::Size* bell, const daq::Size* rung, daq::Size* credits, const unsigned char* input,                 \
         daq::Size input_stride, daq::Size input_slots, unsigned char* output, daq::Size output_stride,                \

@@ -13,7 +13,7 @@
 //! | `code` | the user's code on its device |
 //! | `record` | the metadata of a frame that it receives |
 //! | `launch` | the kernel that is launched for each burst |
-//! | `resident` | the kernel that stays on its GPU |
+//! | `persistent` | the persistent kernel |
 
 mod code;
 mod examine;

@@ -245,7 +245,7 @@ int main(int count, char** given) {
             gridDim = {blocks, teams, 1};
             blockDim = {threads, 1, 1};
             auto run = [&] {
-                daq_resident(host.word(0), host.is_rung ? (Size*)host.rung.at() : nullptr, (Size*)host.credits.at(),
+                daq_persistent(host.word(0), host.is_rung ? (Size*)host.rung.at() : nullptr, (Size*)host.credits.at(),
                              host.input.at(0), host.input.stride, host.input.count, host.output.at(0), host.output.stride, host.output.count,
                              (Size*)host.records.at(), RECORD_WORDS, host.record_count, IN_BYTES, 1, POINTS, OUT_BYTES,
                              1, OUT_POINTS);

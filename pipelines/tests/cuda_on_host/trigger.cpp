@@ -13,7 +13,7 @@
 
 DAQ_DETAIL_PARAMS(::Params)
 DAQ_DETAIL_ENTRY(daq_burst, ::on_frame)
-DAQ_DETAIL_RESIDENT(daq_resident, ::on_frame)
+DAQ_DETAIL_PERSISTENT(daq_persistent, ::on_frame)
 
 Dim threadIdx, blockIdx, blockDim, gridDim;
 
@@ -38,7 +38,7 @@ static Word bell[10] = {};
 static std::vector<Word> credits;
 
 static void resident() {
-    daq_resident(bell, nullptr, credits.data(), input.data(), stride(in_bytes), frames, output.data(), stride(out_bytes), frames,
+    daq_persistent(bell, nullptr, credits.data(), input.data(), stride(in_bytes), frames, output.data(), stride(out_bytes), frames,
                  records.data(), RECORD, records.size() / RECORD, in_bytes, channels, points, out_bytes, 1,
                  out_bytes / 4);
 }

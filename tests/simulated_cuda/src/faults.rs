@@ -25,7 +25,7 @@ pub static COPIES: Executed = Executed::new("copy");
 /// Launches that streams have started.
 pub static LAUNCHES: Executed = Executed::new("launch");
 /// Frames that persistent kernels have started.
-pub static RESIDENT: Executed = Executed::new("resident");
+pub static PERSISTENT: Executed = Executed::new("persistent");
 
 /// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Kernels with an effect: host functions that replace entries, by name. Every other entry does nothing.
 
 use crate::code::Result;
-use crate::resident;
+use crate::persistent;
 use std::ops::Range;
 
 /// A host function that replaces a kernel.
@@ -57,9 +57,9 @@ pub const KERNELS: &[Kernel] = &[
     },
     // The same as a persistent kernel.
     Kernel {
-        name: "daq_resident",
+        name: "daq_persistent",
         parameters: &[8; 18],
-        run: resident::run,
+        run: persistent::run,
         stays: true,
     },
     // Counts sentinels, to verify a data path.

@@ -13,7 +13,7 @@
 //! | `calls` | calls of each function |
 //! | `copied` | bytes copied: `host_to_device`, `device_to_host`, `device_to_device`, `host_to_host` |
 //! | `copies`, `fills`, `launches` | operations that streams have executed |
-//! | `resident` | frames that persistent kernels have started |
+//! | `persistent` | frames that persistent kernels have started |
 //! | `blocked` | calls that had to wait for a persistent kernel |
 //! | `unregistered` | copies from or to host memory that is unknown to the driver: `copies` and their `bytes` |
 //! | `leaks` | objects that outlived their context, and objects that exist now |
@@ -25,7 +25,7 @@
 //! `daq_simulated_memory` is not a function of the driver: through it, other simulated libraries find the memory behind
 //! a device address.
 //!
-//! A persistent kernel (`daq_resident`) blocks every call that waits for the device. Such a call is counted and logged
+//! A persistent kernel (`daq_persistent`) blocks every call that waits for the device. Such a call is counted and logged
 //! to stderr, and ends the process if it waits too long: a real program would hang.
 //!
 //! The library also replaces the run-time compiler `libnvrtc.so`: from any text that defines `on_frame` it makes code
@@ -40,9 +40,9 @@ mod echo;
 mod faults;
 mod kernels;
 mod options;
+mod persistent;
 mod ptx;
 mod report;
-mod resident;
 mod sys;
 
 pub use options::Options;

@@ -22,10 +22,10 @@ use std::time::Duration;
 /// | `gbps=20` | maximum rate of a copy engine in 10⁹ bytes per second |
 /// | `timeout=1` | seconds that a call waits for a persistent kernel before it ends the process; default 20 |
 /// | `fail=SYMBOL@N:CODE` | the N-th call of a function returns the code; if the code is one that breaks a context, so do later calls |
-/// | `fail-async=copy@N:CODE`, `launch@N`, `resident@N` | the N-th executed operation breaks its context with the code |
-/// | `hang=copy@N`, `launch@N`, `resident@N` | the N-th executed operation never ends |
+/// | `fail-async=copy@N:CODE`, `launch@N`, `persistent@N` | the N-th executed operation breaks its context with the code |
+/// | `hang=copy@N`, `launch@N`, `persistent@N` | the N-th executed operation never ends |
 ///
-/// `resident` counts the frames that persistent kernels start. Counts begin at 1; options from `fail` on may be given
+/// `persistent` counts the frames that persistent kernels start. Counts begin at 1; options from `fail` on may be given
 /// several times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -77,7 +77,7 @@ pub enum DmaBuf {
 /// An injected fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The function, `copy`, `launch` or `resident`.
+    /// The function, `copy`, `launch` or `persistent`.
     pub what: String,
     /// Number of the operation, from 1.
     pub nth: u64,
@@ -190,7 +190,7 @@ const fn is_error(code: Code) -> bool {
 
 fn operation(mut failure: Failure) -> Option<Failure> {
     failure.what.make_ascii_lowercase();
-    matches!(failure.what.as_str(), "copy" | "launch" | "resident").then_some(failure)
+    matches!(failure.what.as_str(), "copy" | "launch" | "persistent").then_some(failure)
 }
 
 #[cfg(test)]
@@ -201,7 +201,7 @@ mod tests {
     fn options_all_given_are_parsed() {
         let options = Options::parse(
             "version=12040, gpus=2,memory=64MiB,bar=/a:b/c,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,\
-             timeout=3,no-init=100,fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9,hang=RESIDENT@2",
+             timeout=3,no-init=100,fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9,hang=PERSISTENT@2",
         )
         .unwrap();
         let failure = |what: &str, nth, code| Failure {
@@ -227,7 +227,7 @@ mod tests {
                 timeout: Duration::from_secs(3),
                 fail: vec![failure("cuMemAlloc_v2", 3, 2)],
                 fail_async: vec![failure("copy", 1, 700)],
-                hang: vec![failure("copy", 9, 0), failure("resident", 2, 0)],
+                hang: vec![failure("copy", 9, 0), failure("persistent", 2, 0)],
             }
         );
     }

@@ -128,7 +128,7 @@ impl Counts {
             "copies": faults::COPIES.count(),
             "fills": load(&self.fills),
             "launches": faults::LAUNCHES.count(),
-            "resident": faults::RESIDENT.count(),
+            "persistent": faults::PERSISTENT.count(),
             "blocked": load(&self.blocked),
             "unregistered": {"copies": load(&self.unregistered[0]), "bytes": load(&self.unregistered[1])},
             "leaks": leaked.and(sys::alive()).json(),

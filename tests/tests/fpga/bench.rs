@@ -4,7 +4,16 @@ use daq_tests::{Daq, Simulated};
 use serde_json::Value;
 
 const SHORT: [&str; 11] = [
-    "bench", "fpga", "--rounds", "1", "--window", "5ms", "--trips", "8", "--frames", "64KiB",
+    "bench",
+    "fpga",
+    "--rounds",
+    "1",
+    "--window",
+    "5ms",
+    "--round-trips",
+    "8",
+    "--frames",
+    "64KiB",
     "--json",
 ];
 

@@ -22,7 +22,7 @@ impl Served {
         let log = std::fs::File::create(daq.path("card.log")).unwrap();
         let mut child = Command::new(binary())
             .env("DAQ_LOG", "warn")
-            .arg("sim-card")
+            .arg("emulate")
             .args(arguments)
             .arg("--socket")
             .arg(daq.path("card.sock"))

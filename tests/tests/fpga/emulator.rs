@@ -98,7 +98,7 @@ impl Place {
         let mut command = Command::new(binary());
         command
             .env("DAQ_LOG", "warn")
-            .args(["sim-card", "xdma", "--socket"])
+            .args(["emulate", "xdma", "--socket"])
             .arg(self.socket())
             .args(arguments);
         command

@@ -253,7 +253,7 @@ fn device_doorbell_triggers_persistent_kernel() {
     let (outcome, _) = run(&daq, FRAMES);
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(engine(&outcome, "proof"), "proven");
-    assert_eq!(machine.report()["resident"], FRAMES);
+    assert_eq!(machine.report()["persistent"], FRAMES);
     // The verification uses three slots and the persistent kernel.
     assert_eq!(machine.report()["launches"], 4);
     assert_all_given_back(&machine);

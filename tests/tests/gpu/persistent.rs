@@ -61,7 +61,7 @@ fn leaks(simulated: &Simulated) -> Vec<String> {
 fn stayed(simulated: &Simulated, frames: u64) {
     let report = simulated.report();
     assert_eq!(report["launches"], 1, "{report:#}");
-    assert_eq!(report["resident"], frames, "{report:#}");
+    assert_eq!(report["persistent"], frames, "{report:#}");
     assert_eq!(report["blocked"], 0, "{report:#}");
     assert_eq!(leaks(simulated), [""; 0]);
 }
@@ -87,7 +87,7 @@ fn launched(frames: u64, faults: &str) -> Vec<u8> {
     let daq = daq(&simulated, &(pipeline(Some(frames), "") + faults));
     let outcome = daq.run(&[]).ok();
     assert_eq!(outcome.count("kernels.same.consumed"), frames);
-    assert_eq!(simulated.report()["resident"], 0);
+    assert_eq!(simulated.report()["persistent"], 0);
     bytes(&daq, "there")
 }
 
@@ -136,7 +136,7 @@ fn persistent_kernel_output_is_equal_for_all_backends() {
         daq(&simulated, &pipeline(Some(FRAMES), STAYS)).run(&["--set", "staging.backends=[]"]);
     assert_ne!(outcome.code, 0, "{}", outcome.stderr);
     assert!(outcome.stderr.contains("backends"), "{}", outcome.stderr);
-    assert_eq!(simulated.report()["resident"], 0);
+    assert_eq!(simulated.report()["persistent"], 0);
     assert_eq!(leaks(&simulated), [""; 0]);
 }
 
@@ -242,7 +242,7 @@ fn persistent_kernel_without_guarantee_counts_overrun() {
 fn persistent_kernel_hang_is_named_and_ledgers_balance() {
     // Of two block groups, one may be ahead by as many frames as fit.
     for (keys, most) in [("", 40), ("teams = 2", 40 + 32)] {
-        let simulated = simulated("hang=resident@40");
+        let simulated = simulated("hang=persistent@40");
         let text = pipeline(None, &format!("{STAYS}\n{keys}")) + HTTP;
         let daq = daq(&simulated, &text);
         let mut live = daq.spawn(&["--drain", "1 s"]);
@@ -270,7 +270,7 @@ fn persistent_kernel_hang_is_named_and_ledgers_balance() {
 
 #[test]
 fn persistent_kernel_hang_is_shown_in_status() {
-    let simulated = simulated("hang=resident@40");
+    let simulated = simulated("hang=persistent@40");
     let text = pipeline(None, STAYS) + HTTP;
     let daq = daq(&simulated, &text);
     let mut live = daq.spawn(&["--drain", "1 s"]);
@@ -288,9 +288,12 @@ fn persistent_kernel_hang_is_shown_in_status() {
 #[test]
 fn persistent_kernel_failure_stops_run_and_ledgers_balance() {
     for (options, name) in [
-        ("fail-async=RESIDENT@40:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
-        ("fail-async=RESIDENT@1:719", "CUDA_ERROR_LAUNCH_FAILED"),
-        ("fail-async=RESIDENT@40:214", "CUDA_ERROR_ECC_UNCORRECTABLE"),
+        ("fail-async=PERSISTENT@40:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("fail-async=PERSISTENT@1:719", "CUDA_ERROR_LAUNCH_FAILED"),
+        (
+            "fail-async=PERSISTENT@40:214",
+            "CUDA_ERROR_ECC_UNCORRECTABLE",
+        ),
         ("fail=cuLaunchKernel@1:719", "CUDA_ERROR_LAUNCH_FAILED"),
     ] {
         let simulated = simulated(options);
@@ -302,7 +305,7 @@ fn persistent_kernel_failure_stops_run_and_ledgers_balance() {
             "{options}: {}",
             outcome.stderr
         );
-        if options.contains("RESIDENT") {
+        if options.contains("PERSISTENT") {
             let made = outcome.count("kernels.same.made");
             assert!(made < 40, "{options}: {:#}", outcome.report);
             assert_eq!(outcome.count("rings.back.published"), made, "{options}");
@@ -327,7 +330,7 @@ fn persistent_kernels_share_one_gpu() {
     assert_eq!(outcome.count("kernels.again.consumed"), FRAMES);
     assert!(bytes(&daq, "end") == bytes(&daq, "there"));
     let report = simulated.report();
-    assert_eq!(report["resident"], 2 * FRAMES);
+    assert_eq!(report["persistent"], 2 * FRAMES);
     assert_eq!(report["launches"], 2);
     assert_eq!(report["blocked"], 0, "{report:#}");
     assert_eq!(leaks(&simulated), [""; 0]);
@@ -340,6 +343,6 @@ fn persistent_kernel_beyond_occupancy_is_rejected() {
     let outcome = daq(&simulated, &pipeline(Some(10), &keys)).run(&[]);
     assert_ne!(outcome.code, 0, "{}", outcome.stderr);
     assert!(outcome.stderr.contains("teams"), "{}", outcome.stderr);
-    assert_eq!(simulated.report()["resident"], 0);
+    assert_eq!(simulated.report()["persistent"], 0);
     assert_eq!(leaks(&simulated), [""; 0]);
 }

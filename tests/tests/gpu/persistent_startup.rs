@@ -90,7 +90,7 @@ fn bar_mapping_failure_at_startup_falls_back() {
                 }
                 assert!(bytes(&daq, "there") == expected, "{what}: other bytes");
                 let report = simulated.report();
-                assert_eq!(report["resident"], FRAMES, "{what}");
+                assert_eq!(report["persistent"], FRAMES, "{what}");
                 is_clean(&simulated, &what);
                 // Mapped memory is unmapped, pinned memory is unpinned.
                 let calls = simulated.gdr_calls();
@@ -136,7 +136,7 @@ fn startup_failure_names_kernel_and_leaks_nothing() {
                 "{what}: {}",
                 outcome.stderr
             );
-            assert_eq!(healthy.report()["resident"], 0, "{what}");
+            assert_eq!(healthy.report()["persistent"], 0, "{what}");
             is_clean(&healthy, &what);
         }
     }
@@ -153,7 +153,7 @@ fn hang_with_slow_frames_is_detected() {
         )
         .replace("slots = 32", "slots = 4096")
         .replace("slots = 12", "slots = 4096");
-    let simulated = simulated("hang=resident@1").with_gdr("");
+    let simulated = simulated("hang=persistent@1").with_gdr("");
     let daq = daq(&simulated, &text);
     let mut live = daq.spawn(&["--drain", "1 s"]);
     live.wait_log("on_frame does not return");
@@ -172,5 +172,5 @@ fn hang_with_slow_frames_is_detected() {
     let report = simulated.report();
     assert_eq!(report["blocked"], 0, "{report:#}");
     // The kernel hung in the first frame.
-    assert_eq!(report["resident"], 1, "{report:#}");
+    assert_eq!(report["persistent"], 1, "{report:#}");
 }

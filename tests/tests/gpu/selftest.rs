@@ -101,10 +101,10 @@ fn selftest_failure_is_named() {
     let simulated = Simulated::new("fail-async=launch@1:700");
     let done = daq(&simulated).cli(&with(
         &PATIENT,
-        &["--backend", "host", "--check", "resident-stop,data"],
+        &["--backend", "host", "--check", "persistent-stop,data"],
     ));
     assert_eq!(done.code, 1, "{done:?}");
-    let failed = "  FAILED   resident-stop       host, its own        expected no error, got: ";
+    let failed = "  FAILED   persistent-stop       host, its own        expected no error, got: ";
     assert!(done.stdout.contains(failed), "{done:?}");
     assert!(done.stdout.contains("  ok       data "), "{done:?}");
 }
@@ -117,7 +117,7 @@ fn selftest_after_leaked_device_skips_rest() {
         "--backend",
         "host",
         "--check",
-        "kernel-sees,resident-stop,data,lost",
+        "kernel-sees,persistent-stop,data,lost",
     ];
     let done = daq(&simulated).cli(&with(&with(&PATIENT, &checks), &["--json"]));
     assert_eq!(done.code, 1, "{done:?}");
@@ -133,7 +133,7 @@ fn selftest_after_leaked_device_skips_rest() {
         [
             (Some("data"), Some("ok")),
             (Some("kernel-sees"), Some("failed")),
-            (Some("resident-stop"), Some("skipped")),
+            (Some("persistent-stop"), Some("skipped")),
             (Some("lost"), Some("ok")),
         ]
     );
@@ -148,7 +148,7 @@ fn selftest_without_gpu_checks_nothing() {
             &["selftest", "gpu"][..],
             &["bench", "doorbell"],
             &["bench", "apiperf"],
-            &["bench", "resident"],
+            &["bench", "persistent"],
         ] {
             let done = daq(&simulated).cli(arguments);
             assert_eq!(done.code, 69, "{done:?}");
@@ -175,7 +175,7 @@ fn rows<'a>(tables: &'a Value, title: &str) -> &'a Vec<Value> {
 #[test]
 fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
     let simulated = Simulated::new("").with_gdr("");
-    let arguments = ["bench", "doorbell", "--rounds", "2", "--trips", "16"];
+    let arguments = ["bench", "doorbell", "--rounds", "2", "--round-trips", "16"];
     let sizes = ["--sizes", "64 B", "--frames", "100 B", "--json"];
     let done = daq(&simulated).cli(&with(&arguments, &sizes));
     let tables = json(&done.ok());
@@ -253,14 +253,23 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
 }
 
 /// A short `bench persistent`.
-const RESIDENT: [&str; 10] = [
-    "bench", "resident", "--rounds", "1", "--trips", "20", "--window", "20ms", "--frames", "64B",
+const PERSISTENT: [&str; 10] = [
+    "bench",
+    "persistent",
+    "--rounds",
+    "1",
+    "--round-trips",
+    "20",
+    "--window",
+    "20ms",
+    "--frames",
+    "64B",
 ];
 
 #[test]
 fn bench_persistent_measures_runtime() {
     let simulated = Simulated::new("memory=1GiB").with_gdr("").with_compiler();
-    let done = daq(&simulated).cli(&with(&RESIDENT, &["--json"]));
+    let done = daq(&simulated).cli(&with(&PERSISTENT, &["--json"]));
     let tables = json(&done.ok());
     assert_eq!(tables.as_array().unwrap().len(), 4, "{tables:#}");
     let text = |rows: &[Value], column: &str| -> Vec<String> {
@@ -316,10 +325,10 @@ fn bench_persistent_measures_runtime() {
 #[test]
 fn bench_persistent_failure_replaces_figures() {
     // In the frames that another thread publishes.
-    let simulated = Simulated::new("memory=1GiB,fail-async=resident@60:700")
+    let simulated = Simulated::new("memory=1GiB,fail-async=persistent@60:700")
         .with_gdr("")
         .with_compiler();
-    let done = daq(&simulated).cli(&RESIDENT);
+    let done = daq(&simulated).cli(&PERSISTENT);
     assert_eq!(done.code, 69, "{done:?}");
     assert!(
         done.stderr.contains("CUDA_ERROR_ILLEGAL_ADDRESS"),

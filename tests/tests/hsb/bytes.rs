@@ -117,7 +117,14 @@ fn emulator_process_is_received() {
     let frames = FRAMES.to_string();
     let mut child = Command::new(binary())
         .env("DAQ_LOG", "warn")
-        .args(["sim-hsb", "--announce", "off", "--rate", "200 Mbit/s"])
+        .args([
+            "emulate",
+            "hsb",
+            "--announce",
+            "off",
+            "--rate",
+            "200 Mbit/s",
+        ])
         .args(["--once", "--json", "--fault", "drop@3", "--frames", &frames])
         .args(["--listen", &address.to_string()])
         .stdin(Stdio::null())

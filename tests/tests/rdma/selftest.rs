@@ -131,7 +131,7 @@ const SHORT: [&str; 13] = [
     "1",
     "--window",
     "5ms",
-    "--trips",
+    "--round-trips",
     "8",
     "--sizes",
     "64B,64KiB",

@@ -87,7 +87,7 @@ enum What {
         rounds: usize,
         /// Round trips per method and round.
         #[arg(long, default_value_t = 20_000)]
-        trips: usize,
+        round_trips: usize,
         /// Sizes of CPU stores and of GPU copies.
         #[arg(
             long,
@@ -127,13 +127,12 @@ enum What {
     },
     /// Measure persistent kernels in a pipeline: latency from a frame's commit to its result, with and without
     /// concurrent copies, and frames per second.
-    #[command(name = "resident")]
     Persistent {
         #[command(flatten)]
         shared: Shared,
         /// Frames per method and round.
         #[arg(long, default_value_t = 20_000)]
-        trips: usize,
+        round_trips: usize,
         /// Frame sizes, multiples of 16 bytes.
         #[arg(
             long,
@@ -152,7 +151,7 @@ enum What {
         shared: Shared,
         /// Frames per method and round whose latency is measured.
         #[arg(long, default_value_t = 300)]
-        trips: usize,
+        round_trips: usize,
         /// Frame sizes, multiples of 64 bytes, 4 KiB to 8 MiB.
         #[arg(long, value_delimiter = ',', default_value = "64 KiB,1 MiB,4 MiB")]
         frames: Vec<ByteSize>,
@@ -177,7 +176,7 @@ enum What {
         nics: Vec<String>,
         /// Round trips per method and round.
         #[arg(long, default_value_t = 1000)]
-        trips: usize,
+        round_trips: usize,
         /// Save the largest frame size at which the card sends faster from GPU memory than from host memory. A sink
         /// `rdma` with `path = "auto"` uses this value. For one card at a time.
         #[arg(long, conflicts_with = "listen")]
@@ -314,7 +313,7 @@ fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
         What::Doorbell {
             device,
             rounds,
-            trips: round_trips,
+            round_trips,
             sizes,
             frames,
             ..
@@ -342,7 +341,7 @@ fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
         }
         What::Persistent {
             shared,
-            trips: round_trips,
+            round_trips,
             frames,
             file,
         } => {
@@ -357,7 +356,7 @@ fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
         }
         What::Fpga {
             shared,
-            trips: round_trips,
+            round_trips,
             frames,
         } => {
             let frames = bytes(frames).into_iter();
@@ -375,7 +374,7 @@ fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
             listen,
             to,
             nics,
-            trips: round_trips,
+            round_trips,
             keep,
             state_dir,
             sizes,

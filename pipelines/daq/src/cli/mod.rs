@@ -106,12 +106,9 @@ enum Command {
     Bench(bench::Args),
     /// Verify that CPU, GPU and network cards can exchange data on this machine.
     Selftest(selftest::Args),
-    /// Emulate a PCIe card over a vfio-user socket.
-    #[command(name = "sim-card")]
-    EmulateCard(emulate::card::Args),
-    /// Emulate a Holoscan Sensor Bridge.
-    #[command(name = "sim-hsb")]
-    EmulateHsb(emulate::hsb::Args),
+    /// Emulate a device for a source in another process.
+    #[command(subcommand)]
+    Emulate(emulate::Device),
     /// Measure the copy rates of this machine's GPUs and save them for later runs (under 1 s per GPU).
     Tune(tune::Args),
     /// Print the JSON schema of configurations, or a reference page.
@@ -174,8 +171,7 @@ pub fn main() -> ExitCode {
         Command::Doctor { json, sample } => doctor(json, sample),
         Command::Bench(args) => bench::bench(&args),
         Command::Selftest(args) => selftest::selftest(&args),
-        Command::EmulateCard(args) => emulate::card::emulate(&args),
-        Command::EmulateHsb(args) => emulate::hsb::emulate(&args),
+        Command::Emulate(device) => emulate::emulate(&device),
         Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(page)),
         Command::FpgaGuard { device } => guard::guard(&device),

@@ -126,7 +126,7 @@ pub(super) fn word_order(target: &Target) -> Result<(), Verdict> {
     })
 }
 
-pub(super) fn resident_stop(target: &Target) -> Result<(), Verdict> {
+pub(super) fn persistent_stop(target: &Target) -> Result<(), Verdict> {
     let mapped = target.method.map(4096)?;
     for rings in [0, 1, 100] {
         let mut kernel = target

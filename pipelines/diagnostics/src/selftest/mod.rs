@@ -134,9 +134,9 @@ const CHECKS: [Check; 12] = [
         run: kernels::staging,
     },
     Check {
-        name: "resident-stop",
+        name: "persistent-stop",
         what: "a persistent kernel stops within the limit",
-        run: kernels::resident_stop,
+        run: kernels::persistent_stop,
     },
 ];
 

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The kernel's name.
-const ENTRY: &str = "daq_resident";
+const ENTRY: &str = "daq_persistent";
 /// Where the shifts are, in bytes from the bell, as in daq.cuh.
 const SHIFTS: usize = 64;
 /// Where the records begin.

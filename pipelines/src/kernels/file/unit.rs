@@ -66,7 +66,7 @@ impl Unit<'_> {
         }
         let entry = match self.entry {
             Entry::Burst => "DAQ_DETAIL_ENTRY(daq_burst, ::on_frame)",
-            Entry::Persistent => "DAQ_DETAIL_RESIDENT(daq_resident, ::on_frame)",
+            Entry::Persistent => "DAQ_DETAIL_PERSISTENT(daq_persistent, ::on_frame)",
         };
         let _ = write!(text, "#line 4 \"{OURS}\"\n{entry}\n");
         text

@@ -16,7 +16,7 @@ const INVALID_PROGRAM: Answer = 4;
 const COMPILATION: Answer = 6;
 
 /// Entries that daq gives a text which defines `on_frame`.
-const ENTRIES: [&str; 2] = ["daq_burst", "daq_resident"];
+const ENTRIES: [&str; 2] = ["daq_burst", "daq_persistent"];
 
 /// A text and what became of it.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ pub struct Device {
     /// Bytes of its memory that are in use.
     pub used: AtomicUsize,
     /// Kernels that stay on it.
-    pub residents: AtomicUsize,
+    pub persistent_kernels: AtomicUsize,
     /// Its copy engines: to the device, from it, within it. Held for as long as the model says that a copy takes.
     pub engines: [Mutex<()>; 3],
     retained: Mutex<usize>,
@@ -34,7 +34,7 @@ static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
         .map(|ordinal| Device {
             ordinal,
             used: AtomicUsize::new(0),
-            residents: AtomicUsize::new(0),
+            persistent_kernels: AtomicUsize::new(0),
             engines: [const { Mutex::new(()) }; 3],
             retained: Mutex::new(0),
             flags: AtomicU32::new(0),

@@ -3,7 +3,7 @@
 use super::copy::Copy;
 use super::fill::Fill;
 use super::module::{FUNCTIONS, Function};
-use super::resident::{self, Running};
+use super::persistent::{self, Running};
 use super::stream::{Operation, Stream, Submitted};
 use super::{In, Out, call, require};
 use crate::attributes::{
@@ -44,11 +44,11 @@ impl Memory for Seen<'_> {
     }
 
     fn load(&self, word: u64) -> Result<u64> {
-        resident::load(word)
+        persistent::load(word)
     }
 
     fn store(&self, word: u64, value: u64) -> Result {
-        resident::store(word, value)
+        persistent::store(word, value)
     }
 
     fn check(&self) -> Result {

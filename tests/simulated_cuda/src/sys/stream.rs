@@ -5,7 +5,7 @@ use super::copy::Copy;
 use super::event::Event;
 use super::fill::Fill;
 use super::launch::{HostFunction, Launch};
-use super::resident::give_up;
+use super::persistent::give_up;
 use super::table::Table;
 use super::{Out, call, lock, require};
 use crate::code::{

@@ -7,7 +7,7 @@ mod faults;
 mod machine;
 mod memory;
 mod modules;
-mod resident;
+mod persistent;
 mod safe;
 mod streams;
 mod sys;

@@ -91,7 +91,7 @@ pub fn open(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
     let error = |why: String| DeviceError::new(&*name, why);
     let stream = UnixStream::connect(path).map_err(|source| {
         error(format!(
-            "{source}: no card is served there; start its server, for a card of software: daq sim-card xdma --socket {}",
+            "{source}: no card is served there; start its server, for a card of software: daq emulate xdma --socket {}",
             path.display()
         ))
     })?;

@@ -1,7 +1,6 @@
-//! `daq sim-card`: emulates a PCIe card over a vfio-user socket.
+//! `daq emulate xdma|litepcie`: emulates a PCIe card over a vfio-user socket.
 
 use crate::cli::{exit, show};
-use clap::builder::PossibleValuesParser;
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::{BitRate, ByteSize};
 use daq_drivers::fpga::transports::emulated::{CardOptions, FaultOption};
@@ -15,13 +14,9 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-/// Arguments of `daq sim-card`.
+/// Arguments of `daq emulate xdma` and `daq emulate litepcie`.
 #[derive(Debug, ClapArgs)]
-#[command(after_long_help = faults())]
 pub(in crate::cli) struct Args {
-    /// The card to emulate.
-    #[arg(value_parser = PossibleValuesParser::new(CARDS.iter().map(|card| card.name)))]
-    card: String,
     /// Path of the socket. A source uses it with `device = "vfio-user:PATH"`.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
@@ -56,21 +51,19 @@ enum Words {
     Sequence,
 }
 
-/// The faults of every card.
-fn faults() -> String {
-    let mut text = String::new();
-    for card in CARDS {
-        let _ = writeln!(text, "Faults of {}:", card.name);
-        for (name, meaning) in card.faults {
-            let _ = writeln!(text, "  {name:<18} {meaning}");
-        }
+/// Returns the list of faults of `card` for its help.
+pub(super) fn faults(card: &str) -> String {
+    let mut text = String::from("Faults:\n");
+    let entry = CARDS.iter().find(|entry| entry.name == card);
+    for (name, meaning) in entry.map_or(&[][..], |entry| entry.faults) {
+        let _ = writeln!(text, "  {name:<18} {meaning}");
     }
     text
 }
 
 /// Returns the text that is printed at startup.
-fn introduce(args: &Args, card: &dyn Card) -> String {
-    let summary = CARDS.iter().find(|entry| entry.name == args.card);
+fn introduce(name: &str, args: &Args, card: &dyn Card) -> String {
+    let summary = CARDS.iter().find(|entry| entry.name == name);
     let [vendor, device, ..] = card.identity().ids;
     let rate = match args.rate {
         Some(rate) => format!("{rate} per channel"),
@@ -81,14 +74,13 @@ fn introduce(args: &Args, card: &dyn Card) -> String {
         None => "no packets".to_owned(),
     };
     format!(
-        "{} ({vendor:04x}:{device:04x}): {}; {rate}, {packet}\nlistening on {}\n",
-        args.card,
+        "{name} ({vendor:04x}:{device:04x}): {}; {rate}, {packet}\nlistening on {}\n",
         summary.map_or("", |entry| entry.summary),
         args.socket.display()
     )
 }
 
-pub(in crate::cli) fn emulate(args: &Args) -> u8 {
+pub(super) fn emulate(name: &str, args: &Args) -> u8 {
     crate::cli::run::log();
     let options = CardOptions {
         rate: args.rate,
@@ -101,7 +93,7 @@ pub(in crate::cli) fn emulate(args: &Args) -> u8 {
         fifo: args.fifo,
         faults: args.faults.clone(),
     };
-    let card = match daq_emulators::build(&args.card, &options) {
+    let card = match daq_emulators::build(name, &options) {
         Ok(card) => card,
         Err(why) => {
             print_error!("error: {why}");
@@ -132,7 +124,7 @@ pub(in crate::cli) fn emulate(args: &Args) -> u8 {
             };
         }
     };
-    let code = show(&introduce(args, &*card));
+    let code = show(&introduce(name, args, &*card));
     if code != 0 {
         return code;
     }
@@ -150,9 +142,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_help_names_every_fault() {
-        let text = faults();
+    fn help_lists_every_fault() {
         for card in CARDS {
+            let text = faults(card.name);
             for (name, _) in card.faults {
                 assert!(text.contains(name), "{name}");
             }

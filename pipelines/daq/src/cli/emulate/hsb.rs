@@ -1,4 +1,4 @@
-//! `daq sim-hsb`: emulates a Holoscan Sensor Bridge.
+//! `daq emulate hsb`: emulates a Holoscan Sensor Bridge.
 
 use crate::cli::{exit, show};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::net::UnixStream;
 use std::str::FromStr;
 
-/// Arguments of `daq sim-hsb`.
+/// Arguments of `daq emulate hsb`.
 #[derive(Debug, ClapArgs)]
 #[command(after_long_help = faults())]
 #[expect(
@@ -203,7 +203,7 @@ fn render(counts: &Counts) -> String {
     text
 }
 
-pub(in crate::cli) fn emulate(args: &Args) -> u8 {
+pub(super) fn emulate(args: &Args) -> u8 {
     crate::cli::run::log();
     // A signal writes a byte to this socket.
     let stop = UnixStream::pair().and_then(|(stop, signal)| {

@@ -1,4 +1,42 @@
-//! `daq sim-card` and `daq sim-hsb`: emulated devices for a source in another process.
+//! `daq emulate`: emulated devices for a source in another process.
 
-pub(super) mod card;
-pub(super) mod hsb;
+mod card;
+mod hsb;
+
+use clap::Subcommand;
+
+const XDMA: &str = "xdma";
+const LITEPCIE: &str = "litepcie";
+
+/// The device to emulate.
+#[derive(Debug, Subcommand)]
+pub(super) enum Device {
+    /// Emulate an AMD/Xilinx XDMA card over a vfio-user socket.
+    #[command(name = XDMA, after_long_help = card::faults(XDMA))]
+    Xdma(card::Args),
+    /// Emulate a LitePCIe card over a vfio-user socket.
+    #[command(name = LITEPCIE, after_long_help = card::faults(LITEPCIE))]
+    Litepcie(card::Args),
+    /// Emulate a Holoscan Sensor Bridge.
+    Hsb(hsb::Args),
+}
+
+/// Emulates a device until a signal arrives. Returns the exit code.
+pub(super) fn emulate(device: &Device) -> u8 {
+    match device {
+        Device::Xdma(args) => card::emulate(XDMA, args),
+        Device::Litepcie(args) => card::emulate(LITEPCIE, args),
+        Device::Hsb(args) => hsb::emulate(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_exists_for_every_emulated_card() {
+        let names: Vec<_> = daq_emulators::CARDS.iter().map(|card| card.name).collect();
+        assert_eq!(names, [XDMA, LITEPCIE]);
+    }
+}

@@ -16,16 +16,16 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// `daq sim-card xdma` as a child, which ends after one user.
+/// `daq emulate xdma` as a child, which ends after one user.
 pub(super) struct Served(Child);
 
 impl Served {
     /// Starts it; it listens at `socket` when this returns.
     pub(super) fn start(socket: &Path) -> Result<Self, BenchError> {
-        let failed = |why: String| BenchError::Thread(format!("starting `daq sim-card`: {why}"));
+        let failed = |why: String| BenchError::Thread(format!("starting `daq emulate`: {why}"));
         let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
         let child = Command::new(program)
-            .args(["sim-card", "xdma", "--once", "--socket"])
+            .args(["emulate", "xdma", "--once", "--socket"])
             .arg(socket)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -113,7 +113,7 @@ fn what_daq_comes_with_can_stay_on_its_gpu() {
             .compile(compiler, text, None, target, Entry::Persistent)
             .unwrap_or_else(|error| panic!("{name}: {error}"));
         let ptx = String::from_utf8(ptx).unwrap();
-        let entry = ".visible .entry daq_resident(";
+        let entry = ".visible .entry daq_persistent(";
         assert_eq!(ptx.matches(entry).count(), 1, "{name}: {ptx}");
         // The bell is looked at, and credits are given, in the order that the host relies on; payload is never taken
         // from the cache for memory that is not written.

@@ -47,12 +47,12 @@ impl Resident {
     fn new(teams: u32, blocks: u32) -> Self {
         context(0);
         let (mut module, mut function) = (null_mut(), null_mut());
-        let text = c".version 8.0\n.target sm_70\n.visible .entry daq_resident() { ret; }\n";
+        let text = c".version 8.0\n.target sm_70\n.visible .entry daq_persistent() { ret; }\n";
         ok!(cuModuleLoadData(&raw mut module, text.as_ptr().cast()));
         ok!(cuModuleGetFunction(
             &raw mut function,
             module,
-            c"daq_resident".as_ptr()
+            c"daq_persistent".as_ptr()
         ));
         let (mut input, mut stream) = (0, null_mut());
         ok!(cuMemAlloc_v2(
@@ -236,13 +236,13 @@ fn goes_round(teams: u32, blocks: u32) {
 
 #[test]
 fn persistent_kernel_processes_submitted_frames() {
-    let name = "resident::persistent_kernel_processes_submitted_frames";
+    let name = "persistent::persistent_kernel_processes_submitted_frames";
     let report = passes(name, "", || {
         goes_round(1, 1);
     });
     if let Some(report) = report {
         assert_eq!(report["blocked"], 0);
-        assert_eq!(report["resident"], 48);
+        assert_eq!(report["persistent"], 48);
         assert_eq!(report["launches"], 1);
         assert_eq!(report["leaks"]["memory"], 0);
     }
@@ -250,16 +250,16 @@ fn persistent_kernel_processes_submitted_frames() {
 
 #[test]
 fn persistent_kernel_distributes_frames_among_block_groups() {
-    let name = "resident::persistent_kernel_distributes_frames_among_block_groups";
+    let name = "persistent::persistent_kernel_distributes_frames_among_block_groups";
     let report = passes(name, "", || goes_round(3, 5));
     if let Some(report) = report {
-        assert_eq!(report["resident"], 48);
+        assert_eq!(report["persistent"], 48);
     }
 }
 
 #[test]
 fn device_wide_call_waits_for_persistent_kernel() {
-    let name = "resident::device_wide_call_waits_for_persistent_kernel";
+    let name = "persistent::device_wide_call_waits_for_persistent_kernel";
     let ended = alone(name, "", || {
         let kernel = Resident::new(1, 1).start();
         let input = kernel.input;
@@ -292,7 +292,7 @@ fn device_wide_call_waits_for_persistent_kernel() {
 #[test]
 fn call_that_would_deadlock_aborts_process() {
     for call in ["freeing", "synchronising"] {
-        let name = "resident::call_that_would_deadlock_aborts_process";
+        let name = "persistent::call_that_would_deadlock_aborts_process";
         let options = format!("timeout=0,latency={}", call.len());
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
         if given != options && !given.is_empty() {
@@ -323,8 +323,8 @@ fn call_that_would_deadlock_aborts_process() {
 
 #[test]
 fn frame_that_hangs_blocks_only_its_block_group() {
-    let name = "resident::frame_that_hangs_blocks_only_its_block_group";
-    passes(name, "hang=resident@1", || {
+    let name = "persistent::frame_that_hangs_blocks_only_its_block_group";
+    passes(name, "hang=persistent@1", || {
         let mut kernel = Resident::new(2, 1).start();
         kernel.post(8);
         // One of the groups continues.
@@ -341,8 +341,8 @@ fn frame_that_hangs_blocks_only_its_block_group() {
 
 #[test]
 fn persistent_kernel_failure_breaks_context() {
-    let name = "resident::persistent_kernel_failure_breaks_context";
-    passes(name, "fail-async=RESIDENT@3:719", || {
+    let name = "persistent::persistent_kernel_failure_breaks_context";
+    passes(name, "fail-async=PERSISTENT@3:719", || {
         let mut kernel = Resident::new(1, 2).start();
         kernel.post(8);
         assert_eq!(cu!(cuStreamSynchronize(kernel.stream)), 719);
@@ -367,7 +367,7 @@ fn persistent_kernel_invalid_address_breaks_context() {
         (9, 700),
         (0, 716),
     ] {
-        let name = "resident::persistent_kernel_invalid_address_breaks_context";
+        let name = "persistent::persistent_kernel_invalid_address_breaks_context";
         let options = format!("latency={}", 10 * which + u64::try_from(code).unwrap());
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
         if given != options && !given.is_empty() {
@@ -417,8 +417,8 @@ fn protocol_violation_undetected_by_gpu_is_reported() {
         ("cannot hold frames", |_| {}),
     ];
     for (n, (stderr, mistake)) in MISTAKES.iter().enumerate() {
-        let name = "resident::protocol_violation_undetected_by_gpu_is_reported";
-        let options = format!("latency={n},hang=resident@1");
+        let name = "persistent::protocol_violation_undetected_by_gpu_is_reported";
+        let options = format!("latency={n},hang=persistent@1");
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
         if given != options && !given.is_empty() {
             continue;
@@ -443,7 +443,7 @@ fn protocol_violation_undetected_by_gpu_is_reported() {
 
 #[test]
 fn cooperative_launch_beyond_occupancy_is_rejected() {
-    let name = "resident::cooperative_launch_beyond_occupancy_is_rejected";
+    let name = "persistent::cooperative_launch_beyond_occupancy_is_rejected";
     passes(name, "", || {
         // 132 multiprocessors run 32 blocks each.
         let kernel = Resident::new(1, 132 * 32 + 1);

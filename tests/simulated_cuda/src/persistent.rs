@@ -5,7 +5,7 @@
 //! violation that a GPU would ignore is logged to stderr and breaks the context.
 
 use crate::code::{ASSERT, Result};
-use crate::faults::{Fate, RESIDENT};
+use crate::faults::{Fate, PERSISTENT};
 use crate::kernels::{Memory, give};
 
 /// Bits of the doorbell: number of frames submitted so far.
@@ -78,7 +78,7 @@ pub fn run(memory: &dyn Memory, values: &[u64], grid: [u32; 3]) -> Result {
 }
 
 fn wrong(what: &str) -> Result {
-    eprintln!("DAQ_SIMULATED_CUDA: daq_resident: {what}");
+    eprintln!("DAQ_SIMULATED_CUDA: daq_persistent: {what}");
     Err(ASSERT)
 }
 
@@ -96,7 +96,7 @@ impl<'a> Resident<'a> {
             shift: 0,
         };
         let (blocks, teams) = (grid[0] as usize, grid[1] as usize);
-        let resident = Self {
+        let persistent = Self {
             memory,
             bell: values[0],
             rung: values[1],
@@ -112,7 +112,7 @@ impl<'a> Resident<'a> {
             generation: None,
             random: values[0] ^ 0x9e37_79b9_7f4a_7c15,
         };
-        for (name, slots) in [("input", resident.input), ("output", resident.output)] {
+        for (name, slots) in [("input", persistent.input), ("output", persistent.output)] {
             if slots.count == 0 || slots.bytes > slots.stride {
                 wrong(&format!(
                     "{name}: {} slots of {} bytes cannot hold frames of {}",
@@ -120,17 +120,17 @@ impl<'a> Resident<'a> {
                 ))?;
             }
         }
-        let [_, words, count] = resident.records;
+        let [_, words, count] = persistent.records;
         if words < RECORD_WORDS || !count.is_power_of_two() {
             wrong(&format!("{count} records of {words} words"))?;
         }
         if grid[2] != 1 {
             wrong(&format!("a grid of {grid:?} blocks"))?;
         }
-        for word in 0..resident.blocks.len() {
-            resident.memory.load(resident.credit(word))?;
+        for word in 0..persistent.blocks.len() {
+            persistent.memory.load(persistent.credit(word))?;
         }
-        Ok(resident)
+        Ok(persistent)
     }
 
     fn run(mut self) -> Result {
@@ -260,7 +260,7 @@ impl<'a> Resident<'a> {
             let record = base.wrapping_add((frame % count).wrapping_mul(words * 8));
             self.memory.load(record)?;
             self.memory.load(record.wrapping_add((words - 1) * 8))?;
-            match RESIDENT.begin() {
+            match PERSISTENT.begin() {
                 Fate::Done => {}
                 Fate::Fails(code) => return Err(code),
                 Fate::Hangs => {

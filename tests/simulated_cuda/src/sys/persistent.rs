@@ -21,7 +21,7 @@ pub struct Running {
 impl Running {
     /// One was launched.
     pub fn begin(device: &'static Device) -> Arc<Self> {
-        device.residents.fetch_add(1, Ordering::AcqRel);
+        device.persistent_kernels.fetch_add(1, Ordering::AcqRel);
         Arc::new(Self {
             device,
             is_over: AtomicBool::new(false),
@@ -31,7 +31,9 @@ impl Running {
     /// It has ended, or will never begin.
     pub fn end(&self) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
-            self.device.residents.fetch_sub(1, Ordering::AcqRel);
+            self.device
+                .persistent_kernels
+                .fetch_sub(1, Ordering::AcqRel);
         }
     }
 }
@@ -46,7 +48,8 @@ impl Call {
     /// A call that the driver lets wait until nothing runs on the device.
     pub fn alone(self) -> Self {
         if let Ok(device) = context::current() {
-            let waits = || device.residents.load(Ordering::Acquire) > 0 && device.check().is_ok();
+            let waits =
+                || device.persistent_kernels.load(Ordering::Acquire) > 0 && device.check().is_ok();
             if waits() {
                 COUNTS.blocked.fetch_add(1, Ordering::Relaxed);
                 eprintln!(
