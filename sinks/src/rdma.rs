@@ -26,7 +26,7 @@ use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::connect::Connection;
 use daq_rdma::connect::access::{Secret, TokenKeys, WithToken};
-use daq_rdma::nics::{Names, open_rails};
+use daq_rdma::nics::{NicNames, open_rails};
 use daq_rdma::stream::sender::{Counters, MAX_RAILS, Options, Sender};
 use daq_rdma::stream::wire::{Mode, Record};
 use daq_rdma::verbs::Service;
@@ -85,7 +85,7 @@ pub struct RdmaKeys {
     /// The cards that send, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` goes by rail `n`
     /// modulo their number. `"software"` is a card made of software, for tests and trials; `"auto"`, alone, the fastest
     /// card that is up, or with `path = "direct"` the one nearest to the GPU of the ring.
-    pub nics: Names,
+    pub nics: NicNames,
     /// Queues of each card, each a rail of its own; default 1. With all cards at most 255.
     #[serde(default = "one")]
     pub queues: u32,
@@ -233,7 +233,7 @@ impl RdmaKeys {
             chunk: self.chunk.bytes().unwrap_or(usize::MAX),
             depth: self.depth,
             wait: context.wait,
-            patience: self.patience.0,
+            timeout: self.patience.0,
             ..Options::new(&self.to, context.slot_bytes, context.places)
         }
     }
@@ -318,7 +318,7 @@ impl SinkSpec for RdmaKeys {
         })?;
         let token = self.token_keys().read(&context.directory);
         let token = token.map_err(|error| failed(error.to_string()))?;
-        let mut connector = self.connection.dialler(address);
+        let mut connector = self.connection.connector(address);
         if let Some(token) = token {
             connector = Box::new(WithToken::new(connector, token));
         }
@@ -349,9 +349,9 @@ impl Sink for Rdma {
         let sent = self
             .sender
             .send(lease, from)
-            .map_err(|away| SinkError::Away {
+            .map_err(|unavailable| SinkError::Away {
                 what: self.what.clone(),
-                why: away.why,
+                why: unavailable.why,
             })?;
         let bytes: usize = (from..from + sent).map(|i| lease.length(i)).sum();
         self.ledger.frames.add(sent as u64);

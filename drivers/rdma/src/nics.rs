@@ -1,6 +1,6 @@
 //! Network cards by the names that configurations use.
 
-use crate::emulated::{Card, Faults};
+use crate::emulated::{EmulatedNic, Faults};
 use crate::verbs::{Nic, VerbsError};
 pub use daq_core::topology::nic::SOFTWARE;
 use daq_core::topology::nic::{self, AUTO};
@@ -10,14 +10,14 @@ use std::sync::Arc;
 /// The cards of a section: names, or one alone.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
 #[serde(untagged, expecting = "a list of cards' names, or \"auto\"")]
-pub enum Names {
+pub enum NicNames {
     /// One, as in `"auto"`.
     One(String),
     /// Any number.
     Several(Vec<String>),
 }
 
-impl Names {
+impl NicNames {
     /// All of them.
     pub fn all(&self) -> &[String] {
         match self {
@@ -75,7 +75,7 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
         let faults: Faults = faults
             .parse()
             .map_err(|error| refused(format!("{error}")))?;
-        return Card::new(address, faults);
+        return EmulatedNic::new(address, faults);
     }
     if name == AUTO {
         let why = "no card was found for it: name one, or use nics = [\"software\"]";
@@ -167,13 +167,13 @@ mod tests {
 
     #[test]
     fn auto_uses_planned_nic() {
-        let auto = Names::One(AUTO.to_owned());
+        let auto = NicNames::One(AUTO.to_owned());
         assert!(auto.is_auto() && !auto.is_mixed());
         assert_eq!(auto.resolved(Some("mlx5_1")), ["mlx5_1"]);
         assert_eq!(auto.device().as_deref(), Some(AUTO));
         let error = open(&auto.resolved(None)[0]).unwrap_err().to_string();
         assert!(error.contains("software"), "{error}");
-        let names = |names: &[&str]| Names::Several(names.iter().map(|&it| it.into()).collect());
+        let names = |names: &[&str]| NicNames::Several(names.iter().map(|&it| it.into()).collect());
         let two = names(&["mlx5_0:1@3", "mlx5_1"]);
         assert_eq!(two.resolved(Some("mlx5_7")), ["mlx5_0:1@3", "mlx5_1"]);
         assert_eq!(two.device().as_deref(), Some("mlx5_0"));

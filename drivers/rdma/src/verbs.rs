@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Which way a card is told where memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Way {
+pub enum RegistrationMethod {
     /// A GPU's memory by its dma-buf (`ibv_reg_dmabuf_mr`).
     DmaBuf,
     /// A GPU's memory by its address, which the module nvidia-peermem resolves (`ibv_reg_mr`).
@@ -20,7 +20,7 @@ pub enum Way {
     Host,
 }
 
-impl Way {
+impl RegistrationMethod {
     /// The name in plans, reports and metrics.
     pub const fn name(self) -> &'static str {
         match self {
@@ -31,7 +31,7 @@ impl Way {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for RegistrationMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -51,7 +51,7 @@ pub struct Access {
 
 /// Why the verbs, or what stands for them, refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{nic}: {call}: {}{}{why}", told(*.errno), if .why.is_empty() { "" } else { "; " })]
+#[error("{nic}: {call}: {}{}{why}", describe_errno(*.errno), if .why.is_empty() { "" } else { "; " })]
 pub struct VerbsError {
     /// The card.
     pub nic: String,
@@ -63,7 +63,7 @@ pub struct VerbsError {
     pub why: String,
 }
 
-fn told(errno: i32) -> String {
+fn describe_errno(errno: i32) -> String {
     if errno == 0 {
         return "refused".to_owned();
     }
@@ -78,7 +78,7 @@ pub struct Limits {
     /// Most completions that wait in a completion queue.
     pub max_completions: u32,
     /// Most pieces of one work.
-    pub max_pieces: u32,
+    pub max_sges: u32,
     /// Most bytes of one registration.
     pub max_registered: u64,
     /// Most bytes of one message.
@@ -120,7 +120,7 @@ pub struct Endpoint {
     /// Bytes of payload of one packet, at most; both sides take the lesser.
     pub mtu: u32,
     /// What a datagram must carry to be taken (UD); 0 else.
-    pub datagram_key: u32,
+    pub qkey: u32,
 }
 
 /// How a queue's packets go.
@@ -151,7 +151,7 @@ impl Service {
 
 /// What a queue is to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueOptions {
+pub struct QueuePairOptions {
     /// Its service.
     pub service: Service,
     /// Most work to send at a time.
@@ -159,53 +159,53 @@ pub struct QueueOptions {
     /// Most receives at a time.
     pub receives: u32,
     /// Most pieces of one receive.
-    pub pieces: u32,
+    pub sges: u32,
     /// Bytes that are to go inline; less where the card takes less.
     pub inline: u32,
-    /// Whether it will be [waited](Queue::wait) for.
+    /// Whether it will be [waited](QueuePair::wait) for.
     pub events: bool,
 }
 
 /// Memory registered with a card. Dropping it ends that: whatever the peer or posted work does then is refused by the card.
 /// The region is kept until then.
-pub struct MemoryKey {
+pub struct MemoryRegion {
     /// Ends the registration; declared before the region, so undone before it is let go.
     handle: Box<dyn Send + Sync>,
     region: Arc<Region>,
-    way: Way,
-    local: u32,
-    remote: u32,
+    method: RegistrationMethod,
+    lkey: u32,
+    rkey: u32,
     address: u64,
 }
 
-impl MemoryKey {
+impl MemoryRegion {
     /// What a card has made: `handle` ends the registration when it is dropped. `address` is that of the region's first
     /// byte, as the peer names it.
     pub fn new(
         handle: Box<dyn Send + Sync>,
         region: Arc<Region>,
-        way: Way,
-        (local, remote): (u32, u32),
+        method: RegistrationMethod,
+        (lkey, rkey): (u32, u32),
         address: u64,
     ) -> Self {
         Self {
             handle,
             region,
-            way,
-            local,
-            remote,
+            method,
+            lkey,
+            rkey,
             address,
         }
     }
 
     /// What names it in work of this side.
-    pub const fn local(&self) -> u32 {
-        self.local
+    pub const fn lkey(&self) -> u32 {
+        self.lkey
     }
 
     /// What names it for the peer; another one after it was registered anew.
-    pub const fn remote(&self) -> u32 {
-        self.remote
+    pub const fn rkey(&self) -> u32 {
+        self.rkey
     }
 
     /// The address of its first byte, as the card and the peer name it.
@@ -219,8 +219,8 @@ impl MemoryKey {
     }
 
     /// The way in which it was registered.
-    pub const fn way(&self) -> Way {
-        self.way
+    pub const fn method(&self) -> RegistrationMethod {
+        self.method
     }
 
     /// The card's own part.
@@ -232,44 +232,44 @@ impl MemoryKey {
     ///
     /// # Panics
     /// If they are not all inside.
-    pub fn piece(&self, offset: usize, bytes: usize) -> Piece<'_> {
+    pub fn sge(&self, offset: usize, bytes: usize) -> Sge<'_> {
         let end = offset.checked_add(bytes);
         assert!(
             end.is_some_and(|end| end <= self.region.bytes()),
             "{bytes} bytes at {offset} of a region of {}",
             self.region.bytes()
         );
-        Piece {
-            key: self,
+        Sge {
+            memory: self,
             offset,
             bytes,
         }
     }
 }
 
-impl fmt::Debug for MemoryKey {
+impl fmt::Debug for MemoryRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryKey")
             .field("region", &self.region)
-            .field("way", &self.way)
-            .field("local", &format_args!("{:#x}", self.local))
-            .field("remote", &format_args!("{:#x}", self.remote))
+            .field("way", &self.method)
+            .field("local", &format_args!("{:#x}", self.lkey))
+            .field("remote", &format_args!("{:#x}", self.rkey))
             .finish_non_exhaustive()
     }
 }
 
 /// A part of registered memory; always inside.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece<'a> {
-    key: &'a MemoryKey,
+pub struct Sge<'a> {
+    memory: &'a MemoryRegion,
     offset: usize,
     bytes: usize,
 }
 
-impl Piece<'_> {
+impl Sge<'_> {
     /// The memory.
-    pub const fn key(&self) -> &MemoryKey {
-        self.key
+    pub const fn memory(&self) -> &MemoryRegion {
+        self.memory
     }
 
     /// Bytes before it.
@@ -284,7 +284,7 @@ impl Piece<'_> {
 
     /// Its address, as the card names it.
     pub const fn address(&self) -> u64 {
-        self.key.address + self.offset as u64
+        self.memory.address + self.offset as u64
     }
 }
 
@@ -292,7 +292,7 @@ impl Piece<'_> {
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
     /// Out of registered memory, which must stay as it is until the work is done.
-    Memory(&'a [Piece<'a>]),
+    Memory(&'a [Sge<'a>]),
     /// Copied when it is posted; at most [`Limits::max_inline`] bytes.
     Inline(&'a [u8]),
 }
@@ -301,7 +301,7 @@ impl Payload<'_> {
     /// Bytes of all of it.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Memory(pieces) => pieces.iter().map(Piece::bytes).sum(),
+            Self::Memory(sges) => sges.iter().map(Sge::bytes).sum(),
             Self::Inline(bytes) => bytes.len(),
         }
     }
@@ -316,7 +316,7 @@ pub enum Verb {
         /// Where to.
         address: u64,
         /// What names the peer's memory.
-        key: u32,
+        rkey: u32,
         /// What the peer's completion carries.
         immediate: Option<u32>,
     },
@@ -329,7 +329,7 @@ pub enum Verb {
 
 /// Work to be posted.
 #[derive(Clone, Copy, Debug)]
-pub struct Work<'a> {
+pub struct WorkRequest<'a> {
     /// Comes back with its completion.
     pub id: u64,
     /// What is done.
@@ -388,7 +388,7 @@ pub enum Side {
 
 /// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WorkDone {
+pub struct WorkCompletion {
     /// The work's id.
     pub id: u64,
     /// Which side. Meaningless where it did not succeed.
@@ -407,7 +407,7 @@ pub struct WorkDone {
 /// (a software card makes some). Dropping a queue destroys it: nothing is written for it afterwards.
 ///
 /// A queue of a card can be told from one of software ([`Any`]), for what rdma_cm says of its connection is for the former.
-pub trait Queue: Any + Send {
+pub trait QueuePair: Any + Send {
     /// What the peer must know.
     fn endpoint(&self) -> Endpoint;
 
@@ -415,13 +415,13 @@ pub trait Queue: Any + Send {
     fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError>;
 
     /// Posts work to send. An error leaves nothing posted.
-    fn post(&mut self, work: &Work<'_>) -> Result<(), VerbsError>;
+    fn post_send(&mut self, work: &WorkRequest<'_>) -> Result<(), VerbsError>;
 
     /// Posts a receive; without pieces for writes with immediates.
-    fn receive(&mut self, id: u64, into: &[Piece<'_>]) -> Result<(), VerbsError>;
+    fn post_receive(&mut self, id: u64, into: &[Sge<'_>]) -> Result<(), VerbsError>;
 
     /// Collects completions; never waits. An error is one of the completion queue itself, as when it was overrun.
-    fn poll(&mut self, done: &mut [WorkDone]) -> Result<usize, VerbsError>;
+    fn poll(&mut self, done: &mut [WorkCompletion]) -> Result<usize, VerbsError>;
 
     /// Ends all that it does, for good: it takes no message and acknowledges none any more. Whatever was posted
     /// completes soon, [flushed](Status::Flushed) where it was not done; so once all receives have completed, those
@@ -458,16 +458,19 @@ pub trait Nic: Send + Sync + fmt::Debug {
     /// Its port as it is now.
     fn port(&self) -> Result<Port, VerbsError>;
 
-    /// Registers all of `region` in one `way`. Which one is [`register`](crate::register)'s business.
+    /// Registers all of `region` in one `method`. Which one is [`register`](crate::register)'s business.
     fn register(
         &self,
         region: &Arc<Region>,
-        way: Way,
+        method: RegistrationMethod,
         access: Access,
-    ) -> Result<MemoryKey, VerbsError>;
+    ) -> Result<MemoryRegion, VerbsError>;
 
     /// Makes a queue.
-    fn queue(&self, options: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError>;
+    fn create_queue_pair(
+        &self,
+        options: &QueuePairOptions,
+    ) -> Result<Box<dyn QueuePair>, VerbsError>;
 
     /// What has happened to it since the last call; never waits.
     fn event(&self) -> Option<NicEvent>;

@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
-use daq_rdma::connect::exchange::{Frame, HEAD, MAX_BODY, wanted};
+use daq_rdma::connect::exchange::{Frame, HEADER_BYTES, MAX_BODY, frame_length};
 use std::time::Duration;
 
 fn time() -> Duration {
@@ -17,9 +17,9 @@ fn time() -> Duration {
 
 fn take(bytes: &[u8]) {
     let mut have = 0;
-    // As a reader does it: no more than is wanted, until no more is.
-    while let Ok(whole) = wanted(&bytes[..have]) {
-        assert!((HEAD..=HEAD + MAX_BODY).contains(&whole));
+    // As a reader does it: no more than is frame_length, until no more is.
+    while let Ok(whole) = frame_length(&bytes[..have]) {
+        assert!((HEADER_BYTES..=HEADER_BYTES + MAX_BODY).contains(&whole));
         if have == whole {
             break;
         }
@@ -32,7 +32,7 @@ fn take(bytes: &[u8]) {
     if let Ok(frame) = Frame::decode(&bytes[..have]) {
         let again = frame.encode();
         assert_eq!(Frame::decode(&again).unwrap(), frame);
-        assert_eq!(wanted(&again).unwrap(), again.len());
+        assert_eq!(frame_length(&again).unwrap(), again.len());
     }
 }
 

@@ -35,7 +35,7 @@ impl Hsb {
             None
         };
         EngineNeeds {
-            device: self.config.nics.as_ref().and_then(nics::Names::device),
+            device: self.config.nics.as_ref().and_then(nics::NicNames::device),
             writer: Writer::Nic,
             wish: self.config.path,
             host_only: host_only.map(str::to_owned),

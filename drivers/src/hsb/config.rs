@@ -11,7 +11,7 @@ use daq_core::config::Problem;
 use daq_core::layout::Samples;
 use daq_core::topology::Wish;
 use daq_core::units::{ByteSize, Span};
-use daq_rdma::nics::Names;
+use daq_rdma::nics::NicNames;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
@@ -42,7 +42,7 @@ pub struct HsbConfig {
     /// entry GID of its table of addresses must be one of RoCE v2 with an IPv4 address; `"auto"`, the card nearest to the
     /// GPU of the ring, or, for a ring in host memory, the fastest that is up. `["software"]`, or `["software:ADDRESS"]`, is
     /// a card made of software, to which `daq emulate hsb --nic software` writes and no real sensor.
-    pub nics: Option<Names>,
+    pub nics: Option<NicNames>,
     /// Where a queue pair's writes go: `"auto"` and `"staged"`, into host memory, from where frames are copied to a ring on a
     /// GPU; `"direct"`, straight into that GPU's memory, which the CPU must reach to see which packets came.
     #[serde(default)]
@@ -319,7 +319,7 @@ impl HsbConfig {
         let mut report = |key: &str, message: &str, help: &str| {
             found.push(Problem::at(key, message.to_owned()).help(help));
         };
-        match self.nics.as_ref().map_or(&[][..], Names::all) {
+        match self.nics.as_ref().map_or(&[][..], NicNames::all) {
             [nic] if !nic.is_empty() => {}
             [] | [_] => report(
                 "nics",

@@ -38,7 +38,7 @@ use daq_core::topology::Wish;
 use daq_core::units::ByteSize;
 use daq_rdma::connect::access::{Access, Guarded, Secret, TokenKeys};
 use daq_rdma::connect::{Connection, Listener};
-use daq_rdma::nics::{self, Names};
+use daq_rdma::nics::{self, NicNames};
 use daq_rdma::stream::receiver::{Counters, FAULTS, Options, Receiver};
 use daq_rdma::stream::wire::{MAX_PLACES, Mode};
 use daq_rdma::verbs::Service;
@@ -106,7 +106,7 @@ pub struct RdmaConfig {
     /// must have as many. `"software"`, or `"software:ADDRESS"` to be reached from other hosts, is a card made of
     /// software, for tests and trials; `"auto"`, alone, the card nearest to the GPU of the ring, or, for a ring in host
     /// memory, the fastest that is up.
-    pub nics: Names,
+    pub nics: NicNames,
     /// Queues of each card, each a rail of its own; with all cards at most 255.
     #[serde(default = "one")]
     pub queues: usize,

@@ -7,10 +7,10 @@ use super::packet::{OVERHEAD, WRITE, WRITE_IMMEDIATE};
 use super::registers::Target;
 use daq_core::dma::{DmaBuffer, DmaError};
 use daq_rdma::nics;
-use daq_rdma::registration::set::{Keys, Registrar};
+use daq_rdma::registration::set::{RailRegions, RegistrationSet};
 use daq_rdma::verbs::{
-    Access, Endpoint, Nic, Payload, Queue, QueueOptions, Service, Side, Status, Verb, VerbsError,
-    Work, WorkDone,
+    Access, Endpoint, Nic, Payload, QueuePair, QueuePairOptions, Service, Side, Status, Verb,
+    VerbsError, WorkCompletion, WorkRequest,
 };
 use std::io;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub(super) enum CardError {
 /// A queue pair that a host has told a sensor of.
 pub(super) struct Writer {
     /// Destroyed before the keys of what it reads.
-    queue: Box<dyn Queue>,
-    keys: Arc<Keys>,
+    queue: Box<dyn QueuePair>,
+    keys: Arc<RailRegions>,
     memory: DmaBuffer,
     /// Bytes of a place.
     place: usize,
@@ -60,18 +60,18 @@ impl Writer {
     ) -> Result<Self, CardError> {
         // A frame's last packet may have its metadata behind its payload.
         let place = (target.packet + OVERHEAD + 256).next_multiple_of(64);
-        let registrar = Registrar::new(
+        let registrar = RegistrationSet::new(
             std::slice::from_ref(nic),
             Access::default(),
             Box::new(|| Ok(())),
         );
         let memory = DmaBuffer::new(registrar.clone(), PLACES * place)?;
-        let keys = registrar.lend(memory.address())?;
-        let mut queue = nic.queue(&QueueOptions {
+        let keys = registrar.acquire(memory.address())?;
+        let mut queue = nic.create_queue_pair(&QueuePairOptions {
             service: Service::Uc,
             sends: u32::try_from(PLACES).unwrap_or(u32::MAX),
             receives: 1,
-            pieces: 1,
+            sges: 1,
             inline: 0,
             events: true,
         })?;
@@ -117,17 +117,17 @@ impl Writer {
             bytes[..word.len()].copy_from_slice(word);
             self.memory.write64(at + 8 * i, u64::from_ne_bytes(bytes));
         }
-        let work = Work {
+        let work = WorkRequest {
             id: 0,
             verb: Verb::Write {
                 address,
-                key,
+                rkey: key,
                 immediate,
             },
-            payload: Payload::Memory(&[self.keys.of(0).piece(at, payload.len())]),
+            payload: Payload::Memory(&[self.keys.of(0).sge(at, payload.len())]),
             signaled: true,
         };
-        self.queue.post(&work).map_err(io::Error::other)?;
+        self.queue.post_send(&work).map_err(io::Error::other)?;
         self.next = (self.next + 1) % PLACES;
         self.under_way += 1;
         Ok(())
@@ -143,7 +143,7 @@ impl Writer {
 
     /// Collects what was written, and waits where that is nothing.
     fn wait(&mut self) -> io::Result<()> {
-        let mut done = [WorkDone {
+        let mut done = [WorkCompletion {
             id: 0,
             side: Side::Sent,
             status: Status::Flushed,

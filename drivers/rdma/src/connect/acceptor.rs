@@ -10,49 +10,49 @@ use std::time::{Duration, Instant};
 /// Strangers at a time; with one more the one that came first goes.
 const MAX_PENDING: usize = 64;
 /// How long a stranger may take for its greeting.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the door stays shut where the process is out of file descriptors or memory.
-const SHUT: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Bytes of the whole greeting as far as its beginning tells, `None` if it is none.
-pub(crate) type Wanted = fn(&[u8]) -> Option<usize>;
+pub(crate) type GreetingLength = fn(&[u8]) -> Option<usize>;
 
 /// One that has said its greeting.
-pub(crate) struct Guest {
+pub(crate) struct HandshakenPeer {
     pub stream: TcpStream,
     pub peer: SocketAddr,
     pub greeting: Vec<u8>,
 }
 
-struct Stranger {
-    guest: Guest,
+struct PendingPeer {
+    handshaken: HandshakenPeer,
     until: Instant,
 }
 
-pub(crate) struct Door {
+pub(crate) struct Acceptor {
     listener: TcpListener,
-    strangers: Vec<Stranger>,
-    wanted: Wanted,
+    pending: Vec<PendingPeer>,
+    greeting_length: GreetingLength,
     /// Which addresses may connect; `None` = every one.
     allows: Option<Allows>,
-    patience: Duration,
+    greeting_timeout: Duration,
 }
 
 enum Step {
     More,
     Done,
-    Away,
+    Rejected,
 }
 
-impl Door {
-    pub(crate) fn new(listener: TcpListener, wanted: Wanted) -> io::Result<Self> {
+impl Acceptor {
+    pub(crate) fn new(listener: TcpListener, greeting_length: GreetingLength) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self {
             listener,
-            strangers: Vec::new(),
-            wanted,
+            pending: Vec::new(),
+            greeting_length,
             allows: None,
-            patience: TIMEOUT,
+            greeting_timeout: GREETING_TIMEOUT,
         })
     }
 
@@ -62,35 +62,35 @@ impl Door {
     }
 
     /// The next guest; `None` if there was none within `limit`. An error is one of the port itself.
-    pub(crate) fn next(&mut self, limit: Option<Duration>) -> io::Result<Option<Guest>> {
+    pub(crate) fn next(&mut self, limit: Option<Duration>) -> io::Result<Option<HandshakenPeer>> {
         // A limit beyond all clocks is none.
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let mut is_shut = false;
+        let mut is_paused = false;
         loop {
             let now = Instant::now();
-            self.strangers.retain(|stranger| stranger.until > now);
+            self.pending.retain(|peer| peer.until > now);
             let is_last = end.is_some_and(|end| now >= end);
-            let mut until = self.strangers.iter().map(|stranger| stranger.until).min();
-            until = [until, end, is_shut.then(|| now + SHUT)]
+            let mut until = self.pending.iter().map(|peer| peer.until).min();
+            until = [until, end, is_paused.then(|| now + RETRY_PAUSE)]
                 .into_iter()
                 .flatten()
                 .min();
             let ready = self.wait(
                 until.map(|until| until.saturating_duration_since(now)),
-                is_shut,
+                is_paused,
             )?;
             // Last to first, so that places stay what they are.
             for at in (0..ready.len().saturating_sub(1)).rev() {
                 if !ready[at + 1] {
                     continue;
                 }
-                match self.listen(at) {
+                match self.read_greeting(at) {
                     Step::More => {}
-                    Step::Away => drop(self.strangers.remove(at)),
-                    Step::Done => return Ok(Some(self.strangers.remove(at).guest)),
+                    Step::Rejected => drop(self.pending.remove(at)),
+                    Step::Done => return Ok(Some(self.pending.remove(at).handshaken)),
                 }
             }
-            is_shut = ready.first() == Some(&true) && !self.let_in()?;
+            is_paused = ready.first() == Some(&true) && !self.accept_pending()?;
             if is_last {
                 return Ok(None);
             }
@@ -98,12 +98,12 @@ impl Door {
     }
 
     /// Which of the port and the strangers have something to say.
-    fn wait(&self, limit: Option<Duration>, is_shut: bool) -> io::Result<Vec<bool>> {
+    fn wait(&self, limit: Option<Duration>, is_paused: bool) -> io::Result<Vec<bool>> {
         let none = PollFlags::empty();
-        let listen = if is_shut { none } else { PollFlags::IN };
+        let listen = if is_paused { none } else { PollFlags::IN };
         let mut all = vec![PollFd::new(&self.listener, listen)];
-        let streams = self.strangers.iter();
-        all.extend(streams.map(|stranger| PollFd::new(&stranger.guest.stream, PollFlags::IN)));
+        let streams = self.pending.iter();
+        all.extend(streams.map(|peer| PollFd::new(&peer.handshaken.stream, PollFlags::IN)));
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         match poll(&mut all, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -113,7 +113,7 @@ impl Door {
     }
 
     /// Takes all who wait outside; false where there is no room for a file descriptor.
-    fn let_in(&mut self) -> io::Result<bool> {
+    fn accept_pending(&mut self) -> io::Result<bool> {
         for _ in 0..MAX_PENDING {
             let (stream, peer) = match self.listener.accept() {
                 Ok(found) => found,
@@ -132,44 +132,44 @@ impl Door {
             {
                 continue;
             }
-            let guest = Guest {
+            let handshaken = HandshakenPeer {
                 stream,
                 peer,
                 greeting: Vec::new(),
             };
-            if self.strangers.len() >= MAX_PENDING {
-                self.strangers.remove(0);
+            if self.pending.len() >= MAX_PENDING {
+                self.pending.remove(0);
             }
-            self.strangers.push(Stranger {
-                guest,
-                until: Instant::now() + self.patience,
+            self.pending.push(PendingPeer {
+                handshaken,
+                until: Instant::now() + self.greeting_timeout,
             });
         }
         Ok(true)
     }
 
-    fn listen(&mut self, at: usize) -> Step {
-        let Guest {
+    fn read_greeting(&mut self, at: usize) -> Step {
+        let HandshakenPeer {
             stream, greeting, ..
-        } = &mut self.strangers[at].guest;
+        } = &mut self.pending[at].handshaken;
         loop {
-            let Some(wanted) = (self.wanted)(greeting) else {
-                return Step::Away;
+            let Some(greeting_length) = (self.greeting_length)(greeting) else {
+                return Step::Rejected;
             };
             let have = greeting.len();
-            if have >= wanted {
+            if have >= greeting_length {
                 return Step::Done;
             }
-            greeting.resize(wanted, 0);
+            greeting.resize(greeting_length, 0);
             let result = stream.read(&mut greeting[have..]);
             greeting.truncate(have + *result.as_ref().unwrap_or(&0));
             match result {
-                Ok(0) => return Step::Away,
+                Ok(0) => return Step::Rejected,
                 Ok(_) => {}
                 Err(error) => match error.kind() {
                     ErrorKind::WouldBlock => return Step::More,
                     ErrorKind::Interrupted => {}
-                    _ => return Step::Away,
+                    _ => return Step::Rejected,
                 },
             }
         }
@@ -183,54 +183,54 @@ mod tests {
 
     const LONG: Duration = Duration::from_mins(1);
 
-    fn door(patience: Duration) -> (Door, SocketAddr) {
+    fn acceptor(greeting_timeout: Duration) -> (Acceptor, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let mut door =
-            Door::new(listener, |bytes| (!bytes.starts_with(b"x")).then_some(4)).unwrap();
-        door.patience = patience;
-        (door, address)
+        let mut acceptor =
+            Acceptor::new(listener, |bytes| (!bytes.starts_with(b"x")).then_some(4)).unwrap();
+        acceptor.greeting_timeout = greeting_timeout;
+        (acceptor, address)
     }
 
     #[test]
     fn silent_peers_are_dropped_for_active_ones() {
         // Of any length that this test would see the end of.
-        let (mut door, address) = door(10 * LONG);
+        let (mut acceptor, address) = acceptor(10 * LONG);
         let silent: Vec<_> = (0..2 * MAX_PENDING)
             .map(|_| TcpStream::connect(address).unwrap())
             .collect();
         let mut speaks = TcpStream::connect(address).unwrap();
         speaks.write_all(b"word and more").unwrap();
-        let mut guest = door.next(Some(LONG)).unwrap().unwrap();
-        assert_eq!(guest.greeting, b"word");
-        assert_eq!(guest.peer, speaks.local_addr().unwrap());
-        assert!(door.strangers.len() <= MAX_PENDING);
+        let mut handshaken = acceptor.next(Some(LONG)).unwrap().unwrap();
+        assert_eq!(handshaken.greeting, b"word");
+        assert_eq!(handshaken.peer, speaks.local_addr().unwrap());
+        assert!(acceptor.pending.len() <= MAX_PENDING);
         // Nothing behind the greeting was taken.
-        guest.stream.set_nonblocking(false).unwrap();
+        handshaken.stream.set_nonblocking(false).unwrap();
         let mut rest = [0; 9];
-        guest.stream.read_exact(&mut rest).unwrap();
+        handshaken.stream.read_exact(&mut rest).unwrap();
         assert_eq!(&rest, b" and more");
         drop(silent);
     }
 
     #[test]
     fn slow_and_foreign_peers_are_rejected() {
-        let turned_away = |patience, bytes: &[u8]| {
-            let (mut door, address) = door(patience);
-            let mut stranger = TcpStream::connect(address).unwrap();
-            stranger.write_all(bytes).unwrap();
-            stranger.set_read_timeout(Some(LONG)).unwrap();
-            let thread = std::thread::spawn(move || match stranger.read(&mut [0]) {
+        let is_rejected = |greeting_timeout, bytes: &[u8]| {
+            let (mut acceptor, address) = acceptor(greeting_timeout);
+            let mut peer = TcpStream::connect(address).unwrap();
+            peer.write_all(bytes).unwrap();
+            peer.set_read_timeout(Some(LONG)).unwrap();
+            let thread = std::thread::spawn(move || match peer.read(&mut [0]) {
                 Ok(bytes) => assert_eq!(bytes, 0),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
             });
             while !thread.is_finished() {
                 let short = Duration::from_millis(5);
-                assert!(door.next(Some(short)).unwrap().is_none());
+                assert!(acceptor.next(Some(short)).unwrap().is_none());
             }
             thread.join().unwrap();
         };
-        turned_away(Duration::ZERO, b"wor");
-        turned_away(10 * LONG, b"x");
+        is_rejected(Duration::ZERO, b"wor");
+        is_rejected(10 * LONG, b"x");
     }
 }

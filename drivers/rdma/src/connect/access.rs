@@ -3,9 +3,9 @@
 //! The token follows the greeting of each rail, in the clear. It refuses senders that can reach the port, but not those that
 //! can also read the network.
 
-use super::{ConnectError, Dialler, Incoming, Link, Listener, Prepare};
+use super::{ConnectError, Connector, Incoming, Link, Listener, Prepare};
 use crate::stream::wire::Hello;
-use crate::verbs::{Nic, QueueOptions};
+use crate::verbs::{Nic, QueuePairOptions};
 use daq_core::ledger::Counter;
 use daq_core::log_limit::LogLimit;
 use std::fmt;
@@ -222,26 +222,26 @@ impl Listener for Guarded {
 
 /// A dialler that sends a token with its greetings.
 pub struct WithToken {
-    inner: Box<dyn Dialler>,
+    inner: Box<dyn Connector>,
     token: Token,
 }
 
 impl WithToken {
     /// Adds `token` to the greetings of `inner`.
-    pub fn new(inner: Box<dyn Dialler>, token: Token) -> Self {
+    pub fn new(inner: Box<dyn Connector>, token: Token) -> Self {
         Self { inner, token }
     }
 }
 
-impl Dialler for WithToken {
-    fn cancel_with(&mut self, is_over: Arc<AtomicBool>) {
-        self.inner.cancel_with(is_over);
+impl Connector for WithToken {
+    fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
+        self.inner.cancel_with(is_cancelled);
     }
 
     fn dial(
         &mut self,
         nics: &[Arc<dyn Nic>],
-        options: &QueueOptions,
+        options: &QueuePairOptions,
         greetings: &[Vec<u8>],
         prepare: Prepare<'_>,
         limit: Duration,
@@ -257,7 +257,7 @@ impl Dialler for WithToken {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connect::Breaker;
+    use crate::connect::AbortHandle;
     use std::sync::Mutex;
 
     struct Peers(Vec<Vec<u8>>, Arc<Mutex<Vec<String>>>);
@@ -287,13 +287,13 @@ mod tests {
             &self.0
         }
 
-        fn breaker(&self) -> Breaker {
+        fn abort_handle(&self) -> AbortHandle {
             Box::new(|| {})
         }
 
         fn accept(
             self: Box<Self>,
-            _: &QueueOptions,
+            _: &QueuePairOptions,
             _: &[Vec<u8>],
             _: Prepare<'_>,
         ) -> Result<Link, ConnectError> {

@@ -10,14 +10,14 @@
 
 use super::access::Allows;
 use super::{
-    Breaker, ConnectError, Dialler, Gone, Incoming, Link, Listener, MAX_HELLO, MAX_OFFER, Prepare,
-    Watch, clean,
+    AbortHandle, ConnectError, Connector, Disconnect, Incoming, Link, Listener, MAX_HELLO,
+    MAX_OFFER, PeerMonitor, Prepare, sanitized,
 };
 use crate::stream::wire::Hello;
-use crate::sys::VerbsQueue;
-use crate::sys::cm::{Event, Events, Id, Kind};
+use crate::sys::VerbsQueuePair;
+use crate::sys::cm::{Event, EventKind, Events, Id};
 use crate::sys::device;
-use crate::verbs::{Nic, Queue, QueueOptions, Service, VerbsError};
+use crate::verbs::{Nic, QueuePair, QueuePairOptions, Service, VerbsError};
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
@@ -26,32 +26,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a peer that has begun may take to go on.
-const STEP: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it is seen whether the waiting is to end.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Requests that wait to be looked at.
-const WAITING: i32 = 64;
+const BACKLOG: i32 = 64;
 /// Requests of diallers of which not all rails have come, at most.
-const BEGUN: usize = 64;
+const MAX_INCOMPLETE: usize = 64;
 /// Bytes of a refusal, of which rdma_cm carries no more.
 const MAX_REFUSAL: usize = 148;
 
 /// Goes to a listener.
 #[derive(Clone, Debug)]
-pub struct CmDialler {
+pub struct CmConnector {
     addresses: Vec<SocketAddr>,
-    is_over: Option<Arc<AtomicBool>>,
+    is_cancelled: Option<Arc<AtomicBool>>,
 }
 
 /// One that goes to the listener at `address`, which is that of a card there.
-pub fn dialler(address: SocketAddr) -> CmDialler {
-    CmDialler {
+pub fn connector(address: SocketAddr) -> CmConnector {
+    CmConnector {
         addresses: vec![address],
-        is_over: None,
+        is_cancelled: None,
     }
 }
 
-impl CmDialler {
+impl CmConnector {
     /// The same with one more address of the listener's host: rail `i` goes to the `i`-th, round and round. A listener with
     /// several cards has one for each.
     #[must_use]
@@ -62,60 +62,63 @@ impl CmDialler {
 }
 
 /// Waits for diallers.
-pub struct CmWaiting {
+pub struct CmListener {
     listener: Id,
     /// Requests of diallers of which not all rails have come.
-    begun: Vec<Request>,
+    incomplete: Vec<Request>,
     /// Which addresses may connect; `None` = every one.
     allows: Option<Allows>,
 }
 
 /// One that waits at `address`; an unspecified one is that of all cards.
-pub fn listener(address: SocketAddr) -> Result<CmWaiting, ConnectError> {
+pub fn listener(address: SocketAddr) -> Result<CmListener, ConnectError> {
     let listener = Id::new(&Events::new()?)?;
-    listener.listen(address, WAITING)?;
-    Ok(CmWaiting {
+    listener.listen(address, BACKLOG)?;
+    Ok(CmListener {
         listener,
-        begun: Vec::new(),
+        incomplete: Vec::new(),
         allows: None,
     })
 }
 
-impl CmWaiting {
+impl CmListener {
     /// Where it waits.
     pub fn address(&self) -> Option<SocketAddr> {
-        self.listener.own()
+        self.listener.local_address()
     }
 }
 
 /// A rail on its way.
-struct Rail {
+struct CmRail {
     id: Id,
-    queue: Box<dyn Queue>,
+    queue_pair: Box<dyn QueuePair>,
 }
 
-impl Rail {
+impl CmRail {
     /// Makes a queue of `nic`, which must be the card that rdma_cm has chosen.
-    fn new(id: Id, nic: &dyn Nic, options: &QueueOptions) -> Result<Self, VerbsError> {
+    fn new(id: Id, nic: &dyn Nic, options: &QueuePairOptions) -> Result<Self, VerbsError> {
         check(&id, nic)?;
         Ok(Self {
             id,
-            queue: nic.queue(options)?,
+            queue_pair: nic.create_queue_pair(options)?,
         })
     }
 
     /// Connects the queue as rdma_cm says.
     fn connect(&mut self, nic: &dyn Nic) -> Result<(), VerbsError> {
-        let (receive, send) = self.id.steps()?;
-        let queue: &mut dyn Any = &mut *self.queue;
-        match queue.downcast_mut::<VerbsQueue>() {
-            Some(queue) => queue.connect_by(receive, send),
-            None => Err(wrong(nic, "a card made of software is connected by TCP")),
+        let (receive, send) = self.id.transitions()?;
+        let queue_pair: &mut dyn Any = &mut *self.queue_pair;
+        match queue_pair.downcast_mut::<VerbsQueuePair>() {
+            Some(queue_pair) => queue_pair.connect_with(receive, send),
+            None => Err(nic_error(
+                nic,
+                "a card made of software is connected by TCP",
+            )),
         }
     }
 }
 
-fn wrong(nic: &dyn Nic, why: impl Into<String>) -> VerbsError {
+fn nic_error(nic: &dyn Nic, why: impl Into<String>) -> VerbsError {
     VerbsError {
         nic: nic.name().to_owned(),
         call: "rdma_cm".to_owned(),
@@ -129,7 +132,7 @@ fn check(id: &Id, nic: &dyn Nic) -> Result<(), VerbsError> {
     let port = nic.port()?.number;
     match id.card() {
         Some((name, number)) if name == nic.name() && number == port => Ok(()),
-        Some((name, number)) => Err(wrong(
+        Some((name, number)) => Err(nic_error(
             nic,
             format!(
                 "the address leads by {name} port {number}, declared is {} port {port}: take an address of that card, or \
@@ -137,7 +140,7 @@ fn check(id: &Id, nic: &dyn Nic) -> Result<(), VerbsError> {
                 nic.name()
             ),
         )),
-        None => Err(wrong(nic, "the address leads by no card")),
+        None => Err(nic_error(nic, "the address leads by no card")),
     }
 }
 
@@ -152,40 +155,40 @@ fn network(peer: String, action: &'static str, source: io::Error) -> ConnectErro
 /// What an event that was not hoped for means.
 fn failed(event: &Event, peer: String, action: &'static str) -> ConnectError {
     match event.kind {
-        Kind::Rejected => ConnectError::Refused {
+        EventKind::Rejected => ConnectError::Refused {
             peer,
-            why: refusal(event.status, &event.private),
+            why: rejection_reason(event.status, &event.private),
         },
-        Kind::Failed if event.status < 0 => network(
+        EventKind::Failed if event.status < 0 => network(
             peer,
             action,
             io::Error::from_raw_os_error(event.status.saturating_neg()),
         ),
-        Kind::Removed => network(peer, action, io::Error::other("the card was removed")),
+        EventKind::Removed => network(peer, action, io::Error::other("the card was removed")),
         _ => network(peer, action, io::ErrorKind::ConnectionAborted.into()),
     }
 }
 
 /// The words of a refusal: the other side's own, or what the number of its reason means.
-fn refusal(reason: i32, private: &[u8]) -> String {
+fn rejection_reason(reason: i32, private: &[u8]) -> String {
     /// `IB_CM_REJ_INVALID_SERVICE_ID`.
-    const NOBODY: i32 = 8;
+    const INVALID_SERVICE_ID: i32 = 8;
     /// `IB_CM_REJ_STALE_CONN`.
     const STALE: i32 = 10;
     let end = private.iter().rposition(|&byte| byte != 0);
     let words = &private[..end.map_or(0, |last| last + 1)];
     match (reason, words) {
-        (NOBODY, _) => "nobody listens at that port by rdma_cm".to_owned(),
+        (INVALID_SERVICE_ID, _) => "nobody listens at that port by rdma_cm".to_owned(),
         (STALE, _) => {
             "it still holds an earlier connection of this queue's number; try again".to_owned()
         }
         (reason, []) => format!("reason {reason} of rdma_cm"),
-        (_, words) => clean(words),
+        (_, words) => sanitized(words),
     }
 }
 
 /// As much of `why` as a refusal carries, cut between characters.
-fn cut(why: &str) -> &[u8] {
+fn truncated(why: &str) -> &[u8] {
     &why.as_bytes()[..why.floor_char_boundary(MAX_REFUSAL)]
 }
 
@@ -216,7 +219,7 @@ fn next(
 fn await_kind(
     events: &Arc<Events>,
     of: usize,
-    kind: Kind,
+    kind: EventKind,
     end: Instant,
     peer: &str,
     action: &'static str,
@@ -225,15 +228,15 @@ fn await_kind(
         let event = next(events, end, peer, action)?;
         match event.kind {
             found if found == kind && event.of == of => return Ok(event),
-            Kind::Other => {}
+            EventKind::Other => {}
             _ => return Err(failed(&event, peer.to_owned(), action)),
         }
     }
 }
 
-fn serves(nics: &[Arc<dyn Nic>], options: &QueueOptions) -> Result<(), VerbsError> {
+fn check_service(nics: &[Arc<dyn Nic>], options: &QueuePairOptions) -> Result<(), VerbsError> {
     match nics.first() {
-        Some(nic) if options.service != Service::Rc => Err(wrong(
+        Some(nic) if options.service != Service::Rc => Err(nic_error(
             &**nic,
             format!(
                 "it connects rc alone, and {} was asked for: connect by TCP",
@@ -245,14 +248,18 @@ fn serves(nics: &[Arc<dyn Nic>], options: &QueueOptions) -> Result<(), VerbsErro
 }
 
 /// Whether greetings are of a size that is carried.
-fn fit(nics: &[Arc<dyn Nic>], greetings: &[Vec<u8>], most: usize) -> Result<(), VerbsError> {
+fn check_greetings(
+    nics: &[Arc<dyn Nic>],
+    greetings: &[Vec<u8>],
+    most: usize,
+) -> Result<(), VerbsError> {
     let longest = greetings.iter().map(Vec::len).max().unwrap_or(0);
     match nics.first() {
-        Some(nic) if greetings.len() != nics.len() => Err(wrong(
+        Some(nic) if greetings.len() != nics.len() => Err(nic_error(
             &**nic,
             format!("{} greetings for {} rails", greetings.len(), nics.len()),
         )),
-        Some(nic) if longest > most => Err(wrong(
+        Some(nic) if longest > most => Err(nic_error(
             &**nic,
             format!("a greeting of {longest} bytes; it carries {most}"),
         )),
@@ -260,21 +267,21 @@ fn fit(nics: &[Arc<dyn Nic>], greetings: &[Vec<u8>], most: usize) -> Result<(), 
     }
 }
 
-impl Dialler for CmDialler {
-    fn cancel_with(&mut self, is_over: Arc<AtomicBool>) {
-        self.is_over = Some(is_over);
+impl Connector for CmConnector {
+    fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
+        self.is_cancelled = Some(is_cancelled);
     }
 
     fn dial(
         &mut self,
         nics: &[Arc<dyn Nic>],
-        options: &QueueOptions,
+        options: &QueuePairOptions,
         greetings: &[Vec<u8>],
         prepare: Prepare<'_>,
         limit: Duration,
     ) -> Result<Link, ConnectError> {
-        serves(nics, options)?;
-        fit(nics, greetings, MAX_HELLO)?;
+        check_service(nics, options)?;
+        check_greetings(nics, greetings, MAX_HELLO)?;
         let end = Instant::now() + limit;
         let events = Events::new()?;
         let mut rails = Vec::with_capacity(nics.len());
@@ -287,13 +294,21 @@ impl Dialler for CmDialler {
             let own = device::ip(nic.port()?.gid).filter(|ip| ip.is_ipv4() == address.is_ipv4());
             id.resolve(own, address, left())?;
             let action = "looking for the card there";
-            await_kind(&events, id.address(), Kind::Address, end, &peer, action)?;
+            await_kind(
+                &events,
+                id.address(),
+                EventKind::Address,
+                end,
+                &peer,
+                action,
+            )?;
             id.route(left())?;
             let action = "looking for the way there";
-            await_kind(&events, id.address(), Kind::Route, end, &peer, action)?;
-            let mut rail = Rail::new(id, &**nic, options)?;
-            prepare(i, &mut *rail.queue)?;
-            rail.id.connect(rail.queue.endpoint().number, greeting)?;
+            await_kind(&events, id.address(), EventKind::Route, end, &peer, action)?;
+            let mut rail = CmRail::new(id, &**nic, options)?;
+            prepare(i, &mut *rail.queue_pair)?;
+            rail.id
+                .connect(rail.queue_pair.endpoint().number, greeting)?;
             rails.push(rail);
         }
         let peer = self.addresses[0].to_string();
@@ -303,14 +318,14 @@ impl Dialler for CmDialler {
             let event = next(&events, end, &peer, action)?;
             let rail = rails.iter().position(|rail| rail.id.address() == event.of);
             match (event.kind, rail) {
-                (Kind::Response, Some(rail)) => answers[rail] = Some(event.private),
-                (Kind::Other, _) => {}
+                (EventKind::Response, Some(rail)) => answers[rail] = Some(event.private),
+                (EventKind::Other, _) => {}
                 _ => return Err(failed(&event, peer, action)),
             }
         }
-        let is_over = self.is_over.as_ref();
-        if is_over.is_some_and(|is_over| is_over.load(Ordering::Acquire)) {
-            return Err(ConnectError::Over { peer });
+        let is_cancelled = self.is_cancelled.as_ref();
+        if is_cancelled.is_some_and(|is_cancelled| is_cancelled.load(Ordering::Acquire)) {
+            return Err(ConnectError::Cancelled { peer });
         }
         for (rail, nic) in rails.iter_mut().zip(nics) {
             rail.connect(&**nic)?;
@@ -325,16 +340,19 @@ impl Dialler for CmDialler {
     }
 }
 
-fn link(rails: Vec<Rail>, greetings: Vec<Vec<u8>>, events: Arc<Events>, peer: String) -> Link {
-    let (rails, ids) = rails.into_iter().map(|rail| (rail.queue, rail.id)).unzip();
+fn link(rails: Vec<CmRail>, greetings: Vec<Vec<u8>>, events: Arc<Events>, peer: String) -> Link {
+    let (rails, ids) = rails
+        .into_iter()
+        .map(|rail| (rail.queue_pair, rail.id))
+        .unzip();
     Link {
         rails,
         greetings,
-        watch: Box::new(CmWatch {
+        monitor: Box::new(CmMonitor {
             ids,
             events,
             peer,
-            gone: None,
+            disconnect: None,
         }),
     }
 }
@@ -348,13 +366,13 @@ struct Request {
 
 impl Request {
     fn refuse(self, why: &str) {
-        if let Err(error) = self.id.reject(cut(why)) {
+        if let Err(error) = self.id.reject(truncated(why)) {
             tracing::debug!("{error}");
         }
     }
 }
 
-/// The requests of one dialler in the order of its rails, if all of `rails` are among those that have `begun`. They
+/// The requests of one dialler in the order of its rails, if all of `rails` are among those that have `incomplete`. They
 /// belong together by their stream's number.
 fn complete(greetings: &[Option<(u64, usize)>], rails: usize) -> Option<Vec<usize>> {
     let streams = greetings.iter().flatten().map(|(stream, _)| *stream);
@@ -366,7 +384,7 @@ fn complete(greetings: &[Option<(u64, usize)>], rails: usize) -> Option<Vec<usiz
 }
 
 /// The stream and the rail of a greeting that wants `rails` of them.
-fn place(greeting: &[u8], rails: usize) -> Result<(u64, usize), String> {
+fn stream_and_rail(greeting: &[u8], rails: usize) -> Result<(u64, usize), String> {
     let hello = Hello::decode(greeting).map_err(|error| error.to_string())?;
     if usize::from(hello.rails) != rails {
         return Err(format!(
@@ -378,22 +396,26 @@ fn place(greeting: &[u8], rails: usize) -> Result<(u64, usize), String> {
 }
 
 /// Most requests of diallers of which not all of `rails` have come; one dialler's always find room.
-const fn most_begun(rails: usize) -> usize {
-    if rails > BEGUN { rails } else { BEGUN }
+const fn max_incomplete(rails: usize) -> usize {
+    if rails > MAX_INCOMPLETE {
+        rails
+    } else {
+        MAX_INCOMPLETE
+    }
 }
 
 /// Whether a dialler's other rails have not come in time.
 fn is_late(since: Duration) -> bool {
-    since >= STEP
+    since >= STEP_TIMEOUT
 }
 
-impl CmWaiting {
+impl CmListener {
     /// Takes a request for a rail, or turns it away; gives all of its dialler's when they are there.
     fn begin(&mut self, request: Request, nics: &[Arc<dyn Nic>]) -> Option<Vec<Request>> {
         // With one rail there is nothing to put in order, so any greeting will do.
         let found = match nics {
             [_] => Ok((0, 0)),
-            _ => place(&request.greeting, nics.len()),
+            _ => stream_and_rail(&request.greeting, nics.len()),
         };
         let (stream, rail) = match found {
             Ok(place) => place,
@@ -410,32 +432,32 @@ impl CmWaiting {
             return Some(vec![request]);
         }
         // One that comes again replaces the one before: its dialler has begun anew.
-        self.begun
-            .retain(|other| place(&other.greeting, nics.len()) != Ok((stream, rail)));
-        if self.begun.len() >= most_begun(nics.len()) {
+        self.incomplete
+            .retain(|other| stream_and_rail(&other.greeting, nics.len()) != Ok((stream, rail)));
+        if self.incomplete.len() >= max_incomplete(nics.len()) {
             request.refuse("too many diallers have begun here; try again");
             return None;
         }
-        self.begun.push(request);
+        self.incomplete.push(request);
         self.take(nics.len())
     }
 
     /// The requests of a dialler that are all there.
     fn take(&mut self, rails: usize) -> Option<Vec<Request>> {
         let places: Vec<_> = self
-            .begun
+            .incomplete
             .iter()
-            .map(|request| place(&request.greeting, rails).ok())
+            .map(|request| stream_and_rail(&request.greeting, rails).ok())
             .collect();
         let chosen = complete(&places, rails)?;
-        let mut all: Vec<Option<Request>> = self.begun.drain(..).map(Some).collect();
+        let mut all: Vec<Option<Request>> = self.incomplete.drain(..).map(Some).collect();
         let taken = chosen.into_iter().filter_map(|i| all[i].take()).collect();
-        self.begun.extend(all.into_iter().flatten());
+        self.incomplete.extend(all.into_iter().flatten());
         Some(taken)
     }
 }
 
-impl Listener for CmWaiting {
+impl Listener for CmListener {
     fn restrict(&mut self, allows: Allows) {
         self.allows = Some(allows);
     }
@@ -448,7 +470,7 @@ impl Listener for CmWaiting {
         let end = Instant::now() + limit;
         let events = Arc::clone(self.listener.events());
         loop {
-            self.begun
+            self.incomplete
                 .retain(|request| !is_late(request.since.elapsed()));
             let Some(event) = events.next()? else {
                 let left = end.saturating_duration_since(Instant::now());
@@ -460,9 +482,9 @@ impl Listener for CmWaiting {
             };
             let Some(id) = event.request else {
                 // A dialler that gave up, or the listener's card: the former's request goes, the latter is told.
-                self.begun
+                self.incomplete
                     .retain(|request| request.id.address() != event.of);
-                if event.kind == Kind::Removed {
+                if event.kind == EventKind::Removed {
                     return Err(failed(&event, "rdma_cm".to_owned(), "listening"));
                 }
                 continue;
@@ -494,7 +516,7 @@ struct CmIncoming {
     nics: Vec<Arc<dyn Nic>>,
     events: Arc<Events>,
     peer: String,
-    is_broken: Arc<AtomicBool>,
+    is_aborted: Arc<AtomicBool>,
 }
 
 impl CmIncoming {
@@ -507,7 +529,7 @@ impl CmIncoming {
         let mut ids = Vec::with_capacity(requests.len());
         let mut greetings = Vec::with_capacity(requests.len());
         for request in requests {
-            ids.push(request.id.moved(&events)?);
+            ids.push(request.id.migrated(&events)?);
             greetings.push(request.greeting);
         }
         Ok(Self {
@@ -516,7 +538,7 @@ impl CmIncoming {
             nics: nics.to_vec(),
             events,
             peer,
-            is_broken: Arc::default(),
+            is_aborted: Arc::default(),
         })
     }
 }
@@ -530,42 +552,43 @@ impl Incoming for CmIncoming {
         &self.greetings
     }
 
-    fn breaker(&self) -> Breaker {
-        let is_broken = self.is_broken.clone();
-        Box::new(move || is_broken.store(true, Ordering::Release))
+    fn abort_handle(&self) -> AbortHandle {
+        let is_aborted = self.is_aborted.clone();
+        Box::new(move || is_aborted.store(true, Ordering::Release))
     }
 
     fn accept(
         self: Box<Self>,
-        options: &QueueOptions,
+        options: &QueuePairOptions,
         greetings: &[Vec<u8>],
         prepare: Prepare<'_>,
     ) -> Result<Link, ConnectError> {
-        serves(&self.nics, options)?;
-        fit(&self.nics, greetings, MAX_OFFER)?;
+        check_service(&self.nics, options)?;
+        check_greetings(&self.nics, greetings, MAX_OFFER)?;
         let Self {
             ids,
             greetings: theirs,
             nics,
             events,
             peer,
-            is_broken,
+            is_aborted,
         } = *self;
         let mut rails = Vec::with_capacity(nics.len());
         for (i, (id, nic)) in ids.into_iter().zip(&nics).enumerate() {
-            let mut rail = Rail::new(id, &**nic, options)?;
-            prepare(i, &mut *rail.queue)?;
+            let mut rail = CmRail::new(id, &**nic, options)?;
+            prepare(i, &mut *rail.queue_pair)?;
             rail.connect(&**nic)?;
             rails.push(rail);
         }
         for (rail, greeting) in rails.iter().zip(greetings) {
-            rail.id.accept(rail.queue.endpoint().number, greeting)?;
+            rail.id
+                .accept(rail.queue_pair.endpoint().number, greeting)?;
         }
-        let end = Instant::now() + STEP;
+        let end = Instant::now() + STEP_TIMEOUT;
         let mut waiting: Vec<usize> = rails.iter().map(|rail| rail.id.address()).collect();
         while !waiting.is_empty() {
             let action = "waiting until it is ready";
-            if is_broken.load(Ordering::Acquire) {
+            if is_aborted.load(Ordering::Acquire) {
                 let error = io::ErrorKind::Interrupted.into();
                 return Err(network(peer, action, error));
             }
@@ -574,12 +597,12 @@ impl Incoming for CmIncoming {
                 if left.is_zero() {
                     return Err(network(peer, action, io::ErrorKind::TimedOut.into()));
                 }
-                events.wait(left.min(HEARTBEAT_INTERVAL))?;
+                events.wait(left.min(POLL_INTERVAL))?;
                 continue;
             };
             match event.kind {
-                Kind::Established => waiting.retain(|id| *id != event.of),
-                Kind::Other => {}
+                EventKind::Established => waiting.retain(|id| *id != event.of),
+                EventKind::Other => {}
                 _ => return Err(failed(&event, peer, action)),
             }
         }
@@ -588,7 +611,7 @@ impl Incoming for CmIncoming {
 
     fn refuse(self: Box<Self>, why: &str) {
         for id in &self.ids {
-            if let Err(error) = id.reject(cut(why)) {
+            if let Err(error) = id.reject(truncated(why)) {
                 tracing::debug!("{}: {error}", self.peer);
             }
         }
@@ -596,36 +619,38 @@ impl Incoming for CmIncoming {
 }
 
 /// Looks whether the other side of a link is still there.
-struct CmWatch {
+struct CmMonitor {
     ids: Vec<Id>,
     events: Arc<Events>,
     peer: String,
-    gone: Option<Gone>,
+    disconnect: Option<Disconnect>,
 }
 
-impl Watch for CmWatch {
-    fn gone(&mut self) -> Option<Gone> {
-        if self.gone.is_none() {
+impl PeerMonitor for CmMonitor {
+    fn poll_disconnect(&mut self) -> Option<Disconnect> {
+        if self.disconnect.is_none() {
             let why = match self.events.next() {
                 Ok(Some(event)) => match event.kind {
-                    Kind::Disconnected => Some("it has ended the connection, or its process died"),
-                    Kind::Removed => Some("the card was removed"),
-                    Kind::Failed => Some("the connection has failed"),
+                    EventKind::Disconnected => {
+                        Some("it has ended the connection, or its process died")
+                    }
+                    EventKind::Removed => Some("the card was removed"),
+                    EventKind::Failed => Some("the connection has failed"),
                     _ => None,
                 }
                 .map(str::to_owned),
                 Ok(None) => None,
                 Err(error) => Some(error.to_string()),
             };
-            self.gone = why.map(|why| Gone {
-                parting: None,
+            self.disconnect = why.map(|why| Disconnect {
+                final_frames: None,
                 why: format!("{}: {why}", self.peer),
             });
         }
-        self.gone.clone()
+        self.disconnect.clone()
     }
 
-    fn part(&mut self, _: u64) {
+    fn close(&mut self, _: u64) {
         for id in &self.ids {
             if let Err(error) = id.disconnect() {
                 tracing::debug!("{}: {error}", self.peer);
@@ -640,35 +665,38 @@ mod tests {
 
     #[test]
     fn rejection_reason_is_sentence() {
-        assert_eq!(refusal(28, b"the ring is full\0\0\0"), "the ring is full");
-        assert!(refusal(8, &[0; 148]).contains("nobody listens"));
-        assert_eq!(refusal(24, &[0; 148]), "reason 24 of rdma_cm");
-        assert_eq!(refusal(28, b"no\x1b[2J\nroom\0"), "no [2J room");
+        assert_eq!(
+            rejection_reason(28, b"the ring is full\0\0\0"),
+            "the ring is full"
+        );
+        assert!(rejection_reason(8, &[0; 148]).contains("nobody listens"));
+        assert_eq!(rejection_reason(24, &[0; 148]), "reason 24 of rdma_cm");
+        assert_eq!(rejection_reason(28, b"no\x1b[2J\nroom\0"), "no [2J room");
     }
 
     #[test]
     fn incomplete_connectors_are_limited_and_dropped() {
-        assert_eq!((most_begun(2), most_begun(255)), (64, 255));
-        assert!(is_late(STEP) && !is_late(STEP / 2));
+        assert_eq!((max_incomplete(2), max_incomplete(255)), (64, 255));
+        assert!(is_late(STEP_TIMEOUT) && !is_late(STEP_TIMEOUT / 2));
     }
 
     #[test]
     fn long_rejection_is_truncated_at_character_boundary() {
         let short = "no";
-        assert_eq!(cut(short), short.as_bytes());
+        assert_eq!(truncated(short), short.as_bytes());
         let long = "ä".repeat(100);
-        let cut = cut(&long);
-        assert!(cut.len() <= MAX_REFUSAL && cut.len() > MAX_REFUSAL - 4);
-        assert!(std::str::from_utf8(cut).is_ok());
+        let truncated = truncated(&long);
+        assert!(truncated.len() <= MAX_REFUSAL && truncated.len() > MAX_REFUSAL - 4);
+        assert!(std::str::from_utf8(truncated).is_ok());
     }
 
     /// Rails of several diallers come in any order; each dialler gets its own, in their order.
     #[test]
     fn rails_of_one_connector_are_grouped() {
-        let begun = [Some((7, 1)), Some((9, 0)), None, Some((9, 2)), Some((7, 0))];
-        assert_eq!(complete(&begun, 2), Some(vec![4, 0]));
-        assert_eq!(complete(&begun, 3), None);
-        let more = [&begun[..], &[Some((9, 1))]].concat();
+        let incomplete = [Some((7, 1)), Some((9, 0)), None, Some((9, 2)), Some((7, 0))];
+        assert_eq!(complete(&incomplete, 2), Some(vec![4, 0]));
+        assert_eq!(complete(&incomplete, 3), None);
+        let more = [&incomplete[..], &[Some((9, 1))]].concat();
         assert_eq!(complete(&more, 3), Some(vec![1, 5, 3]));
         assert_eq!(complete(&[], 1), None);
     }
@@ -684,13 +712,17 @@ mod tests {
             first: 0,
             slot: 4096,
             credit_address: 0,
-            credit_key: 0,
+            credit_rkey: 0,
         };
         let mut bytes = hello.encode();
         bytes.resize(MAX_HELLO, 0);
-        assert_eq!(place(&bytes, 2), Ok((77, 1)));
-        assert!(place(&bytes, 3).unwrap_err().contains("as many cards"));
-        assert!(place(&[0; MAX_HELLO], 2).is_err());
+        assert_eq!(stream_and_rail(&bytes, 2), Ok((77, 1)));
+        assert!(
+            stream_and_rail(&bytes, 3)
+                .unwrap_err()
+                .contains("as many cards")
+        );
+        assert!(stream_and_rail(&[0; MAX_HELLO], 2).is_err());
     }
 
     /// Where there is no librdmacm, or no kernel's part of it, a sentence says so.

@@ -9,23 +9,23 @@
 //! ```
 
 use super::access::TOKEN_BYTES;
-use super::{MAX_OFFER, clean};
+use super::{MAX_OFFER, sanitized};
 use crate::verbs::{Endpoint, Service};
 
 const MAGIC: u32 = 0x6371_6164;
 const VERSION: u16 = 1;
 /// Bytes before a body.
-pub const HEAD: usize = 12;
+pub const HEADER_BYTES: usize = 12;
 /// Bytes of a whole parting.
-pub const PARTING: usize = HEAD + 8;
-const ENDPOINT: usize = 36;
-const RAIL: usize = ENDPOINT + 2;
+pub const CLOSE_BYTES: usize = HEADER_BYTES + 8;
+const ENDPOINT_BYTES: usize = 36;
+const RAIL_BYTES: usize = ENDPOINT_BYTES + 2;
 /// Most bytes of a greeting with a token.
 const MAX_HELLO: usize = super::MAX_HELLO + *TOKEN_BYTES.end();
 /// Most bytes of a sentence with which a dialler is turned away.
-pub const MAX_SENTENCE: usize = 160;
+pub const MAX_REASON: usize = 160;
 /// Most bytes of a body.
-pub const MAX_BODY: usize = 4 + u8::MAX as usize * (RAIL + MAX_OFFER);
+pub const MAX_BODY: usize = 4 + u8::MAX as usize * (RAIL_BYTES + MAX_OFFER);
 
 /// What one end says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum Frame {
     /// The dialler's queues are connected.
     Ready,
     /// The end comes on purpose, after so many frames of the stream.
-    Parting(u64),
+    Close(u64),
 }
 
 /// Queues and greetings, one a rail.
@@ -54,14 +54,14 @@ pub struct Rails {
 }
 
 /// Bytes of the whole frame that `bytes` begin, as far as they tell.
-pub fn wanted(bytes: &[u8]) -> Result<usize, String> {
+pub fn frame_length(bytes: &[u8]) -> Result<usize, String> {
     let magic = MAGIC.to_le_bytes();
     let known = bytes.len().min(magic.len());
     if bytes[..known] != magic[..known] {
         return Err("it does not begin as daq does".to_owned());
     }
-    let Some(head) = bytes.first_chunk::<HEAD>() else {
-        return Ok(HEAD);
+    let Some(head) = bytes.first_chunk::<HEADER_BYTES>() else {
+        return Ok(HEADER_BYTES);
     };
     let version = u16::from_le_bytes([head[4], head[5]]);
     if version != VERSION {
@@ -70,19 +70,19 @@ pub fn wanted(bytes: &[u8]) -> Result<usize, String> {
         ));
     }
     let length = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;
-    if length > most(head[6]) {
+    if length > max_body(head[6]) {
         return Err(format!("kind {} with {length} bytes", head[6]));
     }
-    Ok(HEAD + length)
+    Ok(HEADER_BYTES + length)
 }
 
 /// Most bytes of a body of this kind.
-const fn most(kind: u8) -> usize {
+const fn max_body(kind: u8) -> usize {
     match kind {
-        1 => 4 + u8::MAX as usize * (RAIL + MAX_HELLO),
+        1 => 4 + u8::MAX as usize * (RAIL_BYTES + MAX_HELLO),
         2 => MAX_BODY,
-        3 => MAX_SENTENCE,
-        5 => PARTING - HEAD,
+        3 => MAX_REASON,
+        5 => CLOSE_BYTES - HEADER_BYTES,
         _ => 0,
     }
 }
@@ -96,11 +96,11 @@ impl Frame {
         let (kind, body) = match self {
             Self::Hello(rails) => (1, rails.encode()),
             Self::Answer(rails) => (2, rails.encode()),
-            Self::Refusal(why) => (3, shortened(why).as_bytes().to_vec()),
+            Self::Refusal(why) => (3, truncated(why).as_bytes().to_vec()),
             Self::Ready => (4, Vec::new()),
-            Self::Parting(frames) => (5, frames.to_le_bytes().to_vec()),
+            Self::Close(frames) => (5, frames.to_le_bytes().to_vec()),
         };
-        let mut out = Vec::with_capacity(HEAD + body.len());
+        let mut out = Vec::with_capacity(HEADER_BYTES + body.len());
         out.extend(MAGIC.to_le_bytes());
         out.extend(VERSION.to_le_bytes());
         out.extend([kind, 0]);
@@ -116,24 +116,24 @@ impl Frame {
             Self::Answer(_) => "an answer",
             Self::Refusal(_) => "a refusal",
             Self::Ready => "readiness",
-            Self::Parting(_) => "a parting",
+            Self::Close(_) => "a parting",
         }
     }
 
     /// What the bytes of a whole frame say.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        if bytes.len() < HEAD || wanted(bytes)? != bytes.len() {
+        if bytes.len() < HEADER_BYTES || frame_length(bytes)? != bytes.len() {
             return Err(format!("a frame of {} bytes is not whole", bytes.len()));
         }
-        let body = &bytes[HEAD..];
+        let body = &bytes[HEADER_BYTES..];
         match bytes[6] {
             1 => Rails::decode(body, MAX_HELLO).map(Self::Hello),
             2 => Rails::decode(body, MAX_OFFER).map(Self::Answer),
-            3 => Ok(Self::Refusal(clean(body))),
+            3 => Ok(Self::Refusal(sanitized(body))),
             4 => Ok(Self::Ready),
             5 => body
                 .try_into()
-                .map(|frames| Self::Parting(u64::from_le_bytes(frames)))
+                .map(|frames| Self::Close(u64::from_le_bytes(frames)))
                 .map_err(|_| format!("a parting of {} bytes", body.len())),
             kind => Err(format!("kind {kind}")),
         }
@@ -141,8 +141,8 @@ impl Frame {
 }
 
 /// As much of a sentence as may be sent.
-fn shortened(text: &str) -> &str {
-    &text[..text.floor_char_boundary(MAX_SENTENCE)]
+fn truncated(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_REASON)]
 }
 
 impl Rails {
@@ -157,7 +157,7 @@ impl Rails {
             out.extend([0, 0]);
             out.extend(endpoint.gid);
             out.extend(endpoint.mtu.to_le_bytes());
-            out.extend(endpoint.datagram_key.to_le_bytes());
+            out.extend(endpoint.qkey.to_le_bytes());
             let length = u16::try_from(greeting.len()).expect("greetings are short");
             out.extend(length.to_le_bytes());
             out.extend(greeting);
@@ -165,7 +165,7 @@ impl Rails {
         out
     }
 
-    fn decode(body: &[u8], most: usize) -> Result<Self, String> {
+    fn decode(body: &[u8], max_bytes: usize) -> Result<Self, String> {
         let short = || "rails are missing".to_owned();
         let (head, mut rest) = body.split_first_chunk::<4>().ok_or_else(short)?;
         let service = match head[1] {
@@ -179,7 +179,7 @@ impl Rails {
         }
         let (mut endpoints, mut greetings) = (Vec::new(), Vec::new());
         for _ in 0..head[0] {
-            let (rail, after) = rest.split_first_chunk::<RAIL>().ok_or_else(short)?;
+            let (rail, after) = rest.split_first_chunk::<RAIL_BYTES>().ok_or_else(short)?;
             let word = |at: usize| {
                 u32::from_le_bytes([rail[at], rail[at + 1], rail[at + 2], rail[at + 3]])
             };
@@ -191,11 +191,13 @@ impl Rails {
                 lid: u16::from_le_bytes([rail[8], rail[9]]),
                 gid,
                 mtu: word(28),
-                datagram_key: word(32),
+                qkey: word(32),
             });
             let length = usize::from(u16::from_le_bytes([rail[36], rail[37]]));
-            if length > most {
-                return Err(format!("a greeting of {length} bytes, {most} are the most"));
+            if length > max_bytes {
+                return Err(format!(
+                    "a greeting of {length} bytes, {max_bytes} are the most"
+                ));
             }
             let (greeting, after) = after.split_at_checked(length).ok_or_else(short)?;
             greetings.push(greeting.to_vec());

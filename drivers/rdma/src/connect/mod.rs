@@ -14,7 +14,7 @@ pub mod cm;
 pub mod exchange;
 pub mod tcp;
 
-use crate::verbs::{Nic, Queue, QueueOptions, Service, VerbsError};
+use crate::verbs::{Nic, QueuePair, QueuePairOptions, Service, VerbsError};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -59,7 +59,7 @@ pub enum ConnectError {
     },
     /// This side has ended meanwhile.
     #[error("{peer}: given up, for this side has ended")]
-    Over {
+    Cancelled {
         /// The other side's address.
         peer: String,
     },
@@ -115,10 +115,10 @@ impl Connection {
     }
 
     /// One that goes to the listener at `address` in this way.
-    pub fn dialler(self, address: SocketAddr) -> Box<dyn Dialler> {
+    pub fn connector(self, address: SocketAddr) -> Box<dyn Connector> {
         match self {
-            Self::Tcp => Box::new(tcp::dialler(address)),
-            Self::Cm => Box::new(cm::dialler(address)),
+            Self::Tcp => Box::new(tcp::connector(address)),
+            Self::Cm => Box::new(cm::connector(address)),
         }
     }
 
@@ -135,78 +135,78 @@ impl Connection {
 }
 
 /// Called with the index and the queue of each rail before the peer may send: the place to post receives.
-pub type Prepare<'a> = &'a mut dyn FnMut(usize, &mut dyn Queue) -> Result<(), VerbsError>;
+pub type Prepare<'a> = &'a mut dyn FnMut(usize, &mut dyn QueuePair) -> Result<(), VerbsError>;
 
 /// Has something that goes on in another thread fail soon; does nothing where that is over.
-pub type Breaker = Box<dyn Fn() + Send>;
+pub type AbortHandle = Box<dyn Fn() + Send>;
 
 /// Connected queues.
 pub struct Link {
     /// One a rail.
-    pub rails: Vec<Box<dyn Queue>>,
+    pub rails: Vec<Box<dyn QueuePair>>,
     /// What the other side said: the dialler gets a greeting a rail, the listener has read one a rail already.
     pub greetings: Vec<Vec<u8>>,
     /// Whether it is still there.
-    pub watch: Box<dyn Watch>,
+    pub monitor: Box<dyn PeerMonitor>,
 }
 
 /// Why the other side is not there any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gone {
+pub struct Disconnect {
     /// Where it has said that it ends on purpose: how many frames of the stream there are in all as far as it knows.
     /// `rdma_cm` carries no such word: a process that ends on purpose looks like one that dies.
-    pub parting: Option<u64>,
+    pub final_frames: Option<u64>,
     /// A sentence.
     pub why: String,
 }
 
-impl std::fmt::Display for Gone {
+impl std::fmt::Display for Disconnect {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.why)
     }
 }
 
 /// Looks whether the other side is still there.
-pub trait Watch: Send {
+pub trait PeerMonitor: Send {
     /// Why it is not; `None` while it is. One system call at most, and none where the connection has its own thread; never
     /// waits.
-    fn gone(&mut self) -> Option<Gone>;
+    fn poll_disconnect(&mut self) -> Option<Disconnect>;
 
     /// Tells the other side that this one ends on purpose, and how many frames of the stream there are in all as far as
     /// it knows.
-    fn part(&mut self, frames: u64);
+    fn close(&mut self, frames: u64);
 }
 
 /// A peer's words as they are shown to people, in logs and terminals: without control characters, and of at most 160 bytes.
-fn clean(words: &[u8]) -> String {
+fn sanitized(words: &[u8]) -> String {
     let text = String::from_utf8_lossy(words);
-    let mut clean: String = text
+    let mut sanitized: String = text
         .chars()
-        .map(|c| if is_shown(c) { c } else { ' ' })
+        .map(|c| if is_printable(c) { c } else { ' ' })
         .collect();
-    clean.truncate(clean.floor_char_boundary(exchange::MAX_SENTENCE));
-    clean
+    sanitized.truncate(sanitized.floor_char_boundary(exchange::MAX_REASON));
+    sanitized
 }
 
 /// Whether a character is one that a terminal shows, and in its place: no control character, and none that turns the
 /// direction of writing or is invisible.
-fn is_shown(c: char) -> bool {
+fn is_printable(c: char) -> bool {
     !c.is_control()
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// Goes to a listener.
-pub trait Dialler: Send {
-    /// Gives up where `is_over` is true before the last word that connects: then nobody wants the connection any more.
-    fn cancel_with(&mut self, is_over: Arc<AtomicBool>) {
-        drop(is_over);
+pub trait Connector: Send {
+    /// Gives up where `is_cancelled` is true before the last word that connects: then nobody wants the connection any more.
+    fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
+        drop(is_cancelled);
     }
 
     /// Connects one queue for each of `nics`, with a greeting for each, within `limit`.
     fn dial(
         &mut self,
         nics: &[Arc<dyn Nic>],
-        options: &QueueOptions,
+        options: &QueuePairOptions,
         greetings: &[Vec<u8>],
         prepare: Prepare<'_>,
         limit: Duration,
@@ -237,12 +237,12 @@ pub trait Incoming: Send {
     fn greetings(&self) -> &[Vec<u8>];
 
     /// What has [`accept`](Self::accept) fail while it waits for the dialler.
-    fn breaker(&self) -> Breaker;
+    fn abort_handle(&self) -> AbortHandle;
 
     /// Answers with a greeting a rail; the queues are connected when this returns.
     fn accept(
         self: Box<Self>,
-        options: &QueueOptions,
+        options: &QueuePairOptions,
         greetings: &[Vec<u8>],
         prepare: Prepare<'_>,
     ) -> Result<Link, ConnectError>;

@@ -7,11 +7,14 @@
 //!           ── Ready ──▶              all are connected: the listener may send
 //! ```
 
-use super::acceptor::{Door, Guest};
+use super::acceptor::{Acceptor, HandshakenPeer};
 use super::access::Allows;
-use super::exchange::{self, Frame, HEAD, PARTING, Rails};
-use super::{Breaker, ConnectError, Dialler, Gone, Incoming, Link, Listener, Prepare, Watch};
-use crate::verbs::{Nic, Queue, QueueOptions};
+use super::exchange::{self, CLOSE_BYTES, Frame, HEADER_BYTES, Rails};
+use super::{
+    AbortHandle, ConnectError, Connector, Disconnect, Incoming, Link, Listener, PeerMonitor,
+    Prepare,
+};
+use crate::verbs::{Nic, QueuePair, QueuePairOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,35 +24,35 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a peer that has begun may take to go on.
-const STEP: Duration = Duration::from_secs(5);
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 /// No limit is longer, so that each has an end that clocks can name: a year.
-const LONGEST: Duration = Duration::from_hours(365 * 24);
+const MAX_TIMEOUT: Duration = Duration::from_hours(365 * 24);
 /// After so long without a word the kernel asks the peer whether it is there, again each second, three times.
-const KEEP_ALIVE: Duration = Duration::from_secs(2);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
 
 /// Goes to the listener at an address.
 #[derive(Clone, Debug)]
-pub struct TcpDialler {
+pub struct TcpConnector {
     address: SocketAddr,
-    is_over: Option<Arc<AtomicBool>>,
+    is_cancelled: Option<Arc<AtomicBool>>,
 }
 
 /// Waits at an address.
-pub struct TcpWaiting {
-    door: Door,
+pub struct ExchangeListener {
+    acceptor: Acceptor,
     address: SocketAddr,
 }
 
 /// One that goes to the listener at `address`.
-pub const fn dialler(address: SocketAddr) -> TcpDialler {
-    TcpDialler {
+pub const fn connector(address: SocketAddr) -> TcpConnector {
+    TcpConnector {
         address,
-        is_over: None,
+        is_cancelled: None,
     }
 }
 
-/// One that waits at `address`; with port 0 at any, which [`TcpWaiting::address`] tells.
-pub fn listener(address: SocketAddr) -> Result<TcpWaiting, ConnectError> {
+/// One that waits at `address`; with port 0 at any, which [`ExchangeListener::address`] tells.
+pub fn listener(address: SocketAddr) -> Result<ExchangeListener, ConnectError> {
     let refused = |source| ConnectError::Network {
         peer: address.to_string(),
         action: "listening",
@@ -57,11 +60,12 @@ pub fn listener(address: SocketAddr) -> Result<TcpWaiting, ConnectError> {
     };
     let listener = TcpListener::bind(address).map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
-    let door = Door::new(listener, |bytes| exchange::wanted(bytes).ok()).map_err(refused)?;
-    Ok(TcpWaiting { door, address })
+    let acceptor =
+        Acceptor::new(listener, |bytes| exchange::frame_length(bytes).ok()).map_err(refused)?;
+    Ok(ExchangeListener { acceptor, address })
 }
 
-impl TcpWaiting {
+impl ExchangeListener {
     /// Where it waits.
     pub const fn address(&self) -> SocketAddr {
         self.address
@@ -69,33 +73,34 @@ impl TcpWaiting {
 }
 
 /// A stream of frames with a peer.
-struct Talk {
+struct FrameConnection {
     stream: TcpStream,
     peer: String,
 }
 
-impl Talk {
+impl FrameConnection {
     fn new(stream: TcpStream, peer: SocketAddr) -> Result<Self, ConnectError> {
-        let talk = Self {
+        let connection = Self {
             stream,
             peer: peer.to_string(),
         };
-        talk.prepare()
-            .map_err(|source| talk.broken("setting up the stream", source))?;
-        Ok(talk)
+        connection
+            .prepare()
+            .map_err(|source| connection.network_error("setting up the stream", source))?;
+        Ok(connection)
     }
 
     fn prepare(&self) -> io::Result<()> {
         self.stream.set_nonblocking(true)?;
         self.stream.set_nodelay(true)?;
         sockopt::set_socket_keepalive(&self.stream, true)?;
-        sockopt::set_tcp_keepidle(&self.stream, KEEP_ALIVE)?;
+        sockopt::set_tcp_keepidle(&self.stream, KEEPALIVE_IDLE)?;
         sockopt::set_tcp_keepintvl(&self.stream, Duration::from_secs(1))?;
         sockopt::set_tcp_keepcnt(&self.stream, 3)?;
         Ok(())
     }
 
-    fn broken(&self, action: &'static str, source: io::Error) -> ConnectError {
+    fn network_error(&self, action: &'static str, source: io::Error) -> ConnectError {
         ConnectError::Network {
             peer: self.peer.clone(),
             action,
@@ -103,7 +108,7 @@ impl Talk {
         }
     }
 
-    fn foreign(&self, why: impl Into<String>) -> ConnectError {
+    fn protocol_error(&self, why: impl Into<String>) -> ConnectError {
         ConnectError::Foreign {
             peer: self.peer.clone(),
             why: why.into(),
@@ -120,7 +125,7 @@ impl Talk {
         }
     }
 
-    fn say(&mut self, frame: &Frame, end: Instant) -> Result<(), ConnectError> {
+    fn send_frame(&mut self, frame: &Frame, end: Instant) -> Result<(), ConnectError> {
         let bytes = frame.encode();
         let mut done = 0;
         while done < bytes.len() {
@@ -129,14 +134,14 @@ impl Talk {
                     done += more;
                     Ok(())
                 }
-                Err(error) => self.again(error, PollFlags::OUT, end),
+                Err(error) => self.wait_or_fail(error, PollFlags::OUT, end),
             };
-            result.map_err(|source| self.broken("sending a greeting", source))?;
+            result.map_err(|source| self.network_error("sending a greeting", source))?;
         }
         Ok(())
     }
 
-    fn again(&self, error: io::Error, flags: PollFlags, end: Instant) -> io::Result<()> {
+    fn wait_or_fail(&self, error: io::Error, flags: PollFlags, end: Instant) -> io::Result<()> {
         match error.kind() {
             ErrorKind::WouldBlock => self.await_ready(flags, end),
             ErrorKind::Interrupted => Ok(()),
@@ -145,13 +150,13 @@ impl Talk {
     }
 
     /// The next frame, and no byte more.
-    fn hear(&mut self, end: Instant) -> Result<Frame, ConnectError> {
-        let mut bytes = Vec::with_capacity(HEAD);
+    fn receive_frame(&mut self, end: Instant) -> Result<Frame, ConnectError> {
+        let mut bytes = Vec::with_capacity(HEADER_BYTES);
         loop {
-            let wanted = exchange::wanted(&bytes).map_err(|why| self.foreign(why))?;
+            let wanted = exchange::frame_length(&bytes).map_err(|why| self.protocol_error(why))?;
             let have = bytes.len();
             if have >= wanted {
-                return Frame::decode(&bytes).map_err(|why| self.foreign(why));
+                return Frame::decode(&bytes).map_err(|why| self.protocol_error(why));
             }
             bytes.resize(wanted, 0);
             let result = self.stream.read(&mut bytes[have..]);
@@ -159,62 +164,72 @@ impl Talk {
             match result {
                 Ok(0) => {
                     let error = ErrorKind::UnexpectedEof.into();
-                    return Err(self.broken("waiting for an answer", error));
+                    return Err(self.network_error("waiting for an answer", error));
                 }
                 Ok(_) => {}
                 Err(error) => self
-                    .again(error, PollFlags::IN, end)
-                    .map_err(|source| self.broken("waiting for an answer", source))?,
+                    .wait_or_fail(error, PollFlags::IN, end)
+                    .map_err(|source| self.network_error("waiting for an answer", source))?,
             }
         }
     }
 }
 
 /// A queue for each card, prepared.
-fn queues(
+fn create_queue_pairs(
     nics: &[Arc<dyn Nic>],
-    options: &QueueOptions,
+    options: &QueuePairOptions,
     prepare: Prepare<'_>,
-) -> Result<Vec<Box<dyn Queue>>, ConnectError> {
-    let mut queues = Vec::with_capacity(nics.len());
+) -> Result<Vec<Box<dyn QueuePair>>, ConnectError> {
+    let mut queue_pairs = Vec::with_capacity(nics.len());
     for (rail, nic) in nics.iter().enumerate() {
-        let mut queue = nic.queue(options)?;
-        prepare(rail, &mut *queue)?;
-        queues.push(queue);
+        let mut queue_pair = nic.create_queue_pair(options)?;
+        prepare(rail, &mut *queue_pair)?;
+        queue_pairs.push(queue_pair);
     }
-    Ok(queues)
+    Ok(queue_pairs)
 }
 
-fn rails(queues: &[Box<dyn Queue>], options: &QueueOptions, greetings: &[Vec<u8>]) -> Rails {
+fn rails(
+    queue_pairs: &[Box<dyn QueuePair>],
+    options: &QueuePairOptions,
+    greetings: &[Vec<u8>],
+) -> Rails {
     Rails {
         service: options.service,
-        endpoints: queues.iter().map(|queue| queue.endpoint()).collect(),
+        endpoints: queue_pairs
+            .iter()
+            .map(|queue_pair| queue_pair.endpoint())
+            .collect(),
         greetings: greetings.to_vec(),
     }
 }
 
-fn connect(queues: &mut [Box<dyn Queue>], peer: &Rails) -> Result<(), ConnectError> {
-    for (queue, endpoint) in queues.iter_mut().zip(&peer.endpoints) {
-        queue.connect(endpoint)?;
+fn connect_queue_pairs(
+    queue_pairs: &mut [Box<dyn QueuePair>],
+    peer: &Rails,
+) -> Result<(), ConnectError> {
+    for (queue_pair, endpoint) in queue_pairs.iter_mut().zip(&peer.endpoints) {
+        queue_pair.connect(endpoint)?;
     }
     Ok(())
 }
 
-impl Dialler for TcpDialler {
-    fn cancel_with(&mut self, is_over: Arc<AtomicBool>) {
-        self.is_over = Some(is_over);
+impl Connector for TcpConnector {
+    fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
+        self.is_cancelled = Some(is_cancelled);
     }
 
     fn dial(
         &mut self,
         nics: &[Arc<dyn Nic>],
-        options: &QueueOptions,
+        options: &QueuePairOptions,
         greetings: &[Vec<u8>],
         prepare: Prepare<'_>,
         limit: Duration,
     ) -> Result<Link, ConnectError> {
         // A limit of nothing is none that a connection accepts.
-        let limit = limit.clamp(Duration::from_millis(1), LONGEST);
+        let limit = limit.clamp(Duration::from_millis(1), MAX_TIMEOUT);
         let end = Instant::now() + limit;
         let stream = TcpStream::connect_timeout(&self.address, limit).map_err(|source| {
             ConnectError::Network {
@@ -223,44 +238,48 @@ impl Dialler for TcpDialler {
                 source,
             }
         })?;
-        let mut talk = Talk::new(stream, self.address)?;
-        let mut queues = queues(nics, options, prepare)?;
-        talk.say(&Frame::Hello(rails(&queues, options, greetings)), end)?;
-        let answer = match talk.hear(end)? {
+        let mut connection = FrameConnection::new(stream, self.address)?;
+        let mut queue_pairs = create_queue_pairs(nics, options, prepare)?;
+        connection.send_frame(&Frame::Hello(rails(&queue_pairs, options, greetings)), end)?;
+        let answer = match connection.receive_frame(end)? {
             Frame::Answer(rails) => rails,
             Frame::Refusal(why) => {
                 return Err(ConnectError::Refused {
-                    peer: talk.peer,
+                    peer: connection.peer,
                     why,
                 });
             }
-            other => return Err(talk.foreign(format!("{} for an answer", other.kind()))),
+            other => {
+                return Err(connection.protocol_error(format!("{} for an answer", other.kind())));
+            }
         };
-        if answer.endpoints.len() != queues.len() || answer.service != options.service {
+        if answer.endpoints.len() != queue_pairs.len() || answer.service != options.service {
             let why = format!(
                 "it answers with {} rails of {}",
                 answer.endpoints.len(),
                 answer.service.name()
             );
-            return Err(talk.foreign(why));
+            return Err(connection.protocol_error(why));
         }
-        connect(&mut queues, &answer)?;
-        let is_over = self.is_over.as_ref();
-        if is_over.is_some_and(|is_over| is_over.load(Ordering::Acquire)) {
-            return Err(ConnectError::Over { peer: talk.peer });
+        connect_queue_pairs(&mut queue_pairs, &answer)?;
+        let is_cancelled = self.is_cancelled.as_ref();
+        if is_cancelled.is_some_and(|is_cancelled| is_cancelled.load(Ordering::Acquire)) {
+            return Err(ConnectError::Cancelled {
+                peer: connection.peer,
+            });
         }
-        talk.say(&Frame::Ready, end)?;
+        connection.send_frame(&Frame::Ready, end)?;
         Ok(Link {
-            rails: queues,
+            rails: queue_pairs,
             greetings: answer.greetings,
-            watch: Box::new(TcpWatch::new(talk)),
+            monitor: Box::new(TcpMonitor::new(connection)),
         })
     }
 }
 
-impl Listener for TcpWaiting {
+impl Listener for ExchangeListener {
     fn restrict(&mut self, allows: Allows) {
-        self.door.restrict(allows);
+        self.acceptor.restrict(allows);
     }
 
     fn accept(
@@ -268,32 +287,32 @@ impl Listener for TcpWaiting {
         nics: &[Arc<dyn Nic>],
         limit: Duration,
     ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
-        let end = Instant::now() + limit.min(LONGEST);
+        let end = Instant::now() + limit.min(MAX_TIMEOUT);
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let guest = self
-                .door
-                .next(Some(left))
-                .map_err(|source| ConnectError::Network {
-                    peer: self.address.to_string(),
-                    action: "listening",
-                    source,
-                })?;
-            let Some(Guest {
+            let handshaken =
+                self.acceptor
+                    .next(Some(left))
+                    .map_err(|source| ConnectError::Network {
+                        peer: self.address.to_string(),
+                        action: "listening",
+                        source,
+                    })?;
+            let Some(HandshakenPeer {
                 stream,
                 peer,
                 greeting,
-            }) = guest
+            }) = handshaken
             else {
                 return Ok(None);
             };
-            let Ok(mut talk) = Talk::new(stream, peer) else {
+            let Ok(mut connection) = FrameConnection::new(stream, peer) else {
                 continue;
             };
             match Frame::decode(&greeting) {
                 Ok(Frame::Hello(hello)) if hello.endpoints.len() == nics.len() => {
                     return Ok(Some(Box::new(TcpIncoming {
-                        talk,
+                        connection,
                         hello,
                         nics: nics.to_vec(),
                     })));
@@ -303,7 +322,7 @@ impl Listener for TcpWaiting {
                     let why = format!(
                         "the receiver has {ours} rails, this sink has {theirs}: set as many cards in `nics` on both hosts"
                     );
-                    refuse(&mut talk, &why);
+                    refuse(&mut connection, &why);
                 }
                 // A peer with another protocol is not answered.
                 Ok(_) | Err(_) => {}
@@ -316,29 +335,29 @@ impl Listener for TcpWaiting {
     }
 }
 
-fn refuse(talk: &mut Talk, why: &str) {
+fn refuse(connection: &mut FrameConnection, why: &str) {
     // The few bytes fit into what the kernel holds of a new stream; whoever does not wait for them goes without.
-    let _ = talk.say(&Frame::Refusal(why.to_owned()), Instant::now());
-    let _ = talk.stream.shutdown(Shutdown::Write);
+    let _ = connection.send_frame(&Frame::Refusal(why.to_owned()), Instant::now());
+    let _ = connection.stream.shutdown(Shutdown::Write);
 }
 
 struct TcpIncoming {
-    talk: Talk,
+    connection: FrameConnection,
     hello: Rails,
     nics: Vec<Arc<dyn Nic>>,
 }
 
 impl Incoming for TcpIncoming {
     fn peer(&self) -> String {
-        self.talk.peer.clone()
+        self.connection.peer.clone()
     }
 
     fn greetings(&self) -> &[Vec<u8>] {
         &self.hello.greetings
     }
 
-    fn breaker(&self) -> Breaker {
-        let stream = self.talk.stream.try_clone();
+    fn abort_handle(&self) -> AbortHandle {
+        let stream = self.connection.stream.try_clone();
         Box::new(move || {
             if let Ok(stream) = &stream {
                 // It may be shut down already.
@@ -349,83 +368,87 @@ impl Incoming for TcpIncoming {
 
     fn accept(
         self: Box<Self>,
-        options: &QueueOptions,
+        options: &QueuePairOptions,
         greetings: &[Vec<u8>],
         prepare: Prepare<'_>,
     ) -> Result<Link, ConnectError> {
         let Self {
-            mut talk,
+            mut connection,
             hello,
             nics,
         } = *self;
-        let end = Instant::now() + STEP;
+        let end = Instant::now() + STEP_TIMEOUT;
         if hello.service != options.service {
             let (theirs, ours) = (hello.service.name(), options.service.name());
             let why = format!(
                 "the receiver has service = \"{ours}\", this sink \"{theirs}\": set the same on both hosts"
             );
-            refuse(&mut talk, &why);
+            refuse(&mut connection, &why);
             return Err(ConnectError::Mismatch {
-                peer: talk.peer,
+                peer: connection.peer,
                 why: format!(
                     "its sink has service = \"{theirs}\", this source \"{ours}\": set the same on both hosts"
                 ),
             });
         }
-        let made = queues(&nics, options, prepare).and_then(|mut queues| {
-            connect(&mut queues, &hello)?;
-            Ok(queues)
+        let made = create_queue_pairs(&nics, options, prepare).and_then(|mut queue_pairs| {
+            connect_queue_pairs(&mut queue_pairs, &hello)?;
+            Ok(queue_pairs)
         });
-        let queues = match made {
-            Ok(queues) => queues,
+        let queue_pairs = match made {
+            Ok(queue_pairs) => queue_pairs,
             Err(error) => {
-                refuse(&mut talk, &error.to_string());
+                refuse(&mut connection, &error.to_string());
                 return Err(error);
             }
         };
-        talk.say(&Frame::Answer(rails(&queues, options, greetings)), end)?;
-        match talk.hear(end)? {
+        connection.send_frame(&Frame::Answer(rails(&queue_pairs, options, greetings)), end)?;
+        match connection.receive_frame(end)? {
             Frame::Ready => {}
             other => {
-                return Err(talk.foreign(format!("{} in place of its readiness", other.kind())));
+                return Err(connection
+                    .protocol_error(format!("{} in place of its readiness", other.kind())));
             }
         }
         Ok(Link {
-            rails: queues,
+            rails: queue_pairs,
             greetings: hello.greetings,
-            watch: Box::new(TcpWatch::new(talk)),
+            monitor: Box::new(TcpMonitor::new(connection)),
         })
     }
 
     fn refuse(mut self: Box<Self>, why: &str) {
-        refuse(&mut self.talk, why);
+        refuse(&mut self.connection, why);
     }
 }
 
 /// The stream, after the queues are connected.
-struct TcpWatch {
-    talk: Talk,
-    heard: Vec<u8>,
-    gone: Option<Gone>,
+struct TcpMonitor {
+    connection: FrameConnection,
+    received: Vec<u8>,
+    disconnect: Option<Disconnect>,
 }
 
-impl TcpWatch {
-    const fn new(talk: Talk) -> Self {
+impl TcpMonitor {
+    const fn new(connection: FrameConnection) -> Self {
         Self {
-            talk,
-            heard: Vec::new(),
-            gone: None,
+            connection,
+            received: Vec::new(),
+            disconnect: None,
         }
     }
 
     /// What the peer's end, or a word of it, means.
-    fn look(&mut self) -> Option<Gone> {
-        let ended = |why: String| Gone { parting: None, why };
-        let peer = &self.talk.peer;
-        let foreign = || ended(format!("{peer} speaks something else than daq"));
-        let mut bytes = [0; PARTING];
-        let wanted = PARTING - self.heard.len();
-        let read = match self.talk.stream.read(&mut bytes[..wanted]) {
+    fn read_close(&mut self) -> Option<Disconnect> {
+        let ended = |why: String| Disconnect {
+            final_frames: None,
+            why,
+        };
+        let peer = &self.connection.peer;
+        let protocol_error = || ended(format!("{peer} speaks something else than daq"));
+        let mut bytes = [0; CLOSE_BYTES];
+        let wanted = CLOSE_BYTES - self.received.len();
+        let read = match self.connection.stream.read(&mut bytes[..wanted]) {
             Ok(0) => {
                 return Some(ended(format!(
                     "{peer} has closed the connection without a word: it ended, or was killed"
@@ -439,32 +462,35 @@ impl TcpWatch {
                     .then(|| ended(format!("the connection to {peer} is broken: {error}")));
             }
         };
-        self.heard.extend(&bytes[..read]);
-        let is_ours = self.heard.len() < HEAD || exchange::wanted(&self.heard) == Ok(PARTING);
-        if is_ours && self.heard.len() < PARTING {
+        self.received.extend(&bytes[..read]);
+        let is_ours = self.received.len() < HEADER_BYTES
+            || exchange::frame_length(&self.received) == Ok(CLOSE_BYTES);
+        if is_ours && self.received.len() < CLOSE_BYTES {
             return None;
         }
-        Some(match Frame::decode(&self.heard) {
-            Ok(Frame::Parting(frames)) => Gone {
-                parting: Some(frames),
+        Some(match Frame::decode(&self.received) {
+            Ok(Frame::Close(frames)) => Disconnect {
+                final_frames: Some(frames),
                 why: format!("{peer} has ended"),
             },
-            Ok(_) | Err(_) => foreign(),
+            Ok(_) | Err(_) => protocol_error(),
         })
     }
 }
 
-impl Watch for TcpWatch {
-    fn gone(&mut self) -> Option<Gone> {
-        if self.gone.is_none() {
-            self.gone = self.look();
+impl PeerMonitor for TcpMonitor {
+    fn poll_disconnect(&mut self) -> Option<Disconnect> {
+        if self.disconnect.is_none() {
+            self.disconnect = self.read_close();
         }
-        self.gone.clone()
+        self.disconnect.clone()
     }
 
-    fn part(&mut self, frames: u64) {
+    fn close(&mut self, frames: u64) {
         // Where the peer takes no more bytes it sees the end without a word.
-        let _ = self.talk.say(&Frame::Parting(frames), Instant::now());
-        let _ = self.talk.stream.shutdown(Shutdown::Write);
+        let _ = self
+            .connection
+            .send_frame(&Frame::Close(frames), Instant::now());
+        let _ = self.connection.stream.shutdown(Shutdown::Write);
     }
 }

@@ -1,10 +1,10 @@
 //! The exchange by TCP, with peers that mean well and with others.
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
-use super::exchange::{Frame, MAX_SENTENCE, Rails};
-use super::tcp::{self, TcpWaiting};
+use super::exchange::{Frame, MAX_REASON, Rails};
+use super::tcp::{self, ExchangeListener};
 use super::*;
-use crate::emulated::{Card, Faults};
+use crate::emulated::{EmulatedNic, Faults};
 use crate::verbs::{Endpoint, Service};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketType};
@@ -14,21 +14,21 @@ use std::thread::JoinHandle;
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const LONG: Duration = Duration::from_mins(1);
-const OPTIONS: QueueOptions = QueueOptions {
+const OPTIONS: QueuePairOptions = QueuePairOptions {
     service: Service::Rc,
     sends: 4,
     receives: 4,
-    pieces: 1,
+    sges: 1,
     inline: 64,
     events: true,
 };
 
 fn nics(count: usize) -> Vec<Arc<dyn Nic>> {
-    let card = || Card::new(LOOPBACK, Faults::none()).unwrap();
+    let card = || EmulatedNic::new(LOOPBACK, Faults::none()).unwrap();
     (0..count).map(|_| card()).collect()
 }
 
-fn waiting() -> TcpWaiting {
+fn waiting() -> ExchangeListener {
     tcp::listener((LOOPBACK, 0).into()).unwrap()
 }
 
@@ -41,17 +41,17 @@ fn greetings(word: &str, count: usize) -> Vec<Vec<u8>> {
 fn dial(
     to: SocketAddr,
     rails: usize,
-    options: QueueOptions,
+    options: QueuePairOptions,
 ) -> JoinHandle<Result<Link, ConnectError>> {
     std::thread::spawn(move || {
         let nics = nics(rails);
         let greetings = greetings("hello", rails);
-        tcp::dialler(to).dial(&nics, &options, &greetings, &mut |_, _| Ok(()), LONG)
+        tcp::connector(to).dial(&nics, &options, &greetings, &mut |_, _| Ok(()), LONG)
     })
 }
 
 /// Both sides of a connection with `rails` rails.
-fn linked(listener: &mut TcpWaiting, rails: usize) -> (Link, Link) {
+fn linked(listener: &mut ExchangeListener, rails: usize) -> (Link, Link) {
     let dialled = dial(listener.address(), rails, OPTIONS);
     let nics = nics(rails);
     let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
@@ -60,7 +60,7 @@ fn linked(listener: &mut TcpWaiting, rails: usize) -> (Link, Link) {
     let there = incoming
         .accept(&OPTIONS, &greetings("offer", rails), &mut |rail, queue| {
             prepared.push(rail);
-            queue.receive(rail as u64, &[])
+            queue.post_receive(rail as u64, &[])
         })
         .unwrap();
     assert_eq!(prepared, (0..rails).collect::<Vec<_>>());
@@ -70,10 +70,14 @@ fn linked(listener: &mut TcpWaiting, rails: usize) -> (Link, Link) {
     (here, there)
 }
 
-fn gone(watch: &mut dyn Watch) -> Gone {
+fn poll_disconnect(monitor: &mut dyn PeerMonitor) -> Disconnect {
     loop {
-        if let Some(why) = watch.gone() {
-            assert_eq!(watch.gone(), Some(why.clone()), "it changed its mind");
+        if let Some(why) = monitor.poll_disconnect() {
+            assert_eq!(
+                monitor.poll_disconnect(),
+                Some(why.clone()),
+                "it changed its mind"
+            );
             return why;
         }
         std::thread::yield_now();
@@ -84,14 +88,20 @@ fn gone(watch: &mut dyn Watch) -> Gone {
 fn rails_are_connected_and_monitored() {
     let mut listener = waiting();
     let (mut here, mut there) = linked(&mut listener, 3);
-    assert_eq!((here.watch.gone(), there.watch.gone()), (None, None));
-    here.watch.part(7);
-    assert_eq!(gone(&mut *there.watch).parting, Some(7));
+    assert_eq!(
+        (
+            here.monitor.poll_disconnect(),
+            there.monitor.poll_disconnect()
+        ),
+        (None, None)
+    );
+    here.monitor.close(7);
+    assert_eq!(poll_disconnect(&mut *there.monitor).final_frames, Some(7));
     // The same listener takes the next one, whose end comes without a word.
     let (mut here, there) = linked(&mut listener, 1);
     drop(there);
-    let gone = gone(&mut *here.watch);
-    assert!(gone.parting.is_none() && gone.why.contains("without a word"));
+    let disconnect = poll_disconnect(&mut *here.monitor);
+    assert!(disconnect.final_frames.is_none() && disconnect.why.contains("without a word"));
 }
 
 #[test]
@@ -101,7 +111,7 @@ fn accept_can_be_cancelled() {
     silent.write_all(&hello(1).encode()).unwrap();
     let nics = nics(1);
     let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
-    incoming.breaker()();
+    incoming.abort_handle()();
     let error = incoming
         .accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()))
         .err()
@@ -163,11 +173,11 @@ fn rejected_connector_gets_reason() {
     incoming.refuse(&"ä\n".repeat(200));
     let why = sentence(dialled.join().unwrap().err().unwrap());
     assert!(
-        why.starts_with("ä ä ä ") && why.len() <= MAX_SENTENCE,
+        why.starts_with("ä ä ä ") && why.len() <= MAX_REASON,
         "{why}"
     );
 
-    let other = QueueOptions {
+    let other = QueuePairOptions {
         service: Service::Uc,
         ..OPTIONS
     };
@@ -208,7 +218,13 @@ fn pending_peers_do_not_block_connector() {
         }
     }
     let (mut here, mut there) = linked(&mut listener, 1);
-    assert_eq!((here.watch.gone(), there.watch.gone()), (None, None));
+    assert_eq!(
+        (
+            here.monitor.poll_disconnect(),
+            there.monitor.poll_disconnect()
+        ),
+        (None, None)
+    );
 }
 
 fn hello(rails: usize) -> Frame {
@@ -252,7 +268,8 @@ fn answered(bytes: &[u8], ends: bool, limit: Duration) -> ConnectError {
         }
     });
     let hello = greetings("hello", 1);
-    let result = tcp::dialler(address).dial(&nics(1), &OPTIONS, &hello, &mut |_, _| Ok(()), limit);
+    let result =
+        tcp::connector(address).dial(&nics(1), &OPTIONS, &hello, &mut |_, _| Ok(()), limit);
     drop(done);
     thread.join().unwrap();
     result.err().unwrap()
@@ -300,13 +317,13 @@ fn rails() -> impl Strategy<Value = Rails> {
         any::<[u8; 16]>(),
         any::<(u32, u32)>(),
     )
-        .prop_map(|((number, psn, lid), gid, (mtu, datagram_key))| Endpoint {
+        .prop_map(|((number, psn, lid), gid, (mtu, qkey))| Endpoint {
             number,
             psn,
             lid,
             gid,
             mtu,
-            datagram_key,
+            qkey,
         });
     let greeting = proptest::collection::vec(any::<u8>(), 0..=MAX_HELLO);
     let services = prop_oneof![Just(Service::Rc), Just(Service::Uc), Just(Service::Ud)];
@@ -326,7 +343,7 @@ proptest! {
     fn handshake_frames_round_trip(rails in rails(), is_answer: bool) {
         let frame = if is_answer { Frame::Answer(rails) } else { Frame::Hello(rails) };
         let bytes = frame.encode();
-        prop_assert_eq!(exchange::wanted(&bytes), Ok(bytes.len()));
+        prop_assert_eq!(exchange::frame_length(&bytes), Ok(bytes.len()));
         prop_assert_eq!(Frame::decode(&bytes), Ok(frame));
         prop_assert!(Frame::decode(&bytes[..bytes.len() - 1]).is_err());
     }
@@ -334,10 +351,10 @@ proptest! {
 
 #[test]
 fn peer_text_is_printed_without_control_characters() {
-    assert_eq!(clean(b"no\x1b[2Jroom\r\n"), "no [2Jroom  ");
-    assert_eq!(clean("a\u{202e}b\u{9b}c ä".as_bytes()), "a b c ä");
-    assert_eq!(clean(b"\xff"), "\u{fffd}");
-    assert!(clean("ä".repeat(500).as_bytes()).len() <= exchange::MAX_SENTENCE);
+    assert_eq!(sanitized(b"no\x1b[2Jroom\r\n"), "no [2Jroom  ");
+    assert_eq!(sanitized("a\u{202e}b\u{9b}c ä".as_bytes()), "a b c ä");
+    assert_eq!(sanitized(b"\xff"), "\u{fffd}");
+    assert!(sanitized("ä".repeat(500).as_bytes()).len() <= exchange::MAX_REASON);
     let refusal = exchange::Frame::Refusal("\x1b]0;secret\x07".to_owned());
     assert_eq!(refusal.kind(), "a refusal");
 }

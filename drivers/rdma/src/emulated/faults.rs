@@ -1,22 +1,22 @@
 //! What goes wrong with a software card, exactly when it is told to.
 
-use super::Card;
+use super::EmulatedNic;
 use super::pair::Pair;
-use crate::verbs::{NicEvent, Way};
+use crate::verbs::{NicEvent, RegistrationMethod};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// How long work waits for a peer that is not there, or has no receive posted.
-const TIMEOUT: Duration = Duration::from_secs(4);
+const DEFAULT_PEER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The faults of a software card; clones are the same, so a test can go on changing them.
 ///
 /// As text: a list with commas of `cut@N` (the link of the queue is cut once the card has sent N messages),
 /// `cut-received@N` (once it has received N), `lose@N` (the N-th message sent is lost; with `rc` nothing is, for it would
 /// be sent again), `kill@N` (the queue fails once the card has sent N), `delay=MS` (each message sent waits so many
-/// milliseconds), `patience=MS` (how long work waits for a peer or its receives; 4000), `completions=N` (most entries of a
+/// milliseconds), `peer_timeout=MS` (how long work waits for a peer or its receives; 4000), `completions=N` (most entries of a
 /// completion queue), `hold` (nothing received is acknowledged), `down` (the port is down), `dma-buf=ERRNO`,
 /// `peer=ERRNO`, `host=ERRNO` (memory is not registered in this way). Messages are counted from 1 on, over all queues.
 ///
@@ -28,10 +28,10 @@ const TIMEOUT: Duration = Duration::from_secs(4);
 /// # Ok::<(), daq_rdma::emulated::UnknownFault>(())
 /// ```
 #[derive(Clone, Default)]
-pub struct Faults(Arc<Mutex<Plan>>);
+pub struct Faults(Arc<Mutex<FaultPlan>>);
 
 #[derive(Debug, Default)]
-struct Plan {
+struct FaultPlan {
     sent: u64,
     received: u64,
     cut_sent: Vec<u64>,
@@ -39,12 +39,12 @@ struct Plan {
     lost: Vec<u64>,
     killed: Vec<u64>,
     delay: Duration,
-    patience: Option<Duration>,
+    peer_timeout: Option<Duration>,
     completions: Option<u32>,
     holds: bool,
     is_down: bool,
-    refused: Vec<(Way, i32)>,
-    cards: Vec<Weak<Card>>,
+    refused: Vec<(RegistrationMethod, i32)>,
+    nics: Vec<Weak<EmulatedNic>>,
 }
 
 /// Why a text tells of no fault.
@@ -58,7 +58,7 @@ impl FromStr for Faults {
     type Err = UnknownFault;
 
     fn from_str(text: &str) -> Result<Self, UnknownFault> {
-        let mut plan = Plan::default();
+        let mut plan = FaultPlan::default();
         for fault in text
             .split(',')
             .map(str::trim)
@@ -71,7 +71,7 @@ impl FromStr for Faults {
     }
 }
 
-impl Plan {
+impl FaultPlan {
     fn add(&mut self, fault: &str) -> Option<()> {
         if let Some((what, number)) = fault.split_once('@') {
             let number = number.parse().ok().filter(|number| *number > 0)?;
@@ -88,11 +88,11 @@ impl Plan {
             let errno = i32::try_from(number).ok();
             match what {
                 "delay" => self.delay = time,
-                "patience" => self.patience = Some(time),
+                "patience" => self.peer_timeout = Some(time),
                 "completions" if number > 0 => self.completions = Some(number),
-                "dma-buf" => self.refused.push((Way::DmaBuf, errno?)),
-                "peer" => self.refused.push((Way::Peer, errno?)),
-                "host" => self.refused.push((Way::Host, errno?)),
+                "dma-buf" => self.refused.push((RegistrationMethod::DmaBuf, errno?)),
+                "peer" => self.refused.push((RegistrationMethod::Peer, errno?)),
+                "host" => self.refused.push((RegistrationMethod::Host, errno?)),
                 _ => return None,
             }
         } else {
@@ -108,7 +108,7 @@ impl Plan {
 
 /// What happens to one message that is about to be sent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Fate {
+pub(super) struct SendFault {
     pub is_lost: bool,
     pub delay: Duration,
     /// After it.
@@ -123,65 +123,65 @@ impl Faults {
         Self::default()
     }
 
-    fn plan(&self) -> MutexGuard<'_, Plan> {
+    fn plan(&self) -> MutexGuard<'_, FaultPlan> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on nothing is registered in this way, but refused with `errno`; `None` takes that back.
-    pub fn refuse(&self, way: Way, errno: Option<i32>) {
+    pub fn refuse(&self, method: RegistrationMethod, errno: Option<i32>) {
         let mut plan = self.plan();
-        plan.refused.retain(|(refused, _)| *refused != way);
-        plan.refused.extend(errno.map(|errno| (way, errno)));
+        plan.refused.retain(|(refused, _)| *refused != method);
+        plan.refused.extend(errno.map(|errno| (method, errno)));
     }
 
     /// From now on nothing received is acknowledged, or all of it again.
     pub fn hold(&self, holds: bool) {
         self.plan().holds = holds;
-        for card in self.cards() {
-            card.wake();
+        for nic in self.nics() {
+            nic.wake();
         }
     }
 
     /// The port goes down or comes up; the links of all queues are cut as it goes down.
     pub fn port(&self, is_up: bool) {
         self.plan().is_down = !is_up;
-        for card in self.cards() {
+        for nic in self.nics() {
             if is_up {
-                card.tell(NicEvent::PortUp);
+                nic.push_event(NicEvent::PortUp);
             } else {
-                card.tell(NicEvent::PortDown);
-                card.each(Pair::cut);
+                nic.push_event(NicEvent::PortDown);
+                nic.for_each_pair(Pair::cut);
             }
         }
     }
 
     /// Cuts the links of all queues now; new ones can be connected.
     pub fn cut(&self) {
-        for card in self.cards() {
-            card.each(Pair::cut);
+        for nic in self.nics() {
+            nic.for_each_pair(Pair::cut);
         }
     }
 
     /// Lets all queues fail now, as if the card had.
     pub fn kill(&self) {
-        for card in self.cards() {
-            card.each(Pair::kill);
+        for nic in self.nics() {
+            nic.for_each_pair(Pair::kill);
         }
     }
 
-    fn cards(&self) -> Vec<Arc<Card>> {
-        self.plan().cards.iter().filter_map(Weak::upgrade).collect()
+    fn nics(&self) -> Vec<Arc<EmulatedNic>> {
+        self.plan().nics.iter().filter_map(Weak::upgrade).collect()
     }
 
-    pub(super) fn attach(&self, card: &Arc<Card>) {
+    pub(super) fn attach(&self, nic: &Arc<EmulatedNic>) {
         let mut plan = self.plan();
-        plan.cards.retain(|card| card.strong_count() > 0);
-        plan.cards.push(Arc::downgrade(card));
+        plan.nics.retain(|nic| nic.strong_count() > 0);
+        plan.nics.push(Arc::downgrade(nic));
     }
 
-    pub(super) fn refusal(&self, way: Way) -> Option<i32> {
+    pub(super) fn refusal(&self, method: RegistrationMethod) -> Option<i32> {
         let plan = self.plan();
-        let found = plan.refused.iter().find(|(refused, _)| *refused == way);
+        let found = plan.refused.iter().find(|(refused, _)| *refused == method);
         found.map(|(_, errno)| *errno)
     }
 
@@ -193,8 +193,8 @@ impl Faults {
         self.plan().holds
     }
 
-    pub(super) fn patience(&self) -> Duration {
-        self.plan().patience.unwrap_or(TIMEOUT)
+    pub(super) fn peer_timeout(&self) -> Duration {
+        self.plan().peer_timeout.unwrap_or(DEFAULT_PEER_TIMEOUT)
     }
 
     pub(super) fn completions(&self) -> Option<u32> {
@@ -202,11 +202,11 @@ impl Faults {
     }
 
     /// What happens to the next message.
-    pub(super) fn sending(&self) -> Fate {
+    pub(super) fn sending(&self) -> SendFault {
         let mut plan = self.plan();
         plan.sent += 1;
         let number = plan.sent;
-        Fate {
+        SendFault {
             is_lost: plan.lost.contains(&number),
             delay: plan.delay,
             cuts: plan.cut_sent.contains(&number),

@@ -108,42 +108,42 @@ impl Registration {
 
 /// A part of registered memory, bounds checked when it was made.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct MemorySlice {
     pub registration: Arc<Registration>,
     pub offset: usize,
     pub bytes: usize,
 }
 
-/// Sends `head` and then what lies at `places`, without the first `skip` bytes of all that; never waits.
+/// Sends `head` and then what lies at `slices`, without the first `skip` bytes of all that; never waits.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     head: &[u8],
-    places: &[Place],
+    slices: &[MemorySlice],
     skip: usize,
-) -> Result<usize, Unsent> {
+) -> Result<usize, SendError> {
     let mut left = skip.saturating_sub(head.len());
     let head = &head[skip.min(head.len())..];
-    let mut using = Vec::with_capacity(places.len());
-    let mut pieces = Vec::with_capacity(places.len());
-    for place in places {
-        let passed = left.min(place.bytes);
+    let mut using = Vec::with_capacity(slices.len());
+    let mut sges = Vec::with_capacity(slices.len());
+    for slice in slices {
+        let passed = left.min(slice.bytes);
         left -= passed;
-        if passed < place.bytes {
-            let registration = &*place.registration;
-            using.push(registration.begin().map_err(|_| Unsent::Memory)?);
-            pieces.push((
+        if passed < slice.bytes {
+            let registration = &*slice.registration;
+            using.push(registration.begin().map_err(|_| SendError::Memory)?);
+            sges.push((
                 &*registration.region,
-                place.offset + passed,
-                place.bytes - passed,
+                slice.offset + passed,
+                slice.bytes - passed,
             ));
         }
     }
-    sys::send(socket, head, &pieces).map_err(Unsent::Network)
+    sys::send(socket, head, &sges).map_err(SendError::Network)
 }
 
 /// Why nothing was sent.
 #[derive(Debug)]
-pub(super) enum Unsent {
+pub(super) enum SendError {
     /// The socket did not take it.
     Network(io::Error),
     /// The memory's key was dropped.

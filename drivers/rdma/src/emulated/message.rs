@@ -19,7 +19,7 @@ pub(super) struct Preamble {
     pub from: (u32, u32),
     pub service: Service,
     /// What a queue for datagrams was told that it must be called by; 0 with others.
-    pub datagram_key: u32,
+    pub qkey: u32,
 }
 
 impl Preamble {
@@ -30,13 +30,7 @@ impl Preamble {
         out[..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4..6].copy_from_slice(&VERSION.to_le_bytes());
         out[6] = self.service as u8;
-        let words = [
-            self.to.0,
-            self.to.1,
-            self.from.0,
-            self.from.1,
-            self.datagram_key,
-        ];
+        let words = [self.to.0, self.to.1, self.from.0, self.from.1, self.qkey];
         for (to, word) in out[8..].chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
@@ -60,7 +54,7 @@ impl Preamble {
             to: (words.next()?, words.next()?),
             from: (words.next()?, words.next()?),
             service,
-            datagram_key: words.next()?,
+            qkey: words.next()?,
         })
     }
 }
@@ -77,7 +71,7 @@ pub(super) enum Header {
     /// A payload for registered memory.
     Write {
         address: u64,
-        key: u32,
+        rkey: u32,
         bytes: u64,
         immediate: Option<u32>,
     },
@@ -93,13 +87,13 @@ impl Header {
     pub(super) const BYTES: usize = 32;
 
     pub(super) fn encode(&self) -> [u8; Self::BYTES] {
-        let (kind, code, key, immediate, words) = match *self {
+        let (kind, code, rkey, immediate, words) = match *self {
             Self::Write {
                 address,
-                key,
+                rkey,
                 bytes,
                 immediate,
-            } => (1, 0, key, immediate, [address, bytes]),
+            } => (1, 0, rkey, immediate, [address, bytes]),
             Self::Send { bytes, immediate } => (2, 0, 0, immediate, [0, bytes]),
             Self::Control { done, receives } => (3, 0, 0, None, [done, receives]),
             Self::Refusal { number, status } => {
@@ -115,7 +109,7 @@ impl Header {
         out[0] = kind;
         out[1] = u8::from(immediate.is_some());
         out[2] = code;
-        out[4..8].copy_from_slice(&key.to_le_bytes());
+        out[4..8].copy_from_slice(&rkey.to_le_bytes());
         out[8..12].copy_from_slice(&immediate.unwrap_or(0).to_le_bytes());
         out[16..24].copy_from_slice(&words[0].to_le_bytes());
         out[24..].copy_from_slice(&words[1].to_le_bytes());
@@ -136,7 +130,7 @@ impl Header {
         Some(match bytes[0] {
             1 => Self::Write {
                 address: first,
-                key: word(&bytes[4..8]),
+                rkey: word(&bytes[4..8]),
                 bytes: second,
                 immediate,
             },

@@ -24,13 +24,13 @@ mod tests;
 
 pub use faults::{Faults, UnknownFault};
 
-use crate::connect::acceptor::{Door, Guest};
+use crate::connect::acceptor::{Acceptor, HandshakenPeer};
 use crate::verbs::{
-    Access, Endpoint, Limits, MemoryKey, Nic, NicEvent, Port, Queue, QueueOptions, Service,
-    VerbsError, Way,
+    Access, Endpoint, Limits, MemoryRegion, Nic, NicEvent, Port, QueuePair, QueuePairOptions,
+    RegistrationMethod, Service, VerbsError,
 };
 use daq_core::region::Region;
-use memory::{Place, Registration};
+use memory::{MemorySlice, Registration};
 use message::Preamble;
 use pair::Pair;
 use std::collections::{HashMap, VecDeque};
@@ -48,21 +48,21 @@ const MAX_EVENTS: usize = 64;
 const LIMITS: Limits = Limits {
     max_work: 16384,
     max_completions: 65536,
-    max_pieces: 16,
+    max_sges: 16,
     max_registered: i64::MAX as u64,
     max_message: 1 << 31,
     max_inline: 256,
 };
 
 /// A card made of software.
-pub struct Card {
+pub struct EmulatedNic {
     name: String,
     address: SocketAddr,
     faults: Faults,
     /// Shut down when the card is dropped, which ends the thread that listens.
     listening: OwnedFd,
     tables: Mutex<Tables>,
-    me: Weak<Card>,
+    weak_self: Weak<EmulatedNic>,
 }
 
 #[derive(Default)]
@@ -74,14 +74,14 @@ struct Tables {
 }
 
 /// Ends a registration when it is dropped.
-struct Registered {
-    card: Arc<Card>,
+struct RegistrationGuard {
+    nic: Arc<EmulatedNic>,
     registration: Arc<Registration>,
 }
 
-impl Drop for Registered {
+impl Drop for RegistrationGuard {
     fn drop(&mut self) {
-        let mut tables = self.card.tables();
+        let mut tables = self.nic.tables();
         tables.local.remove(&self.registration.local);
         tables.remote.remove(&self.registration.remote);
         drop(tables);
@@ -89,7 +89,7 @@ impl Drop for Registered {
     }
 }
 
-impl Card {
+impl EmulatedNic {
     /// A card that peers reach at `address`, one of this host's.
     #[expect(
         clippy::needless_pass_by_value,
@@ -111,23 +111,23 @@ impl Card {
         let listening = listener
             .try_clone()
             .map_err(|error| refused("listening at", error))?;
-        let door = Door::new(listener, |_| Some(Preamble::BYTES))
+        let acceptor = Acceptor::new(listener, |_| Some(Preamble::BYTES))
             .map_err(|error| refused("listening at", error))?;
-        let card = Arc::new_cyclic(|me| Self {
+        let nic = Arc::new_cyclic(|weak_self| Self {
             name: "software".to_owned(),
             address: at,
             faults: faults.clone(),
             listening: listening.into(),
             tables: Mutex::default(),
-            me: Weak::clone(me),
+            weak_self: Weak::clone(weak_self),
         });
-        faults.attach(&card);
-        let me = Weak::clone(&card.me);
+        faults.attach(&nic);
+        let weak_self = Weak::clone(&nic.weak_self);
         std::thread::Builder::new()
             .name("software-listen".to_owned())
-            .spawn(move || listen(door, &me))
+            .spawn(move || listen(acceptor, &weak_self))
             .map_err(|error| refused("starting a thread for", error))?;
-        Ok(card)
+        Ok(nic)
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
@@ -144,29 +144,29 @@ impl Card {
     }
 
     /// The peer's `bytes` bytes at `address`, if `key` names memory that it may write and they are all inside.
-    fn remote(&self, key: u32, address: u64, bytes: u64) -> Option<Place> {
-        let registration = Arc::clone(self.tables().remote.get(&key)?);
+    fn remote(&self, rkey: u32, address: u64, bytes: u64) -> Option<MemorySlice> {
+        let registration = Arc::clone(self.tables().remote.get(&rkey)?);
         let bytes = usize::try_from(bytes).ok()?;
         let offset = registration.offset(address, bytes)?;
-        registration.access.remote_write.then_some(Place {
+        registration.access.remote_write.then_some(MemorySlice {
             registration,
             offset,
             bytes,
         })
     }
 
-    fn local(&self, key: u32) -> Option<Arc<Registration>> {
-        self.tables().local.get(&key).cloned()
+    fn local(&self, rkey: u32) -> Option<Arc<Registration>> {
+        self.tables().local.get(&rkey).cloned()
     }
 
-    fn tell(&self, event: NicEvent) {
+    fn push_event(&self, event: NicEvent) {
         let events = &mut self.tables().events;
         if events.len() < MAX_EVENTS {
             events.push_back(event);
         }
     }
 
-    fn each(&self, act: impl Fn(&Pair)) {
+    fn for_each_pair(&self, act: impl Fn(&Pair)) {
         let queues: Vec<_> = self.tables().queues.values().cloned().collect();
         for queue in queues.iter().filter_map(Weak::upgrade) {
             act(&queue);
@@ -174,15 +174,15 @@ impl Card {
     }
 
     fn wake(&self) {
-        self.each(|queue| {
+        self.for_each_pair(|queue| {
             // Whoever looked before the change waits by now.
             drop(queue.lock());
             queue.changed.notify_all();
         });
     }
 
-    fn welcome(&self, guest: Guest) {
-        let Some(preamble) = Preamble::decode(&guest.greeting) else {
+    fn accept_stream(&self, peer: HandshakenPeer) {
+        let Some(preamble) = Preamble::decode(&peer.greeting) else {
             return;
         };
         if self.faults.is_down() {
@@ -190,24 +190,24 @@ impl Card {
         }
         let queue = self.tables().queues.get(&preamble.to.0).cloned();
         if let Some(queue) = queue.and_then(|queue| queue.upgrade()) {
-            queue.deliver(guest.stream, preamble);
+            queue.deliver(peer.stream, preamble);
         }
     }
 }
 
 /// Hands the streams that peers open to their queues, until the card is gone.
-fn listen(mut door: Door, card: &Weak<Card>) {
-    while let Ok(guest) = door.next(None) {
-        let Some(card) = card.upgrade() else {
+fn listen(mut acceptor: Acceptor, nic: &Weak<EmulatedNic>) {
+    while let Ok(peer) = acceptor.next(None) {
+        let Some(nic) = nic.upgrade() else {
             return;
         };
-        if let Some(guest) = guest {
-            card.welcome(guest);
+        if let Some(peer) = peer {
+            nic.accept_stream(peer);
         }
     }
 }
 
-impl Drop for Card {
+impl Drop for EmulatedNic {
     fn drop(&mut self) {
         // The thread that listens is woken by it and ends.
         let _ = rustix::net::shutdown(&self.listening, rustix::net::Shutdown::Both);
@@ -239,7 +239,7 @@ fn gid(address: IpAddr) -> [u8; 16] {
     }
 }
 
-impl Nic for Card {
+impl Nic for EmulatedNic {
     fn name(&self) -> &str {
         &self.name
     }
@@ -263,18 +263,18 @@ impl Nic for Card {
     fn register(
         &self,
         region: &Arc<Region>,
-        way: Way,
+        method: RegistrationMethod,
         access: Access,
-    ) -> Result<MemoryKey, VerbsError> {
-        let call = format!("registering {} bytes as {way}", region.bytes());
-        if let Some(errno) = self.faults.refusal(way) {
+    ) -> Result<MemoryRegion, VerbsError> {
+        let call = format!("registering {} bytes as {method}", region.bytes());
+        if let Some(errno) = self.faults.refusal(method) {
             return Err(self.refused(call, errno, "a fault that was asked for"));
         }
         if region.cpu_address().is_none() {
             let why = "a software card reaches only memory that the CPU reaches: have `gdrapi` or `dma-buf` among `backends` of `[staging]`, or stage through host memory";
             return Err(self.refused(call, libc::EOPNOTSUPP, why));
         }
-        let Some(card) = self.me.upgrade() else {
+        let Some(nic) = self.weak_self.upgrade() else {
             return Err(self.refused(call, libc::ENODEV, "the card is being closed"));
         };
         // Another address than the CPU's, so that whoever takes one for the other is found out.
@@ -295,32 +295,35 @@ impl Nic for Card {
         tables.local.insert(local, Arc::clone(&registration));
         tables.remote.insert(remote, Arc::clone(&registration));
         drop(tables);
-        let handle = Registered { card, registration };
-        Ok(MemoryKey::new(
+        let handle = RegistrationGuard { nic, registration };
+        Ok(MemoryRegion::new(
             Box::new(handle),
             Arc::clone(region),
-            way,
+            method,
             (local, remote),
             base,
         ))
     }
 
-    fn queue(&self, options: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+    fn create_queue_pair(
+        &self,
+        options: &QueuePairOptions,
+    ) -> Result<Box<dyn QueuePair>, VerbsError> {
         let call = "making a queue";
         if options.sends > LIMITS.max_work
             || options.receives > LIMITS.max_work
-            || options.pieces > LIMITS.max_pieces
+            || options.sges > LIMITS.max_sges
         {
             let why = format!(
                 "it takes at most {} work a side, of {} pieces",
-                LIMITS.max_work, LIMITS.max_pieces
+                LIMITS.max_work, LIMITS.max_sges
             );
             return Err(self.refused(call, libc::EINVAL, why));
         }
-        let Some(card) = self.me.upgrade() else {
+        let Some(nic) = self.weak_self.upgrade() else {
             return Err(self.refused(call, libc::ENODEV, "the card is being closed"));
         };
-        let datagram_key = match options.service {
+        let qkey = match options.service {
             Service::Ud => random_word(31),
             Service::Rc | Service::Uc => 0,
         };
@@ -333,10 +336,10 @@ impl Nic for Card {
             }
         };
         let numbers = (number, random_word(24));
-        let pair = Arc::new(Pair::new(card, numbers, datagram_key, *options));
+        let pair = Arc::new(Pair::new(nic, numbers, qkey, *options));
         tables.queues.insert(number, Arc::downgrade(&pair));
         drop(tables);
-        Ok(Box::new(queue_pair::SoftwareQueue::new(pair)))
+        Ok(Box::new(queue_pair::EmulatedQueuePair::new(pair)))
     }
 
     fn event(&self) -> Option<NicEvent> {
@@ -344,7 +347,7 @@ impl Nic for Card {
     }
 }
 
-impl Card {
+impl EmulatedNic {
     fn endpoint(&self, pair: &Pair) -> Endpoint {
         Endpoint {
             number: pair.number,
@@ -352,12 +355,12 @@ impl Card {
             lid: self.address.port(),
             gid: gid(self.address.ip()),
             mtu: MTU,
-            datagram_key: pair.datagram_key,
+            qkey: pair.qkey,
         }
     }
 }
 
-impl fmt::Debug for Card {
+impl fmt::Debug for EmulatedNic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Card")
             .field("name", &self.name)

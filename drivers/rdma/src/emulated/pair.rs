@@ -1,10 +1,10 @@
 //! One queue pair: what was posted, what is done, and the streams' two threads that move it.
 
-use super::Card;
-use super::memory::Place;
+use super::EmulatedNic;
+use super::memory::MemorySlice;
 use super::message::{Header, Preamble};
 use super::{receiving, sending};
-use crate::verbs::{Endpoint, NicEvent, QueueOptions, Service, Side, Status, WorkDone};
+use crate::verbs::{Endpoint, NicEvent, QueuePairOptions, Service, Side, Status, WorkCompletion};
 use std::collections::VecDeque;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,10 +14,10 @@ use std::thread::JoinHandle;
 const MAX_WAITING: usize = 8;
 
 /// The number of no queue: with it for a peer's, whoever comes first may write by an unreliable connection, as a card
-/// lets who knows a queue's number. The queue that comes knows no [first packet](UNTOLD).
-pub(super) const ANYONE: u32 = 0;
-/// The number of no queue's first packet: for a peer whose queue takes [anyone](ANYONE).
-pub(super) const UNTOLD: u32 = 0;
+/// lets who knows a queue's number. The queue that comes knows no [first packet](UNKNOWN_PSN).
+pub(super) const ANY_PEER: u32 = 0;
+/// The number of no queue's first packet: for a peer whose queue takes [anyone](ANY_PEER).
+pub(super) const UNKNOWN_PSN: u32 = 0;
 
 /// Work that was posted, or is on its way.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Outgoing {
     pub posted: Posted,
     pub header: Header,
     pub inline: Vec<u8>,
-    pub places: Vec<Place>,
+    pub slices: Vec<MemorySlice>,
 }
 
 impl Outgoing {
@@ -51,7 +51,7 @@ impl Outgoing {
 #[derive(Debug)]
 pub(super) struct Receive {
     pub id: u64,
-    pub places: Vec<Place>,
+    pub slices: Vec<MemorySlice>,
 }
 
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ pub(super) struct State {
     /// Being sent, or not acknowledged (RC).
     pub unanswered: VecDeque<Posted>,
     /// The link is being cut: from this work on no acknowledgement is heard.
-    pub deaf_from: Option<u64>,
+    pub ignore_acks_from: Option<u64>,
     pub receives: VecDeque<Receive>,
     /// Receives whose completion was not collected yet, beside those posted.
     received: u32,
@@ -87,19 +87,19 @@ pub(super) struct State {
     /// Messages of the peer that are done.
     pub done: u64,
     /// What the peer was told of them, and of receives.
-    pub told: (u64, u64),
+    pub last_reported: (u64, u64),
     pub refusal: Option<Header>,
-    completions: VecDeque<(WorkDone, u64)>,
-    most: usize,
+    completions: VecDeque<(WorkCompletion, u64)>,
+    max_completions: usize,
     pub is_overrun: bool,
 }
 
 pub(super) struct Pair {
-    pub card: Arc<Card>,
+    pub nic: Arc<EmulatedNic>,
     pub number: u32,
     pub psn: u32,
-    pub datagram_key: u32,
-    pub options: QueueOptions,
+    pub qkey: u32,
+    pub options: QueuePairOptions,
     state: Mutex<State>,
     /// For the thread that sends.
     pub changed: Condvar,
@@ -109,21 +109,21 @@ pub(super) struct Pair {
 
 impl Pair {
     pub(super) fn new(
-        card: Arc<Card>,
+        nic: Arc<EmulatedNic>,
         (number, psn): (u32, u32),
-        datagram_key: u32,
-        options: QueueOptions,
+        qkey: u32,
+        options: QueuePairOptions,
     ) -> Self {
         let wanted = options.sends.saturating_add(options.receives).max(1);
-        let most = card.faults.completions().unwrap_or(wanted).min(wanted);
+        let max_completions = nic.faults.completions().unwrap_or(wanted).min(wanted);
         Self {
-            card,
+            nic,
             number,
             psn,
-            datagram_key,
+            qkey,
             options,
             state: Mutex::new(State {
-                most: most as usize,
+                max_completions: max_completions as usize,
                 ..State::default()
             }),
             changed: Condvar::new(),
@@ -156,22 +156,23 @@ impl Pair {
     }
 
     fn is_of(&self, state: &State, preamble: &Preamble) -> bool {
-        let takes_anyone =
-            |peer: &Endpoint| matches!(self.options.service, Service::Uc) && peer.number == ANYONE;
+        let takes_anyone = |peer: &Endpoint| {
+            matches!(self.options.service, Service::Uc) && peer.number == ANY_PEER
+        };
         let is_peer = |peer: &Endpoint| {
             if takes_anyone(peer) {
-                preamble.to == (self.number, UNTOLD)
+                preamble.to == (self.number, UNKNOWN_PSN)
             } else {
                 (peer.number, peer.psn) == preamble.from && preamble.to == (self.number, self.psn)
             }
         };
         state.peer.as_ref().is_some_and(is_peer)
             && preamble.service == self.options.service
-            && preamble.datagram_key == self.datagram_key
+            && preamble.qkey == self.qkey
     }
 
     /// Goes with `peer`: by `stream` if this side has opened one, else by one that the peer opens.
-    pub(super) fn go(self: &Arc<Self>, peer: Endpoint, stream: Option<TcpStream>) {
+    pub(super) fn start_with(self: &Arc<Self>, peer: Endpoint, stream: Option<TcpStream>) {
         let mut state = self.lock();
         state.peer = Some(peer);
         let waiting = std::mem::take(&mut state.waiting);
@@ -205,7 +206,7 @@ impl Pair {
 
     /// A thread of this queue; where there is none to be had, the queue fails.
     fn spawn(&self, state: &mut State, what: &str, run: impl FnOnce() + Send + 'static) {
-        let name = format!("{}-{what}", self.card.name);
+        let name = format!("{}-{what}", self.nic.name);
         match std::thread::Builder::new().name(name).spawn(run) {
             Ok(thread) => state.threads.push(thread),
             Err(error) => {
@@ -216,12 +217,12 @@ impl Pair {
     }
 
     /// Adds a completion. `number` is that of work, and of no meaning for receives.
-    pub(super) fn complete(&self, state: &mut State, done: WorkDone, number: u64) {
-        if state.completions.len() < state.most {
+    pub(super) fn complete(&self, state: &mut State, done: WorkCompletion, number: u64) {
+        if state.completions.len() < state.max_completions {
             state.completions.push_back((done, number));
         } else if !state.is_overrun {
             state.is_overrun = true;
-            self.card.tell(NicEvent::CompletionOverrun);
+            self.nic.push_event(NicEvent::CompletionOverrun);
         }
         self.completed.notify_all();
     }
@@ -234,9 +235,15 @@ impl Pair {
     }
 
     /// A receive is used up.
-    pub(super) fn arrive(&self, state: &mut State, id: u64, bytes: u64, immediate: Option<u32>) {
+    pub(super) fn complete_receive(
+        &self,
+        state: &mut State,
+        id: u64,
+        bytes: u64,
+        immediate: Option<u32>,
+    ) {
         state.received += 1;
-        let done = WorkDone {
+        let done = WorkCompletion {
             id,
             side: Side::Received,
             status: Status::Success,
@@ -248,7 +255,7 @@ impl Pair {
     }
 
     /// A receive is used up by a message that does not fit.
-    pub(super) fn arrive_badly(&self, state: &mut State, id: u64) {
+    pub(super) fn fail_receive(&self, state: &mut State, id: u64) {
         state.received += 1;
         let mut done = sent(id, Status::Local);
         done.side = Side::Received;
@@ -315,7 +322,7 @@ impl Pair {
     }
 
     /// A receive was not used up after all.
-    pub(super) fn give_back(&self, receive: Receive) {
+    pub(super) fn return_receive(&self, receive: Receive) {
         let mut state = self.lock();
         state.receives.push_front(receive);
         if state.has_failed {
@@ -328,7 +335,7 @@ impl Pair {
         state.receives.len() + (state.received as usize) < self.options.receives as usize
     }
 
-    pub(super) fn poll(state: &mut State, done: &mut [WorkDone]) -> usize {
+    pub(super) fn poll(state: &mut State, done: &mut [WorkCompletion]) -> usize {
         let count = done.len().min(state.completions.len());
         for (to, (completion, number)) in done.iter_mut().zip(state.completions.drain(..count)) {
             *to = completion;
@@ -363,8 +370,8 @@ impl Pair {
     }
 }
 
-pub(super) fn sent(id: u64, status: Status) -> WorkDone {
-    WorkDone {
+pub(super) fn sent(id: u64, status: Status) -> WorkCompletion {
+    WorkCompletion {
         id,
         side: Side::Sent,
         status,

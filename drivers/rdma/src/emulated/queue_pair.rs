@@ -1,11 +1,12 @@
 //! The queue of a software card as its user sees it.
 
 use super::LIMITS;
-use super::memory::Place;
+use super::memory::MemorySlice;
 use super::message::{Header, Preamble};
 use super::pair::{self, Outgoing, Pair, Posted, Receive, sent};
 use crate::verbs::{
-    Endpoint, Payload, Piece, Queue, Service, Status, Verb, VerbsError, Work, WorkDone,
+    Endpoint, Payload, QueuePair, Service, Sge, Status, Verb, VerbsError, WorkCompletion,
+    WorkRequest,
 };
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
@@ -13,31 +14,31 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a peer's card may take to answer a connection.
-const DIAL: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub(super) struct SoftwareQueue {
+pub(super) struct EmulatedQueuePair {
     pair: Arc<Pair>,
 }
 
-impl SoftwareQueue {
+impl EmulatedQueuePair {
     pub(super) fn new(pair: Arc<Pair>) -> Self {
         Self { pair }
     }
 
     fn refused(&self, call: &str, errno: i32, why: impl Into<String>) -> VerbsError {
-        self.pair.card.refused(call, errno, why)
+        self.pair.nic.refused(call, errno, why)
     }
 
-    fn places(&self, call: &str, pieces: &[Piece<'_>]) -> Result<Vec<Place>, VerbsError> {
-        let places = pieces.iter().map(|piece| {
-            let registration = self.pair.card.local(piece.key().local());
-            registration.map(|registration| Place {
+    fn slices(&self, call: &str, sges: &[Sge<'_>]) -> Result<Vec<MemorySlice>, VerbsError> {
+        let slices = sges.iter().map(|sge| {
+            let registration = self.pair.nic.local(sge.memory().lkey());
+            registration.map(|registration| MemorySlice {
                 registration,
-                offset: piece.offset(),
-                bytes: piece.bytes(),
+                offset: sge.offset(),
+                bytes: sge.bytes(),
             })
         });
-        places.collect::<Option<_>>().ok_or_else(|| {
+        slices.collect::<Option<_>>().ok_or_else(|| {
             self.refused(
                 call,
                 libc::EINVAL,
@@ -46,7 +47,7 @@ impl SoftwareQueue {
         })
     }
 
-    fn dial(&self, peer: &Endpoint) -> Result<TcpStream, VerbsError> {
+    fn open_stream(&self, peer: &Endpoint) -> Result<TcpStream, VerbsError> {
         let ip = Ipv6Addr::from(peer.gid);
         let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
         let to = SocketAddr::new(ip, peer.lid);
@@ -54,9 +55,9 @@ impl SoftwareQueue {
             to: (peer.number, peer.psn),
             from: (self.pair.number, self.pair.psn),
             service: self.pair.options.service,
-            datagram_key: peer.datagram_key,
+            qkey: peer.qkey,
         };
-        let opened = TcpStream::connect_timeout(&to, DIAL).and_then(|mut stream| {
+        let opened = TcpStream::connect_timeout(&to, CONNECT_TIMEOUT).and_then(|mut stream| {
             stream.write_all(&preamble.encode())?;
             Ok(stream)
         });
@@ -70,56 +71,59 @@ impl SoftwareQueue {
     }
 }
 
-impl Queue for SoftwareQueue {
+impl QueuePair for EmulatedQueuePair {
     fn endpoint(&self) -> Endpoint {
-        self.pair.card.endpoint(&self.pair)
+        self.pair.nic.endpoint(&self.pair)
     }
 
     fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError> {
         if self.pair.lock().peer.is_some() {
             return Err(self.refused("connecting", libc::EISCONN, "make a new queue"));
         }
-        if self.pair.card.faults.is_down() {
+        if self.pair.nic.faults.is_down() {
             return Err(self.refused("connecting", libc::ENETDOWN, "the port is down"));
         }
         let order = |endpoint: &Endpoint| (endpoint.gid, endpoint.lid, endpoint.number);
         // Both know without a word which of them opens the stream.
-        let dials = match self.pair.options.service {
-            Service::Uc if peer.number == pair::ANYONE => false,
-            Service::Uc if peer.psn == pair::UNTOLD => true,
+        let opens_stream = match self.pair.options.service {
+            Service::Uc if peer.number == pair::ANY_PEER => false,
+            Service::Uc if peer.psn == pair::UNKNOWN_PSN => true,
             _ => order(&self.endpoint()) < order(peer),
         };
-        let stream = dials.then(|| self.dial(peer)).transpose()?;
-        self.pair.go(*peer, stream);
+        let stream = opens_stream.then(|| self.open_stream(peer)).transpose()?;
+        self.pair.start_with(*peer, stream);
         Ok(())
     }
 
-    fn post(&mut self, work: &Work<'_>) -> Result<(), VerbsError> {
+    fn post_send(&mut self, work: &WorkRequest<'_>) -> Result<(), VerbsError> {
         let call = "posting work";
         let bytes = work.payload.bytes() as u64;
-        let most = match self.pair.options.service {
+        let max_completions = match self.pair.options.service {
             Service::Ud => u64::from(super::MTU),
             Service::Rc | Service::Uc => LIMITS.max_message,
         };
-        if bytes > most {
-            let why = format!("{bytes} bytes, a message has {most} at most");
+        if bytes > max_completions {
+            let why = format!("{bytes} bytes, a message has {max_completions} at most");
             return Err(self.refused(call, libc::EINVAL, why));
         }
-        let (inline, places) = match work.payload {
+        let (inline, slices) = match work.payload {
             Payload::Inline(bytes) => {
-                let most = self.pair.options.inline.min(LIMITS.max_inline) as usize;
-                if bytes.len() > most {
-                    let why = format!("{} bytes inline, the queue takes {most}", bytes.len());
+                let max_completions = self.pair.options.inline.min(LIMITS.max_inline) as usize;
+                if bytes.len() > max_completions {
+                    let why = format!(
+                        "{} bytes inline, the queue takes {max_completions}",
+                        bytes.len()
+                    );
                     return Err(self.refused(call, libc::EINVAL, why));
                 }
                 (bytes.to_vec(), Vec::new())
             }
-            Payload::Memory(pieces) => {
-                if pieces.len() > LIMITS.max_pieces as usize {
-                    let why = format!("{} pieces, it takes {}", pieces.len(), LIMITS.max_pieces);
+            Payload::Memory(sges) => {
+                if sges.len() > LIMITS.max_sges as usize {
+                    let why = format!("{} pieces, it takes {}", sges.len(), LIMITS.max_sges);
                     return Err(self.refused(call, libc::EINVAL, why));
                 }
-                (Vec::new(), self.places(call, pieces)?)
+                (Vec::new(), self.slices(call, sges)?)
             }
         };
         let header = match work.verb {
@@ -128,11 +132,11 @@ impl Queue for SoftwareQueue {
             }
             Verb::Write {
                 address,
-                key,
+                rkey,
                 immediate,
             } => Header::Write {
                 address,
-                key,
+                rkey,
                 bytes,
                 immediate,
             },
@@ -162,7 +166,7 @@ impl Queue for SoftwareQueue {
             posted,
             header,
             inline,
-            places,
+            slices,
         });
         if state.is_cut {
             self.pair.end_stream(&mut state);
@@ -171,20 +175,20 @@ impl Queue for SoftwareQueue {
         Ok(())
     }
 
-    fn receive(&mut self, id: u64, into: &[Piece<'_>]) -> Result<(), VerbsError> {
+    fn post_receive(&mut self, id: u64, into: &[Sge<'_>]) -> Result<(), VerbsError> {
         let call = "posting a receive";
-        if into.len() > self.pair.options.pieces as usize {
+        if into.len() > self.pair.options.sges as usize {
             let why = format!(
                 "{} pieces, the queue takes {}",
                 into.len(),
-                self.pair.options.pieces
+                self.pair.options.sges
             );
             return Err(self.refused(call, libc::EINVAL, why));
         }
-        let places = self.places(call, into)?;
-        if !places
+        let slices = self.slices(call, into)?;
+        if !slices
             .iter()
-            .all(|place| place.registration.access.local_write)
+            .all(|slice| slice.registration.access.local_write)
         {
             let why = "the memory was not registered for being written";
             return Err(self.refused(call, libc::EACCES, why));
@@ -194,7 +198,7 @@ impl Queue for SoftwareQueue {
             let why = "so many receives were posted as the queue holds; collect completions";
             return Err(self.refused(call, libc::ENOMEM, why));
         }
-        state.receives.push_back(Receive { id, places });
+        state.receives.push_back(Receive { id, slices });
         if state.has_failed {
             self.pair.flush_receives(&mut state);
         } else {
@@ -204,7 +208,7 @@ impl Queue for SoftwareQueue {
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut [WorkDone]) -> Result<usize, VerbsError> {
+    fn poll(&mut self, done: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
         let mut state = self.pair.lock();
         if state.is_overrun {
             let why = "the completion queue was overrun: collect completions more often, or make a new queue";
@@ -225,7 +229,9 @@ impl Queue for SoftwareQueue {
         let end = Instant::now().checked_add(limit);
         let mut state = self.pair.lock();
         while Pair::is_quiet(&state) {
-            let left = end.map_or(DIAL, |end| end.saturating_duration_since(Instant::now()));
+            let left = end.map_or(CONNECT_TIMEOUT, |end| {
+                end.saturating_duration_since(Instant::now())
+            });
             if left.is_zero() {
                 break;
             }
@@ -240,7 +246,7 @@ impl Queue for SoftwareQueue {
     }
 }
 
-impl Drop for SoftwareQueue {
+impl Drop for EmulatedQueuePair {
     fn drop(&mut self) {
         self.pair.end();
     }

@@ -1,6 +1,6 @@
 //! The thread of a queue that receives: does what the peer asks for, and takes its answers.
 
-use super::memory::{Place, Registration};
+use super::memory::{MemorySlice, Registration};
 use super::message::Header;
 use super::pair::{Pair, Receive, State};
 use crate::verbs::Status;
@@ -11,22 +11,22 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// Bytes that are read ahead; payloads up to this go through them, larger ones straight into their place.
-const AHEAD: usize = 8192;
+const READ_AHEAD: usize = 8192;
 
 pub(super) fn run(pair: &Arc<Pair>, socket: &TcpStream) {
     let mut input = Input {
         socket,
-        ahead: Box::new([0; AHEAD]),
+        ahead: Box::new([0; READ_AHEAD]),
         from: 0,
         to: 0,
     };
     // Where it ends, the stream does.
-    let _ = attend(pair, &mut input);
+    let _ = process_input(pair, &mut input);
     pair.end_stream(&mut pair.lock());
 }
 
 /// Does what comes until the stream ends.
-fn attend(pair: &Pair, input: &mut Input<'_>) -> io::Result<()> {
+fn process_input(pair: &Pair, input: &mut Input<'_>) -> io::Result<()> {
     loop {
         let header = Header::decode(input.take()?).ok_or(ErrorKind::InvalidData)?;
         match header {
@@ -59,7 +59,7 @@ fn attend(pair: &Pair, input: &mut Input<'_>) -> io::Result<()> {
                     // Lost, without a word.
                     Err(_) => {}
                 }
-                if pair.card.faults.received() {
+                if pair.nic.faults.received() {
                     return Ok(());
                 }
             }
@@ -77,7 +77,7 @@ fn answered(pair: &Pair, done: u64, receives: u64) -> io::Result<()> {
 
 /// All work before number `done` is done.
 fn acknowledge(pair: &Pair, state: &mut State, done: u64) -> io::Result<()> {
-    let heard = state.deaf_from.map_or(done, |deaf| done.min(deaf));
+    let heard = state.ignore_acks_from.map_or(done, |deaf| done.min(deaf));
     while let Some(posted) = state.unanswered.front().copied()
         && posted.number < heard
     {
@@ -92,21 +92,21 @@ fn acknowledge(pair: &Pair, state: &mut State, done: u64) -> io::Result<()> {
 
 /// Does one message; the inner error is what the sender is told, after the payload was passed over.
 fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Result<(), Status>> {
-    let (places, bytes, receive, immediate) = match header {
+    let (slices, bytes, receive, immediate) = match header {
         Header::Write {
             address,
-            key,
+            rkey,
             bytes,
             immediate,
         } => {
-            let found = pair.card.remote(key, address, bytes);
+            let found = pair.nic.remote(rkey, address, bytes);
             // A write of nothing touches no memory.
-            let places = match found {
-                Some(place) => vec![place],
+            let slices = match found {
+                Some(slice) => vec![slice],
                 None if bytes == 0 => Vec::new(),
                 None => return refuse(pair, input, bytes, Status::RemoteAccess),
             };
-            (places, bytes, immediate.is_some(), immediate)
+            (slices, bytes, immediate.is_some(), immediate)
         }
         Header::Send { bytes, immediate } => (Vec::new(), bytes, true, immediate),
         Header::Control { .. } | Header::Refusal { .. } => return Ok(Ok(())),
@@ -122,10 +122,10 @@ fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Res
     };
     let is_send = matches!(header, Header::Send { .. });
     let into = match &receive {
-        Some(receive) if is_send => &receive.places,
-        _ => &places,
+        Some(receive) if is_send => &receive.slices,
+        _ => &slices,
     };
-    if bytes > into.iter().map(|place| place.bytes as u64).sum() {
+    if bytes > into.iter().map(|slice| slice.bytes as u64).sum() {
         return too_long(pair, input, bytes, receive);
     }
     match deposit(input, into, bytes) {
@@ -133,13 +133,13 @@ fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Res
         Err(Failed::Network(error)) => {
             // The message never came to its end, so the receive is still there.
             if let Some(receive) = receive {
-                pair.give_back(receive);
+                pair.return_receive(receive);
             }
             return Err(error);
         }
         Err(Failed::Memory(left)) => {
             if let Some(receive) = receive {
-                pair.give_back(receive);
+                pair.return_receive(receive);
             }
             let status = if is_send {
                 Status::RemoteOperation
@@ -153,10 +153,10 @@ fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Res
         let mut state = pair.lock();
         if state.has_failed {
             drop(state);
-            pair.give_back(receive);
+            pair.return_receive(receive);
             return Err(ErrorKind::ConnectionAborted.into());
         }
-        pair.arrive(&mut state, receive.id, bytes, immediate);
+        pair.complete_receive(&mut state, receive.id, bytes, immediate);
     }
     Ok(Ok(()))
 }
@@ -184,7 +184,7 @@ fn too_long(
     if let Some(receive) = receive {
         let mut state = pair.lock();
         if pair.is_reliable() {
-            pair.arrive_badly(&mut state, receive.id);
+            pair.fail_receive(&mut state, receive.id);
         } else {
             state.receives.push_front(receive);
         }
@@ -198,18 +198,18 @@ enum Failed {
     Memory(u64),
 }
 
-/// Reads `bytes` bytes into `places`.
-fn deposit(input: &mut Input<'_>, places: &[Place], bytes: u64) -> Result<(), Failed> {
+/// Reads `bytes` bytes into `slices`.
+fn deposit(input: &mut Input<'_>, slices: &[MemorySlice], bytes: u64) -> Result<(), Failed> {
     let mut left = bytes;
-    for place in places {
-        let here = usize::try_from(left).map_or(place.bytes, |left| left.min(place.bytes));
-        let mut offset = place.offset;
+    for slice in slices {
+        let here = usize::try_from(left).map_or(slice.bytes, |left| left.min(slice.bytes));
+        let mut offset = slice.offset;
         let end = offset + here;
         while offset < end {
             let rest = end - offset;
             let done =
                 input
-                    .some(&place.registration, offset, rest)
+                    .some(&slice.registration, offset, rest)
                     .map_err(|failed| match failed {
                         Failed::Memory(_) => Failed::Memory(left),
                         network @ Failed::Network(_) => network,
@@ -224,7 +224,7 @@ fn deposit(input: &mut Input<'_>, places: &[Place], bytes: u64) -> Result<(), Fa
 /// A stream with what was read of it ahead.
 struct Input<'a> {
     socket: &'a TcpStream,
-    ahead: Box<[u8; AHEAD]>,
+    ahead: Box<[u8; READ_AHEAD]>,
     from: usize,
     to: usize,
 }
@@ -275,7 +275,7 @@ impl Input<'_> {
         offset: usize,
         bytes: usize,
     ) -> Result<usize, Failed> {
-        if bytes <= AHEAD {
+        if bytes <= READ_AHEAD {
             self.fill(bytes).map_err(Failed::Network)?;
         }
         let ahead = (self.to - self.from).min(bytes);
@@ -302,7 +302,7 @@ impl Input<'_> {
     fn skip(&mut self, mut bytes: u64) -> io::Result<()> {
         while bytes > 0 {
             self.fill(1)?;
-            let here = usize::try_from(bytes).unwrap_or(AHEAD);
+            let here = usize::try_from(bytes).unwrap_or(READ_AHEAD);
             let here = here.min(self.to - self.from);
             self.from += here;
             bytes -= here as u64;

@@ -1,6 +1,6 @@
 //! The thread of a queue that sends: acknowledgements first, then work in the order in which it was posted.
 
-use super::memory::{self, Place, Unsent};
+use super::memory::{self, MemorySlice, SendError};
 use super::message::Header;
 use super::pair::{Outgoing, Pair, State};
 use crate::verbs::Status;
@@ -17,7 +17,7 @@ pub(super) fn run(pair: &Arc<Pair>) {
     let mut state = pair.lock();
     while !state.is_ending {
         if let Some(socket) = state.socket.clone().filter(|_| !state.is_cut) {
-            if let Some(header) = tell(pair, &mut state) {
+            if let Some(header) = push_event(pair, &mut state) {
                 let is_last = matches!(header, Header::Refusal { .. });
                 drop(state);
                 let sent = transmit(&socket, &header.encode(), &[]);
@@ -41,21 +41,21 @@ pub(super) fn run(pair: &Arc<Pair>) {
 }
 
 /// What the peer is to be told now.
-fn tell(pair: &Pair, state: &mut State) -> Option<Header> {
+fn push_event(pair: &Pair, state: &mut State) -> Option<Header> {
     if let Some(refusal) = state.refusal.take() {
         return Some(refusal);
     }
     if state.has_failed || !pair.is_reliable() {
         return None;
     }
-    let done = if pair.card.faults.holds() {
-        state.told.0
+    let done = if pair.nic.faults.holds() {
+        state.last_reported.0
     } else {
         state.done
     };
     let now = (done, state.receives_posted);
-    (now != state.told).then(|| {
-        state.told = now;
+    (now != state.last_reported).then(|| {
+        state.last_reported = now;
         Header::Control {
             done: now.0,
             receives: now.1,
@@ -84,8 +84,8 @@ fn send<'a>(
     socket: &TcpStream,
     work: &Outgoing,
 ) -> MutexGuard<'a, State> {
-    let fate = pair.card.faults.sending();
-    let until = Instant::now() + fate.delay;
+    let fault = pair.nic.faults.sending();
+    let until = Instant::now() + fault.delay;
     while !state.is_ending && !state.is_cut && Instant::now() < until {
         let left = until.saturating_duration_since(Instant::now());
         state = pair
@@ -94,19 +94,19 @@ fn send<'a>(
             .unwrap_or_else(PoisonError::into_inner)
             .0;
     }
-    let is_lost = fate.is_lost && !pair.is_reliable();
-    if fate.cuts {
+    let is_lost = fault.is_lost && !pair.is_reliable();
+    if fault.cuts {
         // The message arrives, its acknowledgement never does, however soon it comes.
-        state.deaf_from = Some(work.posted.number);
+        state.ignore_acks_from = Some(work.posted.number);
     }
     let mut sent = Ok(());
     if !(is_lost || state.is_ending || state.is_cut) {
         drop(state);
         let head = [&work.header.encode()[..], &work.inline].concat();
-        sent = transmit(socket, &head, &work.places);
+        sent = transmit(socket, &head, &work.slices);
         state = pair.lock();
     }
-    if let Err(Unsent::Memory) = sent {
+    if let Err(SendError::Memory) = sent {
         pair.fail(&mut state, Some(work.posted.number), Status::Local);
     } else if !pair.is_reliable() && state.unanswered.pop_front().is_some() {
         // Whether it came, its sender does not learn.
@@ -115,10 +115,10 @@ fn send<'a>(
     if sent.is_err() {
         pair.end_stream(&mut state);
     }
-    if fate.kills {
+    if fault.kills {
         pair.fail(&mut state, None, Status::Other(0));
     }
-    if fate.cuts || fate.kills {
+    if fault.cuts || fault.kills {
         pair.end_stream(&mut state);
     }
     state
@@ -141,8 +141,8 @@ fn wait<'a>(
         pair.succeed(&mut state, first);
         return state;
     }
-    let patience = pair.card.faults.patience();
-    let left = patience.saturating_sub(waits.get_or_insert_with(Instant::now).elapsed());
+    let peer_timeout = pair.nic.faults.peer_timeout();
+    let left = peer_timeout.saturating_sub(waits.get_or_insert_with(Instant::now).elapsed());
     if left.is_zero() {
         *waits = None;
         let status = if is_connected {
@@ -166,16 +166,16 @@ fn wait<'a>(
 }
 
 /// Sends all of it; ends early only with the stream.
-fn transmit(socket: &TcpStream, head: &[u8], places: &[Place]) -> Result<(), Unsent> {
-    let bytes = head.len() + places.iter().map(|place| place.bytes).sum::<usize>();
+fn transmit(socket: &TcpStream, head: &[u8], slices: &[MemorySlice]) -> Result<(), SendError> {
+    let bytes = head.len() + slices.iter().map(|slice| slice.bytes).sum::<usize>();
     let mut done = 0;
     while done < bytes {
-        match memory::send(socket.as_fd(), head, places, done) {
+        match memory::send(socket.as_fd(), head, slices, done) {
             Ok(more) => done += more,
-            Err(Unsent::Network(error)) if error.kind() == ErrorKind::WouldBlock => {
+            Err(SendError::Network(error)) if error.kind() == ErrorKind::WouldBlock => {
                 let _ = poll(&mut [PollFd::new(socket, PollFlags::OUT)], None);
             }
-            Err(Unsent::Network(error)) if error.kind() == ErrorKind::Interrupted => {}
+            Err(SendError::Network(error)) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }

@@ -8,7 +8,7 @@
 
 pub mod set;
 
-use crate::verbs::{Access, MemoryKey, Nic, VerbsError, Way};
+use crate::verbs::{Access, MemoryRegion, Nic, RegistrationMethod, VerbsError};
 use daq_core::gpu::driver::{Attributes, Device};
 use daq_core::region::{Placement, Region};
 use std::fmt;
@@ -78,7 +78,7 @@ impl PeerFacts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The way.
-    pub way: Way,
+    pub method: RegistrationMethod,
     /// The kernel's answer; 0 where it was not asked.
     pub errno: i32,
     /// What was found, or answered.
@@ -89,7 +89,7 @@ pub struct Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}; {}", self.way, self.why, self.remedy)
+        write!(f, "{}: {}; {}", self.method, self.why, self.remedy)
     }
 }
 
@@ -97,15 +97,15 @@ impl fmt::Display for Refusal {
 #[derive(Debug)]
 pub struct Registered {
     /// What names it.
-    pub key: MemoryKey,
+    pub region: MemoryRegion,
     /// The ways that would have been better.
     pub refused: Vec<Refusal>,
 }
 
 /// A region that a card cannot reach.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{nic} cannot reach memory on {placement}: {}", listed(.refused))]
-pub struct Unregistrable {
+#[error("{nic} cannot reach memory on {placement}: {}", join_refusals(.refused))]
+pub struct UnregistrableError {
     /// The card.
     pub nic: String,
     /// Where the region lies.
@@ -114,23 +114,23 @@ pub struct Unregistrable {
     pub refused: Vec<Refusal>,
 }
 
-fn listed(refused: &[Refusal]) -> String {
+fn join_refusals(refused: &[Refusal]) -> String {
     let all: Vec<_> = refused.iter().map(ToString::to_string).collect();
     all.join("; ")
 }
 
 /// Registers all of `region` in the best way there is. Relaxed ordering is for payload alone; for words that tell of
 /// payload there is [`words`].
-pub fn register(
+pub fn register_region(
     nic: &dyn Nic,
     region: &Arc<Region>,
     access: Access,
     facts: &PeerFacts,
-) -> Result<Registered, Unregistrable> {
-    let attempt = |way| nic.register(region, way, access);
-    match decide(region.placement(), facts, attempt) {
-        Ok((key, refused)) => Ok(Registered { key, refused }),
-        Err(refused) => Err(Unregistrable {
+) -> Result<Registered, UnregistrableError> {
+    let attempt = |method| nic.register(region, method, access);
+    match try_methods(region.placement(), facts, attempt) {
+        Ok((region, refused)) => Ok(Registered { region, refused }),
+        Err(refused) => Err(UnregistrableError {
             nic: nic.name().to_owned(),
             placement: region.placement(),
             refused,
@@ -139,41 +139,41 @@ pub fn register(
 }
 
 /// Registers host memory that holds records, credits or other words that tell of payload: never with relaxed ordering.
-pub fn words(
+pub fn register_words(
     nic: &dyn Nic,
     region: &Arc<Region>,
     access: Access,
-) -> Result<MemoryKey, Unregistrable> {
+) -> Result<MemoryRegion, UnregistrableError> {
     let access = Access {
         relaxed: false,
         ..access
     };
-    register(nic, region, access, &PeerFacts::default()).map(|registered| registered.key)
+    register_region(nic, region, access, &PeerFacts::default()).map(|registered| registered.region)
 }
 
 /// Goes through the ways, best first.
-fn decide<K>(
+fn try_methods<K>(
     placement: Placement,
     facts: &PeerFacts,
-    mut attempt: impl FnMut(Way) -> Result<K, VerbsError>,
+    mut attempt: impl FnMut(RegistrationMethod) -> Result<K, VerbsError>,
 ) -> Result<(K, Vec<Refusal>), Vec<Refusal>> {
-    let ways: &[Way] = match placement {
-        Placement::Host => &[Way::Host],
-        Placement::Cuda(_) => &[Way::DmaBuf, Way::Peer],
+    let methods: &[RegistrationMethod] = match placement {
+        Placement::Host => &[RegistrationMethod::Host],
+        Placement::Cuda(_) => &[RegistrationMethod::DmaBuf, RegistrationMethod::Peer],
     };
     let mut refused = Vec::new();
-    for way in ways.iter().copied() {
-        if let Some(refusal) = hopeless(way, facts) {
+    for method in methods.iter().copied() {
+        if let Some(refusal) = known_failure(method, facts) {
             refused.push(refusal);
             continue;
         }
-        match attempt(way) {
+        match attempt(method) {
             Ok(key) => return Ok((key, refused)),
             Err(error) => refused.push(Refusal {
-                way,
+                method,
                 errno: error.errno,
                 why: error.to_string(),
-                remedy: remedy(way, error.errno, facts),
+                remedy: remedy(method, error.errno, facts),
             }),
         }
     }
@@ -181,9 +181,9 @@ fn decide<K>(
 }
 
 /// Why a way need not be tried.
-fn hopeless(way: Way, facts: &PeerFacts) -> Option<Refusal> {
-    let (why, remedy) = match way {
-        Way::DmaBuf if facts.dma_buf == Some(false) => (
+fn known_failure(method: RegistrationMethod, facts: &PeerFacts) -> Option<Refusal> {
+    let (why, remedy) = match method {
+        RegistrationMethod::DmaBuf if facts.dma_buf == Some(false) => (
             "the GPU's driver exports no dma-buf (CUDA's attribute 124 is 0)",
             if facts.open_modules == Some(false) {
                 "install NVIDIA's open kernel modules, driver 535 or newer"
@@ -191,18 +191,20 @@ fn hopeless(way: Way, facts: &PeerFacts) -> Option<Refusal> {
                 "it takes a data centre's or workstation's GPU and driver 535 or newer"
             },
         ),
-        Way::Peer if facts.rdma == Some(false) => (
+        RegistrationMethod::Peer if facts.rdma == Some(false) => (
             "other devices cannot reach this GPU's memory (CUDA's attribute 116 is 0)",
             "it takes a GPU with GPUDirect RDMA",
         ),
-        Way::Peer if facts.peer_module.is_none() => (
+        RegistrationMethod::Peer if facts.peer_module.is_none() => (
             "the module nvidia-peermem is not loaded",
             "modprobe nvidia-peermem; it answers \"Invalid argument\" where the kernel has no peer-memory interface: install MLNX_OFED or DOCA-OFED, then the GPU's driver again",
         ),
-        Way::DmaBuf | Way::Peer | Way::Host => return None,
+        RegistrationMethod::DmaBuf | RegistrationMethod::Peer | RegistrationMethod::Host => {
+            return None;
+        }
     };
     Some(Refusal {
-        way,
+        method,
         errno: 0,
         why: why.to_owned(),
         remedy: remedy.to_owned(),
@@ -214,46 +216,47 @@ fn hopeless(way: Way, facts: &PeerFacts) -> Option<Refusal> {
 const ENOTSUPP: i32 = 524;
 
 /// The remedy for the kernel's answer `errno`.
-fn remedy(way: Way, errno: i32, facts: &PeerFacts) -> String {
-    let text = match (way, errno) {
-        (_, libc::ENOMEM | libc::EAGAIN) if way != Way::DmaBuf => {
+fn remedy(method: RegistrationMethod, errno: i32, facts: &PeerFacts) -> String {
+    let text = match (method, errno) {
+        (_, libc::ENOMEM | libc::EAGAIN) if method != RegistrationMethod::DmaBuf => {
             "let it lock more memory: ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit"
         }
         (_, libc::EPERM | libc::EACCES) => {
             "let it open /dev/infiniband/uverbs* and lock memory: group of the device, LimitMEMLOCK=infinity in the unit"
         }
-        (Way::DmaBuf, libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT) => {
+        (RegistrationMethod::DmaBuf, libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT) => {
             if facts.open_modules == Some(false) {
                 "install NVIDIA's open kernel modules, which export dma-bufs, or modprobe nvidia-peermem"
             } else {
                 "it takes kernel 5.12 or newer, a card whose driver takes dma-bufs (mlx5 with on-demand paging), and rdma-core 34 or newer; or modprobe nvidia-peermem"
             }
         }
-        (Way::DmaBuf, ENOTSUPP) if facts.open_modules == Some(false) => {
+        (RegistrationMethod::DmaBuf, ENOTSUPP) if facts.open_modules == Some(false) => {
             "error 524 is ENOTSUPP: the GPU's driver exports no dma-buf to this card; install NVIDIA's open kernel modules (driver 535 or newer), or modprobe nvidia-peermem"
         }
-        (Way::DmaBuf, ENOTSUPP) => {
+        (RegistrationMethod::DmaBuf, ENOTSUPP) => {
             "error 524 is ENOTSUPP: the GPU's driver refused to attach this card, because it knows no supported PCIe path between the two, or because the card's driver does not accept memory of PCIe peers; put both below one PCIe switch or root complex, use a kernel built with CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY and a current driver with NVIDIA's open kernel modules, or modprobe nvidia-peermem"
         }
-        (Way::DmaBuf, libc::EINVAL) => {
+        (RegistrationMethod::DmaBuf, libc::EINVAL) => {
             "the card's driver refuses this dma-buf: have one of its kernel's version, or modprobe nvidia-peermem"
         }
-        (Way::DmaBuf | Way::Peer, libc::EIO | libc::EFAULT | libc::ENXIO | libc::EREMOTEIO)
-            if facts.remaps_peers == Some(false) =>
-        {
+        (
+            RegistrationMethod::DmaBuf | RegistrationMethod::Peer,
+            libc::EIO | libc::EFAULT | libc::ENXIO | libc::EREMOTEIO,
+        ) if facts.remaps_peers == Some(false) => {
             "let the driver map peers through the IOMMU: options nvidia NVreg_DmaRemapPeerMmio=1, or turn the IOMMU off"
         }
-        (Way::Peer, libc::EFAULT | libc::EINVAL) => {
+        (RegistrationMethod::Peer, libc::EFAULT | libc::EINVAL) => {
             if facts.peer_module == Some("nv_peer_mem") {
                 "replace nv_peer_mem by nvidia-peermem, which comes with the driver: rmmod nv_peer_mem; modprobe nvidia-peermem"
             } else {
                 "the kernel's InfiniBand modules do not ask nvidia-peermem: install MLNX_OFED or DOCA-OFED, then the GPU's driver again"
             }
         }
-        (Way::Host, libc::EFAULT) => {
+        (RegistrationMethod::Host, libc::EFAULT) => {
             "the card reaches no memory of other devices that is mapped into a process: stage through host memory"
         }
-        (Way::DmaBuf, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC) => {
+        (RegistrationMethod::DmaBuf, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC) => {
             "the GPU's window (BAR1) or the card's tables are full: fewer or smaller slots, or a larger window (resizable BAR)"
         }
         _ => "see dmesg for what the card's driver says of it",

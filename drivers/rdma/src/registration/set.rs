@@ -3,34 +3,34 @@
 //! A link is whatever keeps a peer able to write: the connection of a stream, or a queue that a sensor writes through.
 
 use crate::registration::{self, PeerFacts};
-use crate::verbs::{Access, MemoryKey, Nic};
+use crate::verbs::{Access, MemoryRegion, Nic};
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Ends the links of a [`Registrar`], whatever they are doing; an error says which did not end.
-pub type EndLinks = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+/// Ends the links of a [`RegistrationSet`], whatever they are doing; an error says which did not end.
+pub type CloseLinks = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// The keys of one region, of each card one.
 #[derive(Debug)]
-pub struct Keys {
+pub struct RailRegions {
     /// One a card.
-    keys: Vec<MemoryKey>,
+    keys: Vec<MemoryRegion>,
     /// The card of each rail.
     cards: Arc<[usize]>,
 }
 
-impl Keys {
+impl RailRegions {
     /// The key for a rail.
-    pub fn of(&self, rail: usize) -> &MemoryKey {
+    pub fn of(&self, rail: usize) -> &MemoryRegion {
         &self.keys[self.cards[rail]]
     }
 
     /// In which ways, for the log.
-    pub fn ways(&self) -> String {
-        let mut ways: Vec<_> = self.keys.iter().map(|key| key.way().name()).collect();
-        ways.dedup();
-        ways.join(", ")
+    pub fn methods(&self) -> String {
+        let mut methods: Vec<_> = self.keys.iter().map(|key| key.method().name()).collect();
+        methods.dedup();
+        methods.join(", ")
     }
 }
 
@@ -38,25 +38,25 @@ struct Mapped {
     address: u64,
     region: Arc<Region>,
     /// Keys that no link has had.
-    fresh: Option<Keys>,
+    unused: Option<RailRegions>,
     /// Those that the last link has, or had.
-    lent: Weak<Keys>,
+    in_use: Weak<RailRegions>,
 }
 
 /// Registers regions with the cards of all rails, and stands for them as the device of an engine.
-pub struct Registrar {
+pub struct RegistrationSet {
     name: String,
     nics: Vec<Arc<dyn Nic>>,
     cards: Arc<[usize]>,
     access: Access,
     mapped: Mutex<Vec<Mapped>>,
-    end: EndLinks,
+    end: CloseLinks,
 }
 
-impl Registrar {
+impl RegistrationSet {
     /// For the cards of `rails`, of which one may stand for several rails. `end` is asked to end what still has keys when
     /// memory must go.
-    pub fn new(rails: &[Arc<dyn Nic>], access: Access, end: EndLinks) -> Arc<Self> {
+    pub fn new(rails: &[Arc<dyn Nic>], access: Access, end: CloseLinks) -> Arc<Self> {
         let mut nics: Vec<Arc<dyn Nic>> = Vec::new();
         let cards = rails
             .iter()
@@ -83,11 +83,11 @@ impl Registrar {
         self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn register(&self, region: &Arc<Region>) -> Result<Keys, DmaError> {
+    fn register(&self, region: &Arc<Region>) -> Result<RailRegions, DmaError> {
         let facts = PeerFacts::of(region.placement());
         let mut keys = Vec::with_capacity(self.nics.len());
         for nic in &self.nics {
-            let registered = registration::register(&**nic, region, self.access, &facts);
+            let registered = registration::register_region(&**nic, region, self.access, &facts);
             let registered = registered.map_err(|error| DmaError::Unreachable {
                 device: self.name.clone(),
                 memory: format!("{} bytes on {}", region.bytes(), region.placement()),
@@ -100,16 +100,16 @@ impl Registrar {
                     region.placement()
                 );
             }
-            keys.push(registered.key);
+            keys.push(registered.region);
         }
-        Ok(Keys {
+        Ok(RailRegions {
             keys,
             cards: self.cards.clone(),
         })
     }
 
     /// The address and the bytes of what is mapped around `address`.
-    pub fn around(&self, address: u64) -> Option<(u64, usize)> {
+    pub fn find_containing(&self, address: u64) -> Option<(u64, usize)> {
         let mapped = self.mapped();
         let found = mapped.iter().find(|mapped| {
             let bytes = mapped.region.bytes() as u64;
@@ -124,7 +124,7 @@ impl Registrar {
     ///
     /// # Errors
     /// Where nothing is mapped there, an earlier link still lives, or a card refuses.
-    pub fn lend(&self, address: u64) -> Result<Arc<Keys>, DmaError> {
+    pub fn acquire(&self, address: u64) -> Result<Arc<RailRegions>, DmaError> {
         let mut mapped = self.mapped();
         let refused = |why: &str| DmaError::Refused {
             device: self.name.clone(),
@@ -134,20 +134,20 @@ impl Registrar {
         let Some(mapped) = mapped.iter_mut().find(|mapped| mapped.address == address) else {
             return Err(refused("it is not mapped"));
         };
-        if mapped.lent.strong_count() > 0 {
+        if mapped.in_use.strong_count() > 0 {
             return Err(refused("an earlier link still has some"));
         }
-        let keys = match mapped.fresh.take() {
+        let keys = match mapped.unused.take() {
             Some(keys) => keys,
             None => self.register(&mapped.region)?,
         };
         let keys = Arc::new(keys);
-        mapped.lent = Arc::downgrade(&keys);
+        mapped.in_use = Arc::downgrade(&keys);
         Ok(keys)
     }
 }
 
-impl DmaDevice for Registrar {
+impl DmaDevice for RegistrationSet {
     fn name(&self) -> &str {
         &self.name
     }
@@ -159,8 +159,8 @@ impl DmaDevice for Registrar {
         self.mapped().push(Mapped {
             address,
             region: region.clone(),
-            fresh: Some(keys),
-            lent: Weak::new(),
+            unused: Some(keys),
+            in_use: Weak::new(),
         });
         Ok(address)
     }
@@ -170,7 +170,7 @@ impl DmaDevice for Registrar {
         let Some(at) = mapped.iter().position(|mapped| mapped.address == address) else {
             return Ok(());
         };
-        if mapped[at].lent.strong_count() > 0 {
+        if mapped[at].in_use.strong_count() > 0 {
             return Err(DmaError::Refused {
                 device: self.name.clone(),
                 action: format!("unmapping {address:#x}"),

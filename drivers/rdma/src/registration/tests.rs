@@ -1,5 +1,5 @@
 use super::*;
-use crate::verbs::{Limits, NicEvent, Port, Queue, QueueOptions};
+use crate::verbs::{Limits, NicEvent, Port, QueuePair, QueuePairOptions};
 use daq_core::region::HostOptions;
 use std::sync::Mutex;
 
@@ -60,15 +60,15 @@ fn registration_falls_back_to_best_remaining_method() {
             for by_peer in ANSWERS {
                 cases += 1;
                 let mut tried = Vec::new();
-                let result = decide(GPU, &facts, |way| {
-                    tried.push(way);
-                    let errno = match way {
-                        Way::DmaBuf => by_buffer,
-                        Way::Peer => by_peer,
-                        Way::Host => panic!("a GPU's memory is no host memory"),
+                let result = try_methods(GPU, &facts, |method| {
+                    tried.push(method);
+                    let errno = match method {
+                        RegistrationMethod::DmaBuf => by_buffer,
+                        RegistrationMethod::Peer => by_peer,
+                        RegistrationMethod::Host => panic!("a GPU's memory is no host memory"),
                     };
                     if errno == 0 {
-                        Ok(way)
+                        Ok(method)
                     } else {
                         Err(error(errno))
                     }
@@ -78,24 +78,33 @@ fn registration_falls_back_to_best_remaining_method() {
                 let tries_peer =
                     !has_buffer && facts.peer_module.is_some() && facts.rdma != Some(false);
                 let mut wanted = Vec::new();
-                wanted.extend(tries_buffer.then_some(Way::DmaBuf));
-                wanted.extend(tries_peer.then_some(Way::Peer));
+                wanted.extend(tries_buffer.then_some(RegistrationMethod::DmaBuf));
+                wanted.extend(tries_peer.then_some(RegistrationMethod::Peer));
                 assert_eq!(tried, wanted, "{facts:?}");
                 let mut refusals = Vec::new();
                 if !has_buffer {
-                    refusals.push((Way::DmaBuf, if tries_buffer { by_buffer } else { 0 }));
+                    refusals.push((
+                        RegistrationMethod::DmaBuf,
+                        if tries_buffer { by_buffer } else { 0 },
+                    ));
                 }
                 let has_peer = tries_peer && by_peer == 0;
                 if !has_buffer && !has_peer {
-                    refusals.push((Way::Peer, if tries_peer { by_peer } else { 0 }));
+                    refusals.push((
+                        RegistrationMethod::Peer,
+                        if tries_peer { by_peer } else { 0 },
+                    ));
                 }
                 let told = match &result {
                     Ok((_, refused)) | Err(refused) => refused,
                 };
-                let way = result.as_ref().ok().map(|(way, _)| *way);
-                let best = has_peer.then_some(Way::Peer);
-                assert_eq!(way, has_buffer.then_some(Way::DmaBuf).or(best));
-                let found: Vec<_> = told.iter().map(|one| (one.way, one.errno)).collect();
+                let method = result.as_ref().ok().map(|(method, _)| *method);
+                let best = has_peer.then_some(RegistrationMethod::Peer);
+                assert_eq!(
+                    method,
+                    has_buffer.then_some(RegistrationMethod::DmaBuf).or(best)
+                );
+                let found: Vec<_> = told.iter().map(|one| (one.method, one.errno)).collect();
                 assert_eq!(found, refusals, "{facts:?} {by_buffer} {by_peer}");
                 for one in told {
                     assert!(!one.why.is_empty() && !one.remedy.is_empty(), "{one}");
@@ -115,8 +124,11 @@ fn dma_buf_refused_with_524_names_error_and_fix() {
             open_modules,
             ..PeerFacts::default()
         };
-        let refused = decide(GPU, &facts, |_| Err::<(), _>(error(524))).unwrap_err();
-        assert_eq!((refused[0].way, refused[0].errno), (Way::DmaBuf, 524));
+        let refused = try_methods(GPU, &facts, |_| Err::<(), _>(error(524))).unwrap_err();
+        assert_eq!(
+            (refused[0].method, refused[0].errno),
+            (RegistrationMethod::DmaBuf, 524)
+        );
         refused[0].to_string()
     };
     for (open_modules, remedy) in [
@@ -133,12 +145,12 @@ fn dma_buf_refused_with_524_names_error_and_fix() {
 }
 
 #[derive(Debug, Default)]
-struct Fake {
+struct FakeNic {
     answer: i32,
-    asked: Mutex<Vec<(Way, Access)>>,
+    asked: Mutex<Vec<(RegistrationMethod, Access)>>,
 }
 
-impl Nic for Fake {
+impl Nic for FakeNic {
     fn name(&self) -> &'static str {
         "fake"
     }
@@ -154,15 +166,15 @@ impl Nic for Fake {
     fn register(
         &self,
         region: &Arc<Region>,
-        way: Way,
+        method: RegistrationMethod,
         access: Access,
-    ) -> Result<MemoryKey, VerbsError> {
-        self.asked.lock().unwrap().push((way, access));
+    ) -> Result<MemoryRegion, VerbsError> {
+        self.asked.lock().unwrap().push((method, access));
         if self.answer == 0 {
-            Ok(MemoryKey::new(
+            Ok(MemoryRegion::new(
                 Box::new(()),
                 Arc::clone(region),
-                way,
+                method,
                 (1, 2),
                 3,
             ))
@@ -171,7 +183,7 @@ impl Nic for Fake {
         }
     }
 
-    fn queue(&self, _: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+    fn create_queue_pair(&self, _: &QueuePairOptions) -> Result<Box<dyn QueuePair>, VerbsError> {
         Err(error(libc::EIO))
     }
 
@@ -191,18 +203,24 @@ fn host_memory_has_one_method_and_words_never_relaxed_ordering() {
                     remote_write: bits & 2 > 0,
                     relaxed: bits & 4 > 0,
                 };
-                let nic = Fake {
+                let nic = FakeNic {
                     answer,
-                    ..Fake::default()
+                    ..FakeNic::default()
                 };
-                let payload = register(&nic, &region, access, &facts);
-                let telling = words(&nic, &region, access);
+                let payload = register_region(&nic, &region, access, &facts);
+                let telling = register_words(&nic, &region, access);
                 let strict = Access {
                     relaxed: false,
                     ..access
                 };
                 let asked = nic.asked.into_inner().unwrap();
-                assert_eq!(asked, [(Way::Host, access), (Way::Host, strict)]);
+                assert_eq!(
+                    asked,
+                    [
+                        (RegistrationMethod::Host, access),
+                        (RegistrationMethod::Host, strict)
+                    ]
+                );
                 assert_eq!(
                     (payload.is_ok(), telling.is_ok()),
                     (answer == 0, answer == 0)
@@ -225,36 +243,46 @@ fn fixes_match_findings() {
         remaps_peers: Some(false),
         ..PeerFacts::default()
     };
-    let fits = |way, errno, facts: &PeerFacts, word: &str| {
-        let text = remedy(way, errno, facts);
-        assert!(text.contains(word), "{way} {errno}: {text}");
+    let fits = |method, errno, facts: &PeerFacts, word: &str| {
+        let text = remedy(method, errno, facts);
+        assert!(text.contains(word), "{method} {errno}: {text}");
     };
     fits(
-        Way::DmaBuf,
+        RegistrationMethod::DmaBuf,
         libc::EOPNOTSUPP,
         &facts(false, None),
         "open kernel modules",
     );
     fits(
-        Way::DmaBuf,
+        RegistrationMethod::DmaBuf,
         libc::EOPNOTSUPP,
         &facts(true, None),
         "on-demand paging",
     );
     fits(
-        Way::DmaBuf,
+        RegistrationMethod::DmaBuf,
         libc::EIO,
         &facts(true, None),
         "DmaRemapPeerMmio",
     );
-    fits(Way::DmaBuf, libc::ENOMEM, &facts(true, None), "BAR1");
+    fits(
+        RegistrationMethod::DmaBuf,
+        libc::ENOMEM,
+        &facts(true, None),
+        "BAR1",
+    );
     let none = PeerFacts {
         peer_module: Some("nv_peer_mem"),
         ..PeerFacts::default()
     };
-    fits(Way::Peer, libc::EFAULT, &none, "rmmod nv_peer_mem");
-    fits(Way::Host, libc::ENOMEM, &none, "ulimit -l");
-    fits(Way::Host, libc::EPERM, &none, "LimitMEMLOCK");
+    fits(
+        RegistrationMethod::Peer,
+        libc::EFAULT,
+        &none,
+        "rmmod nv_peer_mem",
+    );
+    fits(RegistrationMethod::Host, libc::ENOMEM, &none, "ulimit -l");
+    fits(RegistrationMethod::Host, libc::EPERM, &none, "LimitMEMLOCK");
 }
 
 #[test]

@@ -128,7 +128,7 @@ pub struct Hello {
     /// Where the word for credits lies, as the receiver is to name it.
     pub credit_address: u64,
     /// What names it.
-    pub credit_key: u32,
+    pub credit_rkey: u32,
 }
 
 impl Hello {
@@ -145,7 +145,7 @@ impl Hello {
         for word in [self.stream, self.first, self.slot, self.credit_address] {
             out.extend(word.to_le_bytes());
         }
-        out.extend(self.credit_key.to_le_bytes());
+        out.extend(self.credit_rkey.to_le_bytes());
         debug_assert_eq!(out.len(), Self::BYTES);
         out
     }
@@ -180,7 +180,7 @@ impl Hello {
             first: number("the first frame", fields.u64())?,
             slot: number("the bytes of a frame", fields.u64())?,
             credit_address: extent("the address of credits", fields.u64(), 8, 1)?,
-            credit_key: fields.u32(),
+            credit_rkey: fields.u32(),
         })
     }
 }
@@ -190,10 +190,10 @@ impl Hello {
 pub struct Offer {
     /// The frame that is wanted next, at least [`Hello::first`].
     pub next: u64,
-    /// Slots; frame `n` goes to slot `(n - next + turn) % slots`.
+    /// Slots; frame `n` goes to slot `(n - next + first_slot) % slots`.
     pub slots: u32,
     /// The slot of frame `next`.
-    pub turn: u32,
+    pub first_slot: u32,
     /// Payload bytes of each slot.
     pub slot: u64,
     /// Bytes from one slot to the next.
@@ -203,9 +203,9 @@ pub struct Offer {
     /// Where record 0 lies; records lie one behind the other, each of [`Record::bytes`] for `places`.
     pub record_address: u64,
     /// What names the slots.
-    pub slot_key: u32,
+    pub slot_rkey: u32,
     /// What names the records.
-    pub record_key: u32,
+    pub record_rkey: u32,
     /// Most places of a frame of the receiver's ring; 0 where frames have none.
     pub places: u32,
     /// Frames from `next` on that may be sent at once; later ones when the credit word says so, which counts from `next`.
@@ -224,7 +224,7 @@ impl Offer {
         out.extend([0, 0]);
         out.extend(self.next.to_le_bytes());
         out.extend(self.slots.to_le_bytes());
-        out.extend(self.turn.to_le_bytes());
+        out.extend(self.first_slot.to_le_bytes());
         let words = [
             self.slot,
             self.stride,
@@ -234,8 +234,8 @@ impl Offer {
         for word in words {
             out.extend(word.to_le_bytes());
         }
-        out.extend(self.slot_key.to_le_bytes());
-        out.extend(self.record_key.to_le_bytes());
+        out.extend(self.slot_rkey.to_le_bytes());
+        out.extend(self.record_rkey.to_le_bytes());
         out.extend(self.places.to_le_bytes());
         out.extend([0; 4]);
         out.extend(self.credits.to_le_bytes());
@@ -248,11 +248,11 @@ impl Offer {
         let mut fields = Fields::begin("an offer", bytes, Self::BYTES)?;
         fields.skip(2);
         let next = number("the next frame", fields.u64())?;
-        let (slots, turn) = (fields.u32(), fields.u32());
-        if turn >= slots {
+        let (slots, first_slot) = (fields.u32(), fields.u32());
+        if first_slot >= slots {
             return Err(WireError::Field {
                 what: "the first slot",
-                found: turn.into(),
+                found: first_slot.into(),
             });
         }
         let (slot, stride) = (fields.u64(), fields.u64());
@@ -264,7 +264,7 @@ impl Offer {
         }
         let slot_address = extent("the distance of slots", fields.u64(), stride, slots)?;
         let record_address = fields.u64();
-        let (slot_key, record_key) = (fields.u32(), fields.u32());
+        let (slot_rkey, record_rkey) = (fields.u32(), fields.u32());
         let places = places(fields.u32())?;
         let record = Record::bytes(places) as u64;
         let record_address = extent("the address of records", record_address, record, slots)?;
@@ -272,13 +272,13 @@ impl Offer {
         Ok(Self {
             next,
             slots,
-            turn,
+            first_slot,
             slot,
             stride,
             slot_address,
             record_address,
-            slot_key,
-            record_key,
+            slot_rkey,
+            record_rkey,
             places,
             credits: number("the credits", fields.u64())?,
         })
@@ -463,11 +463,11 @@ mod tests {
         #[test]
         fn greetings_round_trip(
             (stream, first, slot, credit_address) in (any::<u64>(), 0..END, 0..END, 0..=u64::MAX - 8),
-            (places, credit_key, rails) in (0..=MAX_PLACES, any::<u32>(), 1..=u8::MAX),
+            (places, credit_rkey, rails) in (0..=MAX_PLACES, any::<u32>(), 1..=u8::MAX),
             is_send: bool,
         ) {
             let mode = if is_send { Mode::Send } else { Mode::Write };
-            let hello = Hello { mode, rail: rails - 1, rails, places, stream, first, slot, credit_address, credit_key };
+            let hello = Hello { mode, rail: rails - 1, rails, places, stream, first, slot, credit_address, credit_rkey };
             let mut bytes = hello.encode();
             bytes.extend([7; 4]);
             prop_assert!(bytes.len() <= crate::connect::MAX_HELLO);
@@ -478,11 +478,11 @@ mod tests {
         fn offers_round_trip(
             (next, slot_address, record_address, credits) in (0..END, 0..END, 0..END, 0..END),
             (slot, more) in (0..1_u64 << 40, 0..64_u64),
-            (slots, slot_key, record_key, places) in (1..1_u32 << 20, any::<u32>(), any::<u32>(), 0..=MAX_PLACES),
+            (slots, slot_rkey, record_rkey, places) in (1..1_u32 << 20, any::<u32>(), any::<u32>(), 0..=MAX_PLACES),
         ) {
             let offer = Offer {
-                next, slots, turn: slots - 1, slot, stride: slot + more, slot_address, record_address, slot_key,
-                record_key, places, credits,
+                next, slots, first_slot: slots - 1, slot, stride: slot + more, slot_address, record_address, slot_rkey,
+                record_rkey, places, credits,
             };
             let bytes = offer.encode();
             prop_assert!(bytes.len() <= crate::connect::MAX_OFFER);
@@ -493,13 +493,13 @@ mod tests {
         #[test]
         fn parsed_offer_does_not_overflow(
             words in proptest::collection::vec(prop_oneof![any::<u64>(), 0..1_u64 << 20, Just(u64::MAX), Just(END - 1)], 6),
-            (slots, turn, places) in (any::<u32>(), any::<u32>(), any::<u32>()),
+            (slots, first_slot, places) in (any::<u32>(), any::<u32>(), any::<u32>()),
             small: bool,
         ) {
             let slots = if small { slots % 64 + 1 } else { slots };
             let offer = Offer {
-                next: words[0], slots, turn: turn % slots.max(1), slot: words[1].min(words[2]), stride: words[2],
-                slot_address: words[3], record_address: words[4], slot_key: 1, record_key: 2,
+                next: words[0], slots, first_slot: first_slot % slots.max(1), slot: words[1].min(words[2]), stride: words[2],
+                slot_address: words[3], record_address: words[4], slot_rkey: 1, record_rkey: 2,
                 places: places >> if small { 12 } else { 0 }, credits: words[5],
             };
             if let Ok(read) = Offer::decode(&offer.encode()) {
@@ -547,7 +547,7 @@ mod tests {
             first: 2,
             slot: 3,
             credit_address: 4,
-            credit_key: 5,
+            credit_rkey: 5,
         };
         let with = |at: usize, value: u8| {
             let mut bytes = hello.encode();

@@ -3,7 +3,7 @@
 use super::context;
 use super::errno::{Call, last, refused};
 use super::ffi::{self as ib, rdma_cm_event_type as is};
-use super::modify::{Step, manager_retries};
+use super::modify::{Transition, cm_retries};
 use crate::verbs::VerbsError;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// What happened to a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EventKind {
     /// The other side's address was found, and with it the card that leads there.
     Address,
     /// The way there was found.
@@ -38,28 +38,28 @@ pub enum Kind {
 }
 
 /// The kind of that number of `enum rdma_cm_event_type`.
-const fn kind(event: is::Type) -> Kind {
+const fn kind(event: is::Type) -> EventKind {
     match event {
-        is::RDMA_CM_EVENT_ADDR_RESOLVED => Kind::Address,
-        is::RDMA_CM_EVENT_ROUTE_RESOLVED => Kind::Route,
-        is::RDMA_CM_EVENT_CONNECT_REQUEST => Kind::Request,
-        is::RDMA_CM_EVENT_CONNECT_RESPONSE => Kind::Response,
-        is::RDMA_CM_EVENT_ESTABLISHED => Kind::Established,
-        is::RDMA_CM_EVENT_REJECTED => Kind::Rejected,
-        is::RDMA_CM_EVENT_DISCONNECTED => Kind::Disconnected,
-        is::RDMA_CM_EVENT_DEVICE_REMOVAL => Kind::Removed,
+        is::RDMA_CM_EVENT_ADDR_RESOLVED => EventKind::Address,
+        is::RDMA_CM_EVENT_ROUTE_RESOLVED => EventKind::Route,
+        is::RDMA_CM_EVENT_CONNECT_REQUEST => EventKind::Request,
+        is::RDMA_CM_EVENT_CONNECT_RESPONSE => EventKind::Response,
+        is::RDMA_CM_EVENT_ESTABLISHED => EventKind::Established,
+        is::RDMA_CM_EVENT_REJECTED => EventKind::Rejected,
+        is::RDMA_CM_EVENT_DISCONNECTED => EventKind::Disconnected,
+        is::RDMA_CM_EVENT_DEVICE_REMOVAL => EventKind::Removed,
         is::RDMA_CM_EVENT_ADDR_ERROR
         | is::RDMA_CM_EVENT_ROUTE_ERROR
         | is::RDMA_CM_EVENT_CONNECT_ERROR
-        | is::RDMA_CM_EVENT_UNREACHABLE => Kind::Failed,
-        _ => Kind::Other,
+        | is::RDMA_CM_EVENT_UNREACHABLE => EventKind::Failed,
+        _ => EventKind::Other,
     }
 }
 
 /// An event, copied and acknowledged.
 pub struct Event {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: EventKind,
     /// The connection that it is of ([`Id::address`]); of a request, the listener's.
     pub of: usize,
     /// Its status: a negative errno, or the reason of a refusal.
@@ -100,9 +100,9 @@ impl Events {
         let channel = unsafe { ib::rdma_create_event_channel() };
         let channel =
             NonNull::new(channel).ok_or_else(|| error("rdma_create_event_channel", last()))?;
-        let made = Self { channel };
-        context::nonblocking(made.fd()).map_err(|errno| error("fcntl of its events", errno))?;
-        Ok(Arc::new(made))
+        let parts = Self { channel };
+        context::nonblocking(parts.fd()).map_err(|errno| error("fcntl of its events", errno))?;
+        Ok(Arc::new(parts))
     }
 
     fn fd(&self) -> c_int {
@@ -139,7 +139,7 @@ impl Events {
             // SAFETY: the library says that so many bytes are there; they belong to the event.
             unsafe { std::slice::from_raw_parts(sent.private_data.cast::<u8>(), length) }.to_vec()
         };
-        let is_request = kind == Kind::Request;
+        let is_request = kind == EventKind::Request;
         let copied = Event {
             kind,
             of: if is_request {
@@ -212,7 +212,7 @@ impl Id {
 
     /// Listens at `address`.
     pub fn listen(&self, address: SocketAddr, waiting: c_int) -> Result<(), VerbsError> {
-        let mut at = Storage::new(address);
+        let mut at = SockAddr::new(address);
         // SAFETY: the identifier lives; the address lives through the call, which copies it.
         let answer = unsafe { ib::rdma_bind_addr(self.id.as_ptr(), at.pointer()) };
         checked(answer, format!("rdma_bind_addr {address}"))?;
@@ -221,20 +221,20 @@ impl Id {
         checked(answer, format!("rdma_listen {address}"))
     }
 
-    /// Looks for the card that leads from `source`, if one is wanted, to `address`; ends in [`Kind::Address`].
+    /// Looks for the card that leads from `source`, if one is wanted, to `address`; ends in [`EventKind::Address`].
     pub fn resolve(
         &self,
         source: Option<IpAddr>,
         address: SocketAddr,
         limit: Duration,
     ) -> Result<(), VerbsError> {
-        let mut from = source.map(|ip| Storage::new(SocketAddr::new(ip, 0)));
-        let mut to = Storage::new(address);
+        let mut from = source.map(|ip| SockAddr::new(SocketAddr::new(ip, 0)));
+        let mut to = SockAddr::new(address);
         // SAFETY: the identifier lives; the addresses live through the call, which copies them.
         let answer = unsafe {
             ib::rdma_resolve_addr(
                 self.id.as_ptr(),
-                from.as_mut().map_or(null_mut(), Storage::pointer),
+                from.as_mut().map_or(null_mut(), SockAddr::pointer),
                 to.pointer(),
                 milliseconds(limit),
             )
@@ -243,18 +243,18 @@ impl Id {
         checked(answer, format!("rdma_resolve_addr {address}{source}"))
     }
 
-    /// Looks for the way there; ends in [`Kind::Route`].
+    /// Looks for the way there; ends in [`EventKind::Route`].
     pub fn route(&self, limit: Duration) -> Result<(), VerbsError> {
         // SAFETY: the identifier lives.
         let answer = unsafe { ib::rdma_resolve_route(self.id.as_ptr(), milliseconds(limit)) };
         checked(answer, "rdma_resolve_route")
     }
 
-    /// Asks for a connection of the queue pair `number`; ends in [`Kind::Response`] or a refusal.
+    /// Asks for a connection of the queue pair `number`; ends in [`EventKind::Response`] or a refusal.
     pub fn connect(&self, number: u32, greeting: &[u8]) -> Result<(), VerbsError> {
-        let mut wish = wish(number, greeting);
+        let mut attributes_ = attributes_(number, greeting);
         // SAFETY: the identifier lives; the wish and the greeting live through the call, which copies them.
-        let answer = unsafe { ib::rdma_connect(self.id.as_ptr(), &raw mut wish) };
+        let answer = unsafe { ib::rdma_connect(self.id.as_ptr(), &raw mut attributes_) };
         checked(answer, "rdma_connect")
     }
 
@@ -265,11 +265,11 @@ impl Id {
         checked(answer, "rdma_establish")
     }
 
-    /// Accepts a request with the queue pair `number`; ends in [`Kind::Established`].
+    /// Accepts a request with the queue pair `number`; ends in [`EventKind::Established`].
     pub fn accept(&self, number: u32, greeting: &[u8]) -> Result<(), VerbsError> {
-        let mut wish = wish(number, greeting);
+        let mut attributes_ = attributes_(number, greeting);
         // SAFETY: as for `connect`.
-        let answer = unsafe { ib::rdma_accept(self.id.as_ptr(), &raw mut wish) };
+        let answer = unsafe { ib::rdma_accept(self.id.as_ptr(), &raw mut attributes_) };
         checked(answer, "rdma_accept")
     }
 
@@ -307,18 +307,18 @@ impl Id {
     pub fn peer(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier lives; the union is of addresses of the size of the largest, and was zeroed or filled.
         let storage = unsafe { (*self.id.as_ptr()).route.addr.__bindgen_anon_2.dst_storage };
-        Storage(storage).address()
+        SockAddr(storage).address()
     }
 
     /// This side's address.
-    pub fn own(&self) -> Option<SocketAddr> {
+    pub fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: as for `peer`.
         let storage = unsafe { (*self.id.as_ptr()).route.addr.__bindgen_anon_1.src_storage };
-        Storage(storage).address()
+        SockAddr(storage).address()
     }
 
     /// The steps by which a queue pair gets ready to receive and to send.
-    pub fn steps(&self) -> Result<(Step, Step), VerbsError> {
+    pub fn transitions(&self) -> Result<(Transition, Transition), VerbsError> {
         let step = |state: ib::ibv_qp_state::Type| {
             // SAFETY: the structure is of integers alone, for which 0 is a value.
             let mut attributes: ib::ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -329,7 +329,7 @@ impl Id {
                 ib::rdma_init_qp_attr(self.id.as_ptr(), &raw mut attributes, &raw mut mask)
             };
             checked(answer, "rdma_init_qp_attr")?;
-            Ok(Step { attributes, mask })
+            Ok(Transition { attributes, mask })
         };
         Ok((
             step(ib::ibv_qp_state::IBV_QPS_RTR)?,
@@ -338,20 +338,20 @@ impl Id {
     }
 
     /// The same with another channel for its events.
-    pub fn moved(self, events: &Arc<Events>) -> Result<Self, VerbsError> {
+    pub fn migrated(self, events: &Arc<Events>) -> Result<Self, VerbsError> {
         // SAFETY: both live, and all events got were acknowledged, for which the call would wait.
         let answer = unsafe { ib::rdma_migrate_id(self.id.as_ptr(), events.channel.as_ptr()) };
         checked(answer, "rdma_migrate_id")?;
         let id = self.id;
         // The identifier goes on; what it kept is let go of after the new one keeps its own.
         let mut old = ManuallyDrop::new(self);
-        let moved = Self {
+        let migrated = Self {
             id,
             events: Arc::clone(events),
         };
         // SAFETY: `old` is not used, nor dropped, afterwards.
         unsafe { std::ptr::drop_in_place(&raw mut old.events) };
-        Ok(moved)
+        Ok(migrated)
     }
 }
 
@@ -367,8 +367,8 @@ impl Drop for Id {
 }
 
 /// What a connection is to be like.
-fn wish(number: u32, greeting: &[u8]) -> ib::rdma_conn_param {
-    let (retry_count, rnr_retry_count) = manager_retries();
+fn attributes_(number: u32, greeting: &[u8]) -> ib::rdma_conn_param {
+    let (retry_count, rnr_retry_count) = cm_retries();
     ib::rdma_conn_param {
         private_data: greeting.as_ptr().cast::<c_void>(),
         private_data_len: u8::try_from(greeting.len()).unwrap_or(0),
@@ -389,9 +389,9 @@ fn milliseconds(limit: Duration) -> c_int {
 }
 
 /// An address as the system's calls have it.
-struct Storage(libc::sockaddr_storage);
+struct SockAddr(libc::sockaddr_storage);
 
-impl Storage {
+impl SockAddr {
     fn new(address: SocketAddr) -> Self {
         // SAFETY: the structure is of integers alone, for which 0 is a value.
         let mut storage: libc::sockaddr_storage = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -467,17 +467,17 @@ mod tests {
     fn addresses_round_trip() {
         for text in ["10.0.0.1:4791", "[2001:db8::7]:18515", "[fe80::1%3]:9"] {
             let address: SocketAddr = text.parse().unwrap();
-            assert_eq!(Storage::new(address).address(), Some(address));
+            assert_eq!(SockAddr::new(address).address(), Some(address));
         }
-        // SAFETY: as in `Storage::new`.
-        let none = Storage(unsafe { MaybeUninit::zeroed().assume_init() });
+        // SAFETY: as in `SockAddr::new`.
+        let none = SockAddr(unsafe { MaybeUninit::zeroed().assume_init() });
         assert_eq!(none.address(), None);
     }
 
     #[test]
     fn every_cm_event_is_mapped() {
-        let kinds: Vec<Kind> = (0..17).map(kind).collect();
-        use Kind::{
+        let kinds: Vec<EventKind> = (0..17).map(kind).collect();
+        use EventKind::{
             Address, Disconnected, Established, Failed, Other, Rejected, Removed, Request,
             Response, Route,
         };

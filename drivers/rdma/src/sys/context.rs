@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Events that are kept until somebody asks; older ones are dropped.
-const KEPT: usize = 64;
+const MAX_EVENTS: usize = 64;
 
 /// The list of devices that libibverbs gives, freed at the end.
-struct List {
+struct DeviceList {
     first: NonNull<*mut ib::ibv_device>,
     count: usize,
 }
 
-impl List {
+impl DeviceList {
     fn new() -> Result<Self, VerbsError> {
         let mut count: c_int = 0;
         // SAFETY: the call fills `count`, which lives through it.
@@ -29,7 +29,12 @@ impl List {
                 first,
                 count: usize::try_from(count).unwrap_or(0),
             }),
-            None => Err(refused("RDMA", Call::List, "ibv_get_device_list", last())),
+            None => Err(refused(
+                "RDMA",
+                Call::DeviceList,
+                "ibv_get_device_list",
+                last(),
+            )),
         }
     }
 
@@ -49,7 +54,7 @@ impl List {
     }
 }
 
-impl Drop for List {
+impl Drop for DeviceList {
     fn drop(&mut self) {
         // SAFETY: the array came from ibv_get_device_list and is freed this once; devices that were opened stay open.
         unsafe { ib::ibv_free_device_list(self.first.as_ptr()) };
@@ -58,7 +63,7 @@ impl Drop for List {
 
 /// The names of the cards that libibverbs has a driver for.
 pub fn names() -> Result<Vec<String>, VerbsError> {
-    Ok(List::new()?.iter().map(|(_, name)| name).collect())
+    Ok(DeviceList::new()?.iter().map(|(_, name)| name).collect())
 }
 
 /// An opened card with a protection domain of its own.
@@ -72,7 +77,7 @@ pub struct Context {
 /// What has happened, and whom it concerns.
 #[derive(Default)]
 struct Events {
-    kept: VecDeque<NicEvent>,
+    pending: VecDeque<NicEvent>,
     /// Whether a completion queue has failed, by its address.
     queues: BTreeMap<usize, Arc<AtomicBool>>,
 }
@@ -86,7 +91,7 @@ unsafe impl Sync for Context {}
 impl Context {
     /// Opens the card `name`.
     pub fn open(name: &str) -> Result<Arc<Self>, VerbsError> {
-        let list = List::new()?;
+        let list = DeviceList::new()?;
         let Some((device, _)) = list.iter().find(|(_, found)| found == name) else {
             let names: Vec<String> = list.iter().map(|(_, name)| name).collect();
             return Err(found(
@@ -188,12 +193,12 @@ impl Context {
     }
 
     /// Has `failed` set when the completion queue at `address` fails.
-    pub fn watch(&self, address: usize, failed: Arc<AtomicBool>) {
+    pub fn register_cq(&self, address: usize, failed: Arc<AtomicBool>) {
         self.lock().queues.insert(address, failed);
     }
 
-    /// Ends [`watch`](Self::watch); to be called before the queue is destroyed, for another may get its address.
-    pub fn unwatch(&self, address: usize) {
+    /// Ends [`register_cq`](Self::register_cq); to be called before the queue is destroyed, for another may get its address.
+    pub fn unregister_cq(&self, address: usize) {
         self.lock().queues.remove(&address);
     }
 
@@ -201,11 +206,11 @@ impl Context {
     pub fn event(&self) -> Option<NicEvent> {
         let mut events = self.lock();
         self.collect(&mut events);
-        events.kept.pop_front()
+        events.pending.pop_front()
     }
 
     /// Collects what has happened, so that queues learn of it. Another thread that does so already is left alone.
-    pub fn look(&self) {
+    pub fn poll_events(&self) {
         if let Ok(mut events) = self.events.try_lock() {
             self.collect(&mut events);
         }
@@ -230,10 +235,10 @@ impl Context {
             // SAFETY: the event was got by ibv_get_async_event and is acknowledged this once. Destroying what it is of
             // waits for that, so its pointer still stands for what it was got for.
             unsafe { ib::ibv_ack_async_event(event.as_mut_ptr()) };
-            if events.kept.len() == KEPT {
-                events.kept.pop_front();
+            if events.pending.len() == MAX_EVENTS {
+                events.pending.pop_front();
             }
-            events.kept.push_back(named(kind));
+            events.pending.push_back(named(kind));
         }
     }
 }

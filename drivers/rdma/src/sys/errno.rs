@@ -7,7 +7,7 @@ use crate::verbs::{Status, VerbsError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Listing the devices.
-    List,
+    DeviceList,
     /// Opening one.
     Open,
     /// Asking one for its attributes.
@@ -30,12 +30,12 @@ pub enum Call {
 
 /// What `errno` means as the answer to `call`, and what helps; empty where nothing is known beyond its own words.
 pub fn why(call: Call, errno: i32) -> &'static str {
-    use Call::{Connect, DmaBuf, Host, List, Make, Manager, Open, Peer, Post, Query};
+    use Call::{Connect, DeviceList, DmaBuf, Host, Make, Manager, Open, Peer, Post, Query};
     match (call, errno) {
-        (List | Open, libc::ENOSYS) => {
+        (DeviceList | Open, libc::ENOSYS) => {
             "the kernel has no RDMA: load its part (modprobe ib_uverbs, and the card's: mlx5_ib, bnxt_re, irdma, rdma_rxe …)"
         }
-        (List, libc::EOPNOTSUPP) => {
+        (DeviceList, libc::EOPNOTSUPP) => {
             "libibverbs is not installed, or too old: install rdma-core (Debian: libibverbs1 ibverbs-providers)"
         }
         (Manager, libc::EOPNOTSUPP) => {
@@ -54,7 +54,7 @@ pub fn why(call: Call, errno: i32) -> &'static str {
         (Manager, libc::ETIMEDOUT) => {
             "nothing answers there: is the address right, the link up, UDP port 4791 let through?"
         }
-        (List | Open | Manager, libc::EACCES | libc::EPERM) => {
+        (DeviceList | Open | Manager, libc::EACCES | libc::EPERM) => {
             "this user may not open /dev/infiniband: give it the group that owns it, or run as root"
         }
         (Open | Query, libc::ENODEV | libc::EIO) => {
@@ -181,8 +181,8 @@ mod tests {
     #[test]
     fn errors_name_fix() {
         let expected = [
-            (Call::List, libc::ENOSYS, "modprobe ib_uverbs"),
-            (Call::List, libc::EOPNOTSUPP, "install rdma-core"),
+            (Call::DeviceList, libc::ENOSYS, "modprobe ib_uverbs"),
+            (Call::DeviceList, libc::EOPNOTSUPP, "install rdma-core"),
             (Call::Open, libc::EACCES, "/dev/infiniband"),
             (Call::Host, libc::ENOMEM, "ulimit -l"),
             (Call::Host, libc::EAGAIN, "LimitMEMLOCK"),

@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::errno::{Call, found, last, refused};
 use super::ffi as ib;
-use crate::verbs::{Access, MemoryKey, VerbsError, Way};
+use crate::verbs::{Access, MemoryRegion, RegistrationMethod, VerbsError};
 use daq_core::region::{Placement, Region};
 use std::ffi::c_void;
 use std::os::fd::AsRawFd;
@@ -14,17 +14,17 @@ use std::sync::Arc;
 const PAGE: u64 = 4096;
 
 /// A registration, which ends when it is dropped.
-pub struct Registered {
+pub struct MrHandle {
     context: Arc<Context>,
     region: NonNull<ib::ibv_mr>,
 }
 
 // SAFETY: the library's registration is bound to no thread; it is only read here, and ended once.
-unsafe impl Send for Registered {}
+unsafe impl Send for MrHandle {}
 // SAFETY: as above; nothing of it changes.
-unsafe impl Sync for Registered {}
+unsafe impl Sync for MrHandle {}
 
-impl Registered {
+impl MrHandle {
     /// Registers `bytes` bytes from `address` on.
     ///
     /// # Safety
@@ -73,7 +73,7 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for MrHandle {
     fn drop(&mut self) {
         // SAFETY: the registration was made by the library and is ended this once; the context lives until after.
         let errno = unsafe { ib::ibv_dereg_mr(self.region.as_ptr()) };
@@ -114,14 +114,14 @@ const fn required(access: u32) -> u32 {
 pub fn register(
     context: &Arc<Context>,
     region: &Arc<Region>,
-    way: Way,
+    method: RegistrationMethod,
     access: Access,
-) -> Result<MemoryKey, VerbsError> {
+) -> Result<MemoryRegion, VerbsError> {
     let bytes = region.bytes();
     let flags = flags(access);
     let gpu = region.address().as_ptr().addr() as u64;
-    let (address, registered) = match way {
-        Way::Host => {
+    let (address, registered) = match method {
+        RegistrationMethod::Host => {
             let said = format!("ibv_reg_mr of {bytes} bytes of {}", region.placement());
             let Some(address) = region.cpu_address() else {
                 return Err(found(
@@ -133,38 +133,38 @@ pub fn register(
             let address = address.as_ptr().addr() as u64;
             // SAFETY: the region is mapped as long as it lives; the key that is made keeps it and ends the registration
             // before it lets go. Nobody makes references into a region that a device may write.
-            let registered = unsafe { Registered::new(context, address, bytes, flags) }
+            let registered = unsafe { MrHandle::new(context, address, bytes, flags) }
                 .map_err(|errno| refused(context.name(), Call::Host, said, errno))?;
             (address, registered)
         }
-        Way::Peer => {
+        RegistrationMethod::Peer => {
             let said = format!("ibv_reg_mr of {bytes} bytes of {}", region.placement());
             if region.placement() == Placement::Host {
                 return Err(found(context.name(), said, "this is no GPU's memory"));
             }
             // SAFETY: as for host memory; the address is the GPU's, which the kernel resolves or refuses.
-            let registered = unsafe { Registered::new(context, gpu, bytes, flags) }
+            let registered = unsafe { MrHandle::new(context, gpu, bytes, flags) }
                 .map_err(|errno| refused(context.name(), Call::Peer, said, errno))?;
             (gpu, registered)
         }
-        Way::DmaBuf => (gpu, by_dma_buf(context, region, gpu, flags)?),
+        RegistrationMethod::DmaBuf => (gpu, register_dma_buf(context, region, gpu, flags)?),
     };
     let keys = registered.keys();
-    Ok(MemoryKey::new(
+    Ok(MemoryRegion::new(
         Box::new(registered),
         Arc::clone(region),
-        way,
+        method,
         keys,
         address,
     ))
 }
 
-fn by_dma_buf(
+fn register_dma_buf(
     context: &Arc<Context>,
     region: &Arc<Region>,
     address: u64,
     flags: u32,
-) -> Result<Registered, VerbsError> {
+) -> Result<MrHandle, VerbsError> {
     let bytes = region.bytes();
     let said = format!(
         "ibv_reg_dmabuf_mr of {bytes} bytes of {}",
@@ -183,7 +183,7 @@ fn by_dma_buf(
     }
     // SAFETY: the domain is there as long as the context. The descriptor is open through the call, after which the kernel
     // holds the dma-buf by itself. The region stays until the registration has ended, as for host memory.
-    let made = unsafe {
+    let parts = unsafe {
         ib::ibv_reg_dmabuf_mr(
             context.domain(),
             0,
@@ -193,7 +193,7 @@ fn by_dma_buf(
             flags.cast_signed(),
         )
     };
-    Registered::checked(context, made)
+    MrHandle::checked(context, parts)
         .map_err(|errno| refused(context.name(), Call::DmaBuf, said, errno))
 }
 

@@ -38,7 +38,7 @@ use crate::verbs::{Nic, VerbsError};
 use std::sync::Arc;
 
 pub use device::{Address, AddressKind, DeviceInfo, PortInfo};
-pub use queue_pair::VerbsQueue;
+pub use queue_pair::VerbsQueuePair;
 
 /// The cards there are. An error where libibverbs or the kernel's part is absent says so in a sentence.
 pub fn devices() -> Result<Vec<DeviceInfo>, VerbsError> {
@@ -52,7 +52,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, VerbsError> {
 /// Opens the card `name` at `port`, with an entry of that port's table of addresses, or the best one there
 /// ([`device::choose`]).
 pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Arc<dyn Nic>, VerbsError> {
-    Ok(Arc::new(nic::Card::open(name, port, gid_index)?))
+    Ok(Arc::new(nic::VerbsNic::open(name, port, gid_index)?))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ const HOPS: u8 = 64;
 
 /// The port that a queue pair is of.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct PortRef {
     /// The port's number.
     pub port: u8,
     /// The entry of its table of addresses.
@@ -30,14 +30,14 @@ pub struct Place {
 }
 
 /// One step: attributes, and which of them count.
-pub struct Step {
+pub struct Transition {
     /// The attributes.
     pub attributes: ib::ibv_qp_attr,
     /// Which count.
     pub mask: c_int,
 }
 
-impl Step {
+impl Transition {
     /// To `state`, with nothing else said yet.
     fn to(state: ib::ibv_qp_state::Type) -> Self {
         // SAFETY: the structure is of integers alone, for which 0 is a value.
@@ -57,13 +57,13 @@ impl Step {
 }
 
 /// The first step, after which receives may be posted.
-pub fn init(service: Service, place: Place, datagram_key: u32) -> Step {
-    let mut step = Step::to(ib::ibv_qp_state::IBV_QPS_INIT)
+pub fn init(service: Service, port_ref: PortRef, qkey: u32) -> Transition {
+    let mut step = Transition::to(ib::ibv_qp_state::IBV_QPS_INIT)
         .with(mask::IBV_QP_PKEY_INDEX)
         .with(mask::IBV_QP_PORT);
-    step.attributes.port_num = place.port;
+    step.attributes.port_num = port_ref.port;
     if service == Service::Ud {
-        step.attributes.qkey = datagram_key;
+        step.attributes.qkey = qkey;
         step.with(mask::IBV_QP_QKEY)
     } else {
         use ib::ibv_access_flags as access;
@@ -74,8 +74,8 @@ pub fn init(service: Service, place: Place, datagram_key: u32) -> Step {
 }
 
 /// The second, after which it receives.
-pub fn receive(service: Service, place: Place, own_mtu: u32, peer: &Endpoint) -> Step {
-    let mut step = Step::to(ib::ibv_qp_state::IBV_QPS_RTR);
+pub fn receive(service: Service, port_ref: PortRef, own_mtu: u32, peer: &Endpoint) -> Transition {
+    let mut step = Transition::to(ib::ibv_qp_state::IBV_QPS_RTR);
     if service == Service::Ud {
         return step;
     }
@@ -87,7 +87,7 @@ pub fn receive(service: Service, place: Place, own_mtu: u32, peer: &Endpoint) ->
     step.attributes.path_mtu = mtu_code(common);
     step.attributes.dest_qp_num = peer.number;
     step.attributes.rq_psn = peer.psn;
-    step.attributes.ah_attr = route(place, peer);
+    step.attributes.ah_attr = route(port_ref, peer);
     let mut step = step
         .with(mask::IBV_QP_AV)
         .with(mask::IBV_QP_PATH_MTU)
@@ -104,12 +104,12 @@ pub fn receive(service: Service, place: Place, own_mtu: u32, peer: &Endpoint) ->
 }
 
 /// The last, after which it sends.
-pub fn send(service: Service, psn: u32) -> Step {
-    let mut step = Step::to(ib::ibv_qp_state::IBV_QPS_RTS).with(mask::IBV_QP_SQ_PSN);
+pub fn send(service: Service, psn: u32) -> Transition {
+    let mut step = Transition::to(ib::ibv_qp_state::IBV_QPS_RTS).with(mask::IBV_QP_SQ_PSN);
     step.attributes.sq_psn = psn;
     if service == Service::Rc {
         step.attributes.max_rd_atomic = 1;
-        step = patience(step)
+        step = set_timeouts(step)
             .with(mask::IBV_QP_TIMEOUT)
             .with(mask::IBV_QP_RETRY_CNT)
             .with(mask::IBV_QP_RNR_RETRY)
@@ -119,12 +119,12 @@ pub fn send(service: Service, psn: u32) -> Step {
 }
 
 /// From any state to the last one, in which all that is posted is flushed.
-pub fn error() -> Step {
-    Step::to(ib::ibv_qp_state::IBV_QPS_ERR)
+pub fn error() -> Transition {
+    Transition::to(ib::ibv_qp_state::IBV_QPS_ERR)
 }
 
 /// The same times for every connection, whoever has made the other attributes.
-pub fn patience(mut step: Step) -> Step {
+pub fn set_timeouts(mut step: Transition) -> Transition {
     step.attributes.timeout = TIMEOUT;
     step.attributes.retry_cnt = RETRIES;
     step.attributes.rnr_retry = NOT_READY_RETRIES;
@@ -133,28 +133,28 @@ pub fn patience(mut step: Step) -> Step {
 }
 
 /// What rdma_cm is told of them.
-pub const fn manager_retries() -> (u8, u8) {
+pub const fn cm_retries() -> (u8, u8) {
     (RETRIES, NOT_READY_RETRIES)
 }
 
 /// How packets get to `peer`.
-pub fn route(place: Place, peer: &Endpoint) -> ib::ibv_ah_attr {
+pub fn route(port_ref: PortRef, peer: &Endpoint) -> ib::ibv_ah_attr {
     // With Ethernet there are addresses alone; in an InfiniBand subnet the local identifier is enough.
-    let by_address = place.is_ethernet || peer.lid == 0;
+    let by_address = port_ref.is_ethernet || peer.lid == 0;
     ib::ibv_ah_attr {
         grh: ib::ibv_global_route {
             dgid: ib::ibv_gid { raw: peer.gid },
             flow_label: 0,
-            sgid_index: place.gid_index,
+            sgid_index: port_ref.gid_index,
             hop_limit: HOPS,
             traffic_class: 0,
         },
-        dlid: if place.is_ethernet { 0 } else { peer.lid },
+        dlid: if port_ref.is_ethernet { 0 } else { peer.lid },
         sl: 0,
         src_path_bits: 0,
         static_rate: 0,
         is_global: by_address.into(),
-        port_num: place.port,
+        port_num: port_ref.port,
     }
 }
 
@@ -181,7 +181,7 @@ pub const fn mtu_code(bytes: u32) -> ib::ibv_mtu::Type {
 mod tests {
     use super::*;
 
-    const ETHERNET: Place = Place {
+    const ETHERNET: PortRef = PortRef {
         port: 1,
         gid_index: 3,
         is_ethernet: true,
@@ -194,7 +194,7 @@ mod tests {
             lid: 7,
             gid: [9; 16],
             mtu: 1024,
-            datagram_key: 0,
+            qkey: 0,
         }
     }
 
@@ -205,8 +205,8 @@ mod tests {
         }
         assert_eq!(mtu_code(1500), ib::ibv_mtu::IBV_MTU_1024);
         assert_eq!(mtu_code(9000), ib::ibv_mtu::IBV_MTU_4096);
-        let mtu = |own, peer: &Endpoint| {
-            receive(Service::Rc, ETHERNET, own, peer)
+        let mtu = |local_address, peer: &Endpoint| {
+            receive(Service::Rc, ETHERNET, local_address, peer)
                 .attributes
                 .path_mtu
         };
@@ -216,8 +216,8 @@ mod tests {
             "the peer's is less"
         );
         assert_eq!(mtu(512, &peer()), ib::ibv_mtu::IBV_MTU_512, "ours is less");
-        let silent = Endpoint { mtu: 0, ..peer() };
-        assert_eq!(mtu(2048, &silent), ib::ibv_mtu::IBV_MTU_2048);
+        let empty_polls = Endpoint { mtu: 0, ..peer() };
+        assert_eq!(mtu(2048, &empty_polls), ib::ibv_mtu::IBV_MTU_2048);
     }
 
     /// What each service needs and no more: the kernel refuses attributes that a step does not take.
@@ -259,7 +259,7 @@ mod tests {
         let step = send(Service::Rc, 1).attributes;
         assert!(step.rnr_retry < 7, "{}", step.rnr_retry);
         assert!(step.retry_cnt < 7, "{}", step.retry_cnt);
-        assert!(manager_retries().0 < 7 && manager_retries().1 < 7);
+        assert!(cm_retries().0 < 7 && cm_retries().1 < 7);
         assert_ne!(step.timeout, 0, "0 is to wait for ever");
     }
 
@@ -268,7 +268,7 @@ mod tests {
         let there = route(ETHERNET, &peer());
         assert_eq!((there.is_global, there.dlid), (1, 0));
         assert_eq!((there.grh.sgid_index, there.grh.hop_limit), (3, 64));
-        let infiniband = Place {
+        let infiniband = PortRef {
             is_ethernet: false,
             ..ETHERNET
         };

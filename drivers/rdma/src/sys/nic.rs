@@ -5,11 +5,11 @@ use super::device::{self, DeviceInfo};
 use super::errno::found;
 use super::ffi as ib;
 use super::memory;
-use super::modify::{self, Place};
-use super::queue_pair::{HEADER, MAX_PIECES, Made, VerbsQueue};
+use super::modify::{self, PortRef};
+use super::queue_pair::{GRH_BYTES, MAX_SGES, QueuePairParts, VerbsQueuePair};
 use crate::verbs::{
-    Access, Endpoint, Limits, MemoryKey, Nic, NicEvent, Port, Queue, QueueOptions, Service,
-    VerbsError, Way,
+    Access, Endpoint, Limits, MemoryRegion, Nic, NicEvent, Port, QueuePair, QueuePairOptions,
+    RegistrationMethod, Service, VerbsError,
 };
 use daq_core::region::{HostOptions, Region};
 use std::fmt;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 const INLINE: [u32; 4] = [512, 256, 128, 64];
 
 /// An opened card at one of its ports.
-pub struct Card {
+pub struct VerbsNic {
     context: Arc<Context>,
     port: u8,
     gid_index: u8,
@@ -27,7 +27,7 @@ pub struct Card {
     limits: Limits,
 }
 
-impl fmt::Debug for Card {
+impl fmt::Debug for VerbsNic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Card")
             .field("name", &self.context.name())
@@ -37,14 +37,14 @@ impl fmt::Debug for Card {
     }
 }
 
-impl Card {
+impl VerbsNic {
     /// Opens it.
     pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Self, VerbsError> {
         let context = Context::open(name)?;
         let info = device::info(device::SYSFS.as_ref(), name);
         let gid_index = match gid_index {
             Some(index) => index,
-            None => chosen(&info, port)?,
+            None => default_gid_index(&info, port)?,
         };
         let attributes = context.attributes()?;
         let state = context.port(port)?;
@@ -52,7 +52,7 @@ impl Card {
         let limits = Limits {
             max_work: count(attributes.max_qp_wr),
             max_completions: count(attributes.max_cqe),
-            max_pieces: count(attributes.max_sge).min(u32::try_from(MAX_PIECES).unwrap_or(16)),
+            max_sges: count(attributes.max_sge).min(u32::try_from(MAX_SGES).unwrap_or(16)),
             max_registered: attributes.max_mr_size,
             max_message: state.max_msg_sz.into(),
             max_inline: 0,
@@ -73,11 +73,11 @@ impl Card {
         INLINE
             .into_iter()
             .find_map(|inline| {
-                let options = QueueOptions {
+                let options = QueuePairOptions {
                     service: Service::Rc,
                     sends: 1,
                     receives: 1,
-                    pieces: 1,
+                    sges: 1,
                     inline,
                     events: false,
                 };
@@ -86,14 +86,14 @@ impl Card {
             .unwrap_or(0)
     }
 
-    fn make(&self, options: &QueueOptions) -> Result<VerbsQueue, VerbsError> {
+    fn make(&self, options: &QueuePairOptions) -> Result<VerbsQueuePair, VerbsError> {
         let port = self.port()?;
         let header = (options.service == Service::Ud)
             .then(|| self.header())
             .transpose()?;
-        let made = Made {
+        let parts = QueuePairParts {
             context: &self.context,
-            place: Place {
+            port_ref: PortRef {
                 port: self.port,
                 gid_index: self.gid_index,
                 is_ethernet: port.is_ethernet,
@@ -107,12 +107,12 @@ impl Card {
             is_mlx5: self.is_mlx5,
             header,
         };
-        VerbsQueue::new(made, options)
+        VerbsQueuePair::new(parts, options)
     }
 
     /// Room for the header of datagrams.
-    fn header(&self) -> Result<MemoryKey, VerbsError> {
-        let region = Region::host(HEADER as usize, HostOptions::default()).map_err(|why| {
+    fn header(&self) -> Result<MemoryRegion, VerbsError> {
+        let region = Region::host(GRH_BYTES as usize, HostOptions::default()).map_err(|why| {
             found(
                 self.context.name(),
                 "memory for the header of datagrams",
@@ -123,12 +123,12 @@ impl Card {
             local_write: true,
             ..Access::default()
         };
-        memory::register(&self.context, &region, Way::Host, access)
+        memory::register(&self.context, &region, RegistrationMethod::Host, access)
     }
 }
 
 /// The entry of the table of addresses that is used where none was asked for.
-fn chosen(info: &DeviceInfo, number: u8) -> Result<u8, VerbsError> {
+fn default_gid_index(info: &DeviceInfo, number: u8) -> Result<u8, VerbsError> {
     let name = info.name.as_str();
     let Some(port) = info.ports.iter().find(|port| port.number == number) else {
         return Err(found(
@@ -148,7 +148,7 @@ fn chosen(info: &DeviceInfo, number: u8) -> Result<u8, VerbsError> {
     }
 }
 
-impl Nic for Card {
+impl Nic for VerbsNic {
     fn name(&self) -> &str {
         self.context.name()
     }
@@ -173,15 +173,18 @@ impl Nic for Card {
     fn register(
         &self,
         region: &Arc<Region>,
-        way: Way,
+        method: RegistrationMethod,
         access: Access,
-    ) -> Result<MemoryKey, VerbsError> {
-        memory::register(&self.context, region, way, access)
+    ) -> Result<MemoryRegion, VerbsError> {
+        memory::register(&self.context, region, method, access)
     }
 
-    fn queue(&self, options: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+    fn create_queue_pair(
+        &self,
+        options: &QueuePairOptions,
+    ) -> Result<Box<dyn QueuePair>, VerbsError> {
         let inline = options.inline.min(self.limits.max_inline);
-        let options = QueueOptions { inline, ..*options };
+        let options = QueuePairOptions { inline, ..*options };
         Ok(Box::new(self.make(&options)?))
     }
 
@@ -219,16 +222,16 @@ mod tests {
             node: None,
             ports: vec![port],
         };
-        let error = chosen(&info, 1).unwrap_err().to_string();
+        let error = default_gid_index(&info, 1).unwrap_err().to_string();
         assert!(error.contains("ip link set"), "{error}");
-        let error = chosen(&info, 2).unwrap_err().to_string();
+        let error = default_gid_index(&info, 2).unwrap_err().to_string();
         assert!(error.contains("it has 1 ports"), "{error}");
         info.ports[0].addresses[0].kind = AddressKind::RoceV2;
-        assert_eq!(chosen(&info, 1).unwrap(), 0);
+        assert_eq!(default_gid_index(&info, 1).unwrap(), 0);
         info.ports[0].is_ethernet = false;
         info.ports[0].addresses.clear();
         assert_eq!(
-            chosen(&info, 1).unwrap(),
+            default_gid_index(&info, 1).unwrap(),
             0,
             "InfiniBand goes by its identifier"
         );

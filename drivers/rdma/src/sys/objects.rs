@@ -4,7 +4,7 @@
 use super::context::{self, Context};
 use super::errno::{Call, last, refused};
 use super::ffi as ib;
-use super::modify::{self, Place, Step};
+use super::modify::{self, PortRef, Transition};
 use crate::verbs::{Endpoint, Service, VerbsError};
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -32,13 +32,13 @@ impl Channel {
                 last(),
             )
         })?;
-        let made = Self {
+        let parts = Self {
             raw: channel,
             context: Arc::clone(context),
         };
-        context::nonblocking(made.fd())
+        context::nonblocking(parts.fd())
             .map_err(|errno| refused(context.name(), Call::Make, "fcntl of a channel", errno))?;
-        Ok(made)
+        Ok(parts)
     }
 
     /// Its descriptor, readable when events are there.
@@ -91,7 +91,7 @@ impl CompletionQueue {
             refused(context.name(), Call::Make, said, last())
         })?;
         let failed = Arc::new(AtomicBool::new(false));
-        context.watch(queue.as_ptr().addr(), Arc::clone(&failed));
+        context.register_cq(queue.as_ptr().addr(), Arc::clone(&failed));
         Ok(Self {
             raw: queue,
             failed,
@@ -102,7 +102,7 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        self.context.unwatch(self.raw.as_ptr().addr());
+        self.context.unregister_cq(self.raw.as_ptr().addr());
         // SAFETY: the queue pair that used it is gone: it is declared before. All events got were acknowledged. Ended once.
         let errno = unsafe { ib::ibv_destroy_cq(self.raw.as_ptr()) };
         warn_of(errno, &self.context, "ibv_destroy_cq");
@@ -110,7 +110,7 @@ impl Drop for CompletionQueue {
 }
 
 /// A queue pair.
-pub struct Pair {
+pub struct QueuePairHandle {
     /// The library's.
     pub raw: NonNull<ib::ibv_qp>,
     /// What the card made of the wishes.
@@ -119,7 +119,7 @@ pub struct Pair {
     pub context: Arc<Context>,
 }
 
-impl Pair {
+impl QueuePairHandle {
     /// One whose work completes in `completions`.
     pub fn new(
         context: &Arc<Context>,
@@ -129,32 +129,33 @@ impl Pair {
         is_mlx5: bool,
     ) -> Result<Self, VerbsError> {
         // SAFETY: the structure is of integers and pointers alone, for which 0 is a value.
-        let mut wish: ib::ibv_qp_init_attr_ex = unsafe { MaybeUninit::zeroed().assume_init() };
-        wish.send_cq = completions.raw.as_ptr();
-        wish.recv_cq = completions.raw.as_ptr();
-        wish.cap = cap;
-        wish.qp_type = match service {
+        let mut attributes_: ib::ibv_qp_init_attr_ex =
+            unsafe { MaybeUninit::zeroed().assume_init() };
+        attributes_.send_cq = completions.raw.as_ptr();
+        attributes_.recv_cq = completions.raw.as_ptr();
+        attributes_.cap = cap;
+        attributes_.qp_type = match service {
             Service::Rc => ib::ibv_qp_type::IBV_QPT_RC,
             Service::Uc => ib::ibv_qp_type::IBV_QPT_UC,
             Service::Ud => ib::ibv_qp_type::IBV_QPT_UD,
         };
-        wish.comp_mask = ib::ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0;
-        wish.pd = context.domain();
-        let made = if is_mlx5 {
-            Self::without_scatter(context, &mut wish)
+        attributes_.comp_mask = ib::ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0;
+        attributes_.pd = context.domain();
+        let parts = if is_mlx5 {
+            Self::without_scatter(context, &mut attributes_)
         } else {
             None
         };
-        let (raw, cap) = if let Some(pair) = made {
-            (pair, wish.cap)
+        let (raw, cap) = if let Some(pair) = parts {
+            (pair, attributes_.cap)
         } else {
             let mut plain = ib::ibv_qp_init_attr {
                 qp_context: null_mut(),
-                send_cq: wish.send_cq,
-                recv_cq: wish.recv_cq,
+                send_cq: attributes_.send_cq,
+                recv_cq: attributes_.recv_cq,
                 srq: null_mut(),
                 cap,
-                qp_type: wish.qp_type,
+                qp_type: attributes_.qp_type,
                 sq_sig_all: 0,
             };
             // SAFETY: the domain lives as long as the context; the completion queue is of it and outlives the pair, as
@@ -184,16 +185,21 @@ impl Pair {
     /// from here would not be sound while other threads may read the environment.
     fn without_scatter(
         context: &Arc<Context>,
-        wish: &mut ib::ibv_qp_init_attr_ex,
+        attributes_: &mut ib::ibv_qp_init_attr_ex,
     ) -> Option<NonNull<ib::ibv_qp>> {
         // SAFETY: as above.
-        let mut own: ib::mlx5dv_qp_init_attr = unsafe { MaybeUninit::zeroed().assume_init() };
-        own.comp_mask = ib::mlx5dv_qp_init_attr_mask::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS
-            .0
-            .into();
-        own.create_flags = ib::mlx5dv_qp_create_flags::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE.0;
+        let mut local_address: ib::mlx5dv_qp_init_attr =
+            unsafe { MaybeUninit::zeroed().assume_init() };
+        local_address.comp_mask =
+            ib::mlx5dv_qp_init_attr_mask::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS
+                .0
+                .into();
+        local_address.create_flags =
+            ib::mlx5dv_qp_create_flags::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE.0;
         // SAFETY: as for ibv_create_qp; the library checks that the context is of an mlx5 card.
-        let pair = unsafe { ib::mlx5dv_create_qp(context.raw(), &raw mut *wish, &raw mut own) };
+        let pair = unsafe {
+            ib::mlx5dv_create_qp(context.raw(), &raw mut *attributes_, &raw mut local_address)
+        };
         let pair = NonNull::new(pair);
         if pair.is_none() {
             tracing::warn!(
@@ -213,7 +219,7 @@ impl Pair {
     }
 
     /// Goes one step, which errors call `to`.
-    pub fn step(&self, mut step: Step, to: &str) -> Result<(), VerbsError> {
+    pub fn transition(&self, mut step: Transition, to: &str) -> Result<(), VerbsError> {
         // SAFETY: the pair lives; the structure lives through the call.
         let errno =
             unsafe { ib::ibv_modify_qp(self.raw.as_ptr(), &raw mut step.attributes, step.mask) };
@@ -226,7 +232,7 @@ impl Pair {
     }
 }
 
-impl Drop for Pair {
+impl Drop for QueuePairHandle {
     fn drop(&mut self) {
         // SAFETY: made by the library, ended this once. After it the card does nothing for the pair any more.
         let errno = unsafe { ib::ibv_destroy_qp(self.raw.as_ptr()) };
@@ -235,7 +241,7 @@ impl Drop for Pair {
 }
 
 /// Where datagrams go.
-pub struct Destination {
+pub struct AddressHandle {
     /// The library's.
     pub raw: NonNull<ib::ibv_ah>,
     /// The queue pair's number there.
@@ -245,10 +251,14 @@ pub struct Destination {
     context: Arc<Context>,
 }
 
-impl Destination {
+impl AddressHandle {
     /// The way to `peer`.
-    pub fn new(context: &Arc<Context>, place: Place, peer: &Endpoint) -> Result<Self, VerbsError> {
-        let mut route = modify::route(place, peer);
+    pub fn new(
+        context: &Arc<Context>,
+        port_ref: PortRef,
+        peer: &Endpoint,
+    ) -> Result<Self, VerbsError> {
+        let mut route = modify::route(port_ref, peer);
         // SAFETY: the domain lives as long as the context; the structure lives through the call.
         let handle = unsafe { ib::ibv_create_ah(context.domain(), &raw mut route) };
         let handle = NonNull::new(handle)
@@ -256,13 +266,13 @@ impl Destination {
         Ok(Self {
             raw: handle,
             number: peer.number,
-            key: peer.datagram_key,
+            key: peer.qkey,
             context: Arc::clone(context),
         })
     }
 }
 
-impl Drop for Destination {
+impl Drop for AddressHandle {
     fn drop(&mut self) {
         // SAFETY: the pair whose work names it is gone: it is declared before. Ended this once.
         let errno = unsafe { ib::ibv_destroy_ah(self.raw.as_ptr()) };

@@ -3,11 +3,11 @@
 use super::context::{self, Context};
 use super::errno::{self, Call, found, last, refused};
 use super::ffi::{self as ib, ibv_wr_opcode as opcode};
-use super::modify::{self, Place, Step};
-use super::objects::{Channel, CompletionQueue, Destination, Pair};
+use super::modify::{self, PortRef, Transition};
+use super::objects::{AddressHandle, Channel, CompletionQueue, QueuePairHandle};
 use crate::verbs::{
-    Endpoint, MemoryKey, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb,
-    VerbsError, Work, WorkDone,
+    Endpoint, MemoryRegion, Payload, QueuePair, QueuePairOptions, Service, Sge, Side, Status, Verb,
+    VerbsError, WorkCompletion, WorkRequest,
 };
 use std::ffi::c_int;
 use std::hash::{BuildHasher, RandomState};
@@ -18,85 +18,86 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Most pieces of one work.
-pub const MAX_PIECES: usize = 16;
+pub const MAX_SGES: usize = 16;
 /// Bytes before each datagram that is received: the global route header, or the room for it.
-pub const HEADER: u32 = 40;
+pub const GRH_BYTES: u32 = 40;
 /// Completions that are collected by one call of the library.
 const BATCH: usize = 64;
 /// Polls that find nothing after which the card's events are looked at, one system call: a completion queue that was
 /// overrun may be silent for ever, and many cards tell of it by an event alone.
-const SILENT: u32 = 1 << 12;
+const EMPTY_POLLS: u32 = 1 << 12;
 
 /// What of a card a queue is made from.
-pub struct Made<'a> {
+pub struct QueuePairParts<'a> {
     /// The card.
     pub context: &'a Arc<Context>,
     /// Its port.
-    pub place: Place,
+    pub port_ref: PortRef,
     /// What the peer must know of that port.
     pub endpoint: Endpoint,
     /// Whether the card is one of the driver mlx5.
     pub is_mlx5: bool,
     /// Room for the header of datagrams.
-    pub header: Option<MemoryKey>,
+    pub header: Option<MemoryRegion>,
 }
 
 /// A queue of a card. Its parts end in the order in which they stand here.
-pub struct VerbsQueue {
-    pair: Pair,
-    destination: Option<Destination>,
+pub struct VerbsQueuePair {
+    pair: QueuePairHandle,
+    destination: Option<AddressHandle>,
     completions: CompletionQueue,
     channel: Option<Channel>,
     /// Where the header of every datagram goes, which nobody reads.
-    header: Option<MemoryKey>,
+    header: Option<MemoryRegion>,
     service: Service,
-    place: Place,
+    port_ref: PortRef,
     endpoint: Endpoint,
     is_connected: bool,
     /// Whether the next completion raises an event.
     is_armed: bool,
     /// Polls since the last that found something.
-    silent: u32,
+    empty_polls: u32,
     /// Whether a poll has failed after others had found something, which is told by the next.
     has_failed: bool,
     scratch: Box<[ib::ibv_wc]>,
 }
 
 // SAFETY: libibverbs binds none of its objects to a thread; only the owner of the queue uses the pointers.
-unsafe impl Send for VerbsQueue {}
+unsafe impl Send for VerbsQueuePair {}
 
-impl VerbsQueue {
+impl VerbsQueuePair {
     /// Makes one; receives may be posted from then on.
-    pub fn new(made: Made<'_>, options: &QueueOptions) -> Result<Self, VerbsError> {
-        let context = made.context;
+    pub fn new(parts: QueuePairParts<'_>, options: &QueuePairOptions) -> Result<Self, VerbsError> {
+        let context = parts.context;
         let channel = options.events.then(|| Channel::new(context)).transpose()?;
         // Each work completes once at most, so this is enough for a card that frees its place in the queue when the
         // completion is collected; soft-RoCE frees it earlier.
         let depth = options.sends.saturating_add(options.receives).max(1);
         let completions = CompletionQueue::new(context, depth, channel.as_ref())?;
-        let pieces = options.pieces.max(1);
+        let sges = options.sges.max(1);
         let cap = ib::ibv_qp_cap {
             max_send_wr: options.sends.max(1),
             max_recv_wr: options.receives.max(1),
             // A message is a record and its payload.
-            max_send_sge: pieces.max(2),
-            max_recv_sge: pieces + u32::from(made.header.is_some()),
+            max_send_sge: sges.max(2),
+            max_recv_sge: sges + u32::from(parts.header.is_some()),
             max_inline_data: options.inline,
         };
-        let pair = Pair::new(context, &completions, options.service, cap, made.is_mlx5)?;
+        let pair =
+            QueuePairHandle::new(context, &completions, options.service, cap, parts.is_mlx5)?;
         let endpoint = Endpoint {
             number: pair.number(),
             psn: any(0xff_ffff),
             // The uppermost bit would ask for the key of the receiving queue, which is a privilege.
-            datagram_key: if options.service == Service::Ud {
+            qkey: if options.service == Service::Ud {
                 any(0x7fff_ffff)
             } else {
                 0
             },
-            ..made.endpoint
+            ..parts.endpoint
         };
-        pair.step(
-            modify::init(options.service, made.place, endpoint.datagram_key),
+        pair.transition(
+            modify::init(options.service, parts.port_ref, endpoint.qkey),
             "INIT",
         )?;
         // SAFETY: the structure is of integers alone, for which 0 is a value.
@@ -106,13 +107,13 @@ impl VerbsQueue {
             destination: None,
             completions,
             channel,
-            header: made.header,
+            header: parts.header,
             service: options.service,
-            place: made.place,
+            port_ref: parts.port_ref,
             endpoint,
             is_connected: false,
             is_armed: false,
-            silent: 0,
+            empty_polls: 0,
             has_failed: false,
             scratch: vec![empty; BATCH].into_boxed_slice(),
         })
@@ -124,9 +125,13 @@ impl VerbsQueue {
     }
 
     /// Connects it by steps that rdma_cm has made.
-    pub(crate) fn connect_by(&mut self, receive: Step, send: Step) -> Result<(), VerbsError> {
-        self.pair.step(modify::patience(receive), "RTR")?;
-        self.pair.step(modify::patience(send), "RTS")?;
+    pub(crate) fn connect_with(
+        &mut self,
+        receive: Transition,
+        send: Transition,
+    ) -> Result<(), VerbsError> {
+        self.pair.transition(modify::set_timeouts(receive), "RTR")?;
+        self.pair.transition(modify::set_timeouts(send), "RTS")?;
         self.is_connected = true;
         Ok(())
     }
@@ -189,7 +194,7 @@ impl VerbsQueue {
 /// Fills `completed` by calls of `poll`, which fills what it is given and says how much of it; how many there are, and
 /// whether a call has failed. What was collected before is kept then: the card tells it once.
 fn collect(
-    completed: &mut [WorkDone],
+    completed: &mut [WorkCompletion],
     scratch: &mut [ib::ibv_wc],
     header: u32,
     mut poll: impl FnMut(&mut [ib::ibv_wc]) -> c_int,
@@ -218,22 +223,22 @@ fn any(mask: u32) -> u32 {
     u32::try_from(word & u64::from(mask)).unwrap_or(0)
 }
 
-/// `pieces` as the card takes them, after `first`.
-fn elements(
+/// `sges` as the card takes them, after `first`.
+fn sge_list(
     first: Option<ib::ibv_sge>,
-    pieces: &[Piece<'_>],
-) -> Option<([ib::ibv_sge; MAX_PIECES], usize)> {
+    sges: &[Sge<'_>],
+) -> Option<([ib::ibv_sge; MAX_SGES], usize)> {
     let mut list = [ib::ibv_sge {
         addr: 0,
         length: 0,
         lkey: 0,
-    }; MAX_PIECES];
+    }; MAX_SGES];
     let mut count = 0;
-    let given = pieces.iter().map(|piece| {
+    let given = sges.iter().map(|sge| {
         Some(ib::ibv_sge {
-            addr: piece.address(),
-            length: u32::try_from(piece.bytes()).ok()?,
-            lkey: piece.key().local(),
+            addr: sge.address(),
+            length: u32::try_from(sge.bytes()).ok()?,
+            lkey: sge.memory().lkey(),
         })
     });
     for element in first.map(Some).into_iter().chain(given) {
@@ -244,7 +249,7 @@ fn elements(
 }
 
 /// A completion as the library gives it.
-fn done(wc: &ib::ibv_wc, header: u32) -> WorkDone {
+fn done(wc: &ib::ibv_wc, header: u32) -> WorkCompletion {
     let side = if wc.opcode & ib::ibv_wc_opcode::IBV_WC_RECV == 0 {
         Side::Sent
     } else {
@@ -252,7 +257,7 @@ fn done(wc: &ib::ibv_wc, header: u32) -> WorkDone {
     };
     let has_immediate = wc.wc_flags & ib::ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
     let status = errno::status(wc.status);
-    WorkDone {
+    WorkCompletion {
         id: wc.wr_id,
         side,
         status,
@@ -266,25 +271,25 @@ fn done(wc: &ib::ibv_wc, header: u32) -> WorkDone {
     }
 }
 
-impl Queue for VerbsQueue {
+impl QueuePair for VerbsQueuePair {
     fn endpoint(&self) -> Endpoint {
         self.endpoint
     }
 
     fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError> {
         if self.service == Service::Ud {
-            let to = Destination::new(&self.pair.context, self.place, peer)?;
+            let to = AddressHandle::new(&self.pair.context, self.port_ref, peer)?;
             self.destination = Some(to);
         }
-        let receive = modify::receive(self.service, self.place, self.endpoint.mtu, peer);
-        self.pair.step(receive, "RTR")?;
+        let receive = modify::receive(self.service, self.port_ref, self.endpoint.mtu, peer);
+        self.pair.transition(receive, "RTR")?;
         self.pair
-            .step(modify::send(self.service, self.endpoint.psn), "RTS")?;
+            .transition(modify::send(self.service, self.endpoint.psn), "RTS")?;
         self.is_connected = true;
         Ok(())
     }
 
-    fn post(&mut self, work: &Work<'_>) -> Result<(), VerbsError> {
+    fn post_send(&mut self, work: &WorkRequest<'_>) -> Result<(), VerbsError> {
         let bytes = work.payload.bytes();
         if !self.is_connected {
             return Err(self.invalid("ibv_post_send before it is connected".to_owned()));
@@ -296,31 +301,31 @@ impl Queue for VerbsQueue {
             )));
         }
         let (mut list, count, inline) = match work.payload {
-            Payload::Memory(pieces) => {
-                let most = self.pair.cap.max_send_sge as usize;
-                match elements(None, pieces) {
-                    Some((list, count)) if count <= most => (list, count, 0),
+            Payload::Memory(sges) => {
+                let max = self.pair.cap.max_send_sge as usize;
+                match sge_list(None, sges) {
+                    Some((list, count)) if count <= max => (list, count, 0),
                     _ => {
-                        let pieces = pieces.len();
+                        let sges = sges.len();
                         return Err(self.invalid(format!(
-                            "ibv_post_send of {pieces} pieces, {bytes} bytes; it takes {most} pieces"
+                            "ibv_post_send of {sges} pieces, {bytes} bytes; it takes {max} pieces"
                         )));
                     }
                 }
             }
             Payload::Inline(data) => {
-                let most = self.inline();
+                let max = self.inline();
                 let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
-                if length > most {
+                if length > max {
                     return Err(self.invalid(format!(
-                        "ibv_post_send of {bytes} bytes inline; it takes {most}"
+                        "ibv_post_send of {bytes} bytes inline; it takes {max}"
                     )));
                 }
                 let mut list = [ib::ibv_sge {
                     addr: 0,
                     length: 0,
                     lkey: 0,
-                }; MAX_PIECES];
+                }; MAX_SGES];
                 list[0].addr = data.as_ptr().expose_provenance() as u64;
                 list[0].length = length;
                 (
@@ -342,7 +347,7 @@ impl Queue for VerbsQueue {
         let immediate = match work.verb {
             Verb::Write {
                 address,
-                key,
+                rkey: key,
                 immediate,
             } => {
                 if self.service == Service::Ud {
@@ -394,19 +399,19 @@ impl Queue for VerbsQueue {
         Err(refused(self.nic(), Call::Post, said, errno))
     }
 
-    fn receive(&mut self, id: u64, into: &[Piece<'_>]) -> Result<(), VerbsError> {
+    fn post_receive(&mut self, id: u64, into: &[Sge<'_>]) -> Result<(), VerbsError> {
         let header = self.header.as_ref().map(|key| ib::ibv_sge {
             addr: key.address(),
-            length: HEADER,
-            lkey: key.local(),
+            length: GRH_BYTES,
+            lkey: key.lkey(),
         });
-        let most = self.pair.cap.max_recv_sge as usize;
-        let Some((mut list, count)) = elements(header, into).filter(|(_, count)| *count <= most)
+        let max = self.pair.cap.max_recv_sge as usize;
+        let Some((mut list, count)) = sge_list(header, into).filter(|(_, count)| *count <= max)
         else {
-            let pieces = into.len();
+            let sges = into.len();
             return Err(self.invalid(format!(
-                "ibv_post_recv of {pieces} pieces; it takes {}",
-                most - usize::from(header.is_some())
+                "ibv_post_recv of {sges} pieces; it takes {}",
+                max - usize::from(header.is_some())
             )));
         };
         let mut request = ib::ibv_recv_wr {
@@ -427,29 +432,29 @@ impl Queue for VerbsQueue {
         Err(refused(self.nic(), Call::Post, "ibv_post_recv", errno))
     }
 
-    fn poll(&mut self, completed: &mut [WorkDone]) -> Result<usize, VerbsError> {
+    fn poll(&mut self, completed: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
         if self.has_failed {
             return Err(self.overrun());
         }
-        let header = self.header.as_ref().map_or(0, |_| HEADER);
+        let header = self.header.as_ref().map_or(0, |_| GRH_BYTES);
         let queue = self.completions.raw.as_ptr();
         let (count, has_failed) = collect(completed, &mut self.scratch, header, |scratch| {
-            let most = c_int::try_from(scratch.len()).unwrap_or(c_int::MAX);
+            let max = c_int::try_from(scratch.len()).unwrap_or(c_int::MAX);
             // SAFETY: the completion queue lives; the scratch has at least as many entries as are asked for.
-            unsafe { ib::ibv_poll_cq(queue, most, scratch.as_mut_ptr()) }
+            unsafe { ib::ibv_poll_cq(queue, max, scratch.as_mut_ptr()) }
         });
         self.has_failed = has_failed;
         if has_failed && count == 0 {
             return Err(self.overrun());
         }
         if count > 0 {
-            self.silent = 0;
+            self.empty_polls = 0;
             return Ok(count);
         }
-        self.silent += 1;
-        if self.silent >= SILENT {
-            self.silent = 0;
-            self.pair.context.look();
+        self.empty_polls += 1;
+        if self.empty_polls >= EMPTY_POLLS {
+            self.empty_polls = 0;
+            self.pair.context.poll_events();
         }
         if self.completions.failed.load(Ordering::Acquire) {
             return Err(self.overrun());
@@ -458,7 +463,7 @@ impl Queue for VerbsQueue {
     }
 
     fn stop(&mut self) -> Result<(), VerbsError> {
-        self.pair.step(modify::error(), "ERR")
+        self.pair.transition(modify::error(), "ERR")
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
@@ -474,7 +479,7 @@ impl Queue for VerbsQueue {
         context::wait(fd, limit)
             .map_err(|errno| refused(self.nic(), Call::Query, "poll of a channel", errno))?;
         self.take_events(channel);
-        self.pair.context.look();
+        self.pair.context.poll_events();
         Ok(true)
     }
 }
@@ -512,7 +517,7 @@ mod tests {
         let written = done(&wc(is::IBV_WC_RECV_RDMA_WITH_IMM, 2, 0x0102_0304), 0);
         assert_eq!(written.side, Side::Received);
         assert_eq!((written.bytes, written.immediate), (140, Some(0x0102_0304)));
-        let datagram = done(&wc(is::IBV_WC_RECV, 1, 5), HEADER);
+        let datagram = done(&wc(is::IBV_WC_RECV, 1, 5), GRH_BYTES);
         assert_eq!(
             (datagram.bytes, datagram.immediate),
             (100, None),
@@ -548,27 +553,27 @@ mod tests {
     fn scatter_list_is_limited() {
         let header = ib::ibv_sge {
             addr: 1,
-            length: HEADER,
+            length: GRH_BYTES,
             lkey: 3,
         };
-        let (list, count) = elements(Some(header), &[]).unwrap();
-        assert_eq!((count, list[0].length, list[0].lkey), (1, HEADER, 3));
-        assert_eq!(elements(None, &[]).unwrap().1, 0);
+        let (list, count) = sge_list(Some(header), &[]).unwrap();
+        assert_eq!((count, list[0].length, list[0].lkey), (1, GRH_BYTES, 3));
+        assert_eq!(sge_list(None, &[]).unwrap().1, 0);
         let region = Region::host(4096, HostOptions::default()).unwrap();
-        let key = MemoryKey::new(
+        let key = MemoryRegion::new(
             Box::new(()),
             region,
-            crate::verbs::Way::Host,
+            crate::verbs::RegistrationMethod::Host,
             (5, 6),
             0x1000,
         );
-        let pieces = [key.piece(16, 32); MAX_PIECES];
-        let (list, count) = elements(None, &pieces).unwrap();
+        let sges = [key.sge(16, 32); MAX_SGES];
+        let (list, count) = sge_list(None, &sges).unwrap();
         assert_eq!(
             (count, list[3].addr, list[3].length),
-            (MAX_PIECES, 0x1010, 32)
+            (MAX_SGES, 0x1010, 32)
         );
         assert_eq!(list[3].lkey, 5);
-        assert!(elements(Some(header), &pieces).is_none());
+        assert!(sge_list(Some(header), &sges).is_none());
     }
 }

@@ -3,7 +3,7 @@
 use super::super::pages::{GRAIN, Pages};
 use super::{MAX_PAGES, MIN_PAGES, QueuePair, RECEIVES, Ring, order};
 use daq_core::dma::{EngineError, Slots};
-use daq_rdma::verbs::{Endpoint, QueueOptions, Service, VerbsError};
+use daq_rdma::verbs::{Endpoint, QueuePairOptions, Service, VerbsError};
 use std::net::IpAddr;
 
 impl QueuePair {
@@ -36,9 +36,9 @@ impl QueuePair {
         }
         let (memory, _) = self
             .registrar
-            .around(base)
+            .find_containing(base)
             .ok_or_else(|| self.unfit("it was given slots that were not mapped for it"))?;
-        let keys = self.registrar.lend(memory)?;
+        let keys = self.registrar.acquire(memory)?;
         let key = keys.of(0);
         let offset = usize::try_from(base - memory).unwrap_or(usize::MAX);
         let room = key.region().bytes().saturating_sub(offset);
@@ -52,7 +52,7 @@ impl QueuePair {
             base: key.address() + offset as u64,
             stride: stride as u64,
             count: u32::try_from(count).unwrap_or(u32::MAX),
-            rkey: key.remote(),
+            rkey: key.rkey(),
             ..self.pages
         };
         if !pages.base.is_multiple_of(GRAIN as u64) {
@@ -121,11 +121,11 @@ impl QueuePair {
         let IpAddr::V4(address) = device.ip() else {
             return Err(self.unfit(format!("the device {device} has no IPv4 address")));
         };
-        let options = QueueOptions {
+        let options = QueuePairOptions {
             service: Service::Uc,
             sends: 1,
             receives: self.receives,
-            pieces: 1,
+            sges: 1,
             inline: 0,
             events: true,
         };
@@ -133,9 +133,9 @@ impl QueuePair {
             device: error.nic.clone(),
             why: error.to_string(),
         };
-        let mut queue = self.nic.queue(&options).map_err(refused)?;
+        let mut queue = self.nic.create_queue_pair(&options).map_err(refused)?;
         for id in 0..self.receives {
-            queue.receive(id.into(), &[]).map_err(refused)?;
+            queue.post_receive(id.into(), &[]).map_err(refused)?;
         }
         self.unposted = 0;
         let peer = Endpoint {
@@ -160,7 +160,7 @@ impl QueuePair {
             pages.count,
             self.keys
                 .as_ref()
-                .map_or_else(String::new, |keys| keys.ways())
+                .map_or_else(String::new, |keys| keys.methods())
         );
         self.supervisor.arm(orders);
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::steps::Step;
 use super::{End, Ended, Fault, PAGE_BITS, QueuePair, UNHEARD};
-use daq_rdma::verbs::{Side, Status, WorkDone};
+use daq_rdma::verbs::{Side, Status, WorkCompletion};
 
 impl QueuePair {
     /// Transfers that may be, or be being, overwritten by now.
@@ -92,14 +92,14 @@ impl QueuePair {
             return;
         };
         while self.unposted > 0 {
-            if let Err(error) = queue.receive(self.unposted.into(), &[]) {
+            if let Err(error) = queue.post_receive(self.unposted.into(), &[]) {
                 return self.fail(Fault::Queue, &error.to_string());
             }
             self.unposted -= 1;
         }
     }
 
-    pub(super) fn completed(&mut self, done: WorkDone) {
+    pub(super) fn completed(&mut self, done: WorkCompletion) {
         if done.status != Status::Success {
             let why = format!("its queue failed: {}", done.status.name());
             self.has_stopped = true;

@@ -45,8 +45,8 @@ use daq_core::dma::{
     Caps, Completions, DmaDevice, Engine, EngineError, QuiesceTimeout, Sentinel, Slots,
 };
 use daq_core::source::SourceError;
-use daq_rdma::registration::set::{Keys, Registrar};
-use daq_rdma::verbs::{Access, Nic, NicEvent, Queue, Side, Status, WorkDone};
+use daq_rdma::registration::set::{RailRegions, RegistrationSet};
+use daq_rdma::verbs::{self, Access, Nic, NicEvent, Side, Status, WorkCompletion};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -108,10 +108,10 @@ pub(super) struct QueuePair {
     name: String,
     // In the order in which they are undone: the sensor is disarmed, then nothing is written any more, then the keys end.
     supervisor: Supervisor,
-    queue: Option<Box<dyn Queue>>,
-    keys: Option<Arc<Keys>>,
+    queue: Option<Box<dyn verbs::QueuePair>>,
+    keys: Option<Arc<RailRegions>>,
     nic: Arc<dyn Nic>,
-    registrar: Arc<Registrar>,
+    registrar: Arc<RegistrationSet>,
     device: Arc<dyn DmaDevice>,
     pages: Pages,
     /// The pages of an arming that waits until the device is found.
@@ -120,7 +120,7 @@ pub(super) struct QueuePair {
     /// Receives of a queue, and those that are not posted.
     receives: u32,
     unposted: u32,
-    collected: [WorkDone; BATCH],
+    collected: [WorkCompletion; BATCH],
     ring: Option<Ring>,
     order: Order,
     /// The newest frame that ended, by its transfer and by its number.
@@ -184,9 +184,10 @@ impl QueuePair {
             relaxed,
         };
         // A link is a queue here, which `quiesce` destroys whatever happens.
-        let registrar = Registrar::new(std::slice::from_ref(&nic), access, Box::new(|| Ok(())));
+        let registrar =
+            RegistrationSet::new(std::slice::from_ref(&nic), access, Box::new(|| Ok(())));
         let places = pages.packets();
-        let none = WorkDone {
+        let none = WorkCompletion {
             id: 0,
             side: Side::Received,
             status: Status::Flushed,

@@ -19,7 +19,7 @@ use daq_core::gpu::driver::Device;
 use daq_core::staging::{Sending, measure};
 use daq_core::topology::Topology;
 use daq_core::units::{ByteSize, Span};
-use daq_rdma::nics::{self, Names};
+use daq_rdma::nics::{self, NicNames};
 use daq_rdma::verbs::Nic;
 use raw::{Raw, failed};
 use std::collections::{BTreeMap, BTreeSet};
@@ -158,7 +158,7 @@ impl Host {
         let [name] = self.bench.nics.as_slice() else {
             return None;
         };
-        let card = Names::One(name.clone()).device();
+        let card = NicNames::One(name.clone()).device();
         let card = card.unwrap_or_else(|| nics::SOFTWARE.to_owned());
         let sending = Sending {
             staged_from,

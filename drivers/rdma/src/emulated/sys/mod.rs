@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 /// Most pieces of one message.
-pub(super) const MAX_PIECES: usize = 16;
+pub(super) const MAX_SGES: usize = 16;
 
 /// Where `bytes` bytes from `offset` on lie for the CPU, if it reaches them and they are all inside.
 fn place(region: &Region, offset: usize, bytes: usize) -> io::Result<NonNull<u8>> {
@@ -53,21 +53,21 @@ pub(super) fn receive(
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     head: &[u8],
-    pieces: &[(&Region, usize, usize)],
+    sges: &[(&Region, usize, usize)],
 ) -> io::Result<usize> {
     let empty = libc::iovec {
         iov_base: std::ptr::null_mut(),
         iov_len: 0,
     };
-    let mut parts = [empty; MAX_PIECES + 1];
+    let mut parts = [empty; MAX_SGES + 1];
     parts[0] = libc::iovec {
         iov_base: head.as_ptr().cast_mut().cast(),
         iov_len: head.len(),
     };
-    if pieces.len() > MAX_PIECES {
+    if sges.len() > MAX_SGES {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
-    for (part, (region, offset, bytes)) in parts[1..].iter_mut().zip(pieces) {
+    for (part, (region, offset, bytes)) in parts[1..].iter_mut().zip(sges) {
         *part = libc::iovec {
             iov_base: place(region, *offset, *bytes)?.as_ptr().cast(),
             iov_len: *bytes,
@@ -76,9 +76,9 @@ pub(super) fn send(
     // SAFETY: all fields of a message header may be zero; those that matter are set below.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = parts.as_mut_ptr();
-    message.msg_iovlen = pieces.len() + 1;
+    message.msg_iovlen = sges.len() + 1;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `message` names `pieces.len() + 1` entries of `parts`, which lives until the call is over. The first is
+    // SAFETY: `message` names `sges.len() + 1` entries of `parts`, which lives until the call is over. The first is
     // `head`, which is only read; `place` has looked that the others lie in mappings that the borrows of their regions
     // keep. The kernel reads them; no reference to them exists.
     checked(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })

@@ -8,8 +8,8 @@ fn faults(text: &str) -> Faults {
     text.parse().unwrap()
 }
 
-fn simple(id: u64, verb: Verb, bytes: &[u8]) -> Work<'_> {
-    Work {
+fn simple(id: u64, verb: Verb, bytes: &[u8]) -> WorkRequest<'_> {
+    WorkRequest {
         id,
         verb,
         payload: Payload::Inline(bytes),
@@ -20,20 +20,25 @@ fn simple(id: u64, verb: Verb, bytes: &[u8]) -> Work<'_> {
 const SEND: Verb = Verb::Send { immediate: None };
 
 /// Status of the next completion, and its id.
-fn end(queue: &mut dyn Queue) -> (u64, Status) {
+fn end(queue: &mut dyn QueuePair) -> (u64, Status) {
     let done = next(queue);
     (done.id, done.status)
 }
 
-fn refused_write(verb: impl Fn(&MemoryKey) -> Verb, access: Access) {
+fn refused_write(verb: impl Fn(&MemoryRegion) -> Verb, access: Access) {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
-    two.to.receive(9, &[]).unwrap();
+    two.to.post_receive(9, &[]).unwrap();
     write(&mut two, 0, &[1; 8], 0, None);
     assert_eq!(end(&mut *two.from), (0, Status::Success));
-    let far = two.card.register(&region(4096), Way::Host, access).unwrap();
-    two.from.post(&simple(1, verb(&far), &[7; 16])).unwrap();
-    two.from.post(&simple(2, SEND, &[])).unwrap();
+    let far = two
+        .nic
+        .register(&region(4096), RegistrationMethod::Host, access)
+        .unwrap();
+    two.from
+        .post_send(&simple(1, verb(&far), &[7; 16]))
+        .unwrap();
+    two.from.post_send(&simple(2, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.from), (1, Status::RemoteAccess));
     assert_eq!(end(&mut *two.from), (2, Status::Flushed));
     assert_eq!(end(&mut *two.to), (9, Status::Flushed));
@@ -43,9 +48,9 @@ fn refused_write(verb: impl Fn(&MemoryKey) -> Verb, access: Access) {
             .all(|byte| *byte == 0)
     );
     // Whatever is posted later is flushed too, on both sides.
-    two.from.post(&simple(3, SEND, &[])).unwrap();
+    two.from.post_send(&simple(3, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.from), (3, Status::Flushed));
-    two.to.receive(10, &[]).unwrap();
+    two.to.post_receive(10, &[]).unwrap();
     assert_eq!(end(&mut *two.to), (10, Status::Flushed));
 }
 
@@ -53,19 +58,19 @@ fn refused_write(verb: impl Fn(&MemoryKey) -> Verb, access: Access) {
 fn write_without_permission_fails_both_queue_pairs() {
     let at = |address: u64, key: u32| Verb::Write {
         address,
-        key,
+        rkey: key,
         immediate: None,
     };
-    refused_write(|far| at(far.address(), far.remote() ^ 1), ANY);
-    refused_write(|far| at(far.address(), far.local()), ANY);
-    refused_write(|far| at(far.address() - 1, far.remote()), ANY);
-    refused_write(|far| at(far.address() + 4096 - 15, far.remote()), ANY);
-    refused_write(|far| at(u64::MAX - 3, far.remote()), ANY);
+    refused_write(|far| at(far.address(), far.rkey() ^ 1), ANY);
+    refused_write(|far| at(far.address(), far.lkey()), ANY);
+    refused_write(|far| at(far.address() - 1, far.rkey()), ANY);
+    refused_write(|far| at(far.address() + 4096 - 15, far.rkey()), ANY);
+    refused_write(|far| at(u64::MAX - 3, far.rkey()), ANY);
     let local = Access {
         remote_write: false,
         ..ANY
     };
-    refused_write(|far| at(far.address(), far.remote()), local);
+    refused_write(|far| at(far.address(), far.rkey()), local);
 }
 
 #[test]
@@ -73,16 +78,19 @@ fn dropped_memory_region_is_rejected_and_key_not_reused() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
     let region = Arc::clone(two.far.region());
-    let again = two.card.register(&region, Way::Host, ANY).unwrap();
-    let (key, address) = (two.far.remote(), two.far.address());
+    let again = two
+        .nic
+        .register(&region, RegistrationMethod::Host, ANY)
+        .unwrap();
+    let (key, address) = (two.far.rkey(), two.far.address());
     two.far = again;
-    assert_ne!(two.far.remote(), key);
+    assert_ne!(two.far.rkey(), key);
     let verb = Verb::Write {
         address,
-        key,
+        rkey: key,
         immediate: None,
     };
-    two.from.post(&simple(0, verb, &[1; 8])).unwrap();
+    two.from.post_send(&simple(0, verb, &[1; 8])).unwrap();
     assert_eq!(end(&mut *two.from), (0, Status::RemoteAccess));
     assert_eq!(load(&region, 0, 8), [0; 8]);
 }
@@ -93,13 +101,20 @@ fn dropped_local_memory_region_fails_its_work() {
     let mut two = two(Service::Rc, &none, &none, 4096);
     // It waits for a receive.
     write(&mut two, 4, &[1; 8], 0, Some(1));
-    two.near = two.near_card.register(&region(1), Way::Host, ANY).unwrap();
-    two.to.receive(1, &[]).unwrap();
+    two.near = two
+        .near_card
+        .register(&region(1), RegistrationMethod::Host, ANY)
+        .unwrap();
+    two.to.post_receive(1, &[]).unwrap();
     assert_eq!(end(&mut *two.from), (4, Status::Local));
 }
 
 /// Writes without end, until they fail.
-fn keep_writing(mut from: Box<dyn Queue>, near: &MemoryKey, (address, key): (u64, u32)) -> Status {
+fn keep_writing(
+    mut from: Box<dyn QueuePair>,
+    near: &MemoryRegion,
+    (address, key): (u64, u32),
+) -> Status {
     let (bytes, mut done) = (
         near.region().bytes(),
         [crate::emulated::pair::sent(0, Status::Success)],
@@ -108,17 +123,17 @@ fn keep_writing(mut from: Box<dyn Queue>, near: &MemoryKey, (address, key): (u64
         crate::emulated::sys::store(near.region(), 0, &vec![round; bytes]).unwrap();
         let verb = Verb::Write {
             address,
-            key,
+            rkey: key,
             immediate: None,
         };
-        let pieces = [near.piece(0, bytes)];
-        let work = Work {
+        let sges = [near.sge(0, bytes)];
+        let work = WorkRequest {
             id: 0,
             verb,
-            payload: Payload::Memory(&pieces),
+            payload: Payload::Memory(&sges),
             signaled: true,
         };
-        from.post(&work).unwrap();
+        from.post_send(&work).unwrap();
         while from.poll(&mut done).unwrap() == 0 {
             from.wait(LONG).unwrap();
         }
@@ -131,7 +146,10 @@ fn keep_writing(mut from: Box<dyn Queue>, near: &MemoryKey, (address, key): (u64
 
 /// Lets a peer write on and on, stops that by `stop`, and looks that nothing was written later.
 fn nothing_later(
-    stop: impl FnOnce(Box<dyn Queue>, MemoryKey) -> (Option<Box<dyn Queue>>, Option<MemoryKey>),
+    stop: impl FnOnce(
+        Box<dyn QueuePair>,
+        MemoryRegion,
+    ) -> (Option<Box<dyn QueuePair>>, Option<MemoryRegion>),
 ) -> Status {
     let none = Faults::none();
     let Two {
@@ -142,7 +160,7 @@ fn nothing_later(
         ..
     } = two(Service::Rc, &none, &none, 3 << 20);
     let memory = Arc::clone(far.region());
-    let target = (far.address(), far.remote());
+    let target = (far.address(), far.rkey());
     let writer = std::thread::spawn(move || keep_writing(from, &near, target));
     while load(&memory, 0, 1) < vec![3] {
         std::thread::yield_now();
@@ -173,7 +191,7 @@ fn dropped_queue_pair_disconnects_peer() {
     for _ in 0..50 {
         let mut two = two(Service::Rc, &none, &none, 4096);
         let memory = Arc::clone(two.far.region());
-        two.to.receive(1, &[two.far.piece(0, 8)]).unwrap();
+        two.to.post_receive(1, &[two.far.sge(0, 8)]).unwrap();
         write(&mut two, 0, &[1; 8], 0, None);
         assert_eq!(end(&mut *two.from), (0, Status::Success));
         // The card's own thread, which handed the stream over, has let go of the queue.
@@ -198,7 +216,7 @@ fn peer_without_receives_is_not_ready() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &faults("patience=20"), &none, 4096);
     write(&mut two, 0, &[1; 8], 0, None);
-    two.from.post(&simple(1, SEND, &[])).unwrap();
+    two.from.post_send(&simple(1, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.from), (0, Status::Success));
     assert_eq!(end(&mut *two.from), (1, Status::NotReady));
 }
@@ -207,8 +225,8 @@ fn peer_without_receives_is_not_ready() {
 fn send_waits_for_receive() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
-    two.from.post(&simple(1, SEND, b"word")).unwrap();
-    two.to.receive(5, &[two.far.piece(0, 4)]).unwrap();
+    two.from.post_send(&simple(1, SEND, b"word")).unwrap();
+    two.to.post_receive(5, &[two.far.sge(0, 4)]).unwrap();
     assert_eq!(end(&mut *two.to), (5, Status::Success));
     assert_eq!(load(two.far.region(), 0, 4), b"word");
     assert_eq!(end(&mut *two.from), (1, Status::Success));
@@ -219,10 +237,12 @@ fn link_is_cut_at_configured_message() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &faults("cut@3"), &none, 4096);
     for id in 0..5 {
-        two.to.receive(10 + id, &[two.far.piece(0, 8)]).unwrap();
+        two.to.post_receive(10 + id, &[two.far.sge(0, 8)]).unwrap();
     }
     for id in 0..5_u8 {
-        two.from.post(&simple(id.into(), SEND, &[id; 8])).unwrap();
+        two.from
+            .post_send(&simple(id.into(), SEND, &[id; 8]))
+            .unwrap();
     }
     let ends: Vec<_> = (0..3).map(|_| end(&mut *two.to)).collect();
     assert_eq!(ends, [10, 11, 12].map(|id| (id, Status::Success)));
@@ -244,7 +264,7 @@ fn link_is_cut_at_configured_message() {
     // The receiver has no work that anyone could answer, so it learns nothing.
     let mut done = [crate::emulated::pair::sent(0, Status::Success)];
     assert_eq!(two.to.poll(&mut done).unwrap(), 0);
-    two.to.post(&simple(20, SEND, &[])).unwrap();
+    two.to.post_send(&simple(20, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.to), (20, Status::Unanswered));
     assert_eq!(end(&mut *two.to), (13, Status::Flushed));
 }
@@ -253,12 +273,12 @@ fn link_is_cut_at_configured_message() {
 fn link_is_cut_by_receiver() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &faults("cut-received@1"), 4096);
-    two.to.receive(1, &[]).unwrap();
-    two.from.post(&simple(0, SEND, &[])).unwrap();
+    two.to.post_receive(1, &[]).unwrap();
+    two.from.post_send(&simple(0, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.to), (1, Status::Success));
     // The acknowledgement may have been faster than the cut.
     let first = end(&mut *two.from).1;
-    two.from.post(&simple(1, SEND, &[])).unwrap();
+    two.from.post_send(&simple(1, SEND, &[])).unwrap();
     let second = end(&mut *two.from).1;
     let is_one = [
         (Status::Success, Status::Unanswered),
@@ -269,15 +289,15 @@ fn link_is_cut_by_receiver() {
 
 #[test]
 fn connect_to_missing_peer_times_out() {
-    let card = Card::new(LOOPBACK, faults("patience=20")).unwrap();
+    let nic = EmulatedNic::new(LOOPBACK, faults("patience=20")).unwrap();
     let (mut here, gone) = (
-        card.queue(&options(Service::Rc)).unwrap(),
-        card.queue(&options(Service::Rc)).unwrap(),
+        nic.create_queue_pair(&options(Service::Rc)).unwrap(),
+        nic.create_queue_pair(&options(Service::Rc)).unwrap(),
     );
     let endpoint = gone.endpoint();
     drop(gone);
     here.connect(&endpoint).unwrap();
-    here.post(&simple(0, SEND, &[])).unwrap();
+    here.post_send(&simple(0, SEND, &[])).unwrap();
     assert_eq!(end(&mut *here), (0, Status::Unanswered));
 }
 
@@ -285,16 +305,16 @@ fn connect_to_missing_peer_times_out() {
 fn unreliable_queue_pair_loses_silently() {
     let none = Faults::none();
     let mut two = two(Service::Uc, &faults("lose@2"), &none, 4096);
-    two.to.receive(5, &[]).unwrap();
-    two.to.receive(6, &[]).unwrap();
+    two.to.post_receive(5, &[]).unwrap();
+    two.to.post_receive(6, &[]).unwrap();
     let wrong = Verb::Write {
         address: two.far.address(),
-        key: !two.far.remote(),
+        rkey: !two.far.rkey(),
         immediate: Some(0),
     };
     write(&mut two, 0, &[1; 8], 0, Some(1));
     write(&mut two, 1, &[2; 8], 24, Some(2));
-    two.from.post(&simple(2, wrong, &[3; 8])).unwrap();
+    two.from.post_send(&simple(2, wrong, &[3; 8])).unwrap();
     write(&mut two, 3, &[4; 8], 8, Some(4));
     // Without a receive.
     write(&mut two, 4, &[5; 8], 16, Some(5));
@@ -310,9 +330,9 @@ fn unreliable_queue_pair_loses_silently() {
 }
 
 /// An unreliable queue whose peer is gone goes on.
-fn write_after(from: &mut dyn Queue) {
+fn write_after(from: &mut dyn QueuePair) {
     for id in 0..3 {
-        from.post(&simple(id, SEND, &[])).unwrap();
+        from.post_send(&simple(id, SEND, &[])).unwrap();
         assert_eq!(end(from), (id, Status::Success));
     }
 }
@@ -321,35 +341,35 @@ fn write_after(from: &mut dyn Queue) {
 fn datagram_is_one_packet_with_qkey() {
     let none = Faults::none();
     let mut two = two(Service::Ud, &none, &none, 8192);
-    assert_ne!(two.to.endpoint().datagram_key, 0);
-    two.to.receive(5, &[two.far.piece(0, 4096)]).unwrap();
+    assert_ne!(two.to.endpoint().qkey, 0);
+    two.to.post_receive(5, &[two.far.sge(0, 4096)]).unwrap();
     let send = |two: &mut Two, bytes| {
-        let pieces = [two.near.piece(0, bytes)];
-        let work = Work {
+        let sges = [two.near.sge(0, bytes)];
+        let work = WorkRequest {
             id: 1,
             verb: SEND,
-            payload: Payload::Memory(&pieces),
+            payload: Payload::Memory(&sges),
             signaled: true,
         };
-        two.from.post(&work)
+        two.from.post_send(&work)
     };
     assert_eq!(send(&mut two, 4097).unwrap_err().errno, libc::EINVAL);
     send(&mut two, 4096).unwrap();
     assert_eq!(next(&mut *two.to).bytes, 4096);
     let write = Verb::Write {
         address: two.far.address(),
-        key: two.far.remote(),
+        rkey: two.far.rkey(),
         immediate: None,
     };
-    assert!(two.from.post(&simple(2, write, &[])).is_err());
+    assert!(two.from.post_send(&simple(2, write, &[])).is_err());
 }
 
 #[test]
 fn acknowledgement_delay_is_applied() {
     let held = faults("hold");
     let mut two = two(Service::Rc, &Faults::none(), &held, 4096);
-    two.to.receive(1, &[]).unwrap();
-    two.from.post(&simple(0, SEND, &[])).unwrap();
+    two.to.post_receive(1, &[]).unwrap();
+    two.from.post_send(&simple(0, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.to), (1, Status::Success));
     let mut done = [crate::emulated::pair::sent(0, Status::Success)];
     assert_eq!(two.from.poll(&mut done).unwrap(), 0);
@@ -362,18 +382,18 @@ fn completion_queue_overrun_is_reported() {
     let small = faults("completions=2");
     let mut two = two(Service::Rc, &Faults::none(), &small, 4096);
     for id in 0..3 {
-        two.to.receive(id, &[]).unwrap();
+        two.to.post_receive(id, &[]).unwrap();
     }
     for id in 0..3 {
-        two.from.post(&simple(id, SEND, &[])).unwrap();
+        two.from.post_send(&simple(id, SEND, &[])).unwrap();
     }
     for id in 0..3 {
         assert_eq!(end(&mut *two.from), (id, Status::Success));
     }
     let mut done = [crate::emulated::pair::sent(0, Status::Success)];
     assert_eq!(two.to.poll(&mut done).unwrap_err().errno, libc::EOVERFLOW);
-    assert_eq!(two.card.event(), Some(NicEvent::CompletionOverrun));
-    assert_eq!(two.card.event(), None);
+    assert_eq!(two.nic.event(), Some(NicEvent::CompletionOverrun));
+    assert_eq!(two.nic.event(), None);
 }
 
 #[test]
@@ -382,44 +402,47 @@ fn queue_pair_has_stated_capacity() {
     let mut two = two(Service::Rc, &none, &none, 4096);
     let verb = Verb::Write {
         address: two.far.address(),
-        key: two.far.remote(),
+        rkey: two.far.rkey(),
         immediate: None,
     };
     let mut work = simple(0, verb, &[1]);
     work.signaled = false;
     for _ in 0..63 {
-        two.from.post(&work).unwrap();
+        two.from.post_send(&work).unwrap();
     }
     work.signaled = true;
-    two.from.post(&work).unwrap();
+    two.from.post_send(&work).unwrap();
     // Whether it is done or not: work is handed back only as completions are collected.
-    assert_eq!(two.from.post(&work).unwrap_err().errno, libc::ENOMEM);
+    assert_eq!(two.from.post_send(&work).unwrap_err().errno, libc::ENOMEM);
     assert_eq!(end(&mut *two.from), (0, Status::Success));
     for _ in 0..64 {
-        two.from.post(&work).unwrap();
+        two.from.post_send(&work).unwrap();
         assert_eq!(end(&mut *two.from), (0, Status::Success));
     }
     work.signaled = false;
     for _ in 0..64 {
-        two.from.post(&work).unwrap();
+        two.from.post_send(&work).unwrap();
     }
-    assert_eq!(two.from.post(&work).unwrap_err().errno, libc::ENOMEM);
+    assert_eq!(two.from.post_send(&work).unwrap_err().errno, libc::ENOMEM);
     for id in 0..64 {
-        two.to.receive(id, &[]).unwrap();
+        two.to.post_receive(id, &[]).unwrap();
     }
-    assert_eq!(two.to.receive(64, &[]).unwrap_err().errno, libc::ENOMEM);
+    assert_eq!(
+        two.to.post_receive(64, &[]).unwrap_err().errno,
+        libc::ENOMEM
+    );
 }
 
 #[test]
 fn killed_queue_pair_flushes() {
     let mut two = two(Service::Rc, &faults("kill@1"), &Faults::none(), 4096);
-    two.from.receive(7, &[]).unwrap();
+    two.from.post_receive(7, &[]).unwrap();
     let verb = Verb::Write {
         address: two.far.address(),
-        key: two.far.remote(),
+        rkey: two.far.rkey(),
         immediate: None,
     };
-    two.from.post(&simple(0, verb, &[1])).unwrap();
+    two.from.post_send(&simple(0, verb, &[1])).unwrap();
     let mut ends = vec![end(&mut *two.from), end(&mut *two.from)];
     ends.sort_by_key(|(id, _)| *id);
     // The work may have been acknowledged before.
@@ -428,7 +451,7 @@ fn killed_queue_pair_flushes() {
         "{ends:?}"
     );
     assert_eq!(ends[1], (7, Status::Flushed));
-    two.from.post(&simple(1, verb, &[1])).unwrap();
+    two.from.post_send(&simple(1, verb, &[1])).unwrap();
     assert_eq!(end(&mut *two.from), (1, Status::Flushed));
 }
 
@@ -436,15 +459,18 @@ fn killed_queue_pair_flushes() {
 fn port_down_disconnects_its_links() {
     let faults = Faults::none();
     let mut two = two(Service::Rc, &faults, &Faults::none(), 4096);
-    two.to.receive(1, &[]).unwrap();
-    two.from.post(&simple(0, SEND, &[])).unwrap();
+    two.to.post_receive(1, &[]).unwrap();
+    two.from.post_send(&simple(0, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.from), (0, Status::Success));
     faults.port(false);
     assert!(!two.near_card.port().unwrap().is_active);
     assert_eq!(two.near_card.event(), Some(NicEvent::PortDown));
-    two.from.post(&simple(1, SEND, &[])).unwrap();
+    two.from.post_send(&simple(1, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.from), (1, Status::Unanswered));
-    let mut other = two.near_card.queue(&options(Service::Rc)).unwrap();
+    let mut other = two
+        .near_card
+        .create_queue_pair(&options(Service::Rc))
+        .unwrap();
     assert_eq!(
         other.connect(&two.to.endpoint()).unwrap_err().errno,
         libc::ENETDOWN
@@ -458,8 +484,8 @@ fn port_down_disconnects_its_links() {
 fn message_too_long_fails_both_queue_pairs() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
-    two.to.receive(1, &[two.far.piece(0, 7)]).unwrap();
-    two.from.post(&simple(0, SEND, &[9; 8])).unwrap();
+    two.to.post_receive(1, &[two.far.sge(0, 7)]).unwrap();
+    two.from.post_send(&simple(0, SEND, &[9; 8])).unwrap();
     assert_eq!(end(&mut *two.to), (1, Status::Local));
     assert_eq!(end(&mut *two.from), (0, Status::RemoteOperation));
     assert_eq!(load(two.far.region(), 0, 8), [0; 8]);
@@ -468,18 +494,18 @@ fn message_too_long_fails_both_queue_pairs() {
 #[test]
 fn registration_fault_is_applied() {
     let faults = faults("dma-buf=95,host=12");
-    let card = Card::new(LOOPBACK, faults.clone()).unwrap();
+    let nic = EmulatedNic::new(LOOPBACK, faults.clone()).unwrap();
     let region = region(1);
-    let errno = |way| {
-        card.register(&region, way, ANY)
+    let errno = |method| {
+        nic.register(&region, method, ANY)
             .map_err(|error| error.errno)
             .err()
     };
-    assert_eq!(errno(Way::DmaBuf), Some(95));
-    assert_eq!(errno(Way::Host), Some(12));
-    assert_eq!(errno(Way::Peer), None);
-    faults.refuse(Way::Host, None);
-    assert_eq!(errno(Way::Host), None);
+    assert_eq!(errno(RegistrationMethod::DmaBuf), Some(95));
+    assert_eq!(errno(RegistrationMethod::Host), Some(12));
+    assert_eq!(errno(RegistrationMethod::Peer), None);
+    faults.refuse(RegistrationMethod::Host, None);
+    assert_eq!(errno(RegistrationMethod::Host), None);
 }
 
 #[test]
@@ -509,14 +535,14 @@ fn fault_options_are_parsed_or_rejected() {
 }
 
 /// Opens a stream to queue `number` of a card, and waits until it is shut out.
-fn shut_out(card: &Endpoint, number: u32) {
-    let mut stranger = TcpStream::connect((LOOPBACK, card.lid)).unwrap();
+fn shut_out(nic: &Endpoint, number: u32) {
+    let mut stranger = TcpStream::connect((LOOPBACK, nic.lid)).unwrap();
     stranger.set_read_timeout(Some(LONG)).unwrap();
     let preamble = Preamble {
-        to: (number, card.psn),
+        to: (number, nic.psn),
         from: (1, 2),
         service: Service::Rc,
-        datagram_key: 0,
+        qkey: 0,
     };
     stranger.write_all(&preamble.encode()).unwrap();
     match stranger.read(&mut [0]) {
@@ -541,7 +567,7 @@ fn foreign_connections_do_not_disturb_links() {
     // The queue goes with another one; and there is none of this number.
     shut_out(&endpoint, endpoint.number);
     shut_out(&endpoint, 0);
-    two.to.receive(1, &[]).unwrap();
+    two.to.post_receive(1, &[]).unwrap();
     write(&mut two, 0, &[1; 8], 0, Some(3));
     assert_eq!(end(&mut *two.to), (1, Status::Success));
     assert_eq!(end(&mut *two.from), (0, Status::Success));
@@ -581,13 +607,13 @@ fn words_are_never_torn() {
         for _ in 0..8 {
             let verb = Verb::Write {
                 address: two.far.address() + 8,
-                key: two.far.remote(),
+                rkey: two.far.rkey(),
                 immediate: None,
             };
             let mut work = simple(0, verb, &[]);
             let bytes = [round; 8];
             work.payload = Payload::Inline(&bytes);
-            two.from.post(&work).unwrap();
+            two.from.post_send(&work).unwrap();
         }
         for _ in 0..8 {
             assert_eq!(end(&mut *two.from).1, Status::Success);

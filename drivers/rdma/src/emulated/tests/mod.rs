@@ -6,7 +6,7 @@ mod model;
 
 use super::sys::load;
 use super::*;
-use crate::verbs::{Payload, Side, Status, Verb, Work, WorkDone};
+use crate::verbs::{Payload, Side, Status, Verb, WorkCompletion, WorkRequest};
 use daq_core::region::HostOptions;
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -19,12 +19,12 @@ const ANY: Access = Access {
 };
 const LONG: Duration = Duration::from_mins(1);
 
-fn options(service: Service) -> QueueOptions {
-    QueueOptions {
+fn options(service: Service) -> QueuePairOptions {
+    QueuePairOptions {
         service,
         sends: 64,
         receives: 64,
-        pieces: 4,
+        sges: 4,
         inline: 64,
         events: true,
     }
@@ -36,32 +36,36 @@ fn region(bytes: usize) -> Arc<Region> {
 
 struct Two {
     near_card: Arc<dyn Nic>,
-    card: Arc<dyn Nic>,
-    from: Box<dyn Queue>,
-    to: Box<dyn Queue>,
-    near: MemoryKey,
-    far: MemoryKey,
+    nic: Arc<dyn Nic>,
+    from: Box<dyn QueuePair>,
+    to: Box<dyn QueuePair>,
+    near: MemoryRegion,
+    far: MemoryRegion,
 }
 
 fn two(service: Service, near: &Faults, far: &Faults, bytes: usize) -> Two {
-    let near = Card::new(LOOPBACK, near.clone()).unwrap();
-    let far = Card::new(LOOPBACK, far.clone()).unwrap();
-    let mut from = near.queue(&options(service)).unwrap();
-    let mut to = far.queue(&options(service)).unwrap();
+    let near = EmulatedNic::new(LOOPBACK, near.clone()).unwrap();
+    let far = EmulatedNic::new(LOOPBACK, far.clone()).unwrap();
+    let mut from = near.create_queue_pair(&options(service)).unwrap();
+    let mut to = far.create_queue_pair(&options(service)).unwrap();
     from.connect(&to.endpoint()).unwrap();
     to.connect(&from.endpoint()).unwrap();
     Two {
         from,
         to,
-        near: near.register(&region(bytes), Way::Host, ANY).unwrap(),
-        far: far.register(&region(bytes), Way::Host, ANY).unwrap(),
+        near: near
+            .register(&region(bytes), RegistrationMethod::Host, ANY)
+            .unwrap(),
+        far: far
+            .register(&region(bytes), RegistrationMethod::Host, ANY)
+            .unwrap(),
         near_card: near,
-        card: far,
+        nic: far,
     }
 }
 
 /// The next completion, however long it takes.
-fn next(queue: &mut dyn Queue) -> WorkDone {
+fn next(queue: &mut dyn QueuePair) -> WorkCompletion {
     let mut done = [super::pair::sent(0, Status::Other(9))];
     while queue.poll(&mut done).unwrap() == 0 {
         assert!(queue.wait(LONG).unwrap());
@@ -73,23 +77,23 @@ fn write(two: &mut Two, id: u64, bytes: &[u8], at: usize, immediate: Option<u32>
     super::sys::store(two.near.region(), at, bytes).unwrap();
     let verb = Verb::Write {
         address: two.far.address() + at as u64,
-        key: two.far.remote(),
+        rkey: two.far.rkey(),
         immediate,
     };
-    let work = Work {
+    let work = WorkRequest {
         id,
         verb,
-        payload: Payload::Memory(&[two.near.piece(at, bytes.len())]),
+        payload: Payload::Memory(&[two.near.sge(at, bytes.len())]),
         signaled: true,
     };
-    two.from.post(&work).unwrap();
+    two.from.post_send(&work).unwrap();
 }
 
 #[test]
 fn write_with_immediate_arrives() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 1 << 20);
-    two.to.receive(7, &[]).unwrap();
+    two.to.post_receive(7, &[]).unwrap();
     let bytes: Vec<u8> = (0..100_000_u32).map(|i| (i % 251) as u8).collect();
     write(&mut two, 3, &bytes, 5, Some(99));
     let done = next(&mut *two.to);
@@ -105,14 +109,16 @@ fn write_with_immediate_arrives() {
 
 #[test]
 fn write_to_open_queue_pair_needs_only_its_number() {
-    let (card, sensor) = (
-        Card::new(LOOPBACK, Faults::none()).unwrap(),
-        Card::new(LOOPBACK, Faults::none()).unwrap(),
+    let (nic, sensor) = (
+        EmulatedNic::new(LOOPBACK, Faults::none()).unwrap(),
+        EmulatedNic::new(LOOPBACK, Faults::none()).unwrap(),
     );
-    let memory = card.register(&region(4096), Way::Host, ANY).unwrap();
-    let mut queue = card.queue(&options(Service::Uc)).unwrap();
+    let memory = nic
+        .register(&region(4096), RegistrationMethod::Host, ANY)
+        .unwrap();
+    let mut queue = nic.create_queue_pair(&options(Service::Uc)).unwrap();
     for id in 5..9 {
-        queue.receive(id, &[]).unwrap();
+        queue.post_receive(id, &[]).unwrap();
     }
     queue
         .connect(&Endpoint {
@@ -132,11 +138,11 @@ fn write_to_open_queue_pair_needs_only_its_number() {
         psn: own.psn ^ 1,
         ..known
     };
-    let work = |at, immediate| Work {
+    let work = |at, immediate| WorkRequest {
         id: 1,
         verb: Verb::Write {
             address: memory.address() + at,
-            key: memory.remote(),
+            rkey: memory.rkey(),
             immediate: Some(immediate),
         },
         payload: Payload::Inline(b"whole words are!"),
@@ -146,19 +152,19 @@ fn write_to_open_queue_pair_needs_only_its_number() {
     let mut strangers = Vec::new();
     // Who pretends to know more is not heard: neither by another first packet nor by a reliable connection.
     for (service, peer) in [(Service::Uc, foreign), (Service::Rc, own)] {
-        let mut stranger = sensor.queue(&options(service)).unwrap();
+        let mut stranger = sensor.create_queue_pair(&options(service)).unwrap();
         // It may be turned away at once.
         let _ = stranger.connect(&peer);
-        if stranger.post(&work(128, 8)).is_ok() && service == Service::Uc {
+        if stranger.post_send(&work(128, 8)).is_ok() && service == Service::Uc {
             // It is on its way before what follows.
             next(&mut *stranger);
         }
         strangers.push(stranger);
     }
-    let mut writer = sensor.queue(&options(Service::Uc)).unwrap();
+    let mut writer = sensor.create_queue_pair(&options(Service::Uc)).unwrap();
     writer.connect(&known).unwrap();
     for (id, at, immediate) in [(5, 64, 7), (6, 96, 9)] {
-        writer.post(&work(at, immediate)).unwrap();
+        writer.post_send(&work(at, immediate)).unwrap();
         assert_eq!(next(&mut *writer).status, Status::Success);
         let done = next(&mut *queue);
         assert_eq!(

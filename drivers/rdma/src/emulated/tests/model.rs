@@ -4,11 +4,11 @@ use super::*;
 use proptest::prelude::*;
 
 /// Bytes that works may write.
-const AREA: usize = 96 << 10;
+const AREA_BYTES: usize = 96 << 10;
 /// Behind it, a place for each receive: a record and what follows it.
 const RECORD: usize = 64;
 const MESSAGE: usize = 12 << 10;
-const MAX_STEPS: usize = 12;
+const MAX_LENGTH: usize = 12;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -30,24 +30,24 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let write = (0..AREA, 0..AREA, any::<Option<u32>>()).prop_map(|(at, bytes, immediate)| {
-        let bytes = bytes.min(AREA - at);
-        Step::Write {
-            at,
-            bytes,
-            immediate,
-        }
-    });
-    let inline =
-        (0..AREA - 64, 0..=64_usize, any::<Option<u32>>()).prop_map(|(at, bytes, immediate)| {
-            Step::WriteInline {
+    let write =
+        (0..AREA_BYTES, 0..AREA_BYTES, any::<Option<u32>>()).prop_map(|(at, bytes, immediate)| {
+            let bytes = bytes.min(AREA_BYTES - at);
+            Step::Write {
                 at,
                 bytes,
                 immediate,
             }
         });
+    let inline = (0..AREA_BYTES - 64, 0..=64_usize, any::<Option<u32>>()).prop_map(
+        |(at, bytes, immediate)| Step::WriteInline {
+            at,
+            bytes,
+            immediate,
+        },
+    );
     let send = (
-        0..AREA - MESSAGE,
+        0..AREA_BYTES - MESSAGE,
         0..=MESSAGE + RECORD,
         any::<Option<u32>>(),
     )
@@ -66,30 +66,30 @@ fn pattern(seed: u8) -> Vec<u8> {
     let mixed = bytes
         .zip(lines)
         .map(|(byte, line)| byte.wrapping_add(line) ^ seed);
-    mixed.take(AREA).collect()
+    mixed.take(AREA_BYTES).collect()
 }
 
 fn run(service: Service, steps: &[Step], lost: &[u64], seed: u8) {
-    let bytes = AREA + MAX_STEPS * (RECORD + MESSAGE);
+    let bytes = AREA_BYTES + MAX_LENGTH * (RECORD + MESSAGE);
     let text: Vec<_> = lost.iter().map(|n| format!("lose@{n}")).collect();
     let faults: Faults = text.join(",").parse().unwrap();
     let mut two = two(service, &faults, &Faults::none(), bytes);
     let ours = pattern(seed);
     crate::emulated::sys::store(two.near.region(), 0, &ours).unwrap();
-    let place = |i: usize| AREA + i * (RECORD + MESSAGE);
+    let slice = |i: usize| AREA_BYTES + i * (RECORD + MESSAGE);
     for i in 0..=steps.len() {
-        let pieces = [
-            two.far.piece(place(i), RECORD),
-            two.far.piece(place(i) + RECORD, MESSAGE),
+        let sges = [
+            two.far.sge(slice(i), RECORD),
+            two.far.sge(slice(i) + RECORD, MESSAGE),
         ];
-        two.to.receive(i as u64, &pieces).unwrap();
+        two.to.post_receive(i as u64, &sges).unwrap();
     }
     let mut model = vec![0; bytes];
     let mut arrivals = Vec::new();
     for (id, step) in steps.iter().enumerate() {
         let is_lost = service != Service::Rc && lost.contains(&(id as u64 + 1));
         let address = |at: usize| two.far.address() + at as u64;
-        let key = two.far.remote();
+        let key = two.far.rkey();
         let (at, bytes, immediate, verb) = match *step {
             Step::Write {
                 at,
@@ -103,7 +103,7 @@ fn run(service: Service, steps: &[Step], lost: &[u64], seed: u8) {
             } => {
                 let verb = Verb::Write {
                     address: address(at),
-                    key,
+                    rkey: key,
                     immediate,
                 };
                 (at, bytes, immediate, verb)
@@ -115,31 +115,31 @@ fn run(service: Service, steps: &[Step], lost: &[u64], seed: u8) {
             } => (at, bytes, immediate, Verb::Send { immediate }),
         };
         let halves = [
-            two.near.piece(at, bytes / 2),
-            two.near.piece(at + bytes / 2, bytes - bytes / 2),
+            two.near.sge(at, bytes / 2),
+            two.near.sge(at + bytes / 2, bytes - bytes / 2),
         ];
         let payload = match step {
             Step::WriteInline { .. } => Payload::Inline(&ours[at..at + bytes]),
             _ => Payload::Memory(&halves),
         };
-        let work = Work {
+        let work = WorkRequest {
             id: id as u64,
             verb,
             payload,
             signaled: true,
         };
-        two.from.post(&work).unwrap();
+        two.from.post_send(&work).unwrap();
         if is_lost {
             continue;
         }
         let is_send = matches!(step, Step::Send { .. });
-        let to = if is_send { place(arrivals.len()) } else { at };
+        let to = if is_send { slice(arrivals.len()) } else { at };
         model[to..to + bytes].copy_from_slice(&ours[at..at + bytes]);
         if is_send || immediate.is_some() {
             arrivals.push((bytes, immediate));
         }
     }
-    let last = Work {
+    let last = WorkRequest {
         id: steps.len() as u64,
         verb: Verb::Send {
             immediate: Some(77),
@@ -147,7 +147,7 @@ fn run(service: Service, steps: &[Step], lost: &[u64], seed: u8) {
         payload: Payload::Inline(&[]),
         signaled: true,
     };
-    two.from.post(&last).unwrap();
+    two.from.post_send(&last).unwrap();
     arrivals.push((0, Some(77)));
     for (i, (bytes, immediate)) in arrivals.into_iter().enumerate() {
         let done = next(&mut *two.to);
@@ -167,8 +167,8 @@ proptest! {
 
     #[test]
     fn memory_equals_reference_model(
-        steps in proptest::collection::vec(step(), 0..MAX_STEPS - 1),
-        lost in proptest::collection::vec(1..MAX_STEPS as u64 - 1, 0..4),
+        steps in proptest::collection::vec(step(), 0..MAX_LENGTH - 1),
+        lost in proptest::collection::vec(1..MAX_LENGTH as u64 - 1, 0..4),
         is_reliable: bool,
         seed: u8,
     ) {

@@ -7,10 +7,10 @@
 //! ```
 //! The engine looks at one word a poll; it takes the lock only when that says so.
 
-use crate::connect::{self, Breaker, Incoming, Listener};
-use crate::registration::set::{EndLinks, Keys, Registrar};
+use crate::connect::{self, AbortHandle, Incoming, Listener};
+use crate::registration::set::{CloseLinks, RailRegions, RegistrationSet};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
-use crate::verbs::{Nic, NicEvent, Queue, QueueOptions, Service, VerbsError};
+use crate::verbs::{Nic, NicEvent, QueuePair, QueuePairOptions, Service, VerbsError};
 use daq_core::dma::DmaError;
 use daq_core::log_limit::LogLimit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,11 +18,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long one look for a sender lasts.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long it is before a listener that failed is tried again.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// How long a connection that is being made when its memory must go may take to end.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Sends that a queue holds: words for credits.
 pub(super) const SENDS: u32 = 4;
 
@@ -79,7 +79,7 @@ pub(super) struct Terms {
     /// Frames before it that are gone.
     pub(super) missing: u64,
     /// Its slot.
-    pub(super) turn: u32,
+    pub(super) first_slot: u32,
     pub(super) slots: u32,
     /// Bytes of a slot.
     pub(super) slot: usize,
@@ -99,8 +99,8 @@ pub(super) struct Terms {
 pub(super) struct Connected {
     /// Queues; declared before the keys, so destroyed before those are dropped.
     pub(super) link: connect::Link,
-    pub(super) payload: Arc<Keys>,
-    pub(super) records: Arc<Keys>,
+    pub(super) payload: Arc<RailRegions>,
+    pub(super) records: Arc<RailRegions>,
     pub(super) hello: Hello,
     pub(super) terms: Terms,
     pub(super) peer: String,
@@ -155,7 +155,7 @@ impl Shape {
             let alike = Hello {
                 rail: first.rail,
                 credit_address: first.credit_address,
-                credit_key: first.credit_key,
+                credit_rkey: first.credit_rkey,
                 ..*hello
             };
             if usize::from(hello.rail) != rail || alike != first {
@@ -219,7 +219,7 @@ const fn name(mode: Mode) -> &'static str {
 
 /// A sender that waits for an answer.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct PendingSender {
     pub(super) hello: Hello,
     pub(super) peer: Arc<str>,
 }
@@ -231,7 +231,7 @@ pub(super) enum Phase {
     /// Senders may come.
     Open,
     /// One has come; the engine is to answer.
-    Asked(Asked),
+    PendingSender(PendingSender),
     /// The engine takes it on these terms.
     Granted(Terms),
     /// The engine does not take it; why.
@@ -249,17 +249,17 @@ pub(super) struct State {
     /// A card that failed.
     pub(super) lost: Option<String>,
     /// Has the answer to a sender that is being answered fail.
-    breaker: Option<Breaker>,
+    abort_handle: Option<AbortHandle>,
     /// Nobody is to be answered any more until the engine opens again.
     is_closing: bool,
     is_ending: bool,
 }
 
 impl State {
-    fn break_off(&mut self) {
+    fn abort(&mut self) {
         self.is_closing = true;
-        if let Some(breaker) = &self.breaker {
-            breaker();
+        if let Some(abort_handle) = &self.abort_handle {
+            abort_handle();
         }
     }
 }
@@ -283,7 +283,7 @@ impl Shared {
                 phase: Phase::Closed,
                 faults: Vec::new(),
                 lost: None,
-                breaker: None,
+                abort_handle: None,
                 is_closing: false,
                 is_ending: false,
             }),
@@ -293,12 +293,12 @@ impl Shared {
     }
 
     /// What ends the connection that is being made.
-    pub(super) fn ending(self: &Arc<Self>) -> EndLinks {
+    pub(super) fn close_links(self: &Arc<Self>) -> CloseLinks {
         let shared = self.clone();
         Box::new(move || {
             // The engine has let go of its own link; one that is just being made is broken off.
-            shared.close(TIMEOUT).map(drop).map_err(|Busy| {
-                format!("a connection that is being made did not end within {TIMEOUT:?}")
+            shared.close(CLOSE_TIMEOUT).map(drop).map_err(|Busy| {
+                format!("a connection that is being made did not end within {CLOSE_TIMEOUT:?}")
             })
         })
     }
@@ -320,7 +320,7 @@ impl Shared {
     }
 
     /// Leaves something for the engine.
-    fn leave<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn notify_engine<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         self.change(|state| {
             self.attention.store(true, Ordering::Release);
             change(state)
@@ -366,7 +366,7 @@ impl Shared {
     pub(super) fn close(&self, patience: Duration) -> Result<Option<Box<Connected>>, Busy> {
         self.change(|state| {
             if matches!(state.phase, Phase::Connecting) {
-                state.break_off();
+                state.abort();
             }
         });
         let end = Instant::now() + patience;
@@ -393,7 +393,7 @@ impl Shared {
         self.change(|state| {
             state.is_ending = true;
             if matches!(state.phase, Phase::Connecting) {
-                state.break_off();
+                state.abort();
             } else {
                 state.phase = Phase::Closed;
             }
@@ -401,28 +401,32 @@ impl Shared {
     }
 
     pub(super) fn fault(&self, fault: Fault) {
-        self.leave(|state| state.faults.push(fault));
+        self.notify_engine(|state| state.faults.push(fault));
     }
 
     /// Asks the engine whether it takes a sender.
-    fn ask(&self, asked: Asked, breaker: Breaker) -> Result<Terms, Rejection> {
+    fn request_terms(
+        &self,
+        pending_sender: PendingSender,
+        abort_handle: AbortHandle,
+    ) -> Result<Terms, Rejection> {
         // Whoever came before may not have been taken yet.
         self.wait_while(None, |state| matches!(state.phase, Phase::Ready(_)));
-        let is_open = self.leave(|state| {
+        let is_open = self.notify_engine(|state| {
             let is_open = matches!(state.phase, Phase::Open);
             if is_open {
-                state.phase = Phase::Asked(asked);
+                state.phase = Phase::PendingSender(pending_sender);
             }
             is_open
         });
         if is_open {
-            self.wait_while(None, |state| matches!(state.phase, Phase::Asked(_)));
+            self.wait_while(None, |state| matches!(state.phase, Phase::PendingSender(_)));
         }
         self.change(
             |state| match std::mem::replace(&mut state.phase, Phase::Open) {
                 Phase::Granted(terms) => {
                     state.phase = Phase::Connecting;
-                    state.breaker = Some(breaker);
+                    state.abort_handle = Some(abort_handle);
                     Ok(terms)
                 }
                 Phase::Denied(why) => Err(why),
@@ -438,10 +442,10 @@ impl Shared {
     }
 
     /// Hands a link over, or tells that it came to nothing.
-    fn hand_over(&self, connected: Option<Box<Connected>>) {
-        self.leave(|state| {
+    fn deliver(&self, connected: Option<Box<Connected>>) {
+        self.notify_engine(|state| {
             // It keeps the connection open.
-            state.breaker = None;
+            state.abort_handle = None;
             state.phase = match connected {
                 Some(connected) => Phase::Ready(connected),
                 None if state.is_closing => Phase::Closed,
@@ -458,8 +462,8 @@ pub(super) struct Control {
     pub(super) shape: Shape,
     pub(super) rails: Vec<Arc<dyn Nic>>,
     pub(super) listener: Box<dyn Listener>,
-    pub(super) payload: Arc<Registrar>,
-    pub(super) records: Arc<Registrar>,
+    pub(super) payload: Arc<RegistrationSet>,
+    pub(super) records: Arc<RegistrationSet>,
     pub(super) limits: Limits,
 }
 
@@ -481,8 +485,8 @@ impl Control {
             if self.shared.lock().is_ending {
                 return;
             }
-            self.look_at_cards();
-            match self.listener.accept(&self.rails, POLL_INTERVAL) {
+            self.poll_nic_events();
+            match self.listener.accept(&self.rails, CHECK_INTERVAL) {
                 Ok(Some(incoming)) => self.serve(incoming),
                 Ok(None) => {}
                 Err(error) => {
@@ -492,14 +496,14 @@ impl Control {
                             self.name
                         );
                     });
-                    let end = Instant::now() + PAUSE;
+                    let end = Instant::now() + RETRY_PAUSE;
                     self.shared.wait_while(Some(end), |state| !state.is_ending);
                 }
             }
         }
     }
 
-    fn look_at_cards(&self) {
+    fn poll_nic_events(&self) {
         for (i, nic) in self.rails.iter().enumerate() {
             if self.rails[..i]
                 .iter()
@@ -514,7 +518,7 @@ impl Control {
                 match event {
                     NicEvent::PortDown => self.shared.fault(Fault::PortDown),
                     NicEvent::CompletionOverrun => self.shared.fault(Fault::CompletionOverrun),
-                    NicEvent::Fatal => self.shared.leave(|state| {
+                    NicEvent::Fatal => self.shared.notify_engine(|state| {
                         state.lost = Some(nic.name().to_owned());
                     }),
                     NicEvent::PortUp | NicEvent::Other(_) => {}
@@ -533,11 +537,14 @@ impl Control {
                 return incoming.refuse(&why.sender);
             }
         };
-        let asked = Asked {
+        let pending_sender = PendingSender {
             hello,
             peer: peer.as_str().into(),
         };
-        let terms = match self.shared.ask(asked, incoming.breaker()) {
+        let terms = match self
+            .shared
+            .request_terms(pending_sender, incoming.abort_handle())
+        {
             Ok(terms) => terms,
             Err(why) => {
                 self.log_rejection(&peer, &why.receiver);
@@ -554,7 +561,7 @@ impl Control {
                     );
                 });
             });
-        self.shared.hand_over(connected.ok().map(Box::new));
+        self.shared.deliver(connected.ok().map(Box::new));
     }
 
     fn log_rejection(&self, peer: &str, why: &str) {
@@ -573,8 +580,12 @@ impl Control {
         peer: &str,
         terms: Terms,
     ) -> Result<Connected, String> {
-        let lent = |error: DmaError| error.to_string();
-        let payload = match self.payload.lend(terms.memory).map_err(lent) {
+        let failed_registration = |error: DmaError| error.to_string();
+        let payload = match self
+            .payload
+            .acquire(terms.memory)
+            .map_err(failed_registration)
+        {
             Ok(keys) => keys,
             Err(why) => {
                 incoming.refuse(
@@ -583,7 +594,11 @@ impl Control {
                 return Err(why);
             }
         };
-        let records = match self.records.lend(terms.records).map_err(lent) {
+        let records = match self
+            .records
+            .acquire(terms.records)
+            .map_err(failed_registration)
+        {
             Ok(keys) => keys,
             Err(why) => {
                 incoming.refuse(
@@ -597,16 +612,16 @@ impl Control {
             .map(|rail| offer(shape, &terms, rail, &payload, &records).encode())
             .collect();
         let receives = shape.receives(terms.slots);
-        let options = QueueOptions {
+        let options = QueuePairOptions {
             service: shape.service,
             sends: SENDS,
             receives,
-            pieces: 2,
+            sges: 2,
             inline: 8,
             events: true,
         };
-        let mut prepare = |rail: usize, queue: &mut dyn Queue| match shape.mode {
-            Mode::Write => (0..receives).try_for_each(|id| queue.receive(id.into(), &[])),
+        let mut prepare = |rail: usize, queue: &mut dyn QueuePair| match shape.mode {
+            Mode::Write => (0..receives).try_for_each(|id| queue.post_receive(id.into(), &[])),
             Mode::Send => (0..terms.credits)
                 .filter(|frame| rail_of(terms.next.wrapping_add(*frame), shape.rails) == rail)
                 .try_for_each(|frame| {
@@ -628,18 +643,24 @@ impl Control {
 }
 
 /// What a rail is offered.
-fn offer(shape: &Shape, terms: &Terms, rail: usize, payload: &Keys, records: &Keys) -> Offer {
+fn offer(
+    shape: &Shape,
+    terms: &Terms,
+    rail: usize,
+    payload: &RailRegions,
+    records: &RailRegions,
+) -> Offer {
     let (payload, records) = (payload.of(rail), records.of(rail));
     Offer {
         next: terms.next,
         slots: terms.slots,
-        turn: terms.turn,
+        first_slot: terms.first_slot,
         slot: terms.slot as u64,
         stride: terms.stride as u64,
         slot_address: payload.address() + terms.offset as u64,
         record_address: records.address(),
-        slot_key: payload.remote(),
-        record_key: records.remote(),
+        slot_rkey: payload.rkey(),
+        record_rkey: records.rkey(),
         places: shape.places,
         credits: terms.credits,
     }
@@ -654,7 +675,7 @@ pub(super) const fn rail_of(frame: u64, rails: usize) -> usize {
 /// The slot of the `frame`-th frame of a link.
 #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
 pub(super) const fn slot_of(terms: &Terms, frame: u64) -> usize {
-    ((terms.turn as u64 + frame % terms.slots as u64) % terms.slots as u64) as usize
+    ((terms.first_slot as u64 + frame % terms.slots as u64) % terms.slots as u64) as usize
 }
 
 /// Receives that a rail has before the sender may send.
@@ -669,21 +690,19 @@ pub(super) fn first_receives(shape: &Shape, terms: &Terms, rail: usize) -> u64 {
 
 /// Posts the receive for the `frame`-th frame of a link.
 pub(super) fn post(
-    queue: &mut dyn Queue,
+    queue: &mut dyn QueuePair,
     shape: &Shape,
     terms: &Terms,
     frame: u64,
     rail: usize,
-    (payload, records): (&Keys, &Keys),
+    (payload, records): (&RailRegions, &RailRegions),
 ) -> Result<(), VerbsError> {
     let slot = slot_of(terms, frame);
-    let record = records
-        .of(rail)
-        .piece(slot * shape.record(), shape.record());
+    let record = records.of(rail).sge(slot * shape.record(), shape.record());
     let bytes = payload
         .of(rail)
-        .piece(terms.offset + slot * terms.stride, terms.slot);
-    queue.receive(slot as u64, &[record, bytes])
+        .sge(terms.offset + slot * terms.stride, terms.slot);
+    queue.post_receive(slot as u64, &[record, bytes])
 }
 
 #[cfg(test)]
@@ -710,7 +729,7 @@ mod tests {
             first: 0,
             slot: 4096,
             credit_address: 0,
-            credit_key: 0,
+            credit_rkey: 0,
         };
         assert_eq!(shape.check(&[hello.encode()]), Ok(hello));
         let cases = [
@@ -738,10 +757,10 @@ mod tests {
         ];
         for (hello, sender, receiver) in cases {
             let rejection = shape.check(&[hello.encode()]).unwrap_err();
-            let is_told =
+            let contains_all =
                 |text: &str, parts: [&str; 2]| parts.iter().all(|part| text.contains(part));
-            assert!(is_told(&rejection.sender, sender), "{rejection:?}");
-            assert!(is_told(&rejection.receiver, receiver), "{rejection:?}");
+            assert!(contains_all(&rejection.sender, sender), "{rejection:?}");
+            assert!(contains_all(&rejection.receiver, receiver), "{rejection:?}");
             assert!(rejection.sender.len() <= CARRIED, "{rejection:?}");
         }
     }

@@ -2,10 +2,10 @@
 
 use super::MAX_GAP;
 use super::control::{self, Connected, Fault, SENDS, Shape, Terms, rail_of, slot_of};
-use crate::connect::Watch;
-use crate::registration::set::Keys;
+use crate::connect::PeerMonitor;
+use crate::registration::set::RailRegions;
 use crate::stream::wire::{Hello, Mode, Record};
-use crate::verbs::{Payload, Queue, Service, Side, Status, Verb, Work, WorkDone};
+use crate::verbs::{Payload, QueuePair, Service, Side, Status, Verb, WorkCompletion, WorkRequest};
 use daq_core::dma::DmaBuffer;
 use daq_core::log_limit::LogLimit;
 use std::collections::VecDeque;
@@ -17,31 +17,31 @@ const BATCH: usize = 32;
 /// The id of work that writes the word for credits.
 const CREDIT: u64 = u64::MAX;
 /// How often a link on which nothing moves is looked at.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// How often the word for credits is written where it stays the same: a peer that is gone does not take it.
-const REFRESH: Duration = Duration::from_secs(1);
+const CREDIT_REFRESH: Duration = Duration::from_secs(1);
 /// How long a card may take to say what it had received when its queue was stopped.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long one look for that lasts.
-const LISTEN: Duration = Duration::from_millis(1);
+const DRAIN_POLL: Duration = Duration::from_millis(1);
 /// How long frames that a sender has handed to an unreliable network are waited for when it has parted.
-const ON_THE_WAY: Duration = Duration::from_millis(500);
+const IN_FLIGHT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a sender may be silent before another one may take its place.
-const SILENCE: Duration = Duration::from_secs(3);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What a link consists of while its sender may send.
 struct Live {
     /// One a rail; declared before the keys, so destroyed before those are dropped.
-    queues: Vec<Box<dyn Queue>>,
-    watch: Box<dyn Watch>,
-    payload: Arc<Keys>,
-    records: Arc<Keys>,
+    queue_pairs: Vec<Box<dyn QueuePair>>,
+    monitor: Box<dyn PeerMonitor>,
+    payload: Arc<RailRegions>,
+    records: Arc<RailRegions>,
 }
 
 /// What has become of the next frame.
 pub(super) enum Step {
     /// It is there, with its record.
-    Frame(Told),
+    Frame(CompletedFrame),
     /// Nothing is known of it yet.
     Nothing,
     /// What is said of it cannot be.
@@ -49,14 +49,14 @@ pub(super) enum Step {
 }
 
 /// Why a link is to end.
-pub(super) struct End {
+pub(super) struct EndReason {
     /// `None` where its sender has ended on purpose.
     pub(super) fault: Option<Fault>,
     pub(super) why: String,
 }
 
 /// What a sender that ends on purpose has said.
-struct Parted {
+struct SenderClosed {
     /// How many frames of the stream there are.
     frames: u64,
     why: String,
@@ -64,12 +64,12 @@ struct Parted {
 }
 
 /// A frame that is there.
-pub(super) struct Told {
+pub(super) struct CompletedFrame {
     pub(super) record: Record,
     /// Frames before it that never came.
     pub(super) missing: u64,
     /// Slots that those would have filled.
-    pub(super) passed: u64,
+    pub(super) skipped: u64,
 }
 
 /// A link, or what one that has ended had finished.
@@ -77,7 +77,7 @@ pub(super) struct Link {
     /// `None` once it has ended.
     live: Option<Live>,
     /// What each rail has received and nobody has looked at; has room for all that a queue can hold.
-    pending: Vec<VecDeque<WorkDone>>,
+    pending: Vec<VecDeque<WorkCompletion>>,
     /// Receives that each rail has used up; of writes, which need no slot.
     used: Vec<u32>,
     /// Receives of each rail that are posted and not completed.
@@ -89,7 +89,7 @@ pub(super) struct Link {
     /// The number of the next frame.
     next: u64,
     /// Slots done with.
-    told: u64,
+    completed: u64,
     /// Frames that were missing and are not told yet, and the slots passed over for them.
     gap: (u64, u64),
     /// Frames that may have been sent in all, and for which there are receives.
@@ -101,11 +101,11 @@ pub(super) struct Link {
     /// Why it is to end.
     failure: Option<(Fault, String)>,
     /// What its sender has said on parting.
-    parted: Option<Parted>,
+    closed: Option<SenderClosed>,
     /// When it was looked at, and when something was heard of the sender.
-    looked: Instant,
+    checked: Instant,
     heard: Instant,
-    refreshed: Instant,
+    credits_refreshed: Instant,
     has_moved: bool,
 }
 
@@ -124,8 +124,8 @@ impl Link {
         let rails = link.rails.len();
         Self {
             live: Some(Live {
-                queues: link.rails,
-                watch: link.watch,
+                queue_pairs: link.rails,
+                monitor: link.monitor,
                 payload,
                 records,
             }),
@@ -139,17 +139,17 @@ impl Link {
             terms,
             peer,
             next: terms.next,
-            told: 0,
+            completed: 0,
             gap: (terms.missing, 0),
             credits: terms.credits,
             posted: terms.credits,
             written: terms.credits,
             is_writing: false,
             failure: None,
-            parted: None,
-            looked: now,
+            closed: None,
+            checked: now,
             heard: now,
-            refreshed: now,
+            credits_refreshed: now,
             has_moved: false,
         }
     }
@@ -170,9 +170,9 @@ impl Link {
     /// The same once all is told: what its sender has told of on parting and never came is missing, too.
     pub(super) fn last(&self) -> (u64, u64) {
         let sent = self
-            .parted
+            .closed
             .as_ref()
-            .map_or(self.next, |parted| parted.frames);
+            .map_or(self.next, |closed| closed.frames);
         let tail = sent.saturating_sub(self.next);
         if tail > MAX_GAP {
             static LIMIT: LogLimit = LogLimit::new();
@@ -192,49 +192,49 @@ impl Link {
     }
 
     /// Whether nothing was heard of the sender for long.
-    pub(super) fn seems_dead(&self) -> bool {
-        !self.has_moved && self.heard.elapsed() >= SILENCE
+    pub(super) fn is_silent(&self) -> bool {
+        !self.has_moved && self.heard.elapsed() >= SILENCE_TIMEOUT
     }
 
     /// In which ways its memory is registered.
-    pub(super) fn ways(&self) -> String {
+    pub(super) fn methods(&self) -> String {
         self.live
             .as_ref()
-            .map_or_else(String::new, |live| live.payload.ways())
+            .map_or_else(String::new, |live| live.payload.methods())
     }
 
     /// Why it is to end, if it is. A sender that has parted answers nothing any more, which is no fault.
-    pub(super) fn failure(&mut self) -> Option<End> {
+    pub(super) fn failure(&mut self) -> Option<EndReason> {
         let (fault, why) = self.failure.take()?;
         let may_be_parting = !matches!(
             fault,
             Fault::Local | Fault::BadRecord | Fault::BeyondCredit | Fault::CompletionOverrun
         );
-        if self.parted.is_none()
+        if self.closed.is_none()
             && let Some(live) = self.live.as_mut().filter(|_| may_be_parting)
-            && let Some(gone) = live.watch.gone()
+            && let Some(disconnect) = live.monitor.poll_disconnect()
         {
-            self.parted = gone.parting.map(|frames| Parted {
+            self.closed = disconnect.final_frames.map(|frames| SenderClosed {
                 frames,
-                why: gone.why,
+                why: disconnect.why,
                 heard: Instant::now(),
             });
         }
-        let Some(parted) = self.parted.as_ref().filter(|_| may_be_parting) else {
-            return Some(End {
+        let Some(closed) = self.closed.as_ref().filter(|_| may_be_parting) else {
+            return Some(EndReason {
                 fault: Some(fault),
                 why,
             });
         };
         // What is not acknowledged may still be on its way.
-        let is_complete = self.shape.service == Service::Rc || self.next >= parted.frames;
-        if !is_complete && parted.heard.elapsed() < ON_THE_WAY {
+        let is_complete = self.shape.service == Service::Rc || self.next >= closed.frames;
+        if !is_complete && closed.heard.elapsed() < IN_FLIGHT_TIMEOUT {
             self.failure = Some((fault, why));
             return None;
         }
-        Some(End {
+        Some(EndReason {
             fault: None,
-            why: parted.why.clone(),
+            why: closed.why.clone(),
         })
     }
 
@@ -250,14 +250,14 @@ impl Link {
     /// The same of one queue; how many there were, `None` where there will be no more.
     fn collect_from(&mut self, rail: usize) -> Option<usize> {
         let live = self.live.as_mut()?;
-        let mut batch = [WorkDone {
+        let mut batch = [WorkCompletion {
             id: 0,
             side: Side::Received,
             status: Status::Success,
             bytes: 0,
             immediate: None,
         }; BATCH];
-        let count = match live.queues[rail].poll(&mut batch) {
+        let count = match live.queue_pairs[rail].poll(&mut batch) {
             Ok(count) => count,
             Err(error) => {
                 self.fail(Fault::CompletionOverrun, error.to_string());
@@ -295,23 +295,23 @@ impl Link {
             let Some(work) = self.pending[rail].front().copied() else {
                 return Step::Nothing;
             };
-            if self.told >= self.credits {
+            if self.completed >= self.credits {
                 let why = format!("frame {} came without a credit", self.next);
                 return Step::Bad(Fault::BeyondCredit, why);
             }
-            let at = slot_of(&self.terms, self.told) * self.shape.record();
-            let record = match self.judge(work, read(records, at)) {
+            let at = slot_of(&self.terms, self.completed) * self.shape.record();
+            let record = match self.classify(work, read(records, at)) {
                 Verdict::Is(record) => record,
                 Verdict::Lost => {
-                    self.pass();
+                    self.skip_frame();
                     continue;
                 }
                 Verdict::LostRecord => {
                     self.take(rail);
-                    self.pass();
+                    self.skip_frame();
                     continue;
                 }
-                Verdict::Cannot(why) => {
+                Verdict::Invalid(why) => {
                     let why = format!("frame {}: {why}", self.next);
                     return Step::Bad(Fault::BadRecord, why);
                 }
@@ -328,19 +328,19 @@ impl Link {
                     _ => records.read64(at + Record::HEAD + 8 * i) & (u64::MAX >> (64 - there)),
                 };
             }
-            (self.next, self.told) = (record.number.wrapping_add(1), self.told + 1);
-            let (missing, passed) = std::mem::take(&mut self.gap);
-            return Step::Frame(Told {
+            (self.next, self.completed) = (record.number.wrapping_add(1), self.completed + 1);
+            let (missing, skipped) = std::mem::take(&mut self.gap);
+            return Step::Frame(CompletedFrame {
                 record,
                 missing,
-                passed,
+                skipped,
             });
         }
     }
 
     /// The next frame never comes: its slot stays as it is.
-    fn pass(&mut self) {
-        (self.next, self.told) = (self.next.wrapping_add(1), self.told + 1);
+    fn skip_frame(&mut self) {
+        (self.next, self.completed) = (self.next.wrapping_add(1), self.completed + 1);
         self.gap = (self.gap.0 + 1, self.gap.1 + 1);
     }
 
@@ -353,31 +353,31 @@ impl Link {
     }
 
     /// Whether a completion, and what lies where the next frame's record belongs, are of the next frame.
-    fn judge(&self, work: WorkDone, record: Result<Record, String>) -> Verdict {
+    fn classify(&self, work: WorkCompletion, record: Result<Record, String>) -> Verdict {
         match self.shape.mode {
-            Mode::Write => self.judge_write(work, record),
-            Mode::Send => self.judge_send(work, record),
+            Mode::Write => self.classify_write(work, record),
+            Mode::Send => self.classify_send(work, record),
         }
     }
 
-    fn judge_write(&self, work: WorkDone, record: Result<Record, String>) -> Verdict {
+    fn classify_write(&self, work: WorkCompletion, record: Result<Record, String>) -> Verdict {
         let Some(immediate) = work.immediate else {
-            return Verdict::Cannot("a message where a write was to come".to_owned());
+            return Verdict::Invalid("a message where a write was to come".to_owned());
         };
         let ahead = u64::from(immediate.wrapping_sub(low(self.next)));
         if self.shape.service != Service::Uc {
             return match record {
-                _ if ahead > 0 => Verdict::Cannot(format!("the immediate is {immediate}")),
+                _ if ahead > 0 => Verdict::Invalid(format!("the immediate is {immediate}")),
                 Ok(record) => self.check(record),
-                Err(why) => Verdict::Cannot(why),
+                Err(why) => Verdict::Invalid(why),
             };
         }
         if ahead > 0 {
-            let may_come = self.told.saturating_add(ahead) < self.credits;
+            let may_come = self.completed.saturating_add(ahead) < self.credits;
             return if may_come && ahead.is_multiple_of(self.shape.rails as u64) {
                 Verdict::Lost
             } else {
-                Verdict::Cannot(format!("the immediate {immediate} is none that may come"))
+                Verdict::Invalid(format!("the immediate {immediate} is none that may come"))
             };
         }
         match record {
@@ -385,7 +385,7 @@ impl Link {
             Ok(record) if record.number == self.next && record.length == u64::from(work.bytes) => {
                 self.check(record)
             }
-            Ok(record) if record.number == self.next => Verdict::Cannot(format!(
+            Ok(record) if record.number == self.next => Verdict::Invalid(format!(
                 "{} bytes where {} are told of",
                 work.bytes, record.length
             )),
@@ -393,23 +393,23 @@ impl Link {
         }
     }
 
-    fn judge_send(&self, work: WorkDone, record: Result<Record, String>) -> Verdict {
+    fn classify_send(&self, work: WorkCompletion, record: Result<Record, String>) -> Verdict {
         let record = match record {
             Ok(record) => record,
-            Err(why) => return Verdict::Cannot(why),
+            Err(why) => return Verdict::Invalid(why),
         };
-        let told = record.length.saturating_add(self.shape.record() as u64);
-        if u64::from(work.bytes) != told {
+        let completed = record.length.saturating_add(self.shape.record() as u64);
+        if u64::from(work.bytes) != completed {
             let found = work.bytes;
-            return Verdict::Cannot(format!(
-                "a message of {found} bytes where {told} are told of"
+            return Verdict::Invalid(format!(
+                "a message of {found} bytes where {completed} are told of"
             ));
         }
         if work
             .immediate
             .is_some_and(|immediate| immediate != low(record.number))
         {
-            return Verdict::Cannot(format!("its record is of frame {}", record.number));
+            return Verdict::Invalid(format!("its record is of frame {}", record.number));
         }
         self.check(record)
     }
@@ -419,16 +419,16 @@ impl Link {
         let ahead = record.number.wrapping_sub(self.next);
         // Of datagrams, which fill slots as they come, some may be lost.
         if ahead > 0 && (self.shape.service != Service::Ud || ahead > u32::MAX.into()) {
-            return Verdict::Cannot(format!("its record is of frame {}", record.number));
+            return Verdict::Invalid(format!("its record is of frame {}", record.number));
         }
         let slot = self.hello.slot.min(self.terms.slot as u64);
         if record.length > slot {
-            return Verdict::Cannot(format!("{} bytes do not fit {slot}", record.length));
+            return Verdict::Invalid(format!("{} bytes do not fit {slot}", record.length));
         }
         let places = self.shape.places;
         if record.places > places || record.arrived > record.places {
             let (of, arrived) = (record.places, record.arrived);
-            return Verdict::Cannot(format!(
+            return Verdict::Invalid(format!(
                 "{arrived} of {of} places, where {places} are the most"
             ));
         }
@@ -450,14 +450,14 @@ impl Link {
                 .try_for_each(|(rail, used)| {
                     (0..std::mem::take(used)).try_for_each(|_| {
                         self.open[rail] += 1;
-                        live.queues[rail].receive(0, &[])
+                        live.queue_pairs[rail].post_receive(0, &[])
                     })
                 }),
             Mode::Send => (self.posted..credits).try_for_each(|frame| {
                 let number = self.terms.next.wrapping_add(frame);
                 let rail = rail_of(number, self.shape.rails);
                 let keys = (&*live.payload, &*live.records);
-                let queue = &mut *live.queues[rail];
+                let queue = &mut *live.queue_pairs[rail];
                 self.open[rail] += 1;
                 control::post(queue, &self.shape, &self.terms, frame, rail, keys)
             }),
@@ -470,8 +470,8 @@ impl Link {
         if credits != self.written {
             self.write_credits();
         }
-        if is_idle && self.looked.elapsed() >= POLL_INTERVAL {
-            self.look();
+        if is_idle && self.checked.elapsed() >= CHECK_INTERVAL {
+            self.check_peer();
         }
     }
 
@@ -484,36 +484,39 @@ impl Link {
             return;
         };
         let word = self.credits.to_le_bytes();
-        let work = Work {
+        let work = WorkRequest {
             id: CREDIT,
             verb: Verb::Write {
                 address: self.hello.credit_address,
-                key: self.hello.credit_key,
+                rkey: self.hello.credit_rkey,
                 immediate: None,
             },
             payload: Payload::Inline(&word),
             signaled: true,
         };
-        match live.queues[0].post(&work) {
+        match live.queue_pairs[0].post_send(&work) {
             Ok(()) => (self.written, self.is_writing) = (self.credits, true),
             Err(error) => self.fail(Fault::Local, error.to_string()),
         }
     }
 
     /// Looks whether the sender is still there.
-    fn look(&mut self) {
+    fn check_peer(&mut self) {
         let now = Instant::now();
-        self.looked = now;
+        self.checked = now;
         if std::mem::take(&mut self.has_moved) {
             self.heard = now;
         }
-        if now.duration_since(self.refreshed) >= REFRESH {
-            self.refreshed = now;
+        if now.duration_since(self.credits_refreshed) >= CREDIT_REFRESH {
+            self.credits_refreshed = now;
             self.write_credits();
         }
-        let gone = self.live.as_mut().and_then(|live| live.watch.gone());
-        if let Some(gone) = gone {
-            self.fail(Fault::PeerGone, gone.why);
+        let disconnect = self
+            .live
+            .as_mut()
+            .and_then(|live| live.monitor.poll_disconnect());
+        if let Some(disconnect) = disconnect {
+            self.fail(Fault::PeerGone, disconnect.why);
         }
     }
 
@@ -526,7 +529,7 @@ impl Link {
         if !self.pending[rail].is_empty() {
             return false;
         }
-        match live.queues[rail].wait(limit) {
+        match live.queue_pairs[rail].wait(limit) {
             Ok(has_waited) => has_waited,
             Err(error) => {
                 self.fail(Fault::Other, error.to_string());
@@ -537,30 +540,30 @@ impl Link {
 
     /// Ends it: nothing is written any more when this returns. What its queues had finished stays.
     pub(super) fn end(&mut self, is_on_purpose: bool) {
-        self.hear_out();
+        self.drain_completions();
         let Some(mut live) = self.live.take() else {
             return;
         };
         self.failure = None;
         if is_on_purpose {
-            live.watch.part(self.next);
+            live.monitor.close(self.next);
         }
     }
 
     /// Takes the last that its queues have to say. A reliable connection's card may have acknowledged a frame just now,
     /// which its sender then never sends again: so each queue is stopped, and heard until all its receives are back.
-    fn hear_out(&mut self) {
+    fn drain_completions(&mut self) {
         let is_reliable = self.shape.service == Service::Rc;
         let mut stops = vec![false; self.pending.len()];
         if let (true, Some(live)) = (is_reliable, &mut self.live) {
-            for (queue, stops) in live.queues.iter_mut().zip(&mut stops) {
+            for (queue, stops) in live.queue_pairs.iter_mut().zip(&mut stops) {
                 match queue.stop() {
                     Ok(()) => *stops = true,
                     Err(error) => tracing::debug!("{}: {error}", self.peer),
                 }
             }
         }
-        let end = Instant::now() + LAST_WORDS;
+        let end = Instant::now() + DRAIN_TIMEOUT;
         for (rail, stops) in stops.into_iter().enumerate() {
             while let Some(count) = self.collect_from(rail) {
                 if count > 0 {
@@ -584,7 +587,7 @@ impl Link {
                 let waits = self
                     .live
                     .as_mut()
-                    .map(|live| live.queues[rail].wait(LISTEN));
+                    .map(|live| live.queue_pairs[rail].wait(DRAIN_POLL));
                 if !matches!(waits, Some(Ok(true))) {
                     std::thread::yield_now();
                 }
@@ -593,7 +596,7 @@ impl Link {
     }
 
     /// What it has finished beyond the frames told of is not to be told.
-    pub(super) fn discard(&mut self) {
+    pub(super) fn discard_completions(&mut self) {
         self.pending.iter_mut().for_each(VecDeque::clear);
     }
 }
@@ -607,7 +610,7 @@ enum Verdict {
     /// It is that frame's, but its record is lost.
     LostRecord,
     /// No sender that keeps to the protocol brings this about.
-    Cannot(String),
+    Invalid(String),
 }
 
 /// The low half of a number.

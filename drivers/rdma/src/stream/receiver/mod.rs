@@ -23,9 +23,9 @@ pub use control::FAULTS;
 
 use super::wire::Mode;
 use crate::connect::Listener;
-use crate::registration::set::Registrar;
+use crate::registration::set::RegistrationSet;
 use crate::verbs::{Access, Nic, Service};
-use control::{Asked, Connected, Control, Phase, Rejection, Shape, Shared, Terms};
+use control::{Connected, Control, PendingSender, Phase, Rejection, Shape, Shared, Terms};
 use daq_core::dma::{
     Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Origin, QuiesceTimeout,
     Slots,
@@ -34,14 +34,14 @@ use daq_core::frame::Flags;
 use daq_core::ledger::Counter;
 use daq_core::log_limit::LogLimit;
 use daq_core::units::counted;
-use link::{End, Link, Step, Told};
+use link::{CompletedFrame, EndReason, Link, Step};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How long an engine that is dropped waits for a sender that is just being answered.
-const TIMEOUT: Duration = Duration::from_millis(500);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Streams whose end is remembered.
 const REMEMBERED: usize = 8;
 /// Most frames that are believed to be missing after a break; a number further on is no sender's.
@@ -98,18 +98,18 @@ pub struct Receiver {
     name: String,
     shape: Shape,
     device: Arc<dyn DmaDevice>,
-    payload: Arc<Registrar>,
-    record_device: Arc<Registrar>,
+    payload: Arc<RegistrationSet>,
+    record_device: Arc<RegistrationSet>,
     shared: Arc<Shared>,
     /// Most slots, bytes of a slot.
-    most: (usize, usize),
+    max: (usize, usize),
     ring: Option<Ring>,
     /// Declared before what its peer writes.
     link: Option<Link>,
     records: Option<DmaBuffer>,
     /// Slots given and done with since it was armed.
-    given: u64,
-    told: u64,
+    credited: u64,
+    completed: u64,
     /// Slots done with when the link began.
     base: u64,
     /// Streams seen, the last one first, each with the frame wanted next.
@@ -152,7 +152,7 @@ impl Receiver {
         };
         for nic in &rails {
             let limits = nic.limits();
-            if limits.max_inline < 8 || limits.max_pieces < 2 {
+            if limits.max_inline < 8 || limits.max_sges < 2 {
                 let why = "it sends nothing inline, or takes no message in two pieces".to_owned();
                 return Err(unfit(nic.name(), why));
             }
@@ -210,8 +210,8 @@ impl Receiver {
             relaxed: options.relaxed,
             ..access
         };
-        let payload = Registrar::new(&rails, relaxed, shared.ending());
-        let record_device = Registrar::new(&rails, access, shared.ending());
+        let payload = RegistrationSet::new(&rails, relaxed, shared.close_links());
+        let record_device = RegistrationSet::new(&rails, access, shared.close_links());
         let control = Control {
             name: options.name.clone(),
             shared: shared.clone(),
@@ -233,15 +233,15 @@ impl Receiver {
             payload,
             record_device,
             shared,
-            most: (
+            max: (
                 usize::try_from(slots).unwrap_or(usize::MAX),
                 usize::try_from(bytes).unwrap_or(usize::MAX),
             ),
             ring: None,
             link: None,
             records: None,
-            given: 0,
-            told: 0,
+            credited: 0,
+            completed: 0,
             base: 0,
             streams: Vec::with_capacity(REMEMBERED + 1),
             missing: 0,
@@ -253,7 +253,7 @@ impl Receiver {
         })
     }
 
-    const fn is_holdable(&self) -> bool {
+    const fn supports_backpressure(&self) -> bool {
         !matches!(self.shape.service, Service::Uc)
     }
 
@@ -265,10 +265,10 @@ impl Receiver {
         ) else {
             return Err(format!("a ring of {} slots", slots.addresses.len()));
         };
-        if slots.addresses.len() > self.most.0 || slots.bytes > self.most.1 {
-            let (most, bytes) = self.most;
+        if slots.addresses.len() > self.max.0 || slots.bytes > self.max.1 {
+            let (max, bytes) = self.max;
             return Err(format!(
-                "{count} slots of {} bytes, where its cards take {most} of {bytes}",
+                "{count} slots of {} bytes, where its cards take {max} of {bytes}",
                 slots.bytes
             ));
         }
@@ -283,13 +283,16 @@ impl Receiver {
         if !is_even || stride < slots.bytes {
             return Err("slots that do not lie evenly one behind the other".to_owned());
         }
-        let around = self.payload.around(*first).and_then(|(memory, bytes)| {
-            let offset = usize::try_from(first - memory).ok()?;
-            let end = (slots.addresses.len() - 1)
-                .checked_mul(stride)?
-                .checked_add(slots.bytes)?;
-            (end.checked_add(offset)? <= bytes).then_some((memory, offset))
-        });
+        let around = self
+            .payload
+            .find_containing(*first)
+            .and_then(|(memory, bytes)| {
+                let offset = usize::try_from(first - memory).ok()?;
+                let end = (slots.addresses.len() - 1)
+                    .checked_mul(stride)?
+                    .checked_add(slots.bytes)?;
+                (end.checked_add(offset)? <= bytes).then_some((memory, offset))
+            });
         let (memory, offset) = around.ok_or("slots that were not mapped for it")?;
         Ok(Ring {
             slots: count,
@@ -302,7 +305,7 @@ impl Receiver {
     }
 
     /// Takes what the thread has left.
-    fn attend(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+    fn handle_thread(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         shared.attention.store(false, Ordering::Release);
@@ -312,10 +315,10 @@ impl Receiver {
         if let Some(device) = state.lost.take() {
             return Err(EngineError::Gone { device });
         }
-        if let Phase::Asked(asked) = &state.phase {
-            let asked = asked.clone();
+        if let Phase::PendingSender(pending_sender) = &state.phase {
+            let pending_sender = pending_sender.clone();
             drop(state);
-            if let Some(answer) = self.answer(&asked) {
+            if let Some(answer) = self.answer(&pending_sender) {
                 shared.change(|state| state.phase = answer);
             }
         } else if matches!(state.phase, Phase::Ready(_))
@@ -330,9 +333,9 @@ impl Receiver {
     }
 
     /// What a sender that has come is told; `None` as long as an earlier link has something left to tell.
-    fn answer(&mut self, asked: &Asked) -> Option<Phase> {
+    fn answer(&mut self, pending_sender: &PendingSender) -> Option<Phase> {
         if let Some(link) = &mut self.link {
-            if link.is_live() && link.stream() != asked.hello.stream && !link.seems_dead() {
+            if link.is_live() && link.stream() != pending_sender.hello.stream && !link.is_silent() {
                 let peer = link.peer();
                 return Some(Phase::Denied(Rejection {
                     sender: format!(
@@ -349,7 +352,7 @@ impl Receiver {
                         "{}: {} reconnected, from {}{suppressed}",
                         self.name,
                         link.peer(),
-                        asked.peer
+                        pending_sender.peer
                     );
                 });
                 link.end(false);
@@ -359,8 +362,8 @@ impl Receiver {
             return None;
         }
         let ring = self.ring?;
-        if asked.hello.slot > ring.slot as u64 {
-            let (wanted, slot) = (asked.hello.slot, ring.slot);
+        if pending_sender.hello.slot > ring.slot as u64 {
+            let (wanted, slot) = (pending_sender.hello.slot, ring.slot);
             return Some(Phase::Denied(Rejection {
                 sender: format!(
                     "frames of {wanted} bytes do not fit the receiver's slots of {slot}: set `slot = \"{wanted} B\"` in its ring"
@@ -370,7 +373,7 @@ impl Receiver {
                 ),
             }));
         }
-        let hello = &asked.hello;
+        let hello = &pending_sender.hello;
         let known = self
             .streams
             .iter()
@@ -387,18 +390,18 @@ impl Receiver {
                 ),
             }));
         }
-        if !self.is_holdable() {
-            self.given = self.told + u64::from(ring.slots);
+        if !self.supports_backpressure() {
+            self.credited = self.completed + u64::from(ring.slots);
         }
         Some(Phase::Granted(Terms {
             stream: hello.stream,
             next,
             missing,
-            turn: self.turn(ring),
+            first_slot: self.first_slot(ring),
             slots: ring.slots,
             slot: ring.slot,
             stride: ring.stride,
-            credits: self.given - self.told,
+            credits: self.credited - self.completed,
             memory: ring.memory,
             offset: ring.offset,
             records: self.records.as_ref()?.address(),
@@ -407,8 +410,8 @@ impl Receiver {
 
     /// The slot of the next frame.
     #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
-    const fn turn(&self, ring: Ring) -> u32 {
-        ((ring.first as u64 + self.told % ring.slots as u64) % ring.slots as u64) as u32
+    const fn first_slot(&self, ring: Ring) -> u32 {
+        ((ring.first as u64 + self.completed % ring.slots as u64) % ring.slots as u64) as u32
     }
 
     fn adopt(&mut self, connected: Connected) {
@@ -425,11 +428,11 @@ impl Receiver {
                 self.name,
                 link.peer(),
                 self.shape.rails,
-                link.ways()
+                link.methods()
             );
         });
         self.remember(link.stream(), next);
-        self.base = self.told;
+        self.base = self.completed;
         self.counters.links.add(1);
         self.link = Some(link);
     }
@@ -441,7 +444,7 @@ impl Receiver {
     }
 
     /// Lets go of a link of which all is told, or nothing more is wanted.
-    fn let_go(&mut self) {
+    fn release_link(&mut self) {
         if let Some(mut link) = self.link.take() {
             link.end(true);
             let (next, missing) = link.last();
@@ -452,8 +455,8 @@ impl Receiver {
     }
 
     /// A frame as the engine's user is told of it.
-    fn done(&mut self, stream: u64, told: &Told) -> Done {
-        let record = &told.record;
+    fn done(&mut self, stream: u64, completed: &CompletedFrame) -> Done {
+        let record = &completed.record;
         let epoch = Some((stream, record.epoch));
         if self.epoch.0 != epoch {
             self.epoch = (epoch, self.epoch.1 + 1);
@@ -462,8 +465,8 @@ impl Receiver {
             length: usize::try_from(record.length).unwrap_or(usize::MAX),
             is_bad: false,
             timestamp: record.timestamp,
-            missing: told.missing,
-            passed: told.passed,
+            missing: completed.missing,
+            passed: completed.skipped,
             origin: Some(Origin {
                 sequence: record.sequence,
                 epoch: self.epoch.1,
@@ -475,22 +478,22 @@ impl Receiver {
     }
 
     /// Tells of the frames that are there, in order; how many, and whether that was all.
-    fn tell(&mut self, done: &mut Completions) -> (u64, bool) {
+    fn complete_frames(&mut self, done: &mut Completions) -> (u64, bool) {
         let mut count = 0;
         while done.room() > 0 {
             let (Some(link), Some(records)) = (&mut self.link, &self.records) else {
                 break;
             };
             match link.step(records, &mut self.present) {
-                Step::Frame(told) => {
+                Step::Frame(completed) => {
                     let stream = link.stream();
-                    let frame = self.done(stream, &told);
-                    if told.record.places > 0 {
+                    let frame = self.done(stream, &completed);
+                    if completed.record.places > 0 {
                         done.push_with(frame, &self.present);
                     } else {
                         done.push(frame);
                     }
-                    self.told += 1 + told.passed;
+                    self.completed += 1 + completed.skipped;
                     count += 1;
                 }
                 Step::Nothing => return (count, true),
@@ -504,7 +507,7 @@ impl Receiver {
                     });
                     done.fault(fault as usize);
                     link.end(true);
-                    link.discard();
+                    link.discard_completions();
                 }
             }
         }
@@ -523,12 +526,12 @@ impl Engine for Receiver {
 
     fn caps(&self) -> Caps {
         Caps {
-            supports_backpressure: self.is_holdable(),
+            supports_backpressure: self.supports_backpressure(),
             doorbell_bits: 0,
             end_of_packet: true,
             alignment: 1,
-            max_transfer: self.most.1,
-            max_slots: self.most.0,
+            max_transfer: self.max.1,
+            max_slots: self.max.0,
         }
     }
 
@@ -537,7 +540,7 @@ impl Engine for Receiver {
     }
 
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
-        self.let_go();
+        self.release_link();
         let ring = self.ring(slots).map_err(|why| EngineError::Unfit {
             device: self.device.name().to_owned(),
             why: format!("it was given {why}"),
@@ -554,7 +557,7 @@ impl Engine for Receiver {
         if let Some(records) = &self.records {
             records.clear();
         }
-        (self.given, self.told, self.base) = (0, 0, 0);
+        (self.credited, self.completed, self.base) = (0, 0, 0);
         self.ring = Some(ring);
         self.shared.open();
         Ok(())
@@ -562,25 +565,25 @@ impl Engine for Receiver {
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         if self.shared.attention.load(Ordering::Acquire) {
-            self.attend(done)?;
+            self.handle_thread(done)?;
         }
         done.add_missing(std::mem::take(&mut self.missing));
         if let (Service::Uc, Some(ring)) = (self.shape.service, self.ring) {
             // What was told until now has been copied.
-            self.given = self.told + u64::from(ring.slots);
+            self.credited = self.completed + u64::from(ring.slots);
         }
         let Some(link) = &mut self.link else {
             return Ok(());
         };
         link.collect();
         let was_live = link.is_live();
-        let (count, is_dry) = self.tell(done);
-        let credits = self.given - self.base;
+        let (count, is_dry) = self.complete_frames(done);
+        let credits = self.credited - self.base;
         let Some(link) = &mut self.link else {
             return Ok(());
         };
         link.serve(credits, count == 0);
-        if let Some(End { fault, why }) = link.failure() {
+        if let Some(EndReason { fault, why }) = link.failure() {
             if let Some(fault) = fault {
                 self.limits.ended.run(|suppressed| {
                     tracing::warn!(
@@ -601,24 +604,24 @@ impl Engine for Receiver {
             link.end(false);
         }
         if is_dry && !was_live {
-            self.let_go();
+            self.release_link();
             done.add_missing(std::mem::take(&mut self.missing));
         }
         Ok(())
     }
 
     fn credit(&mut self, slots: u32) {
-        if self.is_holdable() {
-            self.given += u64::from(slots);
+        if self.supports_backpressure() {
+            self.credited += u64::from(slots);
         }
     }
 
     fn overwritten(&mut self) -> Result<u64, EngineError> {
         let slots = self.ring.map_or(0, |ring| u64::from(ring.slots));
-        Ok(if self.is_holdable() {
+        Ok(if self.supports_backpressure() {
             0
         } else {
-            self.given.saturating_sub(slots)
+            self.credited.saturating_sub(slots)
         })
     }
 
@@ -656,7 +659,7 @@ impl Engine for Receiver {
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.shared.end();
-        if self.quiesce(TIMEOUT).is_err() {
+        if self.quiesce(CLOSE_TIMEOUT).is_err() {
             tracing::warn!("{}: a sender is still being answered", self.name);
         }
         if let Some(thread) = self.thread.take()

@@ -3,11 +3,11 @@
 use super::memory::Records;
 use super::rail::Rail;
 use super::{MAX_RAILS, Options};
-use crate::connect::{ConnectError, Dialler, Watch};
+use crate::connect::{ConnectError, Connector, PeerMonitor};
 use crate::registration;
-use crate::stream::sys::shared_words::Area;
+use crate::stream::sys::shared_words::SharedWords;
 use crate::stream::wire::{Hello, MAX_PLACES, Mode, Offer, Record};
-use crate::verbs::{Access, MemoryKey, Nic, QueueOptions, Service};
+use crate::verbs::{Access, MemoryRegion, Nic, QueuePairOptions, Service};
 use daq_core::notify::Wait;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,31 +17,31 @@ use std::time::Duration;
 /// Bytes from one rail's word for credits to the next: none shares a line.
 const CREDIT_STRIDE: usize = 64;
 /// How long the first retry waits, about; each one waits twice as long as the one before.
-const BACK_OFF: Duration = Duration::from_millis(10);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(10);
 /// How long no retry waits longer than.
-const MAX_BACK_OFF: Duration = Duration::from_secs(2);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 /// Queues that lead to a receiver. The queues come first: they are destroyed before the keys of the memory that is
 /// written through them are dropped, and the memory is let go last.
 pub(super) struct Connection {
     pub(super) rails: Vec<Rail>,
-    pub(super) watch: Box<dyn Watch>,
+    pub(super) monitor: Box<dyn PeerMonitor>,
     /// Room for records, where the receiver's are larger than this side has made room for.
     pub(super) records: Option<Records>,
-    _keys: Vec<MemoryKey>,
-    credits: Area,
+    _keys: Vec<MemoryRegion>,
+    credits: SharedWords,
     /// The frame that it wants next.
     pub(super) next: u64,
     /// Frames from `next` on that may have been sent in all, as far as was seen.
     granted: u64,
     /// Whether the receiver can say more than in its offer: datagrams write no words.
-    is_told: bool,
+    receives_credits: bool,
 }
 
 impl Connection {
     /// Frames before this one may be sent.
     pub(super) fn limit(&mut self) -> u64 {
-        if !self.is_told {
+        if !self.receives_credits {
             return u64::MAX;
         }
         for rail in 0..self.rails.len() {
@@ -54,7 +54,7 @@ impl Connection {
 
 /// What the thread that dials needs.
 pub(super) struct Terms {
-    pub(super) dialler: Box<dyn Dialler>,
+    pub(super) connector: Box<dyn Connector>,
     /// One a rail.
     pub(super) nics: Vec<Arc<dyn Nic>>,
     pub(super) options: Options,
@@ -66,52 +66,52 @@ pub(super) struct Terms {
 }
 
 /// Goes to the receiver when it is told to.
-pub(super) struct Connector {
+pub(super) struct Reconnector {
     /// How long to wait before.
-    orders: mpsc::Sender<Duration>,
+    requests: mpsc::Sender<Duration>,
     answers: mpsc::Receiver<Result<Connection, String>>,
     /// Attempts since frames went last.
     attempts: u32,
     /// Whether an answer is to come.
     is_busy: bool,
     /// Whether nobody wants a connection any more; the thread that dials has it, too.
-    is_over: Arc<AtomicBool>,
+    is_cancelled: Arc<AtomicBool>,
     jitter: u64,
 }
 
-impl Drop for Connector {
+impl Drop for Reconnector {
     fn drop(&mut self) {
         self.end(0);
     }
 }
 
-impl Connector {
+impl Reconnector {
     pub(super) fn new(mut terms: Terms) -> std::io::Result<Self> {
-        let (orders, to_do) = mpsc::channel();
+        let (requests, to_do) = mpsc::channel();
         let (done, answers) = mpsc::channel();
         let jitter = terms.stream;
-        let is_over = Arc::new(AtomicBool::new(false));
-        terms.dialler.cancel_with(is_over.clone());
-        let seen = is_over.clone();
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        terms.connector.cancel_with(is_cancelled.clone());
+        let seen = is_cancelled.clone();
         std::thread::Builder::new()
             .name("daq-rdma-dial".to_owned())
             .spawn(move || serve(terms, &to_do, &done, &seen))?;
         Ok(Self {
-            orders,
+            requests,
             answers,
             attempts: 0,
             is_busy: false,
-            is_over,
+            is_cancelled,
             jitter,
         })
     }
 
     /// Nothing is connected from now on; what has just been is told that this side ends, after so many frames.
     pub(super) fn end(&mut self, frames: u64) {
-        self.is_over.store(true, Ordering::Release);
+        self.is_cancelled.store(true, Ordering::Release);
         while let Ok(answer) = self.answers.try_recv() {
             if let Ok(mut connection) = answer {
-                connection.watch.part(frames);
+                connection.monitor.close(frames);
             }
         }
     }
@@ -124,11 +124,11 @@ impl Connector {
         let pause = self.pause();
         self.attempts += 1;
         // Without the thread there will be no answer, which is told when it is asked for.
-        self.is_busy = self.orders.send(pause).is_ok();
+        self.is_busy = self.requests.send(pause).is_ok();
     }
 
     /// Frames go: the next attempt is the first one.
-    pub(super) const fn is_good(&mut self) {
+    pub(super) const fn reset_backoff(&mut self) {
         self.attempts = 0;
     }
 
@@ -151,9 +151,9 @@ impl Connector {
         let Some(doublings) = self.attempts.checked_sub(1) else {
             return Duration::ZERO;
         };
-        let full = BACK_OFF
+        let full = INITIAL_BACKOFF
             .saturating_mul(1 << doublings.min(16))
-            .min(MAX_BACK_OFF);
+            .min(MAX_BACKOFF);
         // Marsaglia's xorshift: two senders that lost one receiver do not come back in step.
         self.jitter ^= self.jitter << 13;
         self.jitter ^= self.jitter >> 7;
@@ -165,27 +165,29 @@ impl Connector {
 /// Dials whenever it is told to, until nobody can tell it any more.
 fn serve(
     mut terms: Terms,
-    orders: &mpsc::Receiver<Duration>,
+    requests: &mpsc::Receiver<Duration>,
     answers: &mpsc::Sender<Result<Connection, String>>,
-    is_over: &AtomicBool,
+    is_cancelled: &AtomicBool,
 ) {
-    while let Ok(pause) = orders.recv() {
+    while let Ok(pause) = requests.recv() {
         if !pause.is_zero()
-            && orders.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Disconnected)
+            && requests.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Disconnected)
         {
             return;
         }
-        let is_over = || is_over.load(Ordering::Acquire);
-        let mut answer = if is_over() {
+        let is_cancelled = || is_cancelled.load(Ordering::Acquire);
+        let mut answer = if is_cancelled() {
             Err("this side has ended".to_owned())
         } else {
             terms.dial()
         };
         // It may have ended in the last step of connecting.
-        if is_over()
+        if is_cancelled()
             && let Ok(connection) = &mut answer
         {
-            connection.watch.part(terms.first.load(Ordering::Acquire));
+            connection
+                .monitor
+                .close(terms.first.load(Ordering::Acquire));
         }
         if answers.send(answer).is_err() {
             return;
@@ -198,9 +200,9 @@ impl Terms {
         let first = self.first.load(Ordering::Acquire);
         let (hello, keys, credits) = self.hello(first)?;
         let greetings: Vec<_> = hello.iter().map(Hello::encode).collect();
-        let queue = self.options.queue(&self.nics);
+        let queue = self.options.queue_pair_options(&self.nics);
         let link = self
-            .dialler
+            .connector
             .dial(
                 &self.nics,
                 &queue,
@@ -227,13 +229,13 @@ impl Terms {
             .collect();
         Ok(Connection {
             rails,
-            watch: link.watch,
+            monitor: link.monitor,
             records,
             _keys: keys,
             credits,
             next,
             granted,
-            is_told: self.options.service != Service::Ud,
+            receives_credits: self.options.service != Service::Ud,
         })
     }
 
@@ -247,9 +249,9 @@ impl Terms {
     }
 
     /// What is said on each rail, with new memory for credits under new keys.
-    fn hello(&self, first: u64) -> Result<(Vec<Hello>, Vec<MemoryKey>, Area), String> {
+    fn hello(&self, first: u64) -> Result<(Vec<Hello>, Vec<MemoryRegion>, SharedWords), String> {
         let rails = self.nics.len();
-        let credits = Area::new(rails * CREDIT_STRIDE).map_err(|error| error.to_string())?;
+        let credits = SharedWords::new(rails * CREDIT_STRIDE).map_err(|error| error.to_string())?;
         let access = Access {
             local_write: true,
             remote_write: true,
@@ -258,7 +260,7 @@ impl Terms {
         let mut keys = Vec::with_capacity(rails);
         let mut hello = Vec::with_capacity(rails);
         for (i, nic) in self.nics.iter().enumerate() {
-            let key = registration::words(&**nic, credits.region(), access)
+            let key = registration::register_words(&**nic, credits.region(), access)
                 .map_err(|error| error.to_string())?;
             hello.push(Hello {
                 mode: self.options.mode,
@@ -269,7 +271,7 @@ impl Terms {
                 first,
                 slot: self.options.slot as u64,
                 credit_address: key.address() + (i * CREDIT_STRIDE) as u64,
-                credit_key: key.remote(),
+                credit_rkey: key.rkey(),
             });
             keys.push(key);
         }
@@ -289,13 +291,13 @@ impl Terms {
             (
                 other.next,
                 other.slots,
-                other.turn,
+                other.first_slot,
                 other.slot,
                 other.places,
             ) == (
                 offer.next,
                 offer.slots,
-                offer.turn,
+                offer.first_slot,
                 offer.slot,
                 offer.places,
             )
@@ -345,16 +347,16 @@ impl Terms {
 
 impl Options {
     /// What a queue must hold.
-    pub(super) fn queue(&self, nics: &[Arc<dyn Nic>]) -> QueueOptions {
+    pub(super) fn queue_pair_options(&self, nics: &[Arc<dyn Nic>]) -> QueuePairOptions {
         let least = |of: fn(&crate::verbs::Limits) -> u32| {
             nics.iter().map(|nic| of(&nic.limits())).min().unwrap_or(0)
         };
-        QueueOptions {
+        QueuePairOptions {
             service: self.service,
             // One more for what carries no frame.
-            sends: self.depth * self.works() + 1,
+            sends: self.depth * self.requests_per_frame() + 1,
             receives: 1,
-            pieces: 1,
+            sges: 1,
             inline: self.inline.min(least(|limits| limits.max_inline)),
             events: self.wait != Wait::Busy,
         }

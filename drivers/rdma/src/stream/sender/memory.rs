@@ -1,11 +1,11 @@
 //! The memory that is sent from: the ring's, registered once; else copies; records that do not go inline.
 
-use super::rail::{Source, Told};
-use super::{Broken, Options, SenderError};
-use crate::registration::{self, PeerFacts, Registered, Unregistrable};
-use crate::stream::sys::shared_words::Area;
+use super::rail::{PayloadSource, RecordSource};
+use super::{LinkError, Options, SenderError};
+use crate::registration::{self, PeerFacts, Registered, UnregistrableError};
+use crate::stream::sys::shared_words::SharedWords;
 use crate::stream::wire::{Mode, Record};
-use crate::verbs::{Access, MemoryKey, Nic};
+use crate::verbs::{Access, MemoryRegion, Nic};
 use daq_core::region::{Placement, Region};
 use daq_core::ring::Lease;
 use std::sync::Arc;
@@ -14,24 +14,29 @@ use std::sync::Arc;
 const BOUNCE_BYTES: usize = 16 << 20;
 
 /// The keys of one region, one a rail: a card that stands there several times has one.
-type Keys = Vec<Arc<MemoryKey>>;
+type RailRegions = Vec<Arc<MemoryRegion>>;
 
 /// Registers `region` with every card, for reading.
-fn on_each(nics: &[Arc<dyn Nic>], region: &Arc<Region>) -> Result<Keys, Unregistrable> {
+fn register_on_each(
+    nics: &[Arc<dyn Nic>],
+    region: &Arc<Region>,
+) -> Result<RailRegions, UnregistrableError> {
     let facts = PeerFacts::of(region.placement());
-    let mut keys = Keys::with_capacity(nics.len());
+    let mut keys = RailRegions::with_capacity(nics.len());
     for (i, nic) in nics.iter().enumerate() {
         let known = nics[..i].iter().position(|other| Arc::ptr_eq(other, nic));
         if let Some(known) = known {
             keys.push(keys[known].clone());
             continue;
         }
-        let Registered { key, refused } =
-            registration::register(&**nic, region, Access::default(), &facts)?;
+        let Registered {
+            region: memory,
+            refused,
+        } = registration::register_region(&**nic, region, Access::default(), &facts)?;
         for refusal in refused {
             tracing::info!("{}: {refusal}", nic.name());
         }
-        keys.push(Arc::new(key));
+        keys.push(Arc::new(memory));
     }
     Ok(keys)
 }
@@ -40,9 +45,9 @@ fn on_each(nics: &[Arc<dyn Nic>], region: &Arc<Region>) -> Result<Keys, Unregist
 pub(super) struct Memory {
     ring: Arc<Region>,
     /// Why the ring is not registered, where it is not.
-    keys: Result<Keys, Unregistrable>,
+    keys: Result<RailRegions, UnregistrableError>,
     /// Where frames are copied to that no card reads where they lie.
-    bounce: Option<(Area, Keys)>,
+    bounce: Option<(SharedWords, RailRegions)>,
     /// Frames that fit into it.
     places: usize,
     stride: usize,
@@ -55,15 +60,15 @@ impl Memory {
         options: &Options,
         window: usize,
     ) -> Result<Self, SenderError> {
-        let keys = on_each(nics, ring);
+        let keys = register_on_each(nics, ring);
         if let (Err(error), Placement::Cuda(_)) = (&keys, ring.placement()) {
             return Err(SenderError::Registering(error.clone()));
         }
         let stride = options.slot.next_multiple_of(64).max(64);
         let places = (BOUNCE_BYTES / stride).clamp(1, window);
         let bounce = (options.copied || keys.is_err()).then(|| {
-            let area = Area::new(places * stride)?;
-            let keys = on_each(nics, area.region())?;
+            let area = SharedWords::new(places * stride)?;
+            let keys = register_on_each(nics, area.region())?;
             Ok::<_, SenderError>((area, keys))
         });
         Ok(Self {
@@ -80,7 +85,7 @@ impl Memory {
             Ok(keys) => format!(
                 "its card reads {} by {}",
                 self.ring.placement(),
-                keys[0].way()
+                keys[0].method()
             ),
             Err(why) => format!("frames are copied to registered memory, for {why}"),
         }
@@ -100,36 +105,36 @@ impl Memory {
         lease: &'a Lease<'_>,
         (i, n, rail): (usize, u64, usize),
         inline: usize,
-    ) -> Result<Source<'a>, Broken> {
+    ) -> Result<PayloadSource<'a>, LinkError> {
         let bytes = lease.frame(i).bytes();
         let length = bytes.map_or_else(|| lease.length(i), <[u8]>::len);
         if length == 0 {
-            return Ok(Source::Inline(&[]));
+            return Ok(PayloadSource::Inline(&[]));
         }
         if let Some(bytes) = bytes.filter(|_| length <= inline) {
-            return Ok(Source::Inline(bytes));
+            return Ok(PayloadSource::Inline(bytes));
         }
         if let (Ok(keys), Some(slots)) = (&self.keys, lease.slice()) {
             let offset = slots.address(i) - self.ring.address().as_ptr() as u64;
             let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-            return Ok(Source::Memory(&keys[rail], offset, length));
+            return Ok(PayloadSource::Memory(&keys[rail], offset, length));
         }
         let (Some((area, keys)), Some(bytes)) = (&mut self.bounce, bytes) else {
-            return Err(Broken::Told(
+            return Err(LinkError::Reason(
                 "the frames lie where no card reads them, and there is no room to copy them to; this is a defect in the plan"
                     .to_owned(),
             ));
         };
         let at = usize::try_from(n % self.places as u64).unwrap_or(0) * self.stride;
         area.write(at, bytes);
-        Ok(Source::Memory(&keys[rail], at, length))
+        Ok(PayloadSource::Memory(&keys[rail], at, length))
     }
 }
 
 /// Where records are read, and messages that go inline are put together.
 pub(super) struct Records {
     /// Where records lie that do not go inline, one for each frame under way.
-    area: Option<(Area, Keys)>,
+    area: Option<(SharedWords, RailRegions)>,
     window: usize,
     inline: usize,
     /// Most bytes of a record.
@@ -149,8 +154,8 @@ impl Records {
         // A message's record goes inline only together with its payload.
         let is_needed = options.mode == Mode::Send || stride > inline;
         let area = is_needed.then(|| {
-            let area = Area::new(window * stride).map_err(|error| error.to_string())?;
-            let keys = on_each(nics, area.region()).map_err(|error| error.to_string())?;
+            let area = SharedWords::new(window * stride).map_err(|error| error.to_string())?;
+            let keys = register_on_each(nics, area.region()).map_err(|error| error.to_string())?;
             Ok::<_, String>((area, keys))
         });
         Ok(Self {
@@ -164,14 +169,14 @@ impl Records {
 
     /// Puts a record down, of exactly `bytes` bytes where the receiver's next piece begins behind it, and the payload
     /// behind it where both go inline: then they are the second part of the answer.
-    pub(super) fn tell<'a>(
+    pub(super) fn store_record<'a>(
         &'a mut self,
         record: &Record,
         words: &[u64],
         padded: Option<usize>,
         payload: Option<&[u8]>,
         rail: usize,
-    ) -> (Told<'a>, Option<&'a [u8]>) {
+    ) -> (RecordSource<'a>, Option<&'a [u8]>) {
         let used = Record::HEAD + words.len() * 8;
         let bytes = padded.unwrap_or(used);
         let Self {
@@ -187,15 +192,15 @@ impl Records {
         if let Some(payload) = payload.filter(|payload| bytes + payload.len() <= *inline) {
             buffer[bytes..bytes + payload.len()].copy_from_slice(payload);
             let whole = &buffer[..bytes + payload.len()];
-            return (Told::Inline(&whole[..bytes]), Some(whole));
+            return (RecordSource::Inline(&whole[..bytes]), Some(whole));
         }
         match area {
             Some((area, keys)) if bytes > *inline || padded.is_some() => {
                 let at = usize::try_from(record.number % *window as u64).unwrap_or(0) * *stride;
                 area.write(at, &buffer[..bytes]);
-                (Told::Memory(&keys[rail], at, bytes), None)
+                (RecordSource::Memory(&keys[rail], at, bytes), None)
             }
-            _ => (Told::Inline(&buffer[..bytes]), None),
+            _ => (RecordSource::Inline(&buffer[..bytes]), None),
         }
     }
 }

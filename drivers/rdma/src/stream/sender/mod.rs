@@ -23,11 +23,11 @@ mod rail;
 #[cfg(test)]
 mod tests;
 
-use crate::connect::Dialler;
+use crate::connect::Connector;
 pub use crate::stream::wire::MAX_RAILS;
 use crate::stream::wire::{MAX_PLACES, Mode, Record};
 use crate::verbs::{Nic, Service, Status, VerbsError};
-use connection::{Connection, Connector, Terms};
+use connection::{Connection, Reconnector, Terms};
 use daq_core::frame::FrameMeta;
 use daq_core::ledger::Counter;
 use daq_core::log_limit::LogLimit;
@@ -36,26 +36,26 @@ use daq_core::region::{Region, RegionError};
 use daq_core::ring::Lease;
 use daq_core::units::counted;
 use memory::{Memory, Records};
-use rail::{Parcel, Rail, Source};
+use rail::{FramePost, PayloadSource, Rail};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long [`Sender::send`] stays away at most while it waits.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(100);
+const SEND_TIME_LIMIT: Duration = Duration::from_millis(100);
 /// How often a receiver is seen to be there while nothing else goes to it.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// How often the connection is looked at while nothing moves.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a waiting thread polls before it sleeps.
-const SPIN: Duration = Duration::from_micros(20);
+const SPIN_TIME: Duration = Duration::from_micros(20);
 /// How long it sleeps for what wakes nobody: a word for credits.
 const IDLE_SLEEP: Duration = Duration::from_micros(50);
 /// How long it sleeps at a time for a completion.
-const SLEEP: Duration = Duration::from_millis(1);
+const COMPLETION_WAIT: Duration = Duration::from_millis(1);
 /// Least time in which a card has told what became of its work.
-const ACKNOWLEDGED: Duration = Duration::from_secs(5);
+const MIN_ACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most frames of a rail between two completions.
 const SIGNAL_EVERY: u32 = 16;
 
@@ -81,7 +81,7 @@ pub struct Options {
     /// How it waits.
     pub wait: Wait,
     /// How long a receiver that takes nothing is waited for before that is told.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// How long one attempt to connect may take.
     pub dial: Duration,
     /// Whether the ring's reader is given copies of frames, not the ring's memory.
@@ -103,7 +103,7 @@ impl Options {
             chunk: 1 << 20,
             depth: 128,
             wait: Wait::default(),
-            patience: Duration::from_secs(1),
+            timeout: Duration::from_secs(1),
             dial: Duration::from_secs(5),
             copied: false,
             message: u64::MAX,
@@ -111,7 +111,7 @@ impl Options {
     }
 
     /// Most work of one frame.
-    fn works(&self) -> u32 {
+    fn requests_per_frame(&self) -> u32 {
         if self.service != Service::Rc {
             return 2;
         }
@@ -131,7 +131,7 @@ pub enum SenderError {
     Verbs(#[from] VerbsError),
     /// A card cannot read a GPU's memory.
     #[error("{0}; write `path = \"staged\"` to go by host memory")]
-    Registering(#[from] crate::registration::Unregistrable),
+    Registering(#[from] crate::registration::UnregistrableError),
     /// There is no memory for records.
     #[error(transparent)]
     Memory(#[from] RegionError),
@@ -146,7 +146,7 @@ pub enum SenderError {
 /// The receiver is away for now, with what is known of it.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
-pub struct Away {
+pub struct Unavailable {
     /// What happened and what helps.
     pub why: String,
 }
@@ -162,18 +162,18 @@ pub struct Counters {
 
 /// What has broken a connection.
 #[derive(Debug)]
-enum Broken {
+enum LinkError {
     Verbs(VerbsError),
-    Work(Status),
-    Told(String),
+    Completion(Status),
+    Reason(String),
 }
 
-impl std::fmt::Display for Broken {
+impl std::fmt::Display for LinkError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Verbs(error) => error.fmt(f),
-            Self::Told(why) => f.write_str(why),
-            Self::Work(status) => {
+            Self::Reason(why) => f.write_str(why),
+            Self::Completion(status) => {
                 let why = match status {
                     Status::Unanswered => "it does not answer: it is gone, or the link is cut",
                     Status::NotReady => "it has no receive posted, again and again",
@@ -194,12 +194,12 @@ impl std::fmt::Display for Broken {
 }
 
 /// A frame as its ring calls it.
-type Name = (u32, u64);
+type FrameId = (u32, u64);
 
 /// The sending end. Fields are dropped in their order: queues, then keys, then memory.
 pub struct Sender {
     connection: Option<Connection>,
-    connector: Connector,
+    connector: Reconnector,
     memory: Memory,
     records: Records,
     options: Options,
@@ -212,17 +212,17 @@ pub struct Sender {
     /// The next frame to be posted on this connection.
     posted: u64,
     /// The first frame that was never posted.
-    head: u64,
+    next_unposted: u64,
     /// Frame `done` while it may have been posted, after a break.
-    unsure: Option<Name>,
+    uncertain: Option<FrameId>,
     /// The first frame that can still be sent, for the thread that connects.
     first: Arc<AtomicU64>,
     /// Since when nothing has moved.
-    still: Instant,
+    last_progress: Instant,
     /// When the connection was looked at.
-    looked: Instant,
-    /// When something was posted, as far as `look` saw, and what had been.
-    kept: (Instant, u64),
+    checked: Instant,
+    /// When something was posted, as far as `check_peer` saw, and what had been.
+    last_keep_alive: (Instant, u64),
     /// Whether it waits for credits.
     is_stalled: bool,
     /// Why there is no connection.
@@ -237,7 +237,7 @@ impl Sender {
     /// there several times. It begins to connect at once.
     pub fn new(
         nics: Vec<Arc<dyn Nic>>,
-        dialler: Box<dyn Dialler>,
+        connector: Box<dyn Connector>,
         ring: &Arc<Region>,
         mut options: Options,
         counters: Counters,
@@ -254,15 +254,15 @@ impl Sender {
                 options.places
             )));
         }
-        fit(&nics, &mut options)?;
-        try_out(&nics, &mut options)?;
+        apply_limits(&nics, &mut options)?;
+        probe_queue_pairs(&nics, &mut options)?;
         let window = rails * options.depth as usize;
         let memory = Memory::new(&nics, ring, &options, window)?;
         let records =
             Records::new(&nics, &options, window, options.places).map_err(SenderError::Options)?;
         let first = Arc::new(AtomicU64::new(0));
-        let mut connector = Connector::new(Terms {
-            dialler,
+        let mut connector = Reconnector::new(Terms {
+            connector,
             nics,
             options: options.clone(),
             window,
@@ -285,12 +285,12 @@ impl Sender {
             options,
             done: 0,
             posted: 0,
-            head: 0,
-            unsure: None,
+            next_unposted: 0,
+            uncertain: None,
             first,
-            still: now,
-            looked: now,
-            kept: (now, 0),
+            last_progress: now,
+            checked: now,
+            last_keep_alive: (now, 0),
             is_stalled: false,
             why: "not connected yet".to_owned(),
             counters,
@@ -313,50 +313,50 @@ impl Sender {
     /// and is to be called again with the same lease and what is left of it.
     ///
     /// After an error the frames may be offered again, or not: frames count as the same if their epoch and sequence are.
-    pub fn send(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, Away> {
-        let until = Instant::now() + HEARTBEAT_INTERVAL;
+    pub fn send(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, Unavailable> {
+        let until = Instant::now() + SEND_TIME_LIMIT;
         let end = (lease.len() - from) as u64;
-        self.recognise(lease, from);
+        self.match_uncertain(lease, from);
         let start = self.done;
         // What frame `n` is in the lease does not change while this one is sent.
         let place = |n: u64| from + usize::try_from(n - start).unwrap_or(usize::MAX);
         loop {
-            if let Some(away) = self.connect(until) {
+            if let Some(unavailable) = self.connect(until) {
                 return match self.done - start {
-                    0 => Err(away),
-                    sent => Ok(self.told(sent, lease, from)),
+                    0 => Err(unavailable),
+                    sent => Ok(self.finish_send(sent, lease, from)),
                 };
             }
             let moved = self
                 .post(lease, start + end, place)
                 .and_then(|posted| Ok(self.collect()? || posted));
             if self.done >= start + end {
-                return Ok(self.told(end, lease, from));
+                return Ok(self.finish_send(end, lease, from));
             }
             match moved {
-                Ok(true) => self.still = Instant::now(),
+                Ok(true) => self.last_progress = Instant::now(),
                 Ok(false) => match self.idle() {
                     Ok(()) if Instant::now() < until => {}
                     Ok(()) => {
                         let sent = self.done - start;
-                        return if sent == 0 && self.is_refusing() {
-                            Err(Away {
+                        return if sent == 0 && self.is_backpressured() {
+                            Err(Unavailable {
                                 why: "it takes no frames: its ring is full".to_owned(),
                             })
                         } else {
-                            Ok(self.told(sent, lease, from))
+                            Ok(self.finish_send(sent, lease, from))
                         };
                     }
-                    Err(broken) => self.break_off(&broken, Some((lease, place(self.done)))),
+                    Err(broken) => self.disconnect(&broken, Some((lease, place(self.done)))),
                 },
-                Err(broken) => self.break_off(&broken, Some((lease, place(self.done)))),
+                Err(broken) => self.disconnect(&broken, Some((lease, place(self.done)))),
             }
         }
     }
 
     /// To be called about once a second while no lease is held: sees whether the receiver is still there.
     pub fn tick(&mut self) {
-        self.forget();
+        self.discard_uncertain();
         if self.connection.is_none() {
             // A receiver that came back is met before there are frames for it.
             if let Some(answer) = self.connector.wait(Duration::ZERO) {
@@ -364,42 +364,42 @@ impl Sender {
             }
             return;
         }
-        let looked = self.collect().and_then(|_| self.look());
-        if let Err(broken) = looked {
-            self.break_off(&broken, None);
+        let checked = self.collect().and_then(|_| self.check_peer());
+        if let Err(broken) = checked {
+            self.disconnect(&broken, None);
         }
     }
 
     /// Tells the receiver that this is the end, and how many frames there were, so that it counts those that are lost at
     /// the end. Whatever was told as sent on a reliable connection has been acknowledged before.
     pub fn finish(&mut self) {
-        let frames = self.head.max(self.done);
+        let frames = self.next_unposted.max(self.done);
         self.set_done(frames);
         self.connector.end(frames);
         if let Some(mut connection) = self.connection.take() {
-            connection.watch.part(frames);
+            connection.monitor.close(frames);
         }
     }
 
     /// Sees whether the frames of before are offered again; else they are lost, and so are their numbers.
-    fn recognise(&mut self, lease: &Lease<'_>, from: usize) {
+    fn match_uncertain(&mut self, lease: &Lease<'_>, from: usize) {
         if self
-            .unsure
-            .is_some_and(|name| name != name_of(lease.frame(from).meta()))
+            .uncertain
+            .is_some_and(|name| name != frame_id(lease.frame(from).meta()))
         {
-            self.forget();
+            self.discard_uncertain();
         }
         // What is under way goes on from call to call, and so does the time in which nothing of it was acknowledged.
         if !self.is_stalled && self.posted <= self.done {
-            self.still = Instant::now();
+            self.last_progress = Instant::now();
         }
     }
 
     /// The frames that may have been posted will not be offered again: their numbers are used up.
-    fn forget(&mut self) {
-        if self.unsure.take().is_some() {
-            self.set_done(self.head);
-            if self.posted < self.head && self.connection.take().is_some() {
+    fn discard_uncertain(&mut self) {
+        if self.uncertain.take().is_some() {
+            self.set_done(self.next_unposted);
+            if self.posted < self.next_unposted && self.connection.take().is_some() {
                 "frames were dropped that it waits for; dialling again".clone_into(&mut self.why);
             }
         }
@@ -411,14 +411,14 @@ impl Sender {
     }
 
     /// Has a connection; else says why there is none by `until`.
-    fn connect(&mut self, until: Instant) -> Option<Away> {
+    fn connect(&mut self, until: Instant) -> Option<Unavailable> {
         while self.connection.is_none() {
             let left = until.saturating_duration_since(Instant::now());
             let Some(answer) = self.connector.wait(left) else {
-                return Some(self.away());
+                return Some(self.unavailable());
             };
             if !self.take(answer) && Instant::now() >= until {
-                return Some(self.away());
+                return Some(self.unavailable());
             }
         }
         None
@@ -434,8 +434,11 @@ impl Sender {
             }
         };
         let next = connection.next;
-        if next > self.head {
-            self.why = format!("it wants frame {next}, and {} were sent", self.head);
+        if next > self.next_unposted {
+            self.why = format!(
+                "it wants frame {next}, and {} were sent",
+                self.next_unposted
+            );
             return false;
         }
         if next < self.done {
@@ -452,8 +455,8 @@ impl Sender {
         }
         self.set_done(next);
         self.posted = next;
-        self.unsure = self.unsure.filter(|_| next < self.head);
-        self.still = Instant::now();
+        self.uncertain = self.uncertain.filter(|_| next < self.next_unposted);
+        self.last_progress = Instant::now();
         self.is_stalled = false;
         self.counters.connections.add(1);
         self.limits.0.run(|suppressed| {
@@ -475,7 +478,7 @@ impl Sender {
         lease: &Lease<'_>,
         end: u64,
         place: impl Fn(u64) -> usize,
-    ) -> Result<bool, Broken> {
+    ) -> Result<bool, LinkError> {
         let Some(connection) = &mut self.connection else {
             return Ok(false);
         };
@@ -492,7 +495,7 @@ impl Sender {
         while self.posted < stop {
             let (n, i) = (self.posted, place(self.posted));
             // Even if its posting fails, a part of it may have gone.
-            self.head = self.head.max(n + 1);
+            self.next_unposted = self.next_unposted.max(n + 1);
             let index = usize::try_from(n % self.rails).unwrap_or(0);
             let rail = &mut connection.rails[index];
             let records = connection.records.as_mut().unwrap_or(&mut self.records);
@@ -515,11 +518,11 @@ impl Sender {
             };
             let words = &words[..words.len().min((meta.places as usize).div_ceil(64))];
             let inline = match payload {
-                Source::Inline(bytes) if is_message => Some(bytes),
+                PayloadSource::Inline(bytes) if is_message => Some(bytes),
                 _ => None,
             };
-            let (record, whole) = records.tell(&record, words, padded, inline, index);
-            let parcel = Parcel {
+            let (record, whole) = records.store_record(&record, words, padded, inline, index);
+            let frame_post = FramePost {
                 number: n,
                 payload,
                 record,
@@ -529,8 +532,8 @@ impl Sender {
                     || (n / self.rails) % self.signal_every == self.signal_every - 1,
             };
             match self.options.mode {
-                Mode::Write => rail.write(&parcel)?,
-                Mode::Send => rail.send(&parcel, whole)?,
+                Mode::Write => rail.write(&frame_post)?,
+                Mode::Send => rail.send(&frame_post, whole)?,
             }
             self.posted = n + 1;
         }
@@ -539,7 +542,7 @@ impl Sender {
     }
 
     /// Collects what is done; whether there was any.
-    fn collect(&mut self) -> Result<bool, Broken> {
+    fn collect(&mut self) -> Result<bool, LinkError> {
         let Some(connection) = &mut self.connection else {
             return Ok(false);
         };
@@ -550,32 +553,32 @@ impl Sender {
         }
         if done > self.done {
             self.set_done(done);
-            self.connector.is_good();
+            self.connector.reset_backoff();
         }
         Ok(any)
     }
 
     /// Passes a little time, or finds that the connection is no good.
-    fn idle(&mut self) -> Result<(), Broken> {
-        let stood = self.still.elapsed();
-        if self.looked.elapsed() >= POLL_INTERVAL {
-            self.look()?;
+    fn idle(&mut self) -> Result<(), LinkError> {
+        let stood = self.last_progress.elapsed();
+        if self.checked.elapsed() >= CHECK_INTERVAL {
+            self.check_peer()?;
         }
         let is_under_way = self.posted > self.done;
-        let patience = self.options.patience;
-        if is_under_way && stood >= patience.max(ACKNOWLEDGED) {
-            return Err(Broken::Told(format!(
+        let timeout = self.options.timeout;
+        if is_under_way && stood >= timeout.max(MIN_ACK_TIMEOUT) {
+            return Err(LinkError::Reason(format!(
                 "it has acknowledged nothing for {} s",
                 stood.as_secs()
             )));
         }
-        if self.is_stalled && self.options.service != Service::Rc && stood >= patience {
-            return Err(Broken::Told(
+        if self.is_stalled && self.options.service != Service::Rc && stood >= timeout {
+            return Err(LinkError::Reason(
                 "it gives no more credits: frames or credits were lost; asking it anew".to_owned(),
             ));
         }
         let waits = self.options.wait;
-        if waits == Wait::Busy || waits == Wait::Adaptive && stood < SPIN {
+        if waits == Wait::Busy || waits == Wait::Adaptive && stood < SPIN_TIME {
             std::hint::spin_loop();
             return Ok(());
         }
@@ -584,7 +587,7 @@ impl Sender {
             .as_mut()
             .and_then(|connection| connection.rails.iter_mut().min_by_key(|rail| rail.done()));
         let slept = match slowest {
-            Some(rail) if is_under_way => rail.wait(SLEEP)?,
+            Some(rail) if is_under_way => rail.wait(COMPLETION_WAIT)?,
             _ => false,
         };
         if !slept {
@@ -594,27 +597,27 @@ impl Sender {
     }
 
     /// Whether the receiver takes nothing for longer than it is waited for.
-    fn is_refusing(&self) -> bool {
-        self.is_stalled && self.still.elapsed() >= self.options.patience
+    fn is_backpressured(&self) -> bool {
+        self.is_stalled && self.last_progress.elapsed() >= self.options.timeout
     }
 
     /// Looks whether the receiver is still there, and writes nothing to it where nothing else goes.
-    fn look(&mut self) -> Result<(), Broken> {
+    fn check_peer(&mut self) -> Result<(), LinkError> {
         let now = Instant::now();
-        self.looked = now;
+        self.checked = now;
         let Some(connection) = &mut self.connection else {
             return Ok(());
         };
-        if let Some(why) = connection.watch.gone() {
-            return Err(Broken::Told(why.to_string()));
+        if let Some(why) = connection.monitor.poll_disconnect() {
+            return Err(LinkError::Reason(why.to_string()));
         }
-        let (at, posted) = self.kept;
+        let (at, posted) = self.last_keep_alive;
         if posted != self.posted {
-            self.kept = (now, self.posted);
+            self.last_keep_alive = (now, self.posted);
         } else if self.options.service != Service::Ud && now - at >= KEEP_ALIVE {
-            if connection.rails.iter().any(Rail::is_keeping) {
-                if now - at >= KEEP_ALIVE + ACKNOWLEDGED {
-                    return Err(Broken::Told(format!(
+            if connection.rails.iter().any(Rail::is_keep_alive_pending) {
+                if now - at >= KEEP_ALIVE + MIN_ACK_TIMEOUT {
+                    return Err(LinkError::Reason(format!(
                         "it has acknowledged nothing for {} s",
                         (now - at).as_secs()
                     )));
@@ -624,14 +627,14 @@ impl Sender {
             for rail in &mut connection.rails {
                 rail.keep_alive()?;
             }
-            self.kept.0 = now;
+            self.last_keep_alive.0 = now;
         }
         Ok(())
     }
 
     /// Ends the connection: its queues are destroyed here, so that no card reads or writes anything for it any more.
     /// `held` is the first frame that is not done, where a lease is held.
-    fn break_off(&mut self, why: &Broken, held: Option<(&Lease<'_>, usize)>) {
+    fn disconnect(&mut self, why: &LinkError, held: Option<(&Lease<'_>, usize)>) {
         if self.connection.take().is_none() {
             return;
         }
@@ -640,45 +643,45 @@ impl Sender {
             tracing::warn!(
                 "{}: the connection is lost: {why}; {} in flight{suppressed}",
                 self.options.peer,
-                counted(self.head - self.done, "frame")
+                counted(self.next_unposted - self.done, "frame")
             );
         });
         self.is_stalled = false;
-        if self.head > self.done {
+        if self.next_unposted > self.done {
             match held {
-                Some((lease, i)) => self.unsure = Some(name_of(lease.frame(i).meta())),
-                None => self.set_done(self.head),
+                Some((lease, i)) => self.uncertain = Some(frame_id(lease.frame(i).meta())),
+                None => self.set_done(self.next_unposted),
             }
         }
         self.connector.go();
     }
 
     /// What is returned for `sent` frames of a lease; what comes behind them may be known to the receiver already.
-    fn told(&mut self, sent: u64, lease: &Lease<'_>, from: usize) -> usize {
+    fn finish_send(&mut self, sent: u64, lease: &Lease<'_>, from: usize) -> usize {
         let sent = usize::try_from(sent)
             .unwrap_or(usize::MAX)
             .min(lease.len() - from);
-        if self.unsure.is_some() {
+        if self.uncertain.is_some() {
             let next = lease.len().min(from + sent);
-            self.unsure = (next < lease.len()).then(|| name_of(lease.frame(next).meta()));
+            self.uncertain = (next < lease.len()).then(|| frame_id(lease.frame(next).meta()));
         }
         sent
     }
 
-    fn away(&self) -> Away {
-        Away {
+    fn unavailable(&self) -> Unavailable {
+        Unavailable {
             why: self.why.clone(),
         }
     }
 }
 
 /// What a frame is called by its ring.
-const fn name_of(meta: &FrameMeta) -> Name {
+const fn frame_id(meta: &FrameMeta) -> FrameId {
     (meta.epoch, meta.sequence)
 }
 
 /// Brings the options down to what every card can do.
-fn fit(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> {
+fn apply_limits(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> {
     if matches!(
         (options.mode, options.service),
         (Mode::Write, Service::Ud) | (Mode::Send, Service::Uc)
@@ -716,12 +719,12 @@ fn fit(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> 
         let most = usize::try_from(limits.max_message).unwrap_or(usize::MAX);
         options.chunk = options.chunk.clamp(1, most.max(1));
     }
-    let works = options.works();
+    let requests_per_frame = options.requests_per_frame();
     for nic in nics {
-        let room = nic.limits().max_work.saturating_sub(1) / works;
+        let room = nic.limits().max_work.saturating_sub(1) / requests_per_frame;
         if room == 0 {
             return Err(SenderError::Options(format!(
-                "{}: a frame of {} B takes {works} writes, more than its queues hold: make `slot` smaller",
+                "{}: a frame of {} B takes {requests_per_frame} writes, more than its queues hold: make `slot` smaller",
                 nic.name(),
                 options.slot
             )));
@@ -733,14 +736,14 @@ fn fit(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> 
 
 /// Makes a queue of each card as the stream's will be, and asks for less until it is made: what a card says of its limits
 /// holds for the smallest work alone.
-fn try_out(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> {
+fn probe_queue_pairs(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> {
     let wanted = (options.depth, options.inline);
     for (i, nic) in nics.iter().enumerate() {
         if nics[..i].iter().any(|other| Arc::ptr_eq(other, nic)) {
             continue;
         }
         let before = (options.depth, options.inline);
-        while let Err(error) = nic.queue(&options.queue(nics)) {
+        while let Err(error) = nic.create_queue_pair(&options.queue_pair_options(nics)) {
             // No other answer is about the size of what was asked for.
             let is_too_much = matches!(error.errno, libc::EINVAL | libc::ENOMEM | libc::ENOSPC);
             if is_too_much && options.depth > 1 {
@@ -755,7 +758,10 @@ fn try_out(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderErr
         while options.inline < before.1 && options.depth < before.0 {
             let depth = options.depth;
             options.depth = (depth * 2).min(before.0);
-            if nic.queue(&options.queue(nics)).is_err() {
+            if nic
+                .create_queue_pair(&options.queue_pair_options(nics))
+                .is_err()
+            {
                 options.depth = depth;
                 break;
             }

@@ -1,8 +1,8 @@
 //! One queue of a stream: posting frames, collecting what became of them.
 
-use super::Broken;
+use super::LinkError;
 use crate::stream::wire::{Offer, Record};
-use crate::verbs::{MemoryKey, Payload, Queue, Status, Verb, Work, WorkDone};
+use crate::verbs::{MemoryRegion, Payload, QueuePair, Status, Verb, WorkCompletion, WorkRequest};
 
 /// The id of work that carries no frame.
 const KEEP_ALIVE: u64 = u64::MAX;
@@ -11,14 +11,14 @@ const BATCH: usize = 16;
 
 /// Where a frame's payload lies.
 #[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
+pub(super) enum PayloadSource<'a> {
     /// So many bytes from an offset on of registered memory.
-    Memory(&'a MemoryKey, usize, usize),
+    Memory(&'a MemoryRegion, usize, usize),
     /// Bytes that go inline.
     Inline(&'a [u8]),
 }
 
-impl Source<'_> {
+impl PayloadSource<'_> {
     pub(super) const fn bytes(&self) -> usize {
         match self {
             Self::Memory(_, _, bytes) => *bytes,
@@ -29,26 +29,26 @@ impl Source<'_> {
 
 /// Where a frame's record lies.
 #[derive(Clone, Copy)]
-pub(super) enum Told<'a> {
+pub(super) enum RecordSource<'a> {
     /// So many bytes from an offset on of registered memory.
-    Memory(&'a MemoryKey, usize, usize),
+    Memory(&'a MemoryRegion, usize, usize),
     /// It goes inline.
     Inline(&'a [u8]),
 }
 
-impl Told<'_> {
+impl RecordSource<'_> {
     fn post(
         self,
-        queue: &mut dyn Queue,
+        queue: &mut dyn QueuePair,
         id: u64,
         verb: Verb,
         signaled: bool,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), LinkError> {
         match self {
             Self::Inline(bytes) => post(queue, id, verb, Payload::Inline(bytes), signaled),
             Self::Memory(memory, from, bytes) => {
-                let piece = [memory.piece(from, bytes)];
-                post(queue, id, verb, Payload::Memory(&piece), signaled)
+                let sge = [memory.sge(from, bytes)];
+                post(queue, id, verb, Payload::Memory(&sge), signaled)
             }
         }
     }
@@ -56,10 +56,10 @@ impl Told<'_> {
 
 /// One frame to be posted.
 #[derive(Clone, Copy)]
-pub(super) struct Parcel<'a> {
+pub(super) struct FramePost<'a> {
     pub(super) number: u64,
-    pub(super) payload: Source<'a>,
-    pub(super) record: Told<'a>,
+    pub(super) payload: PayloadSource<'a>,
+    pub(super) record: RecordSource<'a>,
     /// Most bytes of one write.
     pub(super) chunk: usize,
     pub(super) signaled: bool,
@@ -67,21 +67,21 @@ pub(super) struct Parcel<'a> {
 
 /// A connected queue and what its receiver has offered.
 pub(super) struct Rail {
-    queue: Box<dyn Queue>,
+    queue: Box<dyn QueuePair>,
     pub(super) offer: Offer,
     index: u64,
     rails: u64,
     /// Frames of this rail before this one are done.
     done: u64,
     /// Whether work without a frame is under way.
-    keeping: bool,
+    keep_alive_pending: bool,
     /// Whether what was written before a message is there once that is.
     is_reliable: bool,
 }
 
 impl Rail {
     pub(super) fn new(
-        queue: Box<dyn Queue>,
+        queue: Box<dyn QueuePair>,
         offer: Offer,
         (index, rails): (usize, usize),
         is_reliable: bool,
@@ -94,7 +94,7 @@ impl Rail {
             index,
             rails,
             done: offer.next + ahead,
-            keeping: false,
+            keep_alive_pending: false,
             is_reliable,
         }
     }
@@ -105,8 +105,8 @@ impl Rail {
     }
 
     /// Whether work without a frame is under way.
-    pub(super) const fn is_keeping(&self) -> bool {
-        self.keeping
+    pub(super) const fn is_keep_alive_pending(&self) -> bool {
+        self.keep_alive_pending
     }
 
     /// Bytes of a record in the receiver's memory.
@@ -117,90 +117,89 @@ impl Rail {
     /// Posts a frame by writes into its slot: the payload, then the record with the frame's number. On an unreliable
     /// connection the record comes first, and the payload, whole, with the number: the number's message is there in full
     /// or not at all.
-    pub(super) fn write(&mut self, parcel: &Parcel<'_>) -> Result<(), Broken> {
+    pub(super) fn write(&mut self, frame: &FramePost<'_>) -> Result<(), LinkError> {
         let offer = &self.offer;
-        let slot = (parcel.number - offer.next + u64::from(offer.turn)) % u64::from(offer.slots);
-        let (address, key) = (offer.slot_address + slot * offer.stride, offer.slot_key);
-        let number = Some(low(parcel.number));
+        let slot =
+            (frame.number - offer.next + u64::from(offer.first_slot)) % u64::from(offer.slots);
+        let (address, rkey) = (offer.slot_address + slot * offer.stride, offer.slot_rkey);
+        let number = Some(low(frame.number));
         let into = |offset: usize, immediate| Verb::Write {
             address: address + offset as u64,
-            key,
+            rkey,
             immediate,
         };
         let record = |immediate| Verb::Write {
             address: offer.record_address + slot * Record::bytes(offer.places) as u64,
-            key: offer.record_key,
+            rkey: offer.record_rkey,
             immediate,
         };
-        let (queue, id, signaled) = (&mut *self.queue, parcel.number, parcel.signaled);
+        let (queue, id, signaled) = (&mut *self.queue, frame.number, frame.signaled);
         if self.is_reliable {
-            match parcel.payload {
-                Source::Inline([]) => {}
-                Source::Inline(bytes) => {
+            match frame.payload {
+                PayloadSource::Inline([]) => {}
+                PayloadSource::Inline(bytes) => {
                     post(queue, id, into(0, None), Payload::Inline(bytes), false)?;
                 }
-                Source::Memory(memory, from, bytes) => {
-                    for offset in (0..bytes).step_by(parcel.chunk) {
-                        let piece = [memory.piece(from + offset, parcel.chunk.min(bytes - offset))];
-                        post(
-                            queue,
-                            id,
-                            into(offset, None),
-                            Payload::Memory(&piece),
-                            false,
-                        )?;
+                PayloadSource::Memory(memory, from, bytes) => {
+                    for offset in (0..bytes).step_by(frame.chunk) {
+                        let sge = [memory.sge(from + offset, frame.chunk.min(bytes - offset))];
+                        post(queue, id, into(offset, None), Payload::Memory(&sge), false)?;
                     }
                 }
             }
-            return parcel.record.post(queue, id, record(number), signaled);
+            return frame.record.post(queue, id, record(number), signaled);
         }
-        parcel.record.post(queue, id, record(None), false)?;
-        match parcel.payload {
-            Source::Inline(bytes) => {
+        frame.record.post(queue, id, record(None), false)?;
+        match frame.payload {
+            PayloadSource::Inline(bytes) => {
                 post(queue, id, into(0, number), Payload::Inline(bytes), signaled)
             }
-            Source::Memory(memory, from, bytes) => {
-                let piece = [memory.piece(from, bytes)];
-                post(
-                    queue,
-                    id,
-                    into(0, number),
-                    Payload::Memory(&piece),
-                    signaled,
-                )
+            PayloadSource::Memory(memory, from, bytes) => {
+                let sge = [memory.sge(from, bytes)];
+                post(queue, id, into(0, number), Payload::Memory(&sge), signaled)
             }
         }
     }
 
     /// Posts a frame as one message: the record, then the payload. `whole` has both where they go inline.
-    pub(super) fn send(&mut self, parcel: &Parcel<'_>, whole: Option<&[u8]>) -> Result<(), Broken> {
-        let (queue, id, signaled) = (&mut *self.queue, parcel.number, parcel.signaled);
+    pub(super) fn send(
+        &mut self,
+        frame: &FramePost<'_>,
+        whole: Option<&[u8]>,
+    ) -> Result<(), LinkError> {
+        let (queue, id, signaled) = (&mut *self.queue, frame.number, frame.signaled);
         let verb = Verb::Send {
             immediate: Some(low(id)),
         };
         let mut post = |payload: Payload<'_>| post(queue, id, verb, payload, signaled);
-        match (whole, parcel.record, parcel.payload) {
-            (Some(bytes), ..) | (None, Told::Inline(bytes), _) => post(Payload::Inline(bytes)),
-            (None, Told::Memory(memory, from, bytes), Source::Memory(ring, at, length)) => {
-                let record = memory.piece(from, bytes);
-                post(Payload::Memory(&[record, ring.piece(at, length)]))
+        match (whole, frame.record, frame.payload) {
+            (Some(bytes), ..) | (None, RecordSource::Inline(bytes), _) => {
+                post(Payload::Inline(bytes))
             }
-            (None, Told::Memory(memory, from, bytes), Source::Inline(payload)) => {
+            (
+                None,
+                RecordSource::Memory(memory, from, bytes),
+                PayloadSource::Memory(ring, at, length),
+            ) => {
+                let record = memory.sge(from, bytes);
+                post(Payload::Memory(&[record, ring.sge(at, length)]))
+            }
+            (None, RecordSource::Memory(memory, from, bytes), PayloadSource::Inline(payload)) => {
                 debug_assert!(
                     payload.is_empty(),
                     "a payload beside a record lies in memory"
                 );
-                post(Payload::Memory(&[memory.piece(from, bytes)]))
+                post(Payload::Memory(&[memory.sge(from, bytes)]))
             }
         }
     }
 
     /// Posts work without a payload, so that a receiver that is gone is noticed.
-    pub(super) fn keep_alive(&mut self) -> Result<(), Broken> {
-        self.keeping = true;
+    pub(super) fn keep_alive(&mut self) -> Result<(), LinkError> {
+        self.keep_alive_pending = true;
         let verb = Verb::Write {
             address: self.offer.slot_address,
-            key: self.offer.slot_key,
+            rkey: self.offer.slot_rkey,
             immediate: None,
         };
         post(
@@ -213,18 +212,18 @@ impl Rail {
     }
 
     /// Collects what is done; whether there was any.
-    pub(super) fn poll(&mut self) -> Result<bool, Broken> {
+    pub(super) fn poll(&mut self) -> Result<bool, LinkError> {
         let mut done = [NOTHING; BATCH];
         let mut any = false;
         loop {
-            let found = self.queue.poll(&mut done).map_err(Broken::Verbs)?;
+            let found = self.queue.poll(&mut done).map_err(LinkError::Verbs)?;
             for done in &done[..found] {
                 if done.status != Status::Success {
-                    return Err(Broken::Work(done.status));
+                    return Err(LinkError::Completion(done.status));
                 }
                 any = true;
                 match done.id {
-                    KEEP_ALIVE => self.keeping = false,
+                    KEEP_ALIVE => self.keep_alive_pending = false,
                     number if number % self.rails == self.index && number >= self.done => {
                         self.done = number + self.rails;
                     }
@@ -238,28 +237,28 @@ impl Rail {
     }
 
     /// Waits until something may be done, `limit` at most; false where it cannot.
-    pub(super) fn wait(&mut self, limit: std::time::Duration) -> Result<bool, Broken> {
-        self.queue.wait(limit).map_err(Broken::Verbs)
+    pub(super) fn wait(&mut self, limit: std::time::Duration) -> Result<bool, LinkError> {
+        self.queue.wait(limit).map_err(LinkError::Verbs)
     }
 }
 
 fn post(
-    queue: &mut dyn Queue,
+    queue: &mut dyn QueuePair,
     id: u64,
     verb: Verb,
     payload: Payload<'_>,
     signaled: bool,
-) -> Result<(), Broken> {
-    let work = Work {
+) -> Result<(), LinkError> {
+    let work = WorkRequest {
         id,
         verb,
         payload,
         signaled,
     };
-    queue.post(&work).map_err(Broken::Verbs)
+    queue.post_send(&work).map_err(LinkError::Verbs)
 }
 
-const NOTHING: WorkDone = WorkDone {
+const NOTHING: WorkCompletion = WorkCompletion {
     id: 0,
     side: crate::verbs::Side::Sent,
     status: Status::Success,

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Host memory of one owner, to be registered with cards. It stays as long as anything holds its region.
 #[derive(Debug)]
-pub struct Area {
+pub struct SharedWords {
     region: Arc<Region>,
 }
 
-impl Area {
+impl SharedWords {
     /// At least `bytes` zeroes, locked in memory where that is allowed.
     pub fn new(bytes: usize) -> Result<Self, RegionError> {
         let options = HostOptions {
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn shared_words_round_trip() {
-        let mut area = Area::new(100).unwrap();
+        let mut area = SharedWords::new(100).unwrap();
         area.write(64, &7_u64.to_le_bytes());
         assert_eq!((area.word(56), area.word(64)), (0, 7));
         assert!(area.region().bytes() >= 100);
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "of an area of")]
     fn shared_words_outside_are_rejected() {
-        let mut area = Area::new(64).unwrap();
+        let mut area = SharedWords::new(64).unwrap();
         let end = area.region().bytes();
         area.write(end - 4, &[0; 5]);
     }

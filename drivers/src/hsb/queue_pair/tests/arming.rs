@@ -286,17 +286,17 @@ fn after_stop_nothing_is_written_and_ended_frames_are_reported() {
     let before: Vec<_> = (1..8).map(|page| bench.page(page)[8..].to_vec()).collect();
     let verb = Verb::Write {
         address: base + STRIDE as u64,
-        key,
+        rkey: key,
         immediate: None,
     };
-    let work = Work {
+    let work = WorkRequest {
         id: 1,
         verb,
         payload: Payload::Inline(&[0xbd; 128]),
         signaled: true,
     };
     // Whatever becomes of it there.
-    let _ = sensor.post(&work);
+    let _ = sensor.post_send(&work);
     let (engine, _) = bench.idle.as_mut().unwrap();
     bench.completions.clear(usize::MAX);
     engine.poll(&mut bench.completions).unwrap();

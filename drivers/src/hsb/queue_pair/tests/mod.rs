@@ -14,10 +14,10 @@ use daq_core::dma::{Armed as Engaged, DmaMap, Done};
 use daq_core::frame::{Clock, Flags};
 use daq_core::ledger::Counter;
 use daq_core::region::{HostOptions, Region};
-use daq_rdma::emulated::{Card, Faults};
+use daq_rdma::emulated::{EmulatedNic, Faults};
 use daq_rdma::verbs::{
-    Endpoint, Limits, MemoryKey, Payload, Piece, Port, QueueOptions, Service, Verb, VerbsError,
-    Way, Work,
+    Endpoint, Limits, MemoryRegion, Payload, Port, QueuePairOptions, RegistrationMethod, Service,
+    Sge, Verb, VerbsError, WorkRequest,
 };
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
@@ -43,7 +43,7 @@ struct Seen {
     told: Vec<String>,
     registers: BTreeMap<u32, u32>,
     /// The sensor's end of the newest queue.
-    sensor: Option<Box<dyn Queue>>,
+    sensor: Option<Box<dyn verbs::QueuePair>>,
     /// The device refuses every request.
     refuses: bool,
     /// The call to the queue that fails next.
@@ -105,17 +105,20 @@ impl Nic for Between {
     fn register(
         &self,
         region: &Arc<Region>,
-        way: Way,
+        way: RegistrationMethod,
         access: Access,
-    ) -> Result<MemoryKey, VerbsError> {
+    ) -> Result<MemoryRegion, VerbsError> {
         assert!(access.remote_write && access.local_write && !access.relaxed);
         self.near.register(region, way, access)
     }
 
-    fn queue(&self, options: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+    fn create_queue_pair(
+        &self,
+        options: &QueuePairOptions,
+    ) -> Result<Box<dyn verbs::QueuePair>, VerbsError> {
         assert_eq!(options.service, Service::Uc);
         Ok(Box::new(Joined {
-            queue: self.near.queue(options)?,
+            queue: self.near.create_queue_pair(options)?,
             far: self.far.clone(),
             seen: self.seen.clone(),
         }))
@@ -127,7 +130,7 @@ impl Nic for Between {
 }
 
 struct Joined {
-    queue: Box<dyn Queue>,
+    queue: Box<dyn verbs::QueuePair>,
     far: Arc<dyn Nic>,
     seen: Told,
 }
@@ -151,18 +154,18 @@ impl Joined {
     }
 }
 
-impl Queue for Joined {
+impl verbs::QueuePair for Joined {
     fn endpoint(&self) -> Endpoint {
         self.queue.endpoint()
     }
 
     fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError> {
         assert_eq!(peer.gid, Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets());
-        let mut far = self.far.queue(&QueueOptions {
+        let mut far = self.far.create_queue_pair(&QueuePairOptions {
             service: Service::Uc,
             sends: 4096,
             receives: 1,
-            pieces: 1,
+            sges: 1,
             inline: 256,
             events: true,
         })?;
@@ -172,16 +175,16 @@ impl Queue for Joined {
         Ok(())
     }
 
-    fn post(&mut self, work: &Work<'_>) -> Result<(), VerbsError> {
-        self.queue.post(work)
+    fn post_send(&mut self, work: &WorkRequest<'_>) -> Result<(), VerbsError> {
+        self.queue.post_send(work)
     }
 
-    fn receive(&mut self, id: u64, into: &[Piece<'_>]) -> Result<(), VerbsError> {
+    fn post_receive(&mut self, id: u64, into: &[Sge<'_>]) -> Result<(), VerbsError> {
         self.meet(Call::Receive)?;
-        self.queue.receive(id, into)
+        self.queue.post_receive(id, into)
     }
 
-    fn poll(&mut self, done: &mut [WorkDone]) -> Result<usize, VerbsError> {
+    fn poll(&mut self, done: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
         self.meet(Call::Poll)?;
         if self.meet(Call::All).is_err() {
             self.queue.stop()?;
@@ -283,7 +286,7 @@ impl Bench {
     ) -> Self {
         let seen = Shared::default();
         let address = device(&seen);
-        let card = || Card::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
+        let card = || EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
         let nic = Arc::new(Between {
             near: card(),
             far: card(),
@@ -391,20 +394,20 @@ impl Bench {
     fn write(&self, key: u32, address: u64, bytes: &[u8], immediate: Option<u32>) -> bool {
         let mut seen = lock(&self.seen);
         let queue = seen.sensor.as_mut().unwrap();
-        let work = Work {
+        let work = WorkRequest {
             id: 1,
             verb: Verb::Write {
                 address,
-                key,
+                rkey: key,
                 immediate,
             },
             payload: Payload::Inline(bytes),
             signaled: true,
         };
-        if queue.post(&work).is_err() {
+        if queue.post_send(&work).is_err() {
             return false;
         }
-        let mut done = [WorkDone {
+        let mut done = [WorkCompletion {
             id: 0,
             side: Side::Sent,
             status: Status::Flushed,

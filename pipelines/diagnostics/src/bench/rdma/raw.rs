@@ -4,11 +4,11 @@ use super::control::{Reply, Request, Wire};
 use crate::bench::BenchError;
 use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;
-use daq_rdma::connect::{Dialler, Link, Listener, Prepare, tcp};
-use daq_rdma::registration::{PeerFacts, register};
+use daq_rdma::connect::{Connector, Link, Listener, Prepare, tcp};
+use daq_rdma::registration::{PeerFacts, register_region};
 use daq_rdma::verbs::{
-    Access, MemoryKey, Nic, Payload, Queue, QueueOptions, Service, Side, Status, Verb, VerbsError,
-    Work, WorkDone,
+    Access, MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, Service, Side, Status, Verb,
+    VerbsError, WorkCompletion, WorkRequest,
 };
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -29,18 +29,18 @@ pub(super) fn failed(error: impl std::fmt::Display) -> BenchError {
 /// A connected queue and memory on both sides. Fields are dropped in their order: the queue before the key.
 pub(super) struct Raw {
     link: Link,
-    key: MemoryKey,
+    key: MemoryRegion,
     _shared: SharedWords,
     /// The other side's memory.
     there: (u64, u32),
 }
 
-fn options() -> QueueOptions {
-    QueueOptions {
+fn options() -> QueuePairOptions {
+    QueuePairOptions {
         service: Service::Rc,
         sends: 2 * WINDOW,
         receives: 2 * WINDOW,
-        pieces: 1,
+        sges: 1,
         inline: 0,
         events: true,
     }
@@ -50,7 +50,7 @@ fn memory(
     nic: &dyn Nic,
     gpu: Option<&'static Device>,
     bytes: usize,
-) -> Result<(MemoryKey, SharedWords), BenchError> {
+) -> Result<(MemoryRegion, SharedWords), BenchError> {
     let shared = SharedWords::new(gpu, bytes)?;
     let facts = PeerFacts::read(Path::new("/"));
     let facts = match gpu {
@@ -62,16 +62,12 @@ fn memory(
         remote_write: true,
         relaxed: false,
     };
-    let registered = register(nic, shared.region(), access, &facts).map_err(failed)?;
-    Ok((registered.key, shared))
+    let registered = register_region(nic, shared.region(), access, &facts).map_err(failed)?;
+    Ok((registered.region, shared))
 }
 
-fn greeting(key: &MemoryKey) -> Vec<u8> {
-    [
-        &key.address().to_le_bytes()[..],
-        &key.remote().to_le_bytes(),
-    ]
-    .concat()
+fn greeting(key: &MemoryRegion) -> Vec<u8> {
+    [&key.address().to_le_bytes()[..], &key.rkey().to_le_bytes()].concat()
 }
 
 fn greeted(greetings: &[Vec<u8>]) -> Result<(u64, u32), BenchError> {
@@ -86,8 +82,8 @@ fn greeted(greetings: &[Vec<u8>]) -> Result<(u64, u32), BenchError> {
 }
 
 /// Posts receives for the other side's immediates.
-fn prepare(_: usize, queue: &mut dyn Queue) -> Result<(), VerbsError> {
-    (0..WINDOW).try_for_each(|id| queue.receive(id.into(), &[]))
+fn prepare(_: usize, queue: &mut dyn QueuePair) -> Result<(), VerbsError> {
+    (0..WINDOW).try_for_each(|id| queue.post_receive(id.into(), &[]))
 }
 
 impl Raw {
@@ -100,7 +96,7 @@ impl Raw {
     ) -> Result<Self, BenchError> {
         let (key, shared) = memory(&**nic, gpu, size)?;
         let prepare: Prepare<'_> = &mut prepare;
-        let link = tcp::dialler(address)
+        let link = tcp::connector(address)
             .dial(
                 std::slice::from_ref(nic),
                 &options(),
@@ -120,7 +116,7 @@ impl Raw {
 
     fn accept(
         nic: &Arc<dyn Nic>,
-        (key, shared): (MemoryKey, SharedWords),
+        (key, shared): (MemoryRegion, SharedWords),
         listener: &mut dyn Listener,
     ) -> Result<Self, BenchError> {
         let incoming = listener
@@ -142,15 +138,15 @@ impl Raw {
 
     fn post(&mut self, size: usize, immediate: Option<u32>) -> Result<(), BenchError> {
         let (address, key) = self.there;
-        let piece = [self.key.piece(0, size)];
-        let posted = self.link.rails[0].post(&Work {
+        let sge = [self.key.sge(0, size)];
+        let posted = self.link.rails[0].post_send(&WorkRequest {
             id: 0,
             verb: Verb::Write {
                 address,
-                key,
+                rkey: key,
                 immediate,
             },
-            payload: Payload::Memory(&piece),
+            payload: Payload::Memory(&sge),
             signaled: true,
         });
         posted.map_err(failed)
@@ -159,7 +155,7 @@ impl Raw {
     /// Some completions, at least one; how many were of writes sent, and how many of writes received.
     fn collect(&mut self) -> Result<[u64; 2], BenchError> {
         let queue = &mut *self.link.rails[0];
-        let mut done = [WorkDone {
+        let mut done = [WorkCompletion {
             id: 0,
             side: Side::Sent,
             status: Status::Success,
@@ -176,7 +172,7 @@ impl Raw {
                         return Err(failed(format!("a write ended with {}", done.status.name())));
                     }
                     if done.side == Side::Received {
-                        queue.receive(done.id, &[]).map_err(failed)?;
+                        queue.post_receive(done.id, &[]).map_err(failed)?;
                     }
                     sides[usize::from(done.side == Side::Received)] += 1;
                 }

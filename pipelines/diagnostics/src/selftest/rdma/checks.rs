@@ -5,8 +5,8 @@ use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, w
 use crate::selftest::{Verdict, expect};
 use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;
-use daq_rdma::registration::{register, words};
-use daq_rdma::verbs::{Payload, Service, Side, Status, Verb, Way, Work};
+use daq_rdma::registration::{register_region, register_words};
+use daq_rdma::verbs::{Payload, RegistrationMethod, Service, Side, Status, Verb, WorkRequest};
 
 /// What a check found, or how it ended else.
 pub(super) type Found = Result<String, Verdict>;
@@ -34,7 +34,7 @@ pub(super) fn port(setup: &Setup) -> Found {
     let gid = std::net::Ipv6Addr::from(port.gid);
     let summary = format!(
         "port {}, {link}, packets of {} B, address {} {gid}, {} B inline, {} pieces",
-        port.number, port.mtu, port.gid_index, limits.max_inline, limits.max_pieces
+        port.number, port.mtu, port.gid_index, limits.max_inline, limits.max_sges
     );
     expect(port.is_active, || {
         format!("expected a port that is up, found one that is down: {summary}; see `rdma link`")
@@ -44,11 +44,11 @@ pub(super) fn port(setup: &Setup) -> Found {
 
 pub(super) fn register_host(setup: &Setup) -> Found {
     let shared = SharedWords::new(None, BYTES)?;
-    let first = register(&*setup.nic, shared.region(), ANY, &facts(None))
+    let first = register_region(&*setup.nic, shared.region(), ANY, &facts(None))
         .map_err(|refused| failed(refused.to_string()))?;
-    let second =
-        words(&*setup.nic, shared.region(), ANY).map_err(|refused| failed(refused.to_string()))?;
-    expect(first.key.remote() != second.remote(), || {
+    let second = register_words(&*setup.nic, shared.region(), ANY)
+        .map_err(|refused| failed(refused.to_string()))?;
+    expect(first.region.rkey() != second.rkey(), || {
         "expected a different key after registering the same memory again, found the same key"
             .to_owned()
     })?;
@@ -59,10 +59,11 @@ pub(super) fn register_host(setup: &Setup) -> Found {
 pub(super) fn register_gpu(setup: &Setup) -> Found {
     let device = setup.gpu()?;
     let shared = SharedWords::new(Some(device), BYTES)?;
-    match register(&*setup.nic, shared.region(), ANY, &facts(Some(device))) {
+    match register_region(&*setup.nic, shared.region(), ANY, &facts(Some(device))) {
         Ok(registered) => {
             let refused = registered.refused.iter().map(ToString::to_string);
-            let summary = std::iter::once(format!("by {}", registered.key.way())).chain(refused);
+            let summary =
+                std::iter::once(format!("by {}", registered.region.method())).chain(refused);
             Ok(summary.collect::<Vec<_>>().join("; refused methods: "))
         }
         Err(refused) => Err(Verdict::Skipped(refused.to_string())),
@@ -70,21 +71,21 @@ pub(super) fn register_gpu(setup: &Setup) -> Found {
 }
 
 /// One way to a GPU's memory, whether it would be the best or not.
-fn register_by(setup: &Setup, way: Way) -> Found {
+fn register_by(setup: &Setup, way: RegistrationMethod) -> Found {
     let device = setup.gpu()?;
     let shared = SharedWords::new(Some(device), BYTES)?;
     match setup.nic.register(shared.region(), way, ANY) {
-        Ok(key) => Ok(format!("key {:#x}", key.remote())),
+        Ok(key) => Ok(format!("key {:#x}", key.rkey())),
         Err(refused) => Err(Verdict::Skipped(refused.to_string())),
     }
 }
 
 pub(super) fn register_dma_buf(setup: &Setup) -> Found {
-    register_by(setup, Way::DmaBuf)
+    register_by(setup, RegistrationMethod::DmaBuf)
 }
 
 pub(super) fn register_peer(setup: &Setup) -> Found {
-    register_by(setup, Way::Peer)
+    register_by(setup, RegistrationMethod::Peer)
 }
 
 /// Writes with immediates from one memory to the other, of all sizes, each looked at.
@@ -107,9 +108,9 @@ fn writes(setup: &Setup, gpus: [Option<&'static Device>; 2]) -> Found {
         pair.far.shared.store(to - MARGIN, &around)?;
         let target = pair.far_at(to * WORD);
         let immediate = u32::try_from(id).unwrap_or(0);
-        pair.to.receive(id, &[])?;
-        let piece = pair.near.key.piece(from * WORD, count * WORD);
-        write(&mut *pair.from, id, piece, target, Some(immediate))?;
+        pair.to.post_receive(id, &[])?;
+        let sge = pair.near.key.sge(from * WORD, count * WORD);
+        write(&mut *pair.from, id, sge, target, Some(immediate))?;
         let came = ends(&mut *pair.to, id, Status::Success)?;
         expect(
             came.side == Side::Received && came.immediate == Some(immediate),
@@ -128,8 +129,8 @@ fn writes(setup: &Setup, gpus: [Option<&'static Device>; 2]) -> Found {
     Ok(format!(
         "{} writes, {bytes} B, {} → {}",
         4 * SIZES.len(),
-        pair.near.key.way(),
-        pair.far.key.way()
+        pair.near.key.method(),
+        pair.far.key.method()
     ))
 }
 
@@ -158,16 +159,16 @@ pub(super) fn send(setup: &Setup) -> Found {
     for id in 1..=16 {
         let data = pattern(id, HEAD + BODY);
         pair.near.shared.store(0, &data)?;
-        let pieces = [
-            pair.far.key.piece(0, HEAD * WORD),
-            pair.far.key.piece(BYTES / 2, BODY * WORD),
+        let sges = [
+            pair.far.key.sge(0, HEAD * WORD),
+            pair.far.key.sge(BYTES / 2, BODY * WORD),
         ];
-        pair.to.receive(id, &pieces)?;
-        let piece = [pair.near.key.piece(0, data.len() * WORD)];
-        pair.from.post(&Work {
+        pair.to.post_receive(id, &sges)?;
+        let sge = [pair.near.key.sge(0, data.len() * WORD)];
+        pair.from.post_send(&WorkRequest {
             id,
             verb: Verb::Send { immediate: None },
-            payload: Payload::Memory(&piece),
+            payload: Payload::Memory(&sge),
             signaled: true,
         })?;
         let came = ends(&mut *pair.to, id, Status::Success)?;
@@ -179,9 +180,9 @@ pub(super) fn send(setup: &Setup) -> Found {
             .expect(BYTES / 2 / WORD, &data[HEAD..], "the second piece")?;
         ends(&mut *pair.from, id, Status::Success)?;
     }
-    let piece = [pair.far.key.piece(0, WORD)];
-    pair.to.receive(99, &piece)?;
-    pair.from.post(&Work {
+    let sge = [pair.far.key.sge(0, WORD)];
+    pair.to.post_receive(99, &sge)?;
+    pair.from.post_send(&WorkRequest {
         id: 99,
         verb: Verb::Send { immediate: Some(7) },
         payload: Payload::Inline(&42_u64.to_ne_bytes()),
@@ -201,22 +202,16 @@ pub(super) fn wrong_key(setup: &Setup) -> Found {
     pair.far.shared.store(0, &kept)?;
     pair.near.shared.store(0, &pattern(2, 64))?;
     let (address, key) = pair.far_at(0);
-    let piece = pair.near.key.piece(0, 64 * WORD);
-    write(
-        &mut *pair.from,
-        1,
-        piece,
-        (address, key ^ 0x5a5a_0001),
-        None,
-    )?;
+    let sge = pair.near.key.sge(0, 64 * WORD);
+    write(&mut *pair.from, 1, sge, (address, key ^ 0x5a5a_0001), None)?;
     ends(&mut *pair.from, 1, Status::RemoteAccess)?;
     pair.far
         .expect(0, &kept, "memory written with a wrong key")?;
     // The right key, beyond the end.
     let (mut from, _to) = queues(&*setup.nic, Service::Rc)?;
     let end = address + pair.far.key.region().bytes() as u64;
-    let piece = pair.near.key.piece(0, 64 * WORD);
-    write(&mut *from, 2, piece, (end - 8, key), None)?;
+    let sge = pair.near.key.sge(0, 64 * WORD);
+    write(&mut *from, 2, sge, (end - 8, key), None)?;
     ends(&mut *from, 2, Status::RemoteAccess)?;
     let last = pair.far.key.region().bytes() / WORD - 1;
     pair.far
@@ -230,7 +225,7 @@ pub(super) fn no_receive(setup: &Setup) -> Found {
     write(
         &mut *pair.from,
         1,
-        pair.near.key.piece(0, 64),
+        pair.near.key.sge(0, 64),
         target,
         Some(1),
     )?;
@@ -239,7 +234,7 @@ pub(super) fn no_receive(setup: &Setup) -> Found {
     let posted = write(
         &mut *pair.from,
         2,
-        pair.near.key.piece(0, 64),
+        pair.near.key.sge(0, 64),
         target,
         Some(2),
     );
@@ -257,10 +252,10 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
         near,
         far,
     } = Pair::new(&setup.nic, Service::Rc, [None, None], BYTES)?;
-    let old = (far.key.address(), far.key.remote());
+    let old = (far.key.address(), far.key.rkey());
     near.shared.store(0, &pattern(1, 512))?;
-    to.receive(1, &[])?;
-    write(&mut *from, 1, near.key.piece(0, 512 * WORD), old, Some(1))?;
+    to.post_receive(1, &[])?;
+    write(&mut *from, 1, near.key.sge(0, 512 * WORD), old, Some(1))?;
     ends(&mut *to, 1, Status::Success)?;
     ends(&mut *from, 1, Status::Success)?;
     let Memory { key, shared } = far;
@@ -270,37 +265,31 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
     shared.store(0, &kept)?;
     near.shared.store(0, &pattern(3, 512))?;
     // To a queue that is no more.
-    write(&mut *from, 2, near.key.piece(0, 512 * WORD), old, None)?;
+    write(&mut *from, 2, near.key.sge(0, 512 * WORD), old, None)?;
     let done = next(&mut *from)?;
     expect(done.status != Status::Success, || {
         "expected a write to a destroyed queue to fail, found it done".to_owned()
     })?;
     let gone = done.status.name();
     drop(from);
-    let key = register(&*setup.nic, shared.region(), ANY, &facts(None))
+    let key = register_region(&*setup.nic, shared.region(), ANY, &facts(None))
         .map_err(|refused| failed(refused.to_string()))?
-        .key;
+        .region;
     let far = Memory { key, shared };
     far.expect(0, &kept, "memory of a destroyed queue")?;
-    expect(far.key.remote() != old.1, || {
+    expect(far.key.rkey() != old.1, || {
         format!("expected another key, found {:#x} again", old.1)
     })?;
     // By a new queue with the old key: too late.
     let (mut from, _to) = queues(&*setup.nic, Service::Rc)?;
-    write(&mut *from, 3, near.key.piece(0, 512 * WORD), old, None)?;
+    write(&mut *from, 3, near.key.sge(0, 512 * WORD), old, None)?;
     ends(&mut *from, 3, Status::RemoteAccess)?;
     far.expect(0, &kept, "memory written with the key of before")?;
     // By another one with the new key.
     let (mut from, mut to) = queues(&*setup.nic, Service::Rc)?;
-    let target = (far.key.address(), far.key.remote());
-    to.receive(4, &[])?;
-    write(
-        &mut *from,
-        4,
-        near.key.piece(0, 512 * WORD),
-        target,
-        Some(4),
-    )?;
+    let target = (far.key.address(), far.key.rkey());
+    to.post_receive(4, &[])?;
+    write(&mut *from, 4, near.key.sge(0, 512 * WORD), target, Some(4))?;
     ends(&mut *to, 4, Status::Success)?;
     far.expect(0, &pattern(3, 512), "memory written after the reconnection")?;
     // All reads of `near` are complete before it is dropped.
@@ -316,7 +305,7 @@ pub(super) fn unreliable(setup: &Setup) -> Found {
     const REQUIRED: usize = 8;
     let mut pair = Pair::new(&setup.nic, Service::Uc, [None, None], BYTES)?;
     for id in 0..RECEIVES {
-        pair.to.receive(id, &[])?;
+        pair.to.post_receive(id, &[])?;
     }
     let mut sent = 0;
     let mut came: Vec<u32> = Vec::new();
@@ -340,7 +329,7 @@ pub(super) fn unreliable(setup: &Setup) -> Found {
                 .expect(at, &pattern(number.into(), MARGIN), "what came")?;
             came.push(number);
             if receives < u64::from(WORK) {
-                pair.to.receive(receives, &[])?;
+                pair.to.post_receive(receives, &[])?;
                 receives += 1;
             }
         }
@@ -358,8 +347,8 @@ pub(super) fn unreliable(setup: &Setup) -> Found {
     ))
 }
 
-const fn next_blank() -> daq_rdma::verbs::WorkDone {
-    daq_rdma::verbs::WorkDone {
+const fn next_blank() -> daq_rdma::verbs::WorkCompletion {
+    daq_rdma::verbs::WorkCompletion {
         id: 0,
         side: Side::Sent,
         status: Status::Success,
@@ -375,8 +364,8 @@ fn one(pair: &mut Pair, sent: &mut u32) -> Result<(), Verdict> {
         .shared
         .store(at, &pattern((*sent).into(), MARGIN))?;
     let target = pair.far_at(at * WORD);
-    let piece = pair.near.key.piece(at * WORD, MARGIN * WORD);
-    write(&mut *pair.from, (*sent).into(), piece, target, Some(*sent))?;
+    let sge = pair.near.key.sge(at * WORD, MARGIN * WORD);
+    write(&mut *pair.from, (*sent).into(), sge, target, Some(*sent))?;
     ends(&mut *pair.from, (*sent).into(), Status::Success)?;
     *sent += 1;
     Ok(())

@@ -3,10 +3,10 @@
 use crate::selftest::Verdict;
 use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;
-use daq_rdma::registration::{PeerFacts, Registered, register};
+use daq_rdma::registration::{PeerFacts, Registered, register_region};
 use daq_rdma::verbs::{
-    Access, MemoryKey, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb, Work,
-    WorkDone,
+    Access, MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, Service, Sge, Side, Status,
+    Verb, WorkCompletion, WorkRequest,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(super) fn facts(gpu: Option<&'static Device>) -> PeerFacts {
 
 /// Memory that the card reaches. Fields are dropped in their order.
 pub(super) struct Memory {
-    pub(super) key: MemoryKey,
+    pub(super) key: MemoryRegion,
     pub(super) shared: SharedWords,
 }
 
@@ -46,8 +46,8 @@ impl Memory {
         bytes: usize,
     ) -> Result<Self, Verdict> {
         let shared = SharedWords::new(gpu, bytes)?;
-        match register(nic, shared.region(), ANY, &facts(gpu)) {
-            Ok(Registered { key, .. }) => Ok(Self { key, shared }),
+        match register_region(nic, shared.region(), ANY, &facts(gpu)) {
+            Ok(Registered { region: key, .. }) => Ok(Self { key, shared }),
             Err(refused) if gpu.is_some() => Err(Verdict::Skipped(refused.to_string())),
             Err(refused) => Err(Verdict::Failed(refused.to_string())),
         }
@@ -71,14 +71,14 @@ impl Memory {
 
 /// Connected queues. Fields are dropped in their order: queues before keys.
 pub(super) struct Pair {
-    pub(super) from: Box<dyn Queue>,
-    pub(super) to: Box<dyn Queue>,
+    pub(super) from: Box<dyn QueuePair>,
+    pub(super) to: Box<dyn QueuePair>,
     pub(super) near: Memory,
     pub(super) far: Memory,
 }
 
 /// The one that writes and the one that is written.
-type Two = (Box<dyn Queue>, Box<dyn Queue>);
+type Two = (Box<dyn QueuePair>, Box<dyn QueuePair>);
 
 /// Words of which no two are the same, by a number.
 pub(super) fn pattern(number: u64, count: usize) -> Vec<u64> {
@@ -89,23 +89,26 @@ pub(super) fn pattern(number: u64, count: usize) -> Vec<u64> {
 
 /// Two queues of `nic`, connected with each other.
 pub(super) fn queues(nic: &dyn Nic, service: Service) -> Result<Two, Verdict> {
-    let options = QueueOptions {
+    let options = QueuePairOptions {
         service,
         sends: WORK,
         receives: WORK,
-        pieces: 2,
+        sges: 2,
         inline: 64,
         events: true,
     };
-    let (mut from, mut to) = (nic.queue(&options)?, nic.queue(&options)?);
+    let (mut from, mut to) = (
+        nic.create_queue_pair(&options)?,
+        nic.create_queue_pair(&options)?,
+    );
     from.connect(&to.endpoint())?;
     to.connect(&from.endpoint())?;
     Ok((from, to))
 }
 
 /// The next completion of `queue`.
-pub(super) fn next(queue: &mut dyn Queue) -> Result<WorkDone, Verdict> {
-    let mut done = [WorkDone {
+pub(super) fn next(queue: &mut dyn QueuePair) -> Result<WorkCompletion, Verdict> {
+    let mut done = [WorkCompletion {
         id: 0,
         side: Side::Sent,
         status: Status::Success,
@@ -128,7 +131,11 @@ pub(super) fn next(queue: &mut dyn Queue) -> Result<WorkDone, Verdict> {
 }
 
 /// Fails unless the next completion of `queue` is of this work and ended so.
-pub(super) fn ends(queue: &mut dyn Queue, id: u64, status: Status) -> Result<WorkDone, Verdict> {
+pub(super) fn ends(
+    queue: &mut dyn QueuePair,
+    id: u64,
+    status: Status,
+) -> Result<WorkCompletion, Verdict> {
     let done = next(queue)?;
     if done.id == id && done.status == status {
         return Ok(done);
@@ -141,23 +148,23 @@ pub(super) fn ends(queue: &mut dyn Queue, id: u64, status: Status) -> Result<Wor
     )))
 }
 
-/// Posts a write of `piece`.
+/// Posts a write of `sge`.
 pub(super) fn write(
-    queue: &mut dyn Queue,
+    queue: &mut dyn QueuePair,
     id: u64,
-    piece: Piece<'_>,
+    sge: Sge<'_>,
     (address, key): (u64, u32),
     immediate: Option<u32>,
 ) -> Result<(), Verdict> {
     let verb = Verb::Write {
         address,
-        key,
+        rkey: key,
         immediate,
     };
-    Ok(queue.post(&Work {
+    Ok(queue.post_send(&WorkRequest {
         id,
         verb,
-        payload: Payload::Memory(&[piece]),
+        payload: Payload::Memory(&[sge]),
         signaled: true,
     })?)
 }
@@ -183,6 +190,6 @@ impl Pair {
 
     /// Where byte `at` of the far memory is for the peer.
     pub(super) fn far_at(&self, at: usize) -> (u64, u32) {
-        (self.far.key.address() + at as u64, self.far.key.remote())
+        (self.far.key.address() + at as u64, self.far.key.rkey())
     }
 }

@@ -1,12 +1,13 @@
 //! A receiver over software cards, and a bare sender: queues and words, without any of the real sender's care.
 
 use super::super::{Counters, FAULTS, Options, Receiver};
-use crate::connect::{ConnectError, Dialler, Link, tcp};
-use crate::emulated::{Card, Faults};
-use crate::registration::set::{Keys, Registrar};
+use crate::connect::{ConnectError, Connector, Link, tcp};
+use crate::emulated::{EmulatedNic, Faults};
+use crate::registration::set::{RailRegions, RegistrationSet};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{
-    Access, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb, Work, WorkDone,
+    Access, Nic, Payload, QueuePair, QueuePairOptions, Service, Sge, Side, Status, Verb,
+    WorkCompletion, WorkRequest,
 };
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use daq_core::frame::{Clock, Timestamp};
@@ -50,7 +51,7 @@ pub(super) fn record(n: u64) -> Record {
 pub(super) const PRESENT: [u64; 2] = [u64::MAX, 0b10_0000];
 
 pub(super) fn card() -> Arc<dyn Nic> {
-    Card::new(LOOPBACK, Faults::none()).unwrap()
+    EmulatedNic::new(LOOPBACK, Faults::none()).unwrap()
 }
 
 /// A frame that was told.
@@ -62,13 +63,13 @@ pub(super) struct Got {
     pub(super) passed: u64,
 }
 
-pub(super) struct Rig {
+pub(super) struct Fixture {
     pub(super) engine: Receiver,
     pub(super) memory: DmaBuffer,
     pub(super) address: SocketAddr,
     pub(super) slots: usize,
     /// Frames told since it was armed, and the slot it was armed with.
-    pub(super) turn: usize,
+    pub(super) first_slot: usize,
     pub(super) got: Vec<Got>,
     pub(super) faults: Vec<u64>,
     /// Streams in the order in which they came: content is looked at by them.
@@ -80,14 +81,14 @@ pub(super) struct Rig {
     pub(super) most: usize,
 }
 
-impl Rig {
+impl Fixture {
     pub(super) fn new(mode: Mode, service: Service, rails: usize, slots: usize) -> Self {
         let waiting = tcp::listener((LOOPBACK, 0).into()).unwrap();
         Self::at(waiting, mode, service, rails, slots)
     }
 
     pub(super) fn at(
-        waiting: tcp::TcpWaiting,
+        waiting: tcp::ExchangeListener,
         mode: Mode,
         service: Service,
         rails: usize,
@@ -107,12 +108,12 @@ impl Rig {
         };
         let engine = Receiver::new(&options, nics.collect(), Box::new(waiting)).unwrap();
         let memory = DmaBuffer::new(engine.device().clone(), slots * STRIDE).unwrap();
-        let mut rig = Self {
+        let mut fixture = Self {
             engine,
             memory,
             address,
             slots,
-            turn: 0,
+            first_slot: 0,
             got: Vec::new(),
             faults: vec![0; FAULTS.len()],
             streams: Vec::new(),
@@ -120,12 +121,12 @@ impl Rig {
             gives: true,
             most: usize::MAX,
         };
-        rig.arm(1);
-        rig
+        fixture.arm(1);
+        fixture
     }
 
     pub(super) fn arm(&mut self, first: usize) {
-        self.turn = first;
+        self.first_slot = first;
         let addresses = (0..self.slots).map(|slot| self.memory.address() + (slot * STRIDE) as u64);
         let slots = Slots {
             addresses: addresses.collect(),
@@ -161,9 +162,9 @@ impl Rig {
                 assert!(known <= self.streams.len(), "an epoch of nobody's");
             }
             let stream = self.streams[usize::try_from(origin.epoch).unwrap() - 1];
-            self.turn += usize::try_from(done.passed).unwrap();
-            let slot = self.turn % self.slots;
-            self.turn += 1;
+            self.first_slot += usize::try_from(done.passed).unwrap();
+            let slot = self.first_slot % self.slots;
+            self.first_slot += 1;
             assert_eq!(done.length, length(number));
             assert_eq!((origin.places, origin.arrived), (PLACES, 65));
             assert_eq!(self.completions.present(i), PRESENT);
@@ -220,14 +221,14 @@ impl Rig {
 }
 
 /// A sender that does what it is told, right or wrong.
-pub(super) struct Bare {
+pub(super) struct BaselineSender {
     nics: Vec<Arc<dyn Nic>>,
     pub(super) hello: Hello,
     service: Service,
     memory: DmaBuffer,
-    keys: Arc<Keys>,
+    keys: Arc<RailRegions>,
     credits: DmaBuffer,
-    credit_keys: Arc<Keys>,
+    credit_keys: Arc<RailRegions>,
     pub(super) link: Option<Link>,
     pub(super) offers: Vec<Offer>,
     /// Work that was posted to be told of and is not done, by rail.
@@ -239,7 +240,7 @@ pub(super) struct Bare {
 /// Frames whose copies a bare sender keeps.
 const COPIES: usize = 64;
 
-impl Bare {
+impl BaselineSender {
     pub(super) fn new(mode: Mode, service: Service, rails: usize, stream: u64) -> Self {
         let nics: Vec<_> = (0..rails).map(|_| card()).collect();
         let access = Access {
@@ -247,13 +248,13 @@ impl Bare {
             remote_write: true,
             relaxed: false,
         };
-        let local = Registrar::new(&nics, access, Box::new(|| Ok(())));
+        let local = RegistrationSet::new(&nics, access, Box::new(|| Ok(())));
         let stride = Record::bytes(PLACES) + SLOT;
         let memory = DmaBuffer::new(local.clone(), COPIES * stride).unwrap();
-        let keys = local.lend(memory.address()).unwrap();
-        let local = Registrar::new(&nics, access, Box::new(|| Ok(())));
+        let keys = local.acquire(memory.address()).unwrap();
+        let local = RegistrationSet::new(&nics, access, Box::new(|| Ok(())));
         let credits = DmaBuffer::new(local.clone(), 64).unwrap();
-        let credit_keys = local.lend(credits.address()).unwrap();
+        let credit_keys = local.acquire(credits.address()).unwrap();
         let hello = Hello {
             mode,
             rail: 0,
@@ -263,7 +264,7 @@ impl Bare {
             first: 0,
             slot: SLOT as u64,
             credit_address: credit_keys.of(0).address(),
-            credit_key: credit_keys.of(0).remote(),
+            credit_rkey: credit_keys.of(0).rkey(),
         };
         Self {
             nics,
@@ -287,7 +288,7 @@ impl Bare {
                 let hello = Hello {
                     rail: u8::try_from(rail).unwrap(),
                     credit_address: key.address(),
-                    credit_key: key.remote(),
+                    credit_rkey: key.rkey(),
                     ..self.hello
                 };
                 hello.encode()
@@ -303,15 +304,15 @@ impl Bare {
     ) -> Result<(), ConnectError> {
         self.link = None;
         self.credits.clear();
-        let options = QueueOptions {
+        let options = QueuePairOptions {
             service: self.service,
             sends: 256,
             receives: 1,
-            pieces: 2,
+            sges: 2,
             inline: 64,
             events: true,
         };
-        let link = tcp::dialler(address).dial(
+        let link = tcp::connector(address).dial(
             &self.nics,
             &options,
             greetings,
@@ -340,7 +341,7 @@ impl Bare {
 
     pub(super) fn slot(&self, n: u64) -> u64 {
         let offer = &self.offers[0];
-        (n - offer.next + u64::from(offer.turn)) % u64::from(offer.slots)
+        (n - offer.next + u64::from(offer.first_slot)) % u64::from(offer.slots)
     }
 
     /// Puts frame `n` and what is said of it where it is sent from; the offset.
@@ -364,20 +365,22 @@ impl Bare {
         &mut self,
         rail: usize,
         verb: Verb,
-        pieces: &[(usize, usize)],
+        sges: &[(usize, usize)],
         signaled: bool,
     ) {
-        let pieces: Vec<Piece<'_>> = pieces
+        let sges: Vec<Sge<'_>> = sges
             .iter()
-            .map(|(at, bytes)| self.keys.of(rail).piece(*at, *bytes))
+            .map(|(at, bytes)| self.keys.of(rail).sge(*at, *bytes))
             .collect();
-        let work = Work {
+        let work = WorkRequest {
             id: 1,
             verb,
-            payload: Payload::Memory(&pieces),
+            payload: Payload::Memory(&sges),
             signaled,
         };
-        self.link.as_mut().unwrap().rails[rail].post(&work).unwrap();
+        self.link.as_mut().unwrap().rails[rail]
+            .post_send(&work)
+            .unwrap();
         self.open[rail] += usize::from(signaled);
     }
 
@@ -387,7 +390,7 @@ impl Bare {
         let offer = self.offers[rail];
         let verb = Verb::Write {
             address: offer.slot_address + self.slot(n) * offer.stride,
-            key: offer.slot_key,
+            rkey: offer.slot_rkey,
             immediate: None,
         };
         let from = at + Record::bytes(PLACES);
@@ -401,7 +404,7 @@ impl Bare {
         let bytes = Record::bytes(PLACES);
         let verb = Verb::Write {
             address: offer.record_address + self.slot(n) * bytes as u64,
-            key: offer.record_key,
+            rkey: offer.record_rkey,
             immediate,
         };
         self.post(rail, verb, &[(at, bytes)], true);
@@ -450,7 +453,14 @@ impl Bare {
 
     /// Waits until the receiver is seen to be gone.
     pub(super) fn await_failure_of_link(&mut self) {
-        while self.link.as_mut().unwrap().watch.gone().is_none() {
+        while self
+            .link
+            .as_mut()
+            .unwrap()
+            .monitor
+            .poll_disconnect()
+            .is_none()
+        {
             std::thread::yield_now();
         }
     }
@@ -464,8 +474,8 @@ impl Bare {
     }
 }
 
-fn next(queue: &mut dyn Queue) -> Option<WorkDone> {
-    let mut done = [WorkDone {
+fn next(queue: &mut dyn QueuePair) -> Option<WorkCompletion> {
+    let mut done = [WorkCompletion {
         id: 0,
         side: Side::Sent,
         status: Status::Success,

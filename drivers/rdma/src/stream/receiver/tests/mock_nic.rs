@@ -2,11 +2,11 @@
 
 use super::super::*;
 use super::fixture::{self, PLACES, PRESENT, SLOT, STRIDE};
-use crate::connect::{self, ConnectError, Incoming, Listener, Prepare, Watch};
+use crate::connect::{self, ConnectError, Incoming, Listener, PeerMonitor, Prepare};
 use crate::stream::wire::{Hello, Record};
 use crate::verbs::{
-    Endpoint, Limits, MemoryKey, NicEvent, Piece, Port, Queue, QueueOptions, Side, Status,
-    VerbsError, Way, Work, WorkDone,
+    Endpoint, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions,
+    RegistrationMethod, Sge, Side, Status, VerbsError, WorkCompletion, WorkRequest,
 };
 use daq_core::region::Region;
 use std::collections::VecDeque;
@@ -17,16 +17,16 @@ use std::sync::atomic::AtomicBool;
 /// What a card is to say, and what was done with it.
 #[derive(Default)]
 struct Script {
-    done: Mutex<VecDeque<WorkDone>>,
+    done: Mutex<VecDeque<WorkCompletion>>,
     /// What is done, and told only once the queue is stopped.
-    late: Mutex<VecDeque<WorkDone>>,
+    late: Mutex<VecDeque<WorkCompletion>>,
     told: Mutex<Vec<&'static str>>,
     events: Mutex<VecDeque<NicEvent>>,
     /// What the sender has said on parting.
-    parting: Mutex<Option<u64>>,
+    final_frames: Mutex<Option<u64>>,
     /// Whether a sender that is answered stays silent until it is broken off.
     is_silent: AtomicBool,
-    is_broken: AtomicBool,
+    is_aborted: AtomicBool,
     posted: Mutex<usize>,
     polled: Mutex<usize>,
 }
@@ -37,24 +37,24 @@ impl Script {
     }
 }
 
-struct Scripted(Arc<Script>);
+struct MockNic(Arc<Script>);
 
-impl fmt::Debug for Scripted {
+impl fmt::Debug for MockNic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("scripted")
     }
 }
 
 /// Tells when it is dropped.
-struct Tells(Arc<Script>, &'static str);
+struct DropRecorder(Arc<Script>, &'static str);
 
-impl Drop for Tells {
+impl Drop for DropRecorder {
     fn drop(&mut self) {
         self.0.tell(self.1);
     }
 }
 
-impl Nic for Scripted {
+impl Nic for MockNic {
     fn name(&self) -> &'static str {
         "scripted"
     }
@@ -63,7 +63,7 @@ impl Nic for Scripted {
         Limits {
             max_work: 64,
             max_completions: 64,
-            max_pieces: 2,
+            max_sges: 2,
             max_registered: u64::MAX,
             max_message: 1 << 20,
             max_inline: 8,
@@ -82,13 +82,27 @@ impl Nic for Scripted {
         })
     }
 
-    fn register(&self, region: &Arc<Region>, way: Way, _: Access) -> Result<MemoryKey, VerbsError> {
-        let tells = Box::new(Tells(self.0.clone(), "key"));
-        Ok(MemoryKey::new(tells, region.clone(), way, (1, 2), 4096))
+    fn register(
+        &self,
+        region: &Arc<Region>,
+        method: RegistrationMethod,
+        _: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        let tells = Box::new(DropRecorder(self.0.clone(), "key"));
+        Ok(MemoryRegion::new(
+            tells,
+            region.clone(),
+            method,
+            (1, 2),
+            4096,
+        ))
     }
 
-    fn queue(&self, _: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
-        Ok(Box::new(ScriptedQueue(Tells(self.0.clone(), "queue"))))
+    fn create_queue_pair(&self, _: &QueuePairOptions) -> Result<Box<dyn QueuePair>, VerbsError> {
+        Ok(Box::new(MockQueuePair(DropRecorder(
+            self.0.clone(),
+            "queue",
+        ))))
     }
 
     fn event(&self) -> Option<NicEvent> {
@@ -96,9 +110,9 @@ impl Nic for Scripted {
     }
 }
 
-struct ScriptedQueue(Tells);
+struct MockQueuePair(DropRecorder);
 
-impl Queue for ScriptedQueue {
+impl QueuePair for MockQueuePair {
     fn endpoint(&self) -> Endpoint {
         Endpoint::default()
     }
@@ -107,16 +121,16 @@ impl Queue for ScriptedQueue {
         Ok(())
     }
 
-    fn post(&mut self, _: &Work<'_>) -> Result<(), VerbsError> {
+    fn post_send(&mut self, _: &WorkRequest<'_>) -> Result<(), VerbsError> {
         Ok(())
     }
 
-    fn receive(&mut self, _: u64, _: &[Piece<'_>]) -> Result<(), VerbsError> {
+    fn post_receive(&mut self, _: u64, _: &[Sge<'_>]) -> Result<(), VerbsError> {
         *self.0.0.posted.lock().unwrap() += 1;
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut [WorkDone]) -> Result<usize, VerbsError> {
+    fn poll(&mut self, done: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
         let mut script = self.0.0.done.lock().unwrap();
         let count = script.len().min(done.len());
         for (to, from) in done.iter_mut().zip(script.drain(..count)) {
@@ -135,7 +149,7 @@ impl Queue for ScriptedQueue {
         script.extend(self.0.0.late.lock().unwrap().drain(..));
         let open = posted.saturating_sub(polled + script.len());
         script.extend(std::iter::repeat_n(
-            WorkDone {
+            WorkCompletion {
                 id: 0,
                 side: Side::Received,
                 status: Status::Flushed,
@@ -153,23 +167,27 @@ impl Queue for ScriptedQueue {
 }
 
 /// Is there until it has parted.
-struct Stays(Arc<Script>);
+struct MockMonitor(Arc<Script>);
 
-impl Watch for Stays {
-    fn gone(&mut self) -> Option<connect::Gone> {
-        self.0.parting.lock().unwrap().map(|frames| connect::Gone {
-            parting: Some(frames),
-            why: "it has ended".to_owned(),
-        })
+impl PeerMonitor for MockMonitor {
+    fn poll_disconnect(&mut self) -> Option<connect::Disconnect> {
+        self.0
+            .final_frames
+            .lock()
+            .unwrap()
+            .map(|frames| connect::Disconnect {
+                final_frames: Some(frames),
+                why: "it has ended".to_owned(),
+            })
     }
 
-    fn part(&mut self, _: u64) {}
+    fn close(&mut self, _: u64) {}
 }
 
 /// Brings one sender.
-struct Once(Option<Vec<u8>>, Arc<Script>);
+struct OneConnection(Option<Vec<u8>>, Arc<Script>);
 
-impl Listener for Once {
+impl Listener for OneConnection {
     fn accept(
         &mut self,
         nics: &[Arc<dyn Nic>],
@@ -177,14 +195,15 @@ impl Listener for Once {
     ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
         std::thread::yield_now();
         Ok(self.0.take().map(|greeting| {
-            Box::new(Comes(vec![greeting], nics.to_vec(), self.1.clone())) as Box<dyn Incoming>
+            Box::new(MockIncoming(vec![greeting], nics.to_vec(), self.1.clone()))
+                as Box<dyn Incoming>
         }))
     }
 }
 
-struct Comes(Vec<Vec<u8>>, Vec<Arc<dyn Nic>>, Arc<Script>);
+struct MockIncoming(Vec<Vec<u8>>, Vec<Arc<dyn Nic>>, Arc<Script>);
 
-impl Incoming for Comes {
+impl Incoming for MockIncoming {
     fn peer(&self) -> String {
         "somebody".to_owned()
     }
@@ -193,21 +212,21 @@ impl Incoming for Comes {
         &self.0
     }
 
-    fn breaker(&self) -> connect::Breaker {
+    fn abort_handle(&self) -> connect::AbortHandle {
         let script = self.2.clone();
-        Box::new(move || script.is_broken.store(true, Ordering::Release))
+        Box::new(move || script.is_aborted.store(true, Ordering::Release))
     }
 
     fn accept(
         self: Box<Self>,
-        options: &QueueOptions,
+        options: &QueuePairOptions,
         _: &[Vec<u8>],
         prepare: Prepare<'_>,
     ) -> Result<connect::Link, ConnectError> {
-        let mut queue = self.1[0].queue(options)?;
+        let mut queue = self.1[0].create_queue_pair(options)?;
         prepare(0, &mut *queue)?;
         let is_silent = || self.2.is_silent.load(Ordering::Acquire);
-        while is_silent() && !self.2.is_broken.load(Ordering::Acquire) {
+        while is_silent() && !self.2.is_aborted.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
         if is_silent() {
@@ -219,7 +238,7 @@ impl Incoming for Comes {
         Ok(connect::Link {
             rails: vec![queue],
             greetings: self.0,
-            watch: Box::new(Stays(self.2)),
+            monitor: Box::new(MockMonitor(self.2)),
         })
     }
 
@@ -228,7 +247,7 @@ impl Incoming for Comes {
     }
 }
 
-struct Stage {
+struct MockFixture {
     engine: Receiver,
     script: Arc<Script>,
     memory: DmaBuffer,
@@ -237,7 +256,7 @@ struct Stage {
 
 const SLOTS: usize = 4;
 
-impl Stage {
+impl MockFixture {
     fn new(mode: Mode, service: Service) -> Self {
         let mut stage = Self::with(Arc::default(), mode, service);
         while stage.engine.link.is_none() {
@@ -256,7 +275,7 @@ impl Stage {
             first: 0,
             slot: SLOT as u64,
             credit_address: 0,
-            credit_key: 0,
+            credit_rkey: 0,
         };
         let options = Options {
             name: "test".to_owned(),
@@ -266,8 +285,8 @@ impl Stage {
             relaxed: false,
             counters: Counters::default(),
         };
-        let nic: Arc<dyn Nic> = Arc::new(Scripted(script.clone()));
-        let listener = Box::new(Once(Some(hello.encode()), script.clone()));
+        let nic: Arc<dyn Nic> = Arc::new(MockNic(script.clone()));
+        let listener = Box::new(OneConnection(Some(hello.encode()), script.clone()));
         let mut engine = Receiver::new(&options, vec![nic], listener).unwrap();
         let memory = DmaBuffer::new(engine.device().clone(), SLOTS * STRIDE).unwrap();
         let addresses = (0..SLOTS).map(|slot| memory.address() + (slot * STRIDE) as u64);
@@ -318,7 +337,7 @@ impl Stage {
     }
 
     fn finish(&self, bytes: usize, immediate: Option<u32>) {
-        self.script.done.lock().unwrap().push_back(WorkDone {
+        self.script.done.lock().unwrap().push_back(WorkCompletion {
             id: 0,
             side: Side::Received,
             status: Status::Success,
@@ -336,7 +355,7 @@ impl Stage {
 
 #[test]
 fn lost_unreliable_frames_are_skipped() {
-    let mut stage = Stage::new(Mode::Write, Service::Uc);
+    let mut stage = MockFixture::new(Mode::Write, Service::Uc);
     assert!(!stage.engine.caps().supports_backpressure);
     stage.frame(0);
     stage.frame(2);
@@ -359,12 +378,12 @@ fn lost_unreliable_frames_are_skipped() {
 
 #[test]
 fn unreliable_payload_of_wrong_length_is_not_delivered() {
-    let mut stage = Stage::new(Mode::Write, Service::Uc);
+    let mut stage = MockFixture::new(Mode::Write, Service::Uc);
     stage.lay(0, &fixture::record(0));
     stage.finish(Record::bytes(PLACES), Some(0));
     assert_eq!(stage.poll(), []);
     assert_eq!(stage.fault("bad-record"), 1);
-    let mut stage = Stage::new(Mode::Write, Service::Uc);
+    let mut stage = MockFixture::new(Mode::Write, Service::Uc);
     // Beyond what may have been sent.
     stage.frame(4);
     assert_eq!((stage.poll(), stage.fault("bad-record")), (vec![], 1));
@@ -373,8 +392,8 @@ fn unreliable_payload_of_wrong_length_is_not_delivered() {
 #[test]
 fn loss_at_end_is_known_from_sender_detach() {
     for (mode, service) in [(Mode::Write, Service::Uc), (Mode::Send, Service::Ud)] {
-        let mut stage = Stage::new(mode, service);
-        let frame = |stage: &Stage, n: u64| match mode {
+        let mut stage = MockFixture::new(mode, service);
+        let frame = |stage: &MockFixture, n: u64| match mode {
             Mode::Write => stage.frame(n),
             Mode::Send => {
                 stage.lay(usize::try_from(n).unwrap(), &fixture::record(n));
@@ -383,7 +402,7 @@ fn loss_at_end_is_known_from_sender_detach() {
         };
         frame(&stage, 0);
         assert_eq!(stage.poll(), [(0, 0, 0)]);
-        *stage.script.parting.lock().unwrap() = Some(7);
+        *stage.script.final_frames.lock().unwrap() = Some(7);
         std::thread::sleep(Duration::from_millis(50));
         // What is still on its way when the parting is heard comes nevertheless.
         assert_eq!((stage.poll(), stage.completions.missing()), (vec![], 0));
@@ -397,8 +416,8 @@ fn loss_at_end_is_known_from_sender_detach() {
         assert_eq!((stage.poll(), stage.completions.missing()), (vec![], 0));
     }
     // A number that cannot be is none.
-    let mut stage = Stage::new(Mode::Write, Service::Uc);
-    *stage.script.parting.lock().unwrap() = Some(u64::MAX);
+    let mut stage = MockFixture::new(Mode::Write, Service::Uc);
+    *stage.script.final_frames.lock().unwrap() = Some(u64::MAX);
     let mut missing = 0;
     while stage.engine.link.is_some() {
         stage.poll();
@@ -409,7 +428,7 @@ fn loss_at_end_is_known_from_sender_detach() {
 
 #[test]
 fn lost_datagrams_are_missing_and_skip_no_slot() {
-    let mut stage = Stage::new(Mode::Send, Service::Ud);
+    let mut stage = MockFixture::new(Mode::Send, Service::Ud);
     for (slot, n) in [(0, 0), (1, 7), (2, 8)] {
         stage.lay(slot, &fixture::record(n));
         stage.finish(Record::bytes(PLACES) + fixture::length(n), None);
@@ -423,14 +442,14 @@ fn lost_datagrams_are_missing_and_skip_no_slot() {
 
 #[test]
 fn receives_are_posted_before_credits_are_sent() {
-    let mut stage = Stage::new(Mode::Write, Service::Rc);
+    let mut stage = MockFixture::new(Mode::Write, Service::Rc);
     let posted = || *stage.script.posted.lock().unwrap();
     assert_eq!(posted(), SLOTS + 1);
     stage.lay(0, &fixture::record(0));
     stage.finish(Record::bytes(PLACES), Some(0));
     assert_eq!(stage.poll(), [(0, 0, 0)]);
     assert_eq!(*stage.script.posted.lock().unwrap(), SLOTS + 2);
-    let mut stage = Stage::new(Mode::Send, Service::Rc);
+    let mut stage = MockFixture::new(Mode::Send, Service::Rc);
     assert_eq!(*stage.script.posted.lock().unwrap(), SLOTS);
     stage.engine.credit(2);
     stage.poll();
@@ -440,7 +459,7 @@ fn receives_are_posted_before_credits_are_sent() {
 #[test]
 fn queue_pairs_are_destroyed_before_memory_regions() {
     for ends_by_fault in [false, true] {
-        let mut stage = Stage::new(Mode::Write, Service::Rc);
+        let mut stage = MockFixture::new(Mode::Write, Service::Rc);
         stage.script.told.lock().unwrap().clear();
         if ends_by_fault {
             stage.finish(0, None);
@@ -449,16 +468,16 @@ fn queue_pairs_are_destroyed_before_memory_regions() {
             stage.engine.quiesce(Duration::from_mins(1)).unwrap();
         }
         assert_eq!(*stage.script.told.lock().unwrap(), ["queue", "key", "key"]);
-        let Stage { engine, memory, .. } = stage;
+        let MockFixture { engine, memory, .. } = stage;
         drop((memory, engine));
     }
 }
 
 #[test]
 fn completions_during_stop_count_on_reliable_connections() {
-    let late = |stage: &Stage, n: u64| {
+    let late = |stage: &MockFixture, n: u64| {
         stage.lay(usize::try_from(n).unwrap() % SLOTS, &fixture::record(n));
-        stage.script.late.lock().unwrap().push_back(WorkDone {
+        stage.script.late.lock().unwrap().push_back(WorkCompletion {
             id: n,
             side: Side::Received,
             status: Status::Success,
@@ -467,7 +486,7 @@ fn completions_during_stop_count_on_reliable_connections() {
         });
     };
     for mode in [Mode::Write, Mode::Send] {
-        let mut stage = Stage::new(mode, Service::Rc);
+        let mut stage = MockFixture::new(mode, Service::Rc);
         late(&stage, 0);
         late(&stage, 1);
         assert_eq!(stage.poll(), []);
@@ -476,7 +495,7 @@ fn completions_during_stop_count_on_reliable_connections() {
         assert_eq!(stage.completions.faults().iter().sum::<u64>(), 0);
     }
     // Nothing was promised there, and the queue is not stopped.
-    let mut stage = Stage::new(Mode::Write, Service::Uc);
+    let mut stage = MockFixture::new(Mode::Write, Service::Uc);
     late(&stage, 0);
     stage.engine.quiesce(Duration::from_mins(1)).unwrap();
     assert_eq!(stage.poll(), []);
@@ -487,7 +506,7 @@ fn stop_during_accept_disconnects_sender() {
     for is_cut_off in [false, true] {
         let script = Arc::<Script>::default();
         script.is_silent.store(true, Ordering::Release);
-        let mut stage = Stage::with(script, Mode::Write, Service::Rc);
+        let mut stage = MockFixture::with(script, Mode::Write, Service::Rc);
         while !matches!(stage.engine.shared.lock().phase, Phase::Connecting) {
             stage.poll();
         }
@@ -496,7 +515,7 @@ fn stop_during_accept_disconnects_sender() {
         } else {
             stage.engine.quiesce(Duration::from_mins(1)).unwrap();
         }
-        assert!(stage.script.is_broken.load(Ordering::Acquire));
+        assert!(stage.script.is_aborted.load(Ordering::Acquire));
         assert!(matches!(stage.engine.shared.lock().phase, Phase::Closed));
     }
 }
@@ -513,8 +532,8 @@ fn completion_status_is_counted_by_name() {
         (Status::Other(9), "other"),
     ];
     for (status, name) in statuses {
-        let mut stage = Stage::new(Mode::Write, Service::Rc);
-        let failed = |status| WorkDone {
+        let mut stage = MockFixture::new(Mode::Write, Service::Rc);
+        let failed = |status| WorkCompletion {
             id: 0,
             side: Side::Sent,
             status,
@@ -534,7 +553,7 @@ fn completion_status_is_counted_by_name() {
 
 #[test]
 fn nic_events_are_counted() {
-    let mut stage = Stage::new(Mode::Write, Service::Rc);
+    let mut stage = MockFixture::new(Mode::Write, Service::Rc);
     let mut events = stage.script.events.lock().unwrap();
     events.extend([NicEvent::PortDown, NicEvent::CompletionOverrun]);
     drop(events);
@@ -550,16 +569,16 @@ fn nic_events_are_counted() {
         .lock()
         .unwrap()
         .push_back(NicEvent::Fatal);
-    let gone = loop {
+    let disconnect = loop {
         stage.completions.clear(1);
         if let Err(error) = stage.engine.poll(&mut stage.completions) {
             break error;
         }
     };
-    assert!(matches!(gone, EngineError::Gone { device } if device == "scripted"));
+    assert!(matches!(disconnect, EngineError::Gone { device } if device == "scripted"));
 }
 
-impl Stage {
+impl MockFixture {
     /// Frame `n` comes whole, by a reliable connection.
     fn frame_of_writes(&self, n: u64) {
         self.lay(usize::try_from(n).unwrap() % SLOTS, &fixture::record(n));

@@ -1,13 +1,13 @@
 //! A receiver that speaks the wire and nothing more, and does what a test tells it to.
 
-use crate::connect::tcp::TcpWaiting;
+use crate::connect::tcp::ExchangeListener;
 use crate::connect::{Link, Listener};
-use crate::emulated::{Card, Faults};
-use crate::stream::sys::shared_words::Area;
+use crate::emulated::{EmulatedNic, Faults};
+use crate::stream::sys::shared_words::SharedWords;
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{
-    Access, MemoryKey, Nic, Payload, Piece, Queue, QueueOptions, Service, Side, Status, Verb,
-    VerbsError, Way, Work, WorkDone,
+    Access, MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, RegistrationMethod, Service,
+    Sge, Side, Status, Verb, VerbsError, WorkCompletion, WorkRequest,
 };
 use daq_core::frame::FrameMeta;
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ pub(super) struct Got {
 
 /// What a test tells a receiver while it runs.
 #[derive(Debug, Default)]
-pub(super) struct Orders {
+pub(super) struct Directives {
     pub(super) stop: AtomicBool,
     /// No slot is freed.
     pub(super) hold: AtomicBool,
@@ -71,18 +71,18 @@ pub(super) struct Orders {
 }
 
 /// A receiver on a thread.
-pub(super) struct Bare {
+pub(super) struct BaselineReceiver {
     pub(super) address: SocketAddr,
-    pub(super) orders: Arc<Orders>,
+    pub(super) orders: Arc<Directives>,
     frames: mpsc::Receiver<Got>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Bare {
+impl BaselineReceiver {
     pub(super) fn start(shape: Shape) -> Self {
         let listener = crate::connect::tcp::listener((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-        let (address, orders) = (listener.address(), Arc::new(Orders::default()));
-        let card = Card::new(Ipv4Addr::LOCALHOST.into(), shape.faults.clone()).unwrap();
+        let (address, orders) = (listener.address(), Arc::new(Directives::default()));
+        let card = EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), shape.faults.clone()).unwrap();
         let (sender, frames) = mpsc::channel();
         let mut work = Receiver {
             nics: vec![card; shape.rails],
@@ -91,7 +91,7 @@ impl Bare {
             orders: orders.clone(),
             frames: sender,
             next: 0,
-            turn: 0,
+            first_slot: 0,
             waiting: BTreeMap::new(),
         };
         let thread = std::thread::spawn(move || work.run());
@@ -114,13 +114,13 @@ impl Bare {
 struct Receiver {
     shape: Shape,
     nics: Vec<Arc<dyn Nic>>,
-    listener: TcpWaiting,
-    orders: Arc<Orders>,
+    listener: ExchangeListener,
+    orders: Arc<Directives>,
     frames: mpsc::Sender<Got>,
     /// The frame that is wanted next.
     next: u64,
     /// Its slot.
-    turn: u32,
+    first_slot: u32,
     /// What came before its turn.
     waiting: BTreeMap<u64, Got>,
 }
@@ -128,13 +128,13 @@ struct Receiver {
 /// One connection; the queues are dropped before the keys.
 struct Session {
     link: Link,
-    slot_keys: Vec<MemoryKey>,
-    record_keys: Vec<MemoryKey>,
-    slots: Area,
-    records: Area,
+    slot_keys: Vec<MemoryRegion>,
+    record_keys: Vec<MemoryRegion>,
+    slots: SharedWords,
+    records: SharedWords,
     hellos: Vec<Hello>,
     begin: u64,
-    turn: u32,
+    first_slot: u32,
     granted: u64,
 }
 
@@ -146,7 +146,7 @@ impl Receiver {
                 while !self.orders.stop.load(Ordering::Acquire) && self.step(&mut session) {
                     std::hint::spin_loop();
                 }
-                self.part(session);
+                self.close(session);
             }
         }
     }
@@ -166,15 +166,18 @@ impl Receiver {
         let shape = self.shape.clone();
         let stride = shape.slot.next_multiple_of(64);
         let record = Record::bytes(shape.places);
-        let slots = Area::new(stride * shape.slots as usize).unwrap();
-        let records = Area::new(record * shape.slots as usize).unwrap();
+        let slots = SharedWords::new(stride * shape.slots as usize).unwrap();
+        let records = SharedWords::new(record * shape.slots as usize).unwrap();
         let access = Access {
             local_write: true,
             remote_write: true,
             relaxed: false,
         };
-        let keys = |area: &Area| -> Vec<_> {
-            let key = |nic: &Arc<dyn Nic>| nic.register(area.region(), Way::Host, access).unwrap();
+        let keys = |area: &SharedWords| -> Vec<_> {
+            let key = |nic: &Arc<dyn Nic>| {
+                nic.register(area.region(), RegistrationMethod::Host, access)
+                    .unwrap()
+            };
             self.nics.iter().map(key).collect()
         };
         let (slot_keys, record_keys) = (keys(&slots), keys(&records));
@@ -185,41 +188,41 @@ impl Receiver {
                 Offer {
                     next: self.next,
                     slots: shape.slots,
-                    turn: self.turn,
+                    first_slot: self.first_slot,
                     slot: shape.slot as u64,
                     stride: stride as u64,
                     slot_address: slot_keys[rail].address(),
                     record_address: record_keys[rail].address(),
-                    slot_key: slot_keys[rail].remote(),
-                    record_key: record_keys[rail].remote(),
+                    slot_rkey: slot_keys[rail].rkey(),
+                    record_rkey: record_keys[rail].rkey(),
                     places: shape.places,
                     credits: granted,
                 }
                 .encode()
             })
             .collect();
-        let options = QueueOptions {
+        let options = QueuePairOptions {
             service: shape.service,
             sends: 64,
             receives: shape.slots + 1,
-            pieces: 2,
+            sges: 2,
             inline: 8,
             events: false,
         };
-        let (begin, turn) = (self.next, self.turn);
+        let (begin, first_slot) = (self.next, self.first_slot);
         let unready = self.orders.unready.swap(false, Ordering::AcqRel);
-        let mut prepare = |rail: usize, queue: &mut dyn Queue| -> Result<(), VerbsError> {
+        let mut prepare = |rail: usize, queue: &mut dyn QueuePair| -> Result<(), VerbsError> {
             if unready {
                 return Ok(());
             }
             for i in 0..u64::from(shape.slots) {
                 let n = begin + i;
                 match shape.mode {
-                    Mode::Write => queue.receive(n, &[])?,
+                    Mode::Write => queue.post_receive(n, &[])?,
                     Mode::Send if n % shape.rails as u64 == rail as u64 => {
-                        let slot = (i + u64::from(turn)) % u64::from(shape.slots);
-                        let pieces = places_of(&shape, &slot_keys[rail], &record_keys[rail], slot);
-                        queue.receive(n, &pieces)?;
+                        let slot = (i + u64::from(first_slot)) % u64::from(shape.slots);
+                        let sges = places_of(&shape, &slot_keys[rail], &record_keys[rail], slot);
+                        queue.post_receive(n, &sges)?;
                     }
                     Mode::Send => {}
                 }
@@ -240,7 +243,7 @@ impl Receiver {
             records,
             hellos,
             begin,
-            turn,
+            first_slot,
             granted,
         })
     }
@@ -252,7 +255,7 @@ impl Receiver {
             self.orders.die_at.store(0, Ordering::Release);
             return false;
         }
-        if session.link.watch.gone().is_some() || !self.take(session) {
+        if session.link.monitor.poll_disconnect().is_some() || !self.take(session) {
             return false;
         }
         let holds = self.orders.hold.load(Ordering::Acquire);
@@ -272,12 +275,12 @@ impl Receiver {
             let rail = usize::try_from(n % shape.rails as u64).unwrap();
             let queue = &mut session.link.rails[rail];
             let posted = match shape.mode {
-                Mode::Write => queue.receive(n, &[]),
+                Mode::Write => queue.post_receive(n, &[]),
                 Mode::Send if session.slot_keys.is_empty() => Ok(()),
                 Mode::Send => {
-                    let slot = (frame + u64::from(session.turn)) % u64::from(shape.slots);
+                    let slot = (frame + u64::from(session.first_slot)) % u64::from(shape.slots);
                     let (slots, records) = (&session.slot_keys[rail], &session.record_keys[rail]);
-                    queue.receive(n, &places_of(shape, slots, records, slot))
+                    queue.post_receive(n, &places_of(shape, slots, records, slot))
                 }
             };
             if posted.is_err() {
@@ -294,23 +297,23 @@ impl Receiver {
             .iter_mut()
             .zip(&session.hellos)
             .all(|(queue, hello)| {
-                let work = Work {
+                let work = WorkRequest {
                     id: u64::MAX,
                     verb: Verb::Write {
                         address: hello.credit_address,
-                        key: hello.credit_key,
+                        rkey: hello.credit_rkey,
                         immediate: None,
                     },
                     payload: Payload::Inline(&granted.to_le_bytes()),
                     signaled: true,
                 };
-                queue.post(&work).is_ok()
+                queue.post_send(&work).is_ok()
             })
     }
 
     /// Takes what came; false when the connection is over.
     fn take(&mut self, session: &mut Session) -> bool {
-        let mut done = [WorkDone {
+        let mut done = [WorkCompletion {
             id: 0,
             side: Side::Sent,
             status: Status::Success,
@@ -349,7 +352,7 @@ impl Receiver {
 
     /// Ends a connection. What was acknowledged up to the queues' end is taken, for the sender was told that it is here:
     /// records that lie there tell of it where no completion was seen.
-    fn part(&mut self, mut session: Session) {
+    fn close(&mut self, mut session: Session) {
         self.take(&mut session);
         session.link.rails.clear();
         self.waiting.clear();
@@ -367,10 +370,10 @@ impl Receiver {
                 _ => break,
             }
         }
-        self.turn = slot_of(&session, &self.shape, self.next);
+        self.first_slot = slot_of(&session, &self.shape, self.next);
     }
 
-    fn arrived(&mut self, session: &Session, rail: usize, done: &WorkDone) {
+    fn arrived(&mut self, session: &Session, rail: usize, done: &WorkCompletion) {
         let (shape, immediate) = (&self.shape, done.immediate.unwrap());
         let base = self.next.saturating_sub(u64::from(shape.slots));
         let low = |n: u64| u32::try_from(n & u64::from(u32::MAX)).unwrap();
@@ -416,20 +419,20 @@ fn got(shape: &Shape, session: &Session, record: Record, bytes: &[u8], slot: usi
 }
 
 fn slot_of(session: &Session, shape: &Shape, n: u64) -> u32 {
-    let slot = (n - session.begin + u64::from(session.turn)) % u64::from(shape.slots);
+    let slot = (n - session.begin + u64::from(session.first_slot)) % u64::from(shape.slots);
     u32::try_from(slot).unwrap()
 }
 
 fn places_of<'a>(
     shape: &Shape,
-    slots: &'a MemoryKey,
-    records: &'a MemoryKey,
+    slots: &'a MemoryRegion,
+    records: &'a MemoryRegion,
     slot: u64,
-) -> [Piece<'a>; 2] {
+) -> [Sge<'a>; 2] {
     let (slot, record) = (usize::try_from(slot).unwrap(), Record::bytes(shape.places));
     [
-        records.piece(slot * record, record),
-        slots.piece(slot * shape.slot.next_multiple_of(64), shape.slot),
+        records.sge(slot * record, record),
+        slots.sge(slot * shape.slot.next_multiple_of(64), shape.slot),
     ]
 }
 

@@ -3,8 +3,8 @@
 use super::*;
 use crate::stream::receiver::{self, FAULTS, Receiver};
 use crate::verbs::{
-    Access, Endpoint, Limits, MemoryKey, NicEvent, Piece, Port, Queue, QueueOptions, VerbsError,
-    Way, Work, WorkDone,
+    Access, Endpoint, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions,
+    RegistrationMethod, Sge, VerbsError, WorkCompletion, WorkRequest,
 };
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -12,25 +12,25 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 const SLOTS: usize = 6;
 
 /// A frame as the receiving end told it.
-struct Told {
+struct ReceivedFrame {
     done: Done,
     present: Vec<u64>,
     bytes: Vec<u8>,
 }
 
 /// A receiver that takes frames on a thread until it is told to stop.
-struct Far {
+struct ReceiverFixture {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
     holds: Arc<AtomicBool>,
     /// Frames told of.
-    told: Arc<AtomicUsize>,
-    thread: std::thread::JoinHandle<Vec<Told>>,
+    received: Arc<AtomicUsize>,
+    thread: std::thread::JoinHandle<Vec<ReceivedFrame>>,
 }
 
-impl Far {
+impl ReceiverFixture {
     fn start(shape: &Shape) -> Self {
-        let card = Card::new(Ipv4Addr::LOCALHOST.into(), shape.faults.clone()).unwrap();
+        let card = EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), shape.faults.clone()).unwrap();
         Self::with(shape, card)
     }
 
@@ -50,20 +50,20 @@ impl Far {
             Arc::new(AtomicBool::new(false)),
             Arc::new(AtomicBool::new(false)),
         );
-        let told = Arc::<AtomicUsize>::default();
+        let received = Arc::<AtomicUsize>::default();
         let shape = shape.clone();
-        let flags = (stop.clone(), holds.clone(), told.clone());
+        let flags = (stop.clone(), holds.clone(), received.clone());
         let thread = std::thread::spawn(move || take(engine, &shape, &flags.0, &flags.1, &flags.2));
         Self {
             address,
             stop,
             holds,
-            told,
+            received,
             thread,
         }
     }
 
-    fn end(self) -> Vec<Told> {
+    fn end(self) -> Vec<ReceivedFrame> {
         self.stop.store(true, Ordering::Release);
         self.thread.join().unwrap()
     }
@@ -74,8 +74,8 @@ fn take(
     shape: &Shape,
     stop: &AtomicBool,
     holds: &AtomicBool,
-    told: &AtomicUsize,
-) -> Vec<Told> {
+    received: &AtomicUsize,
+) -> Vec<ReceivedFrame> {
     let stride = shape.slot.next_multiple_of(64);
     let memory = DmaBuffer::new(engine.device().clone(), SLOTS * stride).unwrap();
     let addresses = (0..SLOTS).map(|slot| memory.address() + (slot * stride) as u64);
@@ -88,25 +88,25 @@ fn take(
     engine.arm(&slots).unwrap();
     engine.credit(u32::try_from(SLOTS).unwrap());
     let mut completions = Completions::with_places(SLOTS, FAULTS.len(), shape.places.max(1));
-    let (mut turn, mut owed, mut got, mut is_quiet) = (2, 0, Vec::new(), false);
+    let (mut first_slot, mut owed, mut got, mut is_quiet) = (2, 0, Vec::new(), false);
     loop {
         let is_last = stop.load(Ordering::Acquire);
         completions.clear(usize::MAX);
         engine.poll(&mut completions).unwrap();
         for (i, done) in completions.as_slice().iter().enumerate() {
             assert_eq!((done.missing, done.passed), (0, 0));
-            let at = turn % SLOTS * stride;
-            turn += 1;
+            let at = first_slot % SLOTS * stride;
+            first_slot += 1;
             let words = (0..done.length.div_ceil(8)).map(|word| memory.read64(at + word * 8));
             let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
             bytes.truncate(done.length);
-            got.push(Told {
+            got.push(ReceivedFrame {
                 done: *done,
                 present: completions.present(i).to_vec(),
                 bytes,
             });
             owed += 1;
-            told.store(got.len(), Ordering::Release);
+            received.store(got.len(), Ordering::Release);
         }
         if !holds.load(Ordering::Acquire) {
             engine.credit(std::mem::take(&mut owed));
@@ -126,23 +126,23 @@ fn take(
     }
 }
 
-fn compare(near: &Near, told: &[Told]) {
-    assert_eq!(told.len(), near.metas.len());
-    for (n, (told, meta)) in told.iter().zip(&near.metas).enumerate() {
-        let origin = told.done.origin.unwrap();
+fn compare(sender_side: &SenderFixture, received: &[ReceivedFrame]) {
+    assert_eq!(received.len(), sender_side.metas.len());
+    for (n, (received, meta)) in received.iter().zip(&sender_side.metas).enumerate() {
+        let origin = received.done.origin.unwrap();
         assert_eq!(
             (origin.sequence, origin.flags, origin.places, origin.arrived),
             (meta.sequence, meta.flags, meta.places, meta.arrived)
         );
         assert_eq!(
-            (told.done.timestamp, told.done.length),
+            (received.done.timestamp, received.done.length),
             (meta.timestamp, meta.length)
         );
-        let is_there = |i: u32| told.present[i as usize / 64] >> (i % 64) & 1 == 1;
+        let is_there = |i: u32| received.present[i as usize / 64] >> (i % 64) & 1 == 1;
         for i in 0..meta.places {
             assert_eq!(is_there(i), !(u64::from(i) + n as u64).is_multiple_of(5));
         }
-        let wrong = told
+        let wrong = received
             .bytes
             .iter()
             .enumerate()
@@ -176,42 +176,42 @@ fn sender_and_receiver_exchange_frames() {
             ..base
         },
     ] {
-        let far = Far::start(&shape);
+        let far = ReceiverFixture::start(&shape);
         let options = Options {
             chunk: 1500,
             ..options(&shape)
         };
-        let mut near = Near::new(far.address, shape.rails, options);
-        near.run(&lengths(300));
+        let mut sender_side = SenderFixture::new(far.address, shape.rails, options);
+        sender_side.run(&lengths(300));
         assert_eq!(
-            near.counters.connections.get(),
+            sender_side.counters.connections.get(),
             1,
             "{:?} {shape:?}",
-            near.why
+            sender_side.why
         );
         // What left by an unreliable connection may still be on its way.
         let begun = Instant::now();
-        while shape.service == Service::Uc && far.told.load(Ordering::Acquire) < 300 {
+        while shape.service == Service::Uc && far.received.load(Ordering::Acquire) < 300 {
             assert!(begun.elapsed() < HANG);
             std::thread::yield_now();
         }
-        compare(&near, &far.end());
-        near.sender.finish();
+        compare(&sender_side, &far.end());
+        sender_side.sender.finish();
     }
 }
 
 #[test]
 fn receiver_without_free_slots_applies_backpressure() {
     let shape = Shape::default();
-    let far = Far::start(&shape);
-    let mut near = Near::new(far.address, 1, options(&shape));
-    near.run(&[64; 3]);
+    let far = ReceiverFixture::start(&shape);
+    let mut sender_side = SenderFixture::new(far.address, 1, options(&shape));
+    sender_side.run(&[64; 3]);
     far.holds.store(true, Ordering::Release);
-    near.publish(&[64; 16]);
-    let lease = near.reader.poll(16).unwrap();
+    sender_side.publish(&[64; 16]);
+    let lease = sender_side.reader.poll(16).unwrap();
     let (mut taken, begun) = (0, Instant::now());
     let away = loop {
-        match near.sender.send(&lease, taken) {
+        match sender_side.sender.send(&lease, taken) {
             Ok(frames) => taken += frames,
             Err(away) => break away.why,
         }
@@ -223,23 +223,23 @@ fn receiver_without_free_slots_applies_backpressure() {
     );
     far.holds.store(false, Ordering::Release);
     while taken < lease.len() {
-        taken += near.sender.send(&lease, taken).unwrap_or(0);
+        taken += sender_side.sender.send(&lease, taken).unwrap_or(0);
         assert!(begun.elapsed() < HANG);
     }
     lease.retire(daq_core::ring::Completion::Immediate);
-    assert_eq!(near.counters.connections.get(), 1);
-    compare(&near, &far.end());
+    assert_eq!(sender_side.counters.connections.get(), 1);
+    compare(&sender_side, &far.end());
 }
 
 /// A card whose first queues tell nothing until they are stopped, as one that is slow to tell what it has acknowledged.
 #[derive(Debug)]
-struct Slow {
+struct SlowNic {
     card: Arc<dyn Nic>,
     /// Queues to be made that are such.
     left: AtomicUsize,
 }
 
-impl Nic for Slow {
+impl Nic for SlowNic {
     fn name(&self) -> &str {
         self.card.name()
     }
@@ -255,21 +255,24 @@ impl Nic for Slow {
     fn register(
         &self,
         region: &Arc<Region>,
-        way: Way,
+        method: RegistrationMethod,
         access: Access,
-    ) -> Result<MemoryKey, VerbsError> {
-        self.card.register(region, way, access)
+    ) -> Result<MemoryRegion, VerbsError> {
+        self.card.register(region, method, access)
     }
 
-    fn queue(&self, options: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+    fn create_queue_pair(
+        &self,
+        options: &QueuePairOptions,
+    ) -> Result<Box<dyn QueuePair>, VerbsError> {
         let is_slow = self
             .left
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
                 left.checked_sub(1)
             })
             .is_ok();
-        let queue = self.card.queue(options)?;
-        Ok(Box::new(SlowQueue { queue, is_slow }))
+        let queue = self.card.create_queue_pair(options)?;
+        Ok(Box::new(SlowQueuePair { queue, is_slow }))
     }
 
     fn event(&self) -> Option<NicEvent> {
@@ -277,12 +280,12 @@ impl Nic for Slow {
     }
 }
 
-struct SlowQueue {
-    queue: Box<dyn Queue>,
+struct SlowQueuePair {
+    queue: Box<dyn QueuePair>,
     is_slow: bool,
 }
 
-impl Queue for SlowQueue {
+impl QueuePair for SlowQueuePair {
     fn endpoint(&self) -> Endpoint {
         self.queue.endpoint()
     }
@@ -291,15 +294,15 @@ impl Queue for SlowQueue {
         self.queue.connect(peer)
     }
 
-    fn post(&mut self, work: &Work<'_>) -> Result<(), VerbsError> {
-        self.queue.post(work)
+    fn post_send(&mut self, work: &WorkRequest<'_>) -> Result<(), VerbsError> {
+        self.queue.post_send(work)
     }
 
-    fn receive(&mut self, id: u64, into: &[Piece<'_>]) -> Result<(), VerbsError> {
-        self.queue.receive(id, into)
+    fn post_receive(&mut self, id: u64, into: &[Sge<'_>]) -> Result<(), VerbsError> {
+        self.queue.post_receive(id, into)
     }
 
-    fn poll(&mut self, done: &mut [WorkDone]) -> Result<usize, VerbsError> {
+    fn poll(&mut self, done: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
         if self.is_slow {
             return Ok(0);
         }
@@ -333,19 +336,19 @@ fn acknowledged_frame_is_reported_before_late_completion() {
                 rails,
                 ..Shape::default()
             };
-            let card = Card::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
+            let card = EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
             let left = AtomicUsize::new(rails);
-            let far = Far::with(&shape, Arc::new(Slow { card, left }));
-            let mut near = Near::new(far.address, rails, options(&shape));
+            let far = ReceiverFixture::with(&shape, Arc::new(SlowNic { card, left }));
+            let mut sender_side = SenderFixture::new(far.address, rails, options(&shape));
             // All that credits allow; the sender knows that the receiver has them, which has seen none.
-            near.run(&lengths(SLOTS));
-            assert_eq!(near.counters.connections.get(), 1);
+            sender_side.run(&lengths(SLOTS));
+            assert_eq!(sender_side.counters.connections.get(), 1);
             if is_cut {
-                near.faults.cut();
-                near.run(&lengths(20));
-                assert_eq!(near.counters.connections.get(), 2);
+                sender_side.faults.cut();
+                sender_side.run(&lengths(20));
+                assert_eq!(sender_side.counters.connections.get(), 2);
             }
-            compare(&near, &far.end());
+            compare(&sender_side, &far.end());
         }
     }
 }
@@ -367,10 +370,10 @@ proptest! {
         let mode = if is_send { Mode::Send } else { Mode::Write };
         let faults = text(&far_faults).parse().unwrap();
         let shape = Shape { rails, mode, faults, places: 70, ..Shape::default() };
-        let far = Far::start(&shape);
+        let far = ReceiverFixture::start(&shape);
         let faults = text(&near_faults).parse().unwrap();
-        let mut near = Near::with(far.address, rails, options(&shape), (true, faults));
-        near.run(&lengths(400));
-        compare(&near, &far.end());
+        let mut sender_side = SenderFixture::with(far.address, rails, options(&shape), (true, faults));
+        sender_side.run(&lengths(400));
+        compare(&sender_side, &far.end());
     }
 }

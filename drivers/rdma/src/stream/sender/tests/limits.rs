@@ -1,17 +1,18 @@
 //! Cards that hold less than they say, receivers that want more than they may, and what is made at the start.
 
 use super::super::SenderError;
-use super::super::connection::{Connector, Terms};
+use super::super::connection::{Reconnector, Terms};
 use super::*;
-use crate::connect::{ConnectError, Dialler, Link, Prepare};
+use crate::connect::{ConnectError, Connector, Link, Prepare};
 use crate::verbs::{
-    Access, Limits, MemoryKey, NicEvent, Port, Queue, QueueOptions, VerbsError, Way,
+    Access, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions, RegistrationMethod,
+    VerbsError,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 /// A software card that holds less than it says.
 #[derive(Debug)]
-struct Small {
+struct SmallNic {
     card: Arc<dyn Nic>,
     /// Most work of a queue.
     sends: u32,
@@ -22,9 +23,9 @@ struct Small {
     registered: AtomicUsize,
 }
 
-impl Small {
+impl SmallNic {
     fn new(sends: u32, inline: u32, bytes: usize) -> Arc<Self> {
-        let card = Card::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
+        let card = EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
         Arc::new(Self {
             card,
             sends,
@@ -44,7 +45,7 @@ impl Small {
     }
 }
 
-impl Nic for Small {
+impl Nic for SmallNic {
     fn name(&self) -> &'static str {
         "small"
     }
@@ -60,21 +61,24 @@ impl Nic for Small {
     fn register(
         &self,
         region: &Arc<Region>,
-        way: Way,
+        method: RegistrationMethod,
         access: Access,
-    ) -> Result<MemoryKey, VerbsError> {
+    ) -> Result<MemoryRegion, VerbsError> {
         if region.bytes() > self.bytes {
             return Err(self.refused("registering"));
         }
         self.registered.fetch_add(1, Ordering::AcqRel);
-        self.card.register(region, way, access)
+        self.card.register(region, method, access)
     }
 
-    fn queue(&self, options: &QueueOptions) -> Result<Box<dyn Queue>, VerbsError> {
+    fn create_queue_pair(
+        &self,
+        options: &QueuePairOptions,
+    ) -> Result<Box<dyn QueuePair>, VerbsError> {
         if options.sends > self.sends || options.inline > self.inline {
             return Err(self.refused("making a queue"));
         }
-        self.card.queue(options)
+        self.card.create_queue_pair(options)
     }
 
     fn event(&self) -> Option<NicEvent> {
@@ -84,22 +88,22 @@ impl Nic for Small {
 
 /// A sender by `card` of a ring of `slots` slots of 4 KiB.
 fn sender(
-    card: Arc<Small>,
+    card: Arc<SmallNic>,
     address: SocketAddr,
     slots: usize,
     options: Options,
 ) -> Result<Sender, SenderError> {
     let ring = RingOptions::new("near", slots, options.slot);
     let region = Region::host(ring.region_bytes(), HostOptions::default()).unwrap();
-    let dialler = Box::new(tcp::dialler(address));
-    Sender::new(vec![card], dialler, &region, options, Counters::default())
+    let connector = Box::new(tcp::connector(address));
+    Sender::new(vec![card], connector, &region, options, Counters::default())
 }
 
 #[test]
 fn queue_pair_creation_failure_retries_smaller() {
-    let far = Bare::start(Shape::default());
+    let far = BaselineReceiver::start(Shape::default());
     let make = |sends, inline| {
-        let card = Small::new(sends, inline, usize::MAX);
+        let card = SmallNic::new(sends, inline, usize::MAX);
         sender(card, far.address, 16, options(&Shape::default()))
     };
     // A frame of 4 KiB is two works, and one place is for what carries no frame.
@@ -118,9 +122,9 @@ fn queue_pair_creation_failure_retries_smaller() {
 #[test]
 fn copy_buffer_is_allocated_at_startup() {
     let shape = Shape::default();
-    let far = Bare::start(shape.clone());
+    let far = BaselineReceiver::start(shape.clone());
     // A ring of 32 MiB is more than the card takes, what frames are copied to is not.
-    let card = Small::new(1024, 256, 20 << 20);
+    let card = SmallNic::new(1024, 256, 20 << 20);
     let refused = sender(card.clone(), far.address, 8192, options(&shape)).unwrap();
     assert!(refused.path().starts_with("frames are copied"));
     assert!(refused.memory.window() < u64::MAX);
@@ -132,12 +136,12 @@ fn copy_buffer_is_allocated_at_startup() {
     let copied = sender(card, far.address, 16, copied).unwrap();
     assert!(copied.memory.window() < u64::MAX);
     drop(copied);
-    let card = Small::new(1024, 256, usize::MAX);
+    let card = SmallNic::new(1024, 256, usize::MAX);
     let read = sender(card, far.address, 16, options(&shape)).unwrap();
     assert_eq!(read.memory.window(), u64::MAX);
     drop(read);
     // A card that takes neither is told at once.
-    let card = Small::new(1024, 256, 1);
+    let card = SmallNic::new(1024, 256, 1);
     assert!(sender(card, far.address, 16, options(&shape)).is_err());
     far.end();
 }
@@ -150,19 +154,19 @@ fn record_buffer_is_allocated_for_messages() {
             places: 5000,
             ..Shape::default()
         };
-        let far = Bare::start(shape.clone());
+        let far = BaselineReceiver::start(shape.clone());
         let options = Options {
             places: 0,
             ..options(&shape)
         };
-        let mut near = Near::new(far.address, 1, options);
-        near.run(&lengths(40));
-        let connection = near.sender.connection.as_ref().unwrap();
+        let mut sender_side = SenderFixture::new(far.address, 1, options);
+        sender_side.run(&lengths(40));
+        let connection = sender_side.sender.connection.as_ref().unwrap();
         assert_eq!(connection.records.is_some(), mode == Mode::Send);
-        near.sender.finish();
+        sender_side.sender.finish();
         let got = far.end();
         assert_eq!(got.len(), 40);
-        for (n, (got, meta)) in got.iter().zip(&near.metas).enumerate() {
+        for (n, (got, meta)) in got.iter().zip(&sender_side.metas).enumerate() {
             assert_eq!(got.record, expected(meta, n as u64));
             assert_eq!(got.bytes.len(), meta.length);
         }
@@ -176,13 +180,13 @@ fn buffer_allocation_failure_is_reported_and_nothing_sent() {
         places: 100_000,
         ..Shape::default()
     };
-    let far = Bare::start(shape.clone());
+    let far = BaselineReceiver::start(shape.clone());
     let options = Options {
         places: 0,
         ..options(&shape)
     };
     // The ring and 128 records of 64 bytes fit, 128 of 12.5 KiB do not.
-    let card = Small::new(1024, 256, 1 << 20);
+    let card = SmallNic::new(1024, 256, 1 << 20);
     let mut sender = sender(card, far.address, 16, options).unwrap();
     let begun = Instant::now();
     while !sender.why.contains("small cannot reach") {
@@ -197,55 +201,58 @@ fn buffer_allocation_failure_is_reported_and_nothing_sent() {
 #[test]
 fn unacknowledged_work_ends_connection() {
     let shape = Shape::default();
-    let far = Bare::start(shape.clone());
-    let mut near = Near::new(far.address, 1, options(&shape));
-    near.run(&[10]);
-    near.publish(&[10]);
-    let lease = near.reader.poll(1).unwrap();
+    let far = BaselineReceiver::start(shape.clone());
+    let mut sender_side = SenderFixture::new(far.address, 1, options(&shape));
+    sender_side.run(&[10]);
+    sender_side.publish(&[10]);
+    let lease = sender_side.reader.poll(1).unwrap();
     // As if a frame had been posted long ago.
-    near.sender.posted = near.sender.done + 1;
-    near.sender.head = near.sender.posted;
+    sender_side.sender.posted = sender_side.sender.done + 1;
+    sender_side.sender.next_unposted = sender_side.sender.posted;
     let long_ago = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
-    near.sender.still = long_ago;
-    near.sender.recognise(&lease, 0);
-    assert_eq!(near.sender.still, long_ago, "the time goes on");
-    let why = near.sender.idle().unwrap_err().to_string();
+    sender_side.sender.last_progress = long_ago;
+    sender_side.sender.match_uncertain(&lease, 0);
+    assert_eq!(
+        sender_side.sender.last_progress, long_ago,
+        "the time goes on"
+    );
+    let why = sender_side.sender.idle().unwrap_err().to_string();
     assert!(
         why.starts_with("it has acknowledged nothing for 1"),
         "{why}"
     );
     // Nothing under way is no reason to be impatient.
-    near.sender.posted = near.sender.done;
-    near.sender.recognise(&lease, 0);
-    near.sender.idle().unwrap();
+    sender_side.sender.posted = sender_side.sender.done;
+    sender_side.sender.match_uncertain(&lease, 0);
+    sender_side.sender.idle().unwrap();
     drop(lease);
-    near.sender.connection = None;
+    sender_side.sender.connection = None;
     far.end();
 }
 
 /// A dialler whose way is long: it waits until it is told that nobody wants it any more.
-struct Slow {
-    inner: tcp::TcpDialler,
-    is_over: Arc<AtomicBool>,
+struct SlowNic {
+    inner: tcp::TcpConnector,
+    is_cancelled: Arc<AtomicBool>,
     begun: Arc<AtomicBool>,
 }
 
-impl Dialler for Slow {
-    fn cancel_with(&mut self, is_over: Arc<AtomicBool>) {
-        self.is_over = is_over.clone();
-        self.inner.cancel_with(is_over);
+impl Connector for SlowNic {
+    fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
+        self.is_cancelled = is_cancelled.clone();
+        self.inner.cancel_with(is_cancelled);
     }
 
     fn dial(
         &mut self,
         nics: &[Arc<dyn Nic>],
-        options: &QueueOptions,
+        options: &QueuePairOptions,
         greetings: &[Vec<u8>],
         prepare: Prepare<'_>,
         limit: Duration,
     ) -> Result<Link, ConnectError> {
         self.begun.store(true, Ordering::Release);
-        while !self.is_over.load(Ordering::Acquire) {
+        while !self.is_cancelled.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
         self.inner.dial(nics, options, greetings, prepare, limit)
@@ -255,18 +262,18 @@ impl Dialler for Slow {
 #[test]
 fn connect_attempt_after_stop_is_cancelled() {
     let shape = Shape::default();
-    let far = Bare::start(shape.clone());
+    let far = BaselineReceiver::start(shape.clone());
     let begun = Arc::new(AtomicBool::new(false));
-    let dialler = Box::new(Slow {
-        inner: tcp::dialler(far.address),
-        is_over: Arc::default(),
+    let connector = Box::new(SlowNic {
+        inner: tcp::connector(far.address),
+        is_cancelled: Arc::default(),
         begun: begun.clone(),
     });
     let mut options = options(&shape);
     options.message = 1 << 20;
-    let mut connector = Connector::new(Terms {
-        dialler,
-        nics: vec![Card::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap()],
+    let mut connector = Reconnector::new(Terms {
+        connector,
+        nics: vec![EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap()],
         options,
         window: 16,
         first: Arc::new(AtomicU64::new(0)),

@@ -9,12 +9,12 @@ mod baseline;
 mod end_to_end;
 mod limits;
 
-use super::{Away, Counters, Options, Sender};
+use super::{Counters, Options, Sender, Unavailable};
 use crate::connect::tcp;
-use crate::emulated::{Card, Faults};
+use crate::emulated::{EmulatedNic, Faults};
 use crate::stream::wire::Mode;
 use crate::verbs::{Nic, Service};
-use baseline::{Bare, Got, Shape, expected};
+use baseline::{BaselineReceiver, Got, Shape, expected};
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::ledger::{ReaderLedger, RingLedger};
 use daq_core::notify::Wait;
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 const HANG: Duration = Duration::from_mins(2);
 
 /// A ring with a sender that reads it.
-struct Near {
+struct SenderFixture {
     // Dropped before the ring, as the engine does it.
     sender: Sender,
     reader: Reader,
@@ -55,12 +55,12 @@ fn options(shape: &Shape) -> Options {
         mode: shape.mode,
         service: shape.service,
         wait: Wait::Event,
-        patience: Duration::from_millis(300),
+        timeout: Duration::from_millis(300),
         ..Options::new("there", shape.slot, shape.places)
     }
 }
 
-impl Near {
+impl SenderFixture {
     fn new(address: SocketAddr, rails: usize, options: Options) -> Self {
         Self::with(address, rails, options, (true, Faults::none()))
     }
@@ -80,15 +80,16 @@ impl Near {
         let region = Region::host(ring.region_bytes(), HostOptions::default()).unwrap();
         let (ring, producer) = Ring::new(region, ring, RingLedger::default()).unwrap();
         let reader = ring.attach(guarantee, 16, ReaderLedger::default()).unwrap();
-        let card = Card::new(Ipv4Addr::LOCALHOST.into(), faults.clone()).unwrap();
+        let card = EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), faults.clone()).unwrap();
         let counters = Counters::default();
         let nics: Vec<Arc<dyn Nic>> = vec![card; rails];
-        let dialler = Box::new(tcp::dialler(address));
+        let connector = Box::new(tcp::connector(address));
         let options = Options {
             copied: !guarantee,
             ..options
         };
-        let sender = Sender::new(nics, dialler, ring.region(), options, counters.clone()).unwrap();
+        let sender =
+            Sender::new(nics, connector, ring.region(), options, counters.clone()).unwrap();
         Self {
             sender,
             reader,
@@ -183,7 +184,7 @@ fn same(got: &Got, meta: &FrameMeta, number: u64) {
 }
 
 /// One call, which must not stay away.
-fn send(sender: &mut Sender, lease: &Lease<'_>, from: usize) -> Result<usize, Away> {
+fn send(sender: &mut Sender, lease: &Lease<'_>, from: usize) -> Result<usize, Unavailable> {
     sender.send(lease, from)
 }
 
@@ -240,14 +241,14 @@ fn frames_arrive_by_every_method() {
         },
         Shape { slots: 2, ..base },
     ] {
-        let far = Bare::start(shape.clone());
+        let far = BaselineReceiver::start(shape.clone());
         let options = Options {
             chunk: 1500,
             // A machine that is slow is no receiver that takes nothing.
-            patience: HANG,
+            timeout: HANG,
             ..options(&shape)
         };
-        let mut near = Near::new(far.address, shape.rails, options);
+        let mut sender_side = SenderFixture::new(far.address, shape.rails, options);
         // Nothing holds datagrams back: no more than the receiver has posted.
         let frames = if shape.service == Service::Ud {
             60
@@ -258,27 +259,33 @@ fn frames_arrive_by_every_method() {
             .iter()
             .map(|l| *l.min(&shape.slot))
             .collect();
-        near.run(&lengths);
+        sender_side.run(&lengths);
         // What has left on an unreliable service comes later, or never.
         let begun = Instant::now();
         while far.orders.came.load(Ordering::Acquire) < frames as u64 {
             assert!(begun.elapsed() < HANG, "frames of {shape:?}");
-            near.sender.tick();
+            sender_side.sender.tick();
         }
-        near.sender.finish();
-        assert_eq!(near.counters.connections.get(), 1, "{:?}", near.why);
-        near.compare(&far.end());
+        sender_side.sender.finish();
+        assert_eq!(
+            sender_side.counters.connections.get(),
+            1,
+            "{:?}",
+            sender_side.why
+        );
+        sender_side.compare(&far.end());
     }
 }
 
 #[test]
 fn copied_frames_use_registered_memory() {
     let shape = Shape::default();
-    let far = Bare::start(shape.clone());
-    let mut near = Near::with(far.address, 1, options(&shape), (false, Faults::none()));
-    near.run(&lengths(100));
-    near.sender.finish();
-    near.compare(&far.end());
+    let far = BaselineReceiver::start(shape.clone());
+    let mut sender_side =
+        SenderFixture::with(far.address, 1, options(&shape), (false, Faults::none()));
+    sender_side.run(&lengths(100));
+    sender_side.sender.finish();
+    sender_side.compare(&far.end());
 }
 
 #[test]
@@ -287,16 +294,16 @@ fn full_receiver_is_reported_and_awaited() {
         slots: 4,
         ..Shape::default()
     };
-    let far = Bare::start(shape.clone());
-    let mut near = Near::new(far.address, 1, options(&shape));
-    near.run(&[100; 3]);
+    let far = BaselineReceiver::start(shape.clone());
+    let mut sender_side = SenderFixture::new(far.address, 1, options(&shape));
+    sender_side.run(&[100; 3]);
     far.orders.hold.store(true, Ordering::Release);
-    near.publish(&[100; 16]);
+    sender_side.publish(&[100; 16]);
     let (mut taken, mut away) = (0, None);
-    let lease = near.reader.poll(16).unwrap();
+    let lease = sender_side.reader.poll(16).unwrap();
     let begun = Instant::now();
     while away.is_none() {
-        match near.sender.send(&lease, taken) {
+        match sender_side.sender.send(&lease, taken) {
             Ok(frames) => taken += frames,
             Err(error) => away = Some(error.why),
         }
@@ -307,18 +314,18 @@ fn full_receiver_is_reported_and_awaited() {
         Some("it takes no frames: its ring is full")
     );
     assert!(taken <= 4, "{taken} frames went beyond 4 slots");
-    assert_eq!(near.counters.stalls.get(), 1);
+    assert_eq!(sender_side.counters.stalls.get(), 1);
     // It stays away, and is not asked at length again.
-    assert!(near.sender.send(&lease, taken).is_err());
+    assert!(sender_side.sender.send(&lease, taken).is_err());
     far.orders.hold.store(false, Ordering::Release);
     while taken < lease.len() {
-        taken += near.sender.send(&lease, taken).unwrap_or(0);
+        taken += sender_side.sender.send(&lease, taken).unwrap_or(0);
         assert!(begun.elapsed() < HANG);
     }
     lease.retire(daq_core::ring::Completion::Immediate);
-    near.sender.finish();
-    assert_eq!(near.counters.connections.get(), 1);
-    near.compare(&far.end());
+    sender_side.sender.finish();
+    assert_eq!(sender_side.counters.connections.get(), 1);
+    sender_side.compare(&far.end());
 }
 
 #[test]
@@ -329,15 +336,15 @@ fn receiver_reconnected_gets_remaining_frames() {
             rails,
             ..Shape::default()
         };
-        let far = Bare::start(shape.clone());
-        let mut near = Near::new(far.address, rails, options(&shape));
+        let far = BaselineReceiver::start(shape.clone());
+        let mut sender_side = SenderFixture::new(far.address, rails, options(&shape));
         for round in 1..6 {
             far.orders.die_at.store(round * 37, Ordering::Release);
-            near.run(&lengths(50));
+            sender_side.run(&lengths(50));
         }
-        near.sender.finish();
+        sender_side.sender.finish();
         assert!(far.orders.connections.load(Ordering::Acquire) > 3);
-        near.compare(&far.end());
+        sender_side.compare(&far.end());
     }
 }
 
@@ -348,38 +355,38 @@ fn rejected_region_and_missing_receives_are_retried() {
         ..Shape::default()
     };
     for case in ["key", "receives"] {
-        let far = Bare::start(shape.clone());
+        let far = BaselineReceiver::start(shape.clone());
         let order = if case == "key" {
             &far.orders.revoke
         } else {
             &far.orders.unready
         };
         order.store(true, Ordering::Release);
-        let mut near = Near::new(far.address, 1, options(&shape));
-        near.run(&lengths(40));
-        near.sender.finish();
-        assert!(near.counters.connections.get() > 1, "{case}");
-        near.compare(&far.end());
+        let mut sender_side = SenderFixture::new(far.address, 1, options(&shape));
+        sender_side.run(&lengths(40));
+        sender_side.sender.finish();
+        assert!(sender_side.counters.connections.get() > 1, "{case}");
+        sender_side.compare(&far.end());
     }
 }
 
 #[test]
 fn frame_size_mismatch_is_rejected_with_reason() {
-    for (slot, places, told) in [(8192, 0, "slot = \"8192 B\""), (4096, 70, "places = 70")] {
+    for (slot, places, received) in [(8192, 0, "slot = \"8192 B\""), (4096, 70, "places = 70")] {
         let shape = Shape::default();
-        let far = Bare::start(shape.clone());
+        let far = BaselineReceiver::start(shape.clone());
         let options = Options {
             slot,
             places,
             ..options(&shape)
         };
-        let mut near = Near::new(far.address, 1, options);
-        near.publish(&[10]);
-        let lease = near.reader.poll(1).unwrap();
+        let mut sender_side = SenderFixture::new(far.address, 1, options);
+        sender_side.publish(&[10]);
+        let lease = sender_side.reader.poll(1).unwrap();
         let begun = Instant::now();
         loop {
-            let away = near.sender.send(&lease, 0).unwrap_err();
-            if away.why.contains(told) {
+            let away = sender_side.sender.send(&lease, 0).unwrap_err();
+            if away.why.contains(received) {
                 break;
             }
             assert!(begun.elapsed() < HANG, "{}", away.why);
@@ -392,19 +399,19 @@ fn frame_size_mismatch_is_rejected_with_reason() {
 #[test]
 fn frames_dropped_during_outage_are_not_announced() {
     let shape = Shape::default();
-    let far = Bare::start(shape.clone());
-    let mut near = Near::new(far.address, 1, options(&shape));
-    near.run(&[100; 5]);
+    let far = BaselineReceiver::start(shape.clone());
+    let mut sender_side = SenderFixture::new(far.address, 1, options(&shape));
+    sender_side.run(&[100; 5]);
     // Nothing is acknowledged any more, then the link is cut: nobody here knows what came.
     far.orders.hold.store(true, Ordering::Release);
-    near.faults.kill();
-    near.publish(&[100; 6]);
-    let lease = near.reader.poll(6).unwrap();
-    let sent = near.sender.send(&lease, 0).unwrap_or(0);
+    sender_side.faults.kill();
+    sender_side.publish(&[100; 6]);
+    let lease = sender_side.reader.poll(6).unwrap();
+    let sent = sender_side.sender.send(&lease, 0).unwrap_or(0);
     lease.discard_after(sent);
     far.orders.hold.store(false, Ordering::Release);
-    near.run(&[100; 20]);
-    near.sender.finish();
+    sender_side.run(&[100; 20]);
+    sender_side.sender.finish();
     let got = far.end();
     // Each once and in order, and everything that was told as sent among them.
     let sequences: Vec<_> = got.iter().map(|got| got.record.sequence).collect();
@@ -420,11 +427,11 @@ fn missing_receiver_does_not_hang() {
     let nobody = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = nobody.local_addr().unwrap();
     drop(nobody);
-    let mut near = Near::new(address, 1, options(&shape));
-    near.publish(&[10]);
-    let lease = near.reader.poll(1).unwrap();
+    let mut sender_side = SenderFixture::new(address, 1, options(&shape));
+    sender_side.publish(&[10]);
+    let lease = sender_side.reader.poll(1).unwrap();
     let begun = Instant::now();
-    while !near
+    while !sender_side
         .sender
         .send(&lease, 0)
         .unwrap_err()
@@ -434,21 +441,21 @@ fn missing_receiver_does_not_hang() {
         assert!(begun.elapsed() < HANG);
     }
     drop(lease);
-    near.sender.tick();
-    near.sender.finish();
+    sender_side.sender.tick();
+    sender_side.sender.finish();
 }
 
 #[test]
 fn receiver_exit_while_idle_is_detected() {
     let shape = Shape::default();
-    let far = Bare::start(shape.clone());
-    let mut near = Near::new(far.address, 1, options(&shape));
-    near.run(&[10]);
-    assert!(near.sender.is_connected());
+    let far = BaselineReceiver::start(shape.clone());
+    let mut sender_side = SenderFixture::new(far.address, 1, options(&shape));
+    sender_side.run(&[10]);
+    assert!(sender_side.sender.is_connected());
     far.end();
     let begun = Instant::now();
-    while near.sender.is_connected() {
-        near.sender.tick();
+    while sender_side.sender.is_connected() {
+        sender_side.sender.tick();
         assert!(begun.elapsed() < HANG);
     }
 }
@@ -461,18 +468,19 @@ fn link_cut_while_idle_is_detected() {
             mode,
             ..Shape::default()
         };
-        let far = Bare::start(shape.clone());
-        let mut near = Near::with(far.address, 1, options(&shape), (true, faults.clone()));
-        near.run(&[10]);
+        let far = BaselineReceiver::start(shape.clone());
+        let mut sender_side =
+            SenderFixture::with(far.address, 1, options(&shape), (true, faults.clone()));
+        sender_side.run(&[10]);
         faults.cut();
         let begun = Instant::now();
-        while near.sender.is_connected() {
-            near.sender.tick();
+        while sender_side.sender.is_connected() {
+            sender_side.sender.tick();
             assert!(begun.elapsed() < HANG);
         }
-        near.run(&[10; 5]);
-        near.sender.finish();
-        near.compare(&far.end());
+        sender_side.run(&[10; 5]);
+        sender_side.sender.finish();
+        sender_side.compare(&far.end());
     }
 }
 
@@ -494,17 +502,17 @@ proptest! {
         let mode = if is_send { Mode::Send } else { Mode::Write };
         let faults: Faults = text(&far_faults).parse().unwrap();
         let shape = Shape { mode, rails, faults, ..Shape::default() };
-        let far = Bare::start(shape.clone());
+        let far = BaselineReceiver::start(shape.clone());
         let faults = text(&near_faults).parse().unwrap();
-        let mut near = Near::with(far.address, rails, options(&shape), (true, faults));
+        let mut sender_side = SenderFixture::with(far.address, rails, options(&shape), (true, faults));
         let mut dies = dies.into_iter();
         for part in lengths(150).chunks(16) {
             if far.orders.die_at.load(Ordering::Acquire) == 0 && let Some(at) = dies.next() {
                 far.orders.die_at.store(at, Ordering::Release);
             }
-            near.run(part);
+            sender_side.run(part);
         }
-        near.sender.finish();
-        near.compare(&far.end());
+        sender_side.sender.finish();
+        sender_side.compare(&far.end());
     }
 }

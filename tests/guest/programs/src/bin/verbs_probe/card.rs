@@ -6,8 +6,8 @@ use crate::ends::{
 use daq_core::gpu::driver::Device;
 use daq_core::region::{HostOptions, Region};
 use daq_rdma::verbs::{
-    Access, Nic, NicEvent, Payload, QueueOptions, Service, Side, Status, Verb, VerbsError, Way,
-    Work,
+    Access, Nic, NicEvent, Payload, QueuePairOptions, RegistrationMethod, Service, Side, Status,
+    Verb, VerbsError, WorkRequest,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 pub fn come_before(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut one, mut other) = pair(nic, options(Service::Rc))?;
     for id in 0..2 {
-        other.queue.receive(id, &[])?;
-        one.queue.post(&Work {
+        other.queue.post_receive(id, &[])?;
+        one.queue.post_send(&WorkRequest {
             id,
             verb: Verb::Send { immediate: None },
             payload: Payload::Memory(&[]),
@@ -46,13 +46,13 @@ pub fn waiting(nic: &Arc<dyn Nic>) -> Outcome<String> {
         for id in 0..ROUNDS {
             other
                 .queue
-                .receive(id, &[])
+                .post_receive(id, &[])
                 .map_err(|error| error.to_string())?;
             if id > 0 {
                 // The sender has waited for this receive.
                 other
                     .queue
-                    .post(&Work {
+                    .post_send(&WorkRequest {
                         id,
                         verb: Verb::Send { immediate: None },
                         payload: Payload::Memory(&[]),
@@ -88,8 +88,8 @@ pub fn waiting(nic: &Arc<dyn Nic>) -> Outcome<String> {
             let done = next(&mut *one.queue)?;
             succeeded(&done, id, Side::Received)?;
         }
-        one.queue.receive(id + 1, &[])?;
-        one.queue.post(&Work {
+        one.queue.post_receive(id + 1, &[])?;
+        one.queue.post_send(&WorkRequest {
             id,
             verb: Verb::Send { immediate: None },
             payload: Payload::Memory(&[]),
@@ -102,20 +102,20 @@ pub fn waiting(nic: &Arc<dyn Nic>) -> Outcome<String> {
 }
 
 pub fn overrun(nic: &Arc<dyn Nic>) -> Outcome<String> {
-    let few = QueueOptions {
+    let few = QueuePairOptions {
         sends: 4,
         receives: 1,
         ..options(Service::Rc)
     };
     let (mut one, other) = pair(nic, few)?;
     while nic.event().is_some() {}
-    let pieces = [one.key.piece(0, 8)];
-    let work = write(&other.key, 0, Payload::Memory(&pieces));
+    let sges = [one.key.sge(0, 8)];
+    let work = write(&other.key, 0, Payload::Memory(&sges));
     let mut posted = 0;
     let begin = Instant::now();
     // A card of which work keeps its place until its completion is collected refuses before anything is lost.
     while posted < 64 && begin.elapsed() < TIMEOUT / 6 {
-        match one.queue.post(&work) {
+        match one.queue.post_send(&work) {
             Ok(()) => posted += 1,
             Err(error) if error.errno == 12 => std::thread::sleep(Duration::from_millis(1)),
             Err(error) => return Err(error.into()),
@@ -144,12 +144,13 @@ pub fn overrun(nic: &Arc<dyn Nic>) -> Outcome<String> {
 
 pub fn other_ways(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let region = Region::host(BYTES, HostOptions::default())?;
-    let refusals = [Way::DmaBuf, Way::Peer].map(|way| nic.register(&region, way, OPEN).err());
+    let refusals = [RegistrationMethod::DmaBuf, RegistrationMethod::Peer]
+        .map(|way| nic.register(&region, way, OPEN).err());
     let relaxed = Access {
         relaxed: true,
         ..OPEN
     };
-    nic.register(&region, Way::Host, relaxed)?;
+    nic.register(&region, RegistrationMethod::Host, relaxed)?;
     match refusals {
         [Some(one), Some(other)] => Ok(format!("{one}; {other}")),
         _ => Err("host memory was registered as a GPU's".into()),
@@ -163,7 +164,11 @@ pub fn gpu_memory(nic: &Arc<dyn Nic>) -> Outcome<String> {
     };
     let region = Region::cuda(gpu, 1 << 21)?;
     let mut said = Vec::new();
-    for way in [Way::DmaBuf, Way::Peer, Way::Host] {
+    for way in [
+        RegistrationMethod::DmaBuf,
+        RegistrationMethod::Peer,
+        RegistrationMethod::Host,
+    ] {
         match nic.register(&region, way, OPEN) {
             Ok(key) => said.push(format!("{way}: {key:?}")),
             Err(VerbsError { errno, why, .. }) => {

@@ -2,8 +2,8 @@
 
 use daq_core::region::{HostOptions, Region};
 use daq_rdma::verbs::{
-    Access, MemoryKey, Nic, Payload, Queue, QueueOptions, Service, Side, Status, Verb, Way, Work,
-    WorkDone,
+    Access, MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, RegistrationMethod, Service,
+    Side, Status, Verb, WorkCompletion, WorkRequest,
 };
 use std::error::Error;
 use std::os::unix::fs::FileExt;
@@ -32,12 +32,12 @@ pub fn that(holds: bool, why: impl Into<String>) -> Outcome {
     }
 }
 
-pub const fn options(service: Service) -> QueueOptions {
-    QueueOptions {
+pub const fn options(service: Service) -> QueuePairOptions {
+    QueuePairOptions {
         service,
         sends: 32,
         receives: 32,
-        pieces: 2,
+        sges: 2,
         inline: 64,
         events: true,
     }
@@ -46,15 +46,15 @@ pub const fn options(service: Service) -> QueueOptions {
 /// One end: a queue and memory. The queue is declared first, so that it ends before the memory is let go of.
 pub struct End {
     /// The queue.
-    pub queue: Box<dyn Queue>,
+    pub queue: Box<dyn QueuePair>,
     /// The memory.
-    pub key: MemoryKey,
+    pub key: MemoryRegion,
 }
 
 impl End {
-    pub fn new(nic: &Arc<dyn Nic>, options: QueueOptions) -> Outcome<Self> {
+    pub fn new(nic: &Arc<dyn Nic>, options: QueuePairOptions) -> Outcome<Self> {
         Ok(Self {
-            queue: nic.queue(&options)?,
+            queue: nic.create_queue_pair(&options)?,
             key: memory(nic)?,
         })
     }
@@ -77,17 +77,17 @@ impl End {
 }
 
 /// Memory that can be looked into through its file.
-pub fn memory(nic: &Arc<dyn Nic>) -> Outcome<MemoryKey> {
+pub fn memory(nic: &Arc<dyn Nic>) -> Outcome<MemoryRegion> {
     let shared = HostOptions {
         shared: true,
         ..HostOptions::default()
     };
     let region = Region::host(BYTES, shared)?;
-    Ok(nic.register(&region, Way::Host, OPEN)?)
+    Ok(nic.register(&region, RegistrationMethod::Host, OPEN)?)
 }
 
 /// Two ends, connected with each other.
-pub fn pair(nic: &Arc<dyn Nic>, options: QueueOptions) -> Outcome<(End, End)> {
+pub fn pair(nic: &Arc<dyn Nic>, options: QueuePairOptions) -> Outcome<(End, End)> {
     let (mut one, mut other) = (End::new(nic, options)?, End::new(nic, options)?);
     let (first, second) = (one.queue.endpoint(), other.queue.endpoint());
     one.queue.connect(&second)?;
@@ -95,7 +95,7 @@ pub fn pair(nic: &Arc<dyn Nic>, options: QueueOptions) -> Outcome<(End, End)> {
     Ok((one, other))
 }
 
-pub const NOTHING: WorkDone = WorkDone {
+pub const NOTHING: WorkCompletion = WorkCompletion {
     id: u64::MAX,
     side: Side::Sent,
     status: Status::Other(u32::MAX),
@@ -104,7 +104,7 @@ pub const NOTHING: WorkDone = WorkDone {
 };
 
 /// The next completion.
-pub fn next(queue: &mut dyn Queue) -> Outcome<WorkDone> {
+pub fn next(queue: &mut dyn QueuePair) -> Outcome<WorkCompletion> {
     let begin = Instant::now();
     let mut done = [NOTHING];
     while begin.elapsed() < TIMEOUT {
@@ -116,12 +116,12 @@ pub fn next(queue: &mut dyn Queue) -> Outcome<WorkDone> {
     Err("no completion came".into())
 }
 
-pub fn write<'a>(to: &MemoryKey, offset: u64, payload: Payload<'a>) -> Work<'a> {
-    Work {
+pub fn write<'a>(to: &MemoryRegion, offset: u64, payload: Payload<'a>) -> WorkRequest<'a> {
+    WorkRequest {
         id: 1,
         verb: Verb::Write {
             address: to.address() + offset,
-            key: to.remote(),
+            rkey: to.rkey(),
             immediate: None,
         },
         payload,
@@ -130,21 +130,23 @@ pub fn write<'a>(to: &MemoryKey, offset: u64, payload: Payload<'a>) -> Work<'a> 
 }
 
 /// The same work with the immediate value `value`.
-pub fn telling(work: Work<'_>, value: u32) -> Work<'_> {
+pub fn telling(work: WorkRequest<'_>, value: u32) -> WorkRequest<'_> {
     let verb = match work.verb {
-        Verb::Write { address, key, .. } => Verb::Write {
+        Verb::Write {
+            address, rkey: key, ..
+        } => Verb::Write {
             address,
-            key,
+            rkey: key,
             immediate: Some(value),
         },
         Verb::Send { .. } => Verb::Send {
             immediate: Some(value),
         },
     };
-    Work { verb, ..work }
+    WorkRequest { verb, ..work }
 }
 
-pub fn succeeded(done: &WorkDone, id: u64, side: Side) -> Outcome {
+pub fn succeeded(done: &WorkCompletion, id: u64, side: Side) -> Outcome {
     that(
         (done.id, done.side, done.status) == (id, side, Status::Success),
         format!("{done:?}"),

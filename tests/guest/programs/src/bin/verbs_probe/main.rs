@@ -130,7 +130,7 @@ fn port(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (port, limits) = (nic.port()?, nic.limits());
     that(port.is_active, format!("it is down: {port:?}"))?;
     that(
-        port.mtu >= 256 && limits.max_pieces >= 3,
+        port.mtu >= 256 && limits.max_sges >= 3,
         format!("{limits:?}"),
     )?;
     that(limits.max_inline >= 8, format!("{limits:?}"))?;

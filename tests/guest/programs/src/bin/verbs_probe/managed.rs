@@ -2,10 +2,10 @@
 
 use crate::ends::{Outcome, TIMEOUT, memory, next, options, succeeded, telling, that, write};
 use daq_rdma::connect::cm;
-use daq_rdma::connect::{ConnectError, Dialler, Link, Listener};
+use daq_rdma::connect::{ConnectError, Connector, Link, Listener};
 use daq_rdma::stream::wire::{Hello, Mode};
 use daq_rdma::sys::{self, device};
-use daq_rdma::verbs::{MemoryKey, Nic, Payload, Service, Side, Verb, Work};
+use daq_rdma::verbs::{MemoryRegion, Nic, Payload, Service, Side, Verb, WorkRequest};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,19 +17,19 @@ pub fn address(nic: &Arc<dyn Nic>) -> Outcome<SocketAddr> {
 }
 
 /// A link of the card with itself, the connector's side first.
-pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryKey, MemoryKey)> {
+pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryRegion, MemoryRegion)> {
     let address = address(nic)?;
     let mut listener = cm::listener(address)?;
     let (theirs, ours) = (memory(nic)?, memory(nic)?);
     let answer = [
         theirs.address().to_le_bytes(),
-        u64::from(theirs.remote()).to_le_bytes(),
+        u64::from(theirs.rkey()).to_le_bytes(),
     ]
     .concat();
     let dialling = {
         let nic = Arc::clone(nic);
         std::thread::spawn(move || {
-            cm::dialler(address)
+            cm::connector(address)
                 .dial(
                     &[nic],
                     &options(Service::Rc),
@@ -51,7 +51,7 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryKey, MemoryKey)>
         std::slice::from_ref(&answer),
         &mut |_, queue| {
             prepared += 1;
-            queue.receive(5, &[])
+            queue.post_receive(5, &[])
         },
     )?;
     that(prepared == 1, format!("prepared {prepared} times"))?;
@@ -69,7 +69,7 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryKey, MemoryKey)>
 pub fn gone(link: &mut Link) -> Outcome<String> {
     let begin = Instant::now();
     while begin.elapsed() < TIMEOUT {
-        if let Some(why) = link.watch.gone() {
+        if let Some(why) = link.monitor.poll_disconnect() {
             return Ok(why.to_string());
         }
         std::thread::yield_now();
@@ -79,18 +79,21 @@ pub fn gone(link: &mut Link) -> Outcome<String> {
 
 pub fn managed(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut connected, mut accepted, ours, theirs) = linked(nic)?;
-    that(connected.watch.gone().is_none(), "it is gone already")?;
-    let pieces = [ours.piece(0, 16)];
-    let work = write(&theirs, 32, Payload::Memory(&pieces));
-    connected.rails[0].post(&telling(work, 3))?;
+    that(
+        connected.monitor.poll_disconnect().is_none(),
+        "it is gone already",
+    )?;
+    let sges = [ours.sge(0, 16)];
+    let work = write(&theirs, 32, Payload::Memory(&sges));
+    connected.rails[0].post_send(&telling(work, 3))?;
     let done = next(&mut *accepted.rails[0])?;
     succeeded(&done, 5, Side::Received)?;
     that(done.immediate == Some(3), format!("{done:?}"))?;
     // And the other way.
-    let pieces = [theirs.piece(0, 8)];
-    accepted.rails[0].post(&write(&ours, 0, Payload::Memory(&pieces)))?;
+    let sges = [theirs.sge(0, 8)];
+    accepted.rails[0].post_send(&write(&ours, 0, Payload::Memory(&sges)))?;
     succeeded(&next(&mut *accepted.rails[0])?, 1, Side::Sent)?;
-    connected.watch.part(0);
+    connected.monitor.close(0);
     gone(&mut accepted)
 }
 
@@ -131,7 +134,7 @@ pub type Dialling = std::thread::JoinHandle<Result<(), ConnectError>>;
 pub fn dial(nic: &Arc<dyn Nic>, address: SocketAddr) -> Dialling {
     let nic = Arc::clone(nic);
     std::thread::spawn(move || {
-        cm::dialler(address)
+        cm::connector(address)
             .dial(
                 &[nic],
                 &options(Service::Rc),
@@ -174,7 +177,7 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
                 first: 0,
                 slot: 4096,
                 credit_address: 0,
-                credit_key: 0,
+                credit_rkey: 0,
             }
             .encode()
         })
@@ -182,7 +185,7 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
     let dialling = {
         let (nics, greetings) = (nics.clone(), greetings.clone());
         std::thread::spawn(move || {
-            cm::dialler(first)
+            cm::connector(first)
                 .and(second)
                 .dial(
                     &nics,
@@ -202,7 +205,7 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
     }
     let answers = [b"rail 0".to_vec(), b"rail 1".to_vec()];
     let mut accepted = incoming.accept(&options(Service::Rc), &answers, &mut |rail, queue| {
-        queue.receive(rail as u64, &[])
+        queue.post_receive(rail as u64, &[])
     })?;
     let mut connected = dialling
         .join()
@@ -211,7 +214,7 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
         that(said.starts_with(answer), format!("{said:?}"))?;
     }
     for (rail, queue) in connected.rails.iter_mut().enumerate() {
-        queue.post(&Work {
+        queue.post_send(&WorkRequest {
             id: 1,
             verb: Verb::Send {
                 immediate: Some(u32::try_from(rail)?),
@@ -222,6 +225,6 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
         let done = next(&mut *accepted.rails[rail])?;
         succeeded(&done, rail as u64, Side::Received)?;
     }
-    accepted.watch.part(0);
+    accepted.monitor.close(0);
     gone(&mut connected)
 }

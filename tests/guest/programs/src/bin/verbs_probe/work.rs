@@ -3,7 +3,7 @@
 use crate::ends::{
     End, NOTHING, OPEN, Outcome, TIMEOUT, next, options, pair, succeeded, telling, that, write,
 };
-use daq_rdma::verbs::{Nic, Payload, Service, Side, Status, Verb, Way, Work};
+use daq_rdma::verbs::{Nic, Payload, RegistrationMethod, Service, Side, Status, Verb, WorkRequest};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,16 +11,16 @@ pub fn writes(nic: &Arc<dyn Nic>, service: Service) -> Outcome<String> {
     let (mut one, mut other) = pair(nic, options(service))?;
     one.fill(0, b"payload!")?;
     one.fill(100, b"and its record")?;
-    other.queue.receive(7, &[])?;
-    let pieces = [one.key.piece(0, 8)];
-    let payload = write(&other.key, 4096, Payload::Memory(&pieces));
-    one.queue.post(&Work {
+    other.queue.post_receive(7, &[])?;
+    let sges = [one.key.sge(0, 8)];
+    let payload = write(&other.key, 4096, Payload::Memory(&sges));
+    one.queue.post_send(&WorkRequest {
         signaled: false,
         ..payload
     })?;
-    let pieces = [one.key.piece(100, 4), one.key.piece(104, 10)];
-    let record = write(&other.key, 64, Payload::Memory(&pieces));
-    one.queue.post(&telling(record, 0xdead_beef))?;
+    let sges = [one.key.sge(100, 4), one.key.sge(104, 10)];
+    let record = write(&other.key, 64, Payload::Memory(&sges));
+    one.queue.post_send(&telling(record, 0xdead_beef))?;
     let done = next(&mut *other.queue)?;
     succeeded(&done, 7, Side::Received)?;
     that(
@@ -41,16 +41,16 @@ pub fn writes(nic: &Arc<dyn Nic>, service: Service) -> Outcome<String> {
 pub fn sends(nic: &Arc<dyn Nic>, service: Service) -> Outcome<String> {
     let (mut one, mut other) = pair(nic, options(service))?;
     one.fill(0, b"recordpayload")?;
-    let into = [other.key.piece(0, 6), other.key.piece(1024, 100)];
-    other.queue.receive(3, &into)?;
-    let pieces = [one.key.piece(0, 6), one.key.piece(6, 7)];
-    let work = Work {
+    let into = [other.key.sge(0, 6), other.key.sge(1024, 100)];
+    other.queue.post_receive(3, &into)?;
+    let sges = [one.key.sge(0, 6), one.key.sge(6, 7)];
+    let work = WorkRequest {
         id: 5,
         verb: Verb::Send { immediate: None },
-        payload: Payload::Memory(&pieces),
+        payload: Payload::Memory(&sges),
         signaled: true,
     };
-    one.queue.post(&telling(work, 17))?;
+    one.queue.post_send(&telling(work, 17))?;
     let done = next(&mut *other.queue)?;
     succeeded(&done, 3, Side::Received)?;
     that(
@@ -60,8 +60,8 @@ pub fn sends(nic: &Arc<dyn Nic>, service: Service) -> Outcome<String> {
     other.holds(0, b"record")?;
     other.holds(1024, b"payload\0")?;
     succeeded(&next(&mut *one.queue)?, 5, Side::Sent)?;
-    other.queue.receive(4, &into)?;
-    one.queue.post(&work)?;
+    other.queue.post_receive(4, &into)?;
+    one.queue.post_send(&work)?;
     let done = next(&mut *other.queue)?;
     that(done.immediate.is_none(), format!("{done:?}"))?;
     Ok(String::new())
@@ -69,22 +69,22 @@ pub fn sends(nic: &Arc<dyn Nic>, service: Service) -> Outcome<String> {
 
 pub fn inline(nic: &Arc<dyn Nic>, service: Service) -> Outcome<String> {
     let (mut one, mut other) = pair(nic, options(service))?;
-    other.queue.receive(1, &[])?;
+    other.queue.post_receive(1, &[])?;
     let mut bytes = *b"8 bytes!";
     let work = write(&other.key, 8, Payload::Inline(&bytes));
-    one.queue.post(&telling(work, 1))?;
+    one.queue.post_send(&telling(work, 1))?;
     bytes.fill(0);
     succeeded(&next(&mut *other.queue)?, 1, Side::Received)?;
     other.holds(8, b"8 bytes!")?;
     // The keep-alive: nothing at all.
     one.queue
-        .post(&write(&other.key, 0, Payload::Memory(&[])))?;
+        .post_send(&write(&other.key, 0, Payload::Memory(&[])))?;
     succeeded(&next(&mut *one.queue)?, 1, Side::Sent)?;
     succeeded(&next(&mut *one.queue)?, 1, Side::Sent)?;
     let long = vec![0; nic.limits().max_inline as usize + 4096];
     match one
         .queue
-        .post(&write(&other.key, 0, Payload::Inline(&long)))
+        .post_send(&write(&other.key, 0, Payload::Inline(&long)))
     {
         Ok(()) => Err("too many bytes went inline".into()),
         Err(error) => Ok(error.to_string()),
@@ -95,7 +95,7 @@ pub fn many(nic: &Arc<dyn Nic>) -> Outcome<String> {
     const FRAMES: u32 = 500;
     let (mut one, mut other) = pair(nic, options(Service::Rc))?;
     for id in 0..16 {
-        other.queue.receive(id, &[])?;
+        other.queue.post_receive(id, &[])?;
     }
     let mut done = [NOTHING; 8];
     let (mut sent, mut acknowledged, mut arrived) = (0, 0, 0);
@@ -106,14 +106,14 @@ pub fn many(nic: &Arc<dyn Nic>) -> Outcome<String> {
         while sent < FRAMES && sent < acknowledged + 8 && sent < arrived + 8 {
             let slot = (sent % 8) as usize * 1024;
             one.fill(slot, &sent.to_le_bytes())?;
-            let pieces = [one.key.piece(slot, 1024)];
-            let payload = write(&other.key, slot as u64, Payload::Memory(&pieces));
-            one.queue.post(&Work {
+            let sges = [one.key.sge(slot, 1024)];
+            let payload = write(&other.key, slot as u64, Payload::Memory(&sges));
+            one.queue.post_send(&WorkRequest {
                 signaled: false,
                 ..payload
             })?;
             let record = write(&other.key, 0x8000, Payload::Inline(b"told"));
-            one.queue.post(&telling(record, sent))?;
+            one.queue.post_send(&telling(record, sent))?;
             sent += 1;
         }
         let count = one.queue.poll(&mut done)?;
@@ -128,7 +128,7 @@ pub fn many(nic: &Arc<dyn Nic>) -> Outcome<String> {
                 format!("{done:?}, {arrived} was due"),
             )?;
             other.holds((arrived % 8) as usize * 1024, &arrived.to_le_bytes())?;
-            other.queue.receive(done.id, &[])?;
+            other.queue.post_receive(done.id, &[])?;
             arrived += 1;
         }
     }
@@ -137,12 +137,12 @@ pub fn many(nic: &Arc<dyn Nic>) -> Outcome<String> {
 
 pub fn wrong_key(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut one, other) = pair(nic, options(Service::Rc))?;
-    let pieces = [one.key.piece(0, 8)];
-    let mut work = write(&other.key, 0, Payload::Memory(&pieces));
-    if let Verb::Write { key, .. } = &mut work.verb {
-        *key ^= 0x0055_5500;
+    let sges = [one.key.sge(0, 8)];
+    let mut work = write(&other.key, 0, Payload::Memory(&sges));
+    if let Verb::Write { rkey, .. } = &mut work.verb {
+        *rkey ^= 0x0055_5500;
     }
-    one.queue.post(&work)?;
+    one.queue.post_send(&work)?;
     let done = next(&mut *one.queue)?;
     that(done.status == Status::RemoteAccess, format!("{done:?}"))?;
     Ok(String::new())
@@ -150,24 +150,24 @@ pub fn wrong_key(nic: &Arc<dyn Nic>) -> Outcome<String> {
 
 pub fn old_key(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut one, other) = pair(nic, options(Service::Rc))?;
-    let (address, key) = (other.key.address(), other.key.remote());
+    let (address, key) = (other.key.address(), other.key.rkey());
     let End { queue, key: ended } = other;
     let region = Arc::clone(ended.region());
     drop(ended);
-    let again = nic.register(&region, Way::Host, OPEN)?;
+    let again = nic.register(&region, RegistrationMethod::Host, OPEN)?;
     that(
-        again.remote() != key,
+        again.rkey() != key,
         "memory that was registered again has the same key",
     )?;
-    let pieces = [one.key.piece(0, 8)];
-    one.queue.post(&Work {
+    let sges = [one.key.sge(0, 8)];
+    one.queue.post_send(&WorkRequest {
         id: 9,
         verb: Verb::Write {
             address,
-            key,
+            rkey: key,
             immediate: None,
         },
-        payload: Payload::Memory(&pieces),
+        payload: Payload::Memory(&sges),
         signaled: false,
     })?;
     let done = next(&mut *one.queue)?;
@@ -181,9 +181,9 @@ pub fn old_key(nic: &Arc<dyn Nic>) -> Outcome<String> {
 
 pub fn not_ready(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut one, other) = pair(nic, options(Service::Rc))?;
-    let pieces = [one.key.piece(0, 8)];
-    let work = write(&other.key, 0, Payload::Memory(&pieces));
-    one.queue.post(&telling(work, 1))?;
+    let sges = [one.key.sge(0, 8)];
+    let work = write(&other.key, 0, Payload::Memory(&sges));
+    one.queue.post_send(&telling(work, 1))?;
     let done = next(&mut *one.queue)?;
     that(done.status == Status::NotReady, format!("{done:?}"))?;
     Ok(String::new())
@@ -191,14 +191,14 @@ pub fn not_ready(nic: &Arc<dyn Nic>) -> Outcome<String> {
 
 pub fn unanswered(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut one, other) = pair(nic, options(Service::Rc))?;
-    let (address, key) = (other.key.address(), other.key.remote());
+    let (address, key) = (other.key.address(), other.key.rkey());
     drop(other);
     let begin = Instant::now();
-    one.queue.post(&Work {
+    one.queue.post_send(&WorkRequest {
         id: 1,
         verb: Verb::Write {
             address,
-            key,
+            rkey: key,
             immediate: None,
         },
         payload: Payload::Memory(&[]),
@@ -211,10 +211,10 @@ pub fn unanswered(nic: &Arc<dyn Nic>) -> Outcome<String> {
 
 pub fn flushed(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut one, other) = pair(nic, options(Service::Rc))?;
-    one.queue.receive(77, &[])?;
-    let pieces = [one.key.piece(0, 8)];
-    let work = write(&other.key, 0, Payload::Memory(&pieces));
-    one.queue.post(&telling(work, 1))?;
+    one.queue.post_receive(77, &[])?;
+    let sges = [one.key.sge(0, 8)];
+    let work = write(&other.key, 0, Payload::Memory(&sges));
+    one.queue.post_send(&telling(work, 1))?;
     let first = next(&mut *one.queue)?;
     that(first.status == Status::NotReady, format!("{first:?}"))?;
     let second = next(&mut *one.queue)?;
@@ -227,22 +227,22 @@ pub fn flushed(nic: &Arc<dyn Nic>) -> Outcome<String> {
 
 pub fn too_large(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let mut lone = End::new(nic, options(Service::Rc))?;
-    let piece = lone.key.piece(0, 8);
-    let work = Work {
+    let sge = lone.key.sge(0, 8);
+    let work = WorkRequest {
         id: 1,
         verb: Verb::Send { immediate: None },
-        payload: Payload::Memory(&[piece]),
+        payload: Payload::Memory(&[sge]),
         signaled: true,
     };
-    let unconnected = lone.queue.post(&work);
+    let unconnected = lone.queue.post_send(&work);
     that(unconnected.is_err(), "it sends before it is connected")?;
     let (mut one, _other) = pair(nic, options(Service::Rc))?;
-    let pieces = [one.key.piece(0, 8); 17];
-    let work = Work {
-        payload: Payload::Memory(&pieces),
+    let sges = [one.key.sge(0, 8); 17];
+    let work = WorkRequest {
+        payload: Payload::Memory(&sges),
         ..work
     };
-    match (one.queue.post(&work), one.queue.receive(1, &pieces)) {
+    match (one.queue.post_send(&work), one.queue.post_receive(1, &sges)) {
         (Err(error), Err(_)) => Ok(error.to_string()),
         answers => Err(format!("{answers:?}").into()),
     }
@@ -251,18 +251,18 @@ pub fn too_large(nic: &Arc<dyn Nic>) -> Outcome<String> {
 pub fn datagrams(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut one, mut other) = pair(nic, options(Service::Ud))?;
     one.fill(0, b"a datagram")?;
-    let into = [other.key.piece(0, 4), other.key.piece(512, 100)];
-    other.queue.receive(1, &into)?;
-    let pieces = [one.key.piece(0, 10)];
-    let work = Work {
+    let into = [other.key.sge(0, 4), other.key.sge(512, 100)];
+    other.queue.post_receive(1, &into)?;
+    let sges = [one.key.sge(0, 10)];
+    let work = WorkRequest {
         id: 2,
         verb: Verb::Send {
             immediate: Some(99),
         },
-        payload: Payload::Memory(&pieces),
+        payload: Payload::Memory(&sges),
         signaled: true,
     };
-    one.queue.post(&work)?;
+    one.queue.post_send(&work)?;
     let done = next(&mut *other.queue)?;
     succeeded(&done, 1, Side::Received)?;
     that(
@@ -272,13 +272,13 @@ pub fn datagrams(nic: &Arc<dyn Nic>) -> Outcome<String> {
     other.holds(0, b"a da")?;
     other.holds(512, b"tagram\0\0")?;
     succeeded(&next(&mut *one.queue)?, 2, Side::Sent)?;
-    let long = [one.key.piece(0, 8192)];
-    let long = Work {
+    let long = [one.key.sge(0, 8192)];
+    let long = WorkRequest {
         payload: Payload::Memory(&long),
         ..work
     };
-    let write = write(&other.key, 0, Payload::Memory(&pieces));
-    match (one.queue.post(&long), one.queue.post(&write)) {
+    let write = write(&other.key, 0, Payload::Memory(&sges));
+    match (one.queue.post_send(&long), one.queue.post_send(&write)) {
         (Err(error), Err(_)) => Ok(error.to_string()),
         answers => Err(format!("{answers:?}").into()),
     }
