@@ -6,27 +6,27 @@ use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long an engine that is dropped while it runs may take to stop.
+/// How long a running engine that is dropped may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// An engine that runs, with the memory that its slots and its doorbell lie in.
+/// A running engine, with the memory of its slots and of its doorbell.
 ///
-/// The memory is given back by [`stop`](Self::stop) alone. One that is dropped stops its engine first.
+/// Only [`stop`](Self::stop) returns the memory. Dropping stops the engine first.
 pub struct Armed {
-    /// Taken once, by `stop` or by `drop`.
+    /// Moved out once, by `stop` or by `drop`.
     parts: ManuallyDrop<Idle>,
 }
 
-/// An engine that is quiet, with the memory that it wrote.
+/// A stopped engine, with the memory that it wrote.
 #[derive(Debug)]
 pub struct Idle {
     /// The engine.
     pub engine: Box<dyn Engine>,
-    /// The memory; `None` where the engine could be neither stopped nor cut off, and it is kept until the process ends.
+    /// The memory; `None` if the engine could neither be stopped nor its device reset, so that the memory is leaked.
     pub memory: Option<DmaMap>,
-    /// That it would not stop and was cut off.
+    /// Set if the engine did not stop in time and its device was reset.
     pub quiesce_timeout: Option<QuiesceTimeout>,
-    /// What the doorbell lies in; let go once the engine is quiet.
+    /// The memory of the doorbell, released once the engine is stopped.
     doorbell: Option<Arc<DmaMap>>,
 }
 
@@ -34,17 +34,18 @@ pub struct Idle {
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Refused {
-    /// Engine and memory.
+    /// The engine and the memory.
     pub idle: Idle,
     /// Why.
     pub error: EngineError,
 }
 
 impl Armed {
-    /// Has `engine` fill `slots`, which lie in `memory`. Whoever made a doorbell keeps it for as long as this lives.
+    /// Arms `engine` to fill `slots`, which are in `memory`. The caller must keep the memory of a doorbell while this
+    /// exists.
     ///
     /// # Errors
-    /// Engine and memory come back, quiet, with the reason.
+    /// Returns the stopped engine and the memory with the reason.
     pub fn arm(
         engine: Box<dyn Engine>,
         memory: DmaMap,
@@ -53,7 +54,7 @@ impl Armed {
         Self::arm_with_doorbell(engine, memory, None, slots)
     }
 
-    /// As [`arm`](Self::arm), and keeps `doorbell`, which the doorbell of `slots` lies in, as it keeps `memory`.
+    /// As [`arm`](Self::arm); also keeps `bell`, the memory of the doorbell of `slots`.
     ///
     /// # Errors
     /// As [`arm`](Self::arm).
@@ -120,14 +121,14 @@ impl Armed {
     /// Stops the engine: when this returns no transfer is in flight.
     pub fn stop(self, timeout: Duration) -> Idle {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not used again and its drop, which takes the parts too, does not run.
+        // SAFETY: `this` is not used again, and its drop, which also moves the parts out, does not run.
         let parts = unsafe { ManuallyDrop::take(&mut this.parts) };
         parts.stopped(timeout)
     }
 }
 
 impl Idle {
-    /// The same with nothing in flight.
+    /// Stops the engine.
     fn stopped(mut self, timeout: Duration) -> Self {
         if let Err(quiesce_timeout) = self.engine.quiesce(timeout) {
             match self.engine.device().disable_and_reset() {
@@ -153,7 +154,7 @@ impl Idle {
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        // SAFETY: this runs once, and `stop`, which takes the parts as well, keeps it from running.
+        // SAFETY: this runs once, and `stop`, which also moves the parts out, prevents it from running.
         let parts = unsafe { ManuallyDrop::take(&mut self.parts) };
         drop(parts.stopped(STOP_TIMEOUT));
     }

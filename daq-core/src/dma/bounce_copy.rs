@@ -1,9 +1,9 @@
-//! Frames carried out of slots of an engine's own, into a ring.
+//! Copies frames from an engine's own slots, which act as bounce buffers, into a ring.
 //!
 //! ```text
-//!   engine ─▶ slots of its own ──copy──▶ open slots of the ring ──▶ is the slot still the frame's? ──▶ publish
+//!   engine ─▶ own slots ──copy──▶ open slots of the ring ──▶ slot still holds the frame? ──▶ publish
 //! ```
-//! Where an engine goes round whatever anybody does, or may not write where the ring lies.
+//! Used for an engine that runs freely, without backpressure, or that cannot write the memory of the ring.
 
 use crate::gpu::Event;
 use crate::gpu::bar_mapping::{BarMapping, BarMappingError};
@@ -18,20 +18,20 @@ use std::time::{Duration, Instant};
 /// How long a GPU may take for a batch of copies within its memory.
 const COPY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why frames cannot be carried.
+/// Why frames cannot be copied.
 #[derive(Debug, thiserror::Error)]
 pub enum BounceCopyError {
-    /// There is no method from one memory to the other.
+    /// No method copies from one memory to the other.
     #[error(
-        "no method to carry frames from {from} to {to}: put the ring on the GPU that the engine writes, or into host memory"
+        "cannot copy frames from {from} to {to}: place the ring on the GPU that the engine writes, or in host memory"
     )]
     NoWay {
-        /// Where the engine writes.
+        /// The memory that the engine writes.
         from: Placement,
-        /// Where the ring lies.
+        /// The memory of the ring.
         to: Placement,
     },
-    /// The mapping of the GPU's memory is lost.
+    /// The BAR mapping of the GPU's memory is lost.
     #[error(transparent)]
     BarMapping(#[from] BarMappingError),
     /// The GPU failed.
@@ -40,9 +40,9 @@ pub enum BounceCopyError {
     /// Host memory could not be pinned for the GPU.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// The GPU does not end a copy.
+    /// The GPU does not finish a copy.
     #[error(
-        "{device} has not copied a batch of frames within {waited:?}; look for a hang: nvidia-smi; dmesg | grep -i xid"
+        "{device} did not copy a batch of frames within {waited:?}; check whether it hangs: nvidia-smi; dmesg | grep -i xid"
     )]
     Hung {
         /// The GPU.
@@ -53,28 +53,28 @@ pub enum BounceCopyError {
 }
 
 enum CopyMethod {
-    /// Both in host memory.
+    /// Host memory to host memory.
     Host,
-    /// Host memory to a GPU's, by stores of the CPU.
+    /// Host memory to GPU memory, by CPU stores.
     Stores(Arc<BarMapping>),
-    /// Within a GPU's memory, by its copy engine.
+    /// Within the memory of a GPU, by its copy engine.
     Within(&'static Device, Stream),
-    /// Pinned host memory to a GPU's, by its copy engine.
+    /// Pinned host memory to GPU memory, by its copy engine.
     In(&'static Device, Stream),
 }
 
-/// Copies from slots of an engine's own to the open slots of a ring.
+/// Copies from an engine's own slots to the open slots of a ring.
 pub struct BounceCopy {
     from: Arc<Region>,
     to: Arc<Region>,
     stride: usize,
     method: CopyMethod,
-    /// Whether copies may be under method.
+    /// Whether copies may be in flight.
     is_open: bool,
 }
 
 impl BounceCopy {
-    /// Copies from slots in `from`, which lie as those of `to` do. Allocates what it needs now.
+    /// Copies from slots in `from`, which have the same stride as those of `to`. Allocates everything now.
     pub fn new(from: Arc<Region>, to: &Producer) -> Result<Self, BounceCopyError> {
         let target = to.region();
         let method = match (from.placement(), target.placement()) {
@@ -108,8 +108,8 @@ impl BounceCopy {
         &self.from
     }
 
-    /// Begins to copy `bytes` bytes of the engine's slot `slot` to the `open`-th open slot of `to`; done once
-    /// [settled](Self::settle).
+    /// Starts to copy `bytes` bytes of the engine's slot `slot` to the `open`-th open slot of `to`. The copy is
+    /// complete after [`settle`](Self::settle).
     ///
     /// # Panics
     /// If there is no such slot, or it is shorter.
@@ -132,20 +132,20 @@ impl BounceCopy {
         self.is_open = true;
         let from = self.from.address().as_ptr().wrapping_add(offset);
         match &self.method {
-            // SAFETY: both are host memory with room for the bytes, as checked above and by the ring; they are different
-            // regions. The target is open, so nobody else touches it. The source may be written by the device at the
-            // same time: whoever carries asks the device afterwards and throws away what it may have overtaken.
+            // SAFETY: both are host memory with room for the bytes, as checked above and by the ring, in different
+            // regions. The target slot is open, so nothing else accesses it. The device may write the source at the
+            // same time: the caller queries the device afterwards and discards what may have been overwritten.
             CopyMethod::Host => unsafe { copy::stream(from, target, bytes) },
             CopyMethod::Stores(mapped) => {
                 mapped.check()?;
                 let at = target.addr() - to.region().address().as_ptr().addr();
                 let cpu = mapped.cpu_address().as_ptr().wrapping_add(at);
-                // SAFETY: as above; the ring's slots lie in the mapping, which `check` has found usable, at the offset
-                // that they have on the GPU.
+                // SAFETY: as above. The ring's slots are in the mapping, which `check` has found usable, at the same
+                // offset as on the GPU.
                 unsafe { store::copy_to(cpu, from, bytes) };
             }
-            // SAFETY: as above, within the memory of one GPU or from pinned memory; both regions are kept until `settle`, or
-            // the drop, has seen the end of the copies, or for ever where there is none.
+            // SAFETY: as above, within the memory of one GPU or from pinned memory. Both regions are kept until
+            // `settle`, or the drop, has seen the end of the copies; if there is none they are leaked.
             CopyMethod::Within(_, stream) => unsafe {
                 stream.copy_within(target.addr() as u64, from.addr() as u64, bytes)?;
             },
@@ -157,7 +157,7 @@ impl BounceCopy {
         Ok(())
     }
 
-    /// Returns once everything copied so far is there.
+    /// Waits until all copies so far are complete.
     pub fn settle(&mut self) -> Result<(), BounceCopyError> {
         match &self.method {
             CopyMethod::Host => copy::fence(),
@@ -190,7 +190,7 @@ impl BounceCopy {
 impl Drop for BounceCopy {
     fn drop(&mut self) {
         if self.is_open && self.settle().is_err() {
-            // Copies may be under method for ever: what they use is never freed.
+            // Copies may be in flight forever, so the memory that they use is leaked.
             std::mem::forget((self.from.clone(), self.to.clone()));
         }
     }

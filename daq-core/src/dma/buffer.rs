@@ -1,4 +1,4 @@
-//! Small host memory that a device reads or writes beside its slots: descriptors, result words, write-back words.
+//! Small host memory that a device accesses in addition to its slots: descriptors, result words, write-back words.
 
 use super::{DmaDevice, DmaError, DmaMap};
 use crate::region::{HostOptions, Region};
@@ -6,16 +6,16 @@ use crate::sys::store;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Host memory shared with a device, accessed in words alone: no reference into it ever exists.
+/// Host memory shared with a device. It is accessed only as whole words; no reference into it is ever created.
 ///
-/// All numbers are little-endian, as PCIe devices take them.
+/// All numbers are little-endian, as PCIe devices expect.
 #[derive(Debug)]
 pub struct DmaBuffer {
     map: DmaMap,
 }
 
 impl DmaBuffer {
-    /// `bytes` of zeroed, locked host memory that `device` reaches.
+    /// Allocates `bytes` of zeroed, locked host memory that `device` can access.
     pub fn new(device: Arc<dyn DmaDevice>, bytes: usize) -> Result<Self, DmaError> {
         let options = HostOptions {
             lock: true,
@@ -24,41 +24,41 @@ impl DmaBuffer {
         };
         let region = Region::host(bytes, options).map_err(|error| DmaError::Refused {
             device: device.name().to_owned(),
-            action: format!("{bytes} bytes of memory for it"),
+            action: format!("cannot allocate {bytes} bytes of memory for it"),
             why: error.to_string(),
         })?;
         let map = DmaMap::new(device, region)?;
-        // Whoever uses it counts on from the first byte's address.
+        // Users compute all addresses from that of the first byte.
         map.address_of(0, bytes)?;
         Ok(Self { map })
     }
 
-    /// The device's address of the first byte.
+    /// The address of the first byte as the device sees it.
     pub const fn address(&self) -> u64 {
         self.map.address()
     }
 
-    /// Bytes; at least as many as were asked for.
+    /// Size in bytes, at least as many as requested.
     pub fn bytes(&self) -> usize {
         self.map.region().bytes()
     }
 
-    /// The word at `offset`. What the device wrote before it is visible afterwards.
+    /// Reads the word at `offset`. Everything that the device wrote before it is visible afterwards.
     ///
     /// # Panics
-    /// If the word is not inside, or `offset` no multiple of 4.
+    /// If the word is not inside, or `offset` is not a multiple of 4.
     #[inline]
     pub fn read32(&self, offset: usize) -> u32 {
-        // SAFETY: `word` gives an aligned address inside of host memory that lives as long as `self`; whoever writes the
-        // word, here or on the device, writes it whole.
+        // SAFETY: `word` returns an aligned address inside host memory that lives as long as `self`. The CPU and the
+        // device write the word only as a whole.
         let word = unsafe { AtomicU32::from_ptr(self.word(offset)) };
         u32::from_le(word.load(Ordering::Acquire))
     }
 
-    /// As [`read32`](Self::read32), of 8 bytes at once.
+    /// As [`read32`](Self::read32), for 8 bytes at once.
     ///
     /// # Panics
-    /// If the word is not inside, or `offset` no multiple of 8.
+    /// If the word is not inside, or `offset` is not a multiple of 8.
     #[inline]
     pub fn read64(&self, offset: usize) -> u64 {
         // SAFETY: as in `read32`.
@@ -66,7 +66,7 @@ impl DmaBuffer {
         u64::from_le(word.load(Ordering::Acquire))
     }
 
-    /// Stores a word. What was stored before it is visible to the device first.
+    /// Stores a word. Everything stored before it becomes visible to the device first.
     ///
     /// # Panics
     /// As [`read32`](Self::read32).
@@ -78,7 +78,7 @@ impl DmaBuffer {
         word.store(value.to_le(), Ordering::Release);
     }
 
-    /// As [`write32`](Self::write32), of 8 bytes at once.
+    /// As [`write32`](Self::write32), for 8 bytes at once.
     ///
     /// # Panics
     /// As [`read64`](Self::read64).
@@ -90,7 +90,7 @@ impl DmaBuffer {
         word.store(value.to_le(), Ordering::Release);
     }
 
-    /// Zeroes all of it; for setting up.
+    /// Zeroes the whole buffer; for setup.
     pub fn clear(&self) {
         for offset in (0..self.bytes()).step_by(8) {
             self.write64(offset, 0);

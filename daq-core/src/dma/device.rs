@@ -1,35 +1,35 @@
-//! The device that an engine belongs to: what it can reach.
+//! The device that an engine belongs to, and the memory that it can access.
 
 use crate::region::Region;
 use std::fmt;
 use std::sync::Arc;
 
-/// Why memory could not be given to a device, or the device not be cut off.
+/// Why memory could not be mapped for a device, or the device not be reset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DmaError {
-    /// This device cannot be given this kind of memory.
-    #[error("{device} cannot be given {memory}: {why}")]
+    /// This device cannot access this kind of memory.
+    #[error("{device} cannot access {memory}: {why}")]
     Unreachable {
         /// The device.
         device: String,
         /// Which memory.
         memory: String,
-        /// Why, and what helps.
+        /// The reason and the remedy.
         why: String,
     },
-    /// The system refused.
+    /// The operating system refused.
     #[error("{device}: {action}: {why}")]
     Refused {
         /// The device.
         device: String,
-        /// What was asked of the system, with addresses and sizes.
+        /// The failed request, with addresses and sizes.
         action: String,
-        /// Its answer, and what helps.
+        /// The system's error and the remedy.
         why: String,
     },
-    /// The device is not there any more.
+    /// The device is no longer present.
     #[error(
-        "{device} is gone; look whether it was removed or has lost its link: dmesg | tail; lspci -s {device}"
+        "{device} is gone; check whether it was removed or lost its link: dmesg | tail; lspci -s {device}"
     )]
     Gone {
         /// The device.
@@ -37,35 +37,35 @@ pub enum DmaError {
     },
 }
 
-/// A device that writes and reads memory by itself.
+/// A device that reads and writes memory by DMA.
 ///
-/// Implementations are shared by the engine, its buffers and its maps; all calls are off the data path.
+/// Its engine, buffers and maps share it; all calls are off the data path.
 pub trait DmaDevice: Send + Sync {
-    /// Its name in messages: a PCI address, or where its model is.
+    /// Its name in messages: a PCI address, or the path of an emulated device.
     fn name(&self) -> &str;
 
-    /// Makes all of `region` reachable and returns the address, as the device sees it, of its first byte. Where those of
-    /// the others are says [`address_of`](Self::address_of).
+    /// Makes all of `region` accessible and returns the address of its first byte as the device sees it.
+    /// [`address_of`](Self::address_of) returns the addresses of the other bytes.
     ///
-    /// An implementation whose device, or whose model of one, reaches the memory through this process's addresses keeps
-    /// the region until [`unmap`](Self::unmap).
+    /// An implementation whose device, or emulated device, uses addresses of this process keeps the region until
+    /// [`unmap`](Self::unmap).
     fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError>;
 
-    /// The device's address of the `bytes` bytes from `offset` on of what is mapped at `address`; an error where theirs are
-    /// not consecutive, which they are for devices that choose the addresses themselves.
+    /// The device's address of the `bytes` bytes from `offset` on of the region mapped at `address`. Fails if their
+    /// device addresses are not consecutive; devices that choose the addresses themselves have consecutive ones.
     fn address_of(&self, address: u64, offset: usize, bytes: usize) -> Result<u64, DmaError> {
         let _ = bytes;
         Ok(address + offset as u64)
     }
 
-    /// Ends what [`map`](Self::map) began: when it returns no write of the device reaches the memory any more.
+    /// Undoes [`map`](Self::map): when it returns, no write of the device reaches the memory any more.
     fn unmap(&self, address: u64, bytes: usize) -> Result<(), DmaError>;
 
-    /// Ends all DMA, whatever the device is doing: bus mastering off, then a reset.
+    /// Ends all DMA, whatever the device is doing: disables bus mastering, then resets the device.
     fn disable_and_reset(&self) -> Result<(), DmaError>;
 }
 
-/// A region as a device reaches it; undone by being dropped, and the region is kept until then.
+/// A region that is mapped for a device. Dropping it unmaps the region, which is kept until then.
 pub struct DmaMap {
     device: Arc<dyn DmaDevice>,
     region: Arc<Region>,
@@ -73,7 +73,7 @@ pub struct DmaMap {
 }
 
 impl DmaMap {
-    /// Makes `region` reachable for `device`.
+    /// Maps `region` for `device`.
     pub fn new(device: Arc<dyn DmaDevice>, region: Arc<Region>) -> Result<Self, DmaError> {
         let address = device.map(&region)?;
         Ok(Self {
@@ -88,11 +88,11 @@ impl DmaMap {
         self.address
     }
 
-    /// The device's address of the `bytes` bytes of the region from `offset` on, which one transfer can write; an error
-    /// where their addresses are not consecutive.
+    /// The device's address of the `bytes` bytes of the region from `offset` on, which one transfer can write. Fails
+    /// if their device addresses are not consecutive.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the range is not inside the region.
     pub fn address_of(&self, offset: usize, bytes: usize) -> Result<u64, DmaError> {
         let end = offset.checked_add(bytes);
         assert!(
@@ -113,7 +113,7 @@ impl DmaMap {
         &self.device
     }
 
-    /// Leaves the memory mapped and allocated until the process ends: a device that cannot be stopped may still write it.
+    /// Leaks the mapping and the memory until the process ends: a device that cannot be stopped may still write it.
     pub fn leak(self) {
         std::mem::forget(self);
     }
@@ -129,7 +129,7 @@ impl Drop for DmaMap {
             "{error}; {}",
             match &ended {
                 Ok(()) => "the device was reset instead".to_owned(),
-                Err(error) => format!("{error}: its memory is kept until this process ends"),
+                Err(error) => format!("{error}; its memory is leaked until this process exits"),
             }
         );
         if ended.is_err() {

@@ -1,98 +1,98 @@
-//! The seam of DMA engines.
+//! The trait of DMA engines.
 
 use super::DmaDevice;
 use crate::frame::{Flags, Timestamp};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What an engine can do.
+/// The capabilities of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Whether it stops when it has no credits; else it goes round and overwrites.
+    /// true: it stops when it has no credits (backpressure); false: it runs freely and overwrites.
     pub supports_backpressure: bool,
-    /// Bits of the count of finished transfers that it can write, as the last write of each transfer, to an address of our
-    /// choosing ([`Slots::doorbell`]); 0 if it cannot.
+    /// Number of bits of the count of finished transfers that it can write, as the last write of each transfer, to a
+    /// given address ([`Slots::doorbell`]); 0 if it cannot.
     pub doorbell_bits: u32,
     /// Whether it reports the length of each frame.
     pub end_of_packet: bool,
     /// Alignment of slot addresses in bytes, a power of two.
     pub alignment: usize,
-    /// Most bytes of one slot.
+    /// Maximum number of bytes per slot.
     pub max_transfer: usize,
-    /// Most slots of a ring.
+    /// Maximum number of slots in a ring.
     pub max_slots: usize,
 }
 
-/// The ring that an engine fills: transfer `n` since it was armed goes to slot `(first + n) % addresses.len()`.
+/// The ring that an engine fills: transfer `n` since arming goes to slot `(first + n) % addresses.len()`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// Every slot, as the device sees it.
+    /// The addresses of all slots as the device sees them.
     pub addresses: Vec<u64>,
-    /// Bytes of each.
+    /// Bytes per slot.
     pub bytes: usize,
     /// The slot that is filled first.
     pub first: usize,
-    /// Where the device is to write its count of finished transfers, as a 32-bit little-endian word of which the low
-    /// [`Caps::doorbell_bits`] count; `None` = nowhere but where the engine itself looks.
+    /// Where the device writes its count of finished transfers, as a 32-bit little-endian word whose low
+    /// [`Caps::doorbell_bits`] bits are valid; `None` = only where the engine itself polls.
     pub doorbell: Option<u64>,
 }
 
 /// One slot that an engine has filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Valid bytes.
+    /// Number of valid bytes.
     pub length: usize,
-    /// Whether the device says that the payload is damaged.
+    /// Whether the device reports that the payload is damaged.
     pub is_bad: bool,
     /// When.
     pub timestamp: Timestamp,
-    /// Frames that were sent before this one, after the one before it, and never came; 0 where nobody can say.
+    /// Frames that were sent between the previous frame and this one and never arrived; 0 if unknown.
     pub missing: u64,
-    /// Slots that were passed over before this one; only engines that go round pass any over.
+    /// Slots that were skipped before this one; only free-running engines skip slots.
     pub passed: u64,
-    /// What the frame's sender says of it; `None` where an engine knows of transfers alone.
+    /// What the frame's sender reports about it; `None` for engines that only know transfers.
     pub origin: Option<Origin>,
 }
 
-/// What the sender of a frame says of it.
+/// What the sender of a frame reports about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// The frame's number in its producer's counting.
+    /// The frame's number in the numbering of its producer.
     pub sequence: u64,
-    /// Another value whenever that counting has begun anew.
+    /// Changes whenever that numbering has restarted.
     pub epoch: u64,
-    /// Flags, of which [`Flags::EPOCH`] is set anew here.
+    /// The sender's flags; [`Flags::EPOCH`] is set independently here.
     pub flags: Flags,
-    /// Places that make up the frame.
+    /// Number of packets of the frame.
     pub places: u32,
-    /// Places that really arrived; which ones, [`Completions::push_with`] says.
+    /// Number of packets that arrived; [`Completions::push_with`] reports which ones.
     pub arrived: u32,
 }
 
-/// The completions that one poll yields, in slot order; holds a fixed number without allocating.
+/// The completions of one poll, in slot order; holds a fixed number without allocating.
 #[derive(Debug)]
 pub struct Completions {
     done: Vec<Done>,
-    /// Completions that are wanted, at most as many as there is room for.
+    /// Maximum number of completions for this poll, at most the capacity.
     limit: usize,
     overrun: u64,
     discarded: u64,
     missing: u64,
     faults: Vec<u64>,
-    /// Words that tell of a frame which places arrived.
+    /// Number of words per frame in the bitmap of packets that arrived.
     words: usize,
-    /// Those words, of one completion after the other.
+    /// The bitmaps of all completions, one after the other.
     present: Vec<u64>,
 }
 
 impl Completions {
-    /// Room for `capacity` completions a poll, of an engine that knows `faults` kinds of fault ([`Engine::faults`]), of
-    /// frames without places.
+    /// Creates room for `capacity` completions per poll, of an engine with `faults` kinds of fault
+    /// ([`Engine::faults`]) whose frames do not consist of packets.
     pub fn new(capacity: usize, faults: usize) -> Self {
         Self::with_places(capacity, faults, 0)
     }
 
-    /// The same for frames of up to `places` places.
+    /// As [`new`](Self::new), for frames of up to `places` packets.
     pub fn with_places(capacity: usize, faults: usize, places: u32) -> Self {
         let words = (places as usize).div_ceil(64).max(1);
         Self {
@@ -107,7 +107,8 @@ impl Completions {
         }
     }
 
-    /// Adds one of which all arrived; false if there is no room, and the engine must report it at the next poll.
+    /// Adds a completion of which all packets arrived. Returns false if there is no room; the engine must then report
+    /// it at the next poll.
     pub fn push(&mut self, done: Done) -> bool {
         let places = done.origin.map_or(1, |origin| origin.places.max(1));
         let room = self.push_with(done, &[]);
@@ -125,8 +126,8 @@ impl Completions {
         room
     }
 
-    /// Adds one of whose places those arrived whose bits are set in `present`, 64 a word from the lowest bit on; words
-    /// that are not given are zero, those beyond the ring's places are left out. False as of [`push`](Self::push).
+    /// Adds a completion with the bitmap of the packets that arrived, 64 per word from the lowest bit on. Missing
+    /// words are zero; bits beyond the ring's packets are ignored. Returns false as [`push`](Self::push) does.
     pub fn push_with(&mut self, done: Done, present: &[u64]) -> bool {
         let room = self.room() > 0;
         if room {
@@ -143,7 +144,7 @@ impl Completions {
         &mut self.present[i * self.words..(i + 1) * self.words]
     }
 
-    /// Which places of the `i`-th completion arrived.
+    /// The bitmap of the packets of the `i`-th completion that arrived.
     ///
     /// # Panics
     /// If there is no such completion.
@@ -152,39 +153,39 @@ impl Completions {
         &self.present[i * self.words..(i + 1) * self.words]
     }
 
-    /// Completions that still fit.
+    /// Number of completions that still fit.
     pub fn room(&self) -> usize {
         self.limit - self.done.len()
     }
 
-    /// Counts transfers that were overwritten before this poll saw them: they come before those that are
+    /// Counts transfers that were overwritten before this poll saw them. Call it before the completions are
     /// [pushed](Self::push).
     pub fn skip(&mut self, transfers: u64) {
         debug_assert!(self.done.is_empty(), "skipped transfers come first");
         self.overrun += transfers;
     }
 
-    /// Counts frames that had come and were let go when the engine was armed anew: none of the slots that it fills now was
-    /// theirs.
+    /// Counts frames that had arrived and were discarded when the engine was armed again: none of its slots holds
+    /// them.
     pub fn discard(&mut self, frames: u64) {
         self.discarded += frames;
     }
 
-    /// Counts frames that were sent and never came, where no later frame will tell of them ([`Done::missing`]): at the end
-    /// of what their sender tells.
+    /// Counts frames that were sent and never arrived, if no later frame will report them ([`Done::missing`]): at the
+    /// end of the sender's reports.
     pub fn add_missing(&mut self, frames: u64) {
         self.missing += frames;
     }
 
-    /// Counts a fault that the engine goes on after, by its place in [`Engine::faults`].
+    /// Counts a fault after which the engine continues, by its index in [`Engine::faults`].
     ///
     /// # Panics
-    /// If the engine does not know that many.
+    /// If the engine has fewer faults.
     pub fn fault(&mut self, kind: usize) {
         self.faults[kind] += 1;
     }
 
-    /// Takes the first completion for damaged.
+    /// Marks the first completion as damaged.
     pub fn mark_first_bad(&mut self) {
         if let Some(first) = self.done.first_mut() {
             first.is_bad = true;
@@ -201,22 +202,22 @@ impl Completions {
         self.overrun
     }
 
-    /// Frames that were let go when the engine was armed anew.
+    /// Frames that were discarded when the engine was armed again.
     pub const fn discarded(&self) -> u64 {
         self.discarded
     }
 
-    /// Frames that never came, beside those that completions tell of.
+    /// Frames that never arrived, in addition to those that completions report.
     pub const fn missing(&self) -> u64 {
         self.missing
     }
 
-    /// How often each fault was met, in the order of [`Engine::faults`].
+    /// The number of occurrences of each fault, in the order of [`Engine::faults`].
     pub fn faults(&self) -> &[u64] {
         &self.faults
     }
 
-    /// Empties the list for a poll of at most `limit` completions, and no more than fit.
+    /// Clears the list for a poll of at most `limit` completions.
     pub fn clear(&mut self, limit: usize) {
         self.done.clear();
         self.limit = limit.min(self.done.capacity());
@@ -225,15 +226,15 @@ impl Completions {
     }
 }
 
-/// Why an engine does not go on.
+/// Why an engine stops.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// The device is not what the configuration says, or cannot do what is asked of it.
+    /// The device does not match the configuration, or lacks a required capability.
     #[error("{device}: {why}")]
     Unfit {
         /// The device.
         device: String,
-        /// What was found, what was expected, what helps.
+        /// What was found, what was expected, and the remedy.
         why: String,
     },
     /// The engine stopped with error bits. It may be armed again.
@@ -246,35 +247,35 @@ pub enum EngineError {
         /// The bits, as [`Engine::faults`] names them.
         faults: Vec<&'static str>,
     },
-    /// The device is not there any more: its registers read all ones, or its connection has closed.
+    /// The device is no longer present: its registers read all ones, or its connection has closed.
     #[error(
-        "{device} is gone; look whether it was removed or has lost its link: dmesg | tail; lspci -s {device}"
+        "{device} is gone; check whether it was removed or lost its link: dmesg | tail; lspci -s {device}"
     )]
     Gone {
         /// The device.
         device: String,
     },
-    /// Memory could not be given to the device.
+    /// Memory could not be mapped for the device.
     #[error(transparent)]
     Dma(#[from] super::DmaError),
 }
 
-/// An engine that would not stop: it must be cut off before its slots are unmapped.
+/// An engine that did not stop in time: its device must be reset before its slots are unmapped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{engine} still runs {waited:?} after it was told to stop")]
+#[error("{engine} is still running {waited:?} after it was told to stop")]
 pub struct QuiesceTimeout {
     /// The engine.
     pub engine: String,
-    /// How long it was given.
+    /// How long it had to stop.
     pub waited: Duration,
 }
 
-/// A producer that is given the addresses of all slots once and fills them by itself.
+/// A hardware producer that gets the addresses of all slots once and then fills them by itself.
 ///
-/// `poll`, `credit` and `overwritten` are the data path: no allocation, no lock, at most one register read a call where the
-/// device offers nothing else. An engine that is dropped must leave nothing in flight.
+/// `poll`, `credit` and `overwritten` are the data path: no allocation, no lock, and at most one register read per
+/// call, if the device offers nothing else. Dropping an engine must leave nothing in flight.
 pub trait Engine: Send {
-    /// The engine's name, as in configuration.
+    /// The engine's name in the configuration.
     fn name(&self) -> &'static str;
 
     /// The device that it belongs to.
@@ -283,44 +284,46 @@ pub trait Engine: Send {
     /// What the engine can do.
     fn caps(&self) -> Caps;
 
-    /// The names of all faults that it can report, in the order of [`Completions::fault`].
+    /// The names of all faults that it can report; [`Completions::fault`] uses their indices.
     fn faults(&self) -> &'static [&'static str];
 
-    /// Whether packets are written into slots as they come: behind a frame's length too, up to the end of the slot, and of a
-    /// frame of which some never came not those. What changes behind a frame then proves nothing.
+    /// Whether packets are written directly into slots as they arrive. Then bytes after the end of a frame may
+    /// change, up to the end of the slot, and missing packets leave old bytes. Changed bytes after a frame then do
+    /// not indicate a fault.
     fn writes_past_length(&self) -> bool {
         false
     }
 
-    /// Bytes of each place of a frame but the last, where those that did not arrive hold something else: they are filled as
-    /// the ring says before anybody sees the frame. 0 where frames come as they are to be seen.
+    /// Payload bytes of every packet of a frame but the last, if missing packets leave other content in the slot:
+    /// they are filled with the ring's pattern before the frame is published. 0 if frames need no filling.
     fn place_bytes(&self) -> usize {
         0
     }
 
-    /// Programs the ring and starts, without credits. It is not armed when this is called.
+    /// Programs the ring and starts without credits. The engine must not be armed.
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError>;
 
-    /// Collects what has been filled since the last call; never waits.
+    /// Collects the slots that were filled since the last call; never waits.
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError>;
 
-    /// Lets the engine fill `slots` further slots; without effect where it cannot be held back.
+    /// Lets the engine fill `slots` further slots; no effect without backpressure.
     fn credit(&mut self, slots: u32);
 
-    /// How many transfers since it was armed may have been overwritten, or be being overwritten, by now; reads the
-    /// device. 0 for an engine that is held back.
+    /// Returns the number of transfers since arming that may have been, or are being, overwritten by now; reads the
+    /// device. 0 for an engine with backpressure.
     fn overwritten(&mut self) -> Result<u64, EngineError> {
         Ok(0)
     }
 
-    /// Waits until the device interrupts or `limit` has passed; true if it waited, false where there are no interrupts.
+    /// Waits until the device interrupts or `limit` has passed; returns whether it waited, false if the device has no
+    /// interrupts.
     fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
         let _ = limit;
         Ok(false)
     }
 
-    /// Stops it and returns once no transfer is in flight; without effect where it is not armed. What is finished until
-    /// then can still be polled.
+    /// Stops the engine and returns once no transfer is in flight; no effect if it is not armed. Transfers that
+    /// finished before can still be polled.
     fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout>;
 }
 

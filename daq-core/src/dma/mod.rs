@@ -1,20 +1,21 @@
-//! DMA: devices that write memory by themselves, and who says when they may.
+//! DMA: devices that write memory by themselves, and the control over when they may.
 //!
 //! ```text
 //!   Region ──▶ DmaMap ──▶ Armed ──quiesced──▶ Idle ──▶ DmaMap ──▶ Region freed
 //!              mapped for   the engine may       nothing is      unmapped
 //!              the device   write its slots      in flight
 //! ```
-//! An [`Engine`] is given the addresses of all slots once, yields completions, takes credits and says whether it can be
-//! held back. It belongs to a [`DmaDevice`], which makes memory reachable for it and can cut it off.
+//! An [`Engine`] gets the addresses of all slots once, yields completions, accepts credits and reports whether it
+//! supports backpressure. It belongs to a [`DmaDevice`], which makes memory accessible for it and can be reset.
 //!
 //! # Guarantees
-//! - Memory that an engine was armed with is unmapped only after the engine is quiet, and freed only after it is unmapped:
-//!   [`Armed`] owns the map, and gives it back by [`Armed::stop`] alone; it shares that of a doorbell until then.
-//! - An engine that does not stop in time is cut off (bus mastering, then a reset) before anything is unmapped; where
-//!   even that fails the memory is kept until the process ends.
+//! - Memory that an engine was armed with is unmapped only after the engine has stopped, and freed only after it is
+//!   unmapped: [`Armed`] owns the map and returns it only by [`Armed::stop`]. It also keeps the map of a doorbell
+//!   until then.
+//! - If an engine does not stop in time, its device is reset (bus mastering off, then a reset) before anything is
+//!   unmapped. If even that fails, the memory is leaked until the process ends.
 //!
-//! What an engine writes cannot be taken from under it:
+//! The memory that an engine writes cannot be dropped while it is armed:
 //!
 //! ```compile_fail,E0382
 //! use daq_core::dma::{Armed, DmaMap, Engine, Slots};

@@ -1,30 +1,30 @@
-//! Sentinels: what a slot holds before a device has written it, so that it can be told whether it has.
+//! Sentinels: known values in a slot, written before a transfer, which show whether the device has written the slot.
 
 use crate::region::Region;
 use std::sync::atomic::{Ordering, fence};
 
-/// Bytes that are written to a GPU's memory at a time.
+/// Number of bytes that are written to GPU memory at a time.
 const PIECE: usize = 1 << 20;
 
-/// Words that nobody could guess, one for each 8 bytes of a region.
+/// Unpredictable words, one for each 8 bytes of a region.
 ///
-/// They follow from the seed by the finaliser of splitmix64, so that a kernel on a GPU makes the same.
+/// They are derived from the seed by the finaliser of splitmix64, so that a kernel on a GPU can compute the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sentinel {
     seed: u64,
 }
 
-/// What was found where sentinels had been.
+/// The result of comparing memory with sentinels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Words that should have been overwritten and still are sentinels.
+    /// Words that should have been overwritten but still are sentinels.
     pub unwritten: u64,
-    /// Words that should still be sentinels and are not.
+    /// Words that should still be sentinels but are not.
     pub touched: u64,
 }
 
 impl Seen {
-    /// Whether exactly what should have been written was.
+    /// Whether exactly the expected bytes were written.
     pub const fn is_exact(self) -> bool {
         self.unwritten == 0 && self.touched == 0
     }
@@ -42,12 +42,12 @@ impl std::ops::Add for Seen {
 }
 
 impl Sentinel {
-    /// Sentinels that follow from `seed`.
+    /// Creates the sentinels of `seed`.
     pub const fn new(seed: u64) -> Self {
         Self { seed }
     }
 
-    /// What they follow from.
+    /// The seed of the sentinels.
     pub const fn seed(self) -> u64 {
         self.seed
     }
@@ -62,8 +62,8 @@ impl Sentinel {
         z ^ (z >> 31)
     }
 
-    /// Lays sentinels from `offset` on, a multiple of 8, over `bytes` bytes, a multiple of 8, of a region; false if they
-    /// are not inside, or its GPU refuses them.
+    /// Writes sentinels over `bytes` bytes of a region from `offset` on, both multiples of 8; returns false if the
+    /// range is not inside or the GPU refuses the write.
     pub fn lay(self, region: &Region, offset: usize, bytes: usize) -> bool {
         if !is_inside(region, offset, bytes) {
             return false;
@@ -72,8 +72,8 @@ impl Sentinel {
             return self.write(region, offset, bytes);
         };
         for at in (offset..offset + bytes).step_by(8) {
-            // SAFETY: inside of the region, which is mapped while it lives and begins at a page; no reference is made to
-            // it. The store is volatile because a device may look at the same time.
+            // SAFETY: inside the region, which is mapped while it exists and starts at a page; no reference to it is
+            // created. The store is volatile because a device may read at the same time.
             unsafe {
                 base.cast::<u64>()
                     .add(at / 8)
@@ -84,7 +84,7 @@ impl Sentinel {
         true
     }
 
-    /// Lays sentinels in a GPU's memory to which the CPU cannot store.
+    /// Writes sentinels to GPU memory that the CPU cannot store to.
     fn write(self, region: &Region, offset: usize, bytes: usize) -> bool {
         let Some(memory) = region.memory() else {
             return false;
@@ -97,14 +97,15 @@ impl Sentinel {
             }
             memory
                 .write(at, &words)
-                .inspect_err(|error| tracing::warn!("laying sentinels: {error}"))
+                .inspect_err(|error| tracing::warn!("cannot write sentinels: {error}"))
                 .is_ok()
         })
     }
 
-    /// Looks at `bytes` bytes from `offset` on, of which the first `written` should have been overwritten.
+    /// Compares `bytes` bytes from `offset` on with sentinels; the first `written` bytes should have been
+    /// overwritten.
     ///
-    /// `None` where the CPU does not reach them, or offset or bytes are no multiple of 8.
+    /// `None` if the CPU cannot read them, or offset or bytes is not a multiple of 8.
     pub fn look(
         self,
         region: &Region,
@@ -127,14 +128,14 @@ impl Sentinel {
     }
 }
 
-/// Whether whole words of a region are meant.
+/// Whether the range is inside the region and consists of whole words.
 fn is_inside(region: &Region, offset: usize, bytes: usize) -> bool {
     let end = offset.checked_add(bytes);
     let is_inside = end.is_some_and(|end| end <= region.bytes());
     is_inside && offset.is_multiple_of(8) && bytes.is_multiple_of(8)
 }
 
-/// What became of one word, of which the first `inside` bytes should have been overwritten.
+/// Compares one word; its first `inside` bytes should have been overwritten.
 fn judge(found: u64, kept: u64, inside: usize) -> Seen {
     let differs = found ^ kept;
     let (within, beyond) = match inside {
@@ -145,7 +146,7 @@ fn judge(found: u64, kept: u64, inside: usize) -> Seen {
             (differs & mask, differs & !mask)
         }
     };
-    // A few bytes may be by chance what they were; a whole word is not.
+    // A few bytes may equal the sentinel by chance; a whole word does not.
     let is_telling = inside == 8;
     Seen {
         unwritten: u64::from(is_telling && within == 0),

@@ -1,55 +1,55 @@
-//! Sequence numbers inside the frames of a DMA engine: where the design writes them, and how they count.
+//! Sequence numbers inside the frames of a DMA engine: where the FPGA design writes them, and how they count.
 //!
-//! A DMA engine keeps the order of what it is given, so a number that is not the next one tells of frames that were lost
-//! before the engine, or of a design that began anew.
+//! A DMA engine keeps the order of its input. So a number that is not the next one shows that frames were lost before
+//! the engine, or that the design restarted.
 
 use std::ops::Range;
 
-/// Where each frame carries its number, and how numbers count.
+/// Where each frame carries its number, and how the numbers count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrameSequence {
-    /// Bytes before the number.
+    /// Byte offset of the number in the frame.
     pub offset: usize,
-    /// Bytes of the number, 1 to 8.
+    /// Size of the number in bytes, 1 to 8.
     pub bytes: usize,
-    /// Whether its first byte is the most significant one.
+    /// Whether the first byte is the most significant one.
     pub big_endian: bool,
-    /// Bits that count, 1 to 64: the low ones of the number.
+    /// Number of valid bits, 1 to 64, the low bits of the number.
     pub bits: u32,
-    /// What is added from frame to frame, at least 1.
+    /// The increment from frame to frame, at least 1.
     pub step: u64,
-    /// Frames that may be missing in a row, at most half of what the bits can count: more are no loss, but a count that
-    /// began anew.
+    /// Maximum number of frames that may be missing in a row, at most half the number range. A longer gap counts as a
+    /// restart, not as a loss.
     pub max_gap: u64,
     last: Option<u64>,
-    /// A number that did not go on from the last one, and the frames that were skipped over to it.
+    /// A number that did not continue from the last one, and the number of frames skipped before it.
     doubted: Option<(u64, u64)>,
-    /// Whether the next number is believed, whatever it is.
+    /// Whether the next number is accepted, whatever it is.
     is_fresh: bool,
     position: u64,
 }
 
-/// What a frame's number says.
+/// What a frame's number means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The frame is the next one.
     Next,
-    /// So many frames are missing before it.
+    /// This many frames are missing before it.
     Gap(u64),
-    /// It goes on from nothing: after a step back, a step by a part of a frame, or a gap that is too long. Either this number
-    /// is damaged or the count begins anew with it, which the next number says.
+    /// The number does not continue the sequence: after a backward step, a partial step, or a gap that is too long.
+    /// Either the number is damaged or the numbering restarts with it; the next number decides.
     Doubtful,
-    /// The count has begun anew: with the first frame, or with the doubtful one that this one goes on from.
+    /// The numbering has restarted: with the first frame, or with the doubtful frame that this one continues.
     Restart {
-        /// Frames skipped over before it, forwards; 0 if that cannot be said.
+        /// Number of frames skipped forward before it; 0 if unknown.
         skipped: u64,
-        /// Frames that are missing between the doubtful one and this one.
+        /// Number of frames missing between the doubtful frame and this one.
         missing: u64,
     },
 }
 
 impl FrameSequence {
-    /// Numbers of `bytes` bytes at `offset`, all of whose bits count, by one a frame.
+    /// Numbers of `bytes` bytes at `offset`, all of whose bits are valid, incremented by one per frame.
     ///
     /// ```
     /// use daq_core::dma::{FrameSequence, Step};
@@ -79,12 +79,12 @@ impl FrameSequence {
         }
     }
 
-    /// Where the number lies in a frame.
+    /// The byte range of the number in a frame.
     pub const fn extent(&self) -> Range<usize> {
         self.offset..self.offset + self.bytes
     }
 
-    /// The number in the bytes of its [extent](Self::extent), of which the first eight are taken.
+    /// The number in the bytes of its [extent](Self::extent); only the first eight bytes are used.
     pub fn read(&self, bytes: &[u8]) -> u64 {
         let add = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
         let bytes = bytes.iter().take(8);
@@ -96,8 +96,8 @@ impl FrameSequence {
         value & self.mask()
     }
 
-    /// Takes the next frame's number; `lost` frames before it are known to be lost, and a gap of so many is believed however
-    /// long it is.
+    /// Processes the number of the next frame. `lost` frames before it are known to be lost, so a gap of that length
+    /// is always accepted.
     pub fn next(&mut self, number: u64, lost: u64) -> Step {
         let number = number & self.mask();
         let most = self.max_gap.max(lost);
@@ -130,7 +130,7 @@ impl FrameSequence {
         Step::Restart { skipped, missing }
     }
 
-    /// The design may have begun anew: the next number is believed at once.
+    /// The design may have restarted: the next number is accepted at once.
     pub const fn interrupt(&mut self) {
         self.is_fresh = true;
     }
@@ -141,13 +141,13 @@ impl FrameSequence {
         self.is_fresh = false;
     }
 
-    /// Frames from `last` on to `number`, if it goes on from there with `most` missing; and those skipped over where it went
-    /// forwards at all.
+    /// Number of frames from `last` to `number`, if the gap is at most `most` frames; and the number of frames
+    /// skipped, if the step is forward at all.
     fn ahead(&self, last: u64, number: u64, most: u64) -> (Option<u64>, u64) {
         let step = self.step.max(1);
         let ahead = number.wrapping_sub(last) & self.mask();
         let frames = ahead / step;
-        // The nearer of both ways round says whether it went forwards.
+        // The shorter way around the wrap decides whether the step is forward.
         if ahead == 0 || ahead > self.mask() / 2 {
             return (None, 0);
         }

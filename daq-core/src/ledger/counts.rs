@@ -1,14 +1,14 @@
-//! What a source counts beside its ledger, by names of its own.
+//! A source's own named counters, outside its ledger.
 
 use super::{Counter, CounterFile, CounterFileError};
 use std::collections::BTreeMap;
 
-/// A source's own counters: none takes part in an equation.
+/// A source's own counters; none is part of a ledger equation.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(Vec<(&'static str, Counter)>);
 
 impl Counts {
-    /// Counters on `counter_file`, named `PREFIX.count.NAME`.
+    /// Creates counters in `counter_file`, named `PREFIX.count.NAME`.
     pub fn on(
         counter_file: &CounterFile,
         prefix: &str,
@@ -21,14 +21,14 @@ impl Counts {
         Ok(Self(counters.collect::<Result<_, CounterFileError>>()?))
     }
 
-    /// The counter `name`; one that nobody reads where it was not announced
-    /// ([`SourceSpec::counts`](crate::entry::SourceSpec::counts)).
+    /// The counter `name`. A name that was not declared ([`SourceSpec::counts`](crate::entry::SourceSpec::counts))
+    /// returns a counter that is not reported.
     pub fn counter(&self, name: &str) -> Counter {
         let found = self.0.iter().find(|(known, _)| *known == name);
         found.map_or_else(Counter::default, |(_, counter)| counter.clone())
     }
 
-    /// All of them.
+    /// The values of all counters, by name.
     pub fn read(&self) -> BTreeMap<&'static str, u64> {
         let counters = self.0.iter();
         counters

@@ -1,19 +1,19 @@
-//! What is counted of a DMA engine beside its source's frames.
+//! Counters of a DMA engine, in addition to the frames of its source.
 
 use super::{Counter, CounterFile, CounterFileError};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Whether the path of an engine's bytes was seen to work.
+/// Whether the data path of a DMA engine has been verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Proof {
-    /// Nothing has come yet.
+    /// No transfer has arrived yet.
     #[default]
     Unproven,
-    /// The first transfer wrote what it said, and nothing else.
+    /// The first transfer wrote exactly what the engine reported, and nothing else.
     Proven,
-    /// It did not: frames go through host memory instead, if the ring is on a GPU.
+    /// The first transfer did not: frames go through host memory instead, if the ring is on a GPU.
     Disproved,
 }
 
@@ -31,27 +31,27 @@ impl Proof {
 ledger! {
     /// The counters of a DMA engine.
     EngineLedger {
-        /// Times that it was armed again after it had stopped with a fault.
+        /// Number of times that the engine was armed again after a fault stopped it.
         restarts,
-        /// Times that its path was given up for another.
+        /// Number of times that the data path was replaced by another.
         fallbacks,
-        /// Times that it would not stop and was cut off.
+        /// Number of times that the engine did not stop in time and its device was reset.
         stuck,
         /// 0 unproven, 1 proven, 2 disproved (gauge).
         proof,
     }
 }
 
-/// The counters of a DMA engine and of each fault that it can report.
+/// The counters of a DMA engine, and one for each fault that it can report.
 #[derive(Clone, Debug, Default)]
 pub struct EngineCounters {
-    /// What every engine has.
+    /// The counters that every engine has.
     pub ledger: EngineLedger,
     faults: Vec<(&'static str, Counter)>,
 }
 
 impl EngineCounters {
-    /// Counters on `board`, named `PREFIX.FIELD` and `PREFIX.fault.NAME`.
+    /// Creates counters in `counter_file`, named `PREFIX.FIELD` and `PREFIX.fault.NAME`.
     pub fn on(
         counter_file: &CounterFile,
         prefix: &str,
@@ -67,12 +67,13 @@ impl EngineCounters {
         })
     }
 
-    /// Takes note of what is known of the path.
+    /// Records whether the data path is verified.
     pub fn prove(&self, proof: Proof) {
         self.ledger.proof.set(proof as u64);
     }
 
-    /// Counts a fault by its name; true if it is the first of its kind. One that was not announced is not counted.
+    /// Counts a fault by its name; returns whether it is the first of its kind. A fault that was not declared is not
+    /// counted.
     pub fn fault(&self, name: &str, times: u64) -> bool {
         let Some((_, counter)) = self.faults.iter().find(|(known, _)| *known == name) else {
             return false;
@@ -82,7 +83,7 @@ impl EngineCounters {
         is_first
     }
 
-    /// The counters of faults, by name.
+    /// The faults and their counts.
     pub fn faults(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.faults
             .iter()
@@ -90,18 +91,18 @@ impl EngineCounters {
     }
 }
 
-/// An engine's counters at one moment.
+/// A snapshot of an engine's counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EngineReport {
-    /// Whether its path was seen to work.
+    /// Whether the data path has been verified.
     pub proof: Proof,
-    /// Times that it was armed again after a fault.
+    /// Number of times that the engine was armed again after a fault.
     pub restarts: u64,
-    /// Times that its path was given up for another.
+    /// Number of times that the data path was replaced by another.
     pub fallbacks: u64,
-    /// Times that it would not stop and was cut off.
+    /// Number of times that the engine did not stop in time and its device was reset.
     pub stuck: u64,
-    /// Faults that it reported, by name; those that never came are left out.
+    /// Reported faults by name; faults that never occurred are left out.
     pub faults: BTreeMap<&'static str, u64>,
 }
 

@@ -1,4 +1,4 @@
-//! The loss state in words: the one place that decides whether "no loss" may be written.
+//! Describes the loss in words: the only place that decides whether "no loss" may be written.
 
 use super::{LastRun, Report, SourceLedger, SourceReport};
 use crate::units::counted;
@@ -6,7 +6,7 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// A count beside the loss: what is counted, if that has a name, and what happened to it.
+/// A count that is reported next to the loss: its noun, if it has one, and what happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Other {
     count: u64,
@@ -29,14 +29,14 @@ pub struct Loss {
     unit: &'static str,
     expected: u64,
     causes: BTreeMap<&'static str, u64>,
-    /// What is not in the sum of the causes, in the order of the text.
+    /// Counts that are not part of the sum of the causes, in the order of the text.
     others: Vec<Other>,
-    /// Sources without data, where other sources have some.
+    /// Sources without data, if other sources have data.
     silent: Vec<String>,
 }
 
 impl Loss {
-    /// Whether nothing has arrived, neither data nor packets that were refused.
+    /// Whether nothing has arrived: no data and no rejected packets.
     pub fn has_no_data(&self) -> bool {
         self.expected == 0 && self.is_free_of_loss()
     }
@@ -86,14 +86,14 @@ impl Loss {
 }
 
 impl SourceReport {
-    /// What it has lost.
+    /// The loss of this source.
     pub fn loss(&self) -> Loss {
         Loss::of(&std::iter::once(self))
     }
 }
 
 impl Report {
-    /// What the whole pipeline has lost: its sources, readers, copies, kernels and sinks.
+    /// The loss of the whole pipeline: its sources, readers, copies, kernels and sinks.
     pub fn loss(&self) -> Loss {
         let mut loss = Loss::of(&self.sources.values());
         if loss.expected > 0 {

@@ -1,4 +1,4 @@
-//! How ledgers are declared.
+//! The macro that declares ledgers.
 
 macro_rules! ledger {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident),* $(,)? }) => {
@@ -9,7 +9,7 @@ macro_rules! ledger {
         }
 
         impl $name {
-            /// Counters on `board`, named `PREFIX.FIELD`.
+            /// Creates counters in `counter_file`, named `PREFIX.FIELD`.
             pub fn on(counter_file: &$crate::ledger::CounterFile, prefix: &str) -> Result<Self, $crate::ledger::CounterFileError> {
                 Ok(Self { $($field: counter_file.counter(&format!("{prefix}.{}", stringify!($field)))?,)* })
             }

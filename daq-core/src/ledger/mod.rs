@@ -1,9 +1,8 @@
-//! Ledgers: what was expected, what came, what was lost and why.
+//! Ledgers: what was expected, what arrived, what was lost and why.
 //!
-//! A ledger is a handful of counters that one thread writes and any thread reads. Nothing is ever counted
-//! down except gauges that say so. The equations hold in every snapshot because each has one term that is
-//! derived when the snapshot is taken (`pending`), from counters read in the order that keeps it from
-//! going negative.
+//! A ledger is a small set of counters that one thread writes and any thread reads. No counter ever decreases, except
+//! gauges, which are marked. The equations hold in every snapshot because each has one term that is derived when the
+//! snapshot is taken (`pending`), from counters that are read in an order that keeps it non-negative.
 
 mod counter_file;
 mod counts;
@@ -26,21 +25,21 @@ pub use snapshot::{
 
 use std::fmt;
 
-/// Why a place is lost.
+/// Why a packet is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(usize)]
 pub enum Cause {
-    /// It never arrived, and nothing on this host says that it was dropped here.
+    /// It never arrived, and there is no evidence that this host dropped it.
     WireGap = 0,
-    /// It never arrived, and the kernel counted drops at this socket meanwhile.
+    /// It never arrived, and Linux counted drops at this socket meanwhile.
     KernelDrop = 1,
     /// It arrived after its frame was published.
     Late = 2,
     /// It arrived damaged.
     BadPacket = 3,
-    /// It arrived and its frame found no slot: a reader held the ring.
+    /// It arrived, but its frame had no slot because a reader blocked the ring.
     RingFull = 4,
-    /// The device overwrote it before it was handed on.
+    /// The device overwrote it before it was published.
     Overrun = 5,
 }
 
@@ -79,11 +78,11 @@ ledger! {
     RingLedger {
         /// Slots (gauge).
         capacity,
-        /// Most frames at a time that the slowest reader had not retired (gauge).
+        /// Maximum number of frames at a time that the slowest reader had not retired (gauge).
         high_water,
-        /// Frames handed to readers.
+        /// Frames published to readers.
         published,
-        /// Frames made and refused for want of a slot.
+        /// Frames produced but refused because no slot was free.
         ring_full,
     }
 }
@@ -91,19 +90,20 @@ ledger! {
 ledger! {
     /// The counters of a reader: published since attach = read + overrun + discarded + dropped_incomplete + pending.
     ReaderLedger {
-        /// Frames published before it attached (gauge).
+        /// Frames published before the reader attached (gauge).
         attached,
-        /// Frames leased, those among them that a poll under way may lease; 2^62 while a guarantee protects all (gauge).
+        /// Frames leased, including those that a poll in progress may lease; 2^62 while a guarantee protects all
+        /// frames (gauge).
         leased,
         /// Frames leased and retired.
         read,
         /// Frames overwritten before they were leased.
         overrun,
-        /// Frames thrown away: by declared policy, or because they changed while leased.
+        /// Frames discarded: by configured policy, or because they changed while leased.
         discarded,
-        /// Frames with missing packets that were not handed to it, by `incomplete = "drop"`.
+        /// Frames with missing packets that were not leased, because of `incomplete = "drop"`.
         dropped_incomplete,
-        /// Frames refused by the producer because this reader held the ring.
+        /// Frames that the producer refused because this reader blocked the ring.
         held,
     }
 }
@@ -111,23 +111,23 @@ ledger! {
 ledger! {
     /// The counters of a kernel: input = consumed + withheld + failed + pending.
     KernelLedger {
-        /// Frames taken from the input ring.
+        /// Frames read from the input ring.
         input,
-        /// Frames whose content has gone into published output.
+        /// Frames whose content is in published output.
         consumed,
-        /// Frames that wait inside the kernel for their integration to end (gauge).
+        /// Frames that accumulate in the kernel until their integration ends (gauge).
         withheld,
-        /// Frames the kernel could not process.
+        /// Frames that the kernel could not process.
         failed,
-        /// Frames made.
+        /// Frames produced.
         made,
-        /// Bursts put on a GPU and done.
+        /// Bursts submitted to a GPU and completed.
         launches,
-        /// Nanoseconds that the GPU took for them.
+        /// Nanoseconds that the GPU needed for them.
         device_ns,
-        /// Nanoseconds that the GPU waited on the kernel's stream between bursts.
+        /// Nanoseconds that the GPU was idle on the kernel's stream between bursts.
         gap_ns,
-        /// Millionths of a multiprocessor's threads that the kernel's blocks can keep occupied (gauge).
+        /// The part of a multiprocessor's threads that the kernel's blocks can occupy, in millionths (gauge).
         occupancy,
     }
 }
@@ -135,35 +135,35 @@ ledger! {
 ledger! {
     /// The counters of a copy between host memory and a GPU: taken = frames + failed + pending.
     CopyLedger {
-        /// Frames of which a copy was begun.
+        /// Frames whose copy was started.
         taken,
         /// Frames copied.
         frames,
-        /// Frames lost in copies in which the device failed.
+        /// Frames lost because the device failed during their copy.
         failed,
-        /// Frames copied by stores of the CPU, and not by the GPU's copy engine.
+        /// Frames copied by CPU stores instead of the GPU's copy engine.
         stored,
-        /// Copies done, by either.
+        /// Copies completed, by either.
         copies,
         /// Bytes in them.
         bytes,
-        /// Copies under way (gauge).
+        /// Copies in flight (gauge).
         in_flight,
-        /// Nanoseconds during which at least one copy was under way.
+        /// Nanoseconds during which at least one copy was in flight.
         busy_ns,
         /// Copies of at most 4 KiB.
         size_4k,
-        /// Copies of at most 16 KiB, and more than the counter before says.
+        /// Copies larger than the previous class, of at most 16 KiB.
         size_16k,
-        /// Copies of at most 64 KiB, …
+        /// Copies larger than the previous class, of at most 64 KiB.
         size_64k,
-        /// Copies of at most 256 KiB, …
+        /// Copies larger than the previous class, of at most 256 KiB.
         size_256k,
-        /// Copies of at most 1 MiB, …
+        /// Copies larger than the previous class, of at most 1 MiB.
         size_1m,
-        /// Copies of at most 4 MiB, …
+        /// Copies larger than the previous class, of at most 4 MiB.
         size_4m,
-        /// Copies of at most 16 MiB, …
+        /// Copies larger than the previous class, of at most 16 MiB.
         size_16m,
         /// Larger copies.
         size_more,
@@ -182,7 +182,7 @@ impl CopyLedger {
         16 << 20,
     ];
 
-    /// Counts a copy of `bytes` bytes as done.
+    /// Counts a completed copy of `bytes` bytes.
     pub fn count_copy(&self, bytes: u64) {
         self.copies.add(1);
         self.bytes.add(bytes);
@@ -190,7 +190,7 @@ impl CopyLedger {
         self.sizes()[class].add(1);
     }
 
-    /// The counters of the size classes, in the order of [`BOUNDS`](Self::BOUNDS) and then the rest.
+    /// The counters of the size classes: one for each of [`BOUNDS`](Self::BOUNDS), then one for larger copies.
     pub const fn sizes(&self) -> [&Counter; 8] {
         [
             &self.size_4k,
@@ -208,21 +208,21 @@ impl CopyLedger {
 ledger! {
     /// The counters of a sink.
     SinkLedger {
-        /// Frames taken; what is not in a finished file yet is lost in a kill.
+        /// Frames accepted. Frames that are not in a finished file yet are lost if the process is killed.
         frames,
         /// Payload bytes of those frames.
         bytes,
-        /// Files, or their like, completed.
+        /// Files, or comparable units, completed.
         files,
-        /// 1 while the medium has no space or the receiver is away (gauge).
+        /// 1 while the medium is full or the receiver is disconnected (gauge).
         full,
-        /// Frames that the sink did not take because the medium had no space or failed or the receiver was away.
+        /// Frames not accepted because the medium was full or failed, or the receiver was disconnected.
         dropped,
         /// Frames among `frames` that were not written because the medium failed later.
         lost,
-        /// Times that its peer was connected, where it has one.
+        /// Number of times that the receiver connected, for sinks that have one.
         connections,
-        /// Times that it began to wait for its peer to take frames.
+        /// Number of times that the sink began to wait for the receiver.
         stalls,
     }
 }
@@ -232,9 +232,9 @@ ledger! {
     ///
     /// The unit is what carries the sequence number: a packet for network sources.
     SourceLedger {
-        /// Places between the first and the last one seen, summed over epochs.
+        /// Packets between the first and the last one seen, summed over epochs.
         expected,
-        /// Places that are in published frames.
+        /// Packets in published frames.
         delivered,
         /// Lost: [`Cause::WireGap`].
         lost_wire_gap,
@@ -248,19 +248,19 @@ ledger! {
         lost_ring_full,
         /// Lost: [`Cause::Overrun`].
         lost_overrun,
-        /// Published frames some of whose expected packets are missing: those are filled.
+        /// Published frames with missing packets; the missing packets are filled.
         incomplete,
-        /// Payload bytes of delivered places.
+        /// Payload bytes of delivered packets.
         bytes,
-        /// Packets whose place had arrived already.
+        /// Packets that had arrived already.
         duplicates,
-        /// Packets without a readable or believable sequence number.
+        /// Packets whose sequence number is unreadable or implausible.
         rejected,
         /// Packets that carry no data by design (descriptors, end of stream).
         control,
-        /// Times that counting began: 1 after the first packet.
+        /// Number of epochs: 1 after the first packet, then one more for each restart of the numbering.
         epochs,
-        /// Places jumped over, forward, at the start of an epoch; not in `expected`.
+        /// Packets skipped forward at the start of an epoch; not in `expected`.
         jumped,
     }
 }

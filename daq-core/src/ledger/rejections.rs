@@ -1,13 +1,13 @@
-//! Why packets are rejected: counts by reason, with the first message of each.
+//! Reasons for rejected packets: counts by reason, with the first message of each.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The reason of packets that a window rejects: it counts them by itself, in `rejected` alone.
+/// The reason for packets that the reorder window rejects. The window counts them only in `rejected`.
 pub const FAR_NUMBER: &str = "far_number";
-/// Maximum number of different reasons; packets of further ones are not counted by reason.
+/// Maximum number of different reasons; packets with further reasons are not counted by reason.
 const REASONS: usize = 16;
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ struct Reason {
 /// Maximum length of a message; longer ones are cut.
 const MESSAGE_BYTES: usize = 510;
 
-/// A message in memory of its own size, so that data threads allocate nothing for it.
+/// A message in fixed memory, so that data threads do not allocate.
 #[derive(Debug)]
 struct Message {
     bytes: [u8; MESSAGE_BYTES],
@@ -34,7 +34,7 @@ impl Message {
             bytes: [0; MESSAGE_BYTES],
             length: 0,
         };
-        // It fails where the text is cut.
+        // Fails only where the text is truncated.
         let _ = write!(message, "{text}");
         message
     }
@@ -60,12 +60,13 @@ impl Display for Message {
     }
 }
 
-/// The packets that a source has rejected, by reason. Any thread may count; no lock is taken.
+/// The rejected packets of a source, by reason. Any thread may count; no lock is used.
 #[derive(Clone, Debug, Default)]
 pub struct Rejections(Arc<[Reason; REASONS]>);
 
 impl Rejections {
-    /// Counts packets; `message` of the first of a reason is kept. Returns whether it was the first. It allocates nothing.
+    /// Counts packets and keeps `message` for the first packet of each reason. Returns whether it was the first.
+    /// Allocates nothing.
     pub fn count(&self, name: &'static str, packets: u64, message: impl Display) -> bool {
         let known = |reason: &&Reason| *reason.name.get_or_init(|| name) == name;
         let Some(reason) = self.0.iter().find(known) else {
@@ -75,7 +76,8 @@ impl Rejections {
         reason.message.get().is_none() && reason.message.set(Message::of(message)).is_ok()
     }
 
-    /// The counts by reason; of `rejected` packets in all, those of no other reason were rejected by the window.
+    /// The counts by reason. Of `rejected` packets in total, those without another reason were rejected by the
+    /// reorder window.
     pub fn read(&self, rejected: u64) -> BTreeMap<&'static str, u64> {
         let named = self.0.iter().filter_map(|reason| {
             let count = reason.count.load(Ordering::Acquire);
@@ -90,7 +92,7 @@ impl Rejections {
         counts
     }
 
-    /// The most frequent reason: how many of `rejected` packets, and the message of its first.
+    /// The most frequent reason: its number of packets among `rejected`, and its first message.
     pub fn most_frequent(&self, rejected: u64) -> Option<(u64, String)> {
         let counts = self.read(rejected);
         let (name, count) = counts.iter().max_by_key(|(_, count)| **count)?;

@@ -1,4 +1,4 @@
-//! Snapshots of ledgers: what `--report json`, `/status`, `/metrics` and the live block show.
+//! Snapshots of ledgers, as shown by `--report json`, `/status`, `/metrics` and the live display.
 
 use super::{
     Cause, CopyLedger, EngineReport, KernelLedger, ReaderLedger, RingLedger, SinkLedger,
@@ -11,50 +11,50 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};
 
-/// A source's ledger at one moment.
+/// A snapshot of a source's ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SourceReport {
-    /// Places between the first and the last one seen, summed over epochs.
+    /// Packets between the first and the last one seen, summed over epochs.
     pub expected: u64,
-    /// Places in published frames.
+    /// Packets in published frames.
     pub delivered: u64,
-    /// Places whose fate is open.
+    /// Packets whose disposition is not final.
     pub pending: u64,
-    /// Places lost, by cause; causes without losses are left out.
+    /// Packets lost, by cause; causes without losses are left out.
     pub lost: BTreeMap<&'static str, u64>,
-    /// Delivered frames of a DMA engine some of whose packets are missing: those are filled.
+    /// Delivered frames with missing packets; the missing packets are filled.
     pub incomplete: u64,
     /// Payload bytes delivered.
     pub bytes: u64,
-    /// Packets whose place had arrived already.
+    /// Packets that had arrived already.
     pub duplicates: u64,
-    /// Packets without a readable or believable sequence number.
+    /// Packets whose sequence number is unreadable or implausible.
     pub rejected: u64,
     /// The number of rejected packets by reason, where the driver reports reasons.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rejected_by: BTreeMap<&'static str, u64>,
     /// Packets that carry no data by design.
     pub control: u64,
-    /// Times that counting began.
+    /// Number of epochs.
     pub epochs: u64,
-    /// Places jumped over at the start of epochs; not in `expected`.
+    /// Packets skipped at the start of epochs; not in `expected`.
     pub jumped: u64,
-    /// When the last packet with data arrived, in nanoseconds since 1970; `None` before the first. Looked at five times
+    /// When the last packet with data arrived, in nanoseconds since 1970; `None` before the first. Updated five times
     /// a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_packet_ns: Option<u64>,
     /// Whether no packet with data has arrived for longer than `silent_after`.
     pub silent: bool,
-    /// What is told of its DMA engine; `None` for sources that have none.
+    /// The counters of its DMA engine; `None` for sources without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineReport>,
-    /// What it counts beside the ledger, by name; empty for sources that count nothing more.
+    /// The source's own counters by name; empty if it has none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<&'static str, u64>,
 }
 
 impl SourceReport {
-    /// What its places are: `"packets"`, or `"frames"` where a DMA engine brings whole ones.
+    /// The unit of the counts: `"packets"`, or `"frames"` for DMA engines, which deliver whole frames.
     pub const fn unit(&self) -> &'static str {
         if self.engine.is_some() {
             "frames"
@@ -63,9 +63,9 @@ impl SourceReport {
         }
     }
 
-    /// Reads the counters. `expected` last: every place counted before was expected before.
+    /// Reads the counters, `expected` last: each packet in the other counters was counted as expected earlier.
     pub fn of(ledger: &SourceLedger) -> Self {
-        // Before those delivered, of which they are some.
+        // Read before `delivered`, of which these frames are a part.
         let incomplete = ledger.incomplete.get();
         let delivered = ledger.delivered.get();
         let lost: BTreeMap<_, _> = Cause::ALL
@@ -91,29 +91,29 @@ impl SourceReport {
         }
     }
 
-    /// Places lost to all causes.
+    /// Number of packets lost, over all causes.
     pub fn lost_total(&self) -> u64 {
         self.lost.values().sum()
     }
 }
 
-/// A ring's ledger at one moment.
+/// A snapshot of a ring's ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RingReport {
-    /// Slots.
+    /// Number of slots.
     pub capacity: u64,
-    /// Most slots in use at a time.
+    /// Maximum number of slots in use at a time.
     pub high_water: u64,
     /// Frames offered to the ring.
     pub made: u64,
-    /// Frames handed to readers.
+    /// Frames published to readers.
     pub published: u64,
-    /// Frames refused for want of a slot.
+    /// Frames refused because no slot was free.
     pub ring_full: u64,
-    /// Nanoseconds since the newest frame was published; `None` before the first. Looked at five times a second.
+    /// Nanoseconds since the newest frame was published; `None` before the first. Updated five times a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub newest_frame_age_ns: Option<u64>,
-    /// What made its memory, where the CPU can store to it on a GPU.
+    /// The backend of its BAR mapping, if the ring is on a GPU and the CPU can write it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mapping: Option<Backend>,
 }
@@ -134,10 +134,10 @@ impl RingReport {
     }
 }
 
-/// A reader's ledger at one moment.
+/// A snapshot of a reader's ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ReaderReport {
-    /// The ring it reads.
+    /// The ring that it reads.
     pub ring: String,
     /// Frames published since it attached.
     pub published: u64,
@@ -145,25 +145,25 @@ pub struct ReaderReport {
     pub read: u64,
     /// Frames overwritten before they were leased.
     pub overrun: u64,
-    /// Frames thrown away.
+    /// Frames discarded.
     pub discarded: u64,
-    /// Frames with missing packets that were not handed to it, by `incomplete = "drop"`.
+    /// Frames with missing packets that were not leased, because of `incomplete = "drop"`.
     pub dropped_incomplete: u64,
     /// Frames waiting or leased.
     pub pending: u64,
-    /// Frames the producer refused because this reader held the ring.
+    /// Frames that the producer refused because this reader blocked the ring.
     pub held: u64,
 }
 
 impl ReaderReport {
-    /// Reads the counters; the ring's last, so that `pending` is never negative.
+    /// Reads the counters, those of the ring last, so that `pending` is never negative.
     ///
-    /// Counts frames as overrun that were overwritten before they were leased, also where the reader itself does not get
-    /// to count them because its thread hangs in a write.
+    /// Also counts frames as overrun that were overwritten before they were leased, if the reader itself cannot count
+    /// them because its thread is blocked in a write.
     pub fn of(ledger: &ReaderLedger, ring: &str, of_ring: &RingLedger) -> Self {
         let published = of_ring.published.get();
-        // With the fence in `Reader::announce`: either the lease is seen here, or the reader sees that the frames that
-        // it was about to lease were overwritten.
+        // Pairs with the fence in `Reader::announce`: either the lease is seen here, or the reader sees that the
+        // frames it was about to lease were overwritten.
         fence(Ordering::SeqCst);
         let slots = of_ring.capacity.get();
         let kept = ledger.attached.get() + ledger.leased.get() + slots;
@@ -193,44 +193,44 @@ impl ReaderReport {
     }
 }
 
-/// A kernel's ledger at one moment.
+/// A snapshot of a kernel's ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KernelReport {
-    /// Frames taken.
+    /// Frames read.
     #[serde(rename = "in")]
     pub input: u64,
-    /// Frames whose content has gone into output.
+    /// Frames whose content is in the output.
     pub consumed: u64,
-    /// Frames waiting for an integration to end.
+    /// Frames that accumulate until an integration ends.
     pub withheld: u64,
     /// Frames that could not be processed.
     pub failed: u64,
-    /// Frames in work.
+    /// Frames in progress.
     pub pending: u64,
-    /// Frames made.
+    /// Frames produced.
     pub made: u64,
-    /// What its GPU says; `None` for kernels on the CPU.
+    /// GPU statistics; `None` for kernels on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceReport>,
 }
 
-/// What a kernel costs its GPU.
+/// GPU statistics of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceReport {
-    /// How bursts reach it. One that stays is neither launched nor timed: what is told of that is 0.
+    /// How bursts are submitted. A persistent kernel is neither launched nor timed, so its statistics are 0.
     pub dispatch: Dispatch,
-    /// Bursts put on the GPU and done.
+    /// Bursts submitted to the GPU and completed.
     pub launches: u64,
-    /// Nanoseconds that the GPU took for them.
+    /// Nanoseconds that the GPU needed for them.
     pub busy_ns: u64,
-    /// Nanoseconds that the GPU waited on the kernel's stream between bursts.
+    /// Nanoseconds that the GPU was idle on the kernel's stream between bursts.
     pub gap_ns: u64,
-    /// Millionths of a multiprocessor's threads that the kernel's blocks can keep occupied.
+    /// The part of a multiprocessor's threads that the kernel's blocks can occupy, in millionths.
     pub occupancy_ppm: u64,
 }
 
 impl KernelReport {
-    /// Reads the counters. Frames go from `withheld` to `consumed`, so `consumed` is read first.
+    /// Reads the counters. Frames move from `withheld` to `consumed`, so `consumed` is read first.
     pub fn of(ledger: &KernelLedger) -> Self {
         let consumed = ledger.consumed.get();
         let failed = ledger.failed.get();
@@ -264,30 +264,30 @@ impl KernelReport {
     }
 }
 
-/// The ledger of a copy between host memory and a GPU at one moment.
+/// A snapshot of the ledger of a copy between host memory and a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CopyReport {
     /// The ring it reads.
     pub from: String,
     /// The ring it fills.
     pub to: String,
-    /// Frames of which a copy was begun.
+    /// Frames whose copy was started.
     pub taken: u64,
     /// Frames copied.
     pub frames: u64,
-    /// Frames lost in copies in which the device failed.
+    /// Frames lost because the device failed during their copy.
     pub failed: u64,
-    /// Frames of those copied that the CPU stored; the GPU's copy engine copied the others.
+    /// Frames among `frames` that the CPU stored; the GPU's copy engine copied the others.
     pub stored: u64,
-    /// Frames under way.
+    /// Frames in flight.
     pub pending: u64,
-    /// Copies done, by either.
+    /// Copies completed, by either.
     pub copies: u64,
     /// Bytes in them.
     pub bytes: u64,
-    /// Copies under way.
+    /// Copies in flight.
     pub in_flight: u64,
-    /// Nanoseconds during which at least one copy was under way.
+    /// Nanoseconds during which at least one copy was in flight.
     pub busy_ns: u64,
     /// Copies by size: at most [`CopyLedger::BOUNDS`] bytes each, and larger ones.
     pub sizes: [u64; 8],
@@ -318,24 +318,24 @@ impl CopyReport {
     }
 }
 
-/// A sink's ledger at one moment.
+/// A snapshot of a sink's ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SinkReport {
-    /// Frames taken.
+    /// Frames accepted.
     pub frames: u64,
     /// Their payload bytes.
     pub bytes: u64,
-    /// Files, or their like, completed.
+    /// Files, or comparable units, completed.
     pub files: u64,
-    /// Whether the medium has no space now, or the receiver is away.
+    /// Whether the medium is full or the receiver is disconnected.
     pub full: bool,
-    /// Frames that the sink did not take.
+    /// Frames that the sink did not accept.
     pub dropped: u64,
-    /// Frames taken that were not written.
+    /// Frames accepted but not written.
     pub lost: u64,
-    /// Times that its peer was connected; 0 where it has none.
+    /// Number of times that the receiver connected; 0 for sinks without one.
     pub connections: u64,
-    /// Times that it began to wait for its peer to take frames.
+    /// Number of times that the sink began to wait for the receiver.
     pub stalls: u64,
 }
 
@@ -355,7 +355,7 @@ impl SinkReport {
     }
 }
 
-/// All ledgers of a pipeline at one moment.
+/// A snapshot of all ledgers of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// By name of the source.
@@ -364,7 +364,7 @@ pub struct Report {
     pub rings: BTreeMap<String, RingReport>,
     /// By name of the kernel, sink or copy that reads.
     pub readers: BTreeMap<String, ReaderReport>,
-    /// By name of the ring that is filled.
+    /// By name of the ring that the copy fills.
     pub copies: BTreeMap<String, CopyReport>,
     /// By name of the kernel.
     pub kernels: BTreeMap<String, KernelReport>,
@@ -374,7 +374,7 @@ pub struct Report {
     pub seconds: f64,
 }
 
-/// An equation that does not hold: a defect of daq, never of the data.
+/// An equation that does not hold. This is always a bug in daq, never a property of the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// Whose ledger.

@@ -1,4 +1,4 @@
-//! Copies with nothing around them: what a machine can do, and what engines are measured against.
+//! Copies without any pipeline: the machine's baseline, with which engines are compared.
 
 use super::MeasureError;
 use crate::gpu::Event;
@@ -8,12 +8,12 @@ use crate::staging::Direction;
 use std::cell::Cell;
 use std::sync::Arc;
 
-/// The most frames of one call of the driver's batched copy.
+/// Maximum number of copies in one call of the driver's batched copy.
 pub const BATCH: usize = 256;
-/// Marks: copies in flight whose ends can be told apart.
+/// Number of events: maximum number of copies in flight whose ends are distinguishable.
 const EVENTS: usize = 16;
 
-/// A stretch of host memory, one of a GPU, and a stream that copies between them.
+/// A buffer in host memory, a buffer on a GPU, and a stream that copies between them.
 #[derive(Debug)]
 pub struct BaselineCopy {
     stream: Stream,
@@ -21,16 +21,16 @@ pub struct BaselineCopy {
     memory: Memory,
     bytes: usize,
     direction: Direction,
-    /// Where the next copy of a [walk](Self::walk) begins.
+    /// Where the next copy of a [walk](Self::walk) starts.
     next: Cell<usize>,
-    /// Lists of one batch.
+    /// Argument lists of one batch.
     to: Vec<u64>,
     from: Vec<u64>,
     sizes: Vec<usize>,
 }
 
 impl BaselineCopy {
-    /// Two stretches of `bytes` bytes, the host's pinned for CUDA or, with `pageable`, not.
+    /// Allocates two buffers of `bytes` bytes. The host buffer is pinned for CUDA unless `pageable`.
     pub fn new(
         device: &'static Device,
         direction: Direction,
@@ -58,7 +58,7 @@ impl BaselineCopy {
         })
     }
 
-    /// Copies the other way from now on.
+    /// Sets the direction of the following copies.
     pub fn turn(&mut self, direction: Direction) {
         self.direction = direction;
     }
@@ -68,16 +68,16 @@ impl BaselineCopy {
         self.stream.device()
     }
 
-    /// Bytes of each stretch.
+    /// Size of each buffer in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Where `bytes` bytes lie behind those of the last call, from the start again where they do not fit: copies that
-    /// walk like this come by all of the memory, whatever their size.
+    /// Returns the offset of the next `bytes` bytes after those of the last call, or 0 if they do not fit. Copies
+    /// that walk like this use all of the memory, whatever their size.
     ///
     /// # Panics
-    /// If they fit nowhere.
+    /// If `bytes` exceeds the size of the buffers.
     pub fn walk(&self, bytes: usize) -> usize {
         assert!(
             bytes <= self.bytes,
@@ -99,14 +99,14 @@ impl BaselineCopy {
         (host, self.memory.address() + offset as u64)
     }
 
-    /// Begins a copy of `bytes` bytes at `offset` in both stretches.
+    /// Starts a copy of `bytes` bytes at `offset` in both buffers.
     ///
     /// # Panics
     /// If they do not fit.
     pub fn begin(&self, offset: usize, bytes: usize) -> Result<(), CudaError> {
         let (host, device) = self.ends(offset, bytes);
-        // SAFETY: inside of both stretches, as just checked, which belong to `self` alone and are freed after all
-        // copies have ended. What the bytes are does not matter.
+        // SAFETY: inside both buffers, as just checked; they belong to `self` alone and are freed after all copies
+        // have ended. Their content does not matter.
         unsafe {
             match self.direction {
                 Direction::In => self.stream.copy_in(device, host, bytes),
@@ -115,8 +115,8 @@ impl BaselineCopy {
         }
     }
 
-    /// Begins `count` copies of `bytes` bytes side by side from `offset` on with one call; false where the driver has
-    /// no such call.
+    /// Starts `count` contiguous copies of `bytes` bytes from `offset` on with one call; returns false if the driver
+    /// has no such call.
     ///
     /// # Panics
     /// If they do not fit, or are more than [`BATCH`].
@@ -147,10 +147,10 @@ impl BaselineCopy {
         }
     }
 
-    /// Marks the end of what was begun.
+    /// Records the end of all copies started so far.
     ///
     /// # Panics
-    /// If 16 events are held.
+    /// If 16 events are in use.
     pub fn record_event(&self) -> Result<Arc<StreamEvent>, CudaError> {
         self.stream.record_event()
     }
@@ -170,7 +170,7 @@ impl BaselineCopy {
 
 impl Drop for BaselineCopy {
     fn drop(&mut self) {
-        // After an error copies may be under way.
+        // After an error copies may still be in flight.
         let _ = self.stream.synchronize();
     }
 }

@@ -1,4 +1,4 @@
-//! The ring copies of one GPU and direction, and the thread's steps that serve them.
+//! The thread that copies between rings with a GPU's copy engine: one per GPU and direction.
 
 use super::StagingError;
 use super::ring_copy::{Begun, EngineState, RingCopy};
@@ -11,55 +11,55 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Below this a sleep costs more than it saves.
+/// A shorter sleep costs more than it saves.
 const MIN_SLEEP: Duration = Duration::from_micros(60);
-/// How long before a copy's expected end the thread wakes.
+/// How long before the expected end of a copy the thread wakes.
 const WAKE_AHEAD: Duration = Duration::from_micros(10);
 
-/// How copies are sized and timed on one GPU and direction.
+/// The size and timing of copies for one GPU and direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// Most bytes of one copy.
+    /// Maximum bytes per copy.
     pub chunk: usize,
-    /// Most copies in flight, at least 1.
+    /// Maximum number of copies in flight, at least 1.
     pub depth: usize,
-    /// Bytes a second of large copies.
+    /// Bytes per second of large copies.
     pub rate: f64,
-    /// What a copy takes beside its bytes.
+    /// Time per copy in addition to the time for its bytes.
     pub overhead: Duration,
-    /// Bursts of at most so many bytes are stored by the CPU, where it can store to the target; 0: none.
+    /// Bursts of at most this many bytes are stored by the CPU, if it can write the target; 0 = none.
     pub cpu_store_threshold: usize,
 }
 
-/// What moves bytes between host memory and a GPU, in order.
+/// Copies bytes between host memory and a GPU, in order.
 pub trait CopyBackend: Send {
-    /// Begins a copy of `bytes` bytes.
+    /// Starts a copy of `bytes` bytes.
     ///
     /// # Safety
-    /// Both ranges stay alive, the source is not written and the target neither read nor written by others, until the
-    /// next [event](Self::record_event) is done.
+    /// Both ranges stay allocated, nothing else writes the source, and nothing else reads or writes the target, until
+    /// the next [event](Self::record_event) is done.
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError>;
 
-    /// Begins a copy of rows.
+    /// Starts a copy of rows.
     ///
     /// # Safety
     /// As for [`copy`](Self::copy), for every row.
     unsafe fn copy_rows(&mut self, to: u64, from: u64, rows: Rows) -> Result<(), CudaError>;
 
-    /// Marks the end of all copies begun so far.
+    /// Records the end of all copies started so far.
     fn record_event(&mut self) -> Result<Completion, CudaError>;
 
-    /// Whether another copy can be marked.
+    /// Whether the end of another copy can be recorded.
     fn has_room(&self) -> bool;
 
-    /// Waits until nothing is under way, as well as a failed device allows.
+    /// Waits until no copy is in flight, as far as a failed device allows.
     fn settle(&mut self);
 
-    /// The device will not finish: nothing that it was given is freed, nor is it waited for, by anyone.
+    /// Declares that the device will not finish: its memory is leaked, and nothing waits for it any more.
     fn leak(&mut self);
 }
 
-/// A stream that copies one way.
+/// A CUDA stream that copies in one direction.
 #[derive(Debug)]
 pub struct CopyStream {
     stream: Stream,
@@ -67,7 +67,7 @@ pub struct CopyStream {
 }
 
 impl CopyStream {
-    /// A stream for up to `depth` copies in flight.
+    /// Creates a stream for up to `depth` copies in flight.
     pub fn new(
         device: &'static Device,
         direction: Direction,
@@ -82,7 +82,7 @@ impl CopyStream {
 
 impl CopyBackend for CopyStream {
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
-        // SAFETY: by the caller's word; the direction says which of the addresses the host's is.
+        // SAFETY: by the caller's contract; the direction determines which address is the host's.
         unsafe {
             match self.direction {
                 Direction::In => self.stream.copy_in(to, host(from), bytes),
@@ -110,7 +110,7 @@ impl CopyBackend for CopyStream {
     }
 
     fn settle(&mut self) {
-        // The failure that led here has been told.
+        // The failure that led here has already been reported.
         let _ = self.stream.synchronize();
     }
 
@@ -123,22 +123,22 @@ fn host(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(usize::MAX))
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Copies were begun or ended.
+    /// Copies were started or completed.
     Busy,
-    /// Nothing could be done now.
+    /// There was nothing to do.
     Idle,
     /// All ring copies have ended.
     Finished,
 }
 
-/// Copies under way that keep the stream busy; a ring copy that has one among them begins another only if it is a whole
-/// chunk, so that frames gather.
+/// Number of copies in flight that keeps the stream busy. A ring copy with one of them starts only whole chunks, so
+/// that frames accumulate.
 const ENOUGH_IN_FLIGHT: usize = 2;
 
-/// A copy in flight: how long it takes by itself, and when it should be done.
+/// A copy in flight: its own duration, and when it should be done.
 #[derive(Debug)]
 struct Expected {
     takes: Duration,
@@ -150,20 +150,20 @@ pub struct CopyEngineThread {
     ring_copies: Vec<RingCopy>,
     backend: Box<dyn CopyBackend>,
     tuning: Tuning,
-    /// Rung by the rings of all ring copies.
+    /// Notified by the rings of all ring copies.
     notifier: Arc<Notifier>,
-    /// Copies in flight over all ring copies, oldest first.
+    /// All copies in flight, oldest first.
     expected: VecDeque<Expected>,
-    /// The ring copy whose turn it is.
+    /// Index of the ring copy whose turn it is.
     turn: usize,
-    /// Since when copies have been under way without a pause, and the bytes of those that were begun since.
+    /// Since when copies have been in flight without a pause, and the bytes of the copies started since.
     streak: Option<(Instant, u64)>,
-    /// Whether any ring copy's frames may be stored by the CPU.
+    /// Whether the CPU may store frames of any ring copy.
     stores: bool,
 }
 
 impl CopyEngineThread {
-    /// A copy engine thread without ring copies. `notifier` is the one that all its rings ring.
+    /// Creates a thread state without ring copies. All its rings must notify `bell`.
     pub fn new(backend: Box<dyn CopyBackend>, tuning: Tuning, notifier: Arc<Notifier>) -> Self {
         Self {
             ring_copies: Vec::new(),
@@ -183,8 +183,8 @@ impl CopyEngineThread {
         self.ring_copies.push(ring_copy);
     }
 
-    /// A word in the log if the CPU will store to a GPU that hangs on another node than the calling thread's core; for
-    /// the thread that will call [`step`](Self::step), `remedy` says how its core is chosen.
+    /// Logs a warning if the CPU will store to a GPU on another NUMA node than the calling thread's core. Call it on
+    /// the thread that calls [`step`](Self::step); `remedy` names the setting for its core.
     pub fn warn_if_remote_numa(&self, remedy: &str) {
         let target = self.ring_copies.iter().find_map(RingCopy::target);
         if let Some(target) = target.filter(|_| self.stores) {
@@ -192,7 +192,7 @@ impl CopyEngineThread {
         }
     }
 
-    /// Publishes what is done and begins what can be begun; never waits.
+    /// Publishes completed copies and starts new ones; never waits.
     pub fn step(&mut self) -> Result<Step, StagingError> {
         let mut ended = 0;
         let mut failure = None;
@@ -218,8 +218,9 @@ impl CopyEngineThread {
             }
         }
         let mut begun = 0;
-        // A ring copy that has nothing passes its turn, as one does whose frames were stored: a source that keeps up with
-        // the CPU must not keep it here. Once all have in a row, the copies under way are looked at again.
+        // A ring copy without frames passes its turn, and so does one whose frames were stored: a source that keeps
+        // up with the CPU must not keep the thread here. After all have passed in a row, the copies in flight are
+        // polled again.
         let mut passed = 0;
         while passed < self.ring_copies.len() && (self.stores || self.has_room()) {
             let turn = self.turn;
@@ -269,7 +270,8 @@ impl CopyEngineThread {
         });
     }
 
-    /// Takes note of copies that have ended: the next one is under way from about now, whatever was expected.
+    /// Updates the expectations after copies have completed: the next copy runs from about now, whatever was
+    /// expected.
     fn ended(&mut self, copies: usize) {
         if copies == 0 {
             return;
@@ -279,7 +281,7 @@ impl CopyEngineThread {
         if self.expected.is_empty()
             && let Some((since, bytes)) = self.streak.take()
         {
-            // All ended before anyone looked: copies are at least so fast, whatever was measured once.
+            // All completed before a poll: copies are at least this fast, whatever was measured.
             let rate = bytes as f64 / (at - since).as_secs_f64().max(1e-9);
             self.tuning.rate = self.tuning.rate.max(rate);
         }
@@ -289,7 +291,7 @@ impl CopyEngineThread {
         }
     }
 
-    /// Whether any ring copy's turn would come to something.
+    /// Whether a turn of any ring copy would do something.
     fn is_ready(&self) -> bool {
         let state = self.engine_state();
         self.ring_copies
@@ -299,8 +301,8 @@ impl CopyEngineThread {
 
     /// Waits until there is something to do, or about `limit` has passed.
     ///
-    /// With [`Wait::Adaptive`] the thread sleeps through most of the copies under way: it wakes when one is left that
-    /// keeps the stream busy meanwhile, or when there are frames for the CPU to store.
+    /// With [`Wait::Adaptive`] the thread sleeps during most of the copies in flight: it wakes when one copy is left
+    /// that keeps the stream busy, or when there are frames for the CPU to store.
     pub fn wait(&self, policy: Wait, limit: Duration) {
         let done = || self.ring_copies.iter().any(RingCopy::is_oldest_done);
         if self.expected.is_empty() {
@@ -315,7 +317,7 @@ impl CopyEngineThread {
         }
         let now = Instant::now();
         if self.expected.len() < ENOUGH_IN_FLIGHT && self.has_room() {
-            // New frames ring; the end of a copy does not, but when it comes is known about.
+            // New frames send a notification; the end of a copy does not, but its time is roughly known.
             let mut ready = || done() || self.is_ready();
             let first = self.expected.front().map_or(now, |copy| copy.at);
             let sleep = first.saturating_duration_since(now);
@@ -327,7 +329,7 @@ impl CopyEngineThread {
             }
             return;
         }
-        // Nothing need be begun before a copy ends, whatever rings, but for frames that the CPU stores.
+        // Until a copy ends, the only possible work is frames that the CPU stores.
         let at = self.expected.len().saturating_sub(2);
         let until = self.expected.get(at).map_or(now, |copy| copy.at);
         let sleep = until.saturating_duration_since(now);
@@ -356,15 +358,15 @@ impl CopyEngineThread {
         }
     }
 
-    /// Whether a copy is under way.
+    /// Whether a copy is in flight.
     pub fn has_in_flight(&self) -> bool {
         !self.expected.is_empty() || self.ring_copies.iter().any(RingCopy::has_in_flight)
     }
 
-    /// After a failure: ends what has ended, skips what comes, and says whether all sources are at their end.
+    /// After a failure: completes what is done, discards pending frames, and returns whether all sources have ended.
     pub fn discard(&mut self) -> bool {
         for ring_copy in &mut self.ring_copies {
-            // What fails now fails for the reason that has been told.
+            // Errors now have the cause that was already reported.
             let _ = ring_copy.reap();
             ring_copy.discard();
         }
@@ -372,7 +374,7 @@ impl CopyEngineThread {
         self.ring_copies.iter().all(RingCopy::is_finished)
     }
 
-    /// Ends although copies are under way that will not end: nothing that they touch is ever freed.
+    /// Ends although copies in flight will not end: all memory that they use is leaked.
     pub fn leak(mut self) {
         self.backend.leak();
         for ring_copy in self.ring_copies.drain(..) {

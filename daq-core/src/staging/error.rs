@@ -1,15 +1,15 @@
-//! Why copies stop.
+//! Errors that stop copies.
 
 use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver::CudaError;
 
-/// Why a GPU takes no more copies, or gives none.
+/// Why copies to or from a GPU failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StagingError {
-    /// The driver says so.
+    /// A call of the CUDA driver failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The CPU cannot store to its memory any more.
+    /// The CPU can no longer store to the GPU's memory.
     #[error(transparent)]
     BarMapping(#[from] BarMappingError),
 }

@@ -1,39 +1,39 @@
-//! One copy between two rings by stores of the CPU alone, made by the thread that needs the frames.
+//! A copy between two rings by CPU stores, made by the thread that needs the frames.
 //!
-//! What it publishes may still be on its way to the GPU: that thread is the target's only reader, and fences before it
-//! tells the GPU of a frame.
+//! Stores of a published frame may still be on their way to the GPU: that thread must be the target's only reader,
+//! and it must fence before it notifies the GPU of a frame.
 
 use super::target::{self, Target};
 use crate::gpu::bar_mapping::BarMappingError;
 use crate::ledger::CopyLedger;
 use crate::ring::{Producer, Reader};
 
-/// A ring in host memory, and one on a GPU that the CPU stores its frames to.
+/// Copies a ring in host memory to a ring on a GPU by CPU stores.
 ///
 /// ```text
-///   raw@host ──poll──▶ store ──publish──▶ raw                all in one step of whoever calls it
+///   raw@host ──poll──▶ store ──publish──▶ raw                all in one step of the calling thread
 /// ```
-/// No thread, stream or lock stands between the two: whoever steps sees the frames in the target at once. One that is
-/// dropped closes the target.
+/// No thread, stream or lock is involved: the caller of a step sees the frames in the target at once. Dropping it
+/// closes the target.
 #[derive(Debug)]
 pub struct InlineCopy {
     reader: Reader,
     producer: Producer,
     target: Target,
     ledger: CopyLedger,
-    /// Most frames of a step.
+    /// Maximum number of frames per step.
     burst: u64,
-    /// Slots that are claimed at a time: a claim costs a fence, which single frames need not each pay.
+    /// Number of slots claimed at a time. A claim costs a fence, which single frames need not each pay.
     ahead: u64,
-    /// Whether the memory was lost: nothing is published any more, for the slots before it were never filled.
+    /// Whether the memory was lost: nothing more is published, because earlier slots were never filled.
     failed: bool,
 }
 
 impl InlineCopy {
-    /// A copy from `reader`'s ring to `producer`'s of at most `burst` frames a step; `None` where the CPU cannot store
-    /// to the target or cannot read the source, which both regions tell beforehand.
+    /// Creates a copy from `reader`'s ring to `producer`'s of at most `burst` frames per step; `None` if the CPU
+    /// cannot write the target or cannot read the source. Both regions show this beforehand.
     ///
-    /// `reader` must be guaranteed, or its ring's producer one that can be held back.
+    /// `reader` must be guaranteed, or the producer of its ring must support backpressure.
     ///
     /// # Panics
     /// If the rings' slots differ in size.
@@ -68,10 +68,10 @@ impl InlineCopy {
         }
     }
 
-    /// Copies and publishes what is ready and has a slot, and says how many frames that were; never waits.
+    /// Copies and publishes the frames that are ready and have a slot; returns their number. Never waits.
     ///
     /// # Errors
-    /// Why the memory cannot be used any more. The frames are counted as failed, and from then on nothing is copied.
+    /// Why the memory can no longer be used. The frames are counted as failed, and nothing more is copied.
     #[inline]
     pub fn step(&mut self) -> Result<usize, BarMappingError> {
         let pending = self.reader.pending().min(self.burst);
@@ -103,20 +103,20 @@ impl InlineCopy {
         !self.failed && self.reader.pending() > 0 && self.producer.room() > 0
     }
 
-    /// Whether the source is gone and everything of it has been published.
+    /// Whether the source is closed and all its frames have been published.
     pub fn is_finished(&self) -> bool {
         self.reader.is_finished()
     }
 
-    /// Skips what waits, counting it as discarded, and says whether the source is at its end: after a failure, or where
-    /// nobody reads the target any more.
+    /// Discards pending frames and counts them; returns whether the source has ended. For use after a failure, or if
+    /// the target has no reader any more.
     pub fn discard(&mut self) -> bool {
         self.reader.discard_pending();
         self.is_finished()
     }
 
-    /// A word in the log if the GPU hangs on another node than the calling thread's core; for the thread that will call
-    /// [`step`](Self::step), `remedy` says how its core is chosen.
+    /// Logs a warning if the GPU is on another NUMA node than the calling thread's core. Call it on the thread that
+    /// calls [`step`](Self::step); `remedy` names the setting for its core.
     pub fn warn_if_remote_numa(&self, remedy: &str) {
         self.target.warn_if_remote_numa(remedy);
     }

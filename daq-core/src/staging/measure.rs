@@ -1,4 +1,4 @@
-//! Measuring a machine's copies, in well under a second a GPU.
+//! Measures a machine's copies, in well under a second per GPU.
 
 use super::baseline::BaselineCopy;
 use super::profile::{Profile, Rates};
@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The largest copy.
+/// Size of the largest copy.
 const LARGEST: usize = 64 << 20;
-/// The sizes from which the chunk is chosen.
+/// The sizes from which the chunk size is chosen.
 const SIZES: [usize; 7] = [
     256 << 10,
     512 << 10,
@@ -23,19 +23,19 @@ const SIZES: [usize; 7] = [
     8 << 20,
     16 << 20,
 ];
-/// Copies in flight while rates by size are measured.
+/// Number of copies in flight while rates by size are measured.
 const DEPTH: usize = 4;
-/// Bytes moved for each size.
+/// Number of bytes copied per size.
 const VOLUME: usize = 128 << 20;
-/// Times that each figure is taken; the best counts, for what disturbs a copy only makes it slower.
+/// Number of repetitions; the best counts, because disturbances only make a copy slower.
 const REPEATS: usize = 3;
-/// The longest that a figure is taken: where the bus is slow, less than the volume does, and once.
+/// Maximum duration of one measurement: on a slow bus, less than the volume is copied, once.
 const LIMIT: Duration = Duration::from_millis(20);
-/// Copies that every figure needs.
+/// Minimum number of copies per measurement.
 const MIN_COPIES: usize = 4;
-/// Small copies whose time is taken.
+/// Number of small copies for the latency.
 const SMALL: usize = 32;
-/// The sizes between which the copy engine overtakes the CPU.
+/// The sizes at which CPU stores and the copy engine are compared.
 const STORES: [usize; 9] = [
     4 << 10,
     8 << 10,
@@ -47,31 +47,31 @@ const STORES: [usize; 9] = [
     512 << 10,
     1 << 20,
 ];
-/// Stores, and copies beside them, whose times are taken.
+/// Number of stores, and of copies, that are timed per size.
 const PAIRS: usize = 9;
-/// A cut-over is a multiple of this.
+/// The CPU-store threshold is a multiple of this.
 const GRAIN: usize = 4 << 10;
 
-/// Why nothing was measured.
+/// Why the measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
-    /// No memory to copy from.
+    /// Host memory could not be allocated or pinned.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// The GPU refused.
+    /// A call of the CUDA driver failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The CPU could not store to the GPU's memory any more.
+    /// The CPU could no longer store to the GPU's memory.
     #[error(transparent)]
     BarMapping(#[from] BarMappingError),
 }
 
-/// Whether `copies` of `bytes` bytes, begun within `took`, are enough for a figure.
+/// Whether `copies` of `bytes` bytes within `took` are enough for a result.
 fn is_enough(copies: usize, bytes: usize, took: Duration) -> bool {
     copies >= MIN_COPIES && (copies * bytes >= VOLUME || took >= LIMIT)
 }
 
-/// Bytes a second of copies of `bytes` bytes with at most `depth` in flight.
+/// Bytes per second of copies of `bytes` bytes with at most `depth` in flight.
 fn rate(baseline: &BaselineCopy, bytes: usize, depth: usize) -> Result<f64, CudaError> {
     let mut best = 0.0_f64;
     let mut events: VecDeque<Arc<StreamEvent>> = VecDeque::with_capacity(depth);
@@ -98,7 +98,7 @@ fn rate(baseline: &BaselineCopy, bytes: usize, depth: usize) -> Result<f64, Cuda
     Ok(best)
 }
 
-/// How long a small copy takes from its call to its end.
+/// The time of a small copy from its call to its end.
 fn latency(baseline: &BaselineCopy) -> Result<Duration, CudaError> {
     let mut times = [Duration::ZERO; SMALL];
     for time in &mut times {
@@ -112,7 +112,7 @@ fn latency(baseline: &BaselineCopy) -> Result<Duration, CudaError> {
 }
 
 fn rates(baseline: &BaselineCopy) -> Result<Rates, CudaError> {
-    // The first copies set things up.
+    // The first copy includes one-time setup.
     baseline.begin(0, LARGEST)?;
     baseline.finish()?;
     let mut by_size = Vec::with_capacity(SIZES.len());
@@ -126,7 +126,7 @@ fn rates(baseline: &BaselineCopy) -> Result<Rates, CudaError> {
     })
 }
 
-/// What a store and a copy of one size take.
+/// The times of a store and a copy of one size.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     bytes: usize,
@@ -134,8 +134,8 @@ struct Pair {
     copy: Duration,
 }
 
-/// Where the copies' time falls below the stores', between two sizes in proportion; 0 where it always is, the largest
-/// size where it never is.
+/// The size at which copies become faster than stores, interpolated between two sizes; 0 if copies are always faster,
+/// the largest size if they never are.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -155,7 +155,7 @@ fn crossing(pairs: &[Pair]) -> usize {
     bytes / GRAIN * GRAIN
 }
 
-/// The cut-over; `None` where the CPU cannot store to the GPU's memory.
+/// Measures the CPU-store threshold; `None` if the CPU cannot store to the GPU's memory.
 fn cpu_store_threshold(
     baseline: &BaselineCopy,
     allowed: &[Backend],
@@ -186,13 +186,13 @@ fn cpu_store_threshold(
     Ok(Some(crossing(&pairs)))
 }
 
-/// Measures both directions of a GPU, and where the CPU can store to its memory, up to which size that is faster.
-/// Takes 130 MiB of memory meanwhile, half of it the GPU's.
+/// Measures both directions of a GPU and, if the CPU can store to its memory, up to which size stores are faster.
+/// Temporarily uses 130 MiB of memory, half of it on the GPU.
 pub fn measure(device: &'static Device) -> Result<Profile, MeasureError> {
     measure_with(device, &Backend::ALL)
 }
 
-/// The same with mappings made by the `allowed` backends alone.
+/// As [`measure`], with only the `allowed` backends for BAR mappings.
 pub fn measure_with(device: &'static Device, allowed: &[Backend]) -> Result<Profile, MeasureError> {
     let mut baseline = BaselineCopy::new(device, Direction::In, LARGEST, false)?;
     let inward = rates(&baseline)?;

@@ -1,24 +1,24 @@
 //! Staging: copies between rings in host memory and rings on a GPU.
 //!
 //! ```text
-//!   raw@host ──ring copy──▶┐                      ┌──▶ raw          one copy engine thread a GPU and direction:
-//!   aux@host ──ring copy──▶┤  copy engine thread, its stream  ├──▶ aux          one thread, one stream, its ring copies in turn
+//!   raw@host ──ring copy──▶┐                   ┌──▶ raw      one copy engine thread per GPU and direction:
+//!   aux@host ──ring copy──▶┤  thread, stream   ├──▶ aux      one stream, its ring copies in turn
 //! ```
-//! All frames that are ready go in one copy, up to a *chunk*; a few copies are in flight at a time. At low load that
-//! is one frame with the least latency. At high load the copies under way keep the stream busy while frames gather
-//! behind them (with two under way only whole chunks follow), so the copies grow by themselves until the bus is full.
-//! Lanes take turns, one chunk at most each, so that none waits longer than the others' chunks take.
+//! All frames that are ready are copied together, up to a *chunk*; a few copies are in flight at a time. At low load
+//! a copy is one frame, with the lowest latency. At high load the copies in flight keep the stream busy while further
+//! frames accumulate (with two in flight only whole chunks follow), so the copies grow until the bus is saturated.
+//! Ring copies take turns, with at most one chunk each, so that none waits longer than the chunks of the others take.
 //!
-//! Where the CPU can store to the target ring, small bursts go without the copy engine: a ring copy that has nothing under
-//! way stores them itself up to the measured *cut-over*, and publishes them at once. A [`InlineCopy`] is such a ring copy
-//! without a thread, for one that needs its frames without a hand-over.
+//! If the CPU can write the target ring, small bursts bypass the copy engine: a ring copy with nothing in flight
+//! stores them itself, up to the measured *CPU-store threshold*, and publishes them at once. An [`InlineCopy`] is
+//! such a copy without a thread, for a thread that needs its frames without a hand-over.
 //!
 //! # Guarantees
-//! - A frame is published in the target once its bytes and record are there, in the source's order, each once.
+//! - A frame is published in the target once its bytes and metadata are complete, in the source's order, each once.
 //! - A slot of the source is freed once its copy is done.
 //! - taken = frames + failed + pending, in every [`CopyLedger`](crate::ledger::CopyLedger) at any moment.
-//! - After a failure nothing that was under way is published, and every frame of it is counted.
-//! - After the start no call here allocates or locks; the driver's own calls may.
+//! - After a failure no copy in flight is published, and all its frames are counted.
+//! - After startup no call here allocates or locks; calls of the driver may.
 
 mod baseline;
 mod copy_engine;

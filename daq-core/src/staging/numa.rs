@@ -1,19 +1,19 @@
-//! Cores that store to a GPU of another node.
+//! A warning about cores that store to a GPU on a remote NUMA node.
 
 use crate::gpu::driver::Device;
 use crate::thread::current_core;
 use crate::topology::{Topology, pci};
 use std::path::Path;
 
-/// A word in the log if the calling thread's core is on another NUMA node than the GPU: its stores then cross from one
-/// processor to the other. `remedy` says how the core is chosen, as in `[staging] cores`. For a thread's start: it
-/// reads files.
+/// Logs a warning if the calling thread's core is on another NUMA node than the GPU, because its stores then cross
+/// the processor interconnect. `remedy` names the setting for the core, as in `[staging] cores`. Reads files, so call
+/// it when a thread starts.
 pub fn warn_if_remote_numa(device: &'static Device, remedy: &str) {
     let sys = Path::new("/sys");
     let gpu = pci::facts(sys, &device.identity().pci).node;
     if let Some(far) = Topology::read(sys).far(current_core(), gpu) {
         tracing::warn!(
-            "core {} stores to cuda:{}, and {far}: give `{remedy}` cores of node {}",
+            "core {} stores to cuda:{}, and {far}; set `{remedy}` to cores of NUMA node {}",
             far.core,
             device.ordinal(),
             far.gpu

@@ -1,4 +1,4 @@
-//! What was measured of a machine's copies, and where it is kept.
+//! The measured performance of a machine's copies, and the file that stores it.
 
 use super::Tuning;
 use crate::staging::Direction;
@@ -10,31 +10,31 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
-/// Where it is kept, inside the state directory.
+/// The file name inside the state directory.
 const FILE: &str = "staging.json";
 /// Copies in flight together should take this long, so that a thread can sleep meanwhile.
 const SLACK: Duration = Duration::from_micros(400);
-/// Where the copy engine overtakes stores of the CPU on most machines; taken where it was not measured.
+/// The CPU-store threshold if it was not measured; typical for most machines.
 pub const DEFAULT_CPU_STORE_THRESHOLD: usize = 128 << 10;
-/// More than that it is on none.
+/// Maximum plausible CPU-store threshold.
 const MAX_CPU_STORE_THRESHOLD: usize = 1 << 30;
-/// The most copies in flight that are worth their bookkeeping.
+/// Maximum useful number of copies in flight.
 const MAX_DEPTH: usize = 8;
 
-/// What was measured of one direction.
+/// The measured rates of one direction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// Bytes a second of the largest copies.
+    /// Bytes per second of the largest copies.
     pub bytes_per_second: f64,
-    /// Nanoseconds that a small copy takes from its call to its end.
+    /// Nanoseconds of a small copy from its call to its end.
     pub latency_ns: u64,
-    /// Bytes a second of copies of each size, several in flight: `(bytes, rate)`, ascending.
+    /// Rates with several copies in flight, by size: `(bytes, bytes per second)`, ascending.
     pub by_size: Vec<(usize, f64)>,
 }
 
 impl Rates {
-    /// The smallest copies that come within 1.5 % of the fastest, and as many in flight as keep the device busy; the
-    /// CPU stores nothing.
+    /// The smallest copies within 1.5 % of the fastest rate, and the number of copies in flight that keeps the device
+    /// busy. The CPU stores nothing.
     ///
     /// ```
     /// use daq_core::staging::Rates;
@@ -51,8 +51,8 @@ impl Rates {
         self.tuning_for(None, None)
     }
 
-    /// The same where someone has decided on the most bytes of a copy or on the copies in flight: as many in flight as
-    /// keep the device busy with copies of *that* size.
+    /// As [`tuning`](Self::tuning) with a given chunk size or number of copies in flight: the number in flight keeps
+    /// the device busy with copies of *that* size.
     ///
     /// ```
     /// # use daq_core::staging::Rates;
@@ -81,7 +81,7 @@ impl Rates {
         }
     }
 
-    /// The smallest copies that come within 1.5 % of the fastest.
+    /// The smallest copy size within 1.5 % of the fastest rate.
     fn chunk(&self) -> usize {
         let best = self
             .by_size
@@ -95,7 +95,7 @@ impl Rates {
             .map_or(4 << 20, |(bytes, _)| *bytes)
     }
 
-    /// Whether these can be rates of any machine; a file may hold anything.
+    /// Whether the rates are plausible; a file may contain anything.
     fn is_possible(&self) -> bool {
         let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
         let sizes = &mut self.by_size.iter();
@@ -103,7 +103,7 @@ impl Rates {
     }
 }
 
-/// What was measured of one GPU.
+/// The measured performance of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     /// From host memory to the GPU.
@@ -112,29 +112,29 @@ pub struct Profile {
     /// From the GPU to host memory.
     #[serde(rename = "out")]
     pub outward: Rates,
-    /// Bytes from which on the copy engine is faster than stores of the CPU to the GPU's memory, 0 where it always is;
-    /// `None` where the CPU could not store to it when it was measured.
+    /// The size in bytes from which the copy engine is faster than CPU stores, 0 if it always is; `None` if the CPU
+    /// could not store to the GPU's memory when it was measured.
     #[serde(rename = "cut_over", default, skip_serializing_if = "Option::is_none")]
     pub cpu_store_threshold: Option<usize>,
-    /// Of network cards that were measured sending frames out of the GPU's memory, by name.
+    /// Results of NICs that were measured sending frames from the GPU's memory, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cards: BTreeMap<String, Sending>,
 }
 
-/// What was measured of a network card that sends frames out of a GPU's memory.
+/// The measured performance of a NIC that sends frames from a GPU's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sending {
-    /// Bytes of a frame from which on a copy in host memory is sent as fast, 0 where it always is; `None` where it never
-    /// is.
+    /// The frame size in bytes from which sending a copy in host memory is as fast, 0 if it always is; `None` if it
+    /// never is.
     pub staged_from: Option<usize>,
-    /// The largest frames that were measured: of larger ones nothing is known.
+    /// The largest measured frame size; nothing is known about larger frames.
     pub most: usize,
-    /// What it depends on ([`Topology::card_basis`]).
+    /// The hardware that the result depends on ([`Topology::card_basis`]).
     pub basis: String,
 }
 
 impl Profile {
-    /// What suits most machines, for one that was not measured: a bus of the third generation with 16 lanes.
+    /// Assumed performance of a machine that was not measured: PCIe 3.0 with 16 lanes.
     pub fn usual() -> Self {
         let rates = Rates {
             bytes_per_second: 12e9,
@@ -149,19 +149,19 @@ impl Profile {
         }
     }
 
-    /// Bursts of at most so many bytes are stored by the CPU where it can store to a ring: what was measured, else what
-    /// is [usual](DEFAULT_CPU_STORE_THRESHOLD).
+    /// Bursts of at most this many bytes are stored by the CPU if it can write the ring: the measured threshold, or
+    /// the [default](DEFAULT_CPU_STORE_THRESHOLD).
     pub fn cpu_store_threshold(&self) -> usize {
         self.cpu_store_threshold
             .unwrap_or(DEFAULT_CPU_STORE_THRESHOLD)
     }
 
-    /// How to copy that way.
+    /// The tuning of copies in `direction`.
     pub fn tuning(&self, direction: Direction) -> Tuning {
         self.tuning_for(direction, None, None)
     }
 
-    /// How to copy that way where someone has decided on chunk or depth; see [`Rates::tuning_for`].
+    /// The tuning of copies in `direction` with a given chunk size or depth; see [`Rates::tuning_for`].
     pub fn tuning_for(
         &self,
         direction: Direction,
@@ -185,33 +185,34 @@ impl Profile {
     }
 }
 
-/// Profiles of a machine's GPUs, valid as long as the machine stays what it was.
+/// Profiles of a machine's GPUs, valid while the hardware does not change.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Profiles {
     /// By [`Basis::fingerprint`].
     gpus: BTreeMap<String, Profile>,
 }
 
-/// What a profile depends on.
+/// The hardware and software that a profile depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Basis<'a> {
-    /// Nodes and cores.
+    /// NUMA nodes and cores.
     pub topology: &'a Topology,
     /// The GPU and its link.
     pub gpu: &'a Gpu,
-    /// Bridges between it and the processor.
+    /// The bridges between the GPU and the processor.
     pub bridges: &'a [Bridge],
-    /// The CUDA that the driver serves, as the driver writes it.
+    /// The CUDA version that the driver supports, in the driver's encoding.
     pub cuda: i32,
-    /// How the driver's kernel module describes itself; `None` where it does not.
+    /// The version text of the driver's kernel module; `None` if it has none.
     pub module: Option<&'a str>,
 }
 
 impl Basis<'_> {
-    /// What must not change for a profile to hold, as text: the GPU, its place, link and bridges, the driver, the
-    /// cores and nodes.
+    /// Everything that must not change for a profile to stay valid, as text: the GPU, its slot, link and bridges, the
+    /// driver, the cores and NUMA nodes.
     ///
-    /// Speeds count as the most that can be, for an idle link lowers its own; widths as they are.
+    /// Link speeds are the maximum supported ones, because an idle link lowers its speed; widths are the current
+    /// ones.
     pub fn fingerprint(&self) -> String {
         let Self { topology, gpu, .. } = self;
         let as_wide = |link: Link| Lanes {
@@ -222,7 +223,7 @@ impl Basis<'_> {
             |link: Option<Lanes>| link.map_or_else(|| "?".to_owned(), |lanes| lanes.to_string());
         let nodes = topology.nodes.iter();
         let nodes: Vec<_> = nodes.map(|node| format!("{:?}", node.cores)).collect();
-        // Those of this process only where no others are known: `daq tune` may be given others than `daq run`.
+        // The cores of this process only if no others are known: `daq tune` may run on other cores than `daq run`.
         let cores = match topology.nodes.iter().map(|node| node.cores.len()).sum() {
             0 => topology.cores.len(),
             all => all,
@@ -244,7 +245,7 @@ impl Basis<'_> {
 }
 
 impl Profiles {
-    /// What is kept in `directory`; nothing where nothing readable is, and no profile that cannot be.
+    /// Reads the profiles in `directory`; empty if there is no readable file. Implausible profiles are dropped.
     pub fn load(directory: &Path) -> Self {
         let mut kept: Self = crate::file::read(&directory.join(FILE))
             .ok()
@@ -254,7 +255,7 @@ impl Profiles {
         kept
     }
 
-    /// Keeps the profiles in `directory`, which is made if it is not there.
+    /// Writes the profiles to `directory`, which is created if necessary.
     pub fn save(&self, directory: &Path) -> io::Result<std::path::PathBuf> {
         std::fs::create_dir_all(directory)?;
         let file = directory.join(FILE);
@@ -265,13 +266,12 @@ impl Profiles {
         Ok(file)
     }
 
-    /// The profile that is valid for a fingerprint.
+    /// The profile for a fingerprint, if it is valid.
     pub fn get(&self, fingerprint: &str) -> Option<&Profile> {
         self.gpus.get(fingerprint)
     }
 
-    /// Keeps a profile, and what was measured of network cards beside it; one of the same GPU that is not valid any more
-    /// goes.
+    /// Stores a profile, keeping the NIC results of a valid earlier one. Removes outdated profiles of the same GPU.
     pub fn set(&mut self, fingerprint: String, mut profile: Profile) {
         if let Some(known) = self.gpus.get(&fingerprint) {
             for (card, sending) in &known.cards {

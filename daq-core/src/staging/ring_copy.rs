@@ -9,67 +9,68 @@ use crate::ring::{Lease, Producer, Reader, Slice};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// The longest pitch that rows are copied with; devices allow a little less than 2 GiB.
+/// Maximum pitch of a row copy; devices allow slightly less than 2 GiB.
 const MAX_PITCH: usize = 1 << 30;
 
-/// A copy that is not done.
+/// A copy in flight.
 #[derive(Debug)]
 struct InFlightCopy {
     frames: u64,
     bytes: u64,
 }
 
-/// A source ring's reader, the target ring's producer, and what is under way between them.
+/// A source ring's reader, the target ring's producer, and the copies in flight between them.
 ///
-/// Both rings have slots of the same size. A ring copy that is dropped waits for what is under way; if that does not end,
-/// neither ring's memory is ever freed.
+/// Both rings have slots of the same size. Dropping waits for the copies in flight; if they do not end, the memory of
+/// both rings is leaked.
 #[derive(Debug)]
 pub struct RingCopy {
     reader: Reader,
     producer: Producer,
-    /// The target's memory, where the CPU can store to it.
+    /// The target's memory, if the CPU can write it.
     target: Option<Target>,
     ledger: CopyLedger,
     in_flight: VecDeque<InFlightCopy>,
-    /// Most frames of one copy.
+    /// Maximum number of frames per copy.
     burst: usize,
-    /// Since when a copy has been under way.
+    /// Since when at least one copy has been in flight.
     busy: Option<Instant>,
-    /// Whether the device has failed: what ends from then on is not published, for the slots before it never came.
+    /// Whether the device has failed: later completions are not published, because earlier slots were never filled.
     failed: bool,
 }
 
-/// What a ring copy did at its turn.
+/// What a ring copy did in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begun {
-    /// A copy of so many bytes is under way.
+    /// Started a copy of this many bytes.
     Copy(u64),
-    /// Frames were stored and published.
+    /// Stored and published frames.
     Stored,
 }
 
-/// How it stands with the ring copies' GPU when it is a ring copy's turn.
+/// The state of the copy engine when it is a ring copy's turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EngineState {
-    /// Whether another copy can be under way.
+    /// Whether another copy can be started.
     pub(super) has_room: bool,
-    /// Whether so many are that a ring copy with one among them begins another only if it is a whole one.
+    /// Whether enough copies are in flight that a ring copy with one of them starts only whole chunks.
     pub(super) enough: bool,
-    /// Bursts of at most so many bytes are stored by the CPU where it can; 0: none.
+    /// Bursts of at most this many bytes are stored by the CPU if possible; 0 = none.
     pub(super) cpu_store_threshold: usize,
 }
 
 impl RingCopy {
-    /// A ring copy from `reader`'s ring to `producer`'s, whose copies have at most `chunk` bytes, but a frame at least.
+    /// Creates a copy from `reader`'s ring to `producer`'s, in copies of at most `chunk` bytes but at least one
+    /// frame.
     ///
-    /// `reader` must be guaranteed, or its ring's producer one that can be held back.
+    /// `reader` must be guaranteed, or the producer of its ring must support backpressure.
     ///
     /// # Panics
     /// If the rings' slots differ in size.
     pub fn new(reader: Reader, producer: Producer, ledger: CopyLedger, chunk: usize) -> Self {
         let (from, to) = (reader.options(), producer.options());
         assert_eq!(from.stride(), to.stride(), "slots of one size are copied");
-        // A small ring is not copied whole: while one part is under way another must be able to gather.
+        // A small ring is not copied as a whole: frames must be able to accumulate while a part is in flight.
         let most = (from.slots.min(to.slots) / 4).max(1);
         Self {
             target: Target::of(&reader, &producer),
@@ -89,7 +90,7 @@ impl RingCopy {
         self
     }
 
-    /// The target's memory, where the CPU can store to it.
+    /// The target's memory, if the CPU can write it.
     pub(super) const fn target(&self) -> Option<&Target> {
         self.target.as_ref()
     }
@@ -104,25 +105,25 @@ impl RingCopy {
         &self.producer.options().name
     }
 
-    /// Whether the source is gone and everything of it has been published.
+    /// Whether the source is closed and all its frames have been published.
     pub fn is_finished(&self) -> bool {
         self.reader.is_finished() && self.in_flight.is_empty()
     }
 
-    /// Whether a copy is under way.
+    /// Whether a copy is in flight.
     pub fn has_in_flight(&self) -> bool {
         !self.in_flight.is_empty()
     }
 
-    /// Whether the oldest copy under way is done; false where none is.
+    /// Whether the oldest copy in flight is done; false if there is none.
     pub(super) fn is_oldest_done(&self) -> bool {
         self.reader.is_oldest_done()
     }
 
-    /// Frames of the copy that could begin now. With `enough` copies under way, others' and at least one of this ring copy's,
-    /// only a whole copy does: as many frames as one can have.
+    /// Number of frames of the copy that could start now. If `enough` copies are in flight, at least one of them of
+    /// this ring, only a whole chunk starts.
     fn next(&self, enough: bool) -> usize {
-        // Not more than half of the target at a time: a reader that is not waited for must find something to lease.
+        // At most half of the target at a time: an unguaranteed reader must find something to lease.
         let half = (self.producer.options().slots as u64 / 2).max(1);
         let room = self.producer.room();
         let room = room.min(half.saturating_sub(self.producer.submitted()));
@@ -138,12 +139,12 @@ impl RingCopy {
         if frames < least { 0 } else { frames }
     }
 
-    /// Whether a copy could begin, or frames could be stored, as [`begin`](Self::begin) does.
+    /// Whether [`begin`](Self::begin) would start a copy or store frames.
     pub(super) fn is_ready(&self, state: EngineState) -> bool {
         self.wanted(state) > 0
     }
 
-    /// Whether frames may be stored now, whatever their size: nothing is under way that they would overtake.
+    /// Whether frames may be stored now, whatever their size: nothing is in flight that they could overtake.
     pub(super) fn may_store(&self, cpu_store_threshold: usize) -> bool {
         self.target.is_some()
             && cpu_store_threshold > 0
@@ -151,8 +152,8 @@ impl RingCopy {
             && !self.failed
     }
 
-    /// Frames of the copy that could begin now; where no other can be under way, of those that are stored instead,
-    /// which are few enough whatever their lengths.
+    /// Number of frames of the copy that could start now. If no copy can start, the number of frames to store
+    /// instead, which are few enough whatever their lengths.
     fn wanted(&self, state: EngineState) -> usize {
         if state.has_room {
             return self.next(state.enough);
@@ -169,13 +170,13 @@ impl RingCopy {
         }
     }
 
-    /// Whether the source is at its end, which must be looked at.
+    /// Whether the source has ended, so that this copy must be polled.
     pub(super) fn is_over(&self) -> bool {
         self.reader.is_finished()
     }
 
-    /// Begins one copy of what is ready, or stores it; `None` if nothing is, or the target has no slot. With enough
-    /// copies under way, of which one is this ring copy's, only a whole copy is begun.
+    /// Starts one copy of the ready frames, or stores them; `None` if no frame is ready or the target has no slot. If
+    /// enough copies are in flight, one of them of this ring, only a whole chunk starts.
     pub(super) fn begin(
         &mut self,
         backend: &mut dyn CopyBackend,
@@ -221,7 +222,7 @@ impl RingCopy {
             }
             Err(error) => {
                 self.failed = true;
-                // A part of it may be under way: the lease ends behind it.
+                // Part of it may be in flight: the lease ends after it.
                 if let Ok(done) = backend.record_event() {
                     lease.retire(done);
                     self.in_flight.push_back(InFlightCopy {
@@ -237,10 +238,10 @@ impl RingCopy {
         }
     }
 
-    /// Publishes what is done and says how many copies that were; never waits.
+    /// Publishes the copies that are done and returns their number. Never waits.
     ///
     /// # Errors
-    /// What the device failed with; the frames under way are counted as failed.
+    /// The failure of the device; the frames in flight are counted as failed.
     pub(super) fn reap(&mut self) -> Result<usize, CudaError> {
         let Self {
             reader,
@@ -276,18 +277,18 @@ impl RingCopy {
             }
         }
         if self.producer.has_leaked_slots() && self.in_flight.is_empty() {
-            // Nothing more will fit; what comes is told as discarded.
+            // No more frames will fit; pending ones are counted as discarded.
             self.discard();
         }
         failure.map_or(Ok(ended), Err)
     }
 
-    /// Skips what waits, counting it as discarded, after a failure.
+    /// Discards pending frames after a failure and counts them.
     pub(super) fn discard(&mut self) {
         self.reader.discard_pending();
     }
 
-    /// Ends a ring copy whose copies will not end: nothing that they touch is ever freed.
+    /// Leaks the memory of both rings, because the copies in flight will not end.
     pub(super) fn leak(mut self) {
         if !self.reader.detach_within(Duration::ZERO) {
             self.producer.leak_memory();
@@ -307,10 +308,10 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Copies the frames of `lease` into the first slots of `to` and says how many bytes that are.
+/// Copies the frames of `lease` into the first slots of `to`; returns the number of bytes.
 ///
-/// Neighbours in both rings go together. Where frames fill their slots that is one copy of the whole stretch; where
-/// they leave a good part of them empty, only the rows that are filled are copied.
+/// Frames that are contiguous in both rings are copied together. If frames fill their slots, that is one contiguous
+/// copy; if they leave a large part empty, only the filled rows are copied.
 fn copy(
     lease: &Lease<'_>,
     from: Slice,
@@ -332,10 +333,10 @@ fn copy(
             bytes: longest,
             pitch: from.stride,
         };
-        // SAFETY: the source's frames are leased, and the target's slots reserved, until the event is done that `begin`
-        // sets behind this; a lease is retired, and slots are published, only then. Both rings live as long as the
-        // ring copy, which waits for its copies, or keeps both for ever. Stretch and rows stay inside the slots: a frame
-        // is no longer than its slot.
+        // SAFETY: the source's frames stay leased, and the target's slots reserved, until the event is done that
+        // `begin` records after this; only then is the lease retired and are the slots published. Both rings live as
+        // long as this ring copy, which waits for its copies or leaks both. All ranges stay inside the slots, because
+        // a frame is no longer than its slot.
         unsafe {
             if longest == 0 {
                 // Frames without payload.

@@ -1,30 +1,30 @@
-//! Stores to a mapping by chosen means, to measure the product's own beside others.
+//! Stores to a BAR mapping by selectable methods, to compare the product's copy with others.
 
 use crate::gpu::bar_mapping::{BarMapping, BarMappingError};
 use crate::sys::store::Width;
 use crate::sys::{reference_copy, store};
 
-/// By what bytes are stored.
+/// How bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreMethod {
     /// The C library's copy.
     Memcpy,
-    /// A plain loop of streaming stores of 32 bytes.
+    /// A plain loop of 32-byte streaming stores.
     Avx2,
-    /// The same of 64 bytes.
+    /// A plain loop of 64-byte streaming stores.
     Avx512,
-    /// Direct stores of lines (MOVDIR64B).
+    /// Direct stores of cache lines (MOVDIR64B).
     Direct,
-    /// The product's copy, with streaming stores of 16 bytes.
+    /// The product's copy, with 16-byte streaming stores.
     Own16,
-    /// The same of 32 bytes.
+    /// The product's copy, with 32-byte streaming stores.
     Own32,
-    /// The same of 64 bytes.
+    /// The product's copy, with 64-byte streaming stores.
     Own64,
 }
 
 impl StoreMethod {
-    /// All of them, rivals first.
+    /// All methods, the reference methods first.
     pub const ALL: [Self; 7] = [
         Self::Memcpy,
         Self::Avx2,
@@ -57,7 +57,7 @@ impl StoreMethod {
         }
     }
 
-    /// Whether this processor has what it needs.
+    /// Whether this processor supports the method.
     pub fn is_supported(self) -> bool {
         match self {
             Self::Memcpy => true,
@@ -71,11 +71,11 @@ impl StoreMethod {
         }
     }
 
-    /// Copies `bytes` bytes, which have left the CPU after a fence.
+    /// Copies `bytes` bytes. They have left the CPU after a fence.
     ///
     /// # Safety
     /// `from` is valid for reads and `to` for writes of `bytes` bytes, they do not overlap, and this processor
-    /// [has](Self::is_supported) what the way needs.
+    /// [supports](Self::is_supported) the method.
     pub(crate) unsafe fn store(self, to: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: forwarded to the caller.
         unsafe {
@@ -95,16 +95,16 @@ impl StoreMethod {
     }
 }
 
-/// Stores to and loads from a mapping by chosen means; what they write is of no use to anyone.
+/// Stores to and loads from a BAR mapping by selectable methods, for measurements.
 #[derive(Debug)]
 pub struct RawStores<'a> {
     mapped: &'a BarMapping,
-    /// Whether the processor has what a way needs, in the order of [`StoreMethod::ALL`]: asking it takes longer than a store.
+    /// Whether the processor supports each method of [`StoreMethod::ALL`]; querying it takes longer than a store.
     here: [bool; StoreMethod::ALL.len()],
 }
 
 impl<'a> RawStores<'a> {
-    /// Stores to `mapped`, which can be used now.
+    /// Creates stores to `mapped`; fails if it cannot be used now.
     pub fn new(mapped: &'a BarMapping) -> Result<Self, BarMappingError> {
         mapped.check()?;
         Ok(Self {
@@ -116,7 +116,7 @@ impl<'a> RawStores<'a> {
     /// Stores `from` at `offset` and waits until it has left the CPU.
     ///
     /// # Panics
-    /// If the bytes are not inside of the mapping, or the processor lacks what the way needs.
+    /// If the range is not inside the mapping, or the processor does not support the method.
     pub fn store(&self, way: StoreMethod, offset: usize, from: &[u8]) {
         assert!(
             self.here[way as usize],
@@ -124,18 +124,19 @@ impl<'a> RawStores<'a> {
             way.name()
         );
         let to = self.at(offset, from.len());
-        // SAFETY: inside of the mapping, to which no reference is made, as just checked; so is the processor.
+        // SAFETY: inside the mapping, as just checked, and no reference to it exists; the processor supports the
+        // method.
         unsafe { way.store(to, from.as_ptr(), from.len()) };
         store::fence();
     }
 
-    /// Loads from `offset` on by the C library's copy.
+    /// Loads from `offset` on with the C library's copy.
     ///
     /// # Panics
-    /// If the bytes are not inside of the mapping.
+    /// If the range is not inside the mapping.
     pub fn load(&self, offset: usize, to: &mut [u8]) {
         let from = self.at(offset, to.len());
-        // SAFETY: inside of the mapping, as just checked.
+        // SAFETY: inside the mapping, as just checked.
         unsafe { reference_copy::plain(to.as_mut_ptr(), from, to.len()) };
     }
 

@@ -1,4 +1,4 @@
-//! Frames that the CPU stores to a ring on a GPU, without the copy engine.
+//! CPU stores of frames to a ring on a GPU, without the copy engine.
 
 use crate::gpu::bar_mapping::{BarMapping, BarMappingError};
 use crate::ledger::CopyLedger;
@@ -6,20 +6,20 @@ use crate::region::Placement;
 use crate::ring::{Lease, Producer, Reader, Slice};
 use std::sync::Arc;
 
-/// Bytes that leave the CPU together: a frame's last line goes whole, for a part of a line is slower than all of it.
+/// Bytes that leave the CPU together. A frame's last line is stored whole, because a partial line is slower.
 const LINE: usize = 64;
 
 /// A ring's memory on a GPU, as the CPU stores to it.
 #[derive(Debug)]
 pub(super) enum Target {
     BarMapping(Arc<BarMapping>),
-    /// Host memory that stands for it.
+    /// Host memory that simulates it.
     #[cfg(test)]
     Fake(super::tests::Memory),
 }
 
 impl Target {
-    /// The memory below `producer`'s ring; `None` where the CPU cannot store to it or not read `reader`'s frames.
+    /// The memory of `producer`'s ring; `None` if the CPU cannot write it or cannot read `reader`'s frames.
     pub(super) fn of(reader: &Reader, producer: &Producer) -> Option<Self> {
         let is_readable = reader.region().placement() == Placement::Host;
         let mapping = producer.region().mapping();
@@ -28,7 +28,7 @@ impl Target {
             .map(|mapping| Self::BarMapping(mapping.clone()))
     }
 
-    /// A word in the log if the calling thread's core is far from the GPU, as in [`super::warn_if_remote_numa`].
+    /// Logs a warning if the GPU is on a remote NUMA node, see [`super::warn_if_remote_numa`].
     pub(super) fn warn_if_remote_numa(&self, remedy: &str) {
         match self {
             Self::BarMapping(mapped) => super::warn_if_remote_numa(mapped.device(), remedy),
@@ -37,8 +37,8 @@ impl Target {
         }
     }
 
-    /// Stores the frames of `lease` to the slots `to`, waits until they have left the CPU if they are to be `fenced`, and
-    /// says how many bytes that were.
+    /// Stores the frames of `lease` to the slots `to`; with `fenced`, waits until they have left the CPU. Returns the
+    /// number of bytes.
     fn store(&self, lease: &Lease<'_>, to: Slice, fenced: bool) -> Result<u64, BarMappingError> {
         let Some(from) = lease.slice() else {
             unreachable!("the reader of a ring_copy leases slots, not copies");
@@ -61,11 +61,11 @@ impl Target {
     }
 }
 
-/// Stores `lease`, [fenced](Target::store) or not, to the first of `producer`'s free slots, of which there are enough and of which none is finished
-/// before them, and publishes it.
+/// Stores `lease` to the first free slots of `producer`, [fenced](Target::store) or not, and publishes it. There must
+/// be enough slots, and none may be finished before them.
 ///
 /// # Errors
-/// Why the memory cannot be used any more; the frames are counted as failed and none is published.
+/// Why the memory can no longer be used. The frames are counted as failed and none is published.
 pub(super) fn store(
     target: &Target,
     lease: Lease<'_>,
@@ -91,8 +91,9 @@ pub(super) fn store(
     Ok(())
 }
 
-/// Gives `put` the payload of the frames of `lease`, each stretch with its offset in the target, and says how many
-/// bytes that are. Frames that reach up to the next one's slot go together with it; others by their lengths.
+/// Passes the payload of the frames of `lease` to `put`, in contiguous pieces, each with its offset in the target;
+/// returns the number of bytes. Frames that fill their slots are combined with the next one; others are passed by
+/// their length.
 fn each_stretch(
     lease: &Lease<'_>,
     from: Slice,
@@ -112,9 +113,10 @@ fn each_stretch(
                 return Ok(());
             }
             total += bytes as u64;
-            // SAFETY: the lease's slots lie side by side from `address` on, in host memory that was zeroed when it was
-            // made and lives as long as the reader; the stretch ends before the end of the last of them, as lines
-            // divide a slot's stride. Nobody writes leased slots, and what lies between frames never.
+            // SAFETY: the lease's slots are contiguous from `address` on, in host memory that was zeroed at
+            // allocation and lives as long as the reader. The piece ends before the end of the last slot, because
+            // whole lines divide a slot's stride. Leased slots are not written, and the gaps between frames never
+            // are.
             let bytes = unsafe { std::slice::from_raw_parts(address.add(begin), bytes) };
             put(offset + begin, bytes)
         };
