@@ -532,8 +532,7 @@ fn a_fault_is_named_and_ends_the_use_of_the_gpu() {
             .unwrap();
         let said = String::from_utf8_lossy(&child.stdout);
         assert!(
-            said.contains("fault: ")
-                && said.contains("the GPU cannot be used by this process any more"),
+            said.contains("fault: ") && said.contains("this process can no longer use the GPU"),
             "{said}\n{}",
             String::from_utf8_lossy(&child.stderr)
         );

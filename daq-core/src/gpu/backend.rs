@@ -1,28 +1,28 @@
-//! What makes GPU memory that the CPU or a device can write to, and what writes to it.
+//! The backends that provide GPU memory which the CPU or a device can write, and its writers.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What makes a mapping.
+/// What provides a BAR mapping.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
-    /// GDRCopy's library, `libgdrapi.so.2`, over CUDA memory.
+    /// GDRCopy's library, `libgdrapi.so.2`, on CUDA memory.
     Gdrapi,
     /// The CUDA memory's dma-buf, mapped directly.
     #[serde(rename = "dma-buf")]
     DmaBuf,
-    /// Vulkan memory that lies behind the GPU's BAR, imported into CUDA.
+    /// Vulkan memory behind the GPU's BAR, imported into CUDA.
     Vulkan,
-    /// Host memory that the GPU reads over the bus: for words alone.
+    /// Host memory that the GPU reads over the bus: only for single words.
     Host,
 }
 
 impl Backend {
-    /// All of them, in the order in which they are tried.
+    /// All backends, in the order in which they are tried.
     pub const ALL: [Self; 4] = [Self::Gdrapi, Self::DmaBuf, Self::Vulkan, Self::Host];
 
     /// The name in configuration, plans and metrics.
@@ -42,21 +42,21 @@ impl fmt::Display for Backend {
     }
 }
 
-/// What writes a piece of memory; it decides which backends can make it.
+/// What writes a piece of memory; determines which backends can provide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
-    /// The CPU, whole frames.
+    /// The CPU, writing whole frames.
     Cpu,
-    /// The CPU, words and records: host memory will do.
+    /// The CPU, writing doorbells and descriptors: host memory is suitable too.
     Doorbell,
-    /// A card behind VFIO.
+    /// A PCIe device behind VFIO.
     Fpga,
-    /// A network card: it takes memory of CUDA's alone.
+    /// A NIC, which accepts only CUDA memory.
     Nic,
 }
 
 impl Writer {
-    /// The backends that can make memory for this writer, in the order in which they are tried.
+    /// The backends that are suitable for this writer, in the order in which they are tried.
     pub const fn backends(self) -> &'static [Backend] {
         match self {
             Self::Cpu | Self::Fpga => &[Backend::Gdrapi, Backend::DmaBuf, Backend::Vulkan],

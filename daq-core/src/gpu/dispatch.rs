@@ -1,16 +1,16 @@
-//! How bursts reach a kernel on a GPU.
+//! How bursts are submitted to a kernel on a GPU.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How bursts reach a kernel on a GPU.
+/// How bursts are submitted to a kernel on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Dispatch {
-    /// One launch a burst, on a stream of the kernel's own that waits for no other.
+    /// One launch per burst, on the kernel's own stream, which waits for no other.
     #[default]
     Launch,
-    /// The kernel stays on the GPU and waits for its doorbell.
+    /// A persistent kernel polls its doorbell.
     Persistent,
 }
 

@@ -1,7 +1,7 @@
 //! Words between the CPU and a persistent kernel: doorbells one way, credits the other.
 //!
-//! A doorbell lies in GPU memory, where the kernel polls it without the bus; credits lie in host memory, where the CPU
-//! polls them. Neither side ever reads over the bus in a loop.
+//! A doorbell is in GPU memory, where the kernel polls it without using the bus. Credits are in host memory, where
+//! the CPU polls them. Neither side reads over the bus in a loop.
 
 use crate::gpu::bar_mapping::{BarMapping, BarMappingError, Stores};
 use crate::gpu::driver::{CudaError, Device};
@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// A word that a kernel polls and the CPU stores.
+/// A word that the CPU stores and a kernel polls.
 #[derive(Clone, Debug)]
 pub struct Doorbell {
     memory: Arc<BarMapping>,
@@ -18,10 +18,10 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// The word at `offset` of `memory`, which must be a multiple of 8.
+    /// The word at `offset` of `memory`.
     ///
     /// # Panics
-    /// If it is none.
+    /// If `offset` is not a multiple of 8.
     pub fn new(memory: Arc<BarMapping>, offset: usize) -> Result<Self, BarMappingError> {
         assert!(offset.is_multiple_of(8), "a word lies on a multiple of 8");
         if offset.saturating_add(8) > memory.bytes() {
@@ -34,22 +34,22 @@ impl Doorbell {
         Ok(Self { memory, offset })
     }
 
-    /// Where the kernel finds it.
+    /// The word's address, as the kernel sees it.
     pub fn address(&self) -> u64 {
         self.memory.address() + self.offset as u64
     }
 
-    /// Stores `value`: what was stored before through the same memory, or was fenced elsewhere, is there first.
+    /// Stores `value`. Earlier stores through the same memory, and stores fenced elsewhere, become visible first.
     pub fn ring(&self, value: u64) -> Result<(), BarMappingError> {
         let mut stores = self.memory.stores()?;
         self.ring_with(&mut stores, value)
     }
 
-    /// Stores `value` behind everything that was stored through `stores`, which are of the same memory; it has left the
-    /// CPU once they are fenced again or dropped.
+    /// Stores `value` after everything that was stored through `stores`, which must be of the same memory. It has
+    /// left the CPU once `stores` are fenced again or dropped.
     ///
     /// # Panics
-    /// If they are of other memory.
+    /// If `stores` are of other memory.
     pub fn ring_with(&self, stores: &mut Stores<'_>, value: u64) -> Result<(), BarMappingError> {
         assert!(stores.are_of(&self.memory), "stores to other memory");
         stores.fence();
@@ -59,20 +59,20 @@ impl Doorbell {
 
 /// Words in host memory through which a persistent kernel says which frames it is done with.
 ///
-/// Frames, counted from the kernel's start, are dealt to `teams` in turn; a team has `blocks` blocks, and each block has
-/// a word: how many frames of its team it is done with.
+/// Frames, counted from the kernel's start, are assigned to `teams` in turn. A team has `blocks` blocks, and each
+/// block has one word: the number of frames of its team that it has completed.
 pub struct Credits {
     region: Arc<Region>,
     teams: u64,
     blocks: u64,
-    /// Frames that are known to be done.
+    /// Frames that are known to be complete.
     done: AtomicU64,
-    /// Why no more will be done.
+    /// Why no more frames will complete.
     failure: OnceLock<CudaError>,
 }
 
 impl Credits {
-    /// Words for `teams` teams of `blocks` blocks, each at least 1, all zero.
+    /// Allocates zeroed words for `teams` teams of `blocks` blocks, each at least 1.
     pub fn new(device: &'static Device, teams: u32, blocks: u32) -> Result<Arc<Self>, RegionError> {
         let credits = Self::unpinned(teams, blocks)?;
         credits.region.pin(device)?;
@@ -91,7 +91,7 @@ impl Credits {
         })
     }
 
-    /// Where the kernel finds the words: that of block `b` of team `t` is number `t * blocks + b`.
+    /// The address of the words, as the kernel sees it: the word of block `b` of team `t` has index `t * blocks + b`.
     pub fn address(&self) -> u64 {
         self.region.address().as_ptr().addr() as u64
     }
@@ -99,32 +99,32 @@ impl Credits {
     /// The words, each with one writer: a block of the kernel.
     fn words(&self) -> &[AtomicU64] {
         let words = usize::try_from(self.teams * self.blocks).unwrap_or(0);
-        // SAFETY: the region has room for them, lives as long as `self`, begins at a page and was zeroed; whoever
-        // writes them, here or on the GPU, writes whole words.
+        // SAFETY: the region has room for the words, lives as long as `self`, starts at a page and was zeroed. The
+        // CPU and the GPU write only whole words.
         unsafe { std::slice::from_raw_parts(self.region.address().cast().as_ptr(), words) }
     }
 
-    /// The kernel has failed: no more frames will be done.
+    /// Records that the kernel has failed: no more frames will complete.
     pub fn fail(&self, error: CudaError) {
         let _ = self.failure.set(error);
     }
 
-    /// Why the kernel failed; `None` while it is not known to have.
+    /// Why the kernel failed; `None` if no failure is known.
     pub fn failure(&self) -> Option<&CudaError> {
         self.failure.get()
     }
 
-    /// Whether all frames before `at` are done.
+    /// Whether all frames before `at` are complete.
     pub fn has(&self, at: u64) -> bool {
         if self.done.load(Ordering::Relaxed) >= at {
-            // Whoever saw it may have been another thread.
+            // Another thread may have seen the words: pairs with its release below.
             std::sync::atomic::fence(Ordering::Acquire);
             return true;
         }
         let words = self.words();
         let blocks = usize::try_from(self.blocks).unwrap_or(1);
         for (team, words) in (0..).zip(words.chunks(blocks)) {
-            // Frames before `at` that are the team's.
+            // The number of the team's frames before `at`.
             let due = (at + self.teams - 1 - team) / self.teams;
             if words.iter().any(|word| word.load(Ordering::Acquire) < due) {
                 return false;
@@ -134,13 +134,13 @@ impl Credits {
         true
     }
 
-    /// The words now, for messages about a kernel that hangs.
+    /// The current values, for messages about a kernel that hangs.
     pub fn values(&self) -> Vec<u64> {
         let words = self.words().iter();
         words.map(|word| word.load(Ordering::Acquire)).collect()
     }
 
-    /// Keeps the words until the process ends: a kernel that hangs may still write them.
+    /// Leaks the words until the process ends: a kernel that hangs may still write them.
     pub fn leak_memory(self: &Arc<Self>) {
         std::mem::forget(self.clone());
     }
@@ -158,7 +158,7 @@ impl fmt::Debug for Credits {
 
 #[cfg(test)]
 impl Credits {
-    /// Credits that nobody pinned, and what a kernel would do to them.
+    /// Credits that are not pinned, and what a kernel would do to them.
     pub(crate) fn fake(teams: u32, blocks: u32) -> Arc<Self> {
         Arc::new(Self::unpinned(teams, blocks).unwrap())
     }

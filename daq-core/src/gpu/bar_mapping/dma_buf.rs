@@ -1,6 +1,6 @@
 //! CUDA memory that is exported as a dma-buf and mapped directly.
 //!
-//! Whether a driver lets a dma-buf be mapped is known by trying alone: its attribute speaks of the export.
+//! Only trying shows whether a driver lets the CPU map a dma-buf: the device attribute only describes the export.
 
 use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
@@ -11,9 +11,9 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What memory is rounded up to: a page of the GPU, as with GDRCopy.
+/// Sizes are rounded up to this: a GPU page, as for GDRCopy.
 const PAGE: usize = 64 << 10;
-/// The kernel's inner number for "not supported", which this path of the driver lets out.
+/// Linux's internal number for "not supported", which the driver returns here.
 const ENOTSUPP: i32 = 524;
 
 /// A mapped part of CUDA memory.
@@ -42,10 +42,10 @@ fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
     let mut stopwatch = Stopwatch::new();
     let offset = usize::try_from(offset).map_err(|error| error.to_string())?;
     let dma_buf = memory.dma_buf(offset, bytes).map_err(|error| {
-        format!("{error}; it takes a GPU and a driver that export dma-bufs (the open kernel modules, 535 or newer)")
+        format!("{error}; exporting dma-bufs needs a GPU and driver that support it (the open kernel modules, 535 or newer)")
     })?;
     let exported = stopwatch.lap();
-    // The mapping needs no descriptor once it is there.
+    // The mapping stays valid without the descriptor.
     let cpu = sys::map_file(&dma_buf, bytes).map_err(refusal)?;
     drop(dma_buf);
     let mut pieces = Pieces::new(
@@ -63,7 +63,7 @@ impl Mapping {
         pieces::dma_buf(&self.memory, self.bytes, PAGE)
     }
 
-    /// The same memory, mapped once more.
+    /// Maps the same memory again.
     pub(super) fn again(&self) -> Result<Pieces, Refused> {
         map(Arc::clone(&self.memory), self.bytes)
     }
@@ -71,13 +71,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is that of `map`; whoever used it is gone with the value that owned this.
+        // SAFETY: the mapping was created in `map`; its users are gone, as the value that owned this is dropped.
         let result = unsafe { sys::unmap(self.cpu, self.bytes) };
         debug_assert!(result.is_ok(), "unmapping a dma-buf failed: {result:?}");
     }
 }
 
-/// An error of mapping, and what helps.
+/// A mapping error, with a remedy.
 fn refusal(errno: Errno) -> Refused {
     let why = if errno.raw_os_error() == ENOTSUPP {
         "not supported (524)".to_owned()
@@ -85,7 +85,7 @@ fn refusal(errno: Errno) -> Refused {
         errno.to_string()
     };
     Refused(format!(
-        "the driver exports a dma-buf of the memory but does not let the CPU map it: {why}; drivers up to 595 refuse that on GPUs with memory of their own, and nothing has to be done where another backend maps it"
+        "the driver exports a dma-buf of the memory but does not let the CPU map it: {why}; drivers up to 595 refuse this on GPUs with their own memory; no action is needed if another backend works"
     ))
 }
 

@@ -1,4 +1,4 @@
-//! CUDA memory that GDRCopy maps.
+//! CUDA memory that is mapped by GDRCopy.
 
 use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
@@ -23,13 +23,13 @@ pub(super) fn make(
     bytes: usize,
     backing: Option<Backing>,
 ) -> Result<Pieces, Refused> {
-    // Before anything is allocated.
+    // Checked before anything is allocated.
     gdrapi::open().map_err(|missing| refusal(&missing.into()))?;
     let bytes = pieces::whole_pages(bytes, PAGE)?;
     let (memory, allocate) = pieces::allocate(device, bytes, PAGE, backing)?;
     let is_plain = memory.backing() == Backing::Plain;
     let mut pieces = match map(Arc::new(memory), bytes) {
-        // Not every version of the kernel module pins memory of every kind.
+        // Some versions of the kernel module cannot pin memory of every kind.
         Err(_) if backing.is_none() && !is_plain => {
             return make(device, bytes, Some(Backing::Plain));
         }
@@ -42,10 +42,10 @@ pub(super) fn make(
 fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
     let gpu = memory.address() + plain_offset(&memory, PAGE);
     let mut stopwatch = Stopwatch::new();
-    // SAFETY: the memory is CUDA's, whole pages of it, and lives as long as the mapping that is made of the pin.
+    // SAFETY: whole pages of CUDA memory, which lives as long as the mapping of the pin.
     let pin = unsafe { gdrapi::pin(gpu, bytes) }.map_err(|error| refusal(&error))?;
     let pinned = stopwatch.lap();
-    // SAFETY: pinned just now, with these bytes, and mapped nowhere.
+    // SAFETY: pinned just above, with these bytes, and not mapped yet.
     let cpu = match unsafe { gdrapi::map(pin, gpu, bytes) } {
         Ok(cpu) => cpu,
         Err(error) => {
@@ -74,7 +74,7 @@ impl Mapping {
         pieces::dma_buf(&self.memory, self.bytes, PAGE)
     }
 
-    /// The same memory, mapped once more.
+    /// Maps the same memory again.
     pub(super) fn again(&self) -> Result<Pieces, Refused> {
         map(Arc::clone(&self.memory), self.bytes)
     }
@@ -82,7 +82,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: pin and mapping are those of `map`; whoever used the mapping is gone with the value that owned this.
+        // SAFETY: pin and mapping were created in `map`; users of the mapping are gone, as the value that owned this
+        // is dropped.
         let undone = unsafe {
             gdrapi::unmap(self.pin, self.cpu, self.bytes).and_then(|()| gdrapi::unpin(self.pin))
         };
@@ -92,24 +93,24 @@ impl Drop for Mapping {
     }
 }
 
-/// An error, and what helps.
+/// An error, with a remedy.
 fn refusal(error: &GdrError) -> Refused {
     let helps = match error {
         GdrError::Missing(NoGdr::NoLibrary(_)) => {
-            "install GDRCopy (packages libgdrapi and gdrdrv-dkms) where CPU stores to GPU memory by it are wanted"
+            "install GDRCopy (packages libgdrapi and gdrdrv-dkms) to use it for CPU stores to GPU memory"
         }
         GdrError::Missing(NoGdr::Incomplete(_)) => "install GDRCopy 2.3 or newer",
         GdrError::Missing(NoGdr::NoDriver(..)) => {
-            "load its kernel module and look at its device: modprobe gdrdrv; ls -l /dev/gdrdrv; GDRCOPY_ENABLE_LOGGING=1 tells more"
+            "load its kernel module and check its device: modprobe gdrdrv; ls -l /dev/gdrdrv; GDRCOPY_ENABLE_LOGGING=1 shows more"
         }
         GdrError::Call("gdr_pin_buffer", answer) if is(*answer, Errno::NOMEM) => {
-            "the GPU's window into the bus (BAR1) is full: nvidia-smi -q -d MEMORY shows it; lower `slots` or `slot` of the rings on this GPU"
+            "the GPU's BAR1 aperture is full: nvidia-smi -q -d MEMORY shows it; lower `slots` or `slot` of the rings on this GPU"
         }
         GdrError::Call("gdr_pin_buffer", _) => {
-            "the GPU must be one that other devices can read and write (data centre and RTX cards are), and gdrdrv must fit the driver: dmesg | grep -i gdrdrv; GDRCOPY_ENABLE_LOGGING=1 tells more"
+            "the GPU must support access by other devices (data centre and RTX cards do), and gdrdrv must match the driver: dmesg | grep -i gdrdrv; GDRCOPY_ENABLE_LOGGING=1 shows more"
         }
         GdrError::Call(..) | GdrError::Elsewhere { .. } => {
-            "library and kernel module should be of one version: dmesg | grep -i gdrdrv; GDRCOPY_ENABLE_LOGGING=1 tells more"
+            "library and kernel module must have the same version: dmesg | grep -i gdrdrv; GDRCOPY_ENABLE_LOGGING=1 shows more"
         }
     };
     Refused(format!("{error}; {helps}"))

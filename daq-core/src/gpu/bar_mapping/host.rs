@@ -4,7 +4,7 @@ use super::pieces::{self, Made, Pieces, Refused, Stopwatch};
 use crate::gpu::driver::Device;
 use crate::region::{HostOptions, Region};
 
-/// What memory is rounded up to: a page of the host.
+/// Sizes are rounded up to this: a host page.
 const PAGE: usize = 4096;
 
 pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
@@ -14,7 +14,7 @@ pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refu
     let allocate = stopwatch.lap();
     region.pin(device).map_err(|error| error.to_string())?;
     let cpu = region.address();
-    // The same address on either side.
+    // CPU and GPU use the same address.
     let gpu = cpu.addr().get() as u64;
     let mut pieces = Pieces::new((cpu, gpu, region.bytes()), Made::Host(region));
     pieces.costs.allocate = allocate;

@@ -1,10 +1,10 @@
-//! CPU mappings of GPU memory: one type, whatever makes the mapping.
+//! CPU mappings of GPU memory: one type for all backends.
 //!
 //! ```text
-//!   CPU ──store──▶ BarMapping ◀──load── kernel        one allocation, an address on either side
+//!   CPU ──store──▶ BarMapping ◀──load── kernel    one allocation, with an address on either side
 //! ```
-//! How the memory is made is decided before it is allocated, from what will write it ([`Writer`]): some backends map
-//! memory of CUDA's, one brings its own. Each backend that cannot is kept with its reason ([`Refusal`]).
+//! The backend is chosen before the memory is allocated, by what will write it ([`Writer`]): some backends map CUDA
+//! memory, one brings its own. Each backend that cannot be used is recorded with its reason ([`Refusal`]).
 //!
 //! | backend | the memory is | and is mapped by |
 //! |---|---|---|
@@ -14,12 +14,12 @@
 //! | `host` | the host's, pinned | nothing: the GPU reads it over the bus |
 //!
 //! # Guarantees
-//! - Any offset and any size can be copied; alignment is this module's business.
-//! - Stores through one [`Stores`] have left the CPU when it is fenced or dropped. The GPU finds what was stored before a
-//!   fence when it finds what was stored after it; between fences there is no order.
-//! - A mapping is never used after its memory is freed (the types see to it), in a process that was forked, or after
-//!   its device was lost: that is an error ([`BarMappingError`]).
-//! - Memory that is mapped is mapped once more by [`BarMapping::again`] alone, where the backend can.
+//! - Any offset and size can be copied; this module handles the alignment.
+//! - Stores through one [`Stores`] have left the CPU when it is fenced or dropped. If the GPU sees something that was
+//!   stored after a fence, it also sees everything stored before it; between fences there is no order.
+//! - A mapping is never used after its memory is freed (ensured by the types), in a forked process, or after its
+//!   device was lost: that is an error ([`BarMappingError`]).
+//! - Mapped memory is mapped again only by [`BarMapping::again`], if the backend supports it.
 //!
 //! Stores that go together cannot outlive the mapping:
 //!
@@ -31,7 +31,7 @@
 //!     stores.copy(0, &[1])
 //! }
 //! ```
-//! nor be fenced by another thread, whose fence would not hold for them:
+//! They cannot be fenced by another thread either, because its fence would not order them:
 //!
 //! ```compile_fail,E0277
 //! # use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError};
@@ -65,24 +65,24 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 use std::time::Duration;
 
-/// What is freed of a mapping, in messages.
+/// What is freed when a mapping is dropped, in messages.
 const MAPPED: &str = "mapped memory";
 
-/// Why a backend made no mapping.
+/// Why a backend could not create a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{backend}: {why}")]
 pub struct Refusal {
     /// The backend.
     pub backend: Backend,
-    /// Why, and what helps.
+    /// The reason and the remedy.
     pub why: String,
 }
 
-/// No backend made a mapping.
+/// No backend could create a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the CPU has no way to store to this GPU's memory: {}", join(.refused))]
+#[error("the CPU cannot store to this GPU's memory: {}", join(.refused))]
 pub struct Unmappable {
-    /// What each of them said.
+    /// The reason of each backend.
     pub refused: Vec<Refusal>,
 }
 
@@ -91,7 +91,7 @@ fn join(refused: &[Refusal]) -> String {
     refused.join("; ")
 }
 
-/// What a mapping took.
+/// How long the steps of creating a mapping took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
     /// Allocating the memory.
@@ -105,27 +105,27 @@ pub struct Costs {
 /// Why a mapping cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BarMappingError {
-    /// The bytes are not all inside.
-    #[error("{bytes} bytes from {offset} on are not inside of {have} mapped bytes")]
+    /// The range is not inside the mapping.
+    #[error("{bytes} bytes at offset {offset} exceed the mapping of {have} bytes")]
     Outside {
-        /// Where they begin.
+        /// Offset of the range.
         offset: usize,
-        /// Bytes.
+        /// Length of the range.
         bytes: usize,
-        /// Bytes that are mapped.
+        /// Number of mapped bytes.
         have: usize,
     },
-    /// Another process made it.
+    /// The mapping belongs to another process.
     #[error(
-        "this process is a fork of the one that mapped memory of cuda:{ordinal}; use the mapping where it was made"
+        "this process is a fork of the one that mapped memory of cuda:{ordinal}; use the mapping in the process that created it"
     )]
     Forked {
         /// The device.
         ordinal: u32,
     },
-    /// The device or the memory is not there any more.
+    /// The device or the memory is no longer present.
     #[error(
-        "the mapped memory of cuda:{ordinal} is gone; look whether the GPU is still there: nvidia-smi; dmesg | grep -i xid"
+        "the mapped memory of cuda:{ordinal} is gone; check whether the GPU is still present: nvidia-smi; dmesg | grep -i xid"
     )]
     Lost {
         /// The device.
@@ -146,13 +146,13 @@ pub struct BarMapping {
     made: ManuallyDrop<Made>,
 }
 
-// SAFETY: plain memory behind a pointer that never changes and to which no reference is made; who may write which part
-// at which time is the business of whoever holds it. What undoes it may be called by any thread.
+// SAFETY: plain memory behind a pointer that never changes and to which no reference is created. The owner decides
+// who may write which part at which time. Any thread may drop it.
 unsafe impl Send for BarMapping {}
-// SAFETY: as above; what undoes it is used through `&mut` alone, or makes another one.
+// SAFETY: as above; the parts that undo it are used only through `&mut`, or to create another mapping.
 unsafe impl Sync for BarMapping {}
 
-/// Tries every backend with one page: what a plan or a diagnosis tells. Those that are not `allowed` are not tried.
+/// Tries every backend with one page, for plans and diagnoses. Backends that are not `allowed` are not tried.
 pub fn probe(
     device: &'static Device,
     allowed: &[Backend],
@@ -172,12 +172,12 @@ pub fn probe(
 pub(crate) fn not_allowed(backend: Backend) -> Refusal {
     Refusal {
         backend,
-        why: "not allowed: it is not among `backends` of `[staging]`".to_owned(),
+        why: "not allowed: not listed in `backends` of `[staging]`".to_owned(),
     }
 }
 
 impl BarMapping {
-    /// At least `bytes` bytes, all zero, made by the first backend of those that suit `writer` and are `allowed`.
+    /// Allocates at least `bytes` zeroed bytes with the first `allowed` backend that is suitable for `writer`.
     pub fn new(
         device: &'static Device,
         bytes: usize,
@@ -204,7 +204,7 @@ impl BarMapping {
         Err(Unmappable { refused })
     }
 
-    /// The same, made by exactly `backend`.
+    /// As [`new`](Self::new), with exactly `backend`.
     pub fn with(
         device: &'static Device,
         bytes: usize,
@@ -213,7 +213,7 @@ impl BarMapping {
         Self::make(device, bytes, backend, None).map(Arc::new)
     }
 
-    /// The same, over CUDA memory of exactly `backing`, for backends that map CUDA's memory; the others refuse.
+    /// As [`with`](Self::with), on CUDA memory of exactly `backing`; backends with their own memory refuse.
     pub fn with_backing(
         device: &'static Device,
         bytes: usize,
@@ -233,7 +233,7 @@ impl BarMapping {
             Backend::Gdrapi => gdrapi::make(device, bytes, backing),
             Backend::DmaBuf => dma_buf::make(device, bytes, backing),
             Backend::Vulkan | Backend::Host if backing.is_some() => Err(Refused(
-                "it brings memory of its own; leave the kind of CUDA memory out".to_owned(),
+                "it has its own memory; do not specify a kind of CUDA memory".to_owned(),
             )),
             Backend::Vulkan => vulkan::make(device, bytes),
             Backend::Host => host::make(device, bytes),
@@ -241,21 +241,20 @@ impl BarMapping {
         Self::guarded(device, backend, pieces)
     }
 
-    /// The same memory, mapped a second time at another address: what is stored through one is there through the other.
+    /// Maps the same memory a second time at another address: stores through one are visible through the other.
     pub fn again(&self) -> Result<Arc<Self>, Refusal> {
         let pieces = match &*self.made {
             _ if let Err(error) = self.check() => Err(Refused(error.to_string())),
             Made::Gdrapi(mapping) => mapping.again(),
             Made::DmaBuf(mapping) => mapping.again(),
             Made::Vulkan(_) | Made::Host(_) => Err(Refused(
-                "its memory is mapped once and cannot be mapped again; share the mapping"
-                    .to_owned(),
+                "its memory can be mapped only once; share the mapping".to_owned(),
             )),
         };
         Self::guarded(self.device, self.backend, pieces).map(Arc::new)
     }
 
-    /// A dma-buf of the memory, where it is CUDA's.
+    /// Exports the memory as a dma-buf, if it is CUDA memory.
     pub fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
         match &*self.made {
             Made::Gdrapi(mapping) => mapping.dma_buf(),
@@ -272,8 +271,8 @@ impl BarMapping {
     ) -> Result<Self, Refusal> {
         let refuse = |why| Refusal { backend, why };
         let pieces = pieces.map_err(|Refused(why)| refuse(why))?;
-        // SAFETY: the backend mapped so many bytes there just now, and they stay until `drop`, which ends the guard
-        // first. Nothing here makes a reference to them or relies on what they hold.
+        // SAFETY: the backend mapped these bytes just above, and they stay mapped until `drop`, which ends the guard
+        // first. Nothing here creates a reference to them or relies on their content.
         let guard = match unsafe { Guard::new(pieces.cpu, pieces.bytes) } {
             Ok(guard) => guard,
             Err(error) => {
@@ -281,7 +280,7 @@ impl BarMapping {
                     _guard: None,
                     _made: pieces.made,
                 };
-                // A kernel may have come to stay, whose end the call would wait for.
+                // A persistent kernel may have started, and freeing would wait for its end.
                 device.free(MAPPED, move || drop(rest));
                 return Err(refuse(error.to_string()));
             }
@@ -304,44 +303,44 @@ impl BarMapping {
         self.device
     }
 
-    /// The first byte's address, as the device sees it.
+    /// The address of the first byte as the device sees it.
     pub const fn address(&self) -> u64 {
         self.gpu
     }
 
-    /// Bytes, at least as many as were asked for.
+    /// Size in bytes, at least as many as requested.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The first byte's address, as the CPU sees it.
+    /// The address of the first byte as the CPU sees it.
     pub(crate) const fn pointer(&self) -> NonNull<u8> {
         self.cpu
     }
 
-    /// Where the CPU reaches the first byte, for whoever hands the mapping on to a device.
+    /// The CPU's address of the first byte, for passing the mapping on to a device.
     ///
-    /// Stores through this address pass by every check of this module.
+    /// Stores through this address bypass every check of this module.
     pub const fn cpu_address(&self) -> NonNull<u8> {
         self.cpu
     }
 
-    /// What made it.
+    /// The backend that created it.
     pub const fn backend(&self) -> Backend {
         self.backend
     }
 
-    /// The backends that were tried before and why they could not.
+    /// The backends that were tried before, with the reasons why they failed.
     pub fn refused(&self) -> &[Refusal] {
         &self.refused
     }
 
-    /// What it took.
+    /// How long the steps took.
     pub const fn costs(&self) -> Costs {
         self.costs
     }
 
-    /// Whether it can be used: this process made it and the device is there. A few loads.
+    /// Checks that this process created the mapping and the device is present. Costs a few loads.
     #[inline]
     pub fn check(&self) -> Result<(), BarMappingError> {
         if self.guard.is_forked() {
@@ -352,10 +351,10 @@ impl BarMapping {
         self.check_device()
     }
 
-    /// Whether the device and the memory are there, as far as this thread's accesses so far have met them.
+    /// Checks the device and the memory, as far as this thread's accesses so far have faulted.
     #[inline]
     fn check_device(&self) -> Result<(), BarMappingError> {
-        // The handler of a fault runs between two instructions of this thread: the look must stay behind the accesses.
+        // The fault handler runs between two instructions of this thread, so this check must stay after the accesses.
         compiler_fence(Ordering::SeqCst);
         if self.guard.is_lost() || self.device.is_hung() {
             return Err(BarMappingError::Lost {
@@ -365,7 +364,7 @@ impl BarMapping {
         Ok(())
     }
 
-    /// Stores that go together; they have left the CPU when the value is dropped or fenced.
+    /// A group of stores; they have left the CPU when the value is dropped or fenced.
     #[inline]
     pub fn stores(&self) -> Result<Stores<'_>, BarMappingError> {
         self.check()?;
@@ -375,17 +374,17 @@ impl BarMapping {
         })
     }
 
-    /// Copies `from` to `offset` and on, and waits until the bytes have left the CPU.
+    /// Copies `from` to `offset` and waits until the bytes have left the CPU.
     #[inline]
     pub fn copy_to(&self, offset: usize, from: &[u8]) -> Result<(), BarMappingError> {
         self.stores()?.copy(offset, from)
     }
 
-    /// Reads into `to` from `offset` on: slow, a trip over the bus every few bytes. For setting up and for tests.
+    /// Reads into `to` from `offset`. Slow: one bus round trip every few bytes. For setup and tests.
     pub fn copy_from(&self, offset: usize, to: &mut [u8]) -> Result<(), BarMappingError> {
         self.check()?;
         let from = self.at(offset, to.len())?;
-        // SAFETY: inside of the mapping; no reference is made to it.
+        // SAFETY: inside the mapping; no reference to it is created.
         unsafe { store::copy_from(to.as_mut_ptr(), from.as_ptr(), to.len()) };
         self.check_device()
     }
@@ -407,8 +406,8 @@ impl BarMapping {
     }
 }
 
-/// What is left of a mapping that nobody holds any more. The guard goes first: from the end of the mapping on its
-/// addresses may be somebody else's.
+/// The parts of a mapping that is no longer used. The guard is dropped first, because the addresses may be reused
+/// once the mapping ends.
 struct Rest {
     _guard: Option<Guard>,
     _made: Made,
@@ -419,12 +418,12 @@ unsafe impl Send for Rest {}
 
 impl Drop for BarMapping {
     fn drop(&mut self) {
-        // A child has no mapping, and CUDA is not to be called in it. What a device that was given up still uses is left
-        // to the driver, and the guard with it.
+        // A child process has no mapping and must not call CUDA. What a hung device may still use is left to the
+        // driver, and so is the guard.
         if self.guard.is_forked() || self.device.is_hung() {
             return;
         }
-        // SAFETY: each is taken here, once, and not used again.
+        // SAFETY: each is moved out here, once, and not used again.
         let rest = unsafe {
             Rest {
                 _guard: Some(ManuallyDrop::take(&mut self.guard)),
@@ -445,53 +444,53 @@ impl fmt::Debug for BarMapping {
     }
 }
 
-/// Stores to a mapping that go together.
+/// A group of stores to a BAR mapping.
 #[derive(Debug)]
 pub struct Stores<'a> {
     mapped: &'a BarMapping,
-    /// A fence is one of the thread that stored, so they stay with it.
+    /// A fence orders the stores of its own thread, so the group stays on the thread that stored.
     thread: PhantomData<*const ()>,
 }
 
 impl Stores<'_> {
-    /// Copies `from` to `offset` and on; in no order with other stores until the next fence.
+    /// Copies `from` to `offset`; unordered with other stores until the next fence.
     #[inline]
     pub fn copy(&mut self, offset: usize, from: &[u8]) -> Result<(), BarMappingError> {
         self.mapped.check()?;
         let to = self.mapped.at(offset, from.len())?;
-        // SAFETY: inside of the mapping; no reference is made to it, so `from` lies elsewhere.
+        // SAFETY: inside the mapping; no reference to it is created, so `from` does not overlap it.
         unsafe { store::copy_to(to.as_ptr(), from.as_ptr(), from.len()) };
         self.mapped.check_device()
     }
 
-    /// Copies `from` to `offset` and on, as [`copy`](Self::copy) does.
+    /// Copies the words `from` to `offset`, as [`copy`](Self::copy) does.
     pub fn words(&mut self, offset: usize, from: &[u64]) -> Result<(), BarMappingError> {
-        // SAFETY: words are bytes, all of them initialised, and live as long as `from`.
+        // SAFETY: words are initialised bytes and live as long as `from`.
         let bytes =
             unsafe { std::slice::from_raw_parts(from.as_ptr().cast::<u8>(), size_of_val(from)) };
         self.copy(offset, bytes)
     }
 
-    /// Stores one word at `offset`, which is a multiple of 8, in one piece.
+    /// Stores one word at `offset` as a single store.
     ///
     /// # Panics
-    /// If it is none.
+    /// If `offset` is not a multiple of 8.
     #[inline]
     pub fn word(&mut self, offset: usize, value: u64) -> Result<(), BarMappingError> {
         assert!(offset.is_multiple_of(8), "a word lies on a multiple of 8");
         self.mapped.check()?;
         let to = self.mapped.at(offset, 8)?;
-        // SAFETY: inside of the mapping, which begins at a page; no reference is made to it.
+        // SAFETY: inside the mapping, which starts at a page; no reference to it is created.
         unsafe { to.cast::<u64>().write_volatile(value) };
         self.mapped.check_device()
     }
 
-    /// Ends without a fence: whoever stores next from this thread, and fences then, has what was stored here go first.
+    /// Ends without a fence: a later fence of this thread also covers these stores.
     pub(crate) fn unfenced(self) {
         std::mem::forget(self);
     }
 
-    /// Whether they go through this mapping.
+    /// Whether the stores go through `mapped`.
     #[inline]
     pub(crate) fn are_of(&self, mapped: &BarMapping) -> bool {
         std::ptr::eq(self.mapped, mapped)

@@ -1,4 +1,4 @@
-//! What backends share: the pieces of a mapping, CUDA memory to be mapped, and how long things take.
+//! What the backends share: the parts of a mapping, CUDA memory to map, and durations.
 
 use super::{Costs, dma_buf, gdrapi, vulkan};
 use crate::gpu::driver::{Backing, Device, Memory};
@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why a backend made nothing, and what helps.
+/// Why a backend failed, with a remedy.
 #[derive(Debug)]
 pub(super) struct Refused(pub(super) String);
 
@@ -18,7 +18,7 @@ impl From<String> for Refused {
     }
 }
 
-/// What a backend made.
+/// What a backend created.
 pub(super) struct Pieces {
     pub(super) cpu: NonNull<u8>,
     pub(super) gpu: u64,
@@ -27,7 +27,7 @@ pub(super) struct Pieces {
     pub(super) made: Made,
 }
 
-/// What is undone when a mapping is dropped.
+/// What is dropped together with a mapping.
 #[expect(dead_code, reason = "host regions are kept, not used")]
 pub(super) enum Made {
     Gdrapi(gdrapi::Mapping),
@@ -48,7 +48,7 @@ impl Pieces {
     }
 }
 
-/// Tells how long each step took.
+/// Measures the duration of each step.
 pub(super) struct Stopwatch(Instant);
 
 impl Stopwatch {
@@ -63,14 +63,14 @@ impl Stopwatch {
     }
 }
 
-/// `bytes` in whole pages, at least one.
+/// `bytes` rounded up to whole pages, at least one.
 pub(super) fn whole_pages(bytes: usize, page: usize) -> Result<usize, Refused> {
     let whole = bytes.max(1).checked_next_multiple_of(page);
-    whole.ok_or_else(|| Refused(format!("{bytes} bytes are more than there are addresses")))
+    whole.ok_or_else(|| Refused(format!("{bytes} bytes exceed the address space")))
 }
 
-/// CUDA memory of `backing`, or as the device offers it, with `bytes` bytes from an address on that is a multiple of
-/// `page`, ready to be written beside CUDA; and how long that took.
+/// Allocates CUDA memory of `backing`, or of the device's best kind, that contains `bytes` bytes from a multiple of
+/// `page` on and may be written outside CUDA. Also returns how long that took.
 pub(super) fn allocate(
     device: &'static Device,
     bytes: usize,
@@ -95,13 +95,13 @@ pub(super) fn allocate(
     Ok((memory, stopwatch.lap()))
 }
 
-/// A dma-buf of the `bytes` bytes of `memory` that are mapped: those from its first multiple of `page` on.
+/// Exports the mapped `bytes` bytes of `memory` as a dma-buf: those from its first multiple of `page` on.
 pub(super) fn dma_buf(memory: &Memory, bytes: usize, page: usize) -> Result<OwnedFd, DmaBufError> {
     let offset = usize::try_from(plain_offset(memory, page)).unwrap_or(usize::MAX);
     Ok(memory.dma_buf(offset, bytes)?)
 }
 
-/// Bytes before the first multiple of `page`: plain allocations begin anywhere.
+/// Number of bytes before the first multiple of `page`: plain allocations may start anywhere.
 pub(super) fn plain_offset(memory: &Memory, page: usize) -> u64 {
     memory.address().next_multiple_of(page as u64) - memory.address()
 }

@@ -6,12 +6,12 @@ use crate::gpu::driver::{Device, External};
 use crate::sys::vulkan::{self, Answer, NoVulkan};
 use crate::units::ByteSize;
 
-/// What memory is rounded up to.
+/// Sizes are rounded up to this.
 const PAGE: usize = 64 << 10;
 
-/// Vulkan memory that CUDA has an address for.
+/// Vulkan memory with a CUDA address.
 pub(super) struct Mapping {
-    // Given back before the memory is freed.
+    // Released before the memory is freed.
     external: External,
     _memory: vulkan::Memory,
 }
@@ -26,18 +26,18 @@ pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refu
     let cpu = memory.map()?;
     let map = stopwatch.lap();
     let fd = memory.export()?;
-    // SAFETY: the descriptor is that of the memory, which was allocated just now, dedicated to its buffer, with so many
-    // bytes; it is freed after this.
+    // SAFETY: the descriptor belongs to the memory, which was allocated just above, dedicated to its buffer, with
+    // this many bytes; it is freed after this.
     let external =
         unsafe { External::new(device, fd, memory.bytes(), bytes) }.map_err(|error| {
-            format!("{error}; CUDA and Vulkan must come from one driver: reinstall it")
+            format!("{error}; CUDA and Vulkan must belong to the same driver: reinstall it")
         })?;
     let mut mapping = Mapping {
         external,
         _memory: memory,
     };
     if let Err(error) = mapping.external.clear() {
-        // Giving it back waits for kernels that stay, which may be why it cannot be cleared.
+        // Releasing waits for persistent kernels, which may be why the memory cannot be cleared.
         device.free(MAPPED, move || drop(mapping));
         return Err(error.to_string().into());
     }
@@ -59,14 +59,14 @@ impl From<NoVulkan> for Refused {
     }
 }
 
-/// An error, and what helps.
+/// An error, with a remedy.
 fn refusal(missing: &NoVulkan) -> Refused {
     Refused(match missing {
         NoVulkan::NoLibrary(why) => format!(
-            "the Vulkan loader cannot be opened ({why}); install it: packages libvulkan1 and libegl1, and the driver's own part (libnvidia-gl)"
+            "the Vulkan loader cannot be opened ({why}); install the packages libvulkan1 and libegl1, and the driver's libnvidia-gl"
         ),
         NoVulkan::Call("vkCreateInstance", Answer::ERROR_INCOMPATIBLE_DRIVER) => {
-            "vkCreateInstance finds no driver (-9); NVIDIA's needs libglvnd: packages libvulkan1, libegl1 and libnvidia-gl; in a container give it the capability `graphics`".to_owned()
+            "vkCreateInstance finds no driver (-9); NVIDIA's driver needs libglvnd: install the packages libvulkan1, libegl1 and libnvidia-gl; in a container add the capability `graphics`".to_owned()
         }
         NoVulkan::Call(call, answer) => {
             let helps = match *answer {
@@ -74,27 +74,27 @@ fn refusal(missing: &NoVulkan) -> Refused {
                     "lower `slots` or `slot` of the rings on this GPU, or free memory of other processes (nvidia-smi shows them)"
                 }
                 Answer::ERROR_DEVICE_LOST | Answer::ERROR_INITIALIZATION_FAILED => {
-                    "look whether the GPU is still there: nvidia-smi; dmesg | grep -i xid"
+                    "check whether the GPU is still present: nvidia-smi; dmesg | grep -i xid"
                 }
-                _ => "look whether vulkaninfo works",
+                _ => "check whether vulkaninfo works",
             };
             format!("{call}: {answer} ({}); {helps}", answer.as_raw())
         }
         NoVulkan::NoGpu(others) if others.is_empty() => {
-            "Vulkan finds no GPU at all; look whether vulkaninfo does, and whether this user may open /dev/nvidia*".to_owned()
+            "Vulkan finds no GPU; check whether vulkaninfo finds one, and whether this user may open /dev/nvidia*".to_owned()
         }
         NoVulkan::NoGpu(others) => format!(
-            "the GPU is not among those of Vulkan ({}); it has none on a part of a GPU (MIG), and VK_ICD_FILENAMES or VK_DRIVER_FILES may hide it",
+            "Vulkan lists only other GPUs ({}); Vulkan does not support MIG partitions, and VK_ICD_FILENAMES or VK_DRIVER_FILES may hide the GPU",
             others.join(", ")
         ),
         NoVulkan::NoExport => {
-            "the GPU's Vulkan driver cannot hand memory on (VK_KHR_external_memory_fd); update the driver".to_owned()
+            "the GPU's Vulkan driver cannot export memory (VK_KHR_external_memory_fd); update the driver".to_owned()
         }
         NoVulkan::NoMemory => {
-            "the GPU shows no memory of its own to the CPU; switch on \"Above 4G decoding\" and \"Resizable BAR\" in the firmware".to_owned()
+            "the GPU exposes none of its memory to the CPU; enable \"Above 4G decoding\" and \"Resizable BAR\" in the firmware".to_owned()
         }
         NoVulkan::TooSmall(bytes) => format!(
-            "the GPU shows {} of its memory to the CPU, which is less than what is asked for; switch on \"Above 4G decoding\" and \"Resizable BAR\" in the firmware, or lower `slots` or `slot` of the ring",
+            "the GPU exposes only {} of its memory to the CPU, less than requested; enable \"Above 4G decoding\" and \"Resizable BAR\" in the firmware, or lower `slots` or `slot` of the ring",
             ByteSize(*bytes)
         ),
     })

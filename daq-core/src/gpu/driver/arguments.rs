@@ -1,9 +1,9 @@
-//! Arguments of kernels, and whether they are those that a kernel declares.
+//! Kernel arguments, and the check that they match the kernel's declaration.
 
 use crate::sys::cuda::{self, Code};
 use std::fmt;
 
-/// Most parameters of a kernel.
+/// Maximum number of kernel parameters.
 pub(super) const MAX_ARGUMENTS: usize = 32;
 
 /// An argument of a kernel.
@@ -22,7 +22,7 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// The bytes, in the first of eight, as a little-endian device reads them.
+    /// The bytes of the value, in the first of eight, as a little-endian device reads them.
     pub(super) const fn bits(self) -> u64 {
         match self {
             Self::U32(value) => value as u64,
@@ -33,7 +33,7 @@ impl Argument {
         }
     }
 
-    /// Bytes of the type.
+    /// Size of the type in bytes.
     const fn bytes(self) -> usize {
         match self {
             Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
@@ -45,14 +45,14 @@ impl Argument {
 /// The parameters that a kernel declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Declared {
-    /// Bytes of each; those behind `count` are 0.
+    /// Size of each in bytes; unused entries are 0.
     bytes: [usize; MAX_ARGUMENTS],
-    /// Parameters; one more than can be passed stands for all larger numbers.
+    /// Number of parameters; one more than the maximum represents all larger numbers.
     count: usize,
 }
 
 impl Declared {
-    /// Asks for one parameter after the other; `None` where the driver cannot tell.
+    /// Queries one parameter after the other; `None` if the driver cannot report them.
     pub(super) fn ask(
         about: impl Fn(usize) -> Option<Result<(usize, usize), Code>>,
     ) -> Option<Self> {
@@ -106,7 +106,7 @@ fn sizes(bytes: &[usize]) -> String {
     }
 }
 
-/// Why `arguments` are not passed to a kernel that declares `declared`, where that is known.
+/// Why `arguments` do not match a kernel that declares `declared`, if that is known.
 pub(super) fn mismatch(declared: Option<&Declared>, arguments: &[Argument]) -> Option<String> {
     let given = || {
         let bytes: Vec<usize> = arguments.iter().map(|argument| argument.bytes()).collect();

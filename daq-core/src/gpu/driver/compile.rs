@@ -1,4 +1,4 @@
-//! CUDA C++ to device code, by NVIDIA's run-time compiler, which is found at run time.
+//! Compiles CUDA C++ to device code with NVIDIA's runtime compiler, which is loaded at run time.
 
 use crate::sys::nvrtc::{self, Code};
 use std::ffi::{CString, OsString};
@@ -6,21 +6,21 @@ use std::fmt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// The variable of the environment that names the library's file where the linker does not find it.
+/// The environment variable with the path of the library, if the dynamic linker does not find it.
 const VARIABLE: &str = "DAQ_NVRTC";
 
-/// What is compiled.
+/// The source code to compile.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
-    /// The name in messages, most often the file's.
+    /// The name in messages, usually the file name.
     pub name: &'a str,
     /// The text.
     pub text: &'a str,
-    /// What it may include: names and texts. Nothing is read from files.
+    /// The headers that it may include, as names and texts. No files are read.
     pub headers: &'a [(&'a str, &'a str)],
 }
 
-/// What it is compiled to. Capabilities are `(major, minor)`, as in `(9, 0)`.
+/// The target of a compilation. Capabilities are `(major, minor)`, as in `(9, 0)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Machine code for this compute capability.
@@ -38,18 +38,18 @@ impl fmt::Display for Target {
     }
 }
 
-/// Why there is no device code.
+/// Why compilation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
-    /// No compiler.
+    /// The compiler was not found.
     #[error(
-        "there is no libnvrtc: install it (Debian: nvidia-cuda-toolkit; PyPI: nvidia-cuda-nvrtc) and name its file in {VARIABLE} if the linker does not find it{why}"
+        "cannot load libnvrtc{why}; install it (Debian: nvidia-cuda-toolkit; PyPI: nvidia-cuda-nvrtc) and set {VARIABLE} to its path if the dynamic linker does not find it"
     )]
     NoCompiler {
-        /// What the linker said, as a clause; empty if nothing.
+        /// The linker's message as a clause; may be empty.
         why: String,
     },
-    /// The source is wrong.
+    /// The source has errors.
     #[error("{log}")]
     Refused {
         /// The compiler's messages, as `FILE(LINE): error: …`.
@@ -58,28 +58,28 @@ pub enum CompileError {
     /// The compiler failed otherwise.
     #[error("libnvrtc failed with error {code} while {what}{log}")]
     Failed {
-        /// What was being done.
+        /// The step that failed.
         what: &'static str,
-        /// The compiler's number of the error.
+        /// The compiler's error code.
         code: u32,
-        /// What it said, behind a line's end; empty if nothing.
+        /// The compiler's log, on new lines; may be empty.
         log: String,
     },
 }
 
-/// The compiler, if the machine has it.
+/// The compiler, if it is installed.
 #[derive(Clone, Copy, Debug)]
 pub struct Compiler {
     version: (i32, i32),
 }
 
 impl Compiler {
-    /// Finds the compiler, once a process.
+    /// Finds the compiler; the result is kept for the process.
     pub fn find() -> Result<Self, CompileError> {
         Self::find_at(None)
     }
 
-    /// As [`find`](Self::find), in the library's file at `path` where the environment names none.
+    /// As [`find`](Self::find), with the library's file at `path` if the environment variable is not set.
     pub fn find_at(path: Option<&Path>) -> Result<Self, CompileError> {
         static FOUND: OnceLock<Result<Compiler, CompileError>> = OnceLock::new();
         let open = || Self::open(std::env::var_os(VARIABLE).or(path.map(Into::into)));
@@ -115,7 +115,7 @@ impl Compiler {
         self.version
     }
 
-    /// Compiles `source`; `options` are those of nvcc that the run-time compiler knows.
+    /// Compiles `source`; `options` are nvcc options that the runtime compiler supports.
     pub fn compile(
         &self,
         source: &Source<'_>,
@@ -171,8 +171,8 @@ impl Compiler {
     }
 }
 
-/// Opens the library of built-in code beside the compiler at `path`: newer compilers look for it by its name alone,
-/// where only the linker's own directories are searched.
+/// Opens the library of built-in code next to the compiler at `path`. Newer compilers search for it by name only,
+/// which covers only the dynamic linker's directories.
 fn preload_built_in(path: &Path) {
     let entries = path.parent().and_then(|parent| parent.read_dir().ok());
     for entry in entries.into_iter().flatten().flatten() {
@@ -180,7 +180,7 @@ fn preload_built_in(path: &Path) {
         if name.as_encoded_bytes().starts_with(b"libnvrtc-builtins.so")
             && let Ok(path) = CString::new(entry.path().into_os_string().into_encoded_bytes())
         {
-            // Without it the compiler says what it misses.
+            // If this fails, the compiler reports what is missing.
             let _ = nvrtc::preload(&path);
         }
     }
@@ -198,7 +198,7 @@ struct Program(nvrtc::Program);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: made by `nvrtc::create` and used by nobody else.
+        // SAFETY: created by `nvrtc::create` and used nowhere else.
         let _ = unsafe { nvrtc::destroy(self.0) };
     }
 }

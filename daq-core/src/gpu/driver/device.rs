@@ -1,4 +1,4 @@
-//! A GPU and the context that this process has on it.
+//! A GPU and this process's context on it.
 
 use super::error::{CudaError, Doing};
 use super::probe::{NoCuda, probe};
@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// What a device can do, as far as it matters here.
+/// The capabilities of a device, as far as daq uses them.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is an attribute of the device"
@@ -20,13 +20,13 @@ pub struct Attributes {
     pub capability: (i32, i32),
     /// Multiprocessors.
     pub multiprocessors: i32,
-    /// Threads that a multiprocessor can hold.
+    /// Maximum number of threads per multiprocessor.
     pub threads_per_multiprocessor: i32,
-    /// Bytes of shared memory that a block can have if it asks.
+    /// Maximum bytes of shared memory per block, on request.
     pub max_shared: i32,
     /// Copy engines.
     pub copy_engines: i32,
-    /// Virtual memory management: memory that can carry the RDMA flag and be shared.
+    /// Virtual memory management: memory that can have the RDMA flag and be shared.
     pub vmm: bool,
     /// Memory can be exported as a file descriptor.
     pub posix_fd: bool,
@@ -36,12 +36,12 @@ pub struct Attributes {
     pub dma_buf: bool,
     /// Whether the host can flush writes of other devices (attribute 117, bit 0).
     pub flush: bool,
-    /// For whom writes of other devices are ordered without a flush: 0 nobody, 100 this context, 200 all devices
-    /// (attribute 118).
+    /// For which readers writes of other devices are ordered without a flush: 0 none, 100 this context, 200 all
+    /// devices (attribute 118).
     pub write_ordering: i32,
 }
 
-/// Who a GPU is; known without a context on it.
+/// The identity of a GPU; known without a context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     handle: Handle,
@@ -53,9 +53,9 @@ pub struct Identity {
     pub uuid: String,
     /// Its PCI address, as in `0000:3b:00.0`.
     pub pci: String,
-    /// Bytes of its memory.
+    /// Size of its memory in bytes.
     pub memory: usize,
-    /// What it can do.
+    /// Its capabilities.
     pub attributes: Attributes,
 }
 
@@ -73,13 +73,13 @@ impl Identity {
         })
     }
 
-    /// All GPUs that CUDA shows to this process, by ordinal; one that does not answer is left out.
+    /// All GPUs that CUDA shows to this process, by ordinal; a GPU that does not respond is left out.
     pub fn all() -> Result<Vec<Self>, NoCuda> {
         let found = probe()?;
         Ok((0..found.devices)
             .filter_map(|ordinal| {
                 Self::new(ordinal)
-                    .inspect_err(|code| tracing::warn!("cuda:{ordinal} does not answer: {code:?}"))
+                    .inspect_err(|code| tracing::warn!("cuda:{ordinal} does not respond: {code:?}"))
                     .ok()
             })
             .collect())
@@ -106,18 +106,18 @@ pub struct Device {
     hung: AtomicBool,
 }
 
-// SAFETY: a primary context may be made current on, and used from, any number of threads at a time; the handle is
-// a number. The other fields never change or are atomic.
+// SAFETY: any number of threads may use a primary context at the same time; the handle is a number. The other fields
+// never change or are atomic.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The device with this ordinal. Takes up to a few seconds the first time; from then on the process keeps its
+    /// Opens the device with this ordinal. Takes up to a few seconds the first time; the process then keeps its
     /// context on the device until it ends.
     ///
     /// # Errors
-    /// Where there is no CUDA the error carries code 3 and the reason as its detail.
+    /// If CUDA is not available, the error has code 3 and the reason as its detail.
     pub fn open(ordinal: u32) -> Result<&'static Self, CudaError> {
         static OPEN: Mutex<BTreeMap<u32, &'static Device>> = Mutex::new(BTreeMap::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +148,7 @@ impl Device {
         })
     }
 
-    /// Who it is.
+    /// The identity of the device.
     pub const fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -163,7 +163,7 @@ impl Device {
         &self.identity.name
     }
 
-    /// Free bytes of its memory now.
+    /// Free memory of the device in bytes.
     pub fn free_memory(&self) -> Result<usize, CudaError> {
         self.enter()?;
         cuda::memory_info()
@@ -171,7 +171,7 @@ impl Device {
             .doing(|| format!("asking cuda:{} for its free memory", self.identity.ordinal))
     }
 
-    /// What it can do.
+    /// The capabilities of the device.
     pub const fn attributes(&self) -> &Attributes {
         &self.identity.attributes
     }
@@ -179,19 +179,21 @@ impl Device {
     /// Waits until all work of this process on the device is done.
     ///
     /// # Errors
-    /// Code 401 while a kernel [stays](Self::add_persistent_kernel) on the device: its end would be waited for.
+    /// Code 401 while a [persistent kernel](Self::add_persistent_kernel) runs on the device, because the call would
+    /// wait for its end.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let what = || format!("waiting for cuda:{}", self.identity.ordinal);
         let Some(_waiting) = self.waiting() else {
-            return Err(CudaError::new(what(), cuda::ILLEGAL_STATE)
-                .with_detail("a kernel stays on it, whose end would be waited for"));
+            return Err(CudaError::new(what(), cuda::ILLEGAL_STATE).with_detail(
+                "a persistent kernel runs on it, and the call would wait for its end",
+            ));
         };
         self.enter()?;
         cuda::synchronize().doing(what)
     }
 
-    /// Whether kernels see what other devices have written once the host knows of it: by themselves, after a
-    /// [flush](Self::flush_writes) (`Some(true)`), or not at all (`None`).
+    /// Whether kernels see what other devices have written once the host knows of it: without a flush
+    /// (`Some(false)`), after a [flush](Self::flush_writes) (`Some(true)`), or not reliably (`None`).
     pub fn needs_flush(&self) -> Option<bool> {
         /// The scope in which writes are ordered for the owner of the memory
         /// (`CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`).
@@ -204,7 +206,7 @@ impl Device {
         }
     }
 
-    /// Makes what other devices have written so far visible to kernels that are told of it afterwards.
+    /// Makes what other devices have written so far visible to kernels that are notified afterwards.
     pub fn flush_writes(&self) -> Result<(), CudaError> {
         self.enter()?;
         cuda::flush_writes().doing(|| {
@@ -215,23 +217,23 @@ impl Device {
         })
     }
 
-    /// Says that work on the device hangs and that nobody waits for it any more.
+    /// Marks the device as hung: its work will not finish, and nothing waits for it any more.
     ///
-    /// Freeing what the device still uses would wait for that work, for ever. So from here on, until the process
-    /// ends, what is dropped of the device (memory, pinned host memory, modules, streams, marks, graphs) is left to
-    /// the driver instead, which takes it back with the process. Nothing is refused: who has given a device up puts
-    /// no more work on it.
+    /// Freeing memory that the device still uses would wait for that work forever. So from here on, until the process
+    /// ends, dropped objects of the device (memory, pinned host memory, modules, streams, events, graphs) are left to
+    /// the driver, which frees them with the process. Calls are not refused: the caller must submit no more work to
+    /// the device.
     pub fn mark_hung(&self) {
         self.hung.store(true, Ordering::Release);
     }
 
-    /// Whether the device was [given up](Self::mark_hung).
+    /// Whether the device was [marked as hung](Self::mark_hung).
     pub fn is_hung(&self) -> bool {
         self.hung.load(Ordering::Acquire)
     }
 
-    /// Enters the context so that something can be freed, which `what` names in messages; false where that cannot be,
-    /// or must not be tried because the device was [given up](Self::mark_hung).
+    /// Enters the context to free something, named `what` in messages. Returns false if that is impossible, or must
+    /// not be tried because the device is [hung](Self::mark_hung).
     pub(super) fn enter_to_free(&self, what: &str) -> bool {
         if self.is_hung() {
             tracing::debug!(
@@ -245,7 +247,7 @@ impl Device {
             .is_ok()
     }
 
-    /// Its UUID, by which other libraries know it.
+    /// Its UUID, by which other libraries identify it.
     pub(crate) fn uuid(&self) -> Result<[u8; 16], CudaError> {
         cuda::device_uuid(self.handle())
             .doing(|| format!("asking cuda:{} who it is", self.ordinal()))
@@ -255,7 +257,7 @@ impl Device {
         self.identity.handle
     }
 
-    /// Makes the context the calling thread's. Costs nothing where it is already.
+    /// Makes the context current for the calling thread. Free if it is current already.
     pub(super) fn enter(&self) -> Result<(), CudaError> {
         thread_local! {
             static CURRENT: Cell<Context> = const { Cell::new(std::ptr::null_mut()) };
@@ -274,7 +276,7 @@ impl Device {
 }
 
 fn attributes(handle: Handle) -> Attributes {
-    // An attribute that a driver does not know is one that its device does not have.
+    // A driver that does not know an attribute runs a device that does not have it.
     let value = |attribute| cuda::attribute(handle, attribute).unwrap_or(0);
     let has = |attribute| value(attribute) != 0;
     Attributes {

@@ -1,18 +1,18 @@
-//! What the CUDA driver refuses, and what helps.
+//! Errors of the CUDA driver, with remedies.
 
 use crate::sys::cuda::{self, Code};
 use std::fmt;
 
-/// A call of the CUDA driver that failed.
+/// A failed call of the CUDA driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaError {
-    /// What was being done, as in `copying to cuda:0`.
+    /// The operation, as in `copying to cuda:0`.
     pub what: String,
-    /// The driver's number of the error.
+    /// The driver's error code.
     pub code: u32,
-    /// The driver's name of it, as in `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// The driver's name of the error, as in `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
-    /// What is known beyond the name: a compiler's log, free memory; empty if nothing is.
+    /// Details beyond the name, such as a compiler log or free memory; may be empty.
     pub detail: String,
 }
 
@@ -36,12 +36,12 @@ impl CudaError {
         self
     }
 
-    /// Whether the device's context is dead: every later call fails with the same error, and only a new process
+    /// Whether the device's context is unusable: every later call fails with the same error, and only a new process
     /// can use the device again.
     ///
-    /// The codes are those of which the driver's documentation says that the context cannot be used or that every
+    /// These are the codes for which the driver's documentation says that the context cannot be used or that every
     /// further call returns the same error (226, 700, 702, 709, 710, 714 to 719, 721), and those of broken hardware
-    /// and of an unknown error (214, 220, 999), after which nothing on the device can be believed.
+    /// and of an unknown error (214, 220, 999), after which results of the device are unreliable.
     pub const fn is_sticky(&self) -> bool {
         matches!(
             self.code,
@@ -49,27 +49,27 @@ impl CudaError {
         )
     }
 
-    /// What helps; empty where nothing is known.
+    /// The remedy; empty if none is known.
     pub fn remedy(&self) -> &'static str {
         match self.code {
-            // Invalid value, out of memory, operating system, not supported: host memory is what they are about.
+            // Invalid value, out of memory, operating system, not supported: here they concern host memory.
             1 | 2 | 304 | 801 if self.what.starts_with(PINNING) => {
                 "raise the limit of locked memory (`ulimit -l unlimited`; for a service `LimitMEMLOCK=infinity` in its unit), or lower `slots` or `slot` of the rings that are copied to the GPU"
             }
             2 => {
                 "lower `slots` or `slot` of the rings on this GPU, or free memory of other processes (nvidia-smi shows them)"
             }
-            46 | 100 => "look whether the GPU is still there: nvidia-smi; dmesg | grep -i xid",
+            46 | 100 => "check whether the GPU is still present: nvidia-smi; dmesg | grep -i xid",
             214 | 220 | 226 => {
-                "the GPU's memory or a link is faulty: nvidia-smi -q -d ECC; dmesg | grep -i xid"
+                "check the GPU's memory and links for faults: nvidia-smi -q -d ECC; dmesg | grep -i xid"
             }
-            222 => "the driver is older than the compiler that made the code: update the driver",
+            222 => "the driver is older than the compiler of the code: update the driver",
             700 | 714..=718 => {
-                "a kernel touched memory that is not its own: run it under compute-sanitizer, or leave your own kernel out"
+                "a kernel accessed invalid memory: run it under compute-sanitizer, or remove your own kernel"
             }
-            702 => "a kernel ran for longer than the display's watchdog allows",
+            702 => "a kernel ran longer than the display watchdog allows",
             710 | 719 => {
-                "a kernel stopped with a fault: run it under compute-sanitizer, or leave your own kernel out"
+                "a kernel stopped with a fault: run it under compute-sanitizer, or remove your own kernel"
             }
             803 => "driver and libcuda.so do not match: reboot after a driver update",
             _ => "",
@@ -84,7 +84,7 @@ impl fmt::Display for CudaError {
             write!(f, " ({})", self.detail)?;
         }
         if self.is_sticky() {
-            f.write_str("; the GPU cannot be used by this process any more")?;
+            f.write_str("; this process can no longer use the GPU")?;
         }
         let remedy = self.remedy();
         if !remedy.is_empty() {
@@ -96,10 +96,10 @@ impl fmt::Display for CudaError {
 
 impl std::error::Error for CudaError {}
 
-/// How the errors of pinning host memory begin, where a lack of memory is not the GPU's.
+/// The prefix of errors of pinning host memory, where the lack of memory is not on the GPU.
 pub(super) const PINNING: &str = "pinning";
 
-/// Adds to a code what was being done.
+/// Adds the operation to an error code.
 pub(super) trait Doing<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, CudaError>;
 }

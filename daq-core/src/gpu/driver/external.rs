@@ -1,4 +1,4 @@
-//! Memory of a device that another library has allocated.
+//! Device memory that another library has allocated.
 
 use super::device::Device;
 use super::error::{CudaError, Doing};
@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 
 /// Memory of one device that CUDA did not allocate.
 ///
-/// It must not be dropped while work that uses it is on any stream.
+/// It must not be dropped while a stream has work that uses it.
 pub struct External {
     device: &'static Device,
     imported: Imported,
@@ -17,17 +17,17 @@ pub struct External {
     bytes: usize,
 }
 
-// SAFETY: the handle is only handed back to the driver, from any thread.
+// SAFETY: the handle is only passed back to the driver, from any thread.
 unsafe impl Send for External {}
 // SAFETY: as above.
 unsafe impl Sync for External {}
 
 impl External {
-    /// Takes memory over, `allocated` bytes of which the first `bytes` are given an address.
+    /// Imports memory of `allocated` bytes and maps its first `bytes` bytes.
     ///
     /// # Safety
-    /// `fd` is an opaque descriptor of memory on this device, of so many bytes, dedicated to one buffer; it is not
-    /// freed before this is dropped, and nothing else uses it yet.
+    /// `fd` is an opaque descriptor of memory on this device, of this size, dedicated to one buffer. The memory is
+    /// not freed before this is dropped, and nothing else uses it yet.
     pub(crate) unsafe fn new(
         device: &'static Device,
         fd: OwnedFd,
@@ -39,13 +39,13 @@ impl External {
             format!("importing {} into cuda:{place}", ByteSize(allocated as u64))
         };
         device.enter()?;
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         let imported = unsafe { cuda::import(fd, allocated) }.doing(what)?;
-        // SAFETY: imported just now, with at least as many bytes.
+        // SAFETY: imported just above, with at least as many bytes.
         let address = match unsafe { cuda::map_imported(imported, bytes) } {
             Ok(address) => address,
             Err(code) => {
-                // SAFETY: imported just now and given no address.
+                // SAFETY: imported just above and not mapped.
                 let _ = unsafe { cuda::end_import(imported) };
                 return Err(CudaError::new(what(), code));
             }
@@ -58,18 +58,18 @@ impl External {
         })
     }
 
-    /// Fills it with zeros, and waits; for its owner, before anybody uses it.
+    /// Zeroes the memory and waits; for the owner, before the first use.
     pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: the memory is as long as it says; what uses it meanwhile, against this function's contract, sees old or
-        // new bytes: no reference is made to device memory.
+        // SAFETY: the memory has this size. A concurrent user, against this function's contract, sees old or new
+        // bytes: no reference to device memory is created.
         unsafe { cuda::fill(self.address, 0, self.bytes) }
             .doing(|| format!("clearing memory of cuda:{}", self.device.ordinal()))?;
-        // Setting is asynchronous to the host for device memory.
+        // For device memory the call returns before the bytes are set.
         self.device.synchronize()
     }
 
-    /// The first byte's address, as the device sees it.
+    /// The address of the first byte as the device sees it.
     pub const fn address(&self) -> u64 {
         self.address
     }

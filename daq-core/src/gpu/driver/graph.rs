@@ -1,4 +1,4 @@
-//! Work that is recorded once and put on a stream as one, again and again.
+//! Work that is recorded once and then submitted to a stream as a unit, any number of times.
 
 use super::device::Device;
 use super::error::{CudaError, Doing};
@@ -10,11 +10,12 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 impl Stream {
-    /// Records what `work` puts on the stream, without doing it, so that it can be put there as one, again and again.
+    /// Records what `work` submits to the stream, without executing it, so that it can be submitted as a unit any
+    /// number of times.
     ///
-    /// Everything that is recorded must outlive the graph and the last work that it was [replayed](Self::replay) in:
-    /// the memory that kernels, copies and fills are given, as each of them asks, and the modules of the kernels. The
-    /// graph holds those of `keep`, where the modules belong that nothing else keeps so long.
+    /// Everything recorded must outlive the graph and the last work that it was [replayed](Self::replay) in: the
+    /// memory of kernels, copies and fills, as each of them requires, and the modules of the kernels. The graph keeps
+    /// the modules in `keep` alive.
     pub fn record(
         &self,
         keep: Vec<Arc<Module>>,
@@ -22,7 +23,7 @@ impl Stream {
     ) -> Result<Graph, CudaError> {
         let what = || self.what("recording work");
         self.device().enter()?;
-        // SAFETY: the stream lives as long as `self`; a nested recording is refused by the driver.
+        // SAFETY: the stream lives as long as `self`; the driver refuses a nested recording.
         unsafe { cuda::begin_capture(self.raw()) }.doing(what)?;
         let open = Open(self);
         work(self)?;
@@ -36,17 +37,17 @@ impl Stream {
         })
     }
 
-    /// Puts recorded work on the stream.
+    /// Submits recorded work to the stream.
     pub fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
         self.device().enter()?;
-        // SAFETY: graph and stream are alive. What the graph touches was given to it in `record` under the promises
-        // that each launch and copy asks for, which last as long as the graph.
+        // SAFETY: graph and stream are alive. What the graph accesses was given to it in `record` under the contracts
+        // of each launch and copy, which last as long as the graph.
         unsafe { cuda::launch_graph(graph.raw, self.raw()) }
             .doing(|| self.what("launching a graph"))
     }
 }
 
-/// A recording that is being made; it ends however its maker leaves.
+/// A recording in progress; it ends even if recording fails.
 struct Open<'a>(&'a Stream);
 
 impl<'a> Open<'a> {
@@ -56,7 +57,7 @@ impl<'a> Open<'a> {
     }
 
     fn ended(stream: &'a Stream) -> Result<Recording, Code> {
-        // SAFETY: whoever makes an `Open` has begun to record, and this is called once for each.
+        // SAFETY: creating an `Open` began to record, and this is called once for each.
         let raw = unsafe { cuda::end_capture(stream.raw()) }?;
         Ok(Recording {
             device: stream.device(),
@@ -73,7 +74,7 @@ impl Drop for Open<'_> {
     }
 }
 
-/// What was recorded; a graph is made of it.
+/// Recorded work, from which a graph is created.
 struct Recording {
     device: &'static Device,
     raw: RawRecording,
@@ -82,26 +83,26 @@ struct Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         if self.device.enter_to_free("a recording") {
-            // SAFETY: made in `Open::ended` and used by nobody else.
+            // SAFETY: created in `Open::ended` and used nowhere else.
             let _ = unsafe { cuda::destroy_recording(self.raw) };
         }
     }
 }
 
-/// Work that was recorded once and is put on a stream as one.
+/// Work that was recorded once and is submitted as a unit.
 pub struct Graph {
     device: &'static Device,
     raw: RawGraph,
     _keep: Vec<Arc<Module>>,
 }
 
-// SAFETY: the driver lets any thread use a graph, one at a time, which `&self` of an un-`Sync` type assures.
+// SAFETY: the driver lets any thread use a graph, one at a time, which `&self` of an un-`Sync` type ensures.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.device.enter_to_free("a graph") {
-            // SAFETY: made in `record` and used by nobody else.
+            // SAFETY: created in `record` and used nowhere else.
             let _ = unsafe { cuda::destroy_graph(self.raw) };
         }
     }

@@ -1,16 +1,16 @@
-//! Whether device code is all there, before the driver, which is not told where it ends, reads it.
+//! Checks that device code is complete before the driver reads it: the driver is not given its length.
 
-/// Bytes of the header of a file.
+/// Size of the file header in bytes.
 const HEADER: usize = 64;
-/// Bytes of the header of a section.
+/// Size of a section header in bytes.
 const SECTION: u64 = 64;
-/// Bytes of the header of a segment.
+/// Size of a segment header in bytes.
 const SEGMENT: u64 = 56;
-/// Kinds of sections that have a size and no bytes in the file: `SHT_NOBITS`, and NVIDIA's for a kernel's global,
-/// local and shared variables that have no first value.
+/// Types of sections that have a size but no bytes in the file: `SHT_NOBITS`, and NVIDIA's for a kernel's global,
+/// local and shared variables without an initial value.
 const WITHOUT_BYTES: [u32; 4] = [8, 0x7000_0007, 0x7000_0009, 0x7000_000a];
 
-/// Refuses, with the reason as a clause, what is neither a whole cubin nor text.
+/// Returns an error, as a clause, for anything but a complete cubin or text.
 ///
 /// Layout: "ELF-64 Object File Format", `Elf64_Ehdr`, `Elf64_Phdr` and `Elf64_Shdr`.
 pub(super) fn check(image: &[u8]) -> Result<(), String> {
@@ -20,7 +20,7 @@ pub(super) fn check(image: &[u8]) -> Result<(), String> {
     let text = image.strip_suffix(&[0]).unwrap_or(image);
     match text.iter().position(|byte| *byte == 0) {
         Some(at) => Err(format!(
-            "it is neither a cubin nor PTX: byte {at} is NUL; make it with nvcc --cubin or --ptx"
+            "it is neither a cubin nor PTX: byte {at} is NUL; create it with nvcc --cubin or --ptx"
         )),
         None => Ok(()),
     }
@@ -34,7 +34,7 @@ impl Elf<'_> {
             return Err(self.truncated("the header of the file", 0, HEADER as u64));
         }
         if self.0[4..6] != [2, 1] {
-            return Err("it is not ELF of 64 bits and little-endian order".to_owned());
+            return Err("it is not a 64-bit little-endian ELF file".to_owned());
         }
         self.segments()?;
         self.sections()
@@ -57,13 +57,13 @@ impl Elf<'_> {
         Self::check_header(SECTION, self.u16(58), "section")?;
         self.holds("the table of sections", table, SECTION)?;
         let count = match count {
-            // With more than a u16 can say the first section's size is their number.
+            // If the number does not fit a u16, it is stored as the size of the first section.
             0 => self.u64(place(table) + 32),
             count => u64::from(count),
         };
         let bytes = count.saturating_mul(SECTION);
         self.holds("the table of sections", table, bytes)?;
-        // The first stands for no section.
+        // The first section header is a placeholder.
         for index in 1..count {
             let header = place(table + index * SECTION);
             if !WITHOUT_BYTES.contains(&self.u32(header + 4)) {
@@ -79,7 +79,7 @@ impl Elf<'_> {
             return Ok(());
         }
         Err(format!(
-            "it is damaged: the header of a {what} has {bytes} bytes, and it says {stated}"
+            "it is damaged: the header of a {what} has {bytes} bytes, but the file says {stated}"
         ))
     }
 
@@ -92,12 +92,12 @@ impl Elf<'_> {
 
     fn truncated(&self, what: &str, offset: u64, bytes: u64) -> String {
         format!(
-            "it is cut off or damaged: {what} needs {bytes} bytes from byte {offset} on, and it has {}; copy or compile it again",
+            "it is truncated or damaged: {what} needs {bytes} bytes from byte {offset} on, but the file has {}; copy or compile it again",
             self.0.len()
         )
     }
 
-    /// The bytes at `at`, which lie in the header or a table that is held.
+    /// The bytes at `at`, which must be inside the header or a checked table.
     fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut bytes = [0; N];
         bytes.copy_from_slice(&self.0[at..at + N]);
@@ -117,7 +117,7 @@ impl Elf<'_> {
     }
 }
 
-/// A place in an image, once it is known to lie in it.
+/// A file offset that is known to be inside the image.
 fn place(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
@@ -169,7 +169,7 @@ mod tests {
         assert!(refused(b"\x50\xed\x55\xba\x01\x00\x10\x00").contains("byte 5 is NUL"));
         let mut image = elf(100);
         image[4] = 1;
-        assert!(refused(&image).contains("64 bits"));
+        assert!(refused(&image).contains("64-bit"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Device memory, and host memory that a device may copy.
+//! Device memory, and host memory that is pinned for copies.
 
 use super::device::Device;
 use super::error::{CudaError, Doing, PINNING};
@@ -9,14 +9,14 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-/// What device memory is made of.
+/// The kind of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Mapped from a physical allocation.
     Mapped {
-        /// Network cards may be given it.
+        /// NICs can access it.
         rdma: bool,
-        /// Other processes may be given it.
+        /// Other processes can map it.
         shareable: bool,
     },
     /// One plain allocation.
@@ -49,19 +49,19 @@ impl fmt::Display for Backing {
 
 /// Memory of one device.
 ///
-/// It must not be dropped while work that uses it is on any stream.
+/// It must not be dropped while a stream has work that uses it.
 pub struct Memory {
     device: &'static Device,
     address: u64,
     bytes: usize,
-    /// The physical memory, where it is mapped.
+    /// The physical memory, if it is mapped.
     allocation: Option<Allocation>,
     backing: Backing,
 }
 
 impl Memory {
-    /// At least `bytes` bytes, all zero: mapped memory that network cards and other processes may be given, as far
-    /// as the device offers that, a plain allocation otherwise.
+    /// Allocates at least `bytes` zeroed bytes: mapped memory that NICs and other processes can access, as far as the
+    /// device supports it, otherwise a plain allocation.
     pub fn new(device: &'static Device, bytes: usize) -> Result<Self, CudaError> {
         let attributes = device.attributes();
         let (rdma, posix_fd) = (attributes.rdma, attributes.posix_fd);
@@ -84,7 +84,7 @@ impl Memory {
         for backing in ways {
             match Self::with(device, bytes, backing) {
                 Ok(memory) => return Ok(memory),
-                // Where there is no memory no other way will find any.
+                // If memory is exhausted, no other method will find any.
                 Err(error) if error.code == 2 || error.is_sticky() => return Err(error),
                 Err(error) => last = Some(error),
             }
@@ -92,7 +92,7 @@ impl Memory {
         Err(last.unwrap_or_else(|| unreachable!("there is always the plain way")))
     }
 
-    /// At least `bytes` bytes, all zero, made of exactly `backing`.
+    /// Allocates at least `bytes` zeroed bytes of exactly `backing`.
     pub fn with(
         device: &'static Device,
         bytes: usize,
@@ -129,14 +129,14 @@ impl Memory {
                 let address = match cuda::reserve_addresses(bytes) {
                     Ok(address) => address,
                     Err(code) => {
-                        // SAFETY: made just above and mapped nowhere.
+                        // SAFETY: created just above and not mapped.
                         let _ = unsafe { cuda::release(allocation) };
                         return Err(CudaError::new(what(), code));
                     }
                 };
-                // SAFETY: the range was reserved just now, as long as the allocation is.
+                // SAFETY: the range was reserved just above, with the size of the allocation.
                 if let Err(code) = unsafe { cuda::map(handle, address, bytes, allocation) } {
-                    // SAFETY: both were made just above, and nothing is mapped.
+                    // SAFETY: both were created just above, and nothing is mapped.
                     unsafe {
                         let _ = cuda::free_addresses(address, bytes);
                         let _ = cuda::release(allocation);
@@ -152,14 +152,14 @@ impl Memory {
                 }
             }
         };
-        // SAFETY: the memory is as long as it says and known to nobody else yet.
+        // SAFETY: the memory has this size and is not used elsewhere yet.
         unsafe { cuda::fill(memory.address, 0, memory.bytes) }.doing(what)?;
-        // Setting is asynchronous to the host for device memory.
+        // For device memory the call returns before the bytes are set.
         device.synchronize()?;
         Ok(memory)
     }
 
-    /// A copy of `bytes` in device memory.
+    /// Allocates device memory with a copy of `bytes`.
     pub fn holding(device: &'static Device, bytes: &[u8]) -> Result<Self, CudaError> {
         let memory = Self::with(device, bytes.len().max(1), Backing::Plain)?;
         memory.write(0, bytes)?;
@@ -171,22 +171,22 @@ impl Memory {
         self.device
     }
 
-    /// The first byte's address, as the device sees it.
+    /// The address of the first byte as the device sees it.
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes, at least as many as were asked for.
+    /// Size in bytes, at least as many as requested.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// What it is made of.
+    /// The kind of memory.
     pub const fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// Writes `bytes` from `offset` on and waits. For setting up and for tests.
+    /// Writes `bytes` at `offset` and waits. For setup and tests.
     ///
     /// # Panics
     /// If they do not fit.
@@ -198,19 +198,19 @@ impl Memory {
             "outside of the memory"
         );
         self.device.enter()?;
-        // SAFETY: inside of the memory, as just checked. What else uses it meanwhile sees old or new bytes: no
-        // reference is made to device memory.
+        // SAFETY: inside the memory, as just checked. Concurrent users see old or new bytes: no reference to device
+        // memory is created.
         unsafe { cuda::copy_in(self.address + offset as u64, bytes) }
             .doing(|| format!("writing memory of cuda:{}", self.device.ordinal()))?;
-        // The call returns once the bytes have left the host's memory, not once they are there, and streams that do
-        // not wait for the default one would not find them.
+        // The call returns once the bytes have left host memory, not once they have arrived; streams that do not wait
+        // for the default stream might not see them.
         self.device.synchronize()
     }
 
-    /// Reads into `bytes` from `offset` on and waits. For reading results of setting up and for tests.
+    /// Reads into `bytes` from `offset` and waits. For results during setup and for tests.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the range is not inside the memory.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
         assert!(
             offset
@@ -224,7 +224,7 @@ impl Memory {
             .doing(|| format!("reading memory of cuda:{}", self.device.ordinal()))
     }
 
-    /// A file descriptor through which another process can map the memory; `None` where it is not shareable.
+    /// A file descriptor with which another process can map the memory; `None` if it is not shareable.
     pub fn share(&self) -> Result<Option<OwnedFd>, CudaError> {
         let (
             Some(allocation),
@@ -242,11 +242,10 @@ impl Memory {
             .doing(|| format!("sharing memory of cuda:{}", self.device.ordinal()))
     }
 
-    /// A dma-buf of `bytes` bytes from `offset` on, which both are such that the range begins and ends at pages of the
-    /// host.
+    /// Exports `bytes` bytes from `offset` on as a dma-buf. The range must start and end at host pages.
     ///
     /// # Panics
-    /// If they are not all there.
+    /// If the range is not inside the memory.
     pub fn dma_buf(&self, offset: usize, bytes: usize) -> Result<OwnedFd, CudaError> {
         assert!(
             offset
@@ -255,12 +254,12 @@ impl Memory {
             "outside of the memory"
         );
         self.device.enter()?;
-        // SAFETY: inside of the memory, as just checked; what is no page the driver refuses.
+        // SAFETY: inside the memory, as just checked; the driver refuses ranges that are not whole pages.
         unsafe { cuda::dma_buf(self.address + offset as u64, bytes) }
             .doing(|| format!("exporting memory of cuda:{}", self.device.ordinal()))
     }
 
-    /// Lets the driver's copies to and from it be done before they return, which those need that write it beside CUDA;
+    /// Makes the driver finish copies to and from this memory before they return, as needed for writers outside CUDA;
     /// mapped memory needs nothing.
     pub(crate) fn synchronize_copies(&self) -> Result<(), CudaError> {
         if self.backing != Backing::Plain {
@@ -278,8 +277,8 @@ impl Drop for Memory {
         let (address, bytes, allocation) = (self.address, self.bytes, self.allocation);
         let ordinal = self.device.ordinal();
         self.device.free("memory", move || {
-            // SAFETY: address, bytes and allocation are those of `with`, and their owner is gone; no work uses the
-            // memory by that type's contract.
+            // SAFETY: address, bytes and allocation come from `with`, and their owner is dropped; by its contract no
+            // work uses the memory.
             let result = unsafe {
                 match allocation {
                     None => cuda::free(address),
@@ -306,28 +305,28 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Host memory that is pinned for CUDA: copies from and to it run at full rate and leave the CPU alone.
+/// Host memory that is pinned for CUDA: copies run at full rate and without the CPU.
 #[derive(Debug)]
 pub struct Registered {
     device: &'static Device,
     address: NonNull<u8>,
 }
 
-// SAFETY: the address is only handed back to the driver, from any thread.
+// SAFETY: the address is only passed back to the driver, from any thread.
 unsafe impl Send for Registered {}
 
 impl Registered {
-    /// Pins `bytes` bytes at `address`, for all devices.
+    /// Pins `bytes` bytes at `address` for all devices.
     ///
     /// # Safety
-    /// They are mapped and stay so until this is dropped.
+    /// They are mapped and stay mapped until this is dropped.
     pub(crate) unsafe fn new(
         device: &'static Device,
         address: NonNull<u8>,
         bytes: usize,
     ) -> Result<Self, CudaError> {
         device.enter()?;
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         unsafe { cuda::register_host(address.as_ptr(), bytes) }.doing(|| {
             format!(
                 "{PINNING} {} of host memory for CUDA",
@@ -353,7 +352,7 @@ impl Drop for Registered {
         if !self.device.enter_to_free("pinned host memory") {
             return;
         }
-        // SAFETY: registered in `new`; a region drops its registrations when no ring, and so no copy, uses it.
+        // SAFETY: registered in `new`; a region drops its registrations when no ring, and therefore no copy, uses it.
         if let Err(code) = unsafe { cuda::unregister_host(self.address.as_ptr()) } {
             tracing::debug!("unpinning host memory: {code:?}");
         }

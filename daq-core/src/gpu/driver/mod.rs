@@ -1,11 +1,11 @@
-//! NVIDIA GPUs through the CUDA driver, which is found at run time: devices, their memory, streams, events and
-//! the code that runs on them.
+//! NVIDIA GPUs through the CUDA driver, which is loaded at run time: devices, their memory, streams, events and
+//! device code.
 //!
 //! ```text
 //!   Device ◀── Memory, Registration, Stream ◀── Event
 //!      ▲────── Module ◀── Function          each keeps alive what it was made from
 //! ```
-//! A machine without the driver has no devices, and [`probe`] says why; nothing here panics then.
+//! A machine without the driver has no devices, and [`probe`] returns the reason; nothing here panics then.
 
 mod arguments;
 mod compile;

@@ -10,7 +10,7 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::Arc;
 
-/// Bytes of the driver's compiler log that are kept.
+/// Maximum bytes of the driver's compiler log.
 const LOG_BYTES: usize = 8192;
 
 /// Loaded device code.
@@ -20,7 +20,7 @@ pub struct Module {
     name: String,
 }
 
-/// A module on its way to where it is unloaded.
+/// A module handle that is passed to the code that unloads it.
 struct Raw(RawModule);
 
 // SAFETY: the driver lets any thread unload a module.
@@ -38,16 +38,16 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads PTX (text) or a cubin (ELF) called `name` in messages.
+    /// Loads PTX (text) or a cubin (ELF), named `name` in messages.
     ///
     /// # Safety
-    /// From here on launching its kernels is safe, on these promises of whoever loads it:
-    /// - Its kernels touch nothing but memory that their arguments lead to, as their documentation says.
-    /// - Whoever is given the module launches them with the arguments that they declare, in number and type (which is
-    ///   checked where the driver knows it), and with values in the ranges that their documentation names.
-    /// - Memory whose address is an argument stays alive until the stream has passed the launch, and nobody else
-    ///   writes what the kernel reads, nor reads or writes what it writes, meanwhile. A launch that is
-    ///   [recorded](Stream::record) counts as one each time that its graph is replayed.
+    /// Launching its kernels is safe from here on, under these promises of the caller:
+    /// - Its kernels access only memory that their arguments point to, as their documentation says.
+    /// - Users of the module launch them with the arguments that they declare, in number and type (which is checked
+    ///   if the driver knows it), and with values in the documented ranges.
+    /// - Memory whose address is an argument stays allocated until the stream has passed the launch. Meanwhile
+    ///   nothing else writes what the kernel reads, or reads or writes what it writes. A launch that is
+    ///   [recorded](Stream::record) counts as one launch for each replay of its graph.
     pub unsafe fn load(
         device: &'static Device,
         name: &str,
@@ -95,7 +95,7 @@ impl Module {
         let symbol = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded as long as `self` lives.
         let raw = unsafe { cuda::function(self.raw, &symbol) }.doing(what)?;
-        // A kernel that is loaded no earlier than with its first launch would wait for kernels that stay.
+        // A kernel that is loaded only at its first launch would wait for persistent kernels.
         // SAFETY: as above.
         unsafe { cuda::load_function(raw) }.doing(what)?;
         // SAFETY: as above.
@@ -108,7 +108,7 @@ impl Module {
         })
     }
 
-    /// Address and bytes of the variable called `name`; `None` if there is none.
+    /// Address and size of the variable called `name`; `None` if there is none.
     pub fn global(&self, name: &str) -> Result<Option<(u64, usize)>, CudaError> {
         self.device.enter()?;
         let symbol = CString::new(name).unwrap_or_default();
@@ -129,13 +129,13 @@ impl Module {
             return Ok(None);
         };
         let mut value = vec![0; bytes];
-        // SAFETY: the variable has so many bytes and lives as long as the module.
+        // SAFETY: the variable has this size and lives as long as the module.
         unsafe { cuda::copy_out(&mut value, address) }
             .doing(|| format!("reading variable `{name}` of {}", self.name))?;
         Ok(Some(value))
     }
 
-    /// Writes the variable called `name` and waits; false if there is none.
+    /// Writes the variable called `name` and waits; returns false if there is none.
     ///
     /// # Panics
     /// If `value` is longer than the variable.
@@ -144,10 +144,10 @@ impl Module {
             return Ok(false);
         };
         assert!(value.len() <= bytes, "the variable is shorter");
-        // SAFETY: the variable has at least so many bytes and lives as long as the module.
+        // SAFETY: the variable has at least this size and lives as long as the module.
         unsafe { cuda::copy_in(address, value) }
             .doing(|| format!("writing variable `{name}` of {}", self.name))?;
-        // The call may return before the bytes are there.
+        // The call may return before the bytes have arrived.
         self.device.synchronize()?;
         Ok(true)
     }
@@ -171,19 +171,19 @@ impl fmt::Debug for Module {
     }
 }
 
-/// How many threads run a kernel.
+/// The number of blocks and threads of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Blocks in x, y and z, each at least 1.
     pub blocks: [u32; 3],
-    /// Threads of a block in x, y and z, each at least 1, together at most 1024.
+    /// Threads per block in x, y and z, each at least 1, in total at most 1024.
     pub threads: [u32; 3],
-    /// Bytes of dynamic shared memory a block.
+    /// Bytes of dynamic shared memory per block.
     pub shared: u32,
 }
 
 impl Grid {
-    /// `blocks` blocks of `threads` threads in a row.
+    /// A grid of `blocks` blocks of `threads` threads in one dimension.
     pub const fn line(blocks: u32, threads: u32) -> Self {
         Self {
             blocks: [blocks, 1, 1],
@@ -199,7 +199,7 @@ pub struct Function {
     module: Arc<Module>,
     raw: RawFunction,
     name: Arc<str>,
-    /// Nothing where the driver cannot tell.
+    /// `None` if the driver cannot report them.
     declared: Option<Arc<Declared>>,
 }
 
@@ -209,7 +209,7 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
-    /// Lets blocks use up to `bytes` of dynamic shared memory; more than 48 KiB must be asked for.
+    /// Allows blocks up to `bytes` of dynamic shared memory; required for more than 48 KiB.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         self.module.device.enter()?;
         // SAFETY: the module is alive.
@@ -217,7 +217,7 @@ impl Function {
             .doing(|| format!("giving {} {bytes} bytes of shared memory", self.module.name))
     }
 
-    /// The most threads of a block.
+    /// Maximum number of threads per block.
     pub fn max_threads(&self) -> Result<u32, CudaError> {
         self.module.device.enter()?;
         // SAFETY: the module is alive.
@@ -226,13 +226,13 @@ impl Function {
             .doing(|| format!("asking for the threads of {}", self.module.name))
     }
 
-    /// Blocks of `grid` that the device can run side by side.
+    /// Number of blocks of `grid` that the device can run concurrently.
     pub fn concurrent_blocks(&self, grid: &Grid) -> Result<u32, CudaError> {
         let multiprocessors = self.module.device.attributes().multiprocessors;
         Ok(self.resident_blocks(grid)? * multiprocessors.max(0).cast_unsigned())
     }
 
-    /// The part of a multiprocessor's threads that blocks of `grid` can keep occupied, 0 to 1.
+    /// The part of a multiprocessor's threads that blocks of `grid` can occupy, 0 to 1.
     pub fn occupancy(&self, grid: &Grid) -> Result<f64, CudaError> {
         let threads: u32 = grid.threads.iter().product();
         let all = self.module.device.attributes().threads_per_multiprocessor;
@@ -240,7 +240,7 @@ impl Function {
         Ok(f64::from(blocks) * f64::from(threads) / f64::from(all.max(1)))
     }
 
-    /// Blocks of `grid` that one multiprocessor can hold.
+    /// Number of blocks of `grid` that one multiprocessor can hold.
     fn resident_blocks(&self, grid: &Grid) -> Result<u32, CudaError> {
         self.module.device.enter()?;
         let threads: u32 = grid.threads.iter().product();
@@ -251,14 +251,14 @@ impl Function {
             .doing(|| format!("asking for the occupancy of {}", self.module.name))
     }
 
-    /// Puts the kernel on a stream.
+    /// Submits the kernel to a stream.
     ///
-    /// What the kernel may touch, and how long that must live, is what was promised when its module was
+    /// What the kernel may access, and how long that must live, was promised when its module was
     /// [loaded](Module::load).
     ///
     /// # Errors
-    /// Before anything is put on the stream: where the arguments are not those that the kernel declares, in number
-    /// and size (where the driver can tell, from CUDA 12.4 on), or are more than 32.
+    /// Nothing is submitted if the arguments do not match the kernel's declaration in number and size (if the driver
+    /// can report it, from CUDA 12.4 on), or if there are more than 32.
     pub fn launch(
         &self,
         stream: &Stream,
@@ -283,10 +283,10 @@ impl Function {
             *value = argument.bits();
             *pointer = std::ptr::from_mut(value).cast();
         }
-        // SAFETY: module and stream are alive; each pointer leads to eight bytes, at least as many as each type that an
-        // argument can have. That they are those that the kernel declares was just checked where the driver knows, and
-        // promised in `Module::load` where not, as was that what they lead to lives and is left alone until the stream
-        // has passed this.
+        // SAFETY: module and stream are alive. Each pointer points to eight bytes, the maximum size of an argument
+        // type. That the arguments match the kernel's declaration was just checked if the driver knows it, and
+        // otherwise promised in `Module::load`; so was that the memory behind them lives and is left alone until the
+        // stream has passed the launch.
         unsafe {
             cuda::launch(
                 self.raw,

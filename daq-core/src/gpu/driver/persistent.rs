@@ -1,9 +1,9 @@
-//! Kernels that stay on a device, and what must wait for their end.
+//! Persistent kernels on a device, and calls that must wait for their end.
 
 use super::device::Device;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A call of the driver that waits for all work on a device.
+/// A deferred call of the driver that waits for all work on a device.
 struct DeferredFree {
     device: &'static Device,
     /// What it frees.
@@ -11,13 +11,13 @@ struct DeferredFree {
     free: Box<dyn FnOnce() + Send>,
 }
 
-/// Of all devices: host memory is pinned for each of them.
+/// For all devices: host memory is pinned for each of them.
 struct PersistentKernels {
-    /// For each kernel the ordinal of its device and the part of it that it takes.
+    /// For each kernel the ordinal of its device and the part of the device that it occupies.
     kernels: Vec<(u32, f64)>,
-    /// What waits for their end.
+    /// Calls that wait for the end of all kernels.
     deferred: Vec<DeferredFree>,
-    /// Calls under way that kernels to come must wait for.
+    /// Calls in progress that new persistent kernels must wait for.
     waiting: usize,
 }
 
@@ -39,7 +39,7 @@ fn lock() -> MutexGuard<'static, PersistentKernels> {
     KERNELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A kernel kernels on a device as long as this lives; see [`Device::add_persistent_kernel`].
+/// Registers a persistent kernel while it exists; see [`Device::add_persistent_kernel`].
 #[derive(Debug)]
 #[must_use = "the kernel is taken for ended when this is dropped"]
 pub struct PersistentKernelGuard {
@@ -58,7 +58,7 @@ impl Drop for PersistentKernelGuard {
             let deferred = std::mem::take(&mut persistent.deferred);
             let _waiting = Waiting::begin(&mut persistent);
             drop(persistent);
-            // Without the lock: what is freed may own what is freed in the same way.
+            // Without the lock: a freed object may own others that are freed in the same way.
             for DeferredFree { device, what, free } in deferred {
                 device.free_now(what, free);
             }
@@ -66,7 +66,7 @@ impl Drop for PersistentKernelGuard {
     }
 }
 
-/// A call under way that waits for all work on a device: kernels that want to stay wait for its end, however it ends.
+/// A call in progress that waits for all work on a device: new persistent kernels wait until it ends.
 pub(super) struct Waiting(());
 
 impl Waiting {
@@ -84,16 +84,17 @@ impl Drop for Waiting {
 }
 
 impl Device {
-    /// Announces a kernel that kernels on the device and takes `share` of it, 0 to 1; `None` where other kernels that stay
-    /// leave no room for it: it would never run.
+    /// Registers a persistent kernel that occupies `share` of the device, 0 to 1; `None` if other persistent kernels
+    /// leave too little room, because it would never run.
     ///
-    /// The driver waits for all kernels before it frees memory or unloads code, and holds up other calls meanwhile. So
-    /// as long as the result lives what is dropped of any device is kept, and freed when the last such kernel has ended.
+    /// Before it frees memory or unloads code, the driver waits for all kernels, and it blocks other calls meanwhile.
+    /// So while the result exists, dropped objects of all devices are kept, and freed when the last persistent kernel
+    /// has ended.
     pub fn add_persistent_kernel(&'static self, share: f64) -> Option<PersistentKernelGuard> {
         let mut persistent = ENDED
             .wait_while(lock(), |persistent| persistent.waiting > 0)
             .unwrap_or_else(PoisonError::into_inner);
-        // Shares are fractions that may add up to a little more than all.
+        // Shares are fractions whose sum may slightly exceed 1.
         if !(0.0..=1.0).contains(&share) || persistent.share(self) + share > 1.0 + 1e-9 {
             return None;
         }
@@ -104,13 +105,13 @@ impl Device {
         })
     }
 
-    /// The part of the device that kernels which stay take together.
+    /// The part of the device that persistent kernels occupy in total.
     pub fn share(&self) -> f64 {
         lock().share(self)
     }
 
-    /// Lets the caller wait for all work on the device: until the result is dropped no kernel comes to stay. `None` while
-    /// one kernels there.
+    /// Allows the caller to wait for all work on the device: no persistent kernel starts until the result is dropped.
+    /// `None` while one runs.
     pub(super) fn waiting(&self) -> Option<Waiting> {
         let mut persistent = lock();
         let ordinal = self.ordinal();
@@ -118,8 +119,8 @@ impl Device {
         (!has_kernel).then(|| Waiting::begin(&mut persistent))
     }
 
-    /// Calls `free`, which may wait for all work on the device: now, or once no kernel kernels. `what` names in messages
-    /// what is freed; where that must be left to the driver `free` is neither called nor dropped.
+    /// Calls `free`, which may wait for all work on the device: now, or once no persistent kernel runs. `what` names
+    /// the object in messages. If the object must be left to the driver, `free` is neither called nor dropped.
     pub(crate) fn free(&'static self, what: &'static str, free: impl FnOnce() + Send + 'static) {
         let mut persistent = lock();
         if !persistent.kernels.is_empty() {
@@ -140,7 +141,7 @@ impl Device {
         if self.enter_to_free(what) {
             free();
         } else {
-            // What it owns must not be dropped either: that would unmap memory that the device may still use.
+            // Its content must not be dropped either: that would unmap memory that the device may still use.
             std::mem::forget(free);
         }
     }

@@ -4,10 +4,10 @@ use super::device::Device;
 use crate::region::{HostOptions, Region, RegionError};
 use std::sync::Arc;
 
-/// Words that the host writes and kernels read, at the same address on either side.
+/// Words that the host writes and kernels read, at the same address for both.
 ///
-/// A word must not be written while work that reads it is on any stream, nor may this be dropped then. Work sees what
-/// was written before it was put on its stream.
+/// A word must not be written, and this must not be dropped, while a stream has work that reads it. Work sees what
+/// was written before it was submitted.
 #[derive(Debug)]
 pub struct Pinned {
     region: Arc<Region>,
@@ -15,7 +15,7 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// `words` words, at least one, all zero.
+    /// Allocates `words` zeroed words, at least one.
     pub fn new(device: &'static Device, words: usize) -> Result<Self, RegionError> {
         let pinned = Self::unpinned(words)?;
         pinned.region.pin(device)?;
@@ -31,12 +31,12 @@ impl Pinned {
         })
     }
 
-    /// The first word's address, for the host and for every device.
+    /// The address of the first word, for the host and every device.
     pub fn address(&self) -> u64 {
         self.region.address().as_ptr().addr() as u64
     }
 
-    /// Words.
+    /// Number of words.
     pub const fn words(&self) -> usize {
         self.words
     }
@@ -52,9 +52,9 @@ impl Pinned {
                 .is_some_and(|end| end <= self.words),
             "outside of the words"
         );
-        // SAFETY: inside of the region, as just checked, which lives as long as `self` and is aligned to a page. The
-        // region is this type's own, so the host has no other reader or writer, and no reference is made to it: a
-        // device that reads a word meanwhile, against this type's contract, sees old or new bytes.
+        // SAFETY: inside the region, as just checked, which lives as long as `self` and is page-aligned. Only this
+        // type accesses the region on the host, and no reference to it is created: a device that reads a word at the
+        // same time, against this type's contract, sees old or new bytes.
         unsafe {
             let to = self.region.address().cast::<u64>().add(index);
             to.copy_from_nonoverlapping(std::ptr::NonNull::from(values).cast(), values.len());

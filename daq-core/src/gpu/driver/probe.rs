@@ -1,50 +1,50 @@
-//! Whether there is CUDA, and which devices.
+//! Whether CUDA is available, and with how many devices.
 
 use super::error::CudaError;
 use crate::sys::cuda;
 use std::sync::OnceLock;
 
-/// The oldest driver interface that is used here: CUDA 12.0, which driver 525 brought.
+/// The oldest supported driver interface: CUDA 12.0, of driver 525.
 const OLDEST: i32 = 12_000;
 
-/// Why there is no CUDA, as a clause with the remedy.
+/// Why CUDA is not available, as a clause with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCuda {
-    /// No library.
-    #[error("there is no libcuda.so.1; install NVIDIA's driver where there is a GPU")]
+    /// The library is missing.
+    #[error("libcuda.so.1 was not found; install NVIDIA's driver to use a GPU")]
     NoLibrary,
-    /// A driver before CUDA 12.0.
+    /// The driver is older than CUDA 12.0.
     #[error(
-        "the driver supports CUDA {}.{}, and daq needs 12.0: update it to 525 or newer", .version / 1000, .version % 1000 / 10
+        "the driver supports CUDA {}.{}, but daq needs 12.0: update the driver to 525 or newer", .version / 1000, .version % 1000 / 10
     )]
     TooOld {
         /// 1000 × major + 10 × minor.
         version: i32,
     },
-    /// A library that is not what it says.
+    /// The library lacks a function of its version.
     #[error("libcuda.so.1 lacks {symbol}, which CUDA 12.0 has: reinstall the driver")]
     Incomplete {
         /// The first missing symbol.
         symbol: &'static str,
     },
-    /// The driver would not start, or found no device.
+    /// The driver failed to start, or found no device.
     #[error("the CUDA driver finds no GPU: {why}")]
     NoDevice {
-        /// The driver's words.
+        /// The driver's message.
         why: String,
     },
 }
 
-/// What the driver offers.
+/// The properties of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The CUDA version that the driver supports: 1000 × major + 10 × minor.
     pub version: i32,
-    /// Devices, at least 1; their ordinals count from 0.
+    /// Number of devices, at least 1; their ordinals start at 0.
     pub devices: u32,
 }
 
-/// Starts the driver, once a process. What it answers does not change while the process lives.
+/// Starts the driver, once per process; the result does not change afterwards.
 pub fn probe() -> Result<Found, NoCuda> {
     static FOUND: OnceLock<Result<Found, NoCuda>> = OnceLock::new();
     FOUND.get_or_init(start).clone()
@@ -64,7 +64,7 @@ fn start() -> Result<Found, NoCuda> {
             },
         }
     };
-    // The version before the symbols: an old driver's owner wants to hear of its age.
+    // The version is checked before the symbols, so that an old driver is reported as such.
     let version = cuda::driver_version().map_err(no_device)?;
     if version < OLDEST {
         return Err(NoCuda::TooOld { version });
@@ -77,7 +77,7 @@ fn start() -> Result<Found, NoCuda> {
     match u32::try_from(devices) {
         Ok(devices) if devices > 0 => Ok(Found { version, devices }),
         _ => Err(NoCuda::NoDevice {
-            why: "it counts none; CUDA_VISIBLE_DEVICES may hide them".to_owned(),
+            why: "it reports 0 devices; CUDA_VISIBLE_DEVICES may hide them".to_owned(),
         }),
     }
 }

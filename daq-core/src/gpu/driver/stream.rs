@@ -1,4 +1,4 @@
-//! Streams: work in order on a device, and events that tell how far it is.
+//! Streams: ordered work on a device, and events that show its progress.
 
 use super::device::Device;
 use super::error::{CudaError, Doing};
@@ -29,22 +29,24 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         if self.device.enter_to_free("an event") {
-            // SAFETY: made in `new` and used by nobody else. The driver lets an event go that is still on a stream.
+            // SAFETY: created in `new` and used nowhere else. The driver keeps an event alive that is still on a
+            // stream.
             let _ = unsafe { cuda::destroy_event(self.event) };
         }
     }
 }
 
-/// A place on a stream: done when everything before it is. Marks of a [timed](Stream::timed) stream know when.
+/// A point on a stream, done when all earlier work is. Events of a [timed](Stream::timed) stream also record the
+/// time.
 ///
-/// An event is used again once nobody but its stream holds it.
+/// The stream reuses an event once nothing else holds it.
 pub struct StreamEvent {
     device: &'static Device,
-    /// Recorded by [`Stream::begin`]; timed streams have it.
+    /// Recorded by [`Stream::begin`]; only timed streams have it.
     start: Option<Raw>,
     end: Raw,
     state: AtomicU32,
-    /// Of the last work; the lock is taken after failures alone.
+    /// The failure of the last work; locked only after failures.
     failure: Mutex<Option<CudaError>>,
 }
 
@@ -52,23 +54,22 @@ const PENDING: u32 = 0;
 const DONE: u32 = 1;
 const FAILED: u32 = 2;
 
-// SAFETY: events may be recorded, asked and freed from any thread; the driver has its own locks.
+// SAFETY: events may be recorded, queried and freed from any thread; the driver has its own locks.
 unsafe impl Send for StreamEvent {}
 // SAFETY: as above.
 unsafe impl Sync for StreamEvent {}
 
 impl StreamEvent {
-    /// Milliseconds of the device's time from the beginning of the work to its end; `None` where it is not timed,
-    /// not done or failed.
+    /// The duration of the work on the device, in milliseconds; `None` if it is not timed, not done or failed.
     pub fn milliseconds(&self) -> Option<f32> {
         self.since(self.start.as_ref()?)
     }
 
-    /// Milliseconds of the device's time from the end of the work of `before` to the beginning of this one's.
+    /// Milliseconds on the device from the end of the work of `before` to the start of this work.
     pub fn gap(&self, before: &Self) -> Option<f32> {
         self.device.enter().ok()?;
         let start = self.start.as_ref()?;
-        // SAFETY: both events live as long as their events.
+        // SAFETY: both events live as long as their owners.
         unsafe { cuda::elapsed(before.end.event, start.event) }.ok()
     }
 
@@ -76,7 +77,7 @@ impl StreamEvent {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prepares the event, which nobody else holds, for other work.
+    /// Resets the event, which nothing else holds, for new work.
     fn renew(&self) {
         if self.state.swap(PENDING, Ordering::AcqRel) == FAILED {
             *self.kept_failure() = None;
@@ -131,7 +132,7 @@ pub struct Stream {
     device: &'static Device,
     raw: RawStream,
     events: Box<[Arc<StreamEvent>]>,
-    /// The event that is used next, or was begun.
+    /// Index of the event that is used next, or was started.
     next: Cell<usize>,
 }
 
@@ -139,12 +140,12 @@ pub struct Stream {
 unsafe impl Send for Stream {}
 
 impl Stream {
-    /// A stream with `events` events, which is the most work that can be in flight on it; at least 1.
+    /// Creates a stream with `marks` events, at least 1: the maximum amount of work in flight.
     pub fn new(device: &'static Device, events: usize) -> Result<Self, CudaError> {
         Self::with(device, events, false)
     }
 
-    /// A stream whose events tell how long the work before them took.
+    /// Creates a stream whose events record how long the work before them took.
     pub fn timed(device: &'static Device, events: usize) -> Result<Self, CudaError> {
         Self::with(device, events, true)
     }
@@ -176,23 +177,23 @@ impl Stream {
         self.device
     }
 
-    /// Whether a event is free. Without one nothing may be begun.
+    /// Whether an event is free. Without a free event no work may be submitted.
     pub fn has_free_event(&self) -> bool {
         Arc::strong_count(&self.events[self.next.get()]) == 1
     }
 
-    /// Notes the time at which the work begins that the next [event](Self::record_event) ends.
+    /// Records the start of the work that the next [`record_event`](Self::record_event) ends.
     pub fn begin(&self) -> Result<(), CudaError> {
         self.device.enter()?;
         match &self.events[self.next.get()].start {
             // SAFETY: event and stream live as long as `self`.
             Some(start) => unsafe { cuda::record_event(start.event, self.raw) }
-                .doing(|| self.what("marking the beginning of work")),
+                .doing(|| self.what("recording the start of work")),
             None => Ok(()),
         }
     }
 
-    /// Marks the end of all work put on the stream so far.
+    /// Records an event after all work submitted so far.
     ///
     /// # Panics
     /// If no event is [free](Self::has_free_event).
@@ -207,27 +208,27 @@ impl Stream {
         self.device.enter()?;
         // SAFETY: event and stream live as long as `self`, and the event's last use is over.
         unsafe { cuda::record_event(event.end.event, self.raw) }
-            .doing(|| self.what("marking the end of work"))?;
+            .doing(|| self.what("recording the end of work"))?;
         self.next.set((next + 1) % self.events.len());
         Ok(event.clone())
     }
 
-    /// Waits until everything on the stream is done. Not for the data path.
+    /// Waits until all work on the stream is done. Not for the data path.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.device.enter()?;
         // SAFETY: the stream lives as long as `self`.
         unsafe { cuda::synchronize_stream(self.raw) }.doing(|| self.what("waiting for work"))
     }
 
-    /// Copies `bytes` host bytes to device memory.
+    /// Copies `bytes` bytes of host memory to device memory.
     ///
     /// # Safety
-    /// Both ranges stay alive, the source is not written and the target neither read nor written by others, until
-    /// the next [event](Self::record_event) is done; where it is [recorded](Self::record), until the graph is dropped and the
-    /// event after its last replay is done.
+    /// Both ranges stay allocated, nothing else writes the source, and nothing else reads or writes the target, until
+    /// the next [event](Self::record_event) is done. If the copy is [recorded](Self::record), until the graph is
+    /// dropped and the event after its last replay is done.
     pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         unsafe { cuda::copy_in_async(to, from, bytes, self.raw) }.doing(|| self.what("copying to"))
     }
 
@@ -237,7 +238,7 @@ impl Stream {
     /// As for [`copy_in`](Self::copy_in).
     pub unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         unsafe { cuda::copy_out_async(to, from, bytes, self.raw) }
             .doing(|| self.what("copying from"))
     }
@@ -248,7 +249,7 @@ impl Stream {
     /// As for [`copy_in`](Self::copy_in).
     pub unsafe fn copy_within(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         unsafe { cuda::copy_within_async(to, from, bytes, self.raw) }
             .doing(|| self.what("copying within"))
     }
@@ -264,7 +265,7 @@ impl Stream {
         rows: Rows,
     ) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         unsafe { cuda::copy_rows_in_async(to, from, rows, self.raw) }
             .doing(|| self.what("copying rows to"))
     }
@@ -280,15 +281,15 @@ impl Stream {
         rows: Rows,
     ) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         unsafe { cuda::copy_rows_out_async(to, from, rows, self.raw) }
             .doing(|| self.what("copying rows from"))
     }
 
-    /// Begins many copies with one call; false where the driver has no such call.
+    /// Starts many copies with one call; returns false if the driver has no such call.
     ///
     /// # Safety
-    /// As for [`copy_in`](Self::copy_in), for every pair. The lists are equally long.
+    /// As for [`copy_in`](Self::copy_in), for every pair. The lists have the same length.
     pub(crate) unsafe fn copy_batch(
         &self,
         to: &mut [u64],
@@ -296,7 +297,7 @@ impl Stream {
         bytes: &mut [usize],
     ) -> Result<bool, CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         match unsafe { cuda::copy_batch_async(to, from, bytes, self.raw) } {
             None => Ok(false),
             Some(result) => result
@@ -305,7 +306,7 @@ impl Stream {
         }
     }
 
-    /// Sets `bytes` bytes of `memory` from `offset` on.
+    /// Sets `bytes` bytes of `memory` from `offset` on to `byte`.
     ///
     /// # Panics
     /// If they do not fit.
@@ -323,15 +324,15 @@ impl Stream {
             "outside of the memory"
         );
         self.device.enter()?;
-        // SAFETY: inside of the memory, as just checked; by its contract it is not dropped while work uses it.
+        // SAFETY: inside the memory, as just checked; by its contract it is not dropped while work uses it.
         unsafe { cuda::fill_async(memory.address() + offset as u64, byte, bytes, self.raw) }
             .doing(|| self.what("setting memory of"))
     }
 
-    /// Writes the word at `offset`, a multiple of 4, of `memory`; false where the driver has no such call.
+    /// Writes the word at `offset` of `memory`; returns false if the driver has no such call.
     ///
     /// # Panics
-    /// If it is not inside, or no multiple of 4.
+    /// If the word is not inside, or `offset` is not a multiple of 4.
     pub fn write_word(
         &self,
         memory: &super::Memory,
@@ -345,7 +346,7 @@ impl Stream {
         );
         self.device.enter()?;
         let address = memory.address() + offset as u64;
-        // SAFETY: inside of the memory, as just checked; by its contract it is not dropped while work uses it.
+        // SAFETY: inside the memory, as just checked; by its contract it is not dropped while work uses it.
         match unsafe { cuda::write_word(self.raw, address, value) } {
             None => Ok(false),
             Some(result) => result
@@ -366,7 +367,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.device.enter_to_free("a stream") {
-            // SAFETY: made in `with` and used by nobody else; the driver finishes what is on it.
+            // SAFETY: created in `with` and used nowhere else; the driver finishes its work.
             let _ = unsafe { cuda::destroy_stream(self.raw) };
         }
     }

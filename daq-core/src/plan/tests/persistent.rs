@@ -340,7 +340,7 @@ fn disabled_backend_is_not_selected() {
     );
     let raw = plan.ring("raw").unwrap();
     assert_eq!(raw.mapping, Some(Backend::Vulkan));
-    let forbidden = "gdrapi: not allowed: it is not among `backends` of `[staging]`; dma-buf: not allowed: it is not among `backends` of `[staging]`";
+    let forbidden = "gdrapi: not allowed: not listed in `backends` of `[staging]`; dma-buf: not allowed: not listed in `backends` of `[staging]`";
     assert!(
         raw.mapping_reason.ends_with(forbidden),
         "{}",
