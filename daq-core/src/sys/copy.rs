@@ -1,4 +1,4 @@
-//! Copies past the cache: for payload that is written once and read by someone else much later.
+//! Copies with streaming stores: for payload that is written once and read much later by another thread.
 //!
 //! An ordinary store first reads the line that it is about to overwrite. Streaming stores write whole lines
 //! instead, which costs half the memory traffic where the destination is not in the cache, as the slots of
@@ -6,13 +6,13 @@
 
 use std::ptr;
 
-/// Below this many bytes the ordinary copy is as fast.
+/// Smaller copies are as fast with ordinary stores.
 const MIN_STREAMED_BYTES: usize = 512;
 /// Bytes of a cache line.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINE: usize = 64;
 
-/// Copies `bytes` bytes; what was copied is ordered before later stores only by [`fence`].
+/// Copies `bytes` bytes. Only [`fence`] orders the copied bytes before later stores.
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
@@ -44,13 +44,13 @@ unsafe fn stream_lines(from: *const u8, to: *mut u8, bytes: usize) {
     const LANE: usize = size_of::<__m128i>();
     let head = to.align_offset(LINE).min(bytes);
     debug_assert!(bytes >= MIN_STREAMED_BYTES);
-    // SAFETY: `head` is at most `bytes`, for which the caller vouches.
+    // SAFETY: `head` is at most `bytes`, which the caller guarantees to be valid.
     unsafe { less_than_a_line(from, to, head) };
     let mut done = head;
     while bytes - done >= LINE {
-        // SAFETY: `done + LINE` is at most `bytes`, so loads and stores stay inside what the caller vouches
-        // for; `to + done` is aligned to a line, as the streaming stores need; the loads need no alignment.
-        // SSE2 is a part of every x86-64 processor.
+        // SAFETY: `done + LINE` is at most `bytes`, so loads and stores stay inside the caller's ranges. `to + done`
+        // is aligned to a line, as the streaming stores require; the loads need no alignment. Every x86-64 processor
+        // has SSE2.
         unsafe {
             let (from, to) = (from.add(done), to.add(done));
             let load = |lane: usize| _mm_loadu_si128(from.add(lane * LANE).cast());
@@ -65,7 +65,7 @@ unsafe fn stream_lines(from: *const u8, to: *mut u8, bytes: usize) {
     unsafe { less_than_a_line(from.add(done), to.add(done), bytes - done) };
 }
 
-/// Copies up to [`LINE`] - 1 bytes in pieces of fixed lengths, which need no call.
+/// Copies up to [`LINE`] - 1 bytes in pieces of fixed lengths, which need no function call.
 ///
 /// # Safety
 /// As for [`stream`].

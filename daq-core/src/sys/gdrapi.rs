@@ -1,6 +1,6 @@
-//! GDRCopy's library (`libgdrapi.so.2`), which is opened at run time.
+//! GDRCopy's library (`libgdrapi.so.2`), loaded at run time.
 //!
-//! Functions and layouts are those of the project's public header, `gdrapi.h`, of versions 2.0 and newer.
+//! Functions and layouts follow the project's public header, `gdrapi.h`, versions 2.0 and newer.
 
 use libloading::Library;
 use rustix::io::Errno;
@@ -10,15 +10,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The library's file name.
 pub const LIBRARY: &str = "libgdrapi.so.2";
-/// What mapped addresses and sizes are multiples of: a page of the GPU (`GPU_PAGE_SIZE`).
+/// Mapped addresses and sizes are multiples of this: a GPU page (`GPU_PAGE_SIZE`).
 pub const PAGE: usize = 64 << 10;
 
-/// `gdr_mh_t`: a pinned buffer. It goes by value.
+/// `gdr_mh_t`: a pinned buffer, passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Pin(c_ulong);
 
-/// `gdr_info_v2_t`, with room for what later versions append.
+/// `gdr_info_v2_t`, with room for fields that later versions append.
 #[repr(C)]
 struct Info {
     address: u64,
@@ -41,32 +41,32 @@ struct Functions {
     info: unsafe extern "C" fn(Handle, Pin, *mut Info) -> c_int,
 }
 
-/// The library with its connection to the driver, kept until the process ends.
+/// The library and its connection to the driver, kept until the process ends.
 struct Gdr {
     handle: Handle,
     functions: Functions,
 }
 
-// SAFETY: the library keeps lists behind the handle; all calls are made under the lock of `lock`.
+// SAFETY: the library keeps lists behind the handle; all calls hold the lock of `lock`.
 unsafe impl Send for Gdr {}
 
 /// Why the library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoGdr {
-    /// There is none.
+    /// The library is missing.
     #[error("{LIBRARY} cannot be opened ({0})")]
     NoLibrary(String),
-    /// It lacks a function.
+    /// The library lacks a function.
     #[error("{LIBRARY} lacks {0}")]
     Incomplete(&'static str),
-    /// It finds no driver.
-    #[error("gdr_open of {LIBRARY} {0}.{1} fails ({2})")]
+    /// The library finds no driver.
+    #[error("gdr_open of {LIBRARY} {0}.{1} failed ({2})")]
     NoDriver(i32, i32, Errno),
 }
 
 static OPEN: Mutex<Option<Gdr>> = Mutex::new(None);
 
-/// The library, opened the first time; nobody else calls it while the guard lives.
+/// Opens the library on first use; no other thread calls it while the guard exists.
 fn lock() -> Result<Locked, NoGdr> {
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if open.is_none() {
@@ -90,12 +90,12 @@ pub fn open() -> Result<(), NoGdr> {
 
 impl Gdr {
     fn open() -> Result<Self, NoGdr> {
-        // SAFETY: the library's initialisers have no requirement on the process.
+        // SAFETY: the library's initialisers have no requirements.
         let library = unsafe { Library::new(LIBRARY) }
             .map_err(|error| NoGdr::NoLibrary(error.to_string()))?;
         // Its functions are kept until the process ends.
         let library: &'static Library = Box::leak(Box::new(library));
-        // SAFETY: this is how the header declares them.
+        // SAFETY: the header declares them with these types.
         let (open, version, functions) = unsafe {
             (
                 find::<unsafe extern "C" fn() -> Handle>(library, "gdr_open")?,
@@ -113,9 +113,9 @@ impl Gdr {
             )
         };
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: places for two integers.
+        // SAFETY: pointers to two integers.
         unsafe { version(&raw mut major, &raw mut minor) };
-        // SAFETY: no requirement.
+        // SAFETY: no requirements.
         let handle = unsafe { open() };
         if handle.is_null() {
             let errno = Errno::from_io_error(&std::io::Error::last_os_error());
@@ -128,38 +128,38 @@ impl Gdr {
 /// # Safety
 /// `F` is the type of the C function called `name`.
 unsafe fn find<F: Copy>(library: &'static Library, name: &'static str) -> Result<F, NoGdr> {
-    // SAFETY: the type is right by the caller's word, and the library is never closed.
+    // SAFETY: the type is correct by the caller's contract, and the library is never closed.
     unsafe { library.get::<F>(name.as_bytes()) }
         .map(|symbol| *symbol)
         .map_err(|_| NoGdr::Incomplete(name))
 }
 
-/// A call that failed: which, and its answer. Most answers are numbers of the kernel's.
+/// A failed call and its result. Most results are error numbers of Linux.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GdrError {
-    /// The library itself.
+    /// The library cannot be used.
     #[error(transparent)]
     Missing(#[from] NoGdr),
-    /// A call.
-    #[error("{0} answers {1}")]
+    /// A call failed.
+    #[error("{0} returned {1}")]
     Call(&'static str, Answer),
-    /// The mapping begins elsewhere.
-    #[error("the mapping begins at {found:#x} of the GPU and not at {wanted:#x}")]
+    /// The mapping starts at another address.
+    #[error("the mapping starts at {found:#x} of the GPU instead of {wanted:#x}")]
     Elsewhere {
-        /// Where it was to begin.
+        /// The requested address.
         wanted: u64,
-        /// Where it begins.
+        /// The address of the mapping.
         found: u64,
     },
 }
 
-/// What a call answered, with the kernel's words.
+/// The result of a call, displayed with its error text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer(pub i32);
 
 impl std::fmt::Display for Answer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The library answers some as negative numbers.
+        // The library returns some as negative numbers.
         let error = std::io::Error::from_raw_os_error(self.0.saturating_abs());
         write!(f, "{} ({error})", self.0)
     }
@@ -175,14 +175,13 @@ const fn check(name: &'static str, answer: c_int) -> Result<(), GdrError> {
 /// Pins memory of a GPU.
 ///
 /// # Safety
-/// `bytes` bytes at `address` are memory of CUDA's, which stays allocated until [`unpin`]; both are multiples of
-/// [`PAGE`].
+/// `bytes` bytes at `address` are CUDA memory, which stays allocated until [`unpin`]; both are multiples of [`PAGE`].
 pub unsafe fn pin(address: u64, bytes: usize) -> Result<Pin, GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
     let mut pin = Pin(0);
-    // SAFETY: the handle is open; the memory by the caller's word; a place for one handle. The two zeros are tokens of
-    // times before CUDA 6, which the library ignores.
+    // SAFETY: the handle is open, the memory is valid by the caller's contract, and the last argument points to a
+    // handle. The two zeros are tokens from before CUDA 6, which the library ignores.
     let answer = unsafe { (gdr.functions.pin)(gdr.handle, address, bytes, 0, 0, &raw mut pin) };
     check("gdr_pin_buffer", answer)?;
     Ok(pin)
@@ -195,13 +194,13 @@ pub unsafe fn pin(address: u64, bytes: usize) -> Result<Pin, GdrError> {
 pub unsafe fn unpin(pin: Pin) -> Result<(), GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check("gdr_unpin_buffer", unsafe {
         (gdr.functions.unpin)(gdr.handle, pin)
     })
 }
 
-/// Maps what is pinned.
+/// Maps a pinned buffer.
 ///
 /// # Safety
 /// The pin came from [`pin`] of `bytes` bytes at `address`, and is mapped nowhere.
@@ -209,7 +208,7 @@ pub unsafe fn map(pin: Pin, address: u64, bytes: usize) -> Result<NonNull<u8>, G
     let gdr = lock()?;
     let gdr = gdr.get();
     let mut mapped = ptr::null_mut();
-    // SAFETY: the pin by the caller's word; a place for one pointer.
+    // SAFETY: the pin by the caller's contract; the argument points to a pointer.
     check("gdr_map", unsafe {
         (gdr.functions.map)(gdr.handle, pin, &raw mut mapped, bytes)
     })?;
@@ -218,7 +217,7 @@ pub unsafe fn map(pin: Pin, address: u64, bytes: usize) -> Result<NonNull<u8>, G
     match (NonNull::new(mapped.cast()), found == address) {
         (Some(mapped), true) if info.is_ok() => Ok(mapped),
         _ => {
-            // SAFETY: mapped just above and known to nobody.
+            // SAFETY: mapped just above and used nowhere.
             let _ = unsafe { (gdr.functions.unmap)(gdr.handle, pin, mapped, bytes) };
             info?;
             Err(GdrError::Elsewhere {
@@ -240,7 +239,7 @@ fn info(gdr: &Gdr, pin: Pin) -> Result<Info, GdrError> {
         kind: 0,
         more: [0; 8],
     };
-    // SAFETY: the pin is one of this handle's; a place for more than the library writes.
+    // SAFETY: the pin belongs to this handle; the buffer is larger than what the library writes.
     check("gdr_get_info_v2", unsafe {
         (gdr.functions.info)(gdr.handle, pin, &raw mut info)
     })?;
@@ -250,11 +249,11 @@ fn info(gdr: &Gdr, pin: Pin) -> Result<Info, GdrError> {
 /// Undoes [`map`].
 ///
 /// # Safety
-/// Pin and address are those of one [`map`], of as many bytes, and nobody uses the mapping.
+/// Pin and address belong to one [`map`] of this many bytes, and the mapping is not used any more.
 pub unsafe fn unmap(pin: Pin, address: NonNull<u8>, bytes: usize) -> Result<(), GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check("gdr_unmap", unsafe {
         (gdr.functions.unmap)(gdr.handle, pin, address.as_ptr().cast(), bytes)
     })

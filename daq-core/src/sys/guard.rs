@@ -1,9 +1,9 @@
-//! Mappings whose memory may go away below them: forks and faults become something that can be asked for.
+//! Guards for mappings whose memory may disappear: makes forks and faults detectable.
 //!
-//! Two things make the CPU's next store to a device's memory crash the process: the memory went (the driver takes the
-//! mapping's pages away: SIGBUS), or the process is a fork (a device's mapping is not for its children). For the first
-//! there is a handler of SIGBUS that puts zero pages in the place of the mapping and notes it; for the second a page
-//! that reads zero in a child.
+//! Two events make the CPU's next store to device memory crash the process. The memory is gone, because the driver
+//! removed the pages of the mapping (SIGBUS). Or the process is a fork, which does not inherit a device's mapping.
+//! For the first, a SIGBUS handler replaces the mapping by zero pages and records it; for the second, a page reads
+//! zero in a child.
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -14,16 +14,16 @@ use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-/// Mappings that can be guarded at a time.
+/// Maximum number of guarded mappings at a time.
 const MAX_GUARDS: usize = 1024;
 /// Bytes of a page.
 const PAGE: usize = 4096;
 
-/// A guarded range, or a place for one.
+/// An entry for one guarded range.
 struct Slot {
     is_taken: AtomicBool,
     start: AtomicUsize,
-    /// 0 while there is no range.
+    /// 0 if the entry has no range.
     bytes: AtomicUsize,
     is_lost: AtomicBool,
 }
@@ -37,44 +37,45 @@ static SLOTS: [Slot; MAX_GUARDS] = [const {
     }
 }; MAX_GUARDS];
 
-/// What was done about SIGBUS before; null until the handler is there. Never freed.
+/// The previous action for SIGBUS; null until the handler is installed. Never freed.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 /// Why a mapping cannot be guarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuardError {
-    /// The kernel lacks what it takes.
-    #[error("guarding the mapping: {0}; it takes Linux 4.14 or newer")]
+    /// Linux lacks a required feature.
+    #[error("cannot guard the mapping: {0}; Linux 4.14 or newer is required")]
     Kernel(Errno),
-    /// There are too many.
-    #[error("{MAX_GUARDS} mappings are guarded already, which is all there can be")]
+    /// All entries are in use.
+    #[error("{MAX_GUARDS} mappings are guarded already, which is the maximum")]
     Full,
     /// This process is a fork of the one that prepared the guards.
     #[error("this process is a fork of one that had mappings; map in the process that uses them")]
     Forked,
 }
 
-/// One mapping that is watched over.
+/// A guard for one mapping.
 pub struct Guard {
     slot: &'static Slot,
-    /// 1, and 0 in a child.
+    /// 1, but 0 in a child process.
     original: &'static AtomicU32,
 }
 
 impl Guard {
-    /// Watches over `bytes` bytes at `address`, from page to page: children do not inherit them, and a fault inside of
-    /// them turns them into zero pages of this process.
+    /// Guards `bytes` bytes at `address`, whole pages: children do not inherit them, and a fault inside them replaces
+    /// them by zero pages of this process.
     ///
     /// # Safety
-    /// They are one mapping of the caller's which stays where it is until the guard is dropped; that it is replaced by
-    /// zero pages at any time is nothing that anybody relies on, and no reference is made to its bytes.
+    /// They are one mapping of the caller, which stays in place until the guard is dropped. Nothing relies on its
+    /// content, which zero pages may replace at any time, and no reference to its bytes exists.
     pub unsafe fn new(address: NonNull<u8>, bytes: usize) -> Result<Self, GuardError> {
         let original = original().map_err(GuardError::Kernel)?;
         if original.load(Ordering::Relaxed) == 0 {
             return Err(GuardError::Forked);
         }
         watch_faults().map_err(GuardError::Kernel)?;
-        // SAFETY: the range is mapped, by the caller's word; the advice changes what children get, nothing here.
+        // SAFETY: the range is mapped, by the caller's contract; the advice changes what children inherit, nothing
+        // here.
         unsafe { rustix::mm::madvise(address.as_ptr().cast(), bytes, Advice::LinuxDontFork) }
             .map_err(GuardError::Kernel)?;
         let slot = SLOTS
@@ -87,13 +88,13 @@ impl Guard {
         Ok(Self { slot, original })
     }
 
-    /// Whether this process is a child of the one that made the mapping, and so has none.
+    /// Whether this process is a child of the one that created the mapping, so that it has none.
     #[inline]
     pub fn is_forked(&self) -> bool {
         self.original.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether the memory went and zero pages are in its place.
+    /// Whether the memory is gone and zero pages have replaced it.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.slot.is_lost.load(Ordering::Relaxed)
@@ -116,13 +117,13 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// A word that is 1 in the process that made it and 0 in its children.
+/// A word that is 1 in the process that created it and 0 in its children.
 static ORIGINAL: OnceLock<Result<&'static AtomicU32, Errno>> = OnceLock::new();
 
-/// [`ORIGINAL`], made at the first call.
+/// [`ORIGINAL`], created on first use.
 fn original() -> Result<&'static AtomicU32, Errno> {
     *ORIGINAL.get_or_init(|| {
-        // SAFETY: a null hint lets the kernel choose an address, so no existing mapping is replaced.
+        // SAFETY: with a null hint Linux chooses an address, so no existing mapping is replaced.
         let page = unsafe {
             rustix::mm::mmap_anonymous(
                 ptr::null_mut(),
@@ -131,35 +132,35 @@ fn original() -> Result<&'static AtomicU32, Errno> {
                 MapFlags::PRIVATE,
             )
         }?;
-        // SAFETY: the page was mapped just now; the advice changes what children find in it.
+        // SAFETY: the page was mapped just above; the advice changes what children read in it.
         unsafe { rustix::mm::madvise(page, PAGE, Advice::LinuxWipeOnFork) }?;
-        // SAFETY: the page is never unmapped, begins with an aligned word, and is only ever used as this one word.
+        // SAFETY: the page is never unmapped, starts with an aligned word, and is only used as this word.
         let word = unsafe { &*page.cast::<AtomicU32>() };
         word.store(1, Ordering::Relaxed);
         Ok(word)
     })
 }
 
-/// Installs the handler of SIGBUS, once a process.
+/// Installs the SIGBUS handler, once per process.
 fn watch_faults() -> Result<(), Errno> {
     static DONE: OnceLock<Result<(), Errno>> = OnceLock::new();
     *DONE.get_or_init(|| {
         let failed =
             || Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL);
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: a place for one action; the call changes nothing.
+        // SAFETY: a pointer to one action; the call changes nothing.
         if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) } != 0 {
             return Err(failed());
         }
         // SAFETY: the call has filled it.
         let before = Box::leak(Box::new(unsafe { before.assume_init() }));
         BEFORE.store(before, Ordering::Release);
-        // SAFETY: an action of zeros is one: the default, an empty mask and no flags.
+        // SAFETY: all zeros is a valid action: the default, an empty mask and no flags.
         let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
         action.sa_sigaction = on_fault as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: the handler has the type that SA_SIGINFO asks for and calls nothing but what a handler may: system
-        // calls, atomics, and what was installed before.
+        // SAFETY: the handler has the type that SA_SIGINFO requires, and calls only what a signal handler may: system
+        // calls, atomics, and the previously installed handler.
         if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } != 0 {
             return Err(failed());
         }
@@ -168,8 +169,8 @@ fn watch_faults() -> Result<(), Errno> {
 }
 
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel gives a handler that is installed with SA_SIGINFO a valid one. Only faults, whose codes are
-    // positive, have an address.
+    // SAFETY: Linux passes a valid pointer to a handler that is installed with SA_SIGINFO. Only faults, which have
+    // positive codes, have an address.
     let fault = unsafe {
         let is_fault = (*info).si_code > 0;
         is_fault.then(|| (*info).si_addr().addr())
@@ -193,20 +194,20 @@ fn replace(address: usize) -> bool {
     for slot in &SLOTS {
         let bytes = slot.bytes.load(Ordering::Acquire);
         let start = slot.start.load(Ordering::Acquire);
-        // The place may be changing hands, but not if it is that of the mapping that is being used.
+        // The entry may be changing, but not if it belongs to the mapping that faulted, which is in use.
         let is_settled = slot.bytes.load(Ordering::Relaxed) == bytes;
         if !is_settled || address.wrapping_sub(start) >= bytes {
             continue;
         }
-        // Before the zero pages are there: another thread whose store they take finds it.
+        // Set before the zero pages are mapped, so that another thread whose store hits them detects it.
         slot.is_lost.store(true, Ordering::Release);
-        // The thread that was interrupted may be about to look at its last error.
-        // SAFETY: the place of the calling thread.
+        // SAFETY: the error number of the calling thread. It is saved because the interrupted code may be about to
+        // read it.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: as above.
         let before = unsafe { *errno };
-        // SAFETY: the range is one mapping of its owner's, who agreed to its being replaced and cannot have unmapped
-        // it: a store to it is under way, and it is guarded. MAP_FIXED replaces exactly that range, in one step.
+        // SAFETY: the range is one mapping of its owner, who agreed to its replacement and cannot have unmapped it: a
+        // store to it is in progress, and it is guarded. MAP_FIXED replaces exactly this range, in one step.
         let replaced = unsafe {
             libc::mmap(
                 ptr::without_provenance_mut(start),
@@ -224,7 +225,7 @@ fn replace(address: usize) -> bool {
     false
 }
 
-/// Does what would be done without this handler.
+/// Does what would happen without this handler.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_fault: bool) {
     // SAFETY: stored before the handler was installed, and never freed.
     let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
@@ -232,11 +233,11 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_f
         (before.sa_sigaction, before.sa_flags)
     });
     match action {
-        // The kernel lets nobody ignore a fault.
+        // Linux does not let a process ignore a fault.
         libc::SIG_IGN if !is_fault => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: both may be called in a handler. A fault happens again when the handler has returned; a signal
-            // that was sent is sent again.
+            // SAFETY: a signal handler may call both. A fault repeats when the handler has returned; a signal that
+            // was sent is sent again.
             unsafe {
                 libc::signal(signal, libc::SIG_DFL);
                 if !is_fault {

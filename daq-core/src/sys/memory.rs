@@ -6,18 +6,18 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-/// The kernel's name for "prefer this node, fall back to others" (`linux/mempolicy.h`).
+/// Linux's constant for "prefer this node, fall back to others" (`linux/mempolicy.h`).
 const MPOL_PREFERRED: libc::c_int = 1;
 
-/// Maps `bytes` of zeroed private memory; `huge` asks for the kernel's hugepage pool.
+/// Maps `bytes` of zeroed private memory; `huge` requests pages of the huge page pool.
 pub fn map(bytes: usize, huge: bool) -> Result<NonNull<u8>, Errno> {
     let flags = if huge {
         MapFlags::PRIVATE | MapFlags::HUGETLB
     } else {
         MapFlags::PRIVATE
     };
-    // SAFETY: a null hint lets the kernel choose an address, so no existing mapping is replaced; the
-    // result is memory that nothing else refers to.
+    // SAFETY: with a null hint Linux chooses an address, so no existing mapping is replaced; nothing else refers to
+    // the new memory.
     let address = unsafe {
         rustix::mm::mmap_anonymous(
             ptr::null_mut(),
@@ -29,7 +29,8 @@ pub fn map(bytes: usize, huge: bool) -> Result<NonNull<u8>, Errno> {
     Ok(NonNull::new(address.cast()).expect("mmap never returns null for a null hint"))
 }
 
-/// A file of `bytes` zeroes that exists in memory alone. Nobody can shorten it: whoever is given it may rely on its pages.
+/// Creates a file of `bytes` zeroes that exists only in memory. It is sealed against shrinking, so its users can rely
+/// on its pages.
 pub fn file(bytes: usize) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("daq", flags)?;
@@ -38,10 +39,10 @@ pub fn file(bytes: usize) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Maps the first `bytes` bytes of what a descriptor refers to, shared with everybody else who maps it.
+/// Maps the first `bytes` bytes of the file of a descriptor, shared with all other users that map it.
 pub fn map_file(file: &impl AsFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
-    // SAFETY: a null hint lets the kernel choose an address, so no existing mapping is replaced; that others may write
-    // the memory at any time is why it is handed out as a pointer.
+    // SAFETY: with a null hint Linux chooses an address, so no existing mapping is replaced. Others may write the
+    // memory at any time, so it is returned as a pointer.
     let address = unsafe {
         rustix::mm::mmap(
             ptr::null_mut(),
@@ -58,35 +59,35 @@ pub fn map_file(file: &impl AsFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
 /// Unmaps what [`map`] or [`map_file`] returned.
 ///
 /// # Safety
-/// `address` and `bytes` come from one such call, are unmapped once, and nothing refers to the
-/// memory any more: no pointer of ours, no device.
+/// `address` and `bytes` come from one such call, are unmapped once, and nothing refers to the memory any more:
+/// neither a pointer of this process nor a device.
 pub unsafe fn unmap(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
     // SAFETY: forwarded to the caller.
     unsafe { rustix::mm::munmap(address.as_ptr().cast(), bytes) }
 }
 
-/// Asks for transparent hugepages over a mapping.
+/// Requests transparent huge pages for a mapping.
 pub fn advise_huge(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: MADV_HUGEPAGE changes how pages are backed, never their contents; a range that is not
-    // mapped is answered with ENOMEM.
+    // SAFETY: MADV_HUGEPAGE changes how pages are backed, never their content; for a range that is not mapped it
+    // returns ENOMEM.
     unsafe { rustix::mm::madvise(address.as_ptr().cast(), bytes, Advice::LinuxHugepage) }
 }
 
 /// Locks a mapping in memory.
 pub fn lock(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: mlock reads and writes nothing; a range that is not mapped is answered with ENOMEM.
+    // SAFETY: mlock reads and writes nothing; for a range that is not mapped it returns ENOMEM.
     unsafe { rustix::mm::mlock(address.as_ptr().cast(), bytes) }
 }
 
-/// Prefers NUMA node `node` for pages of a mapping that are not touched yet.
+/// Prefers NUMA node `node` for pages of a mapping that are not in use yet.
 pub fn prefer_node(address: NonNull<u8>, bytes: usize, node: u32) -> Result<(), Errno> {
     let mut mask = [0_u64; 16];
     let Some(word) = mask.get_mut(node as usize / 64) else {
         return Err(Errno::INVAL);
     };
     *word = 1 << (node % 64);
-    // SAFETY: mbind reads `mask`, whose 1024 bits outlive the call, and sets a policy on a range; a
-    // range that is not mapped is answered with EFAULT.
+    // SAFETY: mbind reads `mask`, whose 1024 bits outlive the call, and sets a policy for a range; for a range that
+    // is not mapped it returns EFAULT.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,

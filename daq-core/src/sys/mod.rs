@@ -1,4 +1,4 @@
-//! The only foreign calls of the core: one thin function each.
+//! All foreign calls of the core, as one thin function each.
 
 pub mod copy;
 pub mod cuda;

@@ -1,7 +1,7 @@
-//! Calls of NVIDIA's run-time compiler (`libnvrtc`), which is opened at run time.
+//! Calls of NVIDIA's runtime compiler (`libnvrtc`), which is loaded at run time.
 //!
-//! `cudarc` finds the library where no [path](open) is given, and declares its types. Where the library or a function
-//! is missing, calls answer [`MISSING`]; [`is_present`] and [`open`] say so beforehand.
+//! `cudarc` finds the library if no [path](open) is given, and declares its types. If the library or a function is
+//! missing, calls return [`MISSING`]; [`is_present`] and [`open`] report it beforehand.
 
 use cudarc::nvrtc::sys;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -14,11 +14,11 @@ pub use cudarc::nvrtc::sys::nvrtcProgram as Program;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// The answer for a function that the library lacks: `NVRTC_ERROR_INTERNAL_ERROR`.
+/// The result of a function that the library lacks: `NVRTC_ERROR_INTERNAL_ERROR`.
 const MISSING: c_uint = 11;
 
-/// Makes a function of each name that looks for the library's the first time, and the list of the names. Results are
-/// integers: a newer library has codes that are no value of `cudarc`'s enumeration.
+/// Defines a function for each name, which looks up the library's function on first use, and the list of names.
+/// Results are integers, because newer libraries have codes that `cudarc`'s enumeration lacks.
 macro_rules! functions {
     ($($function:ident = $name:literal($($argument:ident: $kind:ty),*);)*) => {
         const NAMES: &[&CStr] = &[$($name),*];
@@ -30,12 +30,12 @@ macro_rules! functions {
                 type Call = unsafe extern "C" fn($($kind),*) -> c_uint;
                 static CALL: OnceLock<Option<Call>> = OnceLock::new();
                 let find = || {
-                    // SAFETY: this is how the function is declared, an enumeration of C is an integer, and a pointer
-                    // to a function is as large as one to anything.
+                    // SAFETY: the function is declared with this type, a C enumeration is an integer, and a function
+                    // pointer has the size of a data pointer.
                     symbol($name).map(|at| unsafe { std::mem::transmute::<NonNull<c_void>, Call>(at) })
                 };
                 match CALL.get_or_init(find) {
-                    // SAFETY: by the caller's word.
+                    // SAFETY: by the caller's contract.
                     Some(call) => unsafe { call($($argument),*) },
                     None => MISSING,
                 }
@@ -69,28 +69,27 @@ const fn check(result: c_uint) -> Result<(), Code> {
     }
 }
 
-/// A handle of the linker, which is never closed.
+/// A handle of the dynamic linker, which is never closed.
 struct Library(NonNull<c_void>);
 
-// SAFETY: the linker's functions take a handle from any thread.
+// SAFETY: the linker's functions accept a handle from any thread.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
 impl Library {
     fn open(path: &CStr) -> Result<Self, String> {
-        // SAFETY: a path of a library whose initialisers have no requirement on the process, by the word of the
-        // person who named it.
+        // SAFETY: the user who configured this path vouches for a library whose initialisers have no requirements.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         if let Some(handle) = NonNull::new(handle) {
             return Ok(Self(handle));
         }
-        // SAFETY: the linker's message about the call just made on this thread.
+        // SAFETY: the linker's message for the call just made on this thread.
         let message = unsafe { libc::dlerror() };
         if message.is_null() {
             return Err("the dynamic linker gives no reason".to_owned());
         }
-        // SAFETY: a NUL-terminated string that stays until the linker's next call on this thread.
+        // SAFETY: a NUL-terminated string that is valid until the linker's next call on this thread.
         Err(unsafe { CStr::from_ptr(message) }
             .to_string_lossy()
             .into_owned())
@@ -109,7 +108,7 @@ fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     if let Some(library) = OPENED.get() {
         return library.symbol(name);
     }
-    // `cudarc` would panic.
+    // `cudarc` would panic without the library.
     if !is_present() {
         return None;
     }
@@ -125,16 +124,16 @@ pub fn is_present() -> bool {
     OPENED.get().is_some() || unsafe { sys::is_culib_present() }
 }
 
-/// Opens the library at `path`, whatever its name, for all calls from here on; the first one that opens stays.
+/// Opens the library at `path`, whatever its name, for all later calls; the first library that was opened is kept.
 ///
 /// # Errors
-/// As a clause: what the linker says, or what the library lacks.
+/// As a clause: the linker's message, or what the library lacks.
 pub fn open(path: &CStr) -> Result<(), String> {
     let library = Library::open(path)?;
     let is_missing = |name: &&&CStr| library.symbol(name).is_none();
     if let Some(missing) = NAMES.iter().find(is_missing) {
         return Err(format!(
-            "it is not NVIDIA's run-time compiler: it lacks {}",
+            "it is not NVIDIA's runtime compiler: it lacks {}",
             missing.to_string_lossy()
         ));
     }
@@ -150,12 +149,12 @@ pub fn preload(path: &CStr) -> Result<(), String> {
 /// Major and minor version.
 pub fn version() -> Result<(i32, i32), Code> {
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: places for two integers.
+    // SAFETY: pointers to two integers.
     check(unsafe { version_of(&raw mut major, &raw mut minor) })?;
     Ok((major, minor))
 }
 
-/// A program of one source and headers, each with the name by which it is included.
+/// Creates a program of one source and headers, each with the name by which it is included.
 pub fn create(source: &CStr, name: &CStr, headers: &[(CString, CString)]) -> Result<Program, Code> {
     let mut program = ptr::null_mut();
     let texts: Vec<*const c_char> = headers.iter().map(|(_, text)| text.as_ptr()).collect();
@@ -182,16 +181,16 @@ pub fn create(source: &CStr, name: &CStr, headers: &[(CString, CString)]) -> Res
 pub unsafe fn compile(program: Program, options: &[CString]) -> Result<(), Code> {
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);
-    // SAFETY: the program by the caller's word; `count` NUL-terminated strings.
+    // SAFETY: the program by the caller's contract; `count` NUL-terminated strings.
     check(unsafe { compile_program(program, count, options.as_ptr()) })
 }
 
-/// What the compiler said.
+/// The compiler's log.
 ///
 /// # Safety
 /// The program is alive.
 pub unsafe fn log(program: Program) -> Result<Vec<u8>, Code> {
-    // SAFETY: the two calls go together, and the program is the caller's word.
+    // SAFETY: the two functions belong together; the program is valid by the caller's contract.
     unsafe { fetch(program, log_size, log_text) }
 }
 
@@ -223,10 +222,10 @@ type Fetch = unsafe fn(Program, *mut c_char) -> c_uint;
 /// The program is alive, and `fetch` writes as many bytes as `size` says.
 unsafe fn fetch(program: Program, size: Size, fetch: Fetch) -> Result<Vec<u8>, Code> {
     let mut bytes = 0;
-    // SAFETY: the program by the caller's word; a place for one size.
+    // SAFETY: the program by the caller's contract; a pointer to a size.
     check(unsafe { size(program, &raw mut bytes) })?;
     let mut text = vec![0; bytes];
-    // SAFETY: `text` has room for the bytes that the compiler just said.
+    // SAFETY: `text` has the size that the compiler just returned.
     check(unsafe { fetch(program, text.as_mut_ptr().cast()) })?;
     Ok(text)
 }
@@ -236,6 +235,6 @@ unsafe fn fetch(program: Program, size: Size, fetch: Fetch) -> Result<Vec<u8>, C
 /// # Safety
 /// The program came from [`create`] and is not used again.
 pub unsafe fn destroy(mut program: Program) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { destroy_program(&raw mut program) })
 }

@@ -1,4 +1,5 @@
-//! Other ways to store to write-combined memory, to measure ours against: plain loops without refinement.
+//! Reference methods of storing to write-combined memory, with which daq's copy is compared: plain loops without
+//! optimisation.
 
 use std::ptr;
 
@@ -23,7 +24,7 @@ mod x86 {
     };
     use std::ptr;
 
-    /// Makes a copy that aligns the target, streams by `$width`, and leaves both ends to the ordinary copy.
+    /// Defines a copy that aligns the target, streams by `$width`, and copies both ends with ordinary stores.
     macro_rules! stream {
         ($name:ident, $features:literal, $width:ty, $load:ident, $stream:ident) => {
             /// # Safety
@@ -32,8 +33,8 @@ mod x86 {
             pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
                 const STEP: usize = size_of::<$width>();
                 let mut done = to.align_offset(STEP).min(bytes);
-                // SAFETY: `done` never passes `bytes`, for which the caller vouches; `to + done` is aligned to a step
-                // in the loop.
+                // SAFETY: `done` never exceeds `bytes`, which the caller guarantees to be valid; `to + done` is
+                // aligned to a step in the loop.
                 unsafe {
                     ptr::copy_nonoverlapping(from, to, done);
                     while bytes - done >= STEP {
@@ -66,7 +67,7 @@ mod x86 {
         __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).ecx >> 28 & 1 == 1
     }
 
-    /// Whole lines by direct stores, what lies before and behind them by words and bytes.
+    /// Copies whole lines by direct stores, and the ends by words and bytes.
     ///
     /// # Safety
     /// As for [`super::plain`], and this processor [has](has_direct) them.
@@ -74,8 +75,8 @@ mod x86 {
         const LINE: usize = 64;
         const WORD: usize = 8;
         let mut done = 0;
-        // SAFETY: `done` never passes `bytes`, for which the caller vouches; a direct store needs a target that is
-        // aligned to a line, as `to + done` then is, and a source that need not be.
+        // SAFETY: `done` never exceeds `bytes`, which the caller guarantees to be valid. A direct store needs a
+        // target aligned to a line, as `to + done` then is; the source needs no alignment.
         unsafe {
             while done < bytes {
                 let (to, from) = (to.add(done), from.add(done));

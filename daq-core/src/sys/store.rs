@@ -1,25 +1,25 @@
-//! Copies to and from write-combined memory: what the CPU sees of a GPU through the bus.
+//! Copies to and from write-combined memory: GPU memory as the CPU accesses it over the bus.
 //!
 //! ```text
 //!   64-byte lines   |....####|########|########|###.....|
 //!                       head   whole lines       tail
 //! ```
 //! The processor gathers stores to such memory in a few buffers of one line each. A line whose bytes have all been
-//! stored leaves at once as one packet of the bus; what is stored to it after that opens a buffer anew and leaves as
-//! another packet. So head and tail are stored by pieces that stay inside of their own lines, and the lines between
-//! them by the widest streaming stores.
+//! stored is sent at once as one bus packet. A later store to the same line opens a new buffer and is sent as another
+//! packet. So head and tail are stored in pieces that stay inside their own lines, and the lines between them with
+//! the widest streaming stores.
 
 use std::ptr;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Bytes of a line, in which the processor gathers stores.
+/// Size of a line, in which the processor gathers stores.
 const LINE: usize = 64;
-/// From this many bytes on the source does not lie in the cache near the core, and narrower loads fetch it faster: 3 %
-/// at 4 MiB on a Xeon of the fourth generation.
+/// From this size on the source is not in the cache near the core, and narrower loads fetch it faster: 3 % at 4 MiB
+/// on a fourth-generation Xeon.
 const UNCACHED_SOURCE_BYTES: usize = 1 << 20;
 
-/// What whole lines are stored by.
+/// The store instructions for whole lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Width {
     /// The ordinary copy.
@@ -36,7 +36,7 @@ impl Width {
     /// All of them, the narrowest first.
     pub const ALL: [Self; 4] = [Self::Plain, Self::Sse2, Self::Avx2, Self::Avx512];
 
-    /// Whether this processor has it.
+    /// Whether this processor supports it.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     pub fn is_supported(self) -> bool {
         match self {
@@ -47,17 +47,17 @@ impl Width {
         }
     }
 
-    /// Whether this processor has it.
+    /// Whether this processor supports it.
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     pub fn is_supported(self) -> bool {
         self == Self::Plain
     }
 
-    /// The widest that this processor has.
+    /// The widest that this processor supports.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
     pub fn widest() -> Self {
-        /// 0 while nobody has asked the processor, else one more than the place in [`Width::ALL`].
+        /// 0 until the processor has been queried, else one more than the index in [`Width::ALL`].
         static WIDEST: AtomicU8 = AtomicU8::new(0);
 
         #[cold]
@@ -79,7 +79,7 @@ impl Width {
         }
     }
 
-    /// The widest that this processor has.
+    /// The widest that this processor supports.
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     #[inline]
     pub fn widest() -> Self {
@@ -87,7 +87,7 @@ impl Width {
     }
 }
 
-/// Copies `bytes` bytes to write-combined memory by the widest stores; they have left the CPU after a [`fence`].
+/// Copies `bytes` bytes to write-combined memory with the widest stores. They have left the CPU after a [`fence`].
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
@@ -101,15 +101,16 @@ pub unsafe fn copy_to(to: *mut u8, from: *const u8, bytes: usize) {
             Width::Avx512 if bytes >= UNCACHED_SOURCE_BYTES => Width::Avx2,
             widest => widest,
         };
-        // SAFETY: forwarded to the caller; this processor has what it was asked for, and AVX2 with AVX-512.
+        // SAFETY: forwarded to the caller. The processor supports the queried width, and AVX2 wherever it supports
+        // AVX-512.
         unsafe { copy_to_with(width, to, from, bytes) };
     }
 }
 
-/// The same by stores of a given width.
+/// As [`copy_to`], with stores of a given width.
 ///
 /// # Safety
-/// As for [`copy_to`], and this processor [has](Width::is_supported) that width.
+/// As for [`copy_to`], and this processor [supports](Width::is_supported) the width.
 #[inline]
 pub unsafe fn copy_to_with(width: Width, to: *mut u8, from: *const u8, bytes: usize) {
     debug_assert!(width.is_supported());
@@ -126,7 +127,7 @@ pub unsafe fn copy_to_with(width: Width, to: *mut u8, from: *const u8, bytes: us
         // SAFETY: forwarded to the caller.
         Width::Avx512 => unsafe { x86::by_64(to, from, bytes) },
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        // SAFETY: forwarded to the caller; no wider stores are here.
+        // SAFETY: forwarded to the caller; no wider stores are available.
         _ => unsafe { ptr::copy_nonoverlapping(from, to, bytes) },
     }
 }
@@ -143,16 +144,16 @@ pub fn fence() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
 
-/// Copies `bytes` bytes from write-combined memory, by loads of at most 32 bytes that fetch a line at a time where the
-/// processor has them.
+/// Copies `bytes` bytes from write-combined memory with loads of at most 32 bytes, which fetch a line at a time if
+/// the processor supports it.
 ///
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
 pub unsafe fn copy_from(to: *mut u8, from: *const u8, bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
-        // Streaming loads are ordered with nothing: without this one may find a line that an earlier one fetched, or
-        // overtake a store of this thread (Intel SDM volume 1, 12.10.3).
+        // Streaming loads are not ordered with other accesses: without this fence one may return a line that an
+        // earlier one fetched, or overtake a store of this thread (Intel SDM volume 1, 12.10.3).
         // SAFETY: MFENCE is a part of every x86-64 processor and touches no memory.
         unsafe { std::arch::x86_64::_mm_mfence() };
         if is_x86_feature_detected!("avx2") {
@@ -168,22 +169,22 @@ pub unsafe fn copy_from(to: *mut u8, from: *const u8, bytes: usize) {
     unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
-/// Copies up to [`LINE`] - 1 bytes by at most four moves, of which the last ones overlap the first ones: no loop, and
-/// nothing outside.
+/// Copies up to [`LINE`] - 1 bytes with at most four moves, the last of which overlap the first: no loop, and nothing
+/// outside the range.
 ///
 /// # Safety
 /// As for [`copy_to`].
 #[inline(always)]
 #[expect(
     clippy::inline_always,
-    reason = "it takes on the instructions of the function that it becomes a part of"
+    reason = "it uses the instruction set of the function that it is inlined into"
 )]
 unsafe fn less_than_a_line(to: *mut u8, from: *const u8, bytes: usize) {
     debug_assert!(bytes < LINE);
     macro_rules! both_ends {
         ($length:literal) => {
-            // SAFETY: `bytes` is at least the length, so that many from the beginning and as many before the end are
-            // inside.
+            // SAFETY: `bytes` is at least the length, so this many bytes at the start and at the end are inside the
+            // range.
             unsafe {
                 let last = bytes - $length;
                 ptr::copy_nonoverlapping(from, to, $length);
@@ -212,7 +213,7 @@ mod x86 {
         _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512,
     };
 
-    /// Makes a copy of head, lines and tail; `$width` is the type that whole lines are loaded to and stored from.
+    /// Defines a copy of head, lines and tail; `$width` is the type for loading and storing whole lines.
     macro_rules! store {
         ($name:ident, $features:literal, $width:ty, $load:ident, $stream:ident) => {
             /// # Safety
@@ -221,18 +222,18 @@ mod x86 {
             pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
                 const STEP: usize = size_of::<$width>();
                 const PARTS: usize = LINE / STEP;
-                /// Lines a round.
+                /// Lines per iteration.
                 const LINES: usize = 4;
 
                 let head = to.align_offset(LINE).min(bytes);
                 if head > 0 {
-                    // SAFETY: `head` is at most `bytes`, for which the caller vouches.
+                    // SAFETY: `head` is at most `bytes`, which the caller guarantees to be valid.
                     unsafe { less_than_a_line(to, from, head) };
                 }
                 let mut done = head;
                 while bytes - done >= LINES * LINE {
-                    // SAFETY: `done` and the bytes of a round are at most `bytes`, so loads and stores stay inside
-                    // what the caller vouches for; `to + done` is aligned to a line, as the streaming stores need;
+                    // SAFETY: `done` plus the bytes of an iteration is at most `bytes`, so loads and stores stay
+                    // inside the caller's ranges. `to + done` is aligned to a line, as the streaming stores require;
                     // the loads need no alignment.
                     unsafe {
                         let (from, to) = (from.add(done), to.add(done));
@@ -281,7 +282,7 @@ mod x86 {
         _mm512_stream_si512
     );
 
-    /// Makes a copy by streaming loads of `$width`.
+    /// Defines a copy by streaming loads of `$width`.
     macro_rules! load {
         ($name:ident, $features:literal, $width:ty, $load:ident, $store:ident) => {
             /// # Safety
@@ -291,11 +292,12 @@ mod x86 {
                 const STEP: usize = size_of::<$width>();
 
                 let head = from.align_offset(STEP).min(bytes);
-                // SAFETY: `head` is at most `bytes`, for which the caller vouches.
+                // SAFETY: `head` is at most `bytes`, which the caller guarantees to be valid.
                 unsafe { less_than_a_line(to, from, head) };
                 let mut done = head;
                 while bytes - done >= STEP {
-                    // SAFETY: `done + STEP` is at most `bytes`; `from + done` is aligned, as the streaming load needs.
+                    // SAFETY: `done + STEP` is at most `bytes`; `from + done` is aligned, as the streaming load
+                    // requires.
                     unsafe {
                         let value = $load(from.add(done).cast());
                         $store(to.add(done).cast(), value);

@@ -1,9 +1,9 @@
-//! Where the current thread runs and how it is named.
+//! The core and the timer of the current thread.
 
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Runs the calling thread on `core` alone.
+/// Restricts the calling thread to `core`.
 pub fn pin(core: usize) -> Result<(), Errno> {
     if core >= CpuSet::MAX_CPU {
         return Err(Errno::INVAL);
@@ -13,13 +13,13 @@ pub fn pin(core: usize) -> Result<(), Errno> {
     sched_setaffinity(None, &set)
 }
 
-/// Lets sleeps of the calling thread end on time: by default the kernel lets them last up to 50 us longer.
+/// Makes sleeps of the calling thread end on time: by default Linux may extend them by up to 50 µs.
 pub fn wake_on_time() {
-    // SAFETY: sets a number of the calling thread; 1 ns is the least slack.
+    // SAFETY: sets a number of the calling thread; 1 ns is the minimum slack.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
 }
 
-/// The core that the calling thread runs on now.
+/// The core on which the calling thread currently runs.
 pub fn current_core() -> usize {
     rustix::thread::sched_getcpu()
 }

@@ -1,7 +1,7 @@
-//! Vulkan (`libvulkan.so.1`), which is opened at run time: memory of a GPU that lies behind its BAR.
+//! Vulkan (`libvulkan.so.1`), loaded at run time: GPU memory behind its BAR.
 //!
-//! Instance and devices are made once and kept until the process ends: making them takes some 100 ms, and libraries
-//! that end in one order or the other never meet.
+//! Instance and devices are created once and kept until the process ends, because creating them takes about 100 ms,
+//! and so that the libraries are never unloaded in conflicting orders.
 
 use ash::{khr, vk};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 pub use ash::vk::Result as Answer;
 
-/// Properties that memory must have so that the CPU can store to it as it lies.
+/// Properties of memory that the CPU can store to directly.
 const PROPERTIES: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
     vk::MemoryPropertyFlags::DEVICE_LOCAL.as_raw()
         | vk::MemoryPropertyFlags::HOST_VISIBLE.as_raw()
@@ -19,35 +19,35 @@ const PROPERTIES: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
 );
 const KIND: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
 
-/// Why there is no such memory.
+/// Why such memory is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoVulkan {
-    /// The loader is not there.
+    /// The loader is missing.
     NoLibrary(String),
     /// A call failed.
     Call(&'static str, Answer),
-    /// None of these GPUs is the one.
+    /// The GPU is not among these GPUs.
     NoGpu(Vec<String>),
-    /// The GPU cannot hand memory on as a file descriptor.
+    /// The GPU cannot export memory as a file descriptor.
     NoExport,
-    /// The GPU shows no memory of its own to the CPU.
+    /// The GPU exposes none of its memory to the CPU.
     NoMemory,
-    /// It shows too little.
+    /// The GPU exposes too little memory, this many bytes.
     TooSmall(u64),
 }
 
-/// A GPU as Vulkan has it.
+/// A GPU in Vulkan.
 pub struct Gpu {
     device: ash::Device,
     external: khr::external_memory_fd::Device,
     memory: vk::PhysicalDeviceMemoryProperties,
 }
 
-/// Memory of a GPU, dedicated to one buffer. It is freed, and unmapped, when this is dropped.
+/// GPU memory, dedicated to one buffer. Dropping it unmaps and frees it.
 pub struct Memory {
     gpu: &'static Gpu,
     buffer: vk::Buffer,
-    /// None while it is being made.
+    /// Null until the memory is allocated.
     handle: vk::DeviceMemory,
     bytes: usize,
 }
@@ -73,7 +73,7 @@ pub fn gpu(uuid: [u8; 16]) -> Result<&'static Gpu, NoVulkan> {
     Ok(gpu)
 }
 
-/// The loader, opened the first time.
+/// The loader, opened on first use.
 fn loader() -> Result<&'static Loader, NoVulkan> {
     static LOADER: Mutex<Option<&'static Loader>> = Mutex::new(None);
     let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,14 +84,14 @@ fn loader() -> Result<&'static Loader, NoVulkan> {
 }
 
 fn load() -> Result<Loader, NoVulkan> {
-    // SAFETY: the loader's initialisers have no requirement on the process, and it is never closed.
+    // SAFETY: the loader's initialisers have no requirements, and it is never closed.
     let entry =
         unsafe { ash::Entry::load() }.map_err(|error| NoVulkan::NoLibrary(error.to_string()))?;
     let about = vk::ApplicationInfo::default()
         .application_name(c"daq")
         .api_version(vk::API_VERSION_1_1);
     let wanted = vk::InstanceCreateInfo::default().application_info(&about);
-    // SAFETY: what is wanted lives through the call and names no extension or layer.
+    // SAFETY: the create info lives through the call and names no extension or layer.
     let instance =
         unsafe { entry.create_instance(&wanted, None) }.map_err(failed("vkCreateInstance"))?;
     Ok(Loader {
@@ -104,8 +104,8 @@ fn load() -> Result<Loader, NoVulkan> {
 fn identity(instance: &ash::Instance, physical: vk::PhysicalDevice) -> ([u8; 16], String) {
     let mut id = vk::PhysicalDeviceIDProperties::default();
     let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut id);
-    // SAFETY: the instance is of version 1.1, which has this call, and the physical device is its own; both structures
-    // live through the call.
+    // SAFETY: the instance has version 1.1, which has this call, and owns the physical device; both structures live
+    // through the call.
     unsafe { instance.get_physical_device_properties2(physical, &mut properties) };
     let name = properties
         .properties
@@ -134,7 +134,7 @@ fn open(instance: &ash::Instance, uuid: [u8; 16]) -> Result<Gpu, NoVulkan> {
     // SAFETY: the physical device is the instance's.
     let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
     let priorities = [1.0];
-    // A device must have a queue; nothing is ever put on it.
+    // A device must have a queue; nothing is ever submitted to it.
     let queues = [vk::DeviceQueueCreateInfo::default()
         .queue_family_index(0)
         .queue_priorities(&priorities)];
@@ -142,7 +142,7 @@ fn open(instance: &ash::Instance, uuid: [u8; 16]) -> Result<Gpu, NoVulkan> {
     let wanted = vk::DeviceCreateInfo::default()
         .queue_create_infos(&queues)
         .enabled_extension_names(&extensions);
-    // SAFETY: what is wanted lives through the call; every physical device has a family of queues.
+    // SAFETY: the create info lives through the call; every physical device has a queue family.
     let device = match unsafe { instance.create_device(physical, &wanted, None) } {
         Ok(device) => device,
         Err(Answer::ERROR_EXTENSION_NOT_PRESENT) => return Err(NoVulkan::NoExport),
@@ -157,7 +157,7 @@ fn open(instance: &ash::Instance, uuid: [u8; 16]) -> Result<Gpu, NoVulkan> {
 }
 
 impl Gpu {
-    /// At least `bytes` bytes of the GPU's memory.
+    /// Allocates at least `bytes` bytes of GPU memory.
     pub fn allocate(&'static self, bytes: usize) -> Result<Memory, NoVulkan> {
         let mut external = vk::ExternalMemoryBufferCreateInfo::default().handle_types(KIND);
         let wanted = vk::BufferCreateInfo::default()
@@ -165,10 +165,10 @@ impl Gpu {
             .usage(vk::BufferUsageFlags::TRANSFER_SRC | vk::BufferUsageFlags::TRANSFER_DST)
             .sharing_mode(vk::SharingMode::EXCLUSIVE)
             .push_next(&mut external);
-        // SAFETY: the device is alive; what is wanted lives through the call.
+        // SAFETY: the device is alive; the create info lives through the call.
         let buffer = unsafe { self.device.create_buffer(&wanted, None) }
             .map_err(failed("vkCreateBuffer"))?;
-        // SAFETY: the buffer was made just above.
+        // SAFETY: the buffer was created just above.
         let needs = unsafe { self.device.get_buffer_memory_requirements(buffer) };
         let mut memory = Memory {
             gpu: self,
@@ -184,16 +184,17 @@ impl Gpu {
             .memory_type_index(kind)
             .push_next(&mut dedicated)
             .push_next(&mut export);
-        // SAFETY: as above. The buffer is never bound to the memory, which need not be of a type that the buffer can have.
+        // SAFETY: as above. The buffer is never bound to the memory, so the memory type need not be allowed for the
+        // buffer.
         memory.handle = unsafe { self.device.allocate_memory(&wanted, None) }
             .map_err(failed("vkAllocateMemory"))?;
         Ok(memory)
     }
 
-    /// The number of a memory type that will do: one that the driver names for the buffer, else any.
+    /// The index of a suitable memory type: preferably one that the driver reports for the buffer, otherwise any.
     ///
-    /// NVIDIA's driver (580) leaves the type behind the BAR out for buffers whose memory is handed on, and yet
-    /// allocates, maps and exports it; a driver that does not says so then.
+    /// For buffers with exported memory NVIDIA's driver (580) does not report the type behind the BAR, but allocates,
+    /// maps and exports it. A driver that cannot do this returns an error later.
     fn kind(&self, needs: vk::MemoryRequirements) -> Result<u32, NoVulkan> {
         let kinds = self.memory.memory_types_as_slice();
         let visible = (0_u32..)
@@ -215,15 +216,15 @@ impl Gpu {
 }
 
 impl Memory {
-    /// Bytes, at least as many as were asked for.
+    /// Size in bytes, at least as many as requested.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Maps it, once: where the CPU finds it, until it is dropped.
+    /// Maps the memory, once, and returns the CPU's address, valid until it is dropped.
     pub fn map(&mut self) -> Result<NonNull<u8>, NoVulkan> {
         let flags = vk::MemoryMapFlags::empty();
-        // SAFETY: the memory can be mapped, by its type; nobody else maps it meanwhile, and what is mapped already is
+        // SAFETY: memory of this type can be mapped; nothing else maps it at the same time, and a second mapping is
         // refused.
         let address = unsafe {
             self.gpu
@@ -237,7 +238,7 @@ impl Memory {
         ))
     }
 
-    /// An opaque descriptor of it.
+    /// Exports the memory as an opaque file descriptor.
     pub fn export(&self) -> Result<OwnedFd, NoVulkan> {
         let wanted = vk::MemoryGetFdInfoKHR::default()
             .memory(self.handle)
@@ -245,15 +246,15 @@ impl Memory {
         // SAFETY: the memory was allocated for this kind of handle.
         let fd = unsafe { self.gpu.external.get_memory_fd(&wanted) }
             .map_err(failed("vkGetMemoryFdKHR"))?;
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a new descriptor that is owned nowhere else.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: both are this value's own; that there is no memory yet is allowed. Nothing was ever put on a queue, so
-        // no work of Vulkan's uses them.
+        // SAFETY: this value owns both; a null memory handle is allowed. Nothing was ever submitted to a queue, so
+        // Vulkan has no work that uses them.
         unsafe {
             self.gpu.device.free_memory(self.handle, None);
             self.gpu.device.destroy_buffer(self.buffer, None);

@@ -402,7 +402,7 @@ fn mapping_step_failure_is_reported_and_leaks_nothing() {
             "gdrapi",
             &["gdr_get_info_v2 answers 25"],
         ),
-        ("", "misalign", "gdrapi", &["the mapping begins at 0x"]),
+        ("", "misalign", "gdrapi", &["the mapping starts at 0x"]),
         (
             "dma-buf=none",
             "fail=gdr_open@1:2",

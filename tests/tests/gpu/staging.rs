@@ -233,7 +233,7 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
     // A driver that is newer than the bindings may return this.
     let unknown = Simulated::new("no-init=12345");
     for (simulated, why) in [
-        (None, "there is no libcuda.so.1"),
+        (None, "libcuda.so.1 was not found"),
         (
             Some(&old),
             "the driver supports CUDA 11.4, and daq needs 12.0",

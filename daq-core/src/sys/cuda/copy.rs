@@ -5,8 +5,8 @@ use cudarc::driver::sys;
 use std::ffi::c_uint;
 use std::ptr;
 
-/// Copies host memory to the device; `from` may be changed once this returns, although the bytes may still be on their
-/// way.
+/// Copies host memory to the device. `from` may be changed once this returns, although the bytes may not have arrived
+/// yet.
 ///
 /// # Safety
 /// `bytes` bytes at `to` are device memory that nothing else uses.
