@@ -1,4 +1,4 @@
-//! The counter file: where counters live, in memory or in a small file that survives a killed process.
+//! The counter file: where counters are stored, in memory or in a small file that survives a killed process.
 //!
 //! ```text
 //!   0       magic  "DAQLEDG1"
@@ -8,11 +8,11 @@
 //!   32      1 once the run has ended cleanly
 //!   4096 +  128 · i    counter i: name (120 bytes, zero-padded), value (8 bytes)
 //! ```
-//! All numbers in the machine's byte order. Linux writes the pages back by itself; a killed process
-//! loses nothing, a power cut at most the last seconds.
+//! All numbers are in the machine's byte order. Linux writes the pages back by itself: a killed process loses
+//! nothing, a power failure at most the last seconds.
 //!
 //! Counters are read from private memory; the file is a mirror that is only written. If another program truncates the
-//! file, a store to the mirror faults; the guard then puts zero pages in its place and the run goes on with whole
+//! file, a store to the mirror faults; the guard then replaces it by zero pages, and the run continues with complete
 //! ledgers ([`CounterFile::is_state_lost`]).
 
 use crate::file::{self, Links};
@@ -30,36 +30,36 @@ const MAGIC: [u8; 8] = *b"DAQLEDG1";
 const HEADER: usize = 4096;
 const RECORD: usize = 128;
 const NAME: usize = RECORD - 8;
-/// Counters that fit on a counter file: 1 MiB.
+/// Maximum number of counters: 1 MiB.
 const CAPACITY: usize = 8160;
 const BYTES: usize = HEADER + CAPACITY * RECORD;
 
-/// Why a board could not be had.
+/// Why a counter file could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CounterFileError {
-    /// The file could not be made.
-    #[error("ledger file {}: {source}; name a writable state directory by XDG_STATE_HOME or --state-dir", path.display())]
+    /// The file could not be created.
+    #[error("cannot create ledger file {}: {source}; set a writable state directory by XDG_STATE_HOME or --state-dir", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system call.
         source: io::Error,
     },
     /// Another process writes this ledger.
-    #[error("ledger file {}: process {pid} is writing it; give this pipeline another name or stop that process", path.display())]
+    #[error("ledger file {}: process {pid} is writing it; rename this pipeline or stop that process", path.display())]
     Busy {
         /// The file.
         path: PathBuf,
         /// The other process.
         pid: u64,
     },
-    /// A name does not fit.
+    /// A counter's name is too long.
     #[error("counter name `{name}` is longer than {NAME} bytes")]
     Name {
         /// The name.
         name: String,
     },
-    /// No room for another counter.
+    /// The maximum number of counters is reached.
     #[error("more than {CAPACITY} counters")]
     Full,
 }
@@ -71,7 +71,7 @@ pub struct CounterFile {
     used: Arc<Mutex<usize>>,
 }
 
-/// The words of a counter file, and their copy in a file.
+/// The words of a counter file, and their copy in the file.
 struct Memory {
     words: Box<[AtomicU64]>,
     mirror: Option<Mirror>,
@@ -103,7 +103,7 @@ impl Memory {
         self.update(offset, |_| value);
     }
 
-    /// Replaces a word that has one writer.
+    /// Updates a word that has one writer.
     #[inline]
     fn update(&self, offset: usize, value: impl FnOnce(u64) -> u64) {
         let word = self.word(offset);
@@ -118,7 +118,7 @@ impl Memory {
     fn add_shared(&self, offset: usize, n: u64) {
         let before = self.word(offset).fetch_add(n, Ordering::AcqRel);
         if let Some(mirror) = &self.mirror {
-            // Several threads add, in any order: the mirror must not go back.
+            // Several threads add in any order: the mirror must not decrease.
             let word = mirror.word(offset);
             word.fetch_max(before.wrapping_add(n), Ordering::AcqRel);
         }
@@ -134,12 +134,13 @@ impl Memory {
 }
 
 impl Mirror {
-    /// Maps `file`, which is locked and has `BYTES` bytes.
+    /// Maps `file`, which is locked and `BYTES` bytes long.
     fn new(file: std::fs::File) -> io::Result<Self> {
         let map = MmapRaw::map_raw(&file)?;
         let start = NonNull::new(map.as_mut_ptr()).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the range is the one mapping just made, which `map` keeps in place until after the guard is dropped.
-        // Its words are only written, by atomic stores through raw pointers, so zero pages may replace it at any time.
+        // SAFETY: the range is the mapping just created, which `map` keeps in place until after the guard is dropped.
+        // Its words are only written, by atomic stores through raw pointers, so zero pages may replace it at any
+        // time.
         let guard = unsafe { Guard::new(start, map.len()) }.map_err(io::Error::other)?;
         Ok(Self { guard, map, file })
     }
@@ -153,14 +154,14 @@ impl Mirror {
             offset.is_multiple_of(8) && offset + 8 <= self.map.len(),
             "offset {offset} outside the counter file"
         );
-        // SAFETY: the offset is aligned and inside the mapping, which lives as long as `self`. Every access to its words
-        // is atomic; other programs may change the file at any time, which atomics allow.
+        // SAFETY: the offset is aligned and inside the mapping, which lives as long as `self`. Every access to its
+        // words is atomic; other programs may change the file at any time, which atomics tolerate.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset).cast::<u64>()) }
     }
 }
 
 impl CounterFile {
-    /// A board in memory.
+    /// Creates counters in memory only.
     pub fn in_memory() -> Self {
         Self {
             memory: Arc::new(Memory::heap(BYTES / 8)),
@@ -168,9 +169,10 @@ impl CounterFile {
         }
     }
 
-    /// A board in a file, which is created or emptied; read its former content by [`LastRun::read`] before.
+    /// Creates counters in a file, which is created or emptied; read its previous content with [`LastRun::read`]
+    /// first.
     ///
-    /// Anything but a regular file in its place is an error, symbolic links among them.
+    /// Anything but a regular file at `path`, including a symbolic link, is an error.
     pub fn in_file(path: &Path, pid: u32, start_ns: u64) -> Result<Self, CounterFileError> {
         let fail = |source| CounterFileError::File {
             path: path.to_owned(),
@@ -187,7 +189,7 @@ impl CounterFile {
             });
         }
         file.set_len(0).map_err(fail)?;
-        // Real space, not a hole: a write through the mapping to a hole on a full disk ends the process.
+        // Allocated space, not a hole: writing to a hole through the mapping on a full disk would kill the process.
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BYTES as u64)
             .map_err(|errno| fail(errno.into()))?;
         let mut memory = Memory::heap(BYTES / 8);
@@ -201,7 +203,7 @@ impl CounterFile {
         })
     }
 
-    /// A new counter, 0.
+    /// Creates a counter with value 0.
     pub fn counter(&self, name: &str) -> Result<Counter, CounterFileError> {
         if name.len() > NAME {
             return Err(CounterFileError::Name {
@@ -232,7 +234,7 @@ impl CounterFile {
         self.memory.store(32, 1);
     }
 
-    /// Whether the file was truncated while it was mapped: it no longer has the counters.
+    /// Whether the file was truncated while it was mapped, so that it no longer has the counters.
     pub fn is_state_lost(&self) -> bool {
         let mirror = self.memory.mirror.as_ref();
         mirror.is_some_and(|mirror| mirror.guard.is_lost())
@@ -245,7 +247,7 @@ impl fmt::Debug for CounterFile {
     }
 }
 
-/// One number, written by one thread and read by any.
+/// A number, written by one thread and read by any.
 #[derive(Clone)]
 pub struct Counter {
     memory: Arc<Memory>,
@@ -253,36 +255,36 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// The number.
+    /// The current value.
     pub fn get(&self) -> u64 {
         self.memory.word(self.offset).load(Ordering::Acquire)
     }
 
-    /// Sets the number. Only its one writer may call this.
+    /// Sets the value. Only its single writer may call this.
     pub fn set(&self, value: u64) {
         self.memory.store(self.offset, value);
     }
 
-    /// Adds to the number, which stays at the largest `u64` once it is there. Only its one writer may call this; see
+    /// Adds to the value, which saturates at the largest `u64`. Only its single writer may call this; see
     /// [`add_shared`](Self::add_shared).
     pub fn add(&self, n: u64) {
         self.memory
             .update(self.offset, |before| before.saturating_add(n));
     }
 
-    /// Adds to a number that several threads add to.
+    /// Adds to a counter that several threads add to.
     pub fn add_shared(&self, n: u64) {
         self.memory.add_shared(self.offset, n);
     }
 
-    /// Raises a number that several threads raise to at least `value`.
+    /// Raises a counter that several threads raise to at least `value`.
     pub fn raise(&self, value: u64) {
         self.memory.raise(self.offset, value);
     }
 }
 
 impl Default for Counter {
-    /// A counter on no counter file.
+    /// A counter that belongs to no counter file.
     fn default() -> Self {
         Self {
             memory: Arc::new(Memory::heap(1)),
@@ -297,10 +299,10 @@ impl fmt::Debug for Counter {
     }
 }
 
-/// What a board's file tells of the run that wrote it.
+/// The content of a counter file, written by an earlier run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastRun {
-    /// The process.
+    /// The process ID.
     pub pid: u64,
     /// When it started, ns since 1970.
     pub start_ns: u64,
@@ -311,7 +313,7 @@ pub struct LastRun {
 }
 
 impl LastRun {
-    /// Reads the file at `path`; `None` if there is none or it is not a counter file.
+    /// Reads the file at `path`; `None` if it is missing or not a counter file.
     pub fn read(path: &Path) -> Option<Self> {
         let file = file::open_with(OpenOptions::new().read(true), path, Links::Refuse).ok()?;
         let mut bytes = Vec::new();
@@ -319,7 +321,7 @@ impl LastRun {
         Self::parse(&bytes)
     }
 
-    /// Reads a board from its bytes; `None` if they are none.
+    /// Parses the bytes of a counter file; `None` if they are not valid.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let word = |offset: usize| {
             bytes

@@ -236,7 +236,7 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
         (None, "libcuda.so.1 was not found"),
         (
             Some(&old),
-            "the driver supports CUDA 11.4, and daq needs 12.0",
+            "the driver supports CUDA 11.4, but daq needs 12.0",
         ),
         (Some(&incomplete), "libcuda.so.1 lacks cuMemCreate"),
         (Some(&empty), "CUDA_ERROR_NO_DEVICE"),
