@@ -339,7 +339,7 @@ impl Region {
             Backing::BarMapping(mapped) => mapped.dma_buf(),
             Backing::Host(_) => Err(DmaBufError::Kind("host memory")),
             #[cfg(test)]
-            Backing::Fake => Err(DmaBufError::Kind("pretended memory")),
+            Backing::Fake => Err(DmaBufError::Kind("fake memory")),
         }
     }
 

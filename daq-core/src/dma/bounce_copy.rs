@@ -126,7 +126,7 @@ impl BounceCopy {
             bytes <= to.options().slot_bytes
                 && end <= self.from.bytes()
                 && Arc::ptr_eq(to.region(), &self.to),
-            "{bytes} bytes of slot {slot} are carried"
+            "{bytes} bytes of slot {slot} cannot be copied"
         );
         let target = to.open_slot(open);
         self.is_open = true;

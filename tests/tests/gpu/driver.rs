@@ -219,7 +219,7 @@ fn truncated_module_is_rejected_before_driver() {
     let outcome = daq.run(&[]);
     let stderr = &outcome.stderr;
     assert_ne!(outcome.code, 0, "{stderr}");
-    assert!(stderr.contains("it is cut off or damaged"), "{stderr}");
+    assert!(stderr.contains("it is truncated or damaged"), "{stderr}");
     let calls = &simulated.report()["calls"];
     assert!(calls["cuModuleLoadDataEx"].is_null(), "{calls:#}");
 }

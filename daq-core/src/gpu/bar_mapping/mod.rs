@@ -259,7 +259,7 @@ impl BarMapping {
         match &*self.made {
             Made::Gdrapi(mapping) => mapping.dma_buf(),
             Made::DmaBuf(mapping) => mapping.dma_buf(),
-            Made::Vulkan(_) => Err(DmaBufError::Kind("Vulkan's memory")),
+            Made::Vulkan(_) => Err(DmaBufError::Kind("Vulkan memory")),
             Made::Host(_) => Err(DmaBufError::Kind("host memory")),
         }
     }

@@ -41,7 +41,7 @@ fn lock() -> MutexGuard<'static, PersistentKernels> {
 
 /// Registers a persistent kernel while it exists; see [`Device::add_persistent_kernel`].
 #[derive(Debug)]
-#[must_use = "the kernel is taken for ended when this is dropped"]
+#[must_use = "dropping this ends the registration of the kernel"]
 pub struct PersistentKernelGuard {
     device: &'static Device,
     share: f64,
