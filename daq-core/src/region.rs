@@ -463,7 +463,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(region.address().as_ptr() as usize % PAGE, 0);
-        // SAFETY: the region is at least 3 MiB and nobody writes it.
+        // SAFETY: the region is at least 3 MiB and nothing writes it.
         let bytes = unsafe { std::slice::from_raw_parts(region.address().as_ptr(), 3 << 20) };
         assert!(bytes.iter().all(|byte| *byte == 0));
     }

@@ -182,24 +182,24 @@ mod tests {
     use std::sync::Mutex;
 
     /// A device that says what was done to it, in turn.
-    struct Told {
+    struct Recorder {
         can_be_cut_off: bool,
-        told: Mutex<Vec<String>>,
+        recorded: Mutex<Vec<String>>,
     }
 
-    impl Told {
-        fn tell(&self, what: String) {
-            self.told.lock().unwrap().push(what);
+    impl Recorder {
+        fn record(&self, what: String) {
+            self.recorded.lock().unwrap().push(what);
         }
 
-        fn told(&self) -> Vec<String> {
-            self.told.lock().unwrap().clone()
+        fn recorded(&self) -> Vec<String> {
+            self.recorded.lock().unwrap().clone()
         }
     }
 
-    impl DmaDevice for Told {
+    impl DmaDevice for Recorder {
         fn name(&self) -> &'static str {
-            "told"
+            "recorded"
         }
 
         fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError> {
@@ -207,17 +207,17 @@ mod tests {
         }
 
         fn unmap(&self, address: u64, _: usize) -> Result<(), DmaError> {
-            self.tell(format!("unmapped {address}"));
+            self.record(format!("unmapped {address}"));
             Ok(())
         }
 
         fn disable_and_reset(&self) -> Result<(), DmaError> {
-            self.tell("cut off".to_owned());
+            self.record("cut off".to_owned());
             if self.can_be_cut_off {
                 return Ok(());
             }
             Err(DmaError::Gone {
-                device: "told".to_owned(),
+                device: "recorded".to_owned(),
             })
         }
     }
@@ -225,7 +225,7 @@ mod tests {
     /// An engine that stops if it is said to, and is armed if it is given slots.
     struct Runs {
         device: Arc<dyn DmaDevice>,
-        told: Arc<Told>,
+        recorded: Arc<Recorder>,
         stops: bool,
     }
 
@@ -255,7 +255,7 @@ mod tests {
 
         fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
             if slots.addresses.is_empty() {
-                let device = "told".to_owned();
+                let device = "recorded".to_owned();
                 return Err(DmaError::Gone { device }.into());
             }
             Ok(())
@@ -268,7 +268,7 @@ mod tests {
         fn credit(&mut self, _: u32) {}
 
         fn quiesce(&mut self, waited: Duration) -> Result<(), QuiesceTimeout> {
-            self.told.tell("quiesced".to_owned());
+            self.recorded.record("quiesced".to_owned());
             if self.stops {
                 return Ok(());
             }
@@ -279,17 +279,17 @@ mod tests {
         }
     }
 
-    /// What the device is told from arming on, where the doorbell's one other holder lets go of it while the engine runs; and
+    /// What the device records from arming on, where the doorbell's one other holder lets go of it while the engine runs; and
     /// how many hold the doorbell's memory in the end.
     fn course(stops: bool, can_be_cut_off: bool, slots: usize) -> (Vec<String>, usize) {
-        let told = Arc::new(Told {
+        let recorded = Arc::new(Recorder {
             can_be_cut_off,
-            told: Mutex::default(),
+            recorded: Mutex::default(),
         });
         let region = |pages: usize| Region::host(pages * 4096, HostOptions::default()).unwrap();
-        let memory = DmaMap::new(told.clone(), region(2)).unwrap();
+        let memory = DmaMap::new(recorded.clone(), region(2)).unwrap();
         let doorbell = region(1);
-        let doorbell_map = Arc::new(DmaMap::new(told.clone(), doorbell.clone()).unwrap());
+        let doorbell_map = Arc::new(DmaMap::new(recorded.clone(), doorbell.clone()).unwrap());
         let slots = Slots {
             addresses: vec![memory.address(); slots],
             bytes: 1,
@@ -297,8 +297,8 @@ mod tests {
             doorbell: Some(doorbell_map.address()),
         };
         let engine = Box::new(Runs {
-            device: told.clone(),
-            told: told.clone(),
+            device: recorded.clone(),
+            recorded: recorded.clone(),
             stops,
         });
         drop(Armed::arm_with_doorbell(
@@ -307,18 +307,18 @@ mod tests {
             Some(doorbell_map),
             &slots,
         ));
-        (told.told(), Arc::strong_count(&doorbell) - 1)
+        (recorded.recorded(), Arc::strong_count(&doorbell) - 1)
     }
 
     #[test]
     fn doorbell_of_quiesced_engine_is_unmapped() {
         for slots in [0, 1] {
-            let (told, holders) = course(true, true, slots);
-            assert_eq!(told, ["quiesced", "unmapped 4096", "unmapped 8192"]);
+            let (recorded, holders) = course(true, true, slots);
+            assert_eq!(recorded, ["quiesced", "unmapped 4096", "unmapped 8192"]);
             assert_eq!(holders, 0);
-            let (told, holders) = course(false, true, slots);
+            let (recorded, holders) = course(false, true, slots);
             assert_eq!(
-                told,
+                recorded,
                 ["quiesced", "cut off", "unmapped 4096", "unmapped 8192"]
             );
             assert_eq!(holders, 0);
@@ -328,8 +328,8 @@ mod tests {
     #[test]
     fn doorbell_of_engine_that_cannot_be_quiesced_stays_mapped() {
         for slots in [0, 1] {
-            let (told, holders) = course(false, false, slots);
-            assert_eq!(told, ["quiesced", "cut off"], "nothing is unmapped");
+            let (recorded, holders) = course(false, false, slots);
+            assert_eq!(recorded, ["quiesced", "cut off"], "nothing is unmapped");
             assert_eq!(holders, 1);
         }
     }

@@ -262,7 +262,7 @@ pub enum EngineError {
 
 /// An engine that did not stop in time: its device must be reset before its slots are unmapped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{engine} is still running {waited:?} after it was told to stop")]
+#[error("{engine} is still running {waited:?} after the request to stop")]
 pub struct QuiesceTimeout {
     /// The engine.
     pub engine: String,

@@ -168,7 +168,7 @@ mod tests {
         assert!(seen(0).is_exact());
         assert_eq!(seen(1024).unwritten, 128);
         // 101 bytes: twelve words and five bytes.
-        // SAFETY: inside of the region, which nobody else uses.
+        // SAFETY: inside of the region, which nothing else uses.
         unsafe { region.address().as_ptr().add(64).write_bytes(0x5a, 101) };
         assert!(seen(101).is_exact());
         assert_eq!(seen(100).touched, 1);

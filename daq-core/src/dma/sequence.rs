@@ -226,7 +226,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is left out is told, over any number of wraps.
+        /// Whatever is left out is counted, over any number of wraps.
         #[test]
         fn sequence_accounts_for_every_frame(
             bits in 8_u32..=64,
@@ -248,8 +248,8 @@ mod tests {
             for gap in gaps {
                 number = number.wrapping_add(step * (gap + 1));
                 frames += gap + 1;
-                let told = numbers.next(number, 0);
-                prop_assert_eq!(told, if gap == 0 { Step::Next } else { Step::Gap(gap) });
+                let counted = numbers.next(number, 0);
+                prop_assert_eq!(counted, if gap == 0 { Step::Next } else { Step::Gap(gap) });
                 prop_assert_eq!(numbers.position(), start.wrapping_add(frames));
             }
         }

@@ -46,7 +46,7 @@ mod tests {
         let counter_file = CounterFile::in_memory();
         let counts = Counts::on(&counter_file, "source.adc", &["skipped", "short"]).unwrap();
         counts.counter("short").add(2);
-        counts.counter("nobody knows it").add(1);
+        counts.counter("unknown").add(1);
         assert_eq!(
             counts.clone().read(),
             BTreeMap::from([("skipped", 0), ("short", 2)])

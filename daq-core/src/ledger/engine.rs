@@ -138,7 +138,7 @@ mod tests {
         .unwrap();
         assert_eq!(EngineReport::of(&counters), EngineReport::default());
         counters.fault("align", 2);
-        counters.fault("nobody knows it", 1);
+        counters.fault("unknown", 1);
         counters.prove(Proof::Disproved);
         let report = EngineReport::of(&counters);
         assert_eq!(report.faults, BTreeMap::from([("align", 2)]));

@@ -230,7 +230,7 @@ fn gaps_stay_pending_until_kernel_drops_are_read() {
     for sequence in 92..132 {
         bench.put(sequence);
     }
-    // Whoever reads drops does so as long as gaps are open.
+    // Drop counters are read as long as gaps are open.
     bench.window.note_drops(7);
     bench.window.tick(Instant::now());
     let after = bench.report().lost["kernel_drop"];
@@ -593,10 +593,10 @@ fn announced_sequence_restart_opens_epoch_immediately() {
     assert_eq!(epochs, [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]);
 }
 
-/// With a frame's length in time, its start is told whichever packet comes first.
+/// With a frame's length in time, its start is known whichever packet arrives first.
 #[test]
 fn frame_with_missing_first_packets_has_start_time() {
-    for (frame_ns, told) in [(4000, 10_000), (0, 12_000)] {
+    for (frame_ns, expected) in [(4000, 10_000), (0, 12_000)] {
         let mut bench = bench(
             8,
             Geometry {
@@ -616,7 +616,7 @@ fn frame_with_missing_first_packets_has_start_time() {
         }
         bench.window.finish();
         let lease = bench.reader.poll(1).unwrap();
-        assert_eq!(lease.frame(0).meta().timestamp.ns, told);
+        assert_eq!(lease.frame(0).meta().timestamp.ns, expected);
     }
 }
 

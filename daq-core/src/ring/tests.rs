@@ -393,7 +393,7 @@ proptest! {
                 prop_assert!(!guarantees[i] || report.overrun == 0);
             }
             if !guarantees.contains(&true) && !was_held {
-                prop_assert_eq!(RingReport::of(&ledger).ring_full, 0, "nobody holds the ring");
+                prop_assert_eq!(RingReport::of(&ledger).ring_full, 0, "no reader blocks the ring");
             }
         }
         work.into_iter().flatten().for_each(Work::finish);

@@ -22,7 +22,7 @@ const DONE: u32 = 1;
 const FAILED: u32 = 2;
 
 #[derive(Default)]
-struct Told(AtomicU32);
+struct FakeEvent(AtomicU32);
 
 fn fault() -> CudaError {
     CudaError {
@@ -33,7 +33,7 @@ fn fault() -> CudaError {
     }
 }
 
-impl Event for Told {
+impl Event for FakeEvent {
     fn is_done(&self) -> bool {
         self.0.load(Ordering::Acquire) != PENDING
     }
@@ -50,13 +50,13 @@ type Copy = (u64, u64, Rows);
 struct Queue {
     /// What belongs to the next mark.
     open: Vec<Copy>,
-    marked: Vec<(Vec<Copy>, Arc<Told>)>,
+    marked: Vec<(Vec<Copy>, Arc<FakeEvent>)>,
     /// Bytes of each copy that was begun.
     sizes: Vec<usize>,
     refuses: bool,
 }
 
-/// A device that copies when it is told to, from memory that is only then looked at.
+/// A device that copies when asked to, from memory that is only then looked at.
 #[derive(Clone, Default)]
 struct Device(Arc<Mutex<Queue>>);
 
@@ -67,7 +67,7 @@ impl Device {
         if queue.marked.is_empty() {
             return false;
         }
-        let (copies, told) = queue.marked.remove(0);
+        let (copies, fake_event) = queue.marked.remove(0);
         for (to, from, rows) in copies.into_iter().filter(|_| how == DONE) {
             for row in 0..rows.count {
                 let at = |address: u64| {
@@ -75,11 +75,11 @@ impl Device {
                         usize::try_from(address).unwrap() + row * rows.pitch,
                     )
                 };
-                // SAFETY: the ring copy's promise: both ranges are alive and nobody writes them until the mark is done.
+                // SAFETY: the ring copy's promise: both ranges are alive and nothing writes them until the event is done.
                 unsafe { at(from).copy_to_nonoverlapping(at(to), rows.bytes) };
             }
         }
-        told.0.store(how, Ordering::Release);
+        fake_event.0.store(how, Ordering::Release);
         true
     }
 
@@ -116,10 +116,10 @@ impl CopyBackend for Device {
 
     fn record_event(&mut self) -> Result<Completion, CudaError> {
         let mut queue = self.0.lock().unwrap();
-        let told = Arc::new(Told::default());
+        let fake_event = Arc::new(FakeEvent::default());
         let copies = std::mem::take(&mut queue.open);
-        queue.marked.push((copies, told.clone()));
-        Ok(Completion::Event(told))
+        queue.marked.push((copies, fake_event.clone()));
+        Ok(Completion::Event(fake_event))
     }
 
     fn has_room(&self) -> bool {
@@ -218,7 +218,7 @@ struct Ends {
     target: Ring,
     reader: Reader,
     ledger: CopyLedger,
-    /// What the reader of the source tells.
+    /// The ledger of the source's reader.
     read: ReaderLedger,
     /// The target's memory, as the CPU stores to it where it may.
     memory: Memory,

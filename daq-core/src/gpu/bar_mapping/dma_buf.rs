@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn linux_internal_errno_is_described() {
-        let told = refusal(Errno::from_raw_os_error(ENOTSUPP)).0;
-        assert!(told.contains("not supported (524)"), "{told}");
+        let message = refusal(Errno::from_raw_os_error(ENOTSUPP)).0;
+        assert!(message.contains("not supported (524)"), "{message}");
     }
 }

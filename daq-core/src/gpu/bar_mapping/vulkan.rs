@@ -126,8 +126,11 @@ mod tests {
             (NoVulkan::NoMemory, "Resizable BAR"),
             (NoVulkan::TooSmall(256 << 20), "256 MiB"),
         ] {
-            let told = refusal(&missing).0;
-            assert!(told.contains(words) && told.contains(';'), "{told}");
+            let message = refusal(&missing).0;
+            assert!(
+                message.contains(words) && message.contains(';'),
+                "{message}"
+            );
         }
     }
 }

@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn arguments_unlike_declaration_are_rejected() {
-        for (bytes, told) in [
+        for (bytes, expected) in [
             (&[][..], "declared: none;"),
             (&[8], "declared: 1, of 8 bytes;"),
             (&[8, 8], "declared: 2, of 8 and 8 bytes;"),
@@ -167,7 +167,7 @@ mod tests {
             (&[4; 40], "declared: more than 32;"),
         ] {
             let why = mismatch(declared(bytes).as_ref(), &TWO).unwrap();
-            assert!(why.contains(told), "{why}");
+            assert!(why.contains(expected), "{why}");
             assert!(why.contains("given: 2, of 8 and 4 bytes"), "{why}");
         }
         let many = [Argument::I32(0); MAX_ARGUMENTS + 1];

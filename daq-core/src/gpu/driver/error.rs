@@ -134,13 +134,13 @@ mod tests {
     #[test]
     fn pinning_failure_hint_names_memlock_limit() {
         for code in [1, 2, 304, 801] {
-            let told = error("pinning 1 GiB of host memory for CUDA", code).to_string();
-            assert!(told.contains("ulimit -l"), "{told}");
-            assert!(told.contains("LimitMEMLOCK="), "{told}");
-            assert!(!told.contains("nvidia-smi"), "{told}");
+            let text = error("pinning 1 GiB of host memory for CUDA", code).to_string();
+            assert!(text.contains("ulimit -l"), "{text}");
+            assert!(text.contains("LimitMEMLOCK="), "{text}");
+            assert!(!text.contains("nvidia-smi"), "{text}");
         }
-        let told = error("allocating 1 GiB on cuda:0", 2).to_string();
-        assert!(told.contains("nvidia-smi"), "{told}");
-        assert!(!told.contains("ulimit"), "{told}");
+        let text = error("allocating 1 GiB on cuda:0", 2).to_string();
+        assert!(text.contains("nvidia-smi"), "{text}");
+        assert!(!text.contains("ulimit"), "{text}");
     }
 }

@@ -184,17 +184,17 @@ mod tests {
 
     #[test]
     fn image_with_table_beyond_end_is_rejected() {
-        for (at, told) in [(32, "the table of segments"), (40, "the table of sections")] {
+        for (at, part) in [(32, "the table of segments"), (40, "the table of sections")] {
             for value in [1 << 20, u64::MAX, u64::MAX - 8] {
                 let mut image = elf(100);
                 image[at..][..8].copy_from_slice(&value.to_le_bytes());
-                assert!(refused(&image).contains(told), "{at} {value}");
+                assert!(refused(&image).contains(part), "{at} {value}");
             }
         }
-        for (at, told) in [(54, "segment"), (58, "section")] {
+        for (at, part) in [(54, "segment"), (58, "section")] {
             let mut image = elf(100);
             image[at] = 32;
-            assert!(refused(&image).contains(&format!("the header of a {told}")));
+            assert!(refused(&image).contains(&format!("the header of a {part}")));
         }
     }
 

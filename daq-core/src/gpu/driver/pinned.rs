@@ -74,7 +74,7 @@ mod tests {
         pinned.write(1000, &[]);
         let address = pinned.region.address().cast::<u64>();
         assert_eq!(pinned.address(), address.as_ptr().addr() as u64);
-        // SAFETY: the region has a thousand words and nobody writes them meanwhile.
+        // SAFETY: the region has a thousand words and nothing else writes them.
         let words = unsafe { std::slice::from_raw_parts(address.as_ptr(), 1000) };
         assert_eq!(
             (&words[..3], &words[997..]),

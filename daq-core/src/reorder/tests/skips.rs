@@ -154,7 +154,7 @@ fn skip_after_frame_close_is_late() {
     assert_eq!(report.lost, lost(&[("late", 4)]));
 }
 
-/// A first packet that has a wrong length tells how units are counted, but not where.
+/// A first packet that has a wrong length shows how units are counted, but not where.
 #[test]
 fn skip_before_first_packet_opens_no_frame() {
     for came in [&[(10, 1), (12, 0)][..], &[(12, 0)]] {

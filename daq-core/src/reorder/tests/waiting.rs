@@ -38,7 +38,7 @@ fn source_with_backpressure_loses_nothing_across_gaps_and_restarts() {
             };
             let mut bench = bench(slots, geometry);
             let mut frames = Vec::new();
-            // Whole frames are missing: fewer than are open, more, many more; then counts begin anew, within a frame.
+            // Whole frames are missing: fewer than are open, more, many more; then the numbering restarts, within a frame.
             let numbers = [0..9, 17..20, 40..47, 200..215, 90_001..90_010, 6..30];
             for sequence in numbers.into_iter().flatten() {
                 frames.extend(put_with_room(&mut bench, sequence));

@@ -33,7 +33,7 @@ pub unsafe fn dma_buf(address: u64, bytes: usize) -> Result<OwnedFd, Code> {
     check(unsafe {
         driver::cuMemGetHandleForAddressRange((&raw mut fd).cast(), address, bytes, kind as u32, 0)
     })?;
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a fresh descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -120,7 +120,7 @@ pub unsafe fn map(
     // SAFETY: the range was mapped just now; `access` lives through the call.
     let opened = check(unsafe { driver::cuMemSetAccess(address, bytes, &raw const access, 1) });
     if opened.is_err() {
-        // SAFETY: mapped just above and used by nobody.
+        // SAFETY: mapped just above and used by nothing.
         unsafe { unmap(address, bytes) }?;
     }
     opened
@@ -146,7 +146,7 @@ pub unsafe fn export(allocation: Allocation) -> Result<OwnedFd, Code> {
     check(unsafe {
         driver::cuMemExportToShareableHandle((&raw mut fd).cast(), allocation, kind, 0)
     })?;
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a fresh descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -91,7 +91,7 @@ pub unsafe fn destroy_graph(graph: RawGraph) -> Result<(), Code> {
     check(unsafe { driver::cuGraphExecDestroy(graph) })
 }
 
-/// An event; without `timed` it tells no time and costs less.
+/// An event; without `timed` it records no time and costs less.
 pub fn create_event(timed: bool) -> Result<RawEvent, Code> {
     let mut event = ptr::null_mut();
     let flags = if timed {

@@ -8,7 +8,7 @@ const PAGE: usize = 4096;
 /// What no copy may touch.
 const BAND: u8 = 0xa5;
 
-/// Memory between two pages that nobody may touch.
+/// Memory between two pages that nothing may access.
 struct Guarded {
     all: NonNull<u8>,
     bytes: usize,
