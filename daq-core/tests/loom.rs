@@ -30,7 +30,7 @@ fn ring(slots: usize, supports_backpressure: bool, places: u32) -> (Ring, Produc
     Ring::new(region, options, RingLedger::default()).unwrap()
 }
 
-/// Publishes `frames` frames, refusing those that find no slot; says how many were published.
+/// Publishes `frames` frames, counting those without a slot as refused; returns the number published.
 fn produce(mut producer: Producer, frames: u64) -> u64 {
     for sequence in 0..frames {
         if producer.claim(1) == 1 {
@@ -43,7 +43,7 @@ fn produce(mut producer: Producer, frames: u64) -> u64 {
     producer.published()
 }
 
-/// A guaranteed reader sees every published frame, unchanged and in order; `Lease::frame` looks at the
+/// A guaranteed reader sees every published frame, unchanged and in order; `Lease::frame` reads the
 /// canary, which loom checks for races with the producer.
 #[test]
 fn reader_with_guarantee_sees_every_frame() {
@@ -66,8 +66,8 @@ fn reader_with_guarantee_sees_every_frame() {
     });
 }
 
-/// An unguaranteed reader of a producer that can be held back: what it leases does not change; what it
-/// misses is counted.
+/// An unguaranteed reader of a producer with backpressure: leased frames do not change, and missed
+/// frames are counted.
 #[test]
 fn leased_slots_with_backpressure_are_not_overwritten() {
     model(3, || {
@@ -91,7 +91,7 @@ fn leased_slots_with_backpressure_are_not_overwritten() {
     });
 }
 
-/// Work on a device, done when its word says so.
+/// Work on a device, done when its word is set.
 #[derive(Default)]
 struct Work(loom::sync::atomic::AtomicBool);
 
@@ -101,7 +101,7 @@ impl Event for Work {
     }
 }
 
-/// Frames that a device still reads stay as they are while their reader takes more.
+/// Frames that a device still reads do not change while their reader leases more.
 #[test]
 fn leases_in_flight_keep_their_slots() {
     model(3, || {
@@ -113,7 +113,7 @@ fn leases_in_flight_keep_their_slots() {
         producer.publish(1);
         let writer = thread::spawn(move || {
             for _ in 0..2 {
-                // Two at once, so that a claim can announce slots that it must give back.
+                // Two at once, so that a claim can announce slots that it must release again.
                 for i in 0..producer.claim(2) {
                     let meta = FrameMeta::whole(producer.published() + i, 8);
                     producer.describe(i, &meta, std::iter::empty());
@@ -143,7 +143,7 @@ fn leases_in_flight_keep_their_slots() {
     });
 }
 
-/// A reader that attaches while frames are published never meets a slot that is being written.
+/// A reader that attaches while frames are published never sees a slot that is being written.
 #[test]
 fn reader_attached_while_running_is_consistent() {
     model(3, || {
@@ -163,8 +163,8 @@ fn reader_attached_while_running_is_consistent() {
     });
 }
 
-/// Two threads fill one window, one of them closes frames: no place is written after its frame was handed
-/// on, and every packet is accounted.
+/// Two threads fill one window, and one of them closes frames: no packet is written after its frame was published,
+/// and every packet is counted.
 #[test]
 fn writers_and_sequencer_share_one_window() {
     model(3, || {
@@ -204,8 +204,8 @@ fn writers_and_sequencer_share_one_window() {
     });
 }
 
-/// The window passes a long gap in one step while another thread places a packet before it: no place is written after
-/// its frame was handed on, and every place is accounted.
+/// The window passes a long gap in one step while another thread places a packet before it: no packet is written after
+/// its frame was published, and every packet is counted.
 #[test]
 fn long_gap_while_other_thread_writes_is_handled() {
     model(3, || {
@@ -227,7 +227,7 @@ fn long_gap_while_other_thread_writes_is_handled() {
         };
         put(&mut sequencer, 0);
         let other = thread::spawn(move || put(&mut writer, 1));
-        // The second is believed.
+        // The second confirms the first.
         put(&mut sequencer, 40);
         put(&mut sequencer, 41);
         other.join().unwrap();
@@ -238,7 +238,7 @@ fn long_gap_while_other_thread_writes_is_handled() {
     });
 }
 
-/// Two threads are given the same packet: one of them places it, the other counts a duplicate, and no byte
+/// Two threads receive the same packet: one of them places it, the other counts a duplicate, and no byte
 /// is written twice.
 #[test]
 fn packet_from_two_writers_is_placed_once() {

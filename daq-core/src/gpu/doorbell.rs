@@ -57,7 +57,7 @@ impl Doorbell {
     }
 }
 
-/// Words in host memory through which a persistent kernel says which frames it is done with.
+/// Words in host memory through which a persistent kernel reports the frames that it has completed.
 ///
 /// Frames, counted from the kernel's start, are assigned to `teams` in turn. A team has `blocks` blocks, and each
 /// block has one word: the number of frames of its team that it has completed.

@@ -163,7 +163,7 @@ pub enum RingError {
     Unreadable {
         /// The ring.
         name: String,
-        /// Where it lies.
+        /// The memory of the ring.
         placement: Placement,
     },
     /// All reader cells are in use.

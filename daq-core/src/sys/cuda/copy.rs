@@ -11,7 +11,7 @@ use std::ptr;
 /// # Safety
 /// `bytes` bytes at `to` are device memory that nothing else uses.
 pub unsafe fn copy_in(to: u64, from: &[u8]) -> Result<(), Code> {
-    // SAFETY: by the caller's word; `from` is as long as it says.
+    // SAFETY: by the caller's contract; `from` has its stated length.
     check(unsafe { driver::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) })
 }
 
@@ -20,7 +20,7 @@ pub unsafe fn copy_in(to: u64, from: &[u8]) -> Result<(), Code> {
 /// # Safety
 /// `to.len()` bytes at `from` are device memory.
 pub unsafe fn copy_out(to: &mut [u8], from: u64) -> Result<(), Code> {
-    // SAFETY: by the caller's word; `to` is as long as it says.
+    // SAFETY: by the caller's contract; `to` has its stated length.
     check(unsafe { driver::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) })
 }
 
@@ -34,7 +34,7 @@ pub unsafe fn copy_in_async(
     bytes: usize,
     stream: RawStream,
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream) })
 }
 
@@ -48,7 +48,7 @@ pub unsafe fn copy_out_async(
     bytes: usize,
     stream: RawStream,
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream) })
 }
 
@@ -62,7 +62,7 @@ pub unsafe fn copy_within_async(
     bytes: usize,
     stream: RawStream,
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemcpyDtoDAsync_v2(to, from, bytes, stream) })
 }
 
@@ -94,7 +94,7 @@ pub unsafe fn copy_rows_in_async(
         dstDevice: to,
         ..plane(rows)
     };
-    // SAFETY: by the caller's word; `copy` lives through the call.
+    // SAFETY: by the caller's contract; `copy` lives through the call.
     check(unsafe { driver::cuMemcpy2DAsync_v2(&raw const copy, stream) })
 }
 
@@ -115,7 +115,7 @@ pub unsafe fn copy_rows_out_async(
         dstHost: to.cast(),
         ..plane(rows)
     };
-    // SAFETY: by the caller's word; `copy` lives through the call.
+    // SAFETY: by the caller's contract; `copy` lives through the call.
     check(unsafe { driver::cuMemcpy2DAsync_v2(&raw const copy, stream) })
 }
 
@@ -177,7 +177,7 @@ pub unsafe fn copy_batch_async(
     attributes.srcAccessOrder = sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
     let (count, mut index, mut failed) = (to.len(), 0, 0);
     // SAFETY: this is how the two versions are declared; lists and attributes live through the call, one set of
-    // attributes counts from the first copy on, and the copies are the caller's word.
+    // attributes counts from the first copy on, and the copies by the caller's contract.
     let code = unsafe {
         if let Some(call) = symbol::<Second>("cuMemcpyBatchAsync_v2") {
             call(
@@ -212,7 +212,7 @@ pub unsafe fn copy_batch_async(
 /// # Safety
 /// `bytes` bytes at `address` are device memory that nothing else uses.
 pub unsafe fn fill(address: u64, byte: u8, bytes: usize) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemsetD8_v2(address, byte, bytes) })
 }
 
@@ -226,6 +226,6 @@ pub unsafe fn fill_async(
     bytes: usize,
     stream: RawStream,
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemsetD8Async(address, byte, bytes, stream) })
 }

@@ -6,10 +6,10 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Devices there are.
+/// The number of devices.
 pub fn device_count() -> Result<i32, Code> {
     let mut count = 0;
-    // SAFETY: a place for one integer.
+    // SAFETY: a pointer to one integer.
     check(unsafe { driver::cuDeviceGetCount(&raw mut count) })?;
     Ok(count)
 }
@@ -17,7 +17,7 @@ pub fn device_count() -> Result<i32, Code> {
 /// The handle of the device with this ordinal.
 pub fn device(ordinal: i32) -> Result<Handle, Code> {
     let mut handle = 0;
-    // SAFETY: a place for one handle.
+    // SAFETY: a pointer to one handle.
     check(unsafe { driver::cuDeviceGet(&raw mut handle, ordinal) })?;
     Ok(handle)
 }
@@ -51,7 +51,7 @@ fn text(bytes: c_int, call: impl FnOnce(*mut c_char, c_int) -> c_uint) -> Result
 /// The UUID of a device.
 pub fn device_uuid(device: Handle) -> Result<[u8; 16], Code> {
     let mut uuid = MaybeUninit::<sys::CUuuid>::zeroed();
-    // SAFETY: a place for one UUID; any bytes are one.
+    // SAFETY: a pointer to one UUID; any bytes are one.
     let uuid = unsafe {
         check(driver::cuDeviceGetUuid_v2(uuid.as_mut_ptr(), device))?;
         uuid.assume_init()
@@ -62,7 +62,7 @@ pub fn device_uuid(device: Handle) -> Result<[u8; 16], Code> {
 /// An attribute of a device.
 pub fn attribute(device: Handle, attribute: Attribute) -> Result<i32, Code> {
     let mut value = 0;
-    // SAFETY: a place for one integer.
+    // SAFETY: a pointer to one integer.
     check(unsafe { driver::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;
     Ok(value)
 }
@@ -70,25 +70,25 @@ pub fn attribute(device: Handle, attribute: Attribute) -> Result<i32, Code> {
 /// Bytes of a device's memory.
 pub fn total_memory(device: Handle) -> Result<usize, Code> {
     let mut bytes = 0;
-    // SAFETY: a place for one size.
+    // SAFETY: a pointer to one size.
     check(unsafe { driver::cuDeviceTotalMem_v2(&raw mut bytes, device) })?;
     Ok(bytes)
 }
 
-/// Takes a share in a device's primary context, which all libraries of the process use, until the process ends.
+/// Retains a device's primary context, which all libraries of the process use, until the process ends.
 pub fn retain_context(device: Handle) -> Result<Context, Code> {
     let mut context = ptr::null_mut();
-    // SAFETY: a place for one pointer.
+    // SAFETY: a pointer to one pointer.
     check(unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
     Ok(context)
 }
 
-/// Makes a context the calling thread's.
+/// Makes a context current for the calling thread.
 ///
 /// # Safety
 /// The context is retained.
 pub unsafe fn set_context(context: Context) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuCtxSetCurrent(context) })
 }
 
@@ -110,7 +110,7 @@ pub fn flush_writes() -> Result<(), Code> {
 /// Free and total bytes of the current context's device.
 pub fn memory_info() -> Result<(usize, usize), Code> {
     let (mut free, mut total) = (0, 0);
-    // SAFETY: places for two sizes.
+    // SAFETY: pointers to two sizes.
     check(unsafe { driver::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
     Ok((free, total))
 }

@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
-/// `CUDA_ERROR_NOT_FOUND`, which is also the answer for a function that the library lacks.
+/// `CUDA_ERROR_NOT_FOUND`, which is also the result for a function that the library lacks.
 pub const NOT_FOUND: c_uint = 500;
 
 /// Makes a function of each name that looks for the library's the first time, and the list of the names.
@@ -26,7 +26,7 @@ macro_rules! functions {
                 static CALL: OnceLock<Option<Call>> = OnceLock::new();
                 // SAFETY: this is how the function is declared; an enumeration of C is an integer.
                 match CALL.get_or_init(|| unsafe { symbol(stringify!($name)) }) {
-                    // SAFETY: by the caller's word.
+                    // SAFETY: by the caller's contract.
                     Some(call) => unsafe { call($($argument),*) },
                     None => NOT_FOUND,
                 }

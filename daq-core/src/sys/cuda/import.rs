@@ -1,4 +1,4 @@
-//! Device memory that comes from elsewhere or is handed on, and what makes it fit for that.
+//! Import and export of device memory.
 
 use super::{Code, check, driver};
 use cudarc::driver::sys;
@@ -16,7 +16,7 @@ pub use cudarc::driver::sys::CUexternalMemory as Imported;
 pub unsafe fn synchronize_copies(address: u64) -> Result<(), Code> {
     let on = 1_u32;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
-    // SAFETY: the attribute's value is an integer, which lives through the call; the address by the caller's word.
+    // SAFETY: the attribute's value is an integer, which lives through the call; the address by the caller's contract.
     check(unsafe {
         driver::cuPointerSetAttribute((&raw const on).cast(), attribute as u32, address)
     })
@@ -29,7 +29,7 @@ pub unsafe fn synchronize_copies(address: u64) -> Result<(), Code> {
 pub unsafe fn dma_buf(address: u64, bytes: usize) -> Result<OwnedFd, Code> {
     let mut fd: RawFd = -1;
     let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-    // SAFETY: by the caller's word; a place for one descriptor, which is what this kind of handle is.
+    // SAFETY: by the caller's contract; a pointer to one descriptor, which is what this kind of handle is.
     check(unsafe {
         driver::cuMemGetHandleForAddressRange((&raw mut fd).cast(), address, bytes, kind as u32, 0)
     })?;
@@ -37,7 +37,7 @@ pub unsafe fn dma_buf(address: u64, bytes: usize) -> Result<OwnedFd, Code> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Takes memory over that another library has allocated, dedicated to one buffer, on the device of the current context.
+/// Imports memory that another library has allocated, dedicated to one buffer, on the device of the current context.
 ///
 /// # Safety
 /// `fd` is an opaque descriptor of such memory, which has `bytes` bytes.
@@ -50,14 +50,14 @@ pub unsafe fn import(fd: OwnedFd, bytes: usize) -> Result<Imported, Code> {
     about.handle.fd = fd.as_raw_fd();
     about.size = bytes as u64;
     about.flags = sys::CUDA_EXTERNAL_MEMORY_DEDICATED;
-    // SAFETY: by the caller's word; a place for one handle and a description that lives through the call.
+    // SAFETY: by the caller's contract; a pointer to one handle and a description that lives through the call.
     check(unsafe { driver::cuImportExternalMemory(&raw mut imported, &raw const about) })?;
     // The driver owns the descriptor now.
     let _ = fd.into_raw_fd();
     Ok(imported)
 }
 
-/// The address of memory that was taken over; to be given back with [`free`](super::free).
+/// The address of imported memory; free it with [`free`](super::free).
 ///
 /// # Safety
 /// `imported` came from [`import`] and has `bytes` bytes.
@@ -69,7 +69,7 @@ pub unsafe fn map_imported(imported: Imported, bytes: usize) -> Result<u64, Code
         flags: 0,
         reserved: [0; 16],
     };
-    // SAFETY: by the caller's word; a place for one address and a description that lives through the call.
+    // SAFETY: by the caller's contract; a pointer to one address and a description that lives through the call.
     check(unsafe {
         driver::cuExternalMemoryGetMappedBuffer(&raw mut address, imported, &raw const about)
     })?;
@@ -81,6 +81,6 @@ pub unsafe fn map_imported(imported: Imported, bytes: usize) -> Result<u64, Code
 /// # Safety
 /// `imported` came from [`import`], its addresses were given back, and it is not used again.
 pub unsafe fn end_import(imported: Imported) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuDestroyExternalMemory(imported) })
 }

@@ -8,7 +8,7 @@ use std::ptr;
 /// Plain device memory, in the current context.
 pub fn allocate(bytes: usize) -> Result<u64, Code> {
     let mut address = 0;
-    // SAFETY: a place for one address.
+    // SAFETY: a pointer to one address.
     check(unsafe { driver::cuMemAlloc_v2(&raw mut address, bytes) })?;
     Ok(address)
 }
@@ -18,7 +18,7 @@ pub fn allocate(bytes: usize) -> Result<u64, Code> {
 /// # Safety
 /// `address` came from [`allocate`] and nothing uses the memory any more.
 pub unsafe fn free(address: u64) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemFree_v2(address) })
 }
 
@@ -53,7 +53,7 @@ pub fn granularity(device: Handle, rdma: bool, shareable: bool) -> Result<usize,
     let mut bytes = 0;
     let properties = properties(device, rdma, shareable);
     let flag = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-    // SAFETY: a place for one size and properties that live through the call.
+    // SAFETY: a pointer to one size and properties that live through the call.
     check(unsafe {
         driver::cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, flag)
     })?;
@@ -70,34 +70,34 @@ pub fn create(
 ) -> Result<Allocation, Code> {
     let mut allocation = 0;
     let properties = properties(device, rdma, shareable);
-    // SAFETY: a place for one handle and properties that live through the call.
+    // SAFETY: a pointer to one handle and properties that live through the call.
     check(unsafe { driver::cuMemCreate(&raw mut allocation, bytes, &raw const properties, 0) })?;
     Ok(allocation)
 }
 
-/// Gives physical memory back once nothing is mapped to it.
+/// Releases physical memory once nothing is mapped to it.
 ///
 /// # Safety
 /// `allocation` came from [`create`] and is not used again.
 pub unsafe fn release(allocation: Allocation) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemRelease(allocation) })
 }
 
 /// A range of device addresses.
 pub fn reserve_addresses(bytes: usize) -> Result<u64, Code> {
     let mut address = 0;
-    // SAFETY: a place for one address.
+    // SAFETY: a pointer to one address.
     check(unsafe { driver::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0) })?;
     Ok(address)
 }
 
-/// Gives a range of addresses back.
+/// Frees a range of addresses.
 ///
 /// # Safety
 /// The range is one of [`reserve_addresses`] and nothing is mapped in it.
 pub unsafe fn free_addresses(address: u64, bytes: usize) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemAddressFree(address, bytes) })
 }
 
@@ -111,7 +111,7 @@ pub unsafe fn map(
     bytes: usize,
     allocation: Allocation,
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemMap(address, bytes, 0, allocation, 0) })?;
     let access = sys::CUmemAccessDesc {
         location: location(device),
@@ -131,7 +131,7 @@ pub unsafe fn map(
 /// # Safety
 /// The range is one that was mapped and no work uses it.
 pub unsafe fn unmap(address: u64, bytes: usize) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemUnmap(address, bytes) })
 }
 
@@ -142,7 +142,7 @@ pub unsafe fn unmap(address: u64, bytes: usize) -> Result<(), Code> {
 pub unsafe fn export(allocation: Allocation) -> Result<OwnedFd, Code> {
     let mut fd: RawFd = -1;
     let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    // SAFETY: a place for one descriptor, which is what this kind of handle is.
+    // SAFETY: a pointer to one descriptor, which is what this kind of handle is.
     check(unsafe {
         driver::cuMemExportToShareableHandle((&raw mut fd).cast(), allocation, kind, 0)
     })?;
@@ -155,7 +155,7 @@ pub unsafe fn export(allocation: Allocation) -> Result<OwnedFd, Code> {
 /// # Safety
 /// `bytes` bytes at `address` are mapped and stay so until [`unregister_host`].
 pub unsafe fn register_host(address: *mut u8, bytes: usize) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe {
         driver::cuMemHostRegister_v2(address.cast(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
     })
@@ -166,6 +166,6 @@ pub unsafe fn register_host(address: *mut u8, bytes: usize) -> Result<(), Code> 
 /// # Safety
 /// The memory is registered and no copy uses it.
 pub unsafe fn unregister_host(address: *mut u8) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuMemHostUnregister(address.cast()) })
 }

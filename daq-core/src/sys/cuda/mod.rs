@@ -1,7 +1,7 @@
 //! Calls of the CUDA driver (`libcuda.so.1`), which is opened at run time.
 //!
 //! `cudarc` finds the library and declares its types; the functions are those of [`driver`], and what newer drivers
-//! alone have goes through [`symbol`]. Where the library or a function is missing, calls answer
+//! alone have goes through [`symbol`]. Where the library or a function is missing, calls return
 //! [`NOT_FOUND`](driver::NOT_FOUND); [`is_present`] and [`missing_symbol`] say which.
 
 mod copy;
@@ -69,13 +69,13 @@ pub fn missing_symbol() -> Option<&'static str> {
 ///
 /// # Safety
 /// `F` is the type of the C function called `name`, as NVIDIA declares it, with integers in the place of the
-/// enumerations that it answers.
+/// enumerations that it returns.
 pub unsafe fn symbol<F: Copy>(name: &str) -> Option<F> {
     // `cudarc` would panic.
     if !is_present() {
         return None;
     }
-    // SAFETY: the type is right by the caller's word, and the library is never closed.
+    // SAFETY: the type is right by the caller's contract, and the library is never closed.
     unsafe { sys::culib().get::<F>(name.as_bytes()) }
         .ok()
         .map(|symbol| *symbol)
@@ -98,7 +98,7 @@ pub fn describe(code: Code) -> (String, String) {
 
 fn description(describe: unsafe fn(c_uint, *mut *const c_char) -> c_uint, code: Code) -> String {
     let mut text = ptr::null();
-    // SAFETY: a place for one pointer; a code that is not known is answered by an error.
+    // SAFETY: a pointer to one pointer; a code that is not known returns an error.
     if unsafe { describe(code.0, &raw mut text) } != 0 || text.is_null() {
         return String::new();
     }
@@ -117,7 +117,7 @@ pub fn init() -> Result<(), Code> {
 /// The CUDA version that the driver supports: 1000 × major + 10 × minor. May be asked before `init`.
 pub fn driver_version() -> Result<i32, Code> {
     let mut version = 0;
-    // SAFETY: a place for one integer.
+    // SAFETY: a pointer to one integer.
     check(unsafe { driver::cuDriverGetVersion(&raw mut version) })?;
     Ok(version)
 }

@@ -5,7 +5,7 @@ use cudarc::driver::sys;
 use std::ffi::{CStr, c_uint, c_void};
 use std::ptr;
 
-/// Loads device code; where that fails, what the driver's compiler says is in `log`.
+/// Loads device code; on failure `log` has the output of the driver's compiler.
 ///
 /// # Safety
 /// `image` is PTX that ends in NUL, or a whole cubin.
@@ -20,7 +20,7 @@ pub unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Cod
         // The driver takes numbers in place of pointers here.
         ptr::without_provenance_mut(log.len()),
     ];
-    // SAFETY: `image` by the caller's word; two options with two values, and `log` is as long as is said.
+    // SAFETY: `image` by the caller's contract; two options with two values, and `log` has the stated length.
     check(unsafe {
         driver::cuModuleLoadDataEx(
             &raw mut module,
@@ -38,7 +38,7 @@ pub unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Cod
 /// # Safety
 /// The module came from [`load_module`] and nothing of it is used again.
 pub unsafe fn unload_module(module: RawModule) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuModuleUnload(module) })
 }
 
@@ -48,7 +48,7 @@ pub unsafe fn unload_module(module: RawModule) -> Result<(), Code> {
 /// The module is alive.
 pub unsafe fn function(module: RawModule, name: &CStr) -> Result<RawFunction, Code> {
     let mut function = ptr::null_mut();
-    // SAFETY: by the caller's word; a place for one pointer.
+    // SAFETY: by the caller's contract; a pointer to one pointer.
     check(unsafe { driver::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) })?;
     Ok(function)
 }
@@ -59,7 +59,7 @@ pub unsafe fn function(module: RawModule, name: &CStr) -> Result<RawFunction, Co
 /// The module is alive.
 pub unsafe fn global(module: RawModule, name: &CStr) -> Result<(u64, usize), Code> {
     let (mut address, mut bytes) = (0, 0);
-    // SAFETY: by the caller's word; places for an address and a size.
+    // SAFETY: by the caller's contract; pointers to an address and a size.
     check(unsafe {
         driver::cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name.as_ptr())
     })?;
@@ -72,18 +72,18 @@ pub unsafe fn global(module: RawModule, name: &CStr) -> Result<(u64, usize), Cod
 /// The function's module is alive.
 pub unsafe fn allow_shared(function: RawFunction, bytes: i32) -> Result<(), Code> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe { driver::cuFuncSetAttribute(function, attribute, bytes) })
 }
 
-/// The most threads a block that a kernel can be launched with.
+/// The maximum number of threads per block that a kernel can be launched with.
 ///
 /// # Safety
 /// The function's module is alive.
 pub unsafe fn max_threads(function: RawFunction) -> Result<i32, Code> {
     let mut threads = 0;
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
-    // SAFETY: by the caller's word; a place for one integer.
+    // SAFETY: by the caller's contract; a pointer to one integer.
     check(unsafe { driver::cuFuncGetAttribute(&raw mut threads, attribute, function) })?;
     Ok(threads)
 }
@@ -101,7 +101,7 @@ pub unsafe fn parameter(
     // SAFETY: this is how the function is declared.
     let call = unsafe { symbol::<Call>("cuFuncGetParamInfo") }?;
     let (mut offset, mut bytes) = (0, 0);
-    // SAFETY: the function by the caller's word; places for two sizes.
+    // SAFETY: the function by the caller's contract; pointers to two sizes.
     let code = unsafe { call(function, index, &raw mut offset, &raw mut bytes) };
     Some(check(code).map(|()| (offset, bytes)))
 }
@@ -114,7 +114,7 @@ pub unsafe fn load_function(function: RawFunction) -> Result<(), Code> {
     type Call = unsafe extern "C" fn(RawFunction) -> c_uint;
     // SAFETY: this is how the function is declared.
     match unsafe { symbol::<Call>("cuFuncLoad") } {
-        // SAFETY: by the caller's word.
+        // SAFETY: by the caller's contract.
         Some(call) => check(unsafe { call(function) }),
         None => Ok(()),
     }
@@ -130,7 +130,7 @@ pub unsafe fn blocks_per_multiprocessor(
     shared: usize,
 ) -> Result<i32, Code> {
     let mut blocks = 0;
-    // SAFETY: by the caller's word; a place for one integer.
+    // SAFETY: by the caller's contract; a pointer to one integer.
     check(unsafe {
         driver::cuOccupancyMaxActiveBlocksPerMultiprocessor(
             &raw mut blocks,
@@ -142,7 +142,7 @@ pub unsafe fn blocks_per_multiprocessor(
     Ok(blocks)
 }
 
-/// Puts a kernel on a stream.
+/// Submits a kernel to a stream.
 ///
 /// # Safety
 /// All handles are alive; `parameters` point to values of the types that the kernel declares, as many as it
@@ -155,7 +155,7 @@ pub unsafe fn launch(
     stream: RawStream,
     parameters: &mut [*mut c_void],
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's word.
+    // SAFETY: by the caller's contract.
     check(unsafe {
         driver::cuLaunchKernel(
             function,
