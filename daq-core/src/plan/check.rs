@@ -1,7 +1,7 @@
 //! Checks of a configuration that need no plan: claims, cores, names, shapes.
 
 use super::config::{Component, SourceKeys, at};
-use super::resolve::Surroundings;
+use super::resolve::PlanContext;
 use super::wiring::{Filler, Wiring};
 use super::{Config, RingSection, Ringer};
 use crate::claim::Claim;
@@ -14,8 +14,8 @@ use crate::topology::Topology;
 use crate::units::ByteSize;
 
 /// Two components that want one thing.
-pub(super) fn claims(config: &Config, around: &Surroundings, diagnostics: &mut Diagnostics) {
-    let others = around
+pub(super) fn claims(config: &Config, context: &PlanContext, diagnostics: &mut Diagnostics) {
+    let others = context
         .claims
         .iter()
         .map(|(section, claims)| (section, claims.clone()));
@@ -23,8 +23,8 @@ pub(super) fn claims(config: &Config, around: &Surroundings, diagnostics: &mut D
     for (i, (section, claims)) in all.iter().enumerate() {
         for (other, theirs) in &all[..i] {
             let clash = claims.iter().find_map(|claim| {
-                let here = claim.at(&around.directory);
-                let is_same = |their: &&Claim| here.conflicts(&their.at(&around.directory));
+                let here = claim.at(&context.directory);
+                let is_same = |their: &&Claim| here.conflicts(&their.at(&context.directory));
                 Some((claim, theirs.iter().find(is_same)?))
             });
             if let Some((claim, their)) = clash {
@@ -71,13 +71,13 @@ pub(super) fn cores(config: &Config, topology: &Topology, diagnostics: &mut Diag
             diagnostics.push(at(table, "cores", message).help(help));
         }
     }
-    for outline in &config.outlines {
-        for core in &outline.cores {
+    for known in &config.known_keys {
+        for core in &known.cores {
             if !topology.cores.contains(core) {
                 diagnostics.push(
                     at(
-                        &outline.section,
-                        outline.cores_by(),
+                        &known.section,
+                        known.cores_key(),
                         format!("core {core} is not among the cores of this process"),
                     )
                     .help(format!("this process may use {:?}", topology.cores)),
@@ -90,8 +90,8 @@ pub(super) fn cores(config: &Config, topology: &Topology, diagnostics: &mut Diag
 /// Kernels and sinks both read rings, and their ledgers are told apart by name.
 pub(super) fn names(config: &Config, diagnostics: &mut Diagnostics) {
     let of_kind = |kind| {
-        let outlines = config.outlines.iter().map(|outline| &outline.section);
-        outlines.filter(move |section| section.kind() == kind)
+        let sections = config.known_keys.iter().map(|known| &known.section);
+        sections.filter(move |section| section.kind() == kind)
     };
     for sink in of_kind("sink") {
         if let Some(kernel) = of_kind("kernel").find(|kernel| kernel.name() == sink.name()) {
@@ -110,13 +110,13 @@ pub(super) fn names(config: &Config, diagnostics: &mut Diagnostics) {
 
 /// Bursts that no reader can take.
 pub(super) fn bursts(config: &Config, diagnostics: &mut Diagnostics) {
-    for outline in &config.outlines {
-        if let Some(burst) = outline.burst
-            && outline.reads_by().is_some()
+    for known in &config.known_keys {
+        if let Some(burst) = known.burst
+            && known.input_key().is_some()
             && !(1..=4096).contains(&burst)
         {
             diagnostics.push(at(
-                &outline.section,
+                &known.section,
                 "burst",
                 format!("a burst of {burst} frames; 1 to 4096 are possible"),
             ));

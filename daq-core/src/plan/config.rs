@@ -1,6 +1,6 @@
 //! The typed configuration: sections taken apart by their owners, not yet related to each other.
 
-use super::Outline;
+use super::KnownKeys;
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
 use crate::entry::{Entry, Registry, SourceSpec};
@@ -359,7 +359,7 @@ pub struct Config {
     /// In file order.
     pub sinks: Vec<Component<SinkKeys, dyn SinkSpec>>,
     /// Of all sources, then kernels, then sinks, whether they could be read or not.
-    pub outlines: Vec<Outline>,
+    pub known_keys: Vec<KnownKeys>,
     /// `[staging]`.
     pub staging: StagingKeys,
     /// Its table, for places in messages.
@@ -426,19 +426,19 @@ impl Config {
             }
         });
         let rings = rings.collect();
-        let mut outlines = Vec::new();
+        let mut known_keys = Vec::new();
         let (tag, keys) = ("driver", &["ring", "wait", "silent_after"][..]);
         let sources: Vec<Component<SourceKeys, dyn SourceSpec>> = components(
             document,
             ("source", tag, keys),
             registry.sources,
-            &mut outlines,
+            &mut known_keys,
             diagnostics,
         );
-        for outline in &mut outlines {
+        for known in &mut known_keys {
             // Its driver knows better what it takes.
-            if let Some(source) = outline.index.and_then(|index| sources.get(index)) {
-                outline.cores = source.spec.cores();
+            if let Some(source) = known.index.and_then(|index| sources.get(index)) {
+                known.cores = source.spec.cores();
             }
         }
         for source in &sources {
@@ -468,7 +468,7 @@ impl Config {
             document,
             ("kernel", "use", keys),
             registry.kernels,
-            &mut outlines,
+            &mut known_keys,
             diagnostics,
         );
         let keys = &["input", "guarantee", "incomplete", "wait", "core", "burst"][..];
@@ -476,7 +476,7 @@ impl Config {
             document,
             ("sink", tag, keys),
             registry.sinks,
-            &mut outlines,
+            &mut known_keys,
             diagnostics,
         );
         let names = registry.kernels.iter().map(|entry| entry.name);
@@ -486,7 +486,7 @@ impl Config {
             rings,
             kernels,
             sinks,
-            outlines,
+            known_keys,
             staging: staging(document, diagnostics).unwrap_or_default(),
             staging_table: document.table("staging"),
             built_in: names.filter(|name| *name != FILE_KERNEL).collect(),
@@ -564,19 +564,19 @@ impl<K, S: ?Sized> Read<K, S> {
     }
 }
 
-/// The components of `kind` that could be read; the outlines of all.
+/// The components of `kind` that could be read; the known_keys of all.
 fn components<K: DeserializeOwned, S: ?Sized>(
     document: &Document,
     (kind, tag, keys): (&str, &str, &[&str]),
     entries: &'static [Entry<S>],
-    outlines: &mut Vec<Outline>,
+    known_keys: &mut Vec<KnownKeys>,
     diagnostics: &mut Diagnostics,
 ) -> Vec<Component<K, S>> {
     let mut components = Vec::new();
     for section in document.sections(kind) {
         let read = component(section, tag, entries, keys, diagnostics);
         let index = read.is_whole().then_some(components.len());
-        outlines.push(Outline::of(&read.section, index));
+        known_keys.push(KnownKeys::of(&read.section, index));
         components.extend(read.whole());
     }
     components

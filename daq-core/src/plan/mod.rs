@@ -5,9 +5,9 @@ mod check;
 mod config;
 mod dma;
 mod graph;
+mod known_keys;
 mod mapping;
 mod nics;
-mod outline;
 mod render;
 mod resolve;
 mod totals;
@@ -21,8 +21,8 @@ pub use config::{
     RingSection, Ringer, SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
 pub use graph::GraphFormat;
-pub use outline::Outline;
-pub use resolve::{Surroundings, resolve};
+pub use known_keys::KnownKeys;
+pub use resolve::{PlanContext, resolve};
 
 use crate::gpu::{Backend, Writer};
 use crate::kernel::Side;

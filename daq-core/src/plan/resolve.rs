@@ -31,7 +31,7 @@ const DEFAULT_SLOT: usize = 1 << 20;
 
 /// What a pipeline is surrounded by.
 #[derive(Clone, Debug, Default)]
-pub struct Surroundings {
+pub struct PlanContext {
     /// The directory that relative paths start from.
     pub directory: PathBuf,
     /// What sections outside the pipeline (such as `[http]`) claim.
@@ -44,11 +44,11 @@ pub struct Surroundings {
 pub fn resolve(
     config: &Config,
     topology: &Topology,
-    around: &Surroundings,
+    context: &PlanContext,
     diagnostics: &mut Diagnostics,
 ) -> Option<Plan> {
     let before = diagnostics.errors();
-    check::claims(config, around, diagnostics);
+    check::claims(config, context, diagnostics);
     check::files(config, diagnostics);
     check::cores(config, topology, diagnostics);
     check::names(config, diagnostics);
@@ -58,7 +58,7 @@ pub fn resolve(
     let mut resolver = Resolver {
         config,
         topology,
-        profiles: &around.profiles,
+        profiles: &context.profiles,
         wiring,
         layouts: BTreeMap::new(),
         plan: Plan {
@@ -81,7 +81,7 @@ pub fn resolve(
     resolver.kernels(diagnostics);
     resolver.sinks(diagnostics);
     resolver.unused(diagnostics);
-    let others = around.claims.iter().map(|(section, claims)| PlannedOther {
+    let others = context.claims.iter().map(|(section, claims)| PlannedOther {
         name: section.title().to_owned(),
         claims: claims.iter().map(Claim::to_string).collect(),
     });

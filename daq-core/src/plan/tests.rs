@@ -209,23 +209,23 @@ fn plan_of(text: &str, topology: &Topology) -> Result<Plan, String> {
 }
 
 fn plan_with(text: &str, registry: &Registry, topology: &Topology) -> Result<Plan, String> {
-    let around = Surroundings {
+    let context = PlanContext {
         directory: "/data".into(),
-        ..Surroundings::default()
+        ..PlanContext::default()
     };
-    plan_in(text, registry, topology, &around)
+    plan_in(text, registry, topology, &context)
 }
 
 fn plan_in(
     text: &str,
     registry: &Registry,
     topology: &Topology,
-    around: &Surroundings,
+    context: &PlanContext,
 ) -> Result<Plan, String> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
     let config = Config::read(&document, registry, "test", &mut diagnostics);
-    let plan = resolve(&config, topology, around, &mut diagnostics);
+    let plan = resolve(&config, topology, context, &mut diagnostics);
     plan.filter(|_| !diagnostics.has_errors())
         .ok_or_else(|| diagnostics.render(document.sources(), false))
 }

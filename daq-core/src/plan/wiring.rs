@@ -1,7 +1,7 @@
 //! Who fills and who reads which ring.
 
 use super::config::at;
-use super::{Config, Outline};
+use super::{Config, KnownKeys};
 use crate::config::{Diagnostic, Diagnostics, Section, nearest};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,21 +34,21 @@ impl Wiring {
     /// Who fills each declared ring and who reads it; a second one who fills it, or a ring that does not exist,
     /// is an error.
     pub(super) fn of(config: &Config, diagnostics: &mut Diagnostics) -> Self {
-        let mut fillers: BTreeMap<String, (Filler, &Outline)> = BTreeMap::new();
-        let mut meant_to_fill: Vec<(String, &Outline)> = Vec::new();
+        let mut fillers: BTreeMap<String, (Filler, &KnownKeys)> = BTreeMap::new();
+        let mut meant_to_fill: Vec<(String, &KnownKeys)> = Vec::new();
         let mut wiring = Self::default();
-        for outline in &config.outlines {
-            let section = &outline.section;
-            if let Some(key) = outline.fills_by() {
-                let filler = match (section.kind(), outline.index) {
+        for known in &config.known_keys {
+            let section = &known.section;
+            if let Some(key) = known.output_key() {
+                let filler = match (section.kind(), known.index) {
                     ("source", Some(index)) => Filler::Source(index),
                     (_, Some(index)) => Filler::Kernel(index),
                     (_, None) => Filler::Unread,
                 };
-                match named_ring(config, section, key, outline.fills.as_deref(), diagnostics) {
+                match named_ring(config, section, key, known.output.as_deref(), diagnostics) {
                     Named::Ring(ring) => match fillers.get(ring) {
                         None => {
-                            fillers.insert(ring.to_owned(), (filler, outline));
+                            fillers.insert(ring.to_owned(), (filler, known));
                         }
                         Some((_, first)) => {
                             let first = &first.section;
@@ -64,12 +64,12 @@ impl Wiring {
                             );
                         }
                     },
-                    Named::Meant(ring) => meant_to_fill.push((ring.to_owned(), outline)),
+                    Named::Meant(ring) => meant_to_fill.push((ring.to_owned(), known)),
                     Named::Nothing => wiring.may_fill = true,
                 }
             }
-            if let Some(key) = outline.reads_by() {
-                match named_ring(config, section, key, outline.reads.as_deref(), diagnostics) {
+            if let Some(key) = known.input_key() {
+                match named_ring(config, section, key, known.input.as_deref(), diagnostics) {
                     Named::Ring(ring) | Named::Meant(ring) => {
                         wiring.read.insert(ring.to_owned());
                     }
@@ -77,8 +77,8 @@ impl Wiring {
                 }
             }
         }
-        for (ring, outline) in meant_to_fill {
-            fillers.entry(ring).or_insert((Filler::Unread, outline));
+        for (ring, known) in meant_to_fill {
+            fillers.entry(ring).or_insert((Filler::Unread, known));
         }
         let fillers = fillers
             .into_iter()

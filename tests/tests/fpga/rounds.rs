@@ -4,7 +4,7 @@ use crate::bytes::Served;
 use crate::setup::{SLOT, assert_stream, config, daq, data, host, packets};
 use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::CounterFile;
-use daq_core::plan::{Config, Surroundings, resolve};
+use daq_core::plan::{Config, PlanContext, resolve};
 use daq_core::topology::Topology;
 use daq_drivers::fpga::transports::emulated::CardOptions;
 use daq_emulators::vfio_user::Server;
@@ -72,7 +72,7 @@ fn round(text: &str, directory: &Path, frames: u64) {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
     let config = Config::read(&document, &REGISTRY, "rounds", &mut diagnostics);
-    let around = Surroundings::default();
+    let around = PlanContext::default();
     let plan = resolve(&config, &Topology::detect(), &around, &mut diagnostics);
     let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(document.sources(), false)));
     let options = Options {

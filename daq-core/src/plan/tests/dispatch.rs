@@ -9,12 +9,7 @@ fn told(lines: &str, topology: &Topology) -> (Option<Plan>, String) {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", &text, &mut diagnostics);
     let config = Config::read(&document, &REGISTRY, "test", &mut diagnostics);
-    let plan = resolve(
-        &config,
-        topology,
-        &Surroundings::default(),
-        &mut diagnostics,
-    );
+    let plan = resolve(&config, topology, &PlanContext::default(), &mut diagnostics);
     (plan, diagnostics.render(document.sources(), false))
 }
 

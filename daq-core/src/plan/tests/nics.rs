@@ -340,11 +340,11 @@ fn sink_reads_gpu_if_measured_faster() {
             cards: cards.collect(),
             ..Profile::usual()
         };
-        let around = Surroundings {
+        let context = PlanContext {
             profiles: [(0, profile)].into(),
-            ..Surroundings::default()
+            ..PlanContext::default()
         };
-        plan_in(&format!("{text}{keys}"), &REGISTRY, &machine, &around).unwrap()
+        plan_in(&format!("{text}{keys}"), &REGISTRY, &machine, &context).unwrap()
     };
     let (auto, far, software) = ("nic = \"auto\"", "nic = \"mlx5_0\"", "");
     for (keys, known, is_direct) in [

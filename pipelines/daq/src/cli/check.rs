@@ -141,7 +141,7 @@ pub(super) fn counters(config: &Config, plan: &Plan, diagnostics: &mut Diagnosti
     let diagnostic = Diagnostic::error(format!("this pipeline needs {error}"));
     diagnostics.push(match error {
         CounterFileError::Name { name } => {
-            let sections = config.outlines.iter().map(|outline| &outline.section);
+            let sections = config.known_keys.iter().map(|outline| &outline.section);
             let sections = sections.chain(config.rings.iter().map(|ring| &ring.section));
             let is_in = |section: &&Section| {
                 let rest = name.split_once('.').map(|(_, rest)| rest);

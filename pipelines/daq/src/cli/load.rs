@@ -5,7 +5,7 @@ use clap::Args;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Document, Overrides, environment};
 use daq_core::entry::SourceSpec;
-use daq_core::plan::{Component, Config, Plan, Surroundings, resolve};
+use daq_core::plan::{Component, Config, Plan, PlanContext, resolve};
 use daq_core::sink::{Placements, SinkSpec};
 use daq_core::topology::Topology;
 use daq_core::units::counted;
@@ -159,9 +159,9 @@ impl Loaded {
             diagnostics,
         );
         let config = Config::read(document, &REGISTRY, &sources.name(), diagnostics);
-        let mut around = Surroundings {
+        let mut around = PlanContext {
             directory: super::directory(),
-            ..Surroundings::default()
+            ..PlanContext::default()
         };
         let http = document.table("http").and_then(|mut section| {
             let http = section.finish_checked(&[], diagnostics, Http::problems)?;

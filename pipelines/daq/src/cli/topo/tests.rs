@@ -5,7 +5,7 @@ use daq_core::config::{Diagnostics, Document, Problem, Section};
 use daq_core::entry::{EngineNeeds, Entry, Registry, SourceContext, SourceEntry, SourceSpec};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
-use daq_core::plan::{Surroundings, resolve};
+use daq_core::plan::{PlanContext, resolve};
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 use schemars::JsonSchema;
@@ -92,8 +92,8 @@ fn rows_of(keys: &str, memory: &str) -> Vec<Row> {
     let document = Document::from_text("daq.toml", &text, &mut diagnostics);
     let config = Config::read(&document, &TEST, "test", &mut diagnostics);
     let topology = recorded();
-    let around = Surroundings::default();
-    let plan = resolve(&config, &topology, &around, &mut diagnostics);
+    let context = PlanContext::default();
+    let plan = resolve(&config, &topology, &context, &mut diagnostics);
     assert!(
         !diagnostics.has_errors(),
         "{}",

@@ -7,7 +7,7 @@ use crate::bench::scratch::Scratch;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::SourceSpec;
 use daq_core::ledger::{CounterFile, Proof, SourceReport};
-use daq_core::plan::{Component, Config, Surroundings, resolve};
+use daq_core::plan::{Component, Config, PlanContext, resolve};
 use daq_core::staging::Profile;
 use daq_core::topology::Topology;
 use daq_drivers::fpga::FpgaConfig;
@@ -97,9 +97,9 @@ impl Bench {
         let document = Document::from_text("bench", text, &mut diagnostics);
         let mut config = Config::read(&document, &REGISTRY, "bench", &mut diagnostics);
         let directory = self.scratch.path().to_owned();
-        let around = Surroundings {
+        let around = PlanContext {
             directory: directory.clone(),
-            ..Surroundings::default()
+            ..PlanContext::default()
         };
         let plan = resolve(&config, &self.topology, &around, &mut diagnostics);
         let Some(plan) = plan.filter(|_| !diagnostics.has_errors()) else {

@@ -4,7 +4,7 @@ use super::fixture::{Bench, RESULT_TIMEOUT};
 use crate::bench::BenchError;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::CounterFile;
-use daq_core::plan::{Config, Surroundings, resolve};
+use daq_core::plan::{Config, PlanContext, resolve};
 use daq_core::topology::Topology;
 use daq_pipelines::REGISTRY;
 use daq_pipelines::runtime::{Options, Pipeline};
@@ -168,9 +168,9 @@ impl Bench {
         let mut diagnostics = Diagnostics::new();
         let document = Document::load(&[path], &mut diagnostics);
         let config = Config::read(&document, &REGISTRY, "packets", &mut diagnostics);
-        let around = Surroundings {
+        let around = PlanContext {
             directory: self.scratch.path().to_owned(),
-            ..Surroundings::default()
+            ..PlanContext::default()
         };
         let mut topology = Topology::detect();
         let gpus = topology.gpus.into_iter();

@@ -3,7 +3,7 @@
 use crate::bench::BenchError;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::{CounterFile, Report};
-use daq_core::plan::{Config, Surroundings, resolve};
+use daq_core::plan::{Config, PlanContext, resolve};
 use daq_core::staging::Profile;
 use daq_core::topology::Topology;
 use daq_pipelines::REGISTRY;
@@ -42,9 +42,9 @@ impl Fixture {
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("rdma", text, &mut diagnostics);
         let config = Config::read(&document, &REGISTRY, "rdma", &mut diagnostics);
-        let around = Surroundings {
+        let around = PlanContext {
             directory: directory.to_owned(),
-            ..Surroundings::default()
+            ..PlanContext::default()
         };
         let plan = resolve(&config, topology, &around, &mut diagnostics);
         let Some(plan) = plan.filter(|_| !diagnostics.has_errors()) else {
