@@ -58,7 +58,7 @@ pub struct SourceContext {
     pub directory: std::path::PathBuf,
     /// The geometry that [`SourceSpec::geometry`] gave for the ring's slots.
     pub geometry: Geometry,
-    /// The network card that `auto` stands for ([`EngineNeeds::device`]).
+    /// The network card that `auto` stands for ([`EngineRequirements::device`]).
     pub nic: Option<String>,
     /// The counters that [`SourceSpec::counts`] named.
     pub counts: Counts,
@@ -71,7 +71,7 @@ pub type SilenceHint = Box<dyn Fn() -> String + Send>;
 
 /// What a DMA engine asks of the plan, as far as it is known without opening its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EngineNeeds {
+pub struct EngineRequirements {
     /// Its device's place in the PCI tree, as in `0000:3b:00.0`, or the name of a network card for RDMA, as in `mlx5_0`,
     /// `auto` for the one that suits its ring; `None` for a model that has no place.
     pub device: Option<String>,
@@ -82,9 +82,9 @@ pub struct EngineNeeds {
     /// Why its device cannot be given a GPU's memory; `None` where it can.
     pub host_only: Option<String>,
     /// Whether the CPU must reach the memory that it writes, to look at what has come.
-    pub looked_at: bool,
+    pub cpu_reads_memory: bool,
     /// Whether its last write can ring the doorbell of a kernel that stays on its GPU.
-    pub rings: bool,
+    pub can_ring_doorbell: bool,
     /// The faults that it can report by name ([`Engine::faults`](crate::dma::Engine::faults)).
     pub faults: &'static [&'static str],
     /// Slots are a multiple of so many bytes, a power of two.
@@ -123,12 +123,12 @@ pub trait SourceSpec: Send + Sync {
 
     /// What the geometry is learned from at run time, as in "the first heaps": [`geometry`](Self::geometry) is then an upper
     /// bound, and each frame's record has its own. `None` where it is exact.
-    fn learned_from(&self) -> Option<&'static str> {
+    fn detected_from(&self) -> Option<&'static str> {
         None
     }
 
     /// Whether the length of frames is learned, too: they can then be shorter than the geometry's.
-    fn learns_frame_size(&self) -> bool {
+    fn detects_frame_size(&self) -> bool {
         false
     }
 
@@ -144,7 +144,7 @@ pub trait SourceSpec: Send + Sync {
     }
 
     /// What its DMA engine asks of the plan; `None` for sources that are no engines.
-    fn engine(&self) -> Option<EngineNeeds> {
+    fn engine(&self) -> Option<EngineRequirements> {
         None
     }
 

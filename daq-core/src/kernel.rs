@@ -111,8 +111,8 @@ pub struct KernelContext {
     pub dispatch: Dispatch,
     /// What may make GPU memory that the CPU stores to.
     pub backends: Vec<Backend>,
-    /// Whether the device that writes the input rings the doorbell ([`Kernel::device_bell`]).
-    pub rung_by_device: bool,
+    /// Whether the device that writes the input rings the doorbell ([`Kernel::device_doorbell`]).
+    pub device_rings_doorbell: bool,
 }
 
 impl KernelContext {
@@ -129,7 +129,7 @@ impl KernelContext {
             output: Slice::default(),
             dispatch: Dispatch::Launch,
             backends: Backend::ALL.to_vec(),
-            rung_by_device: false,
+            device_rings_doorbell: false,
         }
     }
 }
@@ -141,13 +141,13 @@ impl KernelContext {
 ///   64   frames that had been published when the device began to count, 64 bits; all ones until then
 /// ```
 #[derive(Clone, Debug)]
-pub struct DeviceBell {
+pub struct DeviceDoorbell {
     region: Arc<Region>,
     /// The frame from which on the device rings.
     from: Arc<AtomicU64>,
 }
 
-impl DeviceBell {
+impl DeviceDoorbell {
     /// Bits of the device's count that a kernel looks at.
     pub const BITS: u32 = 24;
     const BASE: usize = 64;
@@ -216,7 +216,7 @@ pub trait Kernel: Send {
     }
 
     /// Where a device is to ring once it has written a frame, where it is to.
-    fn device_bell(&self) -> Option<DeviceBell> {
+    fn device_doorbell(&self) -> Option<DeviceDoorbell> {
         None
     }
 
@@ -286,7 +286,7 @@ pub trait KernelSpec: Send + Sync {
     }
 
     /// Whether the kernel can stay on a GPU ([`Dispatch::Persistent`]), or why it cannot, as a clause.
-    fn can_stay(&self) -> Result<(), String> {
+    fn supports_persistent(&self) -> Result<(), String> {
         Err("built-in kernels are launched".to_owned())
     }
 

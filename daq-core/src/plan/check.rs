@@ -3,10 +3,10 @@
 use super::config::{Component, SourceKeys, at};
 use super::resolve::PlanContext;
 use super::wiring::{Filler, Wiring};
-use super::{Config, RingSection, Ringer};
+use super::{Config, DoorbellInitiator, RingSection};
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Section};
-use crate::entry::{EngineNeeds, SourceSpec};
+use crate::entry::{EngineRequirements, SourceSpec};
 use crate::gpu::Dispatch;
 use crate::gpu::Writer;
 use crate::reorder::{Arrival, Geometry, WindowSize};
@@ -138,7 +138,7 @@ pub(super) fn dispatches(config: &Config, wiring: &Wiring, diagnostics: &mut Dia
             }
             continue;
         }
-        if let Err(why) = kernel.spec.can_stay() {
+        if let Err(why) = kernel.spec.supports_persistent() {
             let message = format!("kernel `{name}` cannot stay on a GPU: {why}");
             diagnostics.push(at(&kernel.section, "dispatch", message).help(
                 "leave `dispatch` out; kernels of your own can stay: file = \"my.cu\" in place of `use`",
@@ -161,7 +161,7 @@ pub(super) fn dispatches(config: &Config, wiring: &Wiring, diagnostics: &mut Dia
                     .help("add \"host\", which works everywhere, or leave `backends` out"),
             );
         }
-        if keys.doorbell == Some(Ringer::Device)
+        if keys.doorbell == Some(DoorbellInitiator::Device)
             && let Some(why) = no_device(config, wiring, &keys.input)
         {
             let message = format!("no device rings the doorbell of kernel `{name}`: {why}");
@@ -183,7 +183,11 @@ fn no_device(config: &Config, wiring: &Wiring, ring: &str) -> Option<String> {
         }
         Filler::Source(i) => {
             let source = &config.sources[*i];
-            (!source.spec.engine().is_some_and(|engine| engine.rings)).then(|| {
+            (!source
+                .spec
+                .engine()
+                .is_some_and(|engine| engine.can_ring_doorbell))
+            .then(|| {
                 format!(
                     "source `{}` ({}) fills ring `{ring}` and has no engine that can",
                     source.name(),
@@ -295,7 +299,7 @@ pub(super) fn full_frames(
     frame: usize,
     diagnostics: &mut Diagnostics,
 ) {
-    if !source.spec.learns_frame_size() {
+    if !source.spec.detects_frame_size() {
         return;
     }
     let (name, frame) = (source.name(), ByteSize(frame as u64));
@@ -317,7 +321,7 @@ pub(super) fn engine(
     ring: &RingSection,
     source: &Section,
     slot: usize,
-    needs: &EngineNeeds,
+    needs: &EngineRequirements,
     diagnostics: &mut Diagnostics,
 ) {
     let size = ByteSize(slot as u64);

@@ -120,7 +120,7 @@ impl JsonSchema for FillKey {
 /// Who rings the doorbell of a kernel that stays on its GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Ringer {
+pub enum DoorbellInitiator {
     /// The CPU, once frames are committed.
     #[default]
     Cpu,
@@ -225,7 +225,7 @@ pub struct KernelKeys {
     pub dispatch: Option<Dispatch>,
     /// Who rings the doorbell of a persistent kernel: `"cpu"`, or `"device"` (the one that writes the frames, where it
     /// can); without it, `"cpu"`.
-    pub doorbell: Option<Ringer>,
+    pub doorbell: Option<DoorbellInitiator>,
 }
 
 /// The keys that every sink has beside its driver's.

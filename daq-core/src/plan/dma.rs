@@ -10,14 +10,14 @@
 //! What it would write on a GPU is decided by the topology, and proved when it starts. A network card may be named as
 //! RDMA names it; one of software has no place, and is the CPU to the memory that it writes.
 
-use super::{Config, Incomplete, Plan, PlannedCopy, Ringer, nics};
-use crate::entry::EngineNeeds;
+use super::{Config, DoorbellInitiator, Incomplete, Plan, PlannedCopy, nics};
+use crate::entry::EngineRequirements;
 use crate::gpu::Dispatch;
 use crate::gpu::Writer;
 use crate::region::Placement;
 use crate::staging::Direction;
 use crate::topology::DataPath;
-use crate::topology::nic::is_software;
+use crate::topology::nic::is_emulated_nic;
 use crate::topology::{Asked, PeerAccess, Topology, Wish};
 
 /// Decides of every engine in a plan whose rings and readers are all known.
@@ -65,9 +65,9 @@ fn into(plan: &Plan, i: usize) -> Option<PlannedCopy> {
 }
 
 /// What an engine is to the memory that it writes.
-fn writer(needs: &EngineNeeds) -> Writer {
+fn writer(needs: &EngineRequirements) -> Writer {
     match &needs.device {
-        Some(device) if needs.writer == Writer::Nic && is_software(device) => Writer::Cpu,
+        Some(device) if needs.writer == Writer::Nic && is_emulated_nic(device) => Writer::Cpu,
         _ => needs.writer,
     }
 }
@@ -76,7 +76,7 @@ fn writer(needs: &EngineNeeds) -> Writer {
 fn place(
     plan: &mut Plan,
     i: usize,
-    needs: &EngineNeeds,
+    needs: &EngineRequirements,
     numbers: bool,
     config: &Config,
     topology: &Topology,
@@ -140,7 +140,7 @@ fn place(
 
 /// Whether the engine may write into the GPU, with reason and warnings, or why it may not.
 fn judge(
-    needs: &EngineNeeds,
+    needs: &EngineRequirements,
     numbers: bool,
     others: &[String],
     gpu: u32,
@@ -171,7 +171,7 @@ fn judge(
     let allowed = |backend| config.staging.backends.contains(backend);
     // A network card's driver is told where the memory is; no mapping is needed for that alone.
     if let Some(tried) = tried
-        && (writer != Writer::Nic || needs.looked_at)
+        && (writer != Writer::Nic || needs.cpu_reads_memory)
         && !tried
             .iter()
             .any(|(backend, made)| backends.contains(backend) && allowed(backend) && made.is_ok())
@@ -182,7 +182,7 @@ fn judge(
         let refused: Vec<_> = refused
             .filter_map(|(backend, made)| Some(format!("{backend}: {}", made.as_ref().err()?)))
             .collect();
-        let whom = if needs.looked_at {
+        let whom = if needs.cpu_reads_memory {
             "the CPU, which must look at what has come"
         } else {
             "it"
@@ -195,7 +195,7 @@ fn judge(
     let Some(device) = &needs.device else {
         return Ok(("its model runs in this process".to_owned(), Vec::new()));
     };
-    if needs.writer == Writer::Nic && is_software(device) {
+    if needs.writer == Writer::Nic && is_emulated_nic(device) {
         return Ok(("its card is this process".to_owned(), Vec::new()));
     }
     let verdict = topology.verdict(&Asked {
@@ -232,7 +232,7 @@ fn carry(plan: &mut Plan, i: usize) {
         return;
     };
     if !supports_backpressure {
-        engine.carried = Some(bytes);
+        engine.private_slot_bytes = Some(bytes);
         source.notes.push(format!(
             "its engine goes round and cannot be held back: it has slots of its own on {placement}, frames are carried \
              out of them, and those that it overtook meanwhile are counted as overrun"
@@ -246,7 +246,7 @@ fn bells(plan: &mut Plan) {
         let is_device = kernel
             .doorbell
             .as_ref()
-            .is_some_and(|bell| bell.by == Ringer::Device);
+            .is_some_and(|bell| bell.initiator == DoorbellInitiator::Device);
         if !is_device || kernel.dispatch != Some(Dispatch::Persistent) {
             continue;
         }
@@ -282,7 +282,7 @@ fn bells(plan: &mut Plan) {
                     )
                 } else {
                     if let Some(engine) = &mut source.engine {
-                        engine.rings = Some(kernel.name.clone());
+                        engine.doorbell_of = Some(kernel.name.clone());
                     }
                     continue;
                 }

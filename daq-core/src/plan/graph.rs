@@ -1,6 +1,6 @@
 //! The plan as a picture.
 
-use super::{CopyWay, Plan};
+use super::{CopyMethod, Plan};
 use crate::gpu::Dispatch;
 use crate::units::ByteSize;
 use std::fmt::Write;
@@ -52,12 +52,12 @@ impl Plan {
         }
         for (i, copy) in self.copies.iter().enumerate() {
             let id = format!("copy_{i}");
-            let mut label = match copy.way {
-                CopyWay::Engine => "copy".to_owned(),
-                CopyWay::Either => "copy, small ones stored".to_owned(),
-                CopyWay::Stores => "store".to_owned(),
+            let mut label = match copy.method {
+                CopyMethod::Engine => "copy".to_owned(),
+                CopyMethod::Either => "copy, small ones stored".to_owned(),
+                CopyMethod::Stores => "store".to_owned(),
             };
-            if let Some(kernel) = &copy.carried_by {
+            if let Some(kernel) = &copy.kernel_thread {
                 let _ = write!(label, "\nby {kernel}");
             }
             nodes.push((id.clone(), label, Shape::Copy));

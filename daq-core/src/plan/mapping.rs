@@ -4,7 +4,7 @@
 //! engine: where a kernel that stays on the GPU reads it, and where its slots are small. What would make that memory
 //! was found out by whoever looked at the machine; here it is only told.
 
-use super::{CopyWay, Plan, PlannedCopy, Ringer};
+use super::{CopyMethod, DoorbellInitiator, Plan, PlannedCopy};
 use crate::gpu::Dispatch;
 use crate::gpu::bar_mapping::not_allowed;
 use crate::gpu::{Backend, Writer};
@@ -107,15 +107,15 @@ fn ring(
             ring.mapping_reason = told(&format!("by {backend}: {why}"), &refused);
             // Whoever else reads the ring is not to wait for the kernel's thread, nor are frames that the copy engine is
             // faster with.
-            copy.carried_by = stays
+            copy.kernel_thread = stays
                 .filter(|_| is_small && ring.readers.len() == 1)
                 .cloned();
-            if copy.carried_by.is_some() {
-                copy.way = CopyWay::Stores;
+            if copy.kernel_thread.is_some() {
+                copy.method = CopyMethod::Stores;
                 let path = format!("the CPU stores frames through the GPU's BAR ({backend})");
                 Some((DataPath::Cpu, told(&path, &refused)))
             } else {
-                copy.way = CopyWay::Either;
+                copy.method = CopyMethod::Either;
                 let path = format!("the CPU stores small bursts through the GPU's BAR ({backend})");
                 Some((DataPath::Staged, told(&path, &refused)))
             }
@@ -174,11 +174,11 @@ fn doorbells(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
         let (Some(bell), Side::Cuda(ordinal)) = (&mut kernel.doorbell, kernel.side) else {
             continue;
         };
-        let writer = match bell.by {
-            Ringer::Cpu => Writer::Doorbell,
-            Ringer::Device => Writer::Fpga,
+        let writer = match bell.initiator {
+            DoorbellInitiator::Cpu => Writer::Doorbell,
+            DoorbellInitiator::Device => Writer::Fpga,
         };
-        (bell.backend, bell.place) = match Maker::of(topology, ordinal, writer, allowed) {
+        (bell.backend, bell.location) = match Maker::of(topology, ordinal, writer, allowed) {
             Maker::Is(Backend::Host, refused) => {
                 (Some(Backend::Host), told("in host memory", &refused))
             }

@@ -17,8 +17,8 @@ use crate::gpu::Dispatch;
 use crate::staging::Direction;
 use crate::topology::DataPath;
 pub use config::{
-    Component, Config, DaqKeys, FILE_KERNEL, FillKey, Incomplete, KernelKeys, Memory, RingKeys,
-    RingSection, Ringer, SinkKeys, SourceKeys, StagingKeys, StagingWait,
+    Component, Config, DaqKeys, DoorbellInitiator, FILE_KERNEL, FillKey, Incomplete, KernelKeys,
+    Memory, RingKeys, RingSection, SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
 pub use graph::GraphFormat;
 pub use known_keys::KnownKeys;
@@ -57,7 +57,8 @@ pub struct PlannedSource {
     #[serde(skip)]
     pub geometry: Geometry,
     /// What the geometry, here an upper bound, is learned from; `None` where it is exact.
-    pub learned_from: Option<&'static str>,
+    #[serde(rename = "learned_from")]
+    pub detected_from: Option<&'static str>,
     /// Whether it waits for slots.
     pub supports_backpressure: bool,
     /// Threads that it runs on.
@@ -86,9 +87,11 @@ pub struct PlannedSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedEngine {
     /// Bytes of slots of its own that it goes round in, where it cannot be held back: frames are carried out of them.
-    pub carried: Option<usize>,
+    #[serde(rename = "carried")]
+    pub private_slot_bytes: Option<usize>,
     /// The kernel whose doorbell it rings with its last write.
-    pub rings: Option<String>,
+    #[serde(rename = "rings")]
+    pub doorbell_of: Option<String>,
     /// The faults that it can report by name.
     #[serde(skip)]
     pub faults: &'static [&'static str],
@@ -208,11 +211,13 @@ pub struct PlannedKernel {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedDoorbell {
     /// Who rings it.
-    pub by: Ringer,
+    #[serde(rename = "by")]
+    pub initiator: DoorbellInitiator,
     /// What is expected to make its memory; `None` where that was not tried, or nothing can.
     pub backend: Option<Backend>,
     /// Where it lies, with what refused.
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
 }
 
 /// A sink in its place.
@@ -260,7 +265,7 @@ pub struct PlannedOther {
 /// How the bytes of a copy move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum CopyWay {
+pub enum CopyMethod {
     /// By the GPU's copy engine.
     Engine,
     /// Bursts below the cut-over by CPU stores, larger ones by the copy engine.
@@ -283,9 +288,11 @@ pub struct PlannedCopy {
     /// Which way.
     pub direction: Direction,
     /// How its bytes move.
-    pub way: CopyWay,
+    #[serde(rename = "way")]
+    pub method: CopyMethod,
     /// The kernel whose thread does it; `None` where the staging engine does.
-    pub carried_by: Option<String>,
+    #[serde(rename = "carried_by")]
+    pub kernel_thread: Option<String>,
 }
 
 /// Configuration × topology, resolved.

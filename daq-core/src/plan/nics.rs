@@ -4,7 +4,7 @@ use super::{Config, Plan, PlannedRing};
 use crate::region::Placement;
 use crate::sink::SinkSpec;
 use crate::staging::Profile;
-use crate::topology::nic::{AUTO, SOFTWARE, is_software};
+use crate::topology::nic::{AUTO, EMULATED, is_emulated_nic};
 use crate::topology::pci::canonical;
 use crate::topology::{Asked, PeerAccess, Topology, Wish};
 use crate::units::ByteSize;
@@ -40,7 +40,7 @@ pub(super) fn card(
     gpu: Option<u32>,
     topology: &Topology,
 ) -> Result<Option<String>, String> {
-    if is_software(device) || canonical(device).is_some() {
+    if is_emulated_nic(device) || canonical(device).is_some() {
         return Ok(None);
     }
     let is_auto = device == AUTO;
@@ -66,7 +66,7 @@ pub(super) fn reads(
     let Placement::Cuda(gpu) = ring.placement else {
         return Err(String::new());
     };
-    let declared = sink.nic().unwrap_or_else(|| SOFTWARE.to_owned());
+    let declared = sink.nic().unwrap_or_else(|| EMULATED.to_owned());
     let card = match card(&declared, Some(gpu), topology) {
         Ok(Some(nearest)) => nearest,
         Ok(None) | Err(_) => declared,
@@ -102,7 +102,7 @@ pub(super) fn reads(
 
 /// Why the way between the two answers no reads, as the end of a sentence; empty where nothing speaks against it.
 fn path(card: &str, gpu: u32, ring: &PlannedRing, topology: &Topology) -> String {
-    if is_software(card) {
+    if is_emulated_nic(card) {
         return String::new();
     }
     let verdict = topology.verdict(&Asked {

@@ -1,6 +1,6 @@
 //! The plan as text.
 
-use super::{CopyWay, Incomplete, Plan, Ringer};
+use super::{CopyMethod, DoorbellInitiator, Incomplete, Plan};
 use crate::gpu::Dispatch;
 use crate::kernel::Side;
 use crate::units::{ByteSize, counted};
@@ -22,7 +22,7 @@ fn cores(cores: &[usize]) -> String {
     }
 }
 
-impl Display for CopyWay {
+impl Display for CopyMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Engine => "the copy engine",
@@ -51,7 +51,7 @@ impl Display for Plan {
             }
             writeln!(f, "    path     {}: {}", source.path.name(), source.reason)?;
             let geometry = &source.geometry;
-            match source.learned_from {
+            match source.detected_from {
                 Some(from) => writeln!(
                     f,
                     "    frames   learned from {from}, at most {}, window {}, {hold}",
@@ -107,7 +107,7 @@ impl Display for Plan {
         }
         for copy in &self.copies {
             writeln!(f, "\ncopy {} → {}", copy.from, copy.to)?;
-            let thread = copy.carried_by.as_ref().map_or_else(
+            let thread = copy.kernel_thread.as_ref().map_or_else(
                 || {
                     let (device, direction) = (copy.device, copy.direction.name());
                     format!("the staging thread of cuda:{device}, {direction}")
@@ -115,7 +115,7 @@ impl Display for Plan {
                 |kernel| format!("the thread of kernel {kernel}"),
             );
             writeln!(f, "    runs on  {thread}")?;
-            writeln!(f, "    way      {}", copy.way)?;
+            writeln!(f, "    way      {}", copy.method)?;
         }
         for kernel in &self.kernels {
             writeln!(
@@ -144,11 +144,11 @@ impl Display for Plan {
                 None => {}
             }
             if let Some(bell) = &kernel.doorbell {
-                let by = match bell.by {
-                    Ringer::Cpu => "the CPU",
-                    Ringer::Device => "the device that writes the frames",
+                let by = match bell.initiator {
+                    DoorbellInitiator::Cpu => "the CPU",
+                    DoorbellInitiator::Device => "the device that writes the frames",
                 };
-                writeln!(f, "    doorbell rung by {by}, {}", bell.place)?;
+                writeln!(f, "    doorbell rung by {by}, {}", bell.location)?;
             }
             writeln!(
                 f,

@@ -6,7 +6,7 @@ use super::check;
 use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
-    Config, CopyWay, Memory, Plan, PlannedCopy, PlannedDoorbell, PlannedEngine, PlannedKernel,
+    Config, CopyMethod, Memory, Plan, PlannedCopy, PlannedDoorbell, PlannedEngine, PlannedKernel,
     PlannedOther, PlannedRing, PlannedSource, RingSection,
 };
 use super::{dma, mapping, nics, totals};
@@ -208,8 +208,8 @@ impl Resolver<'_> {
             self.plan.threads += source.spec.threads();
             let memory = source.spec.memory(&geometry);
             let engine = source.spec.engine().map(|needs| PlannedEngine {
-                carried: None,
-                rings: None,
+                private_slot_bytes: None,
+                doorbell_of: None,
                 faults: needs.faults,
             });
             self.plan.sources.push(PlannedSource {
@@ -221,7 +221,7 @@ impl Resolver<'_> {
                 path,
                 reason,
                 geometry,
-                learned_from: source.spec.learned_from(),
+                detected_from: source.spec.detected_from(),
                 supports_backpressure,
                 threads: source.spec.threads(),
                 cores: source.spec.cores(),
@@ -255,7 +255,7 @@ impl Resolver<'_> {
         };
         let ring = &self.config.rings[index];
         let (placement, reason) = self.place(ring);
-        let exact = geometry.filter(|(_, source)| source.learned_from().is_none());
+        let exact = geometry.filter(|(_, source)| source.detected_from().is_none());
         let planned = PlannedRing {
             name: name.to_owned(),
             placement,
@@ -275,7 +275,7 @@ impl Resolver<'_> {
             lock: ring.keys.lock,
             huge: ring.keys.huge,
             layout: layout.clone(),
-            is_layout_maximum: geometry.is_some_and(|(_, source)| source.learns_frame_size()),
+            is_layout_maximum: geometry.is_some_and(|(_, source)| source.detects_frame_size()),
             producer: producer.to_owned(),
             readers: Vec::new(),
             region_bytes: 0,
@@ -327,8 +327,8 @@ impl Resolver<'_> {
                 Placement::Host => 0,
             },
             direction,
-            way: CopyWay::Engine,
-            carried_by: None,
+            method: CopyMethod::Engine,
+            kernel_thread: None,
         });
         name
     }
@@ -519,8 +519,8 @@ impl Resolver<'_> {
             );
         }
         let dispatch = kernel.keys.dispatch.unwrap_or_default();
-        let is_staying = dispatch == Dispatch::Persistent;
-        if is_staying && side == Side::Cpu && kernel.spec.can_stay().is_ok() {
+        let is_persistent = dispatch == Dispatch::Persistent;
+        if is_persistent && side == Side::Cpu && kernel.spec.supports_persistent().is_ok() {
             let message = format!(
                 "kernel `{}` cannot stay on a GPU: it runs on the CPU",
                 kernel.name()
@@ -546,10 +546,10 @@ impl Resolver<'_> {
             guarantee: kernel.keys.guarantee,
             incomplete: kernel.keys.incomplete,
             dispatch: (side != Side::Cpu).then_some(dispatch),
-            doorbell: is_staying.then(|| PlannedDoorbell {
-                by: kernel.keys.doorbell.unwrap_or_default(),
+            doorbell: is_persistent.then(|| PlannedDoorbell {
+                initiator: kernel.keys.doorbell.unwrap_or_default(),
                 backend: None,
-                place: String::new(),
+                location: String::new(),
             }),
             burst: kernel.keys.burst as usize,
             core: kernel.keys.core,

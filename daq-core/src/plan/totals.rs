@@ -51,7 +51,10 @@ pub(super) fn add(plan: &mut Plan) {
     // Slots of engines that go round lie where the ring does that their frames are carried to.
     let (mut on_host, mut on_device) = (on(true) + beside + copies, on(false));
     for source in &plan.sources {
-        let carried = source.engine.as_ref().and_then(|engine| engine.carried);
+        let carried = source
+            .engine
+            .as_ref()
+            .and_then(|engine| engine.private_slot_bytes);
         match plan.ring(&source.ring).map(|ring| ring.placement) {
             Some(Placement::Cuda(_)) => on_device += carried.unwrap_or(0),
             _ => on_host += carried.unwrap_or(0),
@@ -62,7 +65,7 @@ pub(super) fn add(plan: &mut Plan) {
     let staging: BTreeSet<_> = plan
         .copies
         .iter()
-        .filter(|copy| copy.carried_by.is_none())
+        .filter(|copy| copy.kernel_thread.is_none())
         .map(|copy| (copy.device, copy.direction))
         .collect();
     plan.threads += staging.len();

@@ -18,7 +18,7 @@ pub(super) const CARDS: &str = "class/infiniband";
 /// Kernel modules by which a card is told where a GPU's memory is; the second is the first's predecessor.
 pub(super) const PEER_MEMORY: [&str; 2] = ["module/nvidia_peermem", "module/nv_peer_mem"];
 /// What the names of cards begin with that this process is itself.
-pub const SOFTWARE: &str = "software";
+pub const EMULATED: &str = "software";
 /// A card's name that stands for the nearest one.
 pub const AUTO: &str = "auto";
 
@@ -193,18 +193,18 @@ impl Nic {
 /// writes whatever the CPU reaches.
 ///
 /// ```
-/// use daq_core::topology::nic::is_software;
-/// assert!(is_software("software") && is_software("software:127.0.0.2"));
-/// assert!(!is_software("mlx5_0"));
+/// use daq_core::topology::nic::is_emulated_nic;
+/// assert!(is_emulated_nic("software") && is_emulated_nic("software:127.0.0.2"));
+/// assert!(!is_emulated_nic("mlx5_0"));
 /// ```
-pub fn is_software(name: &str) -> bool {
-    name.strip_prefix(SOFTWARE)
+pub fn is_emulated_nic(name: &str) -> bool {
+    name.strip_prefix(EMULATED)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
 }
 
 /// There is no such card.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoNic {
+pub enum NicError {
     /// Not of that name.
     #[error("there is no RDMA network card `{name}`; this machine has {} (`software` is one that needs no hardware)", named(.there))]
     Unknown {
@@ -233,10 +233,10 @@ impl Topology {
     ///
     /// # Errors
     /// If there is none; tells which are there.
-    pub fn nic(&self, name: &str) -> Result<&Nic, NoNic> {
+    pub fn nic(&self, name: &str) -> Result<&Nic, NicError> {
         let mut nics = self.nics.iter();
         nics.find(|nic| nic.name == name)
-            .ok_or_else(|| NoNic::Unknown {
+            .ok_or_else(|| NicError::Unknown {
                 name: name.to_owned(),
                 there: self.nics.iter().map(|nic| nic.name.clone()).collect(),
             })
@@ -304,7 +304,7 @@ impl Topology {
     ///
     /// # Errors
     /// If there is none, or none of that name.
-    pub fn nic_for(&self, gpu: Option<u32>, declared: Option<&str>) -> Result<&Nic, NoNic> {
+    pub fn nic_for(&self, gpu: Option<u32>, declared: Option<&str>) -> Result<&Nic, NicError> {
         if let Some(name) = declared {
             return self.nic(name);
         }
@@ -317,6 +317,6 @@ impl Topology {
                 (!nic.is_active(), nic.pci.is_none(), rate)
             })
         };
-        found.ok_or(NoNic::None)
+        found.ok_or(NicError::None)
     }
 }

@@ -159,11 +159,11 @@ impl PciDevice {
             .iter()
             .any(|(vendor, _)| self.vendor == Some(*vendor));
         let is_edu = (self.vendor, self.device) == (Some(EDU.0), Some(EDU.1));
-        !self.is_bridge() && !self.is_display() && (is_fpga || is_edu || self.is_given())
+        !self.is_bridge() && !self.is_display() && (is_fpga || is_edu || self.is_vfio_bound())
     }
 
     /// Whether programs may drive it.
-    pub fn is_given(&self) -> bool {
+    pub fn is_vfio_bound(&self) -> bool {
         self.driver.as_deref() == Some(VFIO)
     }
 

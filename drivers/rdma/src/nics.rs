@@ -2,7 +2,7 @@
 
 use crate::emulated::{EmulatedNic, Faults};
 use crate::verbs::{Nic, VerbsError};
-pub use daq_core::topology::nic::SOFTWARE;
+pub use daq_core::topology::nic::EMULATED;
 use daq_core::topology::nic::{self, AUTO};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl NicNames {
     /// The card that a plan can look for; `None` where all are made of software.
     pub fn device(&self) -> Option<String> {
         let mut names = self.all().iter();
-        let first = names.find(|name| !is_software(name))?;
+        let first = names.find(|name| !is_emulated_nic(name))?;
         Some(first.split(':').next().unwrap_or(first).to_owned())
     }
 
@@ -63,7 +63,7 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
         errno: 0,
         why,
     };
-    if is_software(name) {
+    if is_emulated_nic(name) {
         let address = match card.strip_prefix("software:") {
             None => IpAddr::V4(Ipv4Addr::LOCALHOST),
             Some(address) => address.parse().map_err(|_| {
@@ -107,8 +107,8 @@ fn rails<T: Clone, E>(
 }
 
 /// Whether a card of this name is made of software.
-pub fn is_software(name: &str) -> bool {
-    nic::is_software(name.split('?').next().unwrap_or(name))
+pub fn is_emulated_nic(name: &str) -> bool {
+    nic::is_emulated_nic(name.split('?').next().unwrap_or(name))
 }
 
 fn hardware(
@@ -147,7 +147,7 @@ mod tests {
             "software?cut@3,hold",
             "software:127.0.0.1?lose@1",
         ] {
-            assert_eq!(open(name).unwrap().name(), SOFTWARE);
+            assert_eq!(open(name).unwrap().name(), EMULATED);
         }
         assert!(
             open("software?down")
@@ -196,6 +196,6 @@ mod tests {
         assert_eq!(opened, ["a", "b"]);
         let cards = open_rails(&["software".to_owned(), "software".to_owned()], 2).unwrap();
         assert!(cards.len() == 4 && cards.iter().all(|card| Arc::ptr_eq(card, &cards[0])));
-        assert!(is_software("software?hold") && !is_software("mlx5_0:1"));
+        assert!(is_emulated_nic("software?hold") && !is_emulated_nic("mlx5_0:1"));
     }
 }

@@ -42,7 +42,7 @@ use config::DeviceKey;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::dma::FrameSequence;
-use daq_core::entry::{EngineNeeds, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{EngineRequirements, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::examine::{FileUse, NamedFile};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
@@ -199,15 +199,15 @@ impl SourceSpec for Fpga {
         (self.engine.supports_backpressure)(&self.config)
     }
 
-    fn engine(&self) -> Option<EngineNeeds> {
+    fn engine(&self) -> Option<EngineRequirements> {
         let limits = &self.engine.limits;
-        Some(EngineNeeds {
+        Some(EngineRequirements {
             device: self.config.device.pci().map(str::to_owned),
             writer: Writer::Fpga,
             wish: self.config.path,
             host_only: self.config.device.host_only().map(str::to_owned),
-            looked_at: false,
-            rings: (self.engine.rings)(&self.config),
+            cpu_reads_memory: false,
+            can_ring_doorbell: (self.engine.rings)(&self.config),
             faults: self.engine.faults,
             alignment: limits.alignment,
             max_slot: limits.max_slot,

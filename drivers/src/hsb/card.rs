@@ -3,7 +3,7 @@
 use super::pages::{GRAIN, Pages};
 use super::queue_pair::{self, Parts, QueuePair};
 use super::{Hsb, Mode};
-use daq_core::entry::{EngineNeeds, SourceContext};
+use daq_core::entry::{EngineRequirements, SourceContext};
 use daq_core::gpu::Writer;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::Wish;
@@ -22,9 +22,9 @@ impl Hsb {
         names.first().filter(|_| is_pair).map(String::as_str)
     }
 
-    pub(super) fn engine_needs(&self) -> EngineNeeds {
-        let is_software = self.nic().is_some_and(nics::is_software);
-        let host_only = if is_software {
+    pub(super) fn engine_needs(&self) -> EngineRequirements {
+        let is_emulated_nic = self.nic().is_some_and(nics::is_emulated_nic);
+        let host_only = if is_emulated_nic {
             Some("a card made of software is given host memory alone")
         } else if self.config.path == Wish::Auto {
             Some(
@@ -34,13 +34,13 @@ impl Hsb {
         } else {
             None
         };
-        EngineNeeds {
+        EngineRequirements {
             device: self.config.nics.as_ref().and_then(nics::NicNames::device),
             writer: Writer::Nic,
             wish: self.config.path,
             host_only: host_only.map(str::to_owned),
-            looked_at: true,
-            rings: false,
+            cpu_reads_memory: true,
+            can_ring_doorbell: false,
             faults: queue_pair::FAULTS,
             alignment: GRAIN,
             max_slot: 1 << 32,
@@ -62,7 +62,7 @@ impl Hsb {
                     .to_owned(),
             );
         }
-        if nics::is_software(nic) {
+        if nics::is_emulated_nic(nic) {
             notes.push(
                 "no real sensor writes to a card made of software: `daq emulate hsb --nic software` does"
                     .to_owned(),
@@ -95,7 +95,7 @@ impl Hsb {
         let engine = QueuePair::new(Parts {
             name: format!("source {}", context.name),
             nic: card,
-            is_software: nics::is_software(&nic),
+            is_emulated_nic: nics::is_emulated_nic(&nic),
             target: self.target((address, ROCE).into(), pages)?,
             pages,
             rearm_after: self.config.rearm_after.0,

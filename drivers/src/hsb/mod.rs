@@ -105,7 +105,7 @@ use crate::sys::interface::Interface;
 use crate::sys::socket::{Options, UdpSocket};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{EngineNeeds, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{EngineRequirements, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::{Geometry, Numbering};
 use daq_core::source::{Filler, Producers, SourceError};
@@ -416,7 +416,7 @@ impl SourceSpec for Hsb {
         false
     }
 
-    fn engine(&self) -> Option<EngineNeeds> {
+    fn engine(&self) -> Option<EngineRequirements> {
         self.nic().map(|_| self.engine_needs())
     }
 

@@ -88,12 +88,12 @@ impl Frames<'_> {
     }
 
     /// What the geometry is learned from; `None` where it is known.
-    pub fn learned_from(&self) -> Option<&'static str> {
+    pub fn detected_from(&self) -> Option<&'static str> {
         self.format.is_learning().then_some("the first heaps")
     }
 
     /// Whether the length of frames is learned, too.
-    pub fn learns_frame_size(&self) -> bool {
+    pub fn detects_frame_size(&self) -> bool {
         matches!(self.format, Format::Spead(spead) if spead.given().is_some_and(|given| given.heap.is_none()))
     }
 
@@ -199,7 +199,7 @@ impl Frames<'_> {
     /// What frames of `geometry` mean.
     pub fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let mut bytes = geometry.frame_bytes;
-        if self.learns_frame_size() {
+        if self.detects_frame_size() {
             // A slot may be longer than a heap, so it need not hold whole points.
             bytes -= bytes % self.point();
         }

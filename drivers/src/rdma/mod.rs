@@ -28,7 +28,7 @@ use crate::list::List;
 use crate::sender::{self, Allowed};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{EngineNeeds, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{EngineRequirements, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::examine::{FileUse, NamedFile};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
@@ -171,7 +171,7 @@ impl RdmaConfig {
             let message = "`auto` beside other cards".to_owned();
             report("nics", message, "write nics = \"auto\" alone, or name each");
         }
-        let softwares = nics.iter().filter(|nic| nics::is_software(nic)).count();
+        let softwares = nics.iter().filter(|nic| nics::is_emulated_nic(nic)).count();
         if softwares > 0 && softwares < nics.len() {
             let help = "name only the ones or only the others";
             report(
@@ -242,8 +242,8 @@ impl RdmaConfig {
         Ok(Box::new(Guarded::new(listener, access)))
     }
 
-    fn is_software(&self) -> bool {
-        self.nics.all().iter().any(|nic| nics::is_software(nic))
+    fn is_emulated_nic(&self) -> bool {
+        self.nics.all().iter().any(|nic| nics::is_emulated_nic(nic))
     }
 }
 
@@ -319,16 +319,16 @@ impl SourceSpec for Rdma {
         self.config.service != Service::Uc
     }
 
-    fn engine(&self) -> Option<EngineNeeds> {
-        let is_software = self.config.is_software();
-        Some(EngineNeeds {
+    fn engine(&self) -> Option<EngineRequirements> {
+        let is_emulated_nic = self.config.is_emulated_nic();
+        Some(EngineRequirements {
             device: self.config.nics.device(),
             writer: Writer::Nic,
             wish: self.config.path,
-            host_only: is_software
+            host_only: is_emulated_nic
                 .then(|| "a card made of software is given host memory alone".to_owned()),
-            looked_at: false,
-            rings: false,
+            cpu_reads_memory: false,
+            can_ring_doorbell: false,
             faults: FAULTS,
             alignment: 1,
             max_slot: MAX_SLOT,
@@ -350,7 +350,7 @@ impl SourceSpec for Rdma {
             notes.push("samples not declared: int8 assumed".to_owned());
         }
         notes.extend(sender::note(self.config.from.as_ref()));
-        if self.config.is_software() {
+        if self.config.is_emulated_nic() {
             notes.push(
                 "cards made of software go through the kernel's TCP: for tests and trials, not for speed"
                     .to_owned(),

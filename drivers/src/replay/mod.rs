@@ -204,16 +204,16 @@ impl SourceSpec for Replay {
         }
     }
 
-    fn learned_from(&self) -> Option<&'static str> {
+    fn detected_from(&self) -> Option<&'static str> {
         match &self.kind {
-            Kind::Capture { format, samples } => self.frames(format, samples).learned_from(),
+            Kind::Capture { format, samples } => self.frames(format, samples).detected_from(),
             Kind::Recording(_) => None,
         }
     }
 
-    fn learns_frame_size(&self) -> bool {
+    fn detects_frame_size(&self) -> bool {
         match &self.kind {
-            Kind::Capture { format, samples } => self.frames(format, samples).learns_frame_size(),
+            Kind::Capture { format, samples } => self.frames(format, samples).detects_frame_size(),
             Kind::Recording(_) => false,
         }
     }

@@ -190,12 +190,12 @@ impl SourceSpec for Udp {
         Some(self.packets_arrive())
     }
 
-    fn learned_from(&self) -> Option<&'static str> {
-        self.frames().learned_from()
+    fn detected_from(&self) -> Option<&'static str> {
+        self.frames().detected_from()
     }
 
-    fn learns_frame_size(&self) -> bool {
-        self.frames().learns_frame_size()
+    fn detects_frame_size(&self) -> bool {
+        self.frames().detects_frame_size()
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
@@ -211,7 +211,7 @@ impl SourceSpec for Udp {
     }
 
     fn memory(&self, geometry: &Geometry) -> usize {
-        let payload = match self.frames().learned_from() {
+        let payload = match self.frames().detected_from() {
             Some(_) => usize::MAX,
             None => geometry.place_bytes,
         };

@@ -206,12 +206,12 @@ impl SourceSpec for Xdp {
         Some(self.packets_arrive())
     }
 
-    fn learned_from(&self) -> Option<&'static str> {
-        self.frames().learned_from()
+    fn detected_from(&self) -> Option<&'static str> {
+        self.frames().detected_from()
     }
 
-    fn learns_frame_size(&self) -> bool {
-        self.frames().learns_frame_size()
+    fn detects_frame_size(&self) -> bool {
+        self.frames().detects_frame_size()
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {

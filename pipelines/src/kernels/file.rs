@@ -353,7 +353,7 @@ impl KernelSpec for FileKernel {
         matches!(side, Side::Cuda(_))
     }
 
-    fn can_stay(&self) -> Result<(), String> {
+    fn supports_persistent(&self) -> Result<(), String> {
         match self.code() {
             Some(Code::Source) => Ok(()),
             _ => Err(format!(

@@ -7,9 +7,11 @@ use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::gpu::Dispatch;
 use daq_core::gpu::Writer;
 use daq_core::gpu::driver::{self, Device};
-use daq_core::kernel::{DeviceBell, KernelContext, Side};
+use daq_core::kernel::{DeviceDoorbell, KernelContext, Side};
 use daq_core::notify::Notifier;
-use daq_core::plan::{Config, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource, Ringer};
+use daq_core::plan::{
+    Config, DoorbellInitiator, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource,
+};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::reorder::ReorderWindow;
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
@@ -48,7 +50,7 @@ struct Parts<'a> {
     /// What sources will run, by their names, made before any kernel stays on a GPU.
     engines: BTreeMap<String, dma::Runner>,
     /// The words that devices ring, by the names of the kernels that look at them.
-    device_bells: BTreeMap<String, DeviceBell>,
+    device_bells: BTreeMap<String, DeviceDoorbell>,
 }
 
 impl Parts<'_> {
@@ -435,10 +437,10 @@ impl Pipeline {
                 output: self.rings[&planned.output].slice(),
                 dispatch: planned.dispatch.unwrap_or(Dispatch::Launch),
                 backends: config.staging.backends.clone(),
-                rung_by_device: planned
+                device_rings_doorbell: planned
                     .doorbell
                     .as_ref()
-                    .is_some_and(|bell| bell.by == Ringer::Device),
+                    .is_some_and(|bell| bell.by == DoorbellInitiator::Device),
             };
             let kernel = component
                 .spec
@@ -447,7 +449,7 @@ impl Pipeline {
                     name: planned.name.clone(),
                     source,
                 })?;
-            if let Some(bell) = kernel.device_bell() {
+            if let Some(bell) = kernel.device_doorbell() {
                 parts.device_bells.insert(planned.name.clone(), bell);
             }
             let stream = match planned.side {

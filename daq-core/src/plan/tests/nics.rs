@@ -1,7 +1,7 @@
 //! Engines of network cards: their names, the nearest one, software.
 
 use super::*;
-use crate::entry::EngineNeeds;
+use crate::entry::EngineRequirements;
 use crate::gpu::{Backend, Writer};
 use crate::staging::{Profile, Sending};
 use crate::topology::DataPath;
@@ -17,7 +17,7 @@ struct Carded {
     #[serde(default)]
     path: Wish,
     #[serde(default)]
-    looked_at: bool,
+    cpu_reads_memory: bool,
 }
 
 impl SourceSpec for Carded {
@@ -35,14 +35,14 @@ impl SourceSpec for Carded {
         true
     }
 
-    fn engine(&self) -> Option<EngineNeeds> {
-        Some(EngineNeeds {
+    fn engine(&self) -> Option<EngineRequirements> {
+        Some(EngineRequirements {
             device: Some(self.nic.clone()),
             writer: Writer::Nic,
             wish: self.path,
             host_only: None,
-            looked_at: self.looked_at,
-            rings: false,
+            cpu_reads_memory: self.cpu_reads_memory,
+            can_ring_doorbell: false,
             faults: &[],
             alignment: 1,
             max_slot: usize::MAX,
@@ -226,7 +226,7 @@ fn gpu_ring_accessed_by_cpu_must_be_mapped() {
     };
     let (with, without) = (mapped(Ok(())), mapped(Err("no gdrdrv".to_owned())));
     let keys = "nic = \"mlx5_1\"\npath = \"direct\"\n";
-    let looks = format!("{keys}looked_at = true");
+    let looks = format!("{keys}cpu_reads_memory = true");
     for (keys, machine) in [(keys, &without), (&looks, &with)] {
         let plan = plan(keys, machine);
         assert_eq!(told(&plan).0, DataPath::Direct);

@@ -1,7 +1,7 @@
 //! Kernels that stay on their GPU, and rings that the CPU stores to.
 
 use super::*;
-use crate::entry::EngineNeeds;
+use crate::entry::EngineRequirements;
 use crate::gpu::{Backend, Writer};
 use crate::topology::DataPath;
 use crate::topology::Wish;
@@ -25,7 +25,7 @@ impl KernelSpec for Staying {
         (side == Side::Cpu) == self.cpu
     }
 
-    fn can_stay(&self) -> Result<(), String> {
+    fn supports_persistent(&self) -> Result<(), String> {
         Ok(())
     }
 
@@ -54,14 +54,14 @@ impl SourceSpec for Ringing {
         true
     }
 
-    fn engine(&self) -> Option<EngineNeeds> {
-        Some(EngineNeeds {
+    fn engine(&self) -> Option<EngineRequirements> {
+        Some(EngineRequirements {
             device: None,
             writer: Writer::Fpga,
             wish: Wish::Auto,
             host_only: None,
-            looked_at: false,
-            rings: true,
+            cpu_reads_memory: false,
+            can_ring_doorbell: true,
             faults: &[],
             alignment: 1,
             max_slot: usize::MAX,
@@ -144,14 +144,14 @@ fn usual() -> Topology {
 
 const REFUSED: &str = "gdrapi: no gdrapi on 0; dma-buf: no dma-buf on 0";
 
-fn way<'a>(plan: &'a Plan, to: &str) -> (CopyWay, Option<&'a str>) {
+fn way<'a>(plan: &'a Plan, to: &str) -> (CopyMethod, Option<&'a str>) {
     let copy = plan.copies.iter().find(|copy| copy.to == to).unwrap();
-    (copy.way, copy.carried_by.as_deref())
+    (copy.method, copy.kernel_thread.as_deref())
 }
 
 fn doorbell(plan: &Plan) -> (Option<Backend>, &str) {
     let bell = plan.kernels[0].doorbell.as_ref().unwrap();
-    (bell.backend, &bell.place)
+    (bell.backend, &bell.location)
 }
 
 #[test]
@@ -166,8 +166,8 @@ fn persistent_input_is_stored_by_cpu_if_gpu_is_mappable() {
         let ring = plan.ring(ring).unwrap();
         assert_eq!((ring.mapping, ring.mapping_reason.as_str()), (None, ""));
     }
-    assert_eq!(way(&plan, "raw"), (CopyWay::Stores, Some("quarter")));
-    assert_eq!(way(&plan, "small@host"), (CopyWay::Engine, None));
+    assert_eq!(way(&plan, "raw"), (CopyMethod::Stores, Some("quarter")));
+    assert_eq!(way(&plan, "small@host"), (CopyMethod::Engine, None));
     assert_eq!(plan.sources[0].path, DataPath::Cpu);
     assert_eq!(
         doorbell(&plan),
@@ -188,7 +188,7 @@ fn persistent_dispatch_is_shown_in_json_and_graph() {
     assert_eq!(json["rings"][1]["mapping"], "vulkan");
     assert_eq!(json["rings"][0]["mapping"], serde_json::Value::Null);
     assert_eq!(json["copies"][0]["way"], "stores");
-    assert_eq!(json["copies"][0]["carried_by"], "quarter");
+    assert_eq!(json["copies"][0]["kernel_thread"], "quarter");
     assert_eq!(json["kernels"][0]["dispatch"], "persistent");
     let bell = &json["kernels"][0]["doorbell"];
     assert_eq!(
@@ -217,7 +217,7 @@ fn persistent_without_mapping_uses_copy_engine_and_host_doorbell() {
         raw.mapping_reason,
         format!("none: the CPU has no way to store there; {refused}")
     );
-    assert_eq!(way(&plan, "raw"), (CopyWay::Engine, None));
+    assert_eq!(way(&plan, "raw"), (CopyMethod::Engine, None));
     let source = &plan.sources[0];
     assert_eq!(source.path, DataPath::Staged);
     assert_eq!(
@@ -258,7 +258,7 @@ fn ring_with_second_reader_uses_staging_thread() {
         );
         assert_eq!(plan.ring("raw").unwrap().readers, ["quarter", "other"]);
         assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Vulkan));
-        assert_eq!(way(&plan, "raw"), (CopyWay::Either, None));
+        assert_eq!(way(&plan, "raw"), (CopyMethod::Either, None));
         assert_eq!(plan.sources[0].path, DataPath::Staged);
         let told = "small bursts through the GPU's BAR (vulkan); gdrapi: ";
         assert!(plan.sources[0].reason.contains(told), "{plan}");
@@ -272,7 +272,7 @@ fn ring_with_second_reader_uses_staging_thread() {
         plan.ring("raw@host").unwrap().readers,
         ["copy to raw", "raw"]
     );
-    assert_eq!(way(&plan, "raw"), (CopyWay::Stores, Some("quarter")));
+    assert_eq!(way(&plan, "raw"), (CopyMethod::Stores, Some("quarter")));
 }
 
 #[test]
@@ -281,11 +281,11 @@ fn large_frames_use_copy_engine() {
     let above = ("slot = \"5 KiB\"", "slot = \"129 KiB\"");
     assert_eq!(
         way(&planned(&[at], &usual()), "raw"),
-        (CopyWay::Stores, Some("quarter"))
+        (CopyMethod::Stores, Some("quarter"))
     );
     let plan = planned(&[above], &usual());
     assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Vulkan));
-    assert_eq!(way(&plan, "raw"), (CopyWay::Either, None));
+    assert_eq!(way(&plan, "raw"), (CopyMethod::Either, None));
     // Where no kernel stays, the ring is plain.
     let launched = ("dispatch = \"persistent\"", "");
     let plan = planned(&[launched, above], &usual());
@@ -295,14 +295,14 @@ fn large_frames_use_copy_engine() {
         raw.mapping_reason,
         "none: frames of 129 KiB go by the copy engine"
     );
-    assert_eq!(way(&plan, "raw"), (CopyWay::Engine, None));
+    assert_eq!(way(&plan, "raw"), (CopyMethod::Engine, None));
     assert_eq!(plan.kernels[0].doorbell, None);
     let plan = planned(&[launched, at], &usual());
     let raw = plan.ring("raw").unwrap();
     assert_eq!(raw.mapping, Some(Backend::Vulkan));
     let why = "by vulkan: frames of 128 KiB can be stored by the CPU";
     assert_eq!(raw.mapping_reason, format!("{why}; {REFUSED}"));
-    assert_eq!(way(&plan, "raw"), (CopyWay::Either, None));
+    assert_eq!(way(&plan, "raw"), (CopyMethod::Either, None));
 }
 
 #[test]
@@ -323,7 +323,10 @@ fn host_ring_is_copied_to_mapped_ring() {
         plan.ring("raw@cuda:0").unwrap().mapping,
         Some(Backend::Vulkan)
     );
-    assert_eq!(way(&plan, "raw@cuda:0"), (CopyWay::Stores, Some("quarter")));
+    assert_eq!(
+        way(&plan, "raw@cuda:0"),
+        (CopyMethod::Stores, Some("quarter"))
+    );
     // What is declared is host memory, and that is what the CPU writes.
     let reason = "the CPU writes packets into host memory";
     assert_eq!(plan.sources[0].reason, reason);
@@ -432,7 +435,7 @@ fn untested_backend_is_probed_at_startup() {
         let told = (None, "probed at the start");
         assert_eq!((raw.mapping, raw.mapping_reason.as_str()), told);
         assert_eq!(doorbell(&plan), told);
-        assert_eq!(way(&plan, "raw"), (CopyWay::Engine, None));
+        assert_eq!(way(&plan, "raw"), (CopyMethod::Engine, None));
         assert_eq!(plan.untried, BTreeSet::from([0]));
     }
     // Nothing depends on it where frames are large and kernels are launched.
@@ -448,7 +451,10 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
     let persistent = "dispatch = \"persistent\"";
     let by = |who: &str| format!("{persistent}\ndoorbell = \"{who}\"");
     let plan = planned(&[(persistent, &by("cpu"))], &usual());
-    assert_eq!(plan.kernels[0].doorbell.as_ref().unwrap().by, Ringer::Cpu);
+    assert_eq!(
+        plan.kernels[0].doorbell.as_ref().unwrap().initiator,
+        DoorbellInitiator::Cpu
+    );
     let told = error(&[(persistent, &by("device"))], &usual());
     let why = "source `adc` (fake) fills ring `raw` and has no engine that can";
     only(
@@ -468,8 +474,8 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
     let plan = planned(&[(persistent, &by("device")), ringing], &usual());
     let bell = plan.kernels[0].doorbell.as_ref().unwrap();
     assert_eq!(
-        (bell.by, bell.backend),
-        (Ringer::Device, Some(Backend::Vulkan))
+        (bell.initiator, bell.backend),
+        (DoorbellInitiator::Device, Some(Backend::Vulkan))
     );
     assert!(
         plan.to_string()

@@ -77,7 +77,7 @@ impl Writer {
         })?;
         queue.connect(&Endpoint {
             number: target.queue,
-            lid: if nics::is_software(name) {
+            lid: if nics::is_emulated_nic(name) {
                 target.to.port()
             } else {
                 0

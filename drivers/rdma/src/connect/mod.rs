@@ -96,7 +96,7 @@ impl Connection {
             return None;
         }
         let by_tcp = "use connection = \"tcp\" on both sides";
-        if nics.iter().any(|nic| crate::nics::is_software(nic)) {
+        if nics.iter().any(|nic| crate::nics::is_emulated_nic(nic)) {
             let message = "rdma_cm knows no card made of software";
             return Some(("connection", message, by_tcp));
         }

@@ -148,7 +148,7 @@ impl QueuePair {
         pages.queue_pair = endpoint.number;
         self.queue = Some(queue);
         orders.pages = pages;
-        if self.is_software {
+        if self.is_emulated_nic {
             orders.host.set_port(endpoint.lid);
         }
         tracing::info!(

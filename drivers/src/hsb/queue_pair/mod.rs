@@ -90,7 +90,7 @@ pub(super) struct Parts {
     pub(super) name: String,
     pub(super) nic: Arc<dyn Nic>,
     /// Whether the card is made of software, which listens on a port of its own.
-    pub(super) is_software: bool,
+    pub(super) is_emulated_nic: bool,
     /// The sensor; the pages in its orders are those of each arming.
     pub(super) target: Target,
     /// How the sensor cuts frames.
@@ -116,7 +116,7 @@ pub(super) struct QueuePair {
     pages: Pages,
     /// The pages of an arming that waits until the device is found.
     deferred: Option<Pages>,
-    is_software: bool,
+    is_emulated_nic: bool,
     /// Receives of a queue, and those that are not posted.
     receives: u32,
     unposted: u32,
@@ -164,7 +164,7 @@ impl QueuePair {
         let Parts {
             name,
             nic,
-            is_software,
+            is_emulated_nic,
             target,
             pages,
             rearm_after,
@@ -209,7 +209,7 @@ impl QueuePair {
             order: order(&pages, MIN_PAGES),
             pages,
             deferred: None,
-            is_software,
+            is_emulated_nic,
             newest: None,
             last: None,
             habits: Habits::default(),

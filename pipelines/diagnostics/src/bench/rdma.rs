@@ -159,7 +159,7 @@ impl Host {
             return None;
         };
         let card = NicNames::One(name.clone()).device();
-        let card = card.unwrap_or_else(|| nics::SOFTWARE.to_owned());
+        let card = card.unwrap_or_else(|| nics::EMULATED.to_owned());
         let sending = Sending {
             staged_from,
             most: sizes.iter().max().copied()?,
@@ -296,7 +296,7 @@ fn first_card() -> String {
     {
         return device.name.clone();
     }
-    nics::SOFTWARE.to_owned()
+    nics::EMULATED.to_owned()
 }
 
 /// Measures and tells, or helps the other side to. What it gives back is for plans; nothing from the side that listens, and

@@ -22,7 +22,7 @@ use daq_core::gpu::doorbell::{Credits, Doorbell};
 use daq_core::gpu::driver::{
     self, Argument, CudaError, Device, Grid, PersistentKernelGuard, StreamEvent,
 };
-use daq_core::kernel::{DeviceBell, Kernel, KernelContext, KernelError, Stream, Submitted};
+use daq_core::kernel::{DeviceDoorbell, Kernel, KernelContext, KernelError, Stream, Submitted};
 use daq_core::region::RegionError;
 use daq_core::ring::{Completion, Lease, Slice, SlotsMut};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(super) struct PersistentKernel {
     /// Records of a burst on their way to the board.
     scratch: Vec<u64>,
     /// What the device that writes the input rings; `None` where the host alone rings.
-    rung: Option<DeviceBell>,
+    rung: Option<DeviceDoorbell>,
     posted: u64,
     generation: u64,
     /// The slots behind those of the last frame posted, where the kernel looks for the next one.
@@ -172,7 +172,7 @@ impl PersistentKernel {
         }
         let record_words = record::words(context.places).next_multiple_of(LINE_WORDS);
         // Where a device rings, the records of frames that it will write lie there with those of frames under way.
-        let rounds = if context.rung_by_device { 2 } else { 1 };
+        let rounds = if context.device_rings_doorbell { 2 } else { 1 };
         let records = (rounds * context.slots.slots.max(1)).next_power_of_two();
         let bytes = RECORDS + records * record_words * size_of::<u64>();
         let board = BarMapping::new(device, bytes, Writer::Doorbell, &context.backends)
@@ -187,8 +187,8 @@ impl PersistentKernel {
                 .fold(String::new(), |text, refusal| format!("{text}; {refusal}"))
         );
         let rung = context
-            .rung_by_device
-            .then(|| DeviceBell::new(device, &context.backends))
+            .device_rings_doorbell
+            .then(|| DeviceDoorbell::new(device, &context.backends))
             .transpose()
             .map_err(no_memory)?;
         Ok(Self {
@@ -265,7 +265,7 @@ impl PersistentKernel {
     ) -> Result<(), KernelError> {
         let slots = [around(source, source.first + first), target.first];
         if slots != self.next {
-            let is_rung = |rung: &DeviceBell| rung.rings_for(self.posted);
+            let is_rung = |rung: &DeviceDoorbell| rung.rings_for(self.posted);
             if self.rung.as_ref().is_some_and(is_rung) {
                 return Err(defect("slots change under a kernel that a device rings"));
             }
@@ -278,13 +278,13 @@ impl PersistentKernel {
             scratch: &mut self.scratch,
         };
         // What the device rang for, the kernel has worked on already, by a pre-published record.
-        let has_rung = |rung: &DeviceBell| rung.rings_for(self.posted);
+        let has_rung = |rung: &DeviceDoorbell| rung.rings_for(self.posted);
         if !self.rung.as_ref().is_some_and(has_rung) {
             records.write(&mut stores, self.posted, frames, |i, record| {
                 record::describe(&burst.frame(first + i), record)
             })?;
         }
-        if self.rung.as_ref().is_some_and(DeviceBell::may_ring) {
+        if self.rung.as_ref().is_some_and(DeviceDoorbell::may_ring) {
             // The device may ring for a frame before the host knows of it: the records of those that come to the same slots
             // are written before the slots are given back.
             let ahead = self.input.slots as u64;
@@ -390,7 +390,7 @@ impl Kernel for PersistentKernel {
         frames + self.rung.as_ref().map_or(0, |_| self.input.slots)
     }
 
-    fn device_bell(&self) -> Option<DeviceBell> {
+    fn device_doorbell(&self) -> Option<DeviceDoorbell> {
         self.rung.clone()
     }
 

@@ -21,7 +21,7 @@ use daq_core::dma::{BounceCopyError, Completions, Done, Engine, EngineError, Fra
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::CudaError;
 use daq_core::gpu::{Backend, Writer};
-use daq_core::kernel::DeviceBell;
+use daq_core::kernel::DeviceDoorbell;
 use daq_core::ledger::{Cause, EngineCounters, Proof, SourceLedger};
 use daq_core::notify::Wait;
 use daq_core::region::RegionError;
@@ -72,7 +72,7 @@ pub(super) struct Parts {
     pub(super) started: Arc<AtomicU64>,
     pub(super) control: Arc<Control>,
     /// The doorbell that it is to ring, once its path is proved.
-    pub(super) bell: Option<DeviceBell>,
+    pub(super) bell: Option<DeviceDoorbell>,
     /// What may make GPU memory that a device stores to, and what that device is to it.
     pub(super) backends: Vec<Backend>,
     pub(super) writer: Writer,

@@ -7,7 +7,7 @@ use daq_core::dma::{
 };
 use daq_core::gpu::driver::Device;
 use daq_core::gpu::{Backend, Writer};
-use daq_core::kernel::DeviceBell;
+use daq_core::kernel::DeviceDoorbell;
 use daq_core::ledger::EngineCounters;
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::Producer;
@@ -38,7 +38,7 @@ pub(super) struct Port {
     /// Slots of the ring that it was given and has not finished.
     given: u64,
     /// An engine that is armed to ring it keeps its mapping, too.
-    bell: Option<(DeviceBell, Arc<DmaMap>)>,
+    bell: Option<(DeviceDoorbell, Arc<DmaMap>)>,
     is_ringing: bool,
     /// The GPU that it writes, where its writes must be flushed to be seen.
     flushed: Option<&'static Device>,
@@ -106,7 +106,7 @@ impl Port {
     pub(super) fn new(
         engine: Box<dyn Engine>,
         producer: &Producer,
-        bell: Option<DeviceBell>,
+        bell: Option<DeviceDoorbell>,
         counters: &EngineCounters,
         (writer, backends): (Writer, &[Backend]),
     ) -> Result<Self, DmaError> {
@@ -146,7 +146,7 @@ impl Port {
         let is_straight = supports_backpressure && Arc::ptr_eq(&region, producer.region());
         let bits = engine.caps().doorbell_bits;
         let bell = match bell {
-            Some(bell) if is_straight && bits >= DeviceBell::BITS => {
+            Some(bell) if is_straight && bits >= DeviceDoorbell::BITS => {
                 let map = DmaMap::new(device, bell.region().clone()).map_err(EngineError::from)?;
                 Some((bell, Arc::new(map)))
             }

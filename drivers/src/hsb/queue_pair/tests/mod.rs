@@ -306,7 +306,7 @@ impl Bench {
         let engine = QueuePair::new(Parts {
             name: "source camera".to_owned(),
             nic,
-            is_software: false,
+            is_emulated_nic: false,
             target: target(Control {
                 taken: Taken::take(&ecb, 3).unwrap(),
                 ecb,

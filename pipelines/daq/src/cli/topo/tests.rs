@@ -2,7 +2,9 @@
 
 use super::*;
 use daq_core::config::{Diagnostics, Document, Problem, Section};
-use daq_core::entry::{EngineNeeds, Entry, Registry, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{
+    EngineRequirements, Entry, Registry, SourceContext, SourceEntry, SourceSpec,
+};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
 use daq_core::plan::{PlanContext, resolve};
@@ -41,14 +43,14 @@ impl SourceSpec for Declared {
         true
     }
 
-    fn engine(&self) -> Option<EngineNeeds> {
-        self.engine.then(|| EngineNeeds {
+    fn engine(&self) -> Option<EngineRequirements> {
+        self.engine.then(|| EngineRequirements {
             device: self.device.clone(),
             writer: Writer::Fpga,
             wish: self.path,
             host_only: None,
-            looked_at: false,
-            rings: false,
+            cpu_reads_memory: false,
+            can_ring_doorbell: false,
             faults: &[],
             alignment: 1,
             max_slot: usize::MAX,

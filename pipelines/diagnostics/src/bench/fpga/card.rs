@@ -3,7 +3,7 @@
 use crate::bench::BenchError;
 use daq_core::config::Problem;
 use daq_core::dma::FrameSequence;
-use daq_core::entry::{EngineNeeds, SourceContext, SourceSpec};
+use daq_core::entry::{EngineRequirements, SourceContext, SourceSpec};
 use daq_core::layout::Layout;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
@@ -159,7 +159,7 @@ impl SourceSpec for Watched {
         self.planned.supports_backpressure()
     }
 
-    fn engine(&self) -> Option<EngineNeeds> {
+    fn engine(&self) -> Option<EngineRequirements> {
         self.planned.engine()
     }
 

@@ -61,7 +61,7 @@ impl<'a> Pair<'a> {
                 _ => Relation::Unknown,
             }
         };
-        let is_own = device.driver.is_some() && !device.is_given();
+        let is_own = device.driver.is_some() && !device.is_vfio_bound();
         Self {
             tree,
             device,
