@@ -15,7 +15,7 @@ use crate::ledger::{Counts, Rejections};
 use crate::reorder::{Arrival, Geometry};
 use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
-use crate::topology::Wish;
+use crate::topology::P2pPreference;
 use std::fmt;
 
 /// What a component of one kind tells of itself.
@@ -78,7 +78,7 @@ pub struct EngineRequirements {
     /// What it is to a GPU's memory: a card behind VFIO or a network card.
     pub writer: Writer,
     /// Whether it is to write into a GPU's memory.
-    pub wish: Wish,
+    pub preference: P2pPreference,
     /// Why its device cannot be given a GPU's memory; `None` where it can.
     pub host_only: Option<String>,
     /// Whether the CPU must reach the memory that it writes, to look at what has come.

@@ -1,8 +1,9 @@
 //! The machine as the plan sees it: NUMA nodes, the cores of this process, GPUs, the PCIe tree.
 
 mod acs;
-mod listed;
 pub mod nic;
+pub mod p2p;
+mod p2p_allowlist;
 mod path;
 pub mod pci;
 mod record;
@@ -10,12 +11,11 @@ mod show;
 #[cfg(test)]
 mod tests;
 pub mod tree;
-pub mod verdict;
 
+pub use p2p::{P2pPath, P2pQuery, PeerAccess, Relation};
 pub use path::DataPath;
 pub use record::RecordError;
-pub use show::Way;
-pub use verdict::{Asked, PeerAccess, Relation, Verdict};
+pub use show::DevicePath;
 
 use crate::gpu::Backend;
 use crate::gpu::bar_mapping;
@@ -38,7 +38,7 @@ pub struct Node {
 
 /// The window through which others reach a GPU's memory, BAR1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Window {
+pub struct Bar1 {
     /// Its bytes.
     pub bytes: u64,
     /// Bytes of it that nobody has mapped; `None` where only NVML would tell.
@@ -61,7 +61,7 @@ pub struct Gpu {
     /// Its PCIe link, now and at most.
     pub link: Option<Link>,
     /// The window through which others reach its memory.
-    pub window: Option<Window>,
+    pub window: Option<Bar1>,
     /// Whether other devices may read and write its memory (GPUDirect, CUDA's attribute 116); `None` where CUDA was not
     /// asked.
     pub rdma: Option<bool>,
@@ -94,20 +94,20 @@ impl Gpu {
             uuid: Some(gpu.uuid.clone()),
             rdma: Some(gpu.attributes.rdma),
             dma_buf: Some(gpu.attributes.dma_buf),
-            ..Self::new(gpu.ordinal, gpu.name.clone()).placed(&pci::facts(sys, &gpu.pci))
+            ..Self::new(gpu.ordinal, gpu.name.clone()).with_pci_facts(&pci::facts(sys, &gpu.pci))
         }
     }
 
     /// The GPU, its mappings tried with those backends that are `allowed`: opens the device and makes a small mapping
     /// with each.
     #[must_use]
-    pub fn tried(self, allowed: &[Backend]) -> Self {
+    pub fn with_probed_mappings(self, allowed: &[Backend]) -> Self {
         let mappings = match Device::open(self.ordinal) {
             Ok(device) => bar_mapping::probe(device, allowed)
                 .into_iter()
                 .map(|(backend, found)| {
-                    let told = found.map(|_| ()).map_err(|refusal| refusal.why);
-                    (backend, told)
+                    let result = found.map(|_| ()).map_err(|refusal| refusal.why);
+                    (backend, result)
                 })
                 .collect(),
             Err(error) => {
@@ -125,12 +125,12 @@ impl Gpu {
 
     /// The GPU with its place on the bus.
     #[must_use]
-    pub fn placed(self, facts: &PciFacts) -> Self {
+    pub fn with_pci_facts(self, facts: &PciFacts) -> Self {
         Self {
             pci: Some(facts.address.clone()),
             node: facts.node,
             link: facts.link,
-            window: facts.bar1.map(|bytes| Window { bytes, free: None }),
+            window: facts.bar1.map(|bytes| Bar1 { bytes, free: None }),
             ..self
         }
     }
@@ -139,7 +139,7 @@ impl Gpu {
 /// A core on another node than a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is on node {node}, the GPU on node {gpu}")]
-pub struct Far {
+pub struct RemoteNode {
     /// The core.
     pub core: usize,
     /// Its node.
@@ -151,7 +151,7 @@ pub struct Far {
 /// Whether a device is to write into a GPU's memory by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Wish {
+pub enum P2pPreference {
     /// Where the machine's topology lets it, and the start proves it.
     #[default]
     Auto,
@@ -174,7 +174,7 @@ pub struct Topology {
     pub gpus: Vec<Gpu>,
     /// Network cards for RDMA, by name.
     pub nics: Vec<Nic>,
-    /// Whether a kernel module is loaded by which cards are told where a GPU's memory is without a dma-buf.
+    /// Whether a kernel module is loaded by which cards are result where a GPU's memory is without a dma-buf.
     pub peer_memory: bool,
     /// Why there are no GPUs, as a clause; shown where `memory = "auto"` became host memory.
     pub no_gpu: String,
@@ -246,14 +246,14 @@ impl Topology {
         }
     }
 
-    /// How far `core` is from a GPU on node `gpu`; `None` on the same node, and where either node is unknown.
-    pub fn far(&self, core: usize, gpu: Option<u32>) -> Option<Far> {
-        let far = Far {
+    /// How remote `core` is from a GPU on node `gpu`; `None` on the same node, and where either node is unknown.
+    pub fn remote_node(&self, core: usize, gpu: Option<u32>) -> Option<RemoteNode> {
+        let remote = RemoteNode {
             core,
             node: self.node_of(core)?,
             gpu: gpu?,
         };
-        (far.node != far.gpu).then_some(far)
+        (remote.node != remote.gpu).then_some(remote)
     }
 
     /// The node that a core belongs to.

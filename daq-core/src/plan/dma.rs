@@ -18,7 +18,7 @@ use crate::region::Placement;
 use crate::staging::Direction;
 use crate::topology::DataPath;
 use crate::topology::nic::is_emulated_nic;
-use crate::topology::{Asked, PeerAccess, Topology, Wish};
+use crate::topology::{P2pPreference, P2pQuery, PeerAccess, Topology};
 
 /// Decides of every engine in a plan whose rings and readers are all known.
 pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
@@ -106,7 +106,7 @@ fn place(
         Err(why) => {
             source.reason =
                 format!("the device writes host memory, the ring is on cuda:{gpu}: {why}");
-            if needs.wish == Wish::Direct {
+            if needs.preference == P2pPreference::Direct {
                 plan.unavailable.push(format!(
                     "source `{}`: path = \"direct\" is not possible: {why}; write \"auto\" or \"staged\"",
                     source.name
@@ -148,7 +148,7 @@ fn judge(
     config: &Config,
     topology: &Topology,
 ) -> Result<(String, Vec<String>), String> {
-    if needs.wish == Wish::Staged {
+    if needs.preference == P2pPreference::Staged {
         return Err("path = \"staged\" is declared".to_owned());
     }
     if let Some(why) = &needs.host_only {
@@ -198,22 +198,22 @@ fn judge(
     if needs.writer == Writer::Nic && is_emulated_nic(device) {
         return Ok(("its card is this process".to_owned(), Vec::new()));
     }
-    let verdict = topology.verdict(&Asked {
+    let path = topology.p2p_path(&P2pQuery {
         device,
         gpu,
         bytes: bytes as u64,
-        wish: needs.wish,
+        preference: needs.preference,
         direction: PeerAccess::Write,
     });
     let address = topology.address_of(device, gpu);
     let mut nics = topology.nics.iter();
     let nic = nics.find(|nic| address != device && nic.pci.as_deref() == Some(address));
     let why = match nic {
-        Some(nic) => format!("{} at {address}: {}", nic.name, verdict.reason),
-        None => verdict.reason,
+        Some(nic) => format!("{} at {address}: {}", nic.name, path.reason),
+        None => path.reason,
     };
-    if verdict.direct {
-        Ok((why, verdict.warnings))
+    if path.direct {
+        Ok((why, path.warnings))
     } else {
         Err(why)
     }

@@ -6,7 +6,7 @@ use crate::sink::SinkSpec;
 use crate::staging::Profile;
 use crate::topology::nic::{AUTO, EMULATED, is_emulated_nic};
 use crate::topology::pci::canonical;
-use crate::topology::{Asked, PeerAccess, Topology, Wish};
+use crate::topology::{P2pPreference, P2pQuery, PeerAccess, Topology};
 use crate::units::ByteSize;
 use std::collections::BTreeMap;
 
@@ -105,19 +105,16 @@ fn path(card: &str, gpu: u32, ring: &PlannedRing, topology: &Topology) -> String
     if is_emulated_nic(card) {
         return String::new();
     }
-    let verdict = topology.verdict(&Asked {
+    let path = topology.p2p_path(&P2pQuery {
         device: card,
         gpu,
         bytes: ring.region_bytes as u64,
-        wish: Wish::Auto,
+        preference: P2pPreference::Auto,
         direction: PeerAccess::Read,
     });
-    if verdict.direct {
+    if path.direct {
         String::new()
     } else {
-        format!(
-            "; a direct read is not expected to work: {}",
-            verdict.reason
-        )
+        format!("; a direct read is not expected to work: {}", path.reason)
     }
 }

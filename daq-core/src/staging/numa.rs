@@ -11,7 +11,7 @@ use std::path::Path;
 pub fn warn_if_remote_numa(device: &'static Device, remedy: &str) {
     let sys = Path::new("/sys");
     let gpu = pci::facts(sys, &device.identity().pci).node;
-    if let Some(far) = Topology::read(sys).far(current_core(), gpu) {
+    if let Some(far) = Topology::read(sys).remote_node(current_core(), gpu) {
         tracing::warn!(
             "core {} stores to cuda:{}, and {far}; set `{remedy}` to cores of NUMA node {}",
             far.core,

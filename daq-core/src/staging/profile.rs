@@ -216,8 +216,8 @@ impl Basis<'_> {
     pub fn fingerprint(&self) -> String {
         let Self { topology, gpu, .. } = self;
         let as_wide = |link: Link| Lanes {
-            width: link.now.width,
-            ..link.most
+            width: link.current.width,
+            ..link.max
         };
         let tell =
             |link: Option<Lanes>| link.map_or_else(|| "?".to_owned(), |lanes| lanes.to_string());
@@ -411,10 +411,10 @@ mod tests {
         Lanes { generation, width }
     }
 
-    fn bridge(now: Lanes, most: Lanes) -> Bridge {
+    fn bridge(current: Lanes, max: Lanes) -> Bridge {
         Bridge {
             address: "0000:3a:01.0".to_owned(),
-            link: Some(Link { now, most }),
+            link: Some(Link { current, max }),
         }
     }
 
@@ -432,8 +432,8 @@ mod tests {
         fn new() -> Self {
             let cores = vec![0, 1, 2, 3];
             let link = Link {
-                now: lanes(5, 16),
-                most: lanes(5, 16),
+                current: lanes(5, 16),
+                max: lanes(5, 16),
             };
             Self {
                 topology: Topology {
@@ -480,10 +480,10 @@ mod tests {
             ("node", |m| m.gpu.node = Some(1)),
             ("link", |m| m.gpu.link = None),
             ("width", |m| {
-                m.gpu.link.as_mut().unwrap().now = lanes(5, 8);
+                m.gpu.link.as_mut().unwrap().current = lanes(5, 8);
             }),
             ("capability", |m| {
-                m.gpu.link.as_mut().unwrap().most = lanes(4, 16);
+                m.gpu.link.as_mut().unwrap().max = lanes(4, 16);
             }),
             ("slot's capability", |m| {
                 m.bridges[1] = bridge(lanes(3, 16), lanes(3, 16));
@@ -515,7 +515,7 @@ mod tests {
     fn idle_link_and_cpu_affinity_keep_fingerprint() {
         let (mut idle, busy) = (Machine::new(), Machine::new());
         idle.topology.cores = vec![2];
-        idle.gpu.link.as_mut().unwrap().now = lanes(1, 16);
+        idle.gpu.link.as_mut().unwrap().current = lanes(1, 16);
         idle.bridges[0] = bridge(lanes(1, 16), lanes(5, 16));
         assert_eq!(idle.fingerprint(), busy.fingerprint());
     }

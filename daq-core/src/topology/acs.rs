@@ -9,19 +9,19 @@ use std::fs;
 use std::path::Path;
 
 /// Where the extended capabilities begin (`PCI_CFG_SPACE_SIZE`).
-const FIRST: u16 = 0x100;
+const FIRST_OFFSET: u16 = 0x100;
 /// The capability's number (`PCI_EXT_CAP_ID_ACS`).
-const ID: u32 = 0x0d;
+const CAPABILITY_ID: u32 = 0x0d;
 /// As many capabilities as fit, so that a list that bites its tail ends.
-const MOST: usize = (4096 - FIRST as usize) / 8;
+const MAX_CAPABILITIES: usize = (4096 - FIRST_OFFSET as usize) / 8;
 /// Redirects what asks (`PCI_ACS_RR`).
-const REQUESTS: u16 = 0x04;
+const REQUEST_REDIRECT: u16 = 0x04;
 /// Redirects what answers (`PCI_ACS_CR`).
-const COMPLETIONS: u16 = 0x08;
+const COMPLETION_REDIRECT: u16 = 0x08;
 /// A port may be left by the way that it was entered (`PCI_ACS_EC`).
-const EGRESS: u16 = 0x20;
+const EGRESS_CONTROL: u16 = 0x20;
 /// What is kept of the configuration space in a recorded tree: a line a word, offset and value in hexadecimal.
-const KEPT: &str = "config.hex";
+const RECORDED_FILE: &str = "config.hex";
 
 /// What is known of a bridge's access control.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,9 @@ impl Acs {
         match self {
             Self::Unknown => None,
             Self::Absent => Some(false),
-            Self::Control(bits) => Some(bits & (REQUESTS | COMPLETIONS | EGRESS) != 0),
+            Self::Control(bits) => {
+                Some(bits & (REQUEST_REDIRECT | COMPLETION_REDIRECT | EGRESS_CONTROL) != 0)
+            }
         }
     }
 
@@ -52,7 +54,11 @@ impl Acs {
         let Self::Control(bits) = self else {
             return String::new();
         };
-        let named = [(REQUESTS, "RR"), (COMPLETIONS, "CR"), (EGRESS, "EC")];
+        let named = [
+            (REQUEST_REDIRECT, "RR"),
+            (COMPLETION_REDIRECT, "CR"),
+            (EGRESS_CONTROL, "EC"),
+        ];
         let set = named.iter().filter(|(bit, _)| bits & bit != 0);
         set.map(|(_, name)| *name).collect::<Vec<_>>().join(" ")
     }
@@ -65,8 +71,8 @@ impl Acs {
 
     /// Walks the list of extended capabilities, whose words `word` gives.
     fn find(mut word: impl FnMut(u16) -> Option<u32>) -> Self {
-        let mut at = FIRST;
-        for _ in 0..MOST {
+        let mut at = FIRST_OFFSET;
+        for _ in 0..MAX_CAPABILITIES {
             let Some(header) = word(at) else {
                 return Self::Unknown;
             };
@@ -74,12 +80,12 @@ impl Acs {
             if header == u32::MAX {
                 return Self::Unknown;
             }
-            if header & 0xffff == ID {
+            if header & 0xffff == CAPABILITY_ID {
                 let control = word(at + 4).and_then(|word| u16::try_from(word >> 16).ok());
                 return control.map_or(Self::Unknown, Self::Control);
             }
             at = u16::try_from(header >> 20).unwrap_or(0) & 0xffc;
-            if at < FIRST {
+            if at < FIRST_OFFSET {
                 return Self::Absent;
             }
         }
@@ -92,7 +98,7 @@ enum Space {
     /// As the kernel gives it.
     Whole(Vec<u8>),
     /// As it was recorded: words by offset.
-    Kept(BTreeMap<u16, u32>),
+    Recorded(BTreeMap<u16, u32>),
 }
 
 impl Space {
@@ -100,13 +106,13 @@ impl Space {
         if let Ok(bytes) = fs::read(at.join("config")) {
             return Self::Whole(bytes);
         }
-        let text = fs::read_to_string(at.join(KEPT)).unwrap_or_default();
+        let text = fs::read_to_string(at.join(RECORDED_FILE)).unwrap_or_default();
         let words = text.lines().filter_map(|line| {
             let (offset, word) = line.split_once(' ')?;
             let offset = u16::from_str_radix(offset, 16).ok()?;
             Some((offset, u32::from_str_radix(word.trim(), 16).ok()?))
         });
-        Self::Kept(words.collect())
+        Self::Recorded(words.collect())
     }
 
     fn word(&self, offset: u16) -> Option<u32> {
@@ -116,14 +122,14 @@ impl Space {
                 let word = bytes.get(offset..offset + 4)?;
                 Some(u32::from_le_bytes(word.try_into().ok()?))
             }
-            Self::Kept(words) => words.get(&offset).copied(),
+            Self::Recorded(words) => words.get(&offset).copied(),
         }
     }
 }
 
 /// The words that [`Acs::read`] looks at, for a recorded tree: the name of the file and its text. The rest of the space
 /// is left out, serial numbers among it. `None` where none could be read.
-pub(super) fn kept(at: &Path) -> Option<(&'static str, String)> {
+pub(super) fn recorded_words(at: &Path) -> Option<(&'static str, String)> {
     let space = Space::read(at);
     let mut text = String::new();
     Acs::find(|offset| {
@@ -131,7 +137,7 @@ pub(super) fn kept(at: &Path) -> Option<(&'static str, String)> {
         text.push_str(&format!("{offset:03x} {word:08x}\n"));
         Some(word)
     });
-    (!text.is_empty()).then_some((KEPT, text))
+    (!text.is_empty()).then_some((RECORDED_FILE, text))
 }
 
 #[cfg(test)]
@@ -203,13 +209,17 @@ mod tests {
         bytes[0x160..0x16c].copy_from_slice(b"\x03\0\x01\0SERIALNR");
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("config"), &bytes).unwrap();
-        let (name, text) = kept(dir.path()).unwrap();
+        let (name, text) = recorded_words(dir.path()).unwrap();
         assert_eq!(text, "100 14810001\n148 1601000d\n14c 001d005f\n");
         fs::remove_file(dir.path().join("config")).unwrap();
-        assert_eq!(kept(dir.path()), None);
+        assert_eq!(recorded_words(dir.path()), None);
         fs::write(dir.path().join(name), &text).unwrap();
         assert_eq!(Acs::read(dir.path()), Acs::Control(0x1d));
-        assert_eq!(kept(dir.path()), Some((name, text)), "a record of a record");
+        assert_eq!(
+            recorded_words(dir.path()),
+            Some((name, text)),
+            "a record of a record"
+        );
     }
 
     proptest! {

@@ -8,14 +8,14 @@ mod read;
 pub use read::read;
 pub(super) use read::{names, peer_memory};
 
-use super::{Asked, PeerAccess, Relation, Topology, Wish};
+use super::{P2pPreference, P2pQuery, PeerAccess, Relation, Topology};
 use crate::units::BitRate;
 use std::fmt;
 use std::net::Ipv6Addr;
 
 /// Where the kernel lists the cards.
 pub(super) const CARDS: &str = "class/infiniband";
-/// Kernel modules by which a card is told where a GPU's memory is; the second is the first's predecessor.
+/// Kernel modules by which a card is parts where a GPU's memory is; the second is the first's predecessor.
 pub(super) const PEER_MEMORY: [&str; 2] = ["module/nvidia_peermem", "module/nv_peer_mem"];
 /// What the names of cards begin with that this process is itself.
 pub const EMULATED: &str = "software";
@@ -125,8 +125,8 @@ impl NicPort {
     }
 
     /// What is known of it, for people.
-    pub fn told(&self) -> String {
-        let mut told = vec![format!(
+    pub fn describe(&self) -> String {
+        let mut parts = vec![format!(
             "port {} {}",
             self.number,
             self.state
@@ -137,16 +137,16 @@ impl NicPort {
         let rate = self.rate.map(|rate| BitRate(rate as f64).to_string());
         let speed: Vec<_> = [layer, rate].into_iter().flatten().collect();
         if !speed.is_empty() {
-            told.push(speed.join(" "));
+            parts.push(speed.join(" "));
         }
-        told.extend(self.netdevs.iter().cloned());
+        parts.extend(self.netdevs.iter().cloned());
         if self.layer == Some(Layer::Ethernet) {
-            told.push(match self.best_gid() {
+            parts.push(match self.best_gid() {
                 Some(gid) => format!("RoCE v2 at GID {}", gid.index),
                 None => "no RoCE v2 GID".to_owned(),
             });
         }
-        told.join(", ")
+        parts.join(", ")
     }
 }
 
@@ -180,8 +180,8 @@ impl Nic {
     }
 
     /// Its name and ports, for people.
-    pub fn told(&self) -> String {
-        let ports: Vec<_> = self.ports.iter().map(NicPort::told).collect();
+    pub fn describe(&self) -> String {
+        let ports: Vec<_> = self.ports.iter().map(NicPort::describe).collect();
         match ports.as_slice() {
             [] => format!("{} without ports", self.name),
             _ => format!("{} {}", self.name, ports.join("; ")),
@@ -246,7 +246,7 @@ impl Topology {
     /// a module lets cards reach GPUs' memory.
     pub fn card_basis(&self, name: &str) -> String {
         let nic = self.nics.iter().find(|nic| nic.name == name);
-        let of = |told: Option<&String>| told.map_or("?", String::as_str).to_owned();
+        let of = |parts: Option<&String>| parts.map_or("?", String::as_str).to_owned();
         format!(
             "{}|firmware {}|peer memory {}",
             of(nic.and_then(|nic| nic.pci.as_ref())),
@@ -270,14 +270,14 @@ impl Topology {
         let Some(device) = &nic.pci else {
             return Relation::Unknown;
         };
-        let asked = Asked {
+        let asked = P2pQuery {
             device,
             gpu,
             bytes: 0,
-            wish: Wish::Auto,
+            preference: P2pPreference::Auto,
             direction: PeerAccess::Write,
         };
-        self.verdict(&asked).relation
+        self.p2p_path(&asked).relation
     }
 
     /// The cards of the bus with how far each is from a GPU: those with an active port first, the nearest first, the

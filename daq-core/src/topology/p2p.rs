@@ -14,7 +14,7 @@ mod pair;
 
 use super::pci::canonical;
 use super::tree::{Hop, PciDevice};
-use super::{Gpu, Topology, Wish};
+use super::{Gpu, P2pPreference, Topology};
 use crate::topology::DataPath;
 use pair::Pair;
 use std::fmt;
@@ -41,7 +41,7 @@ impl PeerAccess {
 
 /// A question: may this device write into a ring on that GPU, or read from it?
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct P2pQuery<'a> {
     /// The device's PCI address, in any spelling, or the name of a network card; `auto` is the nearest one.
     pub device: &'a str,
     /// CUDA's number of the GPU.
@@ -49,7 +49,7 @@ pub struct Asked<'a> {
     /// Bytes of the ring.
     pub bytes: u64,
     /// What is wanted.
-    pub wish: Wish,
+    pub preference: P2pPreference,
     /// Which way it transfers.
     pub direction: PeerAccess,
 }
@@ -93,7 +93,7 @@ impl fmt::Display for Relation {
 
 /// The answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct P2pPath {
     /// How far the two are apart.
     pub relation: Relation,
     /// Whether the device is to write into the GPU's memory.
@@ -108,9 +108,9 @@ pub struct Verdict {
     pub bottleneck: Option<Hop>,
 }
 
-impl Verdict {
+impl P2pPath {
     /// The path in the plan's words.
-    pub const fn path(&self) -> DataPath {
+    pub const fn data_path(&self) -> DataPath {
         if self.direct {
             DataPath::Direct
         } else {
@@ -120,7 +120,7 @@ impl Verdict {
 }
 
 /// Why a pair is not in the tree.
-struct Unseen {
+struct NotFound {
     /// Whether it cannot be anywhere.
     is_certain: bool,
     why: String,
@@ -128,27 +128,27 @@ struct Unseen {
 
 /// What speaks against a direct path.
 #[derive(Clone, Debug)]
-enum Against {
+enum P2pObstacle {
     /// It is impossible.
     Impossible(String),
     /// It may work.
-    Doubt(String),
+    Uncertain(String),
 }
 
 impl Topology {
     /// Whether a device can write straight into a GPU's memory, and why.
-    pub fn verdict(&self, asked: &Asked<'_>) -> Verdict {
-        let (wish, bytes) = (asked.wish, asked.bytes);
+    pub fn p2p_path(&self, asked: &P2pQuery<'_>) -> P2pPath {
+        let (preference, bytes) = (asked.preference, asked.bytes);
         let (device, gpu, card) = match self.pair(asked) {
             Ok(found) => found,
-            Err(Unseen { is_certain, why }) => {
-                let direct = wish == Wish::Direct && !is_certain;
+            Err(NotFound { is_certain, why }) => {
+                let direct = preference == P2pPreference::Direct && !is_certain;
                 let (reason, warnings) = if direct {
                     ("asked for".to_owned(), vec![why])
                 } else {
                     (why, Vec::new())
                 };
-                return Verdict {
+                return P2pPath {
                     relation: Relation::Unknown,
                     direct,
                     forbidden: is_certain,
@@ -160,21 +160,21 @@ impl Topology {
         };
         let pair = Pair::new(self, device, card, asked.direction);
         let mut warnings = Vec::new();
-        let mut against = pair.reach(gpu, &mut warnings);
-        against.extend(pair::room(gpu, bytes, &mut warnings));
-        against.extend(pair.way(&mut warnings));
-        against.sort_by_key(|against| matches!(against, Against::Doubt(_)));
-        let forbidden = matches!(against.first(), Some(Against::Impossible(_)));
+        let mut against = pair.access(gpu, &mut warnings);
+        against.extend(pair::bar_space(gpu, bytes, &mut warnings));
+        against.extend(pair.obstacle(&mut warnings));
+        against.sort_by_key(|against| matches!(against, P2pObstacle::Uncertain(_)));
+        let forbidden = matches!(against.first(), Some(P2pObstacle::Impossible(_)));
         let mut against = against.into_iter().map(|against| match against {
-            Against::Impossible(why) | Against::Doubt(why) => why,
+            P2pObstacle::Impossible(why) | P2pObstacle::Uncertain(why) => why,
         });
-        let (direct, reason) = match (wish, against.next()) {
-            (Wish::Staged, first) => {
+        let (direct, reason) = match (preference, against.next()) {
+            (P2pPreference::Staged, first) => {
                 warnings.extend(first);
                 (false, "asked for".to_owned())
             }
             (_, None) => (true, pair.sentence()),
-            (Wish::Direct, Some(first)) if !forbidden => {
+            (P2pPreference::Direct, Some(first)) if !forbidden => {
                 warnings.insert(0, first);
                 (true, format!("asked for; {}", pair.sentence()))
             }
@@ -183,7 +183,7 @@ impl Topology {
         warnings.extend(against);
         let bottleneck = pair.bottleneck();
         warnings.extend(pair.slow());
-        Verdict {
+        P2pPath {
             relation: pair.relation,
             direct,
             forbidden,
@@ -196,11 +196,11 @@ impl Topology {
     /// How far a device is from a GPU, for people; with the limit that only its writes are passed, where that is known.
     pub fn distance(&self, device: &str, gpu: u32) -> String {
         let judge = |direction| {
-            self.verdict(&Asked {
+            self.p2p_path(&P2pQuery {
                 device,
                 gpu,
                 bytes: 0,
-                wish: Wish::Auto,
+                preference: P2pPreference::Auto,
                 direction,
             })
         };
@@ -214,12 +214,12 @@ impl Topology {
     }
 
     /// The device, the GPU and the GPU's place in the tree.
-    fn pair(&self, asked: &Asked<'_>) -> Result<(&PciDevice, &Gpu, &PciDevice), Unseen> {
+    fn pair(&self, asked: &P2pQuery<'_>) -> Result<(&PciDevice, &Gpu, &PciDevice), NotFound> {
         let ordinal = asked.gpu;
         let mut gpus = self.gpus.iter();
         let gpu = gpus.find(|gpu| gpu.ordinal == ordinal).ok_or_else(|| {
             let why = format!("there is no cuda:{ordinal} on this machine");
-            Unseen {
+            NotFound {
                 is_certain: self.is_real,
                 why,
             }
@@ -231,7 +231,7 @@ impl Topology {
                 "{} is a network card of software: the kernel writes what arrives, and only into host memory",
                 nic.name
             );
-            return Err(Unseen {
+            return Err(NotFound {
                 is_certain: true,
                 why,
             });
@@ -241,21 +241,21 @@ impl Topology {
             let why = format!(
                 "`{address}` is no PCI address: how far it is from cuda:{ordinal} is not known"
             );
-            return Err(Unseen {
+            return Err(NotFound {
                 is_certain: false,
                 why,
             });
         }
         if self.pci.devices.is_empty() {
             let why = "the machine shows no PCI devices".to_owned();
-            return Err(Unseen {
+            return Err(NotFound {
                 is_certain: false,
                 why,
             });
         }
         let device = self.pci.device(address).ok_or_else(|| {
             let why = format!("there is no PCI device {address} on this machine");
-            Unseen {
+            NotFound {
                 is_certain: true,
                 why,
             }
@@ -263,7 +263,7 @@ impl Topology {
         let card = gpu.pci.as_deref().and_then(|at| self.pci.device(at));
         let card = card.ok_or_else(|| {
             let why = format!("cuda:{ordinal} is not among the PCI devices that the machine shows");
-            Unseen {
+            NotFound {
                 is_certain: false,
                 why,
             }
@@ -274,16 +274,16 @@ impl Topology {
 
 /// What is wrong with a link that carries less than the end away from the processor can do.
 pub fn slow(hop: &Hop) -> Option<String> {
-    if hop.carries.rate() >= hop.wanted.rate() {
+    if hop.effective.rate() >= hop.device_max.rate() {
         return None;
     }
-    let why = if hop.carries.rate() < hop.most.rate() {
+    let why = if hop.effective.rate() < hop.max.rate() {
         "both ends can do more: seat the card again, look at risers and at lanes that the slot shares"
     } else {
         "the slot has no more"
     };
     Some(format!(
         "{} runs at {} of {}: {why}",
-        hop.below, hop.carries, hop.wanted
+        hop.below, hop.effective, hop.device_max
     ))
 }

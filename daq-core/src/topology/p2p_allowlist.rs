@@ -4,8 +4,8 @@
 //! (drivers/pci/p2pdma.c, with the numbers of include/linux/pci_ids.h); this is the same list. Intel's client processors are
 //! not on it: they pass writes between devices, but do not answer reads.
 
+use super::p2p::PeerAccess;
 use super::tree::{PciDevice, PciTree};
-use super::verdict::PeerAccess;
 
 const INTEL: u16 = 0x8086;
 /// The first family of AMD's processors that does, Zen.

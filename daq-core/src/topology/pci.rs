@@ -64,9 +64,9 @@ impl fmt::Display for Lanes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// As it runs. An idle GPU lowers the generation to save power and raises it under load; the width stays.
-    pub now: Lanes,
+    pub current: Lanes,
     /// What the device itself can do.
-    pub most: Lanes,
+    pub max: Lanes,
 }
 
 /// A bridge between a device and the processor: the slot's port or a switch's.
@@ -194,8 +194,8 @@ pub(super) fn link(at: &Path) -> Option<Link> {
         })
     };
     Some(Link {
-        now: lanes("current_link_speed", "current_link_width")?,
-        most: lanes("max_link_speed", "max_link_width")?,
+        current: lanes("current_link_speed", "current_link_width")?,
+        max: lanes("max_link_speed", "max_link_width")?,
     })
 }
 

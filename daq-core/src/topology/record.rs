@@ -9,7 +9,7 @@
 //! network card's addresses their kind is kept, not the host's part.
 
 use super::tree::Processor;
-use super::{Gpu, Topology, Window, acs, nic, pci};
+use super::{Bar1, Gpu, Topology, acs, nic, pci};
 use crate::gpu::Backend;
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -74,29 +74,29 @@ pub enum RecordError {
 /// What neither `/sys` nor `/proc` tells.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Asked {
+struct Recorded {
     /// Cores that the process might use.
     cores: Vec<usize>,
     /// Why there are no GPUs.
     no_gpu: String,
-    gpus: Vec<AskedGpu>,
+    gpus: Vec<RecordedGpu>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AskedGpu {
+struct RecordedGpu {
     ordinal: u32,
     name: String,
     pci: Option<String>,
-    window: Option<Window>,
+    window: Option<Bar1>,
     rdma: Option<bool>,
     dma_buf: Option<bool>,
-    mappings: Option<Vec<Tried>>,
+    mappings: Option<Vec<RecordedMapping>>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Tried {
+struct RecordedMapping {
     backend: Backend,
     /// Why it could not; nothing where it could.
     refused: Option<String>,
@@ -130,11 +130,11 @@ impl Topology {
             }
             for (name, parent) in LINKS {
                 if let Some(end) = pci::target(&from, name) {
-                    lead(place, name, &Path::new(parent).join(end), &to)?;
+                    link(place, name, &Path::new(parent).join(end), &to)?;
                 }
             }
             if device.is_bridge()
-                && let Some((name, text)) = acs::kept(&from)
+                && let Some((name, text)) = acs::recorded_words(&from)
             {
                 write(&at.join(name), &text)?;
             }
@@ -142,9 +142,9 @@ impl Topology {
                 let kind = format!("kernel/iommu_groups/{}/type", group.number);
                 copy(&base.join(&kind), &to.join(&kind))?;
             }
-            lead(Path::new(DEVICES), &device.address, place, &to)?;
+            link(Path::new(DEVICES), &device.address, place, &to)?;
         }
-        self.keep_nics(&base, &to)?;
+        self.record_nics(&base, &to)?;
         for unit in fs::read_dir(base.join(UNITS))
             .into_iter()
             .flatten()
@@ -152,7 +152,7 @@ impl Topology {
         {
             let name = unit.file_name();
             let target = Path::new("devices/virtual/iommu").join(&name);
-            lead(Path::new(UNITS), &name.to_string_lossy(), &target, &to)?;
+            link(Path::new(UNITS), &name.to_string_lossy(), &target, &to)?;
         }
         for node in &self.nodes {
             let list = format!("{NODES}/node{}/cpulist", node.id);
@@ -160,20 +160,20 @@ impl Topology {
         }
         let cpuinfo = base.parent().map(|root| root.join(CPUINFO));
         if let Some(text) = cpuinfo.and_then(|path| fs::read_to_string(path).ok()) {
-            write(&dir.join(CPUINFO), &Processor::kept(&text))?;
+            write(&dir.join(CPUINFO), &Processor::recorded_lines(&text))?;
         }
-        let asked = serde_json::to_string_pretty(&self.asked()).map_err(|error| {
+        let recorded = serde_json::to_string_pretty(&self.to_recorded()).map_err(|error| {
             let path = dir.join(GPUS);
             RecordError::File {
                 path,
                 source: io::Error::other(error),
             }
         })?;
-        write(&dir.join(GPUS), &(asked + "\n"))
+        write(&dir.join(GPUS), &(recorded + "\n"))
     }
 
     /// Keeps the network cards of the `/sys` that is `base` below `to`.
-    fn keep_nics(&self, base: &Path, to: &Path) -> Result<(), RecordError> {
+    fn record_nics(&self, base: &Path, to: &Path) -> Result<(), RecordError> {
         for nic in &self.nics {
             let from = base.join(nic::CARDS).join(&nic.name);
             let Ok(from) = from.canonicalize() else {
@@ -190,7 +190,7 @@ impl Topology {
             if let Some(device) = &device
                 && let Ok(target) = device.strip_prefix(base)
             {
-                lead(place, "device", target, to)?;
+                link(place, "device", target, to)?;
                 for name in nic::names(&device.join("net")) {
                     let file = Path::new("net").join(name).join("dev_port");
                     copy(&device.join(&file), &to.join(target).join(&file))?;
@@ -214,7 +214,7 @@ impl Topology {
                     }
                 }
             }
-            lead(Path::new(nic::CARDS), &nic.name, place, to)?;
+            link(Path::new(nic::CARDS), &nic.name, place, to)?;
         }
         for module in nic::PEER_MEMORY {
             let state = format!("{module}/initstate");
@@ -233,23 +233,27 @@ impl Topology {
             path: path.clone(),
             source,
         })?;
-        let asked: Asked = serde_json::from_str(&text).map_err(|error| RecordError::Foreign {
-            path,
-            why: error.to_string(),
-        })?;
+        let recorded: Recorded =
+            serde_json::from_str(&text).map_err(|error| RecordError::Foreign {
+                path,
+                why: error.to_string(),
+            })?;
         let sys = dir.join("sys");
-        let gpus = asked.gpus.into_iter().map(|gpu| gpu.placed(&sys));
+        let gpus = recorded
+            .gpus
+            .into_iter()
+            .map(|gpu| gpu.with_pci_facts(&sys));
         Ok(Self {
-            cores: asked.cores,
+            cores: recorded.cores,
             gpus: gpus.collect(),
-            no_gpu: asked.no_gpu,
+            no_gpu: recorded.no_gpu,
             is_real: true,
             ..Self::read(&sys)
         })
     }
 
-    fn asked(&self) -> Asked {
-        let gpus = self.gpus.iter().map(|gpu| AskedGpu {
+    fn to_recorded(&self) -> Recorded {
+        let gpus = self.gpus.iter().map(|gpu| RecordedGpu {
             ordinal: gpu.ordinal,
             name: gpu.name.clone(),
             pci: gpu.pci.clone(),
@@ -259,14 +263,14 @@ impl Topology {
             mappings: gpu.mappings.as_ref().map(|tried| {
                 let tried = tried.iter();
                 tried
-                    .map(|(backend, found)| Tried {
+                    .map(|(backend, found)| RecordedMapping {
                         backend: *backend,
                         refused: found.clone().err(),
                     })
                     .collect()
             }),
         });
-        Asked {
+        Recorded {
             cores: self.cores.clone(),
             no_gpu: self.no_gpu.clone(),
             gpus: gpus.collect(),
@@ -274,12 +278,12 @@ impl Topology {
     }
 }
 
-impl AskedGpu {
+impl RecordedGpu {
     /// The GPU with its place in the recorded `/sys`.
-    fn placed(self, sys: &Path) -> Gpu {
+    fn with_pci_facts(self, sys: &Path) -> Gpu {
         let gpu = Gpu::new(self.ordinal, self.name);
         let gpu = match &self.pci {
-            Some(address) => gpu.placed(&pci::facts(sys, address)),
+            Some(address) => gpu.with_pci_facts(&pci::facts(sys, address)),
             None => gpu,
         };
         let mappings = self.mappings.map(|tried| {
@@ -319,7 +323,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), RecordError> {
 }
 
 /// Makes `name` in `directory` lead to `target`, both below `to`; relatively, so that the folder can be moved.
-fn lead(directory: &Path, name: &str, target: &Path, to: &Path) -> Result<(), RecordError> {
+fn link(directory: &Path, name: &str, target: &Path, to: &Path) -> Result<(), RecordError> {
     let path = to.join(directory).join(name);
     let failed = |source| RecordError::File {
         path: path.clone(),

@@ -1,9 +1,9 @@
 //! The machine as text and as a picture.
 
 use super::nic::Nic;
+use super::p2p::{P2pPath, PeerAccess};
 use super::pci::Link;
 use super::tree::{Iommu, PciDevice, PciTree};
-use super::verdict::{PeerAccess, Verdict};
 use super::{Gpu, Topology};
 use crate::units::ByteSize;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 /// A device, a GPU and the path between them.
 #[derive(Clone, Debug)]
-pub struct Way {
+pub struct DevicePath {
     /// Whose it is, as in `source adc`; empty for a device of no source.
     pub name: String,
     /// The device's address.
@@ -21,7 +21,7 @@ pub struct Way {
     /// Which way the device transfers.
     pub direction: PeerAccess,
     /// What was found.
-    pub verdict: Verdict,
+    pub path: P2pPath,
 }
 
 impl Topology {
@@ -59,7 +59,7 @@ impl Topology {
             }
         }
         for nic in self.nics.iter().filter(|nic| nic.pci.is_none()) {
-            let _ = writeln!(text, "RDMA card of software: {}", nic.told());
+            let _ = writeln!(text, "RDMA card of software: {}", nic.describe());
         }
         for gpu in &self.gpus {
             let near = self.nics_by_distance(gpu.ordinal);
@@ -126,7 +126,7 @@ impl Topology {
                 || candidates.contains(&device);
             if is_wanted {
                 shown.insert(device.address.as_str());
-                shown.extend(device.way.iter().map(String::as_str));
+                shown.extend(device.upstream.iter().map(String::as_str));
             }
         }
         shown
@@ -157,7 +157,7 @@ impl Topology {
     fn branch(&self, here: &[&PciDevice], parent: Option<&str>, indent: &str, text: &mut String) {
         let below: Vec<_> = here
             .iter()
-            .filter(|device| device.way.first().map(String::as_str) == parent)
+            .filter(|device| device.upstream.first().map(String::as_str) == parent)
             .collect();
         for (i, device) in below.iter().enumerate() {
             let (knee, deeper) = if i + 1 == below.len() {
@@ -169,7 +169,7 @@ impl Topology {
                 text,
                 "{indent}{knee}{}  {}",
                 device.address,
-                self.told(device).join(", ")
+                self.describe(device).join(", ")
             );
             let address = Some(device.address.as_str());
             self.branch(here, address, &format!("{indent}{deeper}"), text);
@@ -177,14 +177,14 @@ impl Topology {
     }
 
     /// What a device is, and what is known of it.
-    fn told(&self, device: &PciDevice) -> Vec<String> {
+    fn describe(&self, device: &PciDevice) -> Vec<String> {
         let maker = device
             .maker()
             .map_or_else(String::new, |maker| format!(" {maker}"));
         let gpu = self.gpu(device);
         let what = match gpu {
             Some(gpu) => format!("cuda:{} {}", gpu.ordinal, gpu.name),
-            None if device.is_bridge() && device.way.is_empty() => "root port".to_owned(),
+            None if device.is_bridge() && device.upstream.is_empty() => "root port".to_owned(),
             None if device.is_bridge() => "switch port".to_owned(),
             None if device.is_display() => format!("display{maker}"),
             None if device.is_network() => format!("network{maker}"),
@@ -194,51 +194,51 @@ impl Topology {
                 |class| format!("class {class:06x}{maker}"),
             ),
         };
-        let mut told = vec![format!("{what} {}", device.id())];
-        told.extend(device.link.map(link));
+        let mut parts = vec![format!("{what} {}", device.id())];
+        parts.extend(device.link.map(link));
         if device.is_bridge() {
             let acs = match device.acs.redirects() {
                 None => "ACS unknown".to_owned(),
                 Some(false) => "ACS passes".to_owned(),
                 Some(true) => format!("ACS redirects ({})", device.acs.bits()),
             };
-            told.push(acs);
+            parts.push(acs);
         } else if !device.regions.is_empty() {
             let regions = device.regions.iter();
             let regions: Vec<_> = regions
                 .map(|bytes| ByteSize(*bytes).rounded().to_string())
                 .collect();
-            told.push(format!("regions {}", regions.join(" ")));
+            parts.push(format!("regions {}", regions.join(" ")));
         }
         if let Some(window) = gpu.and_then(|gpu| gpu.window) {
             let free = window.free.map_or_else(String::new, |free| {
                 format!(", {} free", ByteSize(free).rounded())
             });
-            told.push(format!("BAR1 {}{free}", ByteSize(window.bytes).rounded()));
+            parts.push(format!("BAR1 {}{free}", ByteSize(window.bytes).rounded()));
         }
         if let Some(false) = gpu.and_then(|gpu| gpu.rdma) {
-            told.push("no GPUDirect".to_owned());
+            parts.push("no GPUDirect".to_owned());
         }
-        told.extend(device.node.map(|node| format!("node {node}")));
+        parts.extend(device.node.map(|node| format!("node {node}")));
         if let Some(group) = &device.group {
             let kind = group.kind.as_ref();
             let kind = kind.map_or_else(String::new, |kind| format!(" {kind}"));
-            told.push(format!("group {}{kind}", group.number));
+            parts.push(format!("group {}{kind}", group.number));
         }
         if !device.is_bridge() {
-            told.push(
+            parts.push(
                 device
                     .driver
                     .clone()
                     .unwrap_or_else(|| "no driver".to_owned()),
             );
         }
-        told.extend(self.nics_of(device).map(Nic::told));
-        told
+        parts.extend(self.nics_of(device).map(Nic::describe));
+        parts
     }
 
     /// The tree as a Mermaid flowchart, with the ways as arrows: whole ones are direct, dotted ones staged.
-    pub fn mermaid(&self, ways: &[Way], all: bool) -> String {
+    pub fn mermaid(&self, ways: &[DevicePath], all: bool) -> String {
         let mut text = "flowchart TD\n".to_owned();
         let shown = self.shown(all);
         let devices = self.pci.devices.iter();
@@ -250,20 +250,20 @@ impl Topology {
             let _ = writeln!(text, "    {}[[\"{host}\"]]", plain(host));
         }
         for device in &shown {
-            let told = self.told(device);
+            let parts = self.describe(device);
             let (open, close) = match () {
                 () if self.gpu(device).is_some() => ("[(", ")]"),
                 () if device.is_bridge() => ("(", ")"),
                 () => ("[", "]"),
             };
             let label: Vec<_> = std::iter::once(device.address.as_str())
-                .chain(told.iter().take(2).map(String::as_str))
+                .chain(parts.iter().take(2).map(String::as_str))
                 .chain(self.nics_of(device).map(|nic| nic.name.as_str()))
                 .map(quoted)
                 .collect();
             let (id, label) = (plain(&device.address), label.join("<br/>"));
             let _ = writeln!(text, "    {id}{open}\"{label}\"{close}");
-            let above = device.way.first().unwrap_or(&device.host);
+            let above = device.upstream.first().unwrap_or(&device.host);
             let _ = writeln!(text, "    {} --- {id}", plain(above));
         }
         for way in ways {
@@ -278,11 +278,11 @@ impl Topology {
                 PeerAccess::Write => (from.address.as_str(), to),
                 PeerAccess::Read => (to, from.address.as_str()),
             };
-            let arrow = if way.verdict.direct { "==>" } else { "-.->" };
+            let arrow = if way.path.direct { "==>" } else { "-.->" };
             let label = [
                 &way.name,
-                way.verdict.path().name(),
-                way.verdict.relation.name(),
+                way.path.data_path().name(),
+                way.path.relation.name(),
             ];
             let label: Vec<_> = label
                 .iter()
@@ -301,7 +301,7 @@ impl Topology {
     }
 }
 
-impl Way {
+impl DevicePath {
     /// The way as lines of text.
     pub fn text(&self) -> String {
         let Self {
@@ -309,37 +309,37 @@ impl Way {
             device,
             gpu,
             direction,
-            verdict,
+            path,
         } = self;
         let name = if name.is_empty() {
             String::new()
         } else {
             format!("{name}: ")
         };
-        let path = verdict.path().name();
+        let data_path = path.data_path().name();
         let ends = match direction {
             PeerAccess::Write => format!("{device} → cuda:{gpu}"),
             PeerAccess::Read => format!("cuda:{gpu} → {device}"),
         };
         let mut text = format!(
-            "{name}{ends}  {path} {}s: {}\n",
+            "{name}{ends}  {data_path} {}s: {}\n",
             direction.name(),
-            verdict.reason
+            path.reason
         );
-        let _ = writeln!(text, "    relation {}", verdict.relation);
-        if let Some(hop) = &verdict.bottleneck {
+        let _ = writeln!(text, "    relation {}", path.relation);
+        if let Some(hop) = &path.bottleneck {
             let above = hop.above.as_deref().unwrap_or("the processor");
-            let rate = hop.carries.rate() as f64 / 1e9;
+            let rate = hop.effective.rate() as f64 / 1e9;
             let _ = writeln!(
                 text,
                 "    slowest  {} to {above}, {}, {rate:.1} GB/s",
-                hop.below, hop.carries
+                hop.below, hop.effective
             );
         }
-        for warning in &verdict.warnings {
+        for warning in &path.warnings {
             let _ = writeln!(text, "    note     {warning}");
         }
-        let last = match (verdict.direct, verdict.forbidden) {
+        let last = match (path.direct, path.forbidden) {
             (true, _) if *direction == PeerAccess::Read => {
                 "measure  which is faster: daq bench rdma --keep"
             }
@@ -365,10 +365,10 @@ impl PciTree {
 
 /// A link as it runs, and what the device could do where that is more.
 fn link(link: Link) -> String {
-    if link.now == link.most {
-        link.now.to_string()
+    if link.current == link.max {
+        link.current.to_string()
     } else {
-        format!("{} of {}", link.now, link.most)
+        format!("{} of {}", link.current, link.max)
     }
 }
 

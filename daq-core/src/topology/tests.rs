@@ -35,10 +35,18 @@ fn core_is_remote_only_from_known_other_numa_node() {
         nodes: vec![node(0, &[0, 1]), node(1, &[2, 3])],
         ..Topology::unknown()
     };
-    let far = topology.far(1, Some(1)).unwrap();
+    let far = topology.remote_node(1, Some(1)).unwrap();
     assert_eq!(far.to_string(), "it is on node 0, the GPU on node 1");
-    assert_eq!(topology.far(2, Some(1)), None);
-    assert_eq!(topology.far(1, None), None, "the firmware does not say");
-    assert_eq!(topology.far(9, Some(1)), None, "the core is of no node");
-    assert_eq!(Topology::unknown().far(1, Some(1)), None);
+    assert_eq!(topology.remote_node(2, Some(1)), None);
+    assert_eq!(
+        topology.remote_node(1, None),
+        None,
+        "the firmware does not say"
+    );
+    assert_eq!(
+        topology.remote_node(9, Some(1)),
+        None,
+        "the core is of no node"
+    );
+    assert_eq!(Topology::unknown().remote_node(1, Some(1)), None);
 }

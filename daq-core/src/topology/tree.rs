@@ -73,7 +73,7 @@ impl Processor {
     }
 
     /// The lines of `/proc/cpuinfo` that are looked at.
-    pub(super) fn kept(text: &str) -> String {
+    pub(super) fn recorded_lines(text: &str) -> String {
         let of = Self::of(text);
         let family = of.family.map(|family| family.to_string());
         let flags = of.is_virtual.then(|| "hypervisor".to_owned());
@@ -125,7 +125,7 @@ pub struct PciDevice {
     /// The host bridge above, as in `pci0000:3a`.
     pub host: String,
     /// Addresses of the bridges towards the processor, the nearest first.
-    pub way: Vec<String>,
+    pub upstream: Vec<String>,
 }
 
 impl PciDevice {
@@ -203,11 +203,11 @@ pub struct Hop {
     /// The port towards the processor; `None` where none is shown.
     pub above: Option<String>,
     /// What it carries: as it runs, but for GPUs, which slow down while idle, at the speed that both ends can do.
-    pub carries: Lanes,
+    pub effective: Lanes,
     /// What both ends can do.
-    pub most: Lanes,
+    pub max: Lanes,
     /// What the end away from the processor can do.
-    pub wanted: Lanes,
+    pub device_max: Lanes,
 }
 
 /// The PCIe tree and what else decides which way bytes go.
@@ -256,8 +256,10 @@ impl PciTree {
 
     /// The bridges on a device's way to the processor, the nearest first.
     pub fn bridges(&self, device: &PciDevice) -> Vec<&PciDevice> {
-        let way = device.way.iter();
-        way.filter_map(|address| self.device(address)).collect()
+        let upstream = device.upstream.iter();
+        upstream
+            .filter_map(|address| self.device(address))
+            .collect()
     }
 
     /// The devices of one IOMMU group.
@@ -272,7 +274,7 @@ impl PciTree {
     /// So does the kernel look it up (`pci_host_bridge_dev` of drivers/pci/p2pdma.c).
     pub fn host(&self, name: &str) -> Option<&PciDevice> {
         let mut on_bus = self.devices.iter();
-        let first = on_bus.find(|device| device.host == name && device.way.is_empty())?;
+        let first = on_bus.find(|device| device.host == name && device.upstream.is_empty())?;
         (first.address.ends_with(":00.0") || first.is_bridge()).then_some(first)
     }
 
@@ -306,27 +308,27 @@ impl PciTree {
             .filter_map(|ends| {
                 let (below, above) = (ends[0], ends.get(1).copied());
                 let link = below.link?;
-                let most = match above.and_then(|above| above.link) {
+                let max = match above.and_then(|above| above.link) {
                     Some(above) => Lanes {
-                        generation: link.most.generation.min(above.most.generation),
-                        width: link.most.width.min(above.most.width),
+                        generation: link.max.generation.min(above.max.generation),
+                        width: link.max.width.min(above.max.width),
                     },
-                    None => link.most,
+                    None => link.max,
                 };
                 let generation = if below.is_display() {
-                    most.generation
+                    max.generation
                 } else {
-                    link.now.generation
+                    link.current.generation
                 };
                 Some(Hop {
                     below: below.address.clone(),
                     above: above.map(|above| above.address.clone()),
-                    carries: Lanes {
+                    effective: Lanes {
                         generation,
-                        ..link.now
+                        ..link.current
                     },
-                    most,
-                    wanted: link.most,
+                    max,
+                    device_max: link.max,
                 })
             })
             .collect()
@@ -336,11 +338,11 @@ impl PciTree {
 /// The device whose directory is `at`; `None` where that is below no host bridge.
 fn device(base: &Path, at: &Path, address: String) -> Option<PciDevice> {
     let mut host = None;
-    let mut way = Vec::new();
+    let mut upstream = Vec::new();
     for part in at.strip_prefix(base).ok()?.parent()?.iter().rev() {
         let part = part.to_str()?;
         if let Some(bridge) = canonical(part) {
-            way.push(bridge);
+            upstream.push(bridge);
         } else if part.starts_with("pci") {
             host = Some(part.to_owned());
             break;
@@ -368,7 +370,7 @@ fn device(base: &Path, at: &Path, address: String) -> Option<PciDevice> {
             }),
         acs: Acs::Unknown,
         host: host?,
-        way,
+        upstream,
         address,
     };
     if device.is_bridge() {

@@ -6,7 +6,7 @@ use crate::packet::{Endian, frames};
 use daq_core::config::{Problem, nearest};
 use daq_core::dma::FrameSequence;
 use daq_core::layout::Samples;
-use daq_core::topology::Wish;
+use daq_core::topology::P2pPreference;
 use daq_core::units::Span;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
@@ -259,7 +259,7 @@ pub struct FpgaConfig {
     /// Whether the card writes into a GPU's memory by itself: `"auto"`, `"direct"`: even where the topology speaks
     /// against it; `"staged"`: never.
     #[serde(default)]
-    pub path: Wish,
+    pub path: P2pPreference,
     /// A running number in each frame, by which the design's own losses are found.
     pub sequence: Option<NumberConfig>,
     /// Frames that may be missing in a row by that number: a longer gap, or a step back, is a damaged number, its frame

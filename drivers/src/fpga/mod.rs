@@ -204,7 +204,7 @@ impl SourceSpec for Fpga {
         Some(EngineRequirements {
             device: self.config.device.pci().map(str::to_owned),
             writer: Writer::Fpga,
-            wish: self.config.path,
+            preference: self.config.path,
             host_only: self.config.device.host_only().map(str::to_owned),
             cpu_reads_memory: false,
             can_ring_doorbell: (self.engine.rings)(&self.config),

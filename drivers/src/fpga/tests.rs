@@ -6,7 +6,7 @@ use super::mock::{Mock, config};
 use super::*;
 use daq_core::config::Document;
 use daq_core::dma::{Completions, Engine, EngineError, Slots};
-use daq_core::topology::Wish;
+use daq_core::topology::P2pPreference;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,8 +186,8 @@ fn plan_gets_engine_requirements() {
     let needs = spec.engine().unwrap();
     assert_eq!(needs.device.as_deref(), Some("0000:3b:00.0"));
     assert_eq!(
-        (needs.wish, needs.rings, needs.host_only),
-        (Wish::Staged, true, None)
+        (needs.preference, needs.can_ring_doorbell, needs.host_only),
+        (P2pPreference::Staged, true, None)
     );
     assert!(spec.supports_backpressure());
     assert_eq!(spec.claims(), [Claim::Device("0000:3b:00.0".into())]);
@@ -196,7 +196,7 @@ fn plan_gets_engine_requirements() {
     let keys = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncredits = false";
     let spec = read(keys).unwrap();
     let needs = spec.engine().unwrap();
-    assert!(needs.device.is_none() && !needs.rings && !spec.supports_backpressure());
+    assert!(needs.device.is_none() && !needs.can_ring_doorbell && !spec.supports_backpressure());
     assert!(needs.host_only.unwrap().contains("another process"));
     assert!(spec.notes().iter().any(|note| note.contains("overrun")));
 

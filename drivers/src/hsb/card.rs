@@ -6,7 +6,7 @@ use super::{Hsb, Mode};
 use daq_core::entry::{EngineRequirements, SourceContext};
 use daq_core::gpu::Writer;
 use daq_core::source::{Producers, SourceError};
-use daq_core::topology::Wish;
+use daq_core::topology::P2pPreference;
 use daq_rdma::nics;
 use daq_rdma::verbs::Port;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -26,7 +26,7 @@ impl Hsb {
         let is_emulated_nic = self.nic().is_some_and(nics::is_emulated_nic);
         let host_only = if is_emulated_nic {
             Some("a card made of software is given host memory alone")
-        } else if self.config.path == Wish::Auto {
+        } else if self.config.path == P2pPreference::Auto {
             Some(
                 "the CPU looks at each packet's mark and each frame's metadata, which it reads fastest and surest in host \
                  memory; path = \"direct\" asks for the GPU's",
@@ -37,7 +37,7 @@ impl Hsb {
         EngineRequirements {
             device: self.config.nics.as_ref().and_then(nics::NicNames::device),
             writer: Writer::Nic,
-            wish: self.config.path,
+            preference: self.config.path,
             host_only: host_only.map(str::to_owned),
             cpu_reads_memory: true,
             can_ring_doorbell: false,
@@ -54,7 +54,7 @@ impl Hsb {
             queue_pair::MIN_PAGES,
             queue_pair::MAX_PAGES
         ));
-        if self.config.path == Wish::Direct {
+        if self.config.path == P2pPreference::Direct {
             notes.push(
                 "path = \"direct\": the CPU reads 8 bytes of each packet and the metadata from the GPU's memory, before the card's \
                  writes are flushed: a packet that is seen too late counts as missing, and where the CPU does not reach that \

@@ -9,7 +9,7 @@ use crate::packet::frames;
 use crate::sender::{self, Allowed};
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
-use daq_core::topology::Wish;
+use daq_core::topology::P2pPreference;
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::nics::NicNames;
 use schemars::JsonSchema;
@@ -46,7 +46,7 @@ pub struct HsbConfig {
     /// Where a queue pair's writes go: `"auto"` and `"staged"`, into host memory, from where frames are copied to a ring on a
     /// GPU; `"direct"`, straight into that GPU's memory, which the CPU must reach to see which packets came.
     #[serde(default)]
-    pub path: Wish,
+    pub path: P2pPreference,
     /// Whether a queue pair's writes may pass each other on the bus. The write that ends a frame is among them: set it only
     /// where the card completes no write before all those before it are visible.
     #[serde(default)]
@@ -300,7 +300,7 @@ impl HsbConfig {
         if self.nics.is_some() {
             report("nics", "a socket goes through any card".into(), left);
         }
-        if self.path != Wish::Auto {
+        if self.path != P2pPreference::Auto {
             report(
                 "path",
                 "a socket's frames go through host memory".into(),

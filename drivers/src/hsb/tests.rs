@@ -3,7 +3,7 @@
 use super::*;
 use daq_core::config::Document;
 use daq_core::gpu::Writer;
-use daq_core::topology::Wish;
+use daq_core::topology::P2pPreference;
 
 fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
     let mut diagnostics = Diagnostics::new();
@@ -93,9 +93,12 @@ fn plan_gets_queue_pair_requirements() {
     let card = spec(&format!("{PAIR}nics = [\"mlx5_1:2@3\"]\npath = \"staged\"")).unwrap();
     let needs = card.engine().unwrap();
     assert_eq!(needs.device.as_deref(), Some("mlx5_1"));
-    assert_eq!((needs.writer, needs.wish), (Writer::Nic, Wish::Staged));
+    assert_eq!(
+        (needs.writer, needs.preference),
+        (Writer::Nic, P2pPreference::Staged)
+    );
     assert_eq!((needs.alignment, needs.max_slots), (128, 4096));
-    assert!(needs.host_only.is_none() && !needs.rings && !card.supports_backpressure());
+    assert!(needs.host_only.is_none() && !needs.can_ring_doorbell && !card.supports_backpressure());
     assert_eq!(needs.faults, queue_pair::FAULTS);
     assert!(card.counts() == COUNTS && card.memory(&card.geometry(2 << 20).unwrap()) == 0);
     // A frame rounded up to 128, and its metadata.
@@ -123,7 +126,7 @@ fn plan_gets_queue_pair_requirements() {
     assert!(why.contains("path = \"direct\""), "{why}");
     let direct = spec(&format!("{PAIR}nics = [\"mlx5_1\"]\npath = \"direct\"")).unwrap();
     let needs = direct.engine().unwrap();
-    assert!(needs.host_only.is_none() && needs.wish == Wish::Direct);
+    assert!(needs.host_only.is_none() && needs.preference == P2pPreference::Direct);
     let notes = direct.notes().join("\n");
     assert!(notes.contains("counts as missing"), "{notes}");
 

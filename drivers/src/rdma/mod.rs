@@ -34,7 +34,7 @@ use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
-use daq_core::topology::Wish;
+use daq_core::topology::P2pPreference;
 use daq_core::units::ByteSize;
 use daq_rdma::connect::access::{Access, Guarded, Secret, TokenKeys};
 use daq_rdma::connect::{Connection, Listener};
@@ -125,7 +125,7 @@ pub struct RdmaConfig {
     /// Whether frames go straight into a ring on a GPU: `"auto"`, where the topology lets them and the start proves it;
     /// `"direct"`, even where the topology speaks against it; `"staged"`, through host memory.
     #[serde(default)]
-    pub path: Wish,
+    pub path: P2pPreference,
     /// Most places of a frame, at least 1: the packets that make it up where the sender received it. Which of them arrived
     /// there is told here as well.
     #[serde(default = "one_place")]
@@ -324,7 +324,7 @@ impl SourceSpec for Rdma {
         Some(EngineRequirements {
             device: self.config.nics.device(),
             writer: Writer::Nic,
-            wish: self.config.path,
+            preference: self.config.path,
             host_only: is_emulated_nic
                 .then(|| "a card made of software is given host memory alone".to_owned()),
             cpu_reads_memory: false,

@@ -57,7 +57,7 @@ impl Parts<'_> {
     /// Who makes a copy: the kernel that the plan names where the CPU can store to the ring after all.
     fn copier(&self, copy: &PlannedCopy) -> Copier {
         let is_mapped = |ring: &String| self.regions[ring].mapping().is_some();
-        match &copy.carried_by {
+        match &copy.kernel_thread {
             Some(kernel) if is_mapped(&copy.to) => Copier::Kernel(kernel.clone()),
             _ => Copier::Staging(copy.device, copy.direction),
         }
@@ -440,7 +440,7 @@ impl Pipeline {
                 device_rings_doorbell: planned
                     .doorbell
                     .as_ref()
-                    .is_some_and(|bell| bell.by == DoorbellInitiator::Device),
+                    .is_some_and(|bell| bell.initiator == DoorbellInitiator::Device),
             };
             let kernel = component
                 .spec
@@ -580,7 +580,7 @@ impl Pipeline {
                 return Err(two_kinds(&planned.name));
             };
             let bell = engine
-                .rings
+                .doorbell_of
                 .as_ref()
                 .and_then(|kernel| parts.device_bells.remove(kernel));
             let name = device.device().name().to_owned();

@@ -5,7 +5,7 @@ use crate::entry::EngineRequirements;
 use crate::gpu::{Backend, Writer};
 use crate::staging::{Profile, Sending};
 use crate::topology::DataPath;
-use crate::topology::Wish;
+use crate::topology::P2pPreference;
 use crate::topology::nic::{Nic, NicPort};
 use crate::topology::tree::{Acs, PciDevice, PciTree};
 
@@ -15,7 +15,7 @@ use crate::topology::tree::{Acs, PciDevice, PciTree};
 struct Carded {
     nic: String,
     #[serde(default)]
-    path: Wish,
+    path: P2pPreference,
     #[serde(default)]
     cpu_reads_memory: bool,
 }
@@ -39,7 +39,7 @@ impl SourceSpec for Carded {
         Some(EngineRequirements {
             device: Some(self.nic.clone()),
             writer: Writer::Nic,
-            wish: self.path,
+            preference: self.path,
             host_only: None,
             cpu_reads_memory: self.cpu_reads_memory,
             can_ring_doorbell: false,
@@ -87,7 +87,7 @@ fn device(address: &str, class: u32, way: &[&str]) -> PciDevice {
         group: None,
         acs: Acs::Control(0),
         host: host.to_owned(),
-        way: way.iter().map(|&bridge| bridge.to_owned()).collect(),
+        upstream: way.iter().map(|&bridge| bridge.to_owned()).collect(),
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::entry::EngineRequirements;
 use crate::gpu::{Backend, Writer};
 use crate::topology::DataPath;
-use crate::topology::Wish;
+use crate::topology::P2pPreference;
 
 /// A kernel that can stay, on the CPU too if it says so.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -58,7 +58,7 @@ impl SourceSpec for Ringing {
         Some(EngineRequirements {
             device: None,
             writer: Writer::Fpga,
-            wish: Wish::Auto,
+            preference: P2pPreference::Auto,
             host_only: None,
             cpu_reads_memory: false,
             can_ring_doorbell: true,
@@ -188,7 +188,7 @@ fn persistent_dispatch_is_shown_in_json_and_graph() {
     assert_eq!(json["rings"][1]["mapping"], "vulkan");
     assert_eq!(json["rings"][0]["mapping"], serde_json::Value::Null);
     assert_eq!(json["copies"][0]["way"], "stores");
-    assert_eq!(json["copies"][0]["kernel_thread"], "quarter");
+    assert_eq!(json["copies"][0]["carried_by"], "quarter");
     assert_eq!(json["kernels"][0]["dispatch"], "persistent");
     let bell = &json["kernels"][0]["doorbell"];
     assert_eq!(

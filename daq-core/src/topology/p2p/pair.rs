@@ -2,7 +2,7 @@
 
 use super::super::tree::{Hop, Iommu, PciDevice, PciTree};
 use super::super::{Gpu, Topology};
-use super::{Against, PeerAccess, Relation, slow};
+use super::{P2pObstacle, PeerAccess, Relation, slow};
 use crate::gpu::Writer;
 use crate::units::ByteSize;
 
@@ -98,7 +98,7 @@ impl<'a> Pair<'a> {
     }
 
     /// What is between the device's engine and the GPU's memory: groups, exports, mappings.
-    pub(super) fn reach(&self, gpu: &Gpu, warnings: &mut Vec<String>) -> Vec<Against> {
+    pub(super) fn access(&self, gpu: &Gpu, warnings: &mut Vec<String>) -> Vec<P2pObstacle> {
         let (device, name) = (self.device, format!("cuda:{}", gpu.ordinal));
         let mut against = Vec::new();
         if !self.is_own
@@ -106,14 +106,14 @@ impl<'a> Pair<'a> {
             && ours.number == theirs.number
             && let Some(driver) = &self.card.driver
         {
-            against.push(Against::Impossible(format!(
+            against.push(P2pObstacle::Impossible(format!(
                 "{} and {name} are in one IOMMU group ({}), and VFIO gives no device of a group to programs while {driver} holds another: put one of them into another slot",
                 device.address, ours.number
             )));
         }
         if self.is_own {
             if gpu.rdma == Some(false) {
-                against.push(Against::Impossible(format!(
+                against.push(P2pObstacle::Impossible(format!(
                     "{name} ({}) has no GPUDirect, so no driver of another device is told where its memory is",
                     gpu.name
                 )));
@@ -123,12 +123,12 @@ impl<'a> Pair<'a> {
                         "{name} exports no dma-buf: nvidia-peermem tells the card where its memory is"
                     ));
                 } else {
-                    against.push(Against::Impossible(format!(
+                    against.push(P2pObstacle::Impossible(format!(
                         "{name} exports no dma-buf and nvidia-peermem is not loaded, so no network card is told where its memory is: sudo modprobe nvidia-peermem, or NVIDIA's open kernel modules, which export dma-bufs"
                     )));
                 }
             } else if gpu.dma_buf == Some(false) {
-                against.push(Against::Impossible(format!(
+                against.push(P2pObstacle::Impossible(format!(
                     "{name} exports no dma-buf, by which the driver of {} would be told where its memory is: NVIDIA's open kernel modules export it",
                     device.address
                 )));
@@ -154,7 +154,7 @@ impl<'a> Pair<'a> {
                         None => {}
                     }
                 }
-                against.push(Against::Impossible(format!(
+                against.push(P2pObstacle::Impossible(format!(
                     "nothing maps memory of {name} for a device: {}",
                     refused.join("; ")
                 )));
@@ -164,7 +164,7 @@ impl<'a> Pair<'a> {
     }
 
     /// What is said of the way between the two.
-    pub(super) fn way(&self, warnings: &mut Vec<String>) -> Option<Against> {
+    pub(super) fn obstacle(&self, warnings: &mut Vec<String>) -> Option<P2pObstacle> {
         let passes = self
             .tree
             .passes(&self.device.host, &self.card.host, self.direction);
@@ -206,7 +206,9 @@ impl<'a> Pair<'a> {
                 warnings.push(why);
                 match passes {
                     // Nothing answers the reads: what is known to fail is not tried unless asked for.
-                    Err(why) if self.direction == PeerAccess::Read => Some(Against::Doubt(why)),
+                    Err(why) if self.direction == PeerAccess::Read => {
+                        Some(P2pObstacle::Uncertain(why))
+                    }
                     passes => {
                         warnings.extend(passes.err());
                         None
@@ -223,7 +225,10 @@ impl<'a> Pair<'a> {
                     warnings.push(format!("every {transfer} crosses the processor; {why}"));
                     None
                 }
-                Err(why) => Some(Against::Doubt(format!("{}; {why}", self.sentence()))),
+                Err(why) => Some(P2pObstacle::Uncertain(format!(
+                    "{}; {why}",
+                    self.sentence()
+                ))),
             },
             Relation::Node => {
                 let why = match passes {
@@ -232,13 +237,16 @@ impl<'a> Pair<'a> {
                     ),
                     Err(why) => why,
                 };
-                Some(Against::Doubt(format!("{}; {why}", self.sentence())))
+                Some(P2pObstacle::Uncertain(format!(
+                    "{}; {why}",
+                    self.sentence()
+                )))
             }
-            Relation::Sys => Some(Against::Doubt(format!(
+            Relation::Sys => Some(P2pObstacle::Uncertain(format!(
                 "{}; {transfer}s between sockets are slow or lost",
                 self.sentence()
             ))),
-            Relation::Unknown => Some(Against::Doubt(self.sentence())),
+            Relation::Unknown => Some(P2pObstacle::Uncertain(self.sentence())),
         }
     }
 
@@ -271,13 +279,15 @@ impl<'a> Pair<'a> {
 
     /// Whether the bridge at `address` is above what both are below.
     fn is_above(&self, address: &str) -> bool {
-        let way = self.common.map_or(&[][..], |common| &common.way);
-        way.iter().any(|bridge| bridge == address)
+        let upstream = self.common.map_or(&[][..], |common| &common.upstream);
+        upstream.iter().any(|bridge| bridge == address)
     }
 
     /// The slowest link, the one nearest to the device among equals.
     pub(super) fn bottleneck(&self) -> Option<Hop> {
-        self.hops().into_iter().min_by_key(|hop| hop.carries.rate())
+        self.hops()
+            .into_iter()
+            .min_by_key(|hop| hop.effective.rate())
     }
 
     /// Links that carry less than the card in the slot could take.
@@ -287,7 +297,7 @@ impl<'a> Pair<'a> {
 }
 
 /// Whether the ring fits into the window through which others reach the GPU's memory.
-pub(super) fn room(gpu: &Gpu, bytes: u64, warnings: &mut Vec<String>) -> Option<Against> {
+pub(super) fn bar_space(gpu: &Gpu, bytes: u64, warnings: &mut Vec<String>) -> Option<P2pObstacle> {
     let (name, ring) = (format!("cuda:{}", gpu.ordinal), ByteSize(bytes));
     let Some(window) = gpu.window else {
         warnings.push(format!(
@@ -297,12 +307,12 @@ pub(super) fn room(gpu: &Gpu, bytes: u64, warnings: &mut Vec<String>) -> Option<
     };
     let total = ByteSize(window.bytes);
     if bytes > window.bytes {
-        return Some(Against::Impossible(format!(
+        return Some(P2pObstacle::Impossible(format!(
             "a ring of {ring} is larger than the {total} through which others reach {name}'s memory (BAR1): make it smaller, or enable resizable BAR in the firmware"
         )));
     }
     let free = window.free.filter(|free| bytes > *free)?;
-    Some(Against::Doubt(format!(
+    Some(P2pObstacle::Uncertain(format!(
         "a ring of {ring} is larger than the {} that are free of the {total} through which others reach {name}'s memory (BAR1)",
         ByteSize(free)
     )))

@@ -64,8 +64,8 @@ fn pci_device_is_read() {
         width: 16,
     };
     let link = |most| Link {
-        now: lanes(1),
-        most: lanes(most),
+        current: lanes(1),
+        max: lanes(most),
     };
     let facts = facts(&sys, "00000000:3B:00.0");
     let expected = PciFacts {
@@ -81,7 +81,7 @@ fn pci_device_is_read() {
         }],
     };
     assert_eq!(facts, expected);
-    let gpu = Gpu::new(0, "H200").placed(&facts);
+    let gpu = Gpu::new(0, "H200").with_pci_facts(&facts);
     assert_eq!(
         (gpu.pci.as_deref(), gpu.node, gpu.link),
         (Some(CARD), Some(1), Some(link(5)))

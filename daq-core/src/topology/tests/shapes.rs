@@ -248,7 +248,7 @@ impl Machine {
 
     fn gpu(&mut self, address: &str, facts: &[&str]) {
         let ordinal = u32::try_from(self.gpus.len()).unwrap();
-        let gpu = Gpu::new(ordinal, "").placed(&pci::facts(&self.sys(), address));
+        let gpu = Gpu::new(ordinal, "").with_pci_facts(&pci::facts(&self.sys(), address));
         let mut gpu = Gpu {
             uuid: Some("GPU-5d5e".to_owned()),
             rdma: Some(true),
@@ -260,7 +260,7 @@ impl Machine {
             match fact.split_once('=') {
                 Some(("bar1", sizes)) => {
                     let (all, free) = sizes.split_once('/').unwrap_or((sizes, sizes));
-                    gpu.window = Some(Window {
+                    gpu.window = Some(Bar1 {
                         bytes: bytes(all),
                         free: Some(bytes(free)),
                     });
@@ -299,20 +299,20 @@ impl Machine {
     }
 
     /// What is found about every pair.
-    fn ways(&self, wish: Wish) -> Vec<Way> {
+    fn ways(&self, preference: P2pPreference) -> Vec<DevicePath> {
         let topology = self.topology();
         let pairs = topology.pci.pairs(&topology.gpus);
         pairs
-            .map(|(device, gpu)| Way {
+            .map(|(device, gpu)| DevicePath {
                 name: String::new(),
                 device: device.address.clone(),
                 gpu: gpu.ordinal,
                 direction: PeerAccess::Write,
-                verdict: topology.verdict(&Asked {
+                path: topology.p2p_path(&P2pQuery {
                     device: &device.address,
                     gpu: gpu.ordinal,
                     bytes: self.ring,
-                    wish,
+                    preference,
                     direction: PeerAccess::Write,
                 }),
             })
@@ -320,9 +320,9 @@ impl Machine {
     }
 
     /// The tree and what is found about every pair.
-    fn told(&self) -> String {
-        let ways = self.ways(Wish::Auto);
-        let ways: Vec<_> = ways.iter().map(Way::text).collect();
+    fn describe(&self) -> String {
+        let ways = self.ways(P2pPreference::Auto);
+        let ways: Vec<_> = ways.iter().map(DevicePath::text).collect();
         format!("{}\n{}", self.topology().tree(false), ways.join("\n"))
     }
 }
@@ -345,7 +345,7 @@ macro_rules! shapes {
     ($($test:ident, $name:literal;)*) => {$(
         #[test]
         fn $test() {
-            insta::assert_snapshot!(shape!($name).told());
+            insta::assert_snapshot!(shape!($name).describe());
         }
     )*};
 }

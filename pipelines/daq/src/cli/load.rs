@@ -194,7 +194,7 @@ impl Loaded {
         {
             let gpus = topology.gpus.into_iter().map(|gpu| {
                 if plan.untried.contains(&gpu.ordinal) {
-                    gpu.tried(&config.staging.backends)
+                    gpu.with_probed_mappings(&config.staging.backends)
                 } else {
                     gpu
                 }

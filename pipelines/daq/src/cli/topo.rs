@@ -6,7 +6,7 @@ use daq_core::claim::Claim;
 use daq_core::gpu::Backend;
 use daq_core::plan::{Config, Plan};
 use daq_core::region::Placement;
-use daq_core::topology::{Asked, PeerAccess, Topology, Way, Wish};
+use daq_core::topology::{DevicePath, P2pPreference, P2pQuery, PeerAccess, Topology};
 use daq_core::units::ByteSize;
 use daq_pipelines::console::print_error;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ enum Format {
 /// A source whose bytes come over the bus or not.
 struct Row {
     /// The pair; `None` where no device writes, or no GPU is written.
-    way: Option<Way>,
+    way: Option<DevicePath>,
     /// What the plan says of it.
     planned: String,
 }
@@ -54,7 +54,9 @@ struct Row {
 fn here() -> Topology {
     let mut topology = Topology::detect();
     let gpus = topology.gpus.into_iter();
-    topology.gpus = gpus.map(|gpu| gpu.tried(&Backend::ALL)).collect();
+    topology.gpus = gpus
+        .map(|gpu| gpu.with_probed_mappings(&Backend::ALL))
+        .collect();
     daq_diagnostics::doctor::look_at_windows(&mut topology.gpus);
     topology
 }
@@ -98,7 +100,7 @@ pub(super) fn topo(args: &Args) -> u8 {
         }
         Format::Text => {
             let rows = rows.iter().map(|row| {
-                let way = row.way.as_ref().map_or_else(String::new, Way::text);
+                let way = row.way.as_ref().map_or_else(String::new, DevicePath::text);
                 format!("\n{way}{}", row.planned)
             });
             show(&(topology.tree(args.all) + &rows.collect::<String>()))
@@ -124,20 +126,20 @@ fn record(topology: &Topology, dir: &Path) -> u8 {
 }
 
 /// The paths of all devices that could be sources; also those of network cards that read, where they differ.
-fn candidates(topology: &Topology, ring: ByteSize) -> Vec<Way> {
+fn candidates(topology: &Topology, ring: ByteSize) -> Vec<DevicePath> {
     let pairs = topology.pci.pairs(&topology.gpus);
     pairs
         .flat_map(|(device, gpu)| {
             let judge = |direction| {
                 let ring = (gpu.ordinal, ring.0);
-                let wish = (Wish::Auto, direction);
-                way(topology, String::new(), &device.address, ring, wish)
+                let preference = (P2pPreference::Auto, direction);
+                way(topology, String::new(), &device.address, ring, preference)
             };
             let write = judge(PeerAccess::Write);
             let read = device
                 .is_network()
                 .then(|| judge(PeerAccess::Read))
-                .filter(|read| read.verdict.direct != write.verdict.direct);
+                .filter(|read| read.path.direct != write.path.direct);
             std::iter::once(write).chain(read)
         })
         .collect()
@@ -149,19 +151,19 @@ fn way(
     name: String,
     device: &str,
     ring: (u32, u64),
-    (wish, direction): (Wish, PeerAccess),
-) -> Way {
+    (preference, direction): (P2pPreference, PeerAccess),
+) -> DevicePath {
     let (gpu, bytes) = ring;
-    Way {
+    DevicePath {
         name,
         device: device.to_owned(),
         gpu,
         direction,
-        verdict: topology.verdict(&Asked {
+        path: topology.p2p_path(&P2pQuery {
             device,
             gpu,
             bytes,
-            wish,
+            preference,
             direction,
         }),
     }
@@ -176,7 +178,9 @@ fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
             let mut planned = plan.sources.iter();
             let planned = planned.find(|planned| planned.name == name)?;
             let needs = source.spec.engine();
-            let wish = needs.as_ref().map_or(Wish::Auto, |needs| needs.wish);
+            let preference = needs
+                .as_ref()
+                .map_or(P2pPreference::Auto, |needs| needs.preference);
             let claims = source.spec.claims().into_iter();
             let mut claimed = claims.filter_map(|claim| match claim {
                 Claim::Device(device) => Some(device),
@@ -191,15 +195,15 @@ fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
                 (Some(device), Placement::Cuda(gpu)) => {
                     let ring = (gpu, ring.region_bytes as u64);
                     let name = format!("source {name}");
-                    let wish = (wish, PeerAccess::Write);
-                    Some(way(topology, name, &device, ring, wish))
+                    let preference = (preference, PeerAccess::Write);
+                    Some(way(topology, name, &device, ring, preference))
                 }
                 _ => None,
             };
             // The plan knows more than the machine: who reads the frames, what the device can be given.
             let is_listed = way
                 .as_ref()
-                .is_some_and(|way| way.verdict.path() == planned.path);
+                .is_some_and(|way| way.path.data_path() == planned.path);
             let planned = if is_listed {
                 String::new()
             } else {
@@ -229,8 +233,8 @@ fn readers(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
             };
             let device = planned.nic.clone().unwrap_or(declared);
             let ring = (gpu, ring.region_bytes as u64);
-            let wish = (Wish::Auto, PeerAccess::Read);
-            let way = way(topology, format!("sink {name}"), &device, ring, wish);
+            let preference = (P2pPreference::Auto, PeerAccess::Read);
+            let way = way(topology, format!("sink {name}"), &device, ring, preference);
             Some(Row {
                 way: Some(way),
                 planned: String::new(),

@@ -68,7 +68,7 @@ fn bench(gpu: Option<&'static Device>) -> Result<Bench, BenchError> {
         .into_iter()
         .map(|there| {
             if Some(there.ordinal) == ordinal {
-                there.tried(&Backend::ALL)
+                there.with_probed_mappings(&Backend::ALL)
             } else {
                 there
             }

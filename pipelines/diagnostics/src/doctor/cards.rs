@@ -4,8 +4,8 @@
 
 use super::root::Root;
 use super::{Finding, Verdict};
+use daq_core::topology::p2p::slow;
 use daq_core::topology::tree::{Iommu, PciDevice, PciTree, VFIO};
-use daq_core::topology::verdict::slow;
 use daq_core::topology::{Gpu, Topology, pci};
 
 const GROUP: &str = "cards";
@@ -149,9 +149,9 @@ impl Card<'_> {
         }
         let narrow = hops.iter().find_map(|hop| Some((hop, slow(hop)?)));
         let Some((hop, why)) = narrow else {
-            return finding.read(Verdict::Ok, hops[0].carries.to_string());
+            return finding.read(Verdict::Ok, hops[0].effective.to_string());
         };
-        let fix = if hop.carries.rate() < hop.most.rate() {
+        let fix = if hop.effective.rate() < hop.max.rate() {
             format!(
                 "sudo lspci -vv -s {} | grep -E 'LnkCap|LnkSta'  # then seat the card and its riser again",
                 hop.below
@@ -161,7 +161,10 @@ impl Card<'_> {
                 .to_owned()
         };
         finding
-            .read(Verdict::Warn, format!("{} of {}", hop.carries, hop.wanted))
+            .read(
+                Verdict::Warn,
+                format!("{} of {}", hop.effective, hop.device_max),
+            )
             .why(why)
             .fix(fix)
     }
@@ -206,7 +209,7 @@ impl Card<'_> {
         let sys = root.at("/sys");
         let gpus = pci::nvidia_gpus(&sys).filter(|gpus| !gpus.is_empty())?;
         let paths = gpus.iter().zip(0..).map(|(address, ordinal)| {
-            let gpu = Gpu::new(ordinal, "").placed(&pci::facts(&sys, address));
+            let gpu = Gpu::new(ordinal, "").with_pci_facts(&pci::facts(&sys, address));
             let topology = Topology {
                 gpus: vec![gpu],
                 ..topology.clone()

@@ -15,7 +15,7 @@ use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::probe;
 use daq_core::gpu::driver::{Device, Identity};
 use daq_core::topology::pci::{self, PciFacts};
-use daq_core::topology::{Gpu, Window};
+use daq_core::topology::{Bar1, Gpu};
 use nvml::{NvmlCard, NvmlFacts, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
 use stores::Tried;
@@ -95,7 +95,7 @@ pub fn look_at_windows(gpus: &mut [Gpu]) {
         let cards = facts.cards.iter();
         let mut of_gpu = cards.filter(|card| gpu.pci.as_ref() == Some(&card.address));
         if let Some((bytes, used)) = of_gpu.next().and_then(|card| card.bar1) {
-            gpu.window = Some(Window {
+            gpu.window = Some(Bar1 {
                 bytes,
                 free: Some(bytes.saturating_sub(used)),
             });

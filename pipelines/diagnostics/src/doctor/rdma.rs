@@ -56,7 +56,8 @@ impl<'a> Machine<'a> {
         let sys = root.at("/sys");
         let gpus = pci::nvidia_gpus(&sys).unwrap_or_default();
         let gpus = gpus.iter().zip(0..);
-        let gpus = gpus.map(|(address, i)| Gpu::new(i, "").placed(&pci::facts(&sys, address)));
+        let gpus =
+            gpus.map(|(address, i)| Gpu::new(i, "").with_pci_facts(&pci::facts(&sys, address)));
         let scatter = std::env::var("MLX5_SCATTER_TO_CQE").unwrap_or_default();
         Self {
             topology: Topology {

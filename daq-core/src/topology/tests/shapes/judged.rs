@@ -2,12 +2,18 @@
 
 use super::*;
 
-fn verdict(machine: &Machine, device: &str, gpu: u32, bytes: u64, wish: Wish) -> Verdict {
-    machine.topology().verdict(&Asked {
+fn p2p_path(
+    machine: &Machine,
+    device: &str,
+    gpu: u32,
+    bytes: u64,
+    preference: P2pPreference,
+) -> P2pPath {
+    machine.topology().p2p_path(&P2pQuery {
         device,
         gpu,
         bytes,
-        wish,
+        preference,
         direction: PeerAccess::Write,
     })
 }
@@ -23,8 +29,8 @@ fn relations_follow_slot_positions() {
         (shape!("amd-server"), vec![Phb, Node]),
         (shape!("virtual-machine"), vec![Unknown, Unknown]),
     ] {
-        let ways = machine.ways(Wish::Auto);
-        let found: Vec<_> = ways.iter().map(|way| way.verdict.relation).collect();
+        let ways = machine.ways(P2pPreference::Auto);
+        let found: Vec<_> = ways.iter().map(|way| way.path.relation).collect();
         assert_eq!(found, relations);
     }
 }
@@ -41,8 +47,8 @@ fn preference_is_applied_if_possible() {
         (shape!("no-mapping"), "0000:41:00.0", 0, false, false),
         (shape!("geforce"), "0000:43:00.0", 0, false, false),
     ] {
-        let ask = |wish| verdict(&machine, device, gpu, 1 << 20, wish);
-        let (chosen, wished) = (ask(Wish::Auto), ask(Wish::Direct));
+        let ask = |preference| p2p_path(&machine, device, gpu, 1 << 20, preference);
+        let (chosen, wished) = (ask(P2pPreference::Auto), ask(P2pPreference::Direct));
         assert_eq!(chosen.direct, auto, "{device}: {chosen:?}");
         assert_eq!(wished.direct, forced, "{device}: {wished:?}");
         assert_eq!(wished.forbidden, !forced, "{device}: {wished:?}");
@@ -54,16 +60,16 @@ fn preference_is_applied_if_possible() {
             );
             assert!(wished.reason.starts_with("asked for"), "{}", wished.reason);
         }
-        let staged = ask(Wish::Staged);
+        let staged = ask(P2pPreference::Staged);
         assert!(!staged.direct && staged.reason == "asked for");
-        assert_eq!(staged.path(), crate::topology::DataPath::Staged);
+        assert_eq!(staged.data_path(), crate::topology::DataPath::Staged);
     }
 }
 
 #[test]
 fn missing_device_is_reported() {
     let machine = shape!("plx-switch");
-    let ask = |device, gpu| verdict(&machine, device, gpu, 1, Wish::Direct);
+    let ask = |device, gpu| p2p_path(&machine, device, gpu, 1, P2pPreference::Direct);
     let found = ask("0000:99:00.0", 0);
     assert!(found.forbidden && found.reason.contains("no PCI device 0000:99:00.0"));
     let found = ask("0000:05:00.0", 7);
@@ -79,11 +85,11 @@ fn missing_device_is_reported() {
         gpus: vec![Gpu::new(0, "Test")],
         ..Topology::unknown()
     };
-    let found = topology.verdict(&Asked {
+    let found = topology.p2p_path(&P2pQuery {
         device: "0000:05:00.0",
         gpu: 0,
         bytes: 1,
-        wish: Wish::Auto,
+        preference: P2pPreference::Auto,
         direction: PeerAccess::Write,
     });
     assert!(!found.direct && !found.forbidden, "{found:?}");
@@ -93,7 +99,7 @@ fn missing_device_is_reported() {
 fn device_not_yet_bound_to_vfio_is_usable() {
     let text = include_str!("two-sockets.txt").replace(" driver=vfio-pci", "");
     let machine = Machine::new(&text);
-    let found = verdict(&machine, "0000:3b:00.0", 0, 1 << 20, Wish::Direct);
+    let found = p2p_path(&machine, "0000:3b:00.0", 0, 1 << 20, P2pPreference::Direct);
     assert!(found.direct, "{found:?}");
 }
 
@@ -101,7 +107,7 @@ fn device_not_yet_bound_to_vfio_is_usable() {
 fn path_through_root_complex_is_reported() {
     let change = |from: &str, to: &str| {
         let machine = Machine::new(&include_str!("redirect.txt").replace(from, to));
-        let found = verdict(&machine, "0000:3d:00.0", 0, 1 << 20, Wish::Auto);
+        let found = p2p_path(&machine, "0000:3d:00.0", 0, 1 << 20, P2pPreference::Auto);
         assert!(found.direct, "{found:?}");
         (found.warnings.join("; "), found.bottleneck.unwrap())
     };
@@ -122,14 +128,14 @@ fn path_through_root_complex_is_reported() {
     assert_eq!(hop.below, "0000:3b:00.0");
     let machine = include_str!("redirect.txt").replace("acs=1d", "acs=0");
     let machine = Machine::new(&machine.replace(slow, &slow.replace("3x16", "3x4/3x16")));
-    let found = verdict(&machine, "0000:3d:00.0", 0, 1 << 20, Wish::Auto);
+    let found = p2p_path(&machine, "0000:3d:00.0", 0, 1 << 20, P2pPreference::Auto);
     assert_eq!(found.bottleneck.unwrap().below, "0000:3d:00.0");
 }
 
 #[test]
 fn ring_larger_than_bar_is_not_direct() {
     let machine = shape!("amd-server");
-    let ask = |bytes| verdict(&machine, "0000:41:00.0", 0, bytes, Wish::Auto);
+    let ask = |bytes| p2p_path(&machine, "0000:41:00.0", 0, bytes, P2pPreference::Auto);
     let found = ask(63 << 30);
     assert!(found.direct && !found.forbidden);
     let found = ask((63 << 30) + 1);
@@ -202,7 +208,10 @@ fn pci_tree_is_parsed() {
     let device = tree.device("3d:00.0").unwrap();
     assert_eq!(device.id(), "10ee:903f");
     assert_eq!(device.regions, [64 << 10, 1 << 20]);
-    assert_eq!(device.way, ["0000:3c:08.0", "0000:3b:00.0", "0000:3a:00.0"]);
+    assert_eq!(
+        device.upstream,
+        ["0000:3c:08.0", "0000:3b:00.0", "0000:3a:00.0"]
+    );
     assert_eq!(device.host, "pci0000:3a");
     assert_eq!(device.driver.as_deref(), Some("xdma"));
     let acs: Vec<_> = tree
@@ -245,7 +254,11 @@ fn fpga_candidates_and_network_controllers_are_listed() {
 #[test]
 fn topology_picture_shows_tree_and_paths() {
     let machine = shape!("two-sockets");
-    insta::assert_snapshot!(machine.topology().mermaid(&machine.ways(Wish::Auto), false));
+    insta::assert_snapshot!(
+        machine
+            .topology()
+            .mermaid(&machine.ways(P2pPreference::Auto), false)
+    );
     let all = machine.topology().tree(true);
     assert!(all.lines().count() >= machine.topology().tree(false).lines().count());
 }
@@ -257,11 +270,11 @@ fn path_below_intel_client_cpu_depends_on_direction() {
     let driver = |driver: &str| desktop.replace("driver=vfio-pci", driver);
     let ask = |text: &str, device: &str, direction| {
         let machine = Machine::new(text);
-        machine.topology().verdict(&Asked {
+        machine.topology().p2p_path(&P2pQuery {
             device,
             gpu: 0,
             bytes: 1 << 20,
-            wish: Wish::Auto,
+            preference: P2pPreference::Auto,
             direction,
         })
     };

@@ -3,12 +3,12 @@
 use super::*;
 use crate::topology::nic::{AUTO, GidKind, Layer};
 
-fn verdict(topology: &Topology, device: &str, wish: Wish) -> Verdict {
-    topology.verdict(&Asked {
+fn p2p_path(topology: &Topology, device: &str, preference: P2pPreference) -> P2pPath {
+    topology.p2p_path(&P2pQuery {
         device,
         gpu: 0,
         bytes: 1 << 20,
-        wish,
+        preference,
         direction: PeerAccess::Write,
     })
 }
@@ -72,23 +72,26 @@ fn declared_nic_overrides_nearest() {
 #[test]
 fn nic_name_resolves_to_pci_address() {
     let topology = shape!("nic-switch").topology();
-    let by_address = verdict(&topology, "0000:3e:00.0", Wish::Auto);
+    let by_address = p2p_path(&topology, "0000:3e:00.0", P2pPreference::Auto);
     assert!(
         by_address.direct && by_address.relation == Relation::Pix,
         "{by_address:?}"
     );
-    assert_eq!(verdict(&topology, "mlx5_1", Wish::Auto), by_address);
-    assert_eq!(verdict(&topology, AUTO, Wish::Auto), by_address);
     assert_eq!(
-        verdict(&topology, "mlx5_0", Wish::Auto).relation,
+        p2p_path(&topology, "mlx5_1", P2pPreference::Auto),
+        by_address
+    );
+    assert_eq!(p2p_path(&topology, AUTO, P2pPreference::Auto), by_address);
+    assert_eq!(
+        p2p_path(&topology, "mlx5_0", P2pPreference::Auto).relation,
         Relation::Node
     );
-    let way = Way {
+    let way = DevicePath {
         name: "source rx".to_owned(),
         device: "mlx5_1".to_owned(),
         gpu: 0,
         direction: PeerAccess::Write,
-        verdict: by_address,
+        path: by_address,
     };
     let picture = topology.mermaid(&[way], false);
     assert!(
@@ -97,7 +100,7 @@ fn nic_name_resolves_to_pci_address() {
     );
     assert!(picture.contains("<br/>mlx5_1\"]"), "{picture}");
     let soft = shape!("nic-virtual").topology();
-    let found = verdict(&soft, "rxe0", Wish::Direct);
+    let found = p2p_path(&soft, "rxe0", P2pPreference::Direct);
     assert!(
         found.forbidden && found.reason.contains("only into host memory"),
         "{found:?}"
@@ -114,7 +117,7 @@ fn nic_access_depends_on_dma_buf_or_peermem_only() {
         (" dma-buf=no", " rdma=no", false, "no GPUDirect"),
     ] {
         let topology = Machine::new(&text.replacen(from, to, 1)).topology();
-        let found = verdict(&topology, "mlx5_0", Wish::Auto);
+        let found = p2p_path(&topology, "mlx5_0", P2pPreference::Auto);
         let all = format!("{}; {}", found.reason, found.warnings.join("; "));
         assert_eq!(found.direct, direct, "{all}");
         assert_eq!(found.forbidden, !direct, "{all}");

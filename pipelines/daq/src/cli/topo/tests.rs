@@ -21,7 +21,7 @@ struct Declared {
     #[serde(default)]
     engine: bool,
     #[serde(default)]
-    path: Wish,
+    path: P2pPreference,
 }
 
 impl SourceSpec for Declared {
@@ -47,7 +47,7 @@ impl SourceSpec for Declared {
         self.engine.then(|| EngineRequirements {
             device: self.device.clone(),
             writer: Writer::Fpga,
-            wish: self.path,
+            preference: self.path,
             host_only: None,
             cpu_reads_memory: false,
             can_ring_doorbell: false,
@@ -113,11 +113,11 @@ fn an_engines_device_is_compared_with_the_gpu_of_its_ring() {
         (way.name.as_str(), way.device.as_str(), way.gpu),
         ("source adc", "0000:17:00.0", 0)
     );
-    assert!(way.verdict.direct, "{way:?}");
-    let wish = format!("{keys}\npath = \"staged\"");
-    let row = rows_of(&wish, "cuda:0").remove(0);
+    assert!(way.path.direct, "{way:?}");
+    let preference = format!("{keys}\npath = \"staged\"");
+    let row = rows_of(&preference, "cuda:0").remove(0);
     let way = row.way.unwrap();
-    assert!(!way.verdict.direct && way.verdict.reason == "asked for");
+    assert!(!way.path.direct && way.path.reason == "asked for");
 }
 
 #[test]
@@ -141,12 +141,12 @@ fn without_device_or_gpu_only_the_plan_is_shown() {
 #[test]
 fn all_candidates_are_compared_where_no_file_is_named() {
     let ways = candidates(&recorded(), ByteSize(64 << 20));
-    let texts: Vec<_> = ways.iter().map(Way::text).collect();
+    let texts: Vec<_> = ways.iter().map(DevicePath::text).collect();
     assert_eq!(texts.len(), 1);
     assert!(
         texts[0].starts_with("0000:17:00.0 → cuda:0  direct writes: "),
         "{texts:?}"
     );
     let ways = candidates(&recorded(), ByteSize(1 << 40));
-    assert!(ways[0].verdict.forbidden, "{ways:?}");
+    assert!(ways[0].path.forbidden, "{ways:?}");
 }

@@ -175,7 +175,7 @@ impl Bench {
         let mut topology = Topology::detect();
         let gpus = topology.gpus.into_iter();
         topology.gpus = gpus
-            .map(|gpu| gpu.tried(&config.staging.backends))
+            .map(|gpu| gpu.with_probed_mappings(&config.staging.backends))
             .collect();
         let plan = resolve(&config, &topology, &around, &mut diagnostics);
         let Some(plan) = plan.filter(|_| !diagnostics.has_errors()) else {

@@ -139,11 +139,11 @@ fn link(device: &Device) -> Option<Link> {
         (generation > 0 && width > 0).then_some(Lanes { generation, width })
     };
     Some(Link {
-        now: lanes(
+        current: lanes(
             device.current_pcie_link_gen().ok()?,
             device.current_pcie_link_width().ok()?,
         )?,
-        most: lanes(
+        max: lanes(
             device.max_pcie_link_gen().ok()?,
             device.max_pcie_link_width().ok()?,
         )?,
@@ -226,8 +226,8 @@ mod tests {
             address: "0000:3b:00.0".to_owned(),
             bar1: Some((7, 2)),
             link: Some(Link {
-                now: lanes(1, 8),
-                most: lanes(4, 16),
+                current: lanes(1, 8),
+                max: lanes(4, 16),
             }),
             is_persistent: Some(false),
             uncorrected: Some(10),

@@ -36,7 +36,7 @@ fn known_link(card: &Card) -> Option<Link> {
 /// The lanes of the slot, where the port above the card can be believed.
 fn lanes_of_slot(card: &Card, is_virtual: bool) -> Option<u32> {
     let pci = card.pci.as_ref().filter(|_| !is_virtual)?;
-    Some(pci.bridges.first()?.link?.most.width)
+    Some(pci.bridges.first()?.link?.max.width)
 }
 
 /// Lanes that neither the card nor its slot lack, yet do not work.
@@ -48,29 +48,32 @@ fn link(card: &Card, is_virtual: bool) -> Finding {
         card.file("{current,max}_link_{speed,width}")
     };
     let finding = card.finding("link", from);
-    let Some(Link { now, most }) = known_link(card) else {
+    let Some(Link { current, max }) = known_link(card) else {
         return finding.why("not reported by this machine, for example a virtual machine");
     };
-    let expected = lanes_of_slot(card, is_virtual).map_or(most.width, |slot| slot.min(most.width));
-    if now.width < expected {
+    let expected = lanes_of_slot(card, is_virtual).map_or(max.width, |slot| slot.min(max.width));
+    if current.width < expected {
         return finding
-            .read(Verdict::Warn, format!("{now} of {most}"))
+            .read(Verdict::Warn, format!("{current} of {max}"))
             .why(format!(
                 "{} of {expected} lanes work: copies run at {} % of what they could",
-                now.width,
-                100 * now.width / expected
+                current.width,
+                100 * current.width / expected
             ))
             .fix(format!(
                 "sudo lspci -vv -s {} | grep -E 'LnkCap|LnkSta'  # then seat the card and its riser again, look for lanes shared with another slot (bifurcation) in the firmware",
                 card.address
             ));
     }
-    if now == most {
-        return finding.read(Verdict::Ok, now.to_string());
+    if current == max {
+        return finding.read(Verdict::Ok, current.to_string());
     }
     let idle = "an idle card lowers its speed; under load it rises to what card and slot can do";
-    let finding = finding.read(Verdict::Ok, format!("{now} of {most}"));
-    match (now.width < most.width, now.generation < most.generation) {
+    let finding = finding.read(Verdict::Ok, format!("{current} of {max}"));
+    match (
+        current.width < max.width,
+        current.generation < max.generation,
+    ) {
         (false, _) => finding.why(idle),
         (true, false) => finding.why("as wide as its slot"),
         (true, true) => finding.why(format!("as wide as its slot; {idle}")),
@@ -90,11 +93,11 @@ fn slot(card: &Card, is_virtual: bool) -> Finding {
             .read(Verdict::Unknown, "virtual machine")
             .why("what its host wired cannot be seen from here");
     }
-    let Some(most) = card
+    let Some(max) = card
         .pci
         .as_ref()
         .and_then(|pci| pci.link)
-        .map(|link| link.most)
+        .map(|link| link.max)
     else {
         return finding;
     };
@@ -103,31 +106,31 @@ fn slot(card: &Card, is_virtual: bool) -> Finding {
         .iter()
         .enumerate()
         .filter_map(|(place, bridge)| {
-            let Link { now, most } = bridge.link?;
+            let Link { current, max } = bridge.link?;
             let width = if place == 0 {
-                most.width
+                max.width
             } else {
-                most.width.min(now.width)
+                max.width.min(current.width)
             };
-            Some((bridge, Lanes { width, ..most }))
+            Some((bridge, Lanes { width, ..max }))
         })
         .min_by_key(|(_, lanes)| lanes.rate());
     let Some((bridge, lanes)) = narrowest else {
         return finding;
     };
-    if lanes.rate() >= most.rate() {
+    if lanes.rate() >= max.rate() {
         return finding.read(Verdict::Ok, lanes.to_string());
     }
     card.finding(
         "slot",
         format!("{}/{}/max_link_{{speed,width}}", super::PCI, bridge.address),
     )
-    .read(Verdict::Warn, format!("{lanes} for {most}"))
+    .read(Verdict::Warn, format!("{lanes} for {max}"))
     .why(format!(
         "{} carries {:.0} GB/s where the card could take {:.0}: every copy is bound by it",
         bridge.address,
         lanes.rate() as f64 / 1e9,
-        most.rate() as f64 / 1e9
+        max.rate() as f64 / 1e9
     ))
     .fix("sudo dmidecode -t slot  # move the card to a slot of its width and generation")
 }

@@ -114,8 +114,8 @@ fn healthy() -> NvmlCard {
         memory: Some(140 * GIB),
         bar1: Some((256 * GIB, 2 * MIB)),
         link: Some(Link {
-            now: lanes(5, 16),
-            most: lanes(5, 16),
+            current: lanes(5, 16),
+            max: lanes(5, 16),
         }),
         is_persistent: Some(true),
         uncorrected: Some(0),

@@ -103,7 +103,7 @@ fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
     let slot = hops
         .into_iter()
         .flatten()
-        .map(|hop| hop.carries.rate().saturating_mul(8))
+        .map(|hop| hop.effective.rate().saturating_mul(8))
         .filter(|rate| *rate > 0)
         .min();
     match slot {
