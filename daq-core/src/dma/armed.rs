@@ -133,11 +133,13 @@ impl Idle {
         if let Err(quiesce_timeout) = self.engine.quiesce(timeout) {
             match self.engine.device().disable_and_reset() {
                 Ok(()) => {
-                    tracing::warn!("{quiesce_timeout}; its device was cut off the bus and reset")
+                    tracing::warn!(
+                        "{quiesce_timeout}; bus mastering was disabled and its device reset"
+                    );
                 }
                 Err(error) => {
                     tracing::error!(
-                        "{quiesce_timeout}; {error}: its memory is kept until this process ends"
+                        "{quiesce_timeout}; {error}; its memory is leaked until this process exits"
                     );
                     if let Some(memory) = self.memory.take() {
                         memory.leak();

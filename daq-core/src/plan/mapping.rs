@@ -137,7 +137,7 @@ fn ring(
     {
         match &path {
             Some((DataPath::Staged, reason)) => {
-                source.reason = format!("{}; {reason}", source.reason)
+                source.reason = format!("{}; {reason}", source.reason);
             }
             Some((path, reason)) => {
                 source.path = *path;
