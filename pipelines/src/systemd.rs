@@ -241,16 +241,16 @@ mod tests {
     }
 
     #[test]
-    fn run_is_notified() {
+    fn systemd_is_notified_of_run() {
         assert_eq!(
-            notifications("child_notifies_a_run", None),
+            notifications("child_process_notifies_run", None),
             ["READY=1\n", "STATUS=1 Gbit/s, a b\n", "STOPPING=1\n"]
         );
     }
 
     #[test]
-    #[ignore = "run by run_is_notified"]
-    fn child_notifies_a_run() {
+    #[ignore = "run by systemd_is_notified_of_run"]
+    fn child_process_notifies_run() {
         assert!(present());
         assert!(send(READY));
         status("1 Gbit/s, a\nb");
@@ -262,8 +262,8 @@ mod tests {
     }
 
     #[test]
-    fn the_watchdog_is_answered_until_a_thread_stalls() {
-        let messages = notifications("child_stalls", Some("20000"));
+    fn watchdog_is_notified_until_thread_stalls() {
+        let messages = notifications("child_process_stalls", Some("20000"));
         let stalled = messages
             .iter()
             .position(|message| message == "STATUS=stalled: source adc\n")
@@ -283,8 +283,8 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "run by the_watchdog_is_answered_until_a_thread_stalls"]
-    fn child_stalls() {
+    #[ignore = "run by watchdog_is_notified_until_thread_stalls"]
+    fn child_process_stalls() {
         let (asked, again) = mpsc::channel();
         let stall = Arc::new(AtomicBool::new(false));
         let stalled = stall.clone();
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn without_socket_nothing_is_sent() {
+    fn missing_notify_socket_sends_nothing() {
         if present() {
             eprintln!("skipped: NOTIFY_SOCKET is set for this test itself");
             return;
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn partial_frames_are_in_the_status_line() {
+    fn status_line_has_partial_frames() {
         let source = SourceReport {
             expected: 7,
             delivered: 7,
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_rounded_to_three_digits() {
+    fn status_line_rate_has_three_digits() {
         for (rate, shown) in [
             (0.0, "0 bit/s"),
             (0.125, "0.12 bit/s"),
@@ -451,14 +451,14 @@ mod tests {
     }
 
     #[test]
-    fn the_unit_is_valid() {
+    fn unit_file_is_valid() {
         let (_dir, unit) = unit();
         analyze(&["verify", "--man=no"], &unit.replace("daq@", "daq@adc"));
         analyze(&["verify", "--man=no"], &unit);
     }
 
     #[test]
-    fn the_unit_leaves_little_open() {
+    fn unit_file_exposure_is_low() {
         let (_dir, unit) = unit();
         // The scale goes from 0 to 10; the threshold is in tenths.
         analyze(

@@ -336,7 +336,7 @@ fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
 }
 
 #[test]
-fn a_source_file_is_compiled_and_sees_all_that_is_known() {
+fn source_file_is_compiled_with_all_parameters_and_facts() {
     let (Some(device), Some(_)) = (device(), compiler()) else {
         return;
     };
@@ -377,7 +377,7 @@ fn is_too_new(built: Result<Box<dyn Kernel>, KernelError>) -> bool {
 }
 
 #[test]
-fn files_that_are_compiled_already_run_the_same_way() {
+fn precompiled_files_equal_source_file() {
     let (Some(device), Some(compiler)) = (device(), compiler()) else {
         return;
     };
@@ -406,7 +406,7 @@ fn files_that_are_compiled_already_run_the_same_way() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_remedy() {
+fn impossible_file_kernel_is_rejected_with_fix() {
     let (Some(device), Some(compiler)) = (device(), compiler()) else {
         return;
     };
@@ -472,7 +472,7 @@ fn what_cannot_be_is_refused_with_a_remedy() {
 
 /// The example of the documentation takes out what is too strong, with its neighbours.
 #[test]
-fn the_example_clips() {
+fn example_kernel_clips_samples() {
     let (Some(device), Some(_)) = (device(), compiler()) else {
         return;
     };
@@ -519,12 +519,12 @@ fn the_example_clips() {
 const FAULT: &str = "DAQ_TEST_FAULT";
 
 #[test]
-fn a_fault_is_named_and_ends_the_use_of_the_gpu() {
+fn gpu_fault_is_named_and_gpu_not_used_again() {
     let (Some(device), Some(_)) = (device(), compiler()) else {
         return;
     };
     if std::env::var_os(FAULT).is_none() {
-        let name = "a_fault_is_named_and_ends_the_use_of_the_gpu";
+        let name = "gpu_fault_is_named_and_gpu_not_used_again";
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--nocapture"])
             .env(FAULT, "1")

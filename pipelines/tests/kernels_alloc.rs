@@ -96,14 +96,14 @@ fn allocations(spec: &dyn KernelSpec, input: &Layout) -> (u64, usize) {
 }
 
 #[test]
-fn the_counter_counts() {
+fn allocation_counter_counts_allocations() {
     let before = ALLOCATIONS.get();
     drop(std::hint::black_box(vec![1_u8; 100]));
     assert!(ALLOCATIONS.get() > before);
 }
 
 #[test]
-fn kernels_allocate_nothing_in_run() {
+fn kernels_when_running_allocate_nothing() {
     for scalar in [
         Scalar::Int8,
         Scalar::Int16,

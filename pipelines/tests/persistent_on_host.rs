@@ -158,23 +158,23 @@ fn is_the_same(user: &str) {
 }
 
 #[test]
-fn kernel_arguments_are_equal_under_both_dispatches() {
+fn kernel_arguments_equal_under_both_dispatches() {
     is_the_same(TELL);
 }
 
 #[test]
-fn shared_memory_is_a_frames_own_under_both_dispatches() {
+fn shared_memory_is_separate_per_frame_under_both_dispatches() {
     is_the_same(NEIGHBOURS);
 }
 
 #[test]
-fn threads_may_take_different_times_under_both_dispatches() {
+fn threads_of_different_duration_finish_under_both_dispatches() {
     is_the_same(UNEVEN);
 }
 
 /// Whatever the CPU's side and the kernel pass to each other is passed by bell or credit.
 #[test]
-fn nothing_is_read_before_it_is_published() {
+fn frame_is_not_read_before_publication() {
     const SANITIZER: [&str; 3] = ["-fsanitize=thread", "-DSANITIZED", "-g"];
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("empty.cpp");

@@ -300,7 +300,7 @@ fn silent_sensor_does_not_stop_others() {
 /// Not a test of its own, but a figure: run it with `--ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
-fn rate() {
+fn sensor_rate_is_measured() {
     const FRAME: usize = 1 << 20;
     let rate = std::env::var("RATE").map_or(8.0, |rate| rate.parse().unwrap());
     let packet: usize = std::env::var("PACKET").map_or(1408, |packet| packet.parse().unwrap());

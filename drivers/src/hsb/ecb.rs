@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn version_is_read_and_a_device_without_one_is_usable() {
+    fn device_without_version_register_is_usable() {
         let (address, thread) = device(3, |n, request| match n {
             0 => vec![reply(request, 0, 0x2603)],
             1 => vec![reply(request, 0, 0x2026_0315)],

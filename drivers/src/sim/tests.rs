@@ -739,7 +739,7 @@ fn sim_errors_are_located() {
 
 #[test]
 #[ignore = "prints a figure"]
-fn figure_of_free_running() {
+fn free_running_rate_is_measured() {
     for signal in ["pattern = \"counter\"", "pattern = \"ramp\"", "noise = 0.1"] {
         for packet in [1024, 8192] {
             let mut bench = bench(&format!("packet = {packet}\n{signal}"), 1 << 20, 64);

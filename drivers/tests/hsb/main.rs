@@ -361,7 +361,7 @@ fn malformed_packets_change_nothing() {
 }
 
 #[test]
-fn index_of_a_repeated_packet_is_returned() {
+fn repeated_packet_index_is_returned() {
     let (mut rig, _) = receiver("");
     let pages = Pages {
         base: 0x10_0000,

@@ -176,7 +176,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn a_non_blocking_reader_that_is_slow_gets_everything() {
+    fn slow_non_blocking_reader_gets_all_output() {
         let (near, mut far) = UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
         let text: Vec<u8> = (0..1 << 20).map(|i: u32| i.to_le_bytes()[1]).collect();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_gone_is_an_error_and_no_panic() {
+    fn closed_reader_is_error_without_panic() {
         let (near, far) = UnixStream::pair().unwrap();
         drop(far);
         let error = write_all(near, b"text", || {}).unwrap_err();
@@ -197,11 +197,11 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_thread_is_written_before_the_process_aborts() {
+    fn thread_panic_is_written_before_abort() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         child.args(["--ignored", "--exact", "--nocapture"]);
         let output = child
-            .arg("console::tests::child_panics_and_aborts")
+            .arg("console::tests::child_process_panics_and_aborts")
             .output()
             .unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -213,8 +213,8 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "run by a_panic_in_a_thread_is_written_before_the_process_aborts"]
-    fn child_panics_and_aborts() {
+    #[ignore = "run by thread_panic_is_written_before_abort"]
+    fn child_process_panics_and_aborts() {
         start();
         let worker = std::thread::Builder::new().name("worker".to_owned());
         let joined = worker.spawn(|| panic!("the reason")).unwrap().join();

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_whole_and_in_order() {
+    fn messages_are_written_completely_and_in_order() {
         let (queue, mut far) = queue();
         let mut wanted = String::new();
         for i in 0..100 {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unread_stderr_costs_bounded_memory_and_every_dropped_message_is_counted() {
+    fn unread_stderr_uses_bounded_memory_and_counts_dropped_messages() {
         let (queue, mut far) = queue();
         let line = [b'x'; 1023]
             .iter()
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_for_a_stderr_that_is_gone_are_counted() {
+    fn messages_for_closed_stderr_are_counted() {
         let (queue, far) = queue();
         drop(far);
         for _ in 0..10 {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_block_waits_for_a_blocked_writer() {
+    fn blocked_writer_keeps_only_newest_block() {
         let queue = Arc::new(Queue::new());
         let (release, released) = mpsc::channel::<()>();
         let (sender, texts) = mpsc::channel();

@@ -75,14 +75,14 @@ mod tests {
     }
 
     #[test]
-    fn a_block_larger_than_the_terminal_is_cut() {
+    fn block_larger_than_terminal_is_truncated() {
         let mut screen = Screen::default();
         let block = Some(&["·123456789", "b", "c"][..]);
         assert_eq!(compose(&mut screen, "", block, (6, 3)), "·1234\nb\n");
     }
 
     #[test]
-    fn a_terminal_that_became_narrower_is_erased_whole() {
+    fn block_on_narrowed_terminal_is_erased_completely() {
         let mut screen = Screen::default();
         let block = Some(&["123456789", "b"][..]);
         compose(&mut screen, "", block, (80, 24));

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stall_outweighs_the_rest() {
+    fn stall_takes_precedence_over_other_states() {
         let mut health = Health::default();
         assert_eq!((health.state(), health.takes_data()), ("starting", false));
         health.ready = true;

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_other_sites_are_refused() {
+    fn foreign_host_names_are_rejected() {
         let hosts = ["daq.lab.example".to_owned(), "Rooted.example.".to_owned()];
         for accepted in [
             "localhost",
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_its_host_name_with_the_domains_of_its_own_files() {
+    fn host_names_include_domains_of_local_files() {
         let hosts = "127.0.0.1 localhost\n127.0.1.1 daq1.lab.example daq1 # daq1.no.example\n10.0.0.9 daq2.lab.example\n";
         let resolv = "nameserver 10.0.0.1\nsearch site.example beam.example.\n";
         assert_eq!(
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn configured_names_with_scheme_port_or_path_are_problems() {
+    fn configured_host_with_scheme_port_or_path_is_rejected() {
         let found = |name: &str| problems(&[name.to_owned()]).len();
         for name in ["daq.lab.example", "DAQ-1.lab.example.", "localhost"] {
             assert_eq!(found(name), 0, "{name}");

@@ -390,7 +390,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_text_has_exactly_the_table() {
+    fn metrics_text_equals_metrics_table() {
         let text = text();
         for (prefix, expected) in [
             (
@@ -418,7 +418,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_number_of_the_report_is_exported() {
+    fn every_report_counter_is_exported() {
         let text = text();
         for line in [
             r#"daq_source_expected_packets_total{source="adc"} 1000"#,
@@ -493,7 +493,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn sizes_of_copies_are_a_histogram() {
+    fn copy_sizes_are_exported_as_histogram() {
         let text = text();
         let found: Vec<_> = text
             .lines()
@@ -538,7 +538,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_cause_is_reported_from_startup() {
+    fn every_loss_cause_is_exported_from_startup() {
         let text = text();
         for cause in Cause::ALL {
             let lost = match cause {
@@ -570,7 +570,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn promtool_finds_nothing() {
+    fn promtool_reports_no_problem() {
         let promtool = Command::new("promtool")
             .args(["check", "metrics"])
             .stdin(Stdio::piped())

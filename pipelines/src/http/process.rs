@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_is_known_on_linux() {
+    fn every_process_metric_is_known_on_linux() {
         let process = Process::read();
         let page = 4096.0;
         assert!(process.resident_bytes > page, "{process:?}");
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_field_is_nan() {
+    fn missing_process_field_is_nan() {
         assert_eq!(field("VmRSS:\t  120 kB\n", "VmRSS:"), 120.0);
         assert!(field("VmRSS:\t  120 kB\n", "VmSwap:").is_nan());
     }

@@ -72,7 +72,7 @@ mod tests {
 
     /// `DAQ_UPDATE=1 cargo test` rewrites the page.
     #[test]
-    fn the_reference_page_is_up_to_date() {
+    fn metrics_reference_page_is_current() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/reference/metrics.md");
         let page = reference();
         if std::env::var_os("DAQ_UPDATE").is_some() {

@@ -42,7 +42,7 @@ fn ask(server: &Server, method: &str, path: &str) -> (u16, String, String) {
 }
 
 #[test]
-fn metrics_are_prometheus_text() {
+fn metrics_endpoint_returns_prometheus_text() {
     let server = serve(ANY, running()).unwrap();
     let (code, head, body) = ask(&server, "GET", "/metrics");
     assert_eq!(code, 200);
@@ -58,7 +58,7 @@ fn metrics_are_prometheus_text() {
 }
 
 #[test]
-fn status_is_one_object() {
+fn status_endpoint_returns_one_object() {
     let mut state = running();
     state.last_run = Some(serde_json::json!({ "pid": 7 }));
     let server = serve(ANY, state).unwrap();
@@ -86,7 +86,7 @@ fn status_is_one_object() {
 }
 
 #[test]
-fn probes_follow_the_data_threads() {
+fn probes_reflect_data_threads() {
     let health = Arc::new(Mutex::new(Health::default()));
     let shared = health.clone();
     let server = serve(ANY, state(Arc::new(move || shared.lock().unwrap().clone()))).unwrap();
@@ -120,7 +120,7 @@ fn probes_follow_the_data_threads() {
 }
 
 #[test]
-fn the_page_needs_nothing_from_elsewhere() {
+fn page_loads_no_external_resource() {
     let server = serve(ANY, running()).unwrap();
     let (code, head, body) = ask(&server, "GET", "/");
     assert_eq!(code, 200);
@@ -139,7 +139,7 @@ fn the_page_needs_nothing_from_elsewhere() {
 }
 
 #[test]
-fn the_page_names_the_classes_of_size() {
+fn page_names_copy_size_classes() {
     use daq_core::ledger::CopyLedger;
     use daq_core::units::ByteSize;
     let bounds = CopyLedger::BOUNDS.map(|bound| format!("\"≤ {}\"", ByteSize(bound)));
@@ -174,7 +174,7 @@ fn shown(answers: &[Value]) -> Option<Vec<String>> {
 }
 
 #[test]
-fn the_page_shows_copies_and_gpus() {
+fn page_shows_copies_and_gpus() {
     let server = serve(ANY, running()).unwrap();
     let first: Value = serde_json::from_str(&ask(&server, "GET", "/status").2).unwrap();
     let mut second = first.clone();
@@ -253,7 +253,7 @@ fn unknown_path_returns_not_found() {
 }
 
 #[test]
-fn a_port_in_use_is_an_error_at_start() {
+fn http_port_in_use_is_error_at_startup() {
     let server = serve(ANY, running()).unwrap();
     let error = serve(server.address(), running()).unwrap_err();
     let text = error.to_string();
@@ -268,7 +268,7 @@ fn a_port_in_use_is_an_error_at_start() {
 }
 
 #[test]
-fn an_address_of_another_machine_is_an_error_at_start() {
+fn http_foreign_address_is_error_at_startup() {
     // A documentation address (RFC 5737): no interface has it.
     let text = serve("192.0.2.1:9464".parse().unwrap(), running())
         .unwrap_err()
@@ -280,7 +280,7 @@ fn an_address_of_another_machine_is_an_error_at_start() {
 }
 
 #[test]
-fn stopping_frees_the_port_in_spite_of_a_silent_client() {
+fn stop_with_silent_client_frees_port() {
     // An address of loopback that no other program uses, for otherwise one may take the port at once.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let own = SocketAddr::from(([127, 83, high, low], 0));
@@ -320,7 +320,7 @@ fn wait_closed(mut stream: TcpStream) {
 }
 
 #[test]
-fn idle_connections_are_bounded_and_the_oldest_is_closed() {
+fn idle_connections_are_limited_and_oldest_is_closed() {
     let limits = Limits {
         connections: 3,
         idle: Duration::from_hours(1),
@@ -345,7 +345,7 @@ fn idle_connections_are_bounded_and_the_oldest_is_closed() {
 }
 
 #[test]
-fn connections_without_a_whole_request_are_closed() {
+fn connections_without_complete_request_are_closed() {
     let limits = Limits {
         connections: 8,
         idle: Duration::from_millis(50),
@@ -368,7 +368,7 @@ fn connections_without_a_whole_request_are_closed() {
 }
 
 #[test]
-fn requests_for_names_of_other_sites_are_refused() {
+fn requests_for_foreign_host_names_are_rejected() {
     let server = serve(ANY, running()).unwrap();
     let code = |head: &str| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
@@ -396,7 +396,7 @@ fn requests_for_names_of_other_sites_are_refused() {
 }
 
 #[test]
-fn unknown_keys_are_refused_and_loopback_is_the_default() {
+fn unknown_http_keys_are_rejected_and_default_is_loopback() {
     let read = |text: &str| serde_json::from_str::<Http>(text);
     assert_eq!(read("{}").unwrap(), Http::default());
     assert!(Http::default().listen.ip().is_loopback());
@@ -437,7 +437,7 @@ fn dashboard() -> Vec<String> {
 }
 
 #[test]
-fn the_dashboard_shows_metrics_that_exist() {
+fn dashboard_shows_only_existing_metrics() {
     for expression in dashboard() {
         for word in expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
             let is_name = word.starts_with("daq_") || word.starts_with("process_");
@@ -458,7 +458,7 @@ fn the_dashboard_shows_metrics_that_exist() {
 }
 
 #[test]
-fn promtool_reads_the_dashboard() {
+fn dashboard_queries_are_valid_promql() {
     use std::fmt::Write as _;
     let mut rules = "groups:\n- name: dashboard\n  rules:\n".to_owned();
     for (number, expression) in dashboard().iter().enumerate() {

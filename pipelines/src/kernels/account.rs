@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_held_are_settled_in_a_later_call() {
+    fn accumulating_frames_are_counted_by_later_call() {
         let mut account = Account::default();
         account.take();
         account.hold();

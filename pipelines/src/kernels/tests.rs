@@ -13,7 +13,7 @@ fn built_in() -> impl Iterator<Item = &'static KernelEntry> {
 }
 
 #[test]
-fn examples_are_valid_and_show_every_key() {
+fn kernel_examples_are_valid_and_show_every_key() {
     let input = Samples {
         scalar: daq_core::layout::Scalar::Int16,
         ..Samples::default()
@@ -44,7 +44,7 @@ fn examples_are_valid_and_show_every_key() {
 }
 
 #[test]
-fn examples_are_valid_with_every_comment_opened() {
+fn kernel_examples_uncommented_are_valid() {
     let input = Samples {
         scalar: daq_core::layout::Scalar::Int16,
         rate: Some(daq_core::units::Frequency(1e6)),
@@ -71,7 +71,7 @@ fn examples_are_valid_with_every_comment_opened() {
 }
 
 #[test]
-fn errors_point_at_the_value_and_say_what_would_be_right() {
+fn config_errors_locate_value_and_name_correction() {
     let says = |keys: &str| {
         let text = keys.split_once('\n').unwrap();
         let text = format!(
@@ -100,7 +100,7 @@ fn errors_point_at_the_value_and_say_what_would_be_right() {
 }
 
 #[test]
-fn sides_are_there_for_what_they_can_do() {
+fn kernel_processors_match_capabilities() {
     let samples = Samples::default();
     let (short, long) = (
         samples.layout(4096).unwrap(),
@@ -145,7 +145,7 @@ fn missing_gpu_is_reported() {
 }
 
 #[test]
-fn frames_shorter_than_their_layout_fail_and_later_ones_go_on() {
+fn short_frames_fail_and_later_frames_are_processed() {
     let input = Samples::default().layout(64).unwrap();
     for entry in built_in() {
         let spec = trial::parse(entry.example).unwrap();

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_its_end_are_found_once_each() {
+    fn silence_and_its_end_are_detected_once() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut source = source(Some(10), start);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_are_all_rejected_are_found_once_and_again_after_data() {
+    fn packets_all_rejected_are_detected_once_and_again_after_data() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut source = source(None, start);

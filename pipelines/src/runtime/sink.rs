@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_hangs_on_another_thread_stops_the_sign_of_life() {
+    fn hanging_write_on_other_thread_stops_heartbeat() {
         let heartbeat = Heartbeat::new("disk".to_owned(), Role::Sink);
         let before = heartbeat.beats();
         beat(&mut Writing(STALL_TIMEOUT), &heartbeat);

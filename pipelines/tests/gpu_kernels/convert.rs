@@ -7,7 +7,7 @@ use daq_pipelines::kernels::Convert;
 use daq_pipelines::kernels::convert::Scale;
 
 #[test]
-fn convert_gives_the_bits_of_the_cpu() {
+fn convert_bits_equal_cpu() {
     let Some(device) = device() else { return };
     let mut noise = Noise(1);
     for samples in every_type(&[1, 3, 40]) {

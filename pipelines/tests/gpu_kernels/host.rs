@@ -16,7 +16,7 @@ const FILES: [(&str, &str); 7] = [
 ];
 
 #[test]
-fn on_the_host() {
+fn kernels_compiled_for_cpu_pass() {
     let directory = tempfile::tempdir().unwrap();
     for (name, text) in FILES {
         std::fs::write(directory.path().join(name), text).unwrap();
@@ -46,7 +46,7 @@ fn on_the_host() {
         .args([
             "--nocapture",
             "--skip",
-            "on_the_host",
+            "kernels_compiled_for_cpu_pass",
             "--skip",
             "throughput",
         ])

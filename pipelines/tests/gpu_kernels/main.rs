@@ -1,6 +1,6 @@
 //! The CUDA sides of the built-in kernels: against their CPU sides, in numbers and in records, and against numpy.
 //!
-//! On a machine without a GPU the tests skip, and `on_the_host` runs them all against a driver that runs device code on
+//! On a machine without a GPU the tests skip, and `kernels_compiled_for_cpu_pass` runs them all against a driver that runs device code on
 //! the CPU. Nothing is read from the source tree, so that the binary can be carried to a machine with a GPU.
 
 #![allow(clippy::unwrap_used)]

@@ -63,7 +63,7 @@ fn spec_bins(spec: &PowerSpectrum, input: &Layout) -> usize {
 }
 
 #[test]
-fn spectra_of_every_type_equal_those_of_the_cpu() {
+fn spectra_of_every_type_equal_cpu() {
     let Some(device) = device() else { return };
     for (seed, samples) in (0..).zip(every_type(&[1, 3])) {
         for (size, points) in [(64, 700), (15, 50)] {
@@ -88,7 +88,7 @@ fn spectra_of_every_type_equal_those_of_the_cpu() {
 }
 
 #[test]
-fn spectra_of_every_radix_equal_those_of_the_cpu() {
+fn spectra_of_every_radix_equal_cpu() {
     let Some(device) = device() else { return };
     let sizes = [
         2, 3, 4, 5, 6, 7, 8, 9, 14, 16, 30, 35, 49, 60, 63, 105, 128, 210, 243, 256, 343, 512, 625,
@@ -117,7 +117,7 @@ fn spectra_of_every_radix_equal_those_of_the_cpu() {
 }
 
 #[test]
-fn detrended_and_one_sided_spectra_equal_those_of_the_cpu() {
+fn spectra_detrended_and_one_sided_equal_cpu() {
     let Some(device) = device() else { return };
     for (seed, samples) in (0..).zip(every_type(&[1, 3])) {
         let rate = Some(Frequency(48_000.0));
@@ -146,7 +146,7 @@ fn detrended_and_one_sided_spectra_equal_those_of_the_cpu() {
 }
 
 #[test]
-fn long_spectra_equal_those_of_the_cpu() {
+fn spectra_of_long_transforms_equal_cpu() {
     let Some(device) = device() else { return };
     for (size, channels, count) in [
         (7000, 1, 5),
@@ -179,7 +179,7 @@ fn long_spectra_equal_those_of_the_cpu() {
 }
 
 #[test]
-fn records_and_accounts_are_those_of_the_cpu() {
+fn spectra_records_and_counts_equal_cpu() {
     let Some(device) = device() else { return };
     let mut made = 0;
     let mut choice = Noise(99);
@@ -212,7 +212,7 @@ fn records_and_accounts_are_those_of_the_cpu() {
 }
 
 #[test]
-fn integrations_of_many_spectra_are_cut_into_pieces() {
+fn integration_of_many_spectra_is_split() {
     let Some(device) = device() else { return };
     for (integrate, points) in [(1000, 20_000), (333, 9000), (3000, 20_000)] {
         for complex in [false, true] {

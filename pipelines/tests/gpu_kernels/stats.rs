@@ -33,7 +33,7 @@ fn compare_over(spec: &Stats, input: &Layout, device: &'static Device, given: &[
 }
 
 #[test]
-fn stats_count_what_the_cpu_counts() {
+fn stats_of_every_type_agree_with_cpu() {
     let Some(device) = device() else { return };
     for (seed, samples) in (0..).zip(every_type(&[1, 3])) {
         let is_float = matches!(samples.scalar, Scalar::Float32 | Scalar::Float64);
@@ -57,7 +57,7 @@ fn stats_count_what_the_cpu_counts() {
 }
 
 #[test]
-fn numbers_at_edges_go_into_the_bins_of_the_cpu() {
+fn stats_bins_at_edges_equal_cpu() {
     let Some(device) = device() else { return };
     let mut noise = Noise(5);
     for samples in every_type(&[1]) {
@@ -81,7 +81,7 @@ fn numbers_at_edges_go_into_the_bins_of_the_cpu() {
 }
 
 #[test]
-fn stats_of_long_frames_and_histograms() {
+fn stats_of_long_frames_and_histograms_agree_with_cpu() {
     let Some(device) = device() else { return };
     for (seed, samples) in (0..).zip(every_type(&[1, 2])) {
         let input = layout(&samples, 21_003);

@@ -75,7 +75,7 @@ fn publish(source: &mut Producer, sequence: &mut u64, bytes: usize) {
 }
 
 #[test]
-fn throughput() {
+fn kernels_throughput() {
     let Some(device) = device() else { return };
     println!("{}", device.name());
     let samples = |scalar, complex, channels, order| Samples {

@@ -172,7 +172,7 @@ fn commands_in_documents_exist() {
 }
 
 #[test]
-fn links_in_documents_lead_to_files() {
+fn links_in_documents_have_targets() {
     let mut linked = Vec::new();
     for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
@@ -270,7 +270,7 @@ fn metrics_in_documents_exist() {
 }
 
 #[test]
-fn readme_shows_the_example_of_raw_packets() {
+fn readme_shows_raw_packet_example() {
     let read = |name: &str| std::fs::read_to_string(repository().join(name)).unwrap();
     let config = read("configs/raw.toml");
     let example = &config[config.find("[source").unwrap()..];
@@ -281,7 +281,7 @@ fn readme_shows_the_example_of_raw_packets() {
 }
 
 #[test]
-fn example_of_raw_packets_counts_a_packet_that_was_not_sent() {
+fn raw_packet_example_counts_missing_packet() {
     let python = match Python::with(&["socket"]) {
         Ok(python) => python,
         Err(reason) => skip!("{reason}"),

@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn mapping_lives_as_long_as_device_uses_it() {
+    fn mapping_remains_while_device_uses_it() {
         let region = region(PAGE);
         let mut memory = CardMemory::default();
         memory.give(0, Piece::of(&region).unwrap()).unwrap();

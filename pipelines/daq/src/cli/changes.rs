@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn start_and_end_of_a_loss_are_each_logged_once() {
+    fn loss_start_and_end_are_logged_once() {
         let mut changes = LossChanges::default();
         let start = Instant::now();
         let mut find = |before, now, second| {

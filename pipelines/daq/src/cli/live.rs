@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_shows_what_a_copy_does_now() {
+    fn live_line_shows_current_copy_rate() {
         let passed = Duration::from_secs(2);
         let shown = lines(&report(6, 0), &report(4, 0), passed);
         let copy = line(shown.iter().map(String::as_str), "copy   raw ");
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_shows_how_busy_the_gpu_is_with_a_kernel() {
+    fn live_line_shows_gpu_utilisation_by_kernel() {
         for (passed, share) in [(2, " 25 %"), (8, "  6 %"), (1, " 50 %")] {
             let shown = lines(&report(6, 0), &report(4, 0), Duration::from_secs(passed));
             let lines = || shown.iter().map(String::as_str);
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn the_final_ledger_has_the_copies_and_the_gpu() {
+    fn final_ledger_lists_copies_and_gpu_kernels() {
         let text = ledger(&report(8, 5));
         assert_eq!(
             text.lines().collect::<Vec<_>>(),

@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_well_formed() {
+    fn command_line_definition_is_valid() {
         Cli::command().debug_assert();
     }
 }

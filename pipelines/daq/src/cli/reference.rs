@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_of_the_metadata_of_files_is_explained() {
+    fn file_metadata_keys_are_all_documented() {
         let text = include_str!("../../../../docs/src/reference/file-formats.md");
         let code = include_str!("../../../../daq-core/src/sigmf.rs");
         let keys: Vec<_> = code
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_explained() {
+    fn config_keys_are_all_documented() {
         let text = page(Page::Config);
         let bare: Vec<_> = text
             .lines()

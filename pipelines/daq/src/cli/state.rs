@@ -134,7 +134,7 @@ mod tests {
     use daq_core::ledger::{CopyLedger, KernelLedger, ReaderLedger, RingLedger};
 
     #[test]
-    fn the_directory_follows_systemd_then_xdg_then_home() {
+    fn state_directory_follows_precedence_systemd_xdg_home() {
         let with = |pairs: &'static [(&'static str, &'static str)]| {
             directory(move |name| {
                 pairs
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(with(&[]), None);
     }
     #[test]
-    fn unclean_end_reports_copies_and_gpus() {
+    fn unclean_exit_reports_copies_and_gpus() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("telescope.ledger");
         let counter_file = CounterFile::in_file(&path, 7, 1).unwrap();

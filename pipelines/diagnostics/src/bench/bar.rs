@@ -242,7 +242,7 @@ mod tests {
     use daq_core::gpu::bar_mapping::Refusal;
 
     #[test]
-    fn the_ratio_is_that_of_the_fastest_rival_and_says_at_which_offsets() {
+    fn ratio_uses_fastest_reference_and_names_offsets() {
         let row = Row {
             bytes: 4096,
             skew: (3, 1),
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_is_shown() {
+    fn every_refusal_is_reported() {
         let refused = Backend::ALL.map(|backend| Refusal {
             backend,
             why: format!("no {backend} here"),

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cores_are_the_last_of_the_node_or_of_all_or_none() {
+    fn cores_are_last_of_node_or_of_machine_or_none() {
         let all = [0, 1, 2, 3, 8, 9];
         let of = |count| Cores::of(&all, count, |core| core < 4);
         assert_eq!(of(3).cores, [3, 2, 1]);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_a_thread_is_an_error() {
+    fn thread_panic_is_returned_as_error() {
         let cores = Cores {
             cores: Vec::new(),
             is_near: false,

@@ -51,14 +51,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_found_behind_any_name() {
+    fn cpu_ticks_are_parsed_after_any_thread_name() {
         let stat = "7 (a) b 1) S 1 2 3 4 5 6 7 8 9 10 30 12 13 14";
         assert_eq!(ticks(stat), Some(42));
         assert_eq!(ticks("7 (a) S 1"), None);
     }
 
     #[test]
-    fn a_thread_is_found_by_its_name() {
+    fn thread_is_found_by_name() {
         let thread = std::thread::Builder::new().name("daq-test-cpu".to_owned());
         let (wait, go) = std::sync::mpsc::channel::<()>();
         let (begun, has_begun) = std::sync::mpsc::channel::<()>();

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_medians_of_the_rounds() {
+    fn percentiles_are_medians_over_rounds() {
         let mut figures = Figures::default();
         assert!(figures.at(0).is_nan() && figures.spread().is_nan());
         for scale in [1.0, 10.0, 2.0] {

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_figures_of_the_list() {
+    fn quantiles_are_values_of_the_sample() {
         let figures = [5.0, 1.0, 3.0, 2.0, 4.0];
         assert_eq!(median(&figures), 3.0);
         assert_eq!(

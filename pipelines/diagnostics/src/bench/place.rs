@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_copied_in_this_run_is_right() {
+    fn bytes_of_earlier_run_are_rejected() {
         let region = || Region::host(4 * PIECE, HostOptions::default()).unwrap();
         // A region of the host in place of the GPU's, so that no GPU is needed.
         let place = Place {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_words_are_alike() {
+    fn pattern_words_are_distinct() {
         let mut words = std::collections::HashSet::new();
         for seed in 0..4 {
             let mut bytes = vec![0; 1 << 16];

@@ -539,7 +539,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn staging_is_as_fast_from_where_it_stays_so() {
+    fn staging_threshold_is_first_size_without_later_loss() {
         let nan = f64::NAN;
         assert_eq!(turn(&[(8, 1.0, 2.0), (64, 3.0, 2.0)]), Turn::From(64));
         assert_eq!(turn(&[(64, 3.0, 2.0), (8, 1.0, 2.0)]), Turn::From(64));
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_has_a_queue_alone_beside_it() {
+    fn every_method_has_baseline_of_single_queue() {
         let methods = Method::all();
         assert_eq!(methods.len(), 11);
         for method in &methods {

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_for_code_is_ours_alone() {
+    fn scratch_directory_is_private_to_user() {
         use std::os::unix::fs::PermissionsExt;
         let scratch = |file| Scratch::new("a.cu", "", file);
         let (one, other) = (scratch(None).unwrap(), scratch(None).unwrap());

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_aligned_and_written_as_json() {
+    fn table_is_aligned_and_written_as_json() {
         let mut table = Table::new("copies", &["frame", "GB/s"]);
         table.row(vec!["8 KiB".into(), Cell::Number(1.234, 2)]);
         table.row(vec!["64 MiB".into(), Cell::Number(f64::NAN, 2)]);

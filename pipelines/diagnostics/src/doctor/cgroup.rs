@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tightest_group_counts() {
+    fn cgroup_limit_is_minimum_of_ancestors() {
         let (_dir, root) = machine(&[
             ("/proc/self/cgroup", "0::/system.slice/daq.service\n"),
             (
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_is_read_too() {
+    fn cgroup_version_1_is_read() {
         let (_dir, root) = machine(&[
             ("/proc/self/cgroup", "4:memory:/box\n2:cpu,cpuacct:/\n"),
             ("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000\n"),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn no_group_is_no_limit() {
+    fn cgroup_absent_has_no_limit() {
         let (_dir, root) = machine(&[
             ("/proc/self/cgroup", "garbage\n0::/\n"),
             ("/sys/fs/cgroup/cpu.max", "max 1\n"),

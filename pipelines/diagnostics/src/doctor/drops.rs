@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_of_all_cores_are_summed() {
+    fn core_drops_are_summed() {
         let softnet = |drops: [&str; 2]| {
             let [a, b] = drops;
             format!("00000602 {a} 00000000\n0000280e {b} 00000001\n")
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_cores_wrap_and_come_and_go() {
+    fn core_counters_survive_wrap_and_hotplug() {
         let line = |core: u32, drops: u32| {
             let zeroes = "00000000 ".repeat(10);
             format!("00000602 {drops:08x} {zeroes}{core:08x} 00000000 00000000\n")
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_watched_is_not_judged() {
+    fn unwatched_counter_is_not_judged() {
         let machine = machine(&[(SNMP, &snmp(1379))]);
         let found = named(
             &Drops::read(&machine.1),
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn full_sockets_are_evidence() {
+    fn socket_drops_are_reported() {
         let find = |then, now| {
             find(
                 &[(SNMP, &snmp(then))],
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_cut_short_are_measured_by_the_packets() {
+    fn budget_exhaustion_is_compared_with_packet_count() {
         let line = |packets: u64, squeezed: u64| format!("{packets:08x} 00000000 {squeezed:08x}\n");
         let find = |packets: u64, squeezed: u64| {
             find(
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_card_is_named() {
+    fn interface_with_most_drops_is_named() {
         let path = |card, counter| format!("{CARDS}/{card}/statistics/{counter}");
         let (old, new) = (
             path("eth0", "rx_missed_errors"),
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_that_which_passed() {
+    fn interval_is_measured_elapsed_time() {
         let before = Drops {
             sockets: Some(1),
             ..Drops::default()

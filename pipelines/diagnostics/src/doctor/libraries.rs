@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_leads_to_a_library() {
+    fn library_is_found_through_environment() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().to_str().unwrap().to_owned();
         let file = dir.path().join("libnvrtc.so.12");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_leads_to_a_library() {
+    fn library_is_found_through_loader_cache() {
         let cache = "glibc-ld.so.cache1.1\u{1}\0\0libcuda.so.1\0/opt/driver/libcuda.so.1\0libx\0";
         let found = find(
             &[(CACHE, cache), ("/opt/driver/libcuda.so.1", "")],
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn standard_directories_are_searched() {
+    fn library_is_found_in_standard_directories() {
         for library in &LIBRARIES {
             for file in library.files {
                 let path = format!("/usr/lib/x86_64-linux-gnu/{file}");
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_library_matters_where_its_hardware_is() {
+    fn missing_library_is_reported_only_with_its_hardware() {
         let class = |code| ("/sys/bus/pci/devices/0000:01:00.0/class", code);
         let vendor = |code| ("/sys/bus/pci/devices/0000:01:00.0/vendor", code);
         let rdma = ("/sys/class/infiniband/mlx5_0/node_type", "1: CA");
@@ -328,7 +328,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cache_is_survived(bytes: Vec<u8>) {
+        fn loader_cache_of_random_bytes_does_not_panic(bytes: Vec<u8>) {
             let (_dir, root) = machine(&[("/etc/x", "")]);
             std::fs::write(root.at(CACHE), &bytes).unwrap();
             for path in cached(&root) {

@@ -209,7 +209,7 @@ mod tests {
     use Verdict::{Bad, Ok, Unknown, Warn};
 
     #[test]
-    fn memlock_is_judged_by_what_rings_need() {
+    fn memlock_limit_is_compared_with_ring_memory() {
         let limits = |soft| {
             format!(
                 "Limit  Soft  Hard  Units\nMax locked memory         {soft}     {soft}   bytes\n"
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn transparent_huge_pages_must_not_be_never() {
+    fn transparent_huge_pages_disabled_is_reported() {
         for (text, verdict) in [
             ("always [madvise] never", Ok),
             ("[always] madvise never", Ok),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn used_swap_is_a_warning() {
+    fn swap_in_use_is_warning() {
         let head = "Filename Type Size Used Priority\n";
         for (area, verdict, read) in [
             ("", Ok, "none"),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_memory_is_bad() {
+    fn insufficient_memory_is_bad() {
         for (kib, verdict) in [(8 << 20, Ok), (512 << 10, Warn), (32 << 10, Bad)] {
             let (_dir, root) = machine(&[(MEMINFO, &format!("MemAvailable: {kib} kB\n"))]);
             assert_eq!(available(&root).verdict, verdict, "{kib} KiB");

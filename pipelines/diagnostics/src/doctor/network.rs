@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_compared_with_what_is_enough() {
+    fn network_settings_are_compared_with_recommended_values() {
         for (name, good, bad, fix) in [
             (
                 "rmem_max",

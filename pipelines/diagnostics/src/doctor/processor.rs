@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn one_core_is_a_warning() {
+    fn single_core_is_warning() {
         let allowed = |list| format!("Cpus_allowed:\t3\nCpus_allowed_list:\t{list}\n");
         assert_eq!(
             check(cores, &[(STATUS, &allowed("0-1,4"))]),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn isolated_cores_are_shown() {
+    fn isolated_cores_are_listed() {
         assert_eq!(
             check(isolated, &[("/sys/devices/system/cpu/isolated", "\n")]),
             (Ok, "none".to_owned())
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_is_a_warning() {
+    fn cpu_quota_is_warning() {
         let group = ("/proc/self/cgroup", "0::/\n");
         assert_eq!(
             check(quota, &[group, ("/sys/fs/cgroup/cpu.max", "max 100000")]),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn every_core_must_run_at_full_clock() {
+    fn core_below_full_clock_is_reported() {
         let zero = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
         let one = "/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor";
         assert_eq!(
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn deep_sleep_is_a_warning_unless_disabled() {
+    fn deep_idle_state_is_warning_unless_disabled() {
         let state = |number: u32, file: &str| {
             format!("/sys/devices/system/cpu/cpu0/cpuidle/state{number}/{file}")
         };
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn several_nodes_want_no_balancing() {
+    fn numa_balancing_on_several_nodes_is_reported() {
         assert_eq!(
             check(numa, &[(NODES, "0\n"), (BALANCING, "1\n")]),
             (Ok, "1".to_owned())

@@ -99,7 +99,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn absolute_paths_stay_below_the_root() {
+    fn absolute_paths_resolve_below_root() {
         let (dir, root) = machine(&[
             ("/proc/swaps", " 5\n"),
             ("/proc/status", "A:\t1 kB\nB:\t2\n"),
@@ -113,7 +113,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn lists_of_the_kernel_are_read() {
+    fn linux_range_lists_are_parsed() {
         assert_eq!(list("0-2,8"), [0, 1, 2, 8]);
         assert_eq!(list("3"), [3]);
         for odd in [

@@ -189,7 +189,7 @@ mod tests {
     use Verdict::{Bad, Ok, Unknown, Warn};
 
     #[test]
-    fn kernels_are_compared_by_number() {
+    fn linux_versions_are_compared_numerically() {
         for (release, verdict) in [
             ("6.18.44-generic", Ok),
             ("5.0.0", Ok),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn io_uring_may_be_forbidden() {
+    fn io_uring_disabled_is_reported() {
         for (value, read) in [
             ("0", "allowed"),
             ("1", "for privileged processes only"),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_files_are_bad() {
+    fn low_file_descriptor_limit_is_bad() {
         for (soft, verdict) in [
             ("20000", Ok),
             ("unlimited", Ok),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_running_clock_is_a_warning() {
+    fn unsynchronised_clock_is_warning() {
         let state = ClockState {
             synchronised: true,
             max_error_us: 1500,
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_clocksource_is_a_warning() {
+    fn slow_clocksource_is_warning() {
         for (name, verdict) in [
             ("tsc\n", Ok),
             ("kvm-clock\n", Ok),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_are_recognised() {
+    fn container_is_detected() {
         for (path, text, name) in [
             ("/.dockerenv", "", "Docker"),
             ("/run/.containerenv", "", "Podman"),

@@ -10,7 +10,7 @@ fn finding(verdict: Verdict) -> Finding {
 }
 
 #[test]
-fn an_empty_machine_is_unknown_and_not_bad() {
+fn empty_root_is_unknown_and_not_bad() {
     let (_dir, root) = machine(&[]);
     let findings = examine(&root.at("/"), Duration::ZERO);
     assert!(findings.len() >= 25);
@@ -24,7 +24,7 @@ fn an_empty_machine_is_unknown_and_not_bad() {
 }
 
 #[test]
-fn this_machine_can_be_examined() {
+fn doctor_on_this_machine_does_not_fail() {
     let findings = examine(Path::new("/"), Duration::from_millis(1));
     let read = |name| {
         findings
@@ -48,7 +48,7 @@ fn this_machine_can_be_examined() {
 }
 
 #[test]
-fn names_are_unique() {
+fn finding_names_are_unique() {
     let findings = examine(Path::new("/"), Duration::from_millis(1));
     let mut names: Vec<_> = findings
         .iter()
@@ -61,7 +61,7 @@ fn names_are_unique() {
 }
 
 #[test]
-fn only_bad_is_bad() {
+fn exit_status_fails_only_for_bad_findings() {
     for verdict in [Verdict::Ok, Verdict::Unknown, Verdict::Warn] {
         assert!(!finding(verdict).is_bad());
     }
@@ -69,7 +69,7 @@ fn only_bad_is_bad() {
 }
 
 #[test]
-fn a_line_has_everything() {
+fn finding_line_has_all_parts() {
     let mut short = finding(Verdict::Ok);
     (short.name, short.fix) = ("swap", Some("sudo swapoff -a".to_owned()));
     let text = render(&[finding(Verdict::Warn).why("too small"), short], false);
@@ -82,7 +82,7 @@ fn a_line_has_everything() {
 }
 
 #[test]
-fn colour_changes_no_text() {
+fn colour_keeps_text() {
     let findings = [finding(Verdict::Bad), finding(Verdict::Unknown)];
     let colored = render(&findings, true);
     let mut plain = String::new();
@@ -96,7 +96,7 @@ fn colour_changes_no_text() {
 }
 
 #[test]
-fn json_has_the_same_parts() {
+fn json_has_all_parts() {
     let json = serde_json::to_value(finding(Verdict::Warn)).unwrap();
     assert_eq!(json["verdict"], "warn");
     assert_eq!(json["read"], "4 MiB");

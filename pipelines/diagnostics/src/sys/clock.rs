@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_can_be_read() {
+    fn clock_is_readable() {
         match state() {
             Ok(state) => assert!(state.max_error_us >= 0, "{state:?}"),
             Err(error) => eprintln!("skipped: adjtimex is forbidden here: {error}"),

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_what_was_stored() {
+    fn shared_words_round_trip() {
         let shared = SharedWords::new(None, 4096).unwrap();
         shared.store(3, &[7, 8]).unwrap();
         assert_eq!(shared.load(2, 4).unwrap(), [0, 7, 8, 0]);
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "2 words at 511")]
-    fn nothing_outside_is_seen() {
+    fn shared_words_outside_are_rejected() {
         let shared = SharedWords::new(None, 4096).unwrap();
         let _ = shared.load(511, 2);
     }

@@ -5,7 +5,7 @@ use daq_core::ledger::Cause;
 use std::collections::BTreeSet;
 
 #[test]
-fn names_follow_the_convention() {
+fn metric_names_follow_prometheus_convention() {
     let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
     assert_eq!(names.len(), METRICS.len(), "a name stands twice");
     for metric in METRICS {
@@ -24,7 +24,7 @@ fn names_follow_the_convention() {
 }
 
 #[test]
-fn texts_name_only_metrics_that_exist() {
+fn metric_help_names_only_existing_metrics() {
     let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
     for metric in METRICS {
         for text in [metric.help, metric.meaning, metric.cause, metric.remedy] {
@@ -40,7 +40,7 @@ fn texts_name_only_metrics_that_exist() {
 }
 
 #[test]
-fn every_cause_has_a_remedy() {
+fn every_loss_cause_has_fix() {
     let metric = METRICS
         .iter()
         .find(|metric| matches!(metric.read, Read::Lost))

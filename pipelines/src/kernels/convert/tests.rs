@@ -43,7 +43,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn every_number_is_scaled_and_stays_in_its_place(
+    fn convert_scales_every_value_and_keeps_order(
         scalar in proptest::sample::select(&SCALARS[..]),
         complex: bool,
         channels in 1_u32..5,
@@ -92,7 +92,7 @@ proptest! {
 }
 
 #[test]
-fn full_scale_is_one() {
+fn convert_full_scale_is_one() {
     let spec = Convert {
         scale: Scale::Full,
         ..Convert::default()
@@ -119,7 +119,7 @@ fn full_scale_is_one() {
 }
 
 #[test]
-fn records_go_through() {
+fn convert_keeps_frame_records() {
     let input = samples(Scalar::Int8, false, 1, Order::Interleaved)
         .layout(2)
         .unwrap();
@@ -140,7 +140,7 @@ fn records_go_through() {
 
 #[test]
 #[ignore = "prints a figure"]
-fn throughput() {
+fn convert_throughput() {
     for scalar in [Scalar::Int8, Scalar::Int16, Scalar::Float64] {
         for order in [None, Some(Order::Planar)] {
             let input = samples(scalar, false, 2, Order::Interleaved)

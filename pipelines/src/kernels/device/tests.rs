@@ -46,12 +46,12 @@ fn in_python() -> Option<PathBuf> {
 
 /// The committed PTX is what the sources compile to; `DAQ_UPDATE=1` rewrites it.
 #[test]
-fn the_code_is_that_of_the_sources() {
+fn generated_code_is_current() {
     if std::env::var_os("DAQ_NVRTC").is_none()
         && let Some(library) = in_python()
     {
         // The library is searched once per process, so the test runs again in a child with DAQ_NVRTC set.
-        let name = concat!(module_path!(), "::the_code_is_that_of_the_sources");
+        let name = concat!(module_path!(), "::generated_code_is_current");
         // Tests are named without their crate.
         let (_, name) = name.split_once("::").unwrap();
         let status = Command::new(std::env::current_exe().unwrap())

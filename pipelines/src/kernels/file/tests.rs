@@ -40,7 +40,7 @@ fn input() -> Layout {
 }
 
 #[test]
-fn the_example_is_valid_and_shows_every_key_but_the_rarest() {
+fn file_example_is_valid_and_shows_common_keys() {
     let opened = ENTRY.example.replace("# ", "");
     let keys: Vec<&str> = opened
         .lines()
@@ -66,7 +66,7 @@ fn the_example_is_valid_and_shows_every_key_but_the_rarest() {
 }
 
 #[test]
-fn what_is_left_out_has_its_default() {
+fn omitted_keys_have_defaults() {
     let kernel = parse("file = \"a/my.cu\"").unwrap();
     assert_eq!(kernel, FileKernel::new("a/my.cu"));
     assert_eq!((kernel.threads, kernel.blocks(&input())), (256, 1));
@@ -87,7 +87,7 @@ fn what_is_left_out_has_its_default() {
 }
 
 #[test]
-fn parameters_of_every_kind_are_read() {
+fn parameters_of_every_type_are_parsed() {
     let kernel = parse(
         "file = \"my.cu\"\nparams = { a = 1, b = -2.5, c = true, d = [1, 2.0, false], e = inf, f = 0xFF }",
     )
@@ -227,7 +227,7 @@ fn framed(frame: &str, input: &Layout) -> Result<Layout, Problem> {
 }
 
 #[test]
-fn an_output_frame_is_as_declared_and_else_as_in_the_input() {
+fn output_frame_is_declared_or_equal_to_input() {
     let input = input();
     assert_eq!((input.points, input.frame_rate), (1000, Some(1000.0)));
     let floats = framed(
@@ -308,7 +308,7 @@ fn missing_file_is_reported_with_searched_path() {
 }
 
 #[test]
-fn there_is_no_side_for_the_cpu() {
+fn file_kernel_without_gpu_is_rejected() {
     let context = KernelContext::alone(&input(), Side::Cpu);
     let error = FileKernel::new("my.cu").build(&context).err().unwrap();
     assert!(error.to_string().contains("code for a GPU"), "{error}");

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn radices_multiply_to_the_size() {
+    fn radices_multiply_to_transform_size() {
         let mut had = 0;
         for size in 2..=5000 {
             let mut rest = size;
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn every_size_has_passes_that_a_block_can_do() {
+    fn passes_of_every_size_fit_one_block() {
         let smooth = (2..=MAX_SIZE).filter(|size| has(*size));
         // 48 KiB, Turing's 64 KiB, Hopper's 227 KiB
         for (size, shared) in smooth.flat_map(|size| [48, 64, 227].map(|kib| (size, kib << 10))) {

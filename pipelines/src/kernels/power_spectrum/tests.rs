@@ -187,7 +187,7 @@ fn compare(samples: &Samples, points: usize, spec: &PowerSpectrum, terms: &[f64]
 }
 
 #[test]
-fn equals_the_definition_for_every_type_order_window_and_odd_sizes() {
+fn spectrum_equals_definition_for_every_type_order_and_window() {
     let mut seed = 1;
     for scalar in SCALARS {
         for complex in [false, true] {
@@ -225,7 +225,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn equals_the_definition_for_any_size_overlap_and_scaling(
+    fn spectrum_equals_definition_for_any_size_overlap_and_scaling(
         size in 2_usize..200,
         more in 0_usize..500,
         overlap in 0.0_f64..0.9,
@@ -245,7 +245,7 @@ proptest! {
     }
 
     #[test]
-    fn bursts_do_not_matter_and_every_frame_is_counted_once(
+    fn spectrum_is_independent_of_bursts_and_counts_each_frame_once(
         bursts in proptest::collection::vec(1_usize..9, 1..5),
         count in 1_usize..40,
         integrate in 1_u64..14,
@@ -294,7 +294,7 @@ proptest! {
 }
 
 #[test]
-fn complex_samples_have_no_one_sided_spectrum() {
+fn one_sided_spectrum_of_complex_samples_is_rejected() {
     let samples = Samples {
         complex: true,
         rate: Some(Frequency(8000.0)),
@@ -312,7 +312,7 @@ fn complex_samples_have_no_one_sided_spectrum() {
 }
 
 #[test]
-fn constant_samples_have_no_power_once_detrended() {
+fn detrended_constant_samples_have_no_power() {
     let (input, _) = simple(0);
     let given = frames([vec![100; 8], vec![100; 8], vec![100; 8]]);
     for (detrend, first) in [(Detrend::None, 640_000.0), (Detrend::Constant, 0.0)] {
@@ -344,7 +344,7 @@ fn keys(integrate: u64) -> PowerSpectrum {
 }
 
 #[test]
-fn an_integration_spans_frames_and_withholds_them() {
+fn integration_spans_frames_and_counts_them_as_accumulating() {
     let (input, given) = simple(7);
     let outcome = run(&keys(3), &input, &given, &[2]);
     let settled: Vec<_> = outcome
@@ -380,7 +380,7 @@ fn an_integration_spans_frames_and_withholds_them() {
 }
 
 #[test]
-fn outputs_inside_a_frame_carry_their_own_time_and_number() {
+fn outputs_within_one_frame_have_own_time_and_number() {
     let samples = Samples {
         rate: Some(Frequency(8000.0)),
         ..Samples::default()
@@ -414,7 +414,7 @@ fn outputs_inside_a_frame_carry_their_own_time_and_number() {
 }
 
 #[test]
-fn a_gap_restarts_or_is_flagged() {
+fn gap_restarts_integration_or_is_flagged() {
     let (input, mut given) = simple(6);
     for (meta, _) in &mut given[2..] {
         meta.sequence += 10;
@@ -495,7 +495,7 @@ fn epoch_restart_is_logged_once() {
 }
 
 #[test]
-fn incomplete_frames_are_used_and_flagged_or_skipped_and_counted() {
+fn incomplete_frames_are_flagged_or_skipped_and_counted() {
     let (input, mut given) = simple(4);
     given[1].0.flags = Flags::INCOMPLETE;
     given[1].0.timestamp = Timestamp {
@@ -540,7 +540,7 @@ fn incomplete_frames_are_used_and_flagged_or_skipped_and_counted() {
 }
 
 #[test]
-fn layouts_name_their_frequencies() {
+fn spectrum_layout_has_frequency_axis() {
     let rate = Some(Frequency(1000.0));
     let complex = layout(
         &Samples {
@@ -586,7 +586,7 @@ fn layouts_name_their_frequencies() {
 }
 
 #[test]
-fn a_tone_stands_in_its_bin_with_its_power() {
+fn tone_appears_in_its_bin_with_its_power() {
     let rate = Some(Frequency(64.0));
     let input = layout(
         &Samples {
@@ -623,7 +623,7 @@ fn a_tone_stands_in_its_bin_with_its_power() {
 }
 
 #[test]
-fn weak_noise_beside_a_strong_tone_is_as_accurate_as_documented() {
+fn weak_noise_beside_strong_tone_has_documented_accuracy() {
     let (size, blocks) = (2000, 3);
     let input = layout(
         &Samples {
@@ -666,7 +666,7 @@ fn weak_noise_beside_a_strong_tone_is_as_accurate_as_documented() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_remedy() {
+fn impossible_spectrum_is_rejected_with_fix() {
     let input = layout(&Samples::default(), 100);
     let why = |spec: PowerSpectrum, input: &Layout| spec.layout(input).unwrap_err();
     let long = why(
@@ -703,7 +703,7 @@ fn what_cannot_be_is_refused_with_a_remedy() {
 }
 
 #[test]
-fn keys_are_read_as_written() {
+fn spectrum_keys_are_parsed() {
     let text = "[kernel.k]\nuse = \"power-spectrum\"\ninput = \"a\"\noutput = \"b\"\nsize = 20\n\
                 window = \"blackman-harris\"\nintegrate = 5\nscaling = \"db\"\n";
     let spec = parse(text).unwrap();
@@ -715,7 +715,7 @@ fn keys_are_read_as_written() {
 
 #[test]
 #[ignore = "prints a figure"]
-fn throughput() {
+fn spectrum_throughput() {
     for size in [512, 4096, 65_536] {
         for (scalar, complex) in [
             (Scalar::Int8, false),

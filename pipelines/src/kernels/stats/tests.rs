@@ -108,7 +108,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn equals_the_definition(
+    fn stats_equal_definition(
         scalar in proptest::sample::select(&SCALARS[..]),
         complex: bool,
         channels in 1_u32..4,
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn bursts_do_not_matter_and_every_frame_is_counted_once(
+    fn stats_are_independent_of_bursts_and_count_each_frame_once(
         bursts in proptest::collection::vec(1_usize..9, 1..5),
         count in 1_usize..40,
         every in 1_u64..6,
@@ -179,7 +179,7 @@ proptest! {
 }
 
 #[test]
-fn numbers_at_the_edges_of_bins_go_where_numpy_puts_them() {
+fn values_at_bin_edges_are_binned_as_by_numpy() {
     let ranges = [
         [0.1, 0.7],
         [-1.0, 1.0],
@@ -226,7 +226,7 @@ fn simple(count: u8) -> (Layout, Vec<Record>) {
 }
 
 #[test]
-fn frames_are_merged_and_withheld_meanwhile() {
+fn merged_frames_are_counted_as_accumulating() {
     let (input, given) = simple(7);
     let spec = Stats {
         every: 3,
@@ -251,7 +251,7 @@ fn frames_are_merged_and_withheld_meanwhile() {
 }
 
 #[test]
-fn a_new_epoch_ends_an_output_early_and_a_gap_is_flagged() {
+fn new_epoch_ends_output_early_and_gap_is_flagged() {
     let (input, mut given) = simple(6);
     given[1].0.sequence = 5;
     for (i, (meta, _)) in given[2..].iter_mut().enumerate() {
@@ -284,7 +284,7 @@ fn a_new_epoch_ends_an_output_early_and_a_gap_is_flagged() {
 }
 
 #[test]
-fn frame_without_numbers_is_reported() {
+fn frame_without_finite_values_is_reported() {
     let input = Samples {
         scalar: Scalar::Float32,
         ..Samples::default()
@@ -298,7 +298,7 @@ fn frame_without_numbers_is_reported() {
 }
 
 #[test]
-fn a_histogram_of_floats_needs_a_range() {
+fn histogram_of_floats_without_range_is_rejected() {
     let input = Samples {
         scalar: Scalar::Float64,
         ..Samples::default()
@@ -325,7 +325,7 @@ fn a_histogram_of_floats_needs_a_range() {
 
 #[test]
 #[ignore = "prints a figure"]
-fn throughput() {
+fn stats_throughput() {
     for scalar in SCALARS {
         for channels in [1, 4] {
             let input = Samples {

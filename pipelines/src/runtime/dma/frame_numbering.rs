@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_reported_with_the_next_number() {
+    fn loss_is_reported_with_next_frame_number() {
         let (mut numbering, ledger) = (numbered(), SourceLedger::default());
         let frame = |numbering: &mut FrameNumbering, raw| {
             numbering.frame(Some(raw), Cause::WireGap, &ledger)
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn reported_numbers_and_epochs_are_adopted() {
+    fn reported_frame_numbers_and_epochs_are_adopted() {
         let (mut numbering, ledger) = (FrameNumbering::new(None), SourceLedger::default());
         let origin = |sequence, epoch, flags| Origin {
             sequence,
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_that_begins_with_a_loss_is_flagged_at_its_first_frame() {
+    fn epoch_starting_with_loss_is_flagged_at_first_frame() {
         let (mut numbering, ledger) = (FrameNumbering::new(None), SourceLedger::default());
         numbering.lose(2, Cause::Overrun, &ledger);
         let first = numbering.frame(None, Cause::WireGap, &ledger);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn one_damaged_number_is_no_epoch_and_two_that_go_on_are_one() {
+    fn epoch_opens_only_after_two_consecutive_numbers() {
         let (mut numbering, ledger) = (numbered(), SourceLedger::default());
         let frame = |numbering: &mut FrameNumbering, raw| {
             numbering.frame(Some(raw), Cause::WireGap, &ledger)
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn discontinuous_numbers_are_logged_once() {
+    fn discontinuous_frame_numbers_are_logged_once() {
         let (mut numbering, ledger) = (numbered(), SourceLedger::default());
         let logged: Vec<u64> = (0..40)
             .filter(|raw| {
@@ -398,7 +398,7 @@ mod tests {
     proptest::proptest! {
         /// Single damaged numbers, and losses between them, are counted exactly.
         #[test]
-        fn damaged_numbers_are_counted_one_by_one(
+        fn damaged_frame_numbers_are_counted_individually(
             // Of each frame: come, its number damaged, overrun, never sent.
             fates in proptest::collection::vec(0_u8..6, 1..300),
         ) {

@@ -235,7 +235,7 @@ fn frame(sequence: u64, missing: &[u32]) -> (Done, Vec<u64>) {
 }
 
 #[test]
-fn places_that_did_not_arrive_are_filled_on_both_sides_of_a_word() {
+fn missing_packet_slots_are_filled_across_word_boundary() {
     for supports_backpressure in [false, true] {
         let mut bench = Bench::new(supports_backpressure);
         let stride = bench.runner.producer.options().stride();
@@ -275,7 +275,7 @@ fn places_that_did_not_arrive_are_filled_on_both_sides_of_a_word() {
 }
 
 #[test]
-fn reports_after_refused_arming_are_lost() {
+fn completions_after_rejected_arming_are_lost() {
     let mut bench = Bench::new(false);
     bench.step(vec![frame(0, &[])]);
     bench.script.refuse();
@@ -306,7 +306,7 @@ fn reports_after_refused_arming_are_lost() {
 }
 
 #[test]
-fn reports_after_path_fallback_are_lost() {
+fn completions_after_path_fallback_are_lost() {
     let mut bench = Bench::new(false);
     bench.step(vec![frame(0, &[])]);
     bench.runner.path = Path::GivenUp;

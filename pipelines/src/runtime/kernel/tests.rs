@@ -181,21 +181,21 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
 }
 
 #[test]
-fn outputs_are_published_in_order_when_the_device_is_done() {
+fn outputs_are_published_in_order_after_device_completion() {
     let outcome = run(u64::MAX, u64::MAX);
     assert_eq!((outcome.seen.len(), outcome.failures), (500, 0));
     assert_eq!((outcome.ledger.failed, outcome.ledger.pending), (0, 0));
 }
 
 #[test]
-fn what_was_in_flight_when_a_kernel_failed_is_published_and_counted() {
+fn frames_in_flight_at_kernel_failure_are_published_and_counted() {
     let outcome = run(100, u64::MAX);
     assert!(outcome.seen.len() >= 100 && outcome.failures == 1);
     assert!(outcome.ledger.failed > 0 && outcome.ledger.pending == 0);
 }
 
 #[test]
-fn a_device_that_hangs_does_not_hold_up_the_end() {
+fn device_hang_does_not_block_exit() {
     let outcome = run(u64::MAX, 100);
     assert!(outcome.seen.len() <= 102 && outcome.failures == 1);
     assert!(outcome.ledger.pending > 0);

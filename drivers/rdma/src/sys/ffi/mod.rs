@@ -138,7 +138,7 @@ mod tests {
 
     /// Every function of the bindings is in the installed libraries.
     #[test]
-    fn installed_library_has_every_function_of_the_bindings() {
+    fn installed_library_has_every_bound_function() {
         let names: Vec<&str> = include_str!("bindings.rs")
             .lines()
             .filter_map(|line| line.trim().strip_prefix("pub fn ")?.split('(').next())

@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn help_lists_every_fault() {
+    fn emulate_card_help_lists_every_fault() {
         for card in CARDS {
             let text = faults(card.name);
             for (name, _) in card.faults {

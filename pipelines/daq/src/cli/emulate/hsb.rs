@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_help_names_every_fault() {
+    fn emulate_hsb_help_lists_every_fault() {
         let text = faults();
         for (name, ..) in FAULTS {
             assert!(text.contains(name), "{name}");
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_have_their_ports() {
+    fn address_without_port_gets_default_port() {
         let listen = |text: &str| text.parse::<Listen>().map(|listen| listen.0.to_string());
         assert_eq!(listen("127.0.0.2"), Ok("127.0.0.2:8192".to_owned()));
         assert_eq!(listen("127.0.0.2:1"), Ok("127.0.0.2:1".to_owned()));

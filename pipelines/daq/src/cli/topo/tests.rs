@@ -105,7 +105,7 @@ fn rows_of(keys: &str, memory: &str) -> Vec<Row> {
 }
 
 #[test]
-fn an_engines_device_is_compared_with_the_gpu_of_its_ring() {
+fn engine_device_is_compared_with_gpu_of_its_ring() {
     let keys = "device = \"0000:17:00.0\"\nengine = true";
     let row = rows_of(keys, "cuda:0").remove(0);
     let way = row.way.unwrap();
@@ -121,7 +121,7 @@ fn an_engines_device_is_compared_with_the_gpu_of_its_ring() {
 }
 
 #[test]
-fn a_device_that_is_claimed_is_compared_too() {
+fn claimed_device_is_compared_with_gpu() {
     let row = rows_of("device = \"0000:17:00.0\"", "cuda:0").remove(0);
     assert!(row.way.is_some());
     // Its driver has no engine, so the plan takes another path than the machine would let it.
@@ -129,7 +129,7 @@ fn a_device_that_is_claimed_is_compared_too() {
 }
 
 #[test]
-fn without_device_or_gpu_only_the_plan_is_shown() {
+fn config_without_device_or_gpu_shows_only_plan() {
     let keys = "device = \"0000:17:00.0\"\nengine = true";
     for (keys, memory) in [("", "cuda:0"), ("engine = true", "cuda:0"), (keys, "host")] {
         let row = rows_of(keys, memory).remove(0);
@@ -139,7 +139,7 @@ fn without_device_or_gpu_only_the_plan_is_shown() {
 }
 
 #[test]
-fn all_candidates_are_compared_where_no_file_is_named() {
+fn topo_without_config_compares_all_candidates() {
     let ways = candidates(&recorded(), ByteSize(64 << 20));
     let texts: Vec<_> = ways.iter().map(DevicePath::text).collect();
     assert_eq!(texts.len(), 1);

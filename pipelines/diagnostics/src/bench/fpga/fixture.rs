@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_measured_are_configurations_without_errors() {
+    fn measured_configurations_are_valid() {
         let bench = bench();
         let frame = 64 << 10;
         let methods = Method::HOST.iter().chain(&Method::GPU);

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_go_into_a_host_ring_and_none_is_lost() {
+    fn host_ring_bench_loses_no_frame() {
         let bench = bench();
         let window = Duration::from_millis(5);
         let figures = bench

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_of_a_frame_changes_its_sum() {
+    fn frame_checksum_depends_on_every_word() {
         for (bytes, frame) in [(16, 0), (64, 1), (256, 77), (16 << 10, u64::MAX)] {
             let words = |frame| -> Vec<u32> {
                 let mut filled = vec![0; bytes];
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_result_is_reported_while_present() {
+    fn wrong_result_is_reported_until_overwritten() {
         let mut results = vec![0; 4 * LINE];
         for frame in 0..6_u64 {
             let at = usize::try_from(frame % 4).unwrap() * LINE;

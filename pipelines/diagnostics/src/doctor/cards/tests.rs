@@ -68,7 +68,7 @@ fn found(root: &Root, name: &str) -> Finding {
 }
 
 #[test]
-fn a_recorded_server_is_as_it_should_be() {
+fn recorded_server_has_no_findings() {
     let (_dir, root) = server();
     for (name, read) in [
         ("IOMMU", "on"),
@@ -84,7 +84,7 @@ fn a_recorded_server_is_as_it_should_be() {
 }
 
 #[test]
-fn without_cards_the_iommu_is_not_missed() {
+fn iommu_off_without_cards_is_not_reported() {
     let (_dir, root) = machine(&[]);
     assert_eq!(found(&root, "IOMMU").verdict, Verdict::Unknown);
     let (_dir, root) = server();
@@ -97,7 +97,7 @@ fn without_cards_the_iommu_is_not_missed() {
 }
 
 #[test]
-fn an_iommu_that_is_off_comes_with_the_kernels_arguments() {
+fn iommu_off_is_reported_with_kernel_arguments() {
     let (_dir, root) = server();
     remove(&root, "/sys/class/iommu/dmar0");
     for (vendor, flags, expected) in [
@@ -133,7 +133,7 @@ fn device_without_access_is_reported_with_commands() {
 }
 
 #[test]
-fn a_group_with_a_held_device_cannot_be_given() {
+fn iommu_group_with_device_in_use_is_reported() {
     let (_dir, root) = server();
     lead(&root, &format!("{GPU}/iommu_group"), "70");
     let shared = found(&root, "IOMMU group");
@@ -171,7 +171,7 @@ fn link_below_capability_reports_its_limit() {
 }
 
 #[test]
-fn switches_redirect_or_not_or_only_root_knows() {
+fn switch_acs_redirect_is_reported_or_unknown_without_root() {
     // A bridge with access control (capability 0x000d) and its control register.
     let config = |control: u32| format!("100 0001000d\n104 {control:04x}005f\n");
     for (control, verdict, read) in [

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_old_library_lacks_is_unknown() {
+    fn nvml_function_missing_is_unknown() {
         let Some((_dir, library)) = library(0) else {
             return;
         };
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_does_not_start_says_why() {
+    fn nvml_init_failure_is_reported_with_reason() {
         assert_eq!(
             read("libnvidia-ml-absent.so.1".as_ref()),
             Err(Refusal::NoLibrary)
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn brakes_have_reasons() {
+    fn throttle_reasons_are_named() {
         let none = Brakes::default();
         for (reasons, expected) in [
             (ThrottleReasons::GPU_IDLE, none),

@@ -196,7 +196,7 @@ fn store_methods_are_reported_with_cost_or_refusal() {
 }
 
 #[test]
-fn a_gpu_that_the_cpu_cannot_store_to_is_a_warning() {
+fn gpu_without_store_method_is_warning() {
     for works in [&[][..], &[Backend::Host]] {
         let findings = of_stores(Ok(tried(works)));
         let best = find(&findings, "CPU stores");
@@ -213,7 +213,7 @@ fn a_gpu_that_the_cpu_cannot_store_to_is_a_warning() {
 }
 
 #[test]
-fn a_gpu_that_cannot_be_opened_is_not_judged_by_its_stores() {
+fn unopened_gpu_has_no_store_finding() {
     let findings = of_stores(Err("opening cuda:0: no memory".to_owned()));
     let stores = find(&findings, "CPU stores");
     assert_eq!(stores.verdict, Verdict::Unknown);
@@ -247,7 +247,7 @@ fn of_cuda(change: &[(&str, Option<&str>)], facts: CudaFacts, name: &str) -> Fin
 }
 
 #[test]
-fn a_good_server_has_no_warning() {
+fn well_configured_server_has_no_warning() {
     let (_dir, root) = server(&[]);
     let cuda = Cuda {
         facts: BTreeMap::from([(ADDRESS.to_owned(), GOOD)]),
@@ -271,7 +271,7 @@ fn a_good_server_has_no_warning() {
 }
 
 #[test]
-fn without_a_gpu_there_is_one_line() {
+fn missing_gpu_is_one_finding() {
     let (_dir, root) = machine(&[("/sys/bus/pci/devices/0000:00:1f.0/vendor", "0x8086\n")]);
     let findings = of_files(&root);
     assert_eq!(findings.len(), 1);
@@ -289,7 +289,7 @@ fn without_a_gpu_there_is_one_line() {
 }
 
 #[test]
-fn the_kernel_module_is_open_closed_or_missing() {
+fn kernel_module_is_open_closed_or_missing() {
     let closed = [(driver::VERSION, Some(CLOSED))];
     assert_eq!(
         check(&closed, "driver"),
@@ -316,7 +316,7 @@ fn the_kernel_module_is_open_closed_or_missing() {
 }
 
 #[test]
-fn a_card_of_another_driver_is_no_card_of_ours() {
+fn gpu_bound_to_other_driver_is_ignored() {
     for (holder, verdict) in [
         ("nvidia", Verdict::Ok),
         ("vfio-pci", Verdict::Warn),
@@ -334,7 +334,7 @@ fn a_card_of_another_driver_is_no_card_of_ours() {
 }
 
 #[test]
-fn lost_lanes_are_a_warning_and_a_narrow_slot_is_its_own() {
+fn link_below_width_is_warning_and_narrow_slot_is_separate_finding() {
     let width = format!("{CARD}/current_link_width");
     assert_eq!(
         check(&[(&width, Some("8\n"))], "link"),
@@ -356,7 +356,7 @@ fn lost_lanes_are_a_warning_and_a_narrow_slot_is_its_own() {
 }
 
 #[test]
-fn a_switch_that_is_narrower_than_the_card_is_named() {
+fn switch_narrower_than_gpu_is_named() {
     let (_dir, root) = server(&[]);
     let below = "/sys/devices/pci0000:3a/0000:3a:01.0/0000:3c:00.0/0000:3d:00.0/0000:3e:00.0";
     let files = [
@@ -396,7 +396,7 @@ fn a_switch_that_is_narrower_than_the_card_is_named() {
 }
 
 #[test]
-fn a_small_window_is_a_warning_where_the_card_is_large() {
+fn small_bar_of_large_gpu_is_warning() {
     let resource = format!("{CARD}/resource");
     assert_eq!(
         check(&[(&resource, Some(TINY))], "BAR1"),
@@ -427,7 +427,7 @@ fn a_small_window_is_a_warning_where_the_card_is_large() {
 }
 
 #[test]
-fn driver_option_to_resize_the_window_is_suggested() {
+fn driver_option_to_resize_bar_is_suggested() {
     let resource = format!("{CARD}/resource");
     let (_dir, root) = server(&[
         (&resource, Some(TINY)),
@@ -442,7 +442,7 @@ fn driver_option_to_resize_the_window_is_suggested() {
 }
 
 #[test]
-fn cores_of_another_node_are_a_warning() {
+fn cores_of_remote_numa_node_are_warning() {
     let allowed = |list: &str| format!("Cpus_allowed_list:\t{list}\n");
     let (_dir, root) = server(&[("/proc/self/status", Some(&allowed("0-3")))]);
     let findings = of_files(&root);
@@ -465,7 +465,7 @@ fn cores_of_another_node_are_a_warning() {
 }
 
 #[test]
-fn what_a_virtual_machine_lacks_is_unknown() {
+fn virtual_machine_missing_facts_are_unknown() {
     let file = |name| format!("{CARD}/{name}");
     let (numa, resource) = (file("numa_node"), file("resource"));
     let (speed, width) = (file("max_link_speed"), file("current_link_width"));
@@ -494,7 +494,7 @@ fn what_a_virtual_machine_lacks_is_unknown() {
 }
 
 #[test]
-fn nvml_alone_describes_a_card_that_files_do_not_show() {
+fn gpu_absent_from_sysfs_is_described_by_nvml() {
     let (_dir, root) = machine(&[("/proc/self/status", "Cpus_allowed_list:\t0-3\n")]);
     let findings = sound(judge(&root, Some(&Ok(answer(healthy()))), &Cuda::default()));
     let read = |name| find(&findings, name).read.as_str();
@@ -505,7 +505,7 @@ fn nvml_alone_describes_a_card_that_files_do_not_show() {
 }
 
 #[test]
-fn a_card_that_nvml_does_not_list_is_not_judged() {
+fn gpu_absent_from_nvml_is_not_judged() {
     let (_dir, root) = server(&[]);
     let elsewhere = NvmlCard {
         address: "0000:99:00.0".to_owned(),
@@ -518,7 +518,7 @@ fn a_card_that_nvml_does_not_list_is_not_judged() {
 }
 
 #[test]
-fn health_is_judged() {
+fn gpu_health_is_judged() {
     assert_eq!(
         of_nvml(
             NvmlCard {
@@ -583,7 +583,7 @@ fn health_is_judged() {
 }
 
 #[test]
-fn what_a_card_does_not_know_is_unknown_or_left_out() {
+fn gpu_unsupported_fact_is_unknown_or_omitted() {
     let (_dir, root) = server(&[]);
     let bare = NvmlCard {
         address: ADDRESS.to_owned(),
@@ -601,7 +601,7 @@ fn what_a_card_does_not_know_is_unknown_or_left_out() {
 }
 
 #[test]
-fn an_old_cuda_is_a_warning() {
+fn old_cuda_driver_is_warning() {
     for (cuda, verdict) in [
         (Some((11, 8)), Verdict::Warn),
         (Some((12, 0)), Verdict::Ok),
@@ -618,7 +618,7 @@ fn an_old_cuda_is_a_warning() {
 }
 
 #[test]
-fn a_refusal_says_why() {
+fn cuda_refusal_is_reported_with_reason() {
     for (refusal, verdict) in [
         (Refusal::NoLibrary, Verdict::Unknown),
         (Refusal::Mismatch, Verdict::Warn),
@@ -633,7 +633,7 @@ fn a_refusal_says_why() {
 }
 
 #[test]
-fn attributes_of_cuda_are_judged() {
+fn cuda_attributes_are_judged() {
     let closed = [(driver::VERSION, Some(CLOSED))];
     let rdma = ("/sys/class/infiniband/mlx5_0/node_type", Some("1: CA"));
     let no_dma_buf = CudaFacts {
@@ -691,7 +691,7 @@ fn attributes_of_cuda_are_judged() {
 }
 
 #[test]
-fn a_network_card_wants_peermem_only_without_dma_buf() {
+fn nic_needs_peermem_only_without_dma_buf() {
     let rdma = ("/sys/class/infiniband/mlx5_0/node_type", Some("1: CA"));
     let closed = (driver::VERSION, Some(CLOSED));
     let loaded = ("/sys/module/nvidia_peermem/refcnt", Some("0"));
@@ -710,7 +710,7 @@ fn a_network_card_wants_peermem_only_without_dma_buf() {
 }
 
 #[test]
-fn sizes_are_readable() {
+fn sizes_are_printed_in_natural_unit() {
     assert_eq!(size(256 * GIB), "256 GiB");
     assert_eq!(size(GIB), "1 GiB");
     assert_eq!(size(GIB + GIB / 2), "1536 MiB");

@@ -249,7 +249,7 @@ fn well_configured_server_has_no_findings() {
 }
 
 #[test]
-fn silent_card_is_reported_beside_others() {
+fn nic_without_link_is_reported_beside_others() {
     let server = Server::new();
     let other = format!("{UP}/0000:3c:04.0/0000:3f:00.0");
     server.device(&other, "8086:1593", "020000");
@@ -262,7 +262,7 @@ fn silent_card_is_reported_beside_others() {
 }
 
 #[test]
-fn without_cards_rdma_support_is_reported() {
+fn missing_rdma_nic_is_reported() {
     let server = Server::bare();
     assert_eq!(server.all().len(), 1);
     let none = server.found("cards");
@@ -278,7 +278,7 @@ fn without_cards_rdma_support_is_reported() {
 }
 
 #[test]
-fn modules_and_providers_are_missed() {
+fn missing_modules_and_providers_are_reported() {
     let server = Server::new();
     is_ok(&server.found("ib_uverbs"), "loaded");
     is_ok(&server.found("rdma_ucm"), "loaded");
@@ -313,7 +313,7 @@ fn modules_and_providers_are_missed() {
 }
 
 #[test]
-fn a_container_without_device_files_comes_with_its_arguments() {
+fn container_without_device_files_is_reported_with_arguments() {
     let server = Server::new();
     is_ok(&server.found("device file"), "can be opened");
     is_ok(&server.found("rdma_cm file"), "can be opened");
@@ -334,7 +334,7 @@ fn a_container_without_device_files_comes_with_its_arguments() {
 }
 
 #[test]
-fn a_card_of_software_is_one() {
+fn soft_roce_nic_is_recognised() {
     let server = Server::bare();
     let at = "/sys/devices/virtual/infiniband/rxe0";
     server.link("/sys/class/infiniband/rxe0", at);

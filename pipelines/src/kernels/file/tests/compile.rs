@@ -69,7 +69,7 @@ fn variable(ptx: &str, name: &str, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_example_becomes_machine_code_and_ptx() {
+fn example_kernel_compiles_to_machine_code_and_ptx() {
     let Some(compiler) = compiler() else { return };
     let keys = keys(&[
         ("limit", Value::Float(0.25)),
@@ -105,7 +105,7 @@ fn the_example_becomes_machine_code_and_ptx() {
 }
 
 #[test]
-fn what_daq_comes_with_can_stay_on_its_gpu() {
+fn shipped_kernels_compile_as_persistent() {
     let Some(compiler) = compiler() else { return };
     for (name, text) in [("clip", CLIP), ("trigger", TRIGGER), ("touch", TOUCH)] {
         let target = Target::Ptx(7, 0);
@@ -126,7 +126,7 @@ fn what_daq_comes_with_can_stay_on_its_gpu() {
 }
 
 #[test]
-fn the_trigger_becomes_machine_code_with_all_that_can_be_set() {
+fn trigger_kernel_compiles_with_all_parameters() {
     let Some(compiler) = compiler() else { return };
     let names = ["threshold", "coincidence", "window", "veto", "veto_window"];
     let keys = keys(&names.map(|name| (name, Value::Integer(1))));
@@ -145,7 +145,7 @@ fn the_trigger_becomes_machine_code_with_all_that_can_be_set() {
 }
 
 #[test]
-fn every_type_is_described_as_it_is() {
+fn generated_types_match_scalar_types() {
     let Some(compiler) = compiler() else { return };
     let types = [
         ("char", "signed char"),
@@ -197,7 +197,7 @@ fn every_type_is_described_as_it_is() {
 }
 
 #[test]
-fn a_kernel_without_parameters_needs_no_struct() {
+fn kernel_without_parameters_needs_no_struct() {
     let Some(compiler) = compiler() else { return };
     let text = KERNEL
         .replace("const Params&", "const daq::NoParams&")
@@ -214,7 +214,7 @@ fn a_kernel_without_parameters_needs_no_struct() {
 }
 
 #[test]
-fn errors_stand_at_the_users_lines() {
+fn compile_errors_are_located_in_user_source() {
     let Some(compiler) = compiler() else { return };
     let text = format!("{PARAMS}{KERNEL}");
     for (from, to, place, says) in [
@@ -261,7 +261,7 @@ fn errors_stand_at_the_users_lines() {
 }
 
 #[test]
-fn what_daq_adds_fails_in_our_words() {
+fn errors_in_generated_code_are_explained() {
     let Some(compiler) = compiler() else { return };
     let gain = [("gain", Value::Integer(1))];
     for (text, says) in [
@@ -306,7 +306,7 @@ fn what_daq_adds_fails_in_our_words() {
 
 /// What daq.cuh says of files that are compiled outside of daq.
 #[test]
-fn a_file_for_both_ways_of_compiling_is_one_kernel_in_either() {
+fn source_for_nvcc_and_nvrtc_has_one_kernel_in_both() {
     let Some(compiler) = compiler() else { return };
     let text = format!(
         "{PARAMS}{KERNEL}DAQ_KERNEL(on_frame, Params)\nDAQ_ENTRY(again, on_frame)\nDAQ_PARAM(Params, gain)\n"
@@ -341,7 +341,7 @@ fn a_file_for_both_ways_of_compiling_is_one_kernel_in_either() {
 }
 
 #[test]
-fn options_and_headers_beside_the_file_reach_the_compiler() {
+fn compiler_gets_options_and_adjacent_headers() {
     let Some(compiler) = compiler() else { return };
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("mine.h"), "#define TWICE 2\n").unwrap();

@@ -56,7 +56,7 @@ int main() {
 "#;
 
 #[test]
-fn frames_records_and_slots_are_where_the_host_puts_them() {
+fn header_struct_offsets_equal_host_layout() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     std::fs::write(path("daq.cuh"), HEADER).unwrap();

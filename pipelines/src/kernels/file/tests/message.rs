@@ -20,7 +20,7 @@ fn unit(params: Vec<&'static str>) -> Unit<'static> {
 }
 
 #[test]
-fn logs_with_and_without_source_lines_are_taken_apart() {
+fn compiler_logs_with_and_without_source_lines_are_parsed() {
     let plain = "my.cu(4): error: class \"Params\" has no member \"gian\"\n\n\
                  my.cu(2): warning #177-D: function \"f\" was declared but never referenced\n\n\
                  Remark: The warnings can be suppressed with \"-diag-suppress <warning-number>\"\n\n\
@@ -43,7 +43,7 @@ fn logs_with_and_without_source_lines_are_taken_apart() {
 }
 
 #[test]
-fn places_that_a_message_goes_on_with_are_kept() {
+fn compiler_message_keeps_secondary_locations() {
     let log = "daq.cuh(75): error: static assertion failed\n          \
                detected during instantiation of \"T f<T>() [with T=int]\" at line 4 of my.cu\n\n\
                [params] x(1): error: member \"Params::x\"\nmy.cu(1): here is inaccessible\n\n\
@@ -78,7 +78,7 @@ fn places_that_a_message_goes_on_with_are_kept() {
 }
 
 #[test]
-fn errors_are_drawn_over_the_users_lines() {
+fn compile_errors_are_shown_in_user_source() {
     let log = "my.cu(4): error: class \"Params\" has no member \"gian\"\n\n\
                my.cu(4): error: identifier \"scale\" is undefined\n\n\
                [daq](4): error: whatever follows from that\n\n3 errors detected in the compilation of \"my.cu\".\n";
@@ -102,7 +102,7 @@ error: identifier \"scale\" is undefined
 }
 
 #[test]
-fn parameters_without_member_are_reported_in_our_words() {
+fn parameter_without_struct_member_is_explained() {
     let log = "[params] gian(1): error: class \"Params\" has no member \"gian\"\n\n\
                [params] gian(1): error: no instance of function template \"daq::detail::member\" matches\n";
     let shown = compile_error(&unit(vec!["gian"]), log);
@@ -118,7 +118,7 @@ error: `params.gian`: `struct Params` in my.cu has no member `gian`
 }
 
 #[test]
-fn a_log_of_another_form_is_shown_as_it_is() {
+fn compiler_log_of_unknown_format_is_shown_unchanged() {
     let shown = compile_error(&unit(Vec::new()), "the machine is out of paper");
     assert_eq!(
         shown,

@@ -21,7 +21,7 @@ fn described(offset: u64, words: [u32; 4]) -> Vec<u8> {
 }
 
 #[test]
-fn descriptions_are_read() {
+fn parameter_descriptions_are_parsed() {
     assert_eq!(
         Member::read(&described(8, [4, 0, 3, 0])),
         Some(member(Kind::Float, 4, None))
@@ -58,7 +58,7 @@ fn set(member: &Member, value: &Value) -> Result<Vec<u8>, String> {
 }
 
 #[test]
-fn values_go_where_the_compiler_says() {
+fn parameter_values_are_written_at_compiler_offsets() {
     let float = member(Kind::Float, 4, None);
     assert_eq!(
         set(&float, &Value::Float(1.5)).unwrap(),
@@ -143,7 +143,7 @@ fn value_out_of_range_is_reported_with_range() {
 proptest! {
     /// An integer is taken exactly if the member's type holds it, and then it is the one that is read back.
     #[test]
-    fn integers_are_taken_that_the_type_holds(
+    fn integers_within_type_range_are_accepted(
         value in prop_oneof![
             any::<i128>(),
             any::<i64>().prop_map(i128::from),
@@ -174,7 +174,7 @@ proptest! {
 
     /// A float is the nearest one, and never becomes infinite.
     #[test]
-    fn floats_are_the_nearest(value in any::<f64>()) {
+    fn floats_are_rounded_to_nearest(value in any::<f64>()) {
         let got = set(&member(Kind::Float, 4, None), &Value::Float(value));
         match got {
             Ok(got) => {

@@ -17,7 +17,7 @@ fn found(files: &[(&str, &str)], is_open: bool) -> Finding {
 }
 
 #[test]
-fn two_modules_for_one_thing_get_into_each_others_way() {
+fn conflicting_peer_memory_modules_are_reported() {
     let one = found(&[LOADED, CARD], false);
     assert_eq!((one.verdict, one.read.as_str()), (Verdict::Ok, "loaded"));
     for (files, read) in [
@@ -31,7 +31,7 @@ fn two_modules_for_one_thing_get_into_each_others_way() {
 }
 
 #[test]
-fn a_kernel_without_peer_memory_cannot_load_it() {
+fn linux_without_peer_memory_api_is_reported() {
     let api = "0000000000000000 T ib_register_peer_memory_client\t[ib_core]\n";
     for (symbols, is_open, verdict, read) in [
         (api, false, Verdict::Warn, "not loaded"),

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_old_kernel_takes_no_dma_buf() {
+fn old_linux_without_dma_buf_registration_is_reported() {
     let server = Server::new();
     is_ok(
         &server.found("dma-buf registration"),
@@ -30,7 +30,7 @@ fn an_old_kernel_takes_no_dma_buf() {
 }
 
 #[test]
-fn mlx5_needs_on_demand_paging() {
+fn mlx5_without_on_demand_paging_is_reported() {
     let server = Server::new();
     is_ok(&server.found("on-demand paging"), "on");
     let config = "/boot/config-6.8.0-45-generic";
@@ -68,7 +68,7 @@ fn address_translation_is_reported() {
 }
 
 #[test]
-fn small_messages_must_not_come_in_completions() {
+fn payload_in_completions_is_reported() {
     is_ok(&super::super::gpus::scatter(Some("0")).unwrap(), "0");
     for (set, read) in [("", "not set"), ("1", "1")] {
         let found = super::super::gpus::scatter(Some(set)).unwrap();
@@ -87,7 +87,7 @@ fn small_messages_must_not_come_in_completions() {
 }
 
 #[test]
-fn without_a_gpu_none_of_it_matters() {
+fn machine_without_gpu_has_no_gpu_findings() {
     let server = Server::new();
     server.remove("/sys/bus/pci/devices/0000:3d:00.0");
     server.remove("/proc/driver/nvidia/version");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn queues_of_another_node_are_reported() {
+fn interrupts_on_remote_numa_node_are_reported() {
     let server = Server::new();
     is_ok(&server.found("interrupts"), "2 on cores of node 0");
     server.write("/proc/irq/81/effective_affinity_list", "2-3\n");
@@ -24,7 +24,7 @@ fn queues_of_another_node_are_reported() {
 }
 
 #[test]
-fn what_never_fired_says_nothing() {
+fn interrupt_that_never_fired_is_ignored() {
     let server = Server::new();
     server.write("/proc/irq/80/effective_affinity_list", "2\n");
     server.write("/proc/irq/81/effective_affinity_list", "2\n");
@@ -39,7 +39,7 @@ fn what_never_fired_says_nothing() {
 }
 
 #[test]
-fn one_node_has_no_other() {
+fn single_numa_node_has_no_finding() {
     let server = Server::new();
     server.remove("/sys/devices/system/node/node1");
     assert!(server.lacks("interrupts"));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_port_that_is_down() {
+fn port_down_is_reported() {
     let server = Server::new();
     is_ok(&server.found("state"), "active, linkup, Ethernet");
     server.port_file("state", "1: DOWN\n");
@@ -32,7 +32,7 @@ fn a_port_that_is_down() {
 }
 
 #[test]
-fn a_second_port_may_be_down() {
+fn second_port_down_is_accepted() {
     let server = Server::new();
     server.port(2, "eth1");
     server.write("/sys/class/net/eth1/mtu", "9000\n");
@@ -46,7 +46,7 @@ fn a_second_port_may_be_down() {
 }
 
 #[test]
-fn a_rate_that_its_slot_or_cable_does_not_carry() {
+fn rate_beyond_slot_or_cable_is_reported() {
     let server = Server::new();
     is_ok(&server.found("rate"), "100 Gbit/s (4X EDR)");
     for end in [NIC, &format!("{UP}/0000:3c:08.0")] {
@@ -66,7 +66,7 @@ fn a_rate_that_its_slot_or_cable_does_not_carry() {
 }
 
 #[test]
-fn addresses_of_roce() {
+fn roce_addresses_are_judged() {
     let server = Server::new();
     is_ok(
         &server.found("GID table"),
@@ -90,7 +90,7 @@ fn addresses_of_roce() {
 }
 
 #[test]
-fn rdma_cm_must_speak_the_second_version() {
+fn rdma_cm_default_of_roce_v1_is_reported() {
     let server = Server::new();
     is_ok(&server.found("rdma_cm version"), "RoCE v2");
     let mode = "/sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode";
@@ -105,7 +105,7 @@ fn rdma_cm_must_speak_the_second_version() {
 }
 
 #[test]
-fn packets_follow_the_interfaces_mtu() {
+fn rdma_mtu_below_interface_mtu_is_reported() {
     let server = Server::new();
     for (mtu, payload, verdict) in [
         (9000, 4096, Verdict::Ok),
@@ -129,7 +129,7 @@ fn packets_follow_the_interfaces_mtu() {
 }
 
 #[test]
-fn pause_frames_by_priority() {
+fn priority_flow_control_is_judged() {
     let server = Server::new();
     is_ok(&server.found("PFC"), "for priority 3");
     let path = "/sys/class/net/eth0/qos/pfc";
@@ -144,7 +144,7 @@ fn pause_frames_by_priority() {
 }
 
 #[test]
-fn marks_of_congestion() {
+fn congestion_notification_is_judged() {
     let server = Server::new();
     is_ok(&server.found("ECN"), "for priority 3");
     let side = |side: &str| format!("/sys/class/net/eth0/ecn/{side}/enable/3");
@@ -243,7 +243,7 @@ fn growing_counters_are_reported_by_cause() {
 }
 
 #[test]
-fn the_counter_that_grew_most_is_named() {
+fn fastest_growing_counter_is_named() {
     let server = Server::new();
     server.port_file("hw_counters/out_of_sequence", "1000\n");
     server.port_file("hw_counters/packet_seq_err", "5\n");

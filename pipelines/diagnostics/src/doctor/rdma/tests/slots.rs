@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_link_below_its_width_or_speed() {
+fn link_below_width_or_speed_is_reported() {
     let server = Server::new();
     is_ok(&server.found("link"), "PCIe 4 x16");
     server.write(&format!("{NIC}/current_link_width"), "8\n");
@@ -22,7 +22,7 @@ fn a_link_below_its_width_or_speed() {
 }
 
 #[test]
-fn relaxed_ordering_and_large_reads() {
+fn relaxed_ordering_and_read_size_are_judged() {
     let server = Server::new();
     is_ok(&server.found("relaxed ordering"), "allowed");
     is_ok(&server.found("MaxReadReq"), "4096 B");
@@ -53,7 +53,7 @@ fn relaxed_ordering_and_large_reads() {
 }
 
 #[test]
-fn no_list_of_capabilities_is_too_odd() {
+fn random_capability_list_does_not_panic() {
     use super::super::slot::device_control;
     assert_eq!(device_control(&space(0x2810, 0)), Some(0x2810));
     assert_eq!(device_control(&[]), None);
@@ -71,7 +71,7 @@ fn no_list_of_capabilities_is_too_odd() {
 }
 
 #[test]
-fn other_socket_is_reported() {
+fn nic_on_other_socket_is_reported() {
     let server = Server::new();
     is_ok(&server.found("way to GPUs"), "PIX to 0000:3d:00.0");
     // The GPU on another host bridge of another node.
@@ -93,7 +93,7 @@ fn other_socket_is_reported() {
 }
 
 #[test]
-fn redirecting_switch_is_reported_with_command() {
+fn switch_with_acs_redirect_is_reported_with_command() {
     let server = Server::new();
     is_ok(
         &server.found("ACS redirect"),
