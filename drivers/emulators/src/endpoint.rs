@@ -1,19 +1,19 @@
 //! A card on its bus: what is between a card and whoever reaches it.
 
 use super::config_space::{ConfigSpace, Effect, TABLE_BYTES, sizes};
-use super::{BARS, Card, Fault, Host, Identity, Step};
-use crate::sys::memory::CardMemory;
+use super::{BARS, EmulatedDevice, Fault, Host, Identity, Step};
+use crate::sys::memory::DeviceMemory;
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 
 /// What a register reads as that nobody answers for.
-const NOBODY: u32 = u32::MAX;
+const ALL_ONES: u32 = u32::MAX;
 
 /// A card with its configuration space, the memory that it was given and its interrupts.
 ///
 /// One thread owns it and does everything to it: what was taken from the card is written by nobody when that returns.
 pub struct Endpoint {
-    card: Box<dyn Card>,
+    card: Box<dyn EmulatedDevice>,
     identity: Identity,
     sizes: [u32; BARS],
     config: ConfigSpace,
@@ -26,7 +26,7 @@ pub struct Endpoint {
 /// The card's side of the bus.
 #[derive(Debug, Default)]
 struct Bus {
-    memory: CardMemory,
+    memory: DeviceMemory,
     vectors: Vec<Option<OwnedFd>>,
     may_master: bool,
     faults: Cell<u64>,
@@ -34,7 +34,7 @@ struct Bus {
 
 impl Endpoint {
     /// `card` as after power-on.
-    pub fn new(card: Box<dyn Card>) -> Self {
+    pub fn new(card: Box<dyn EmulatedDevice>) -> Self {
         let identity = card.identity();
         let config = ConfigSpace::new(&identity);
         let vectors = std::iter::repeat_with(|| None)
@@ -77,13 +77,13 @@ impl Endpoint {
     /// A register.
     pub fn read(&mut self, bar: usize, offset: u64) -> u32 {
         if self.is_removed || !self.config.has_memory() || !self.is_inside(bar, offset) {
-            return NOBODY;
+            return ALL_ONES;
         }
         if self.config.table() == Some(bar) {
             return word(offset)
                 .and_then(|index| self.table.get(index))
                 .copied()
-                .unwrap_or(NOBODY);
+                .unwrap_or(ALL_ONES);
         }
         self.card.read(bar, offset)
     }
@@ -123,7 +123,7 @@ impl Endpoint {
     }
 
     /// What the card may reach.
-    pub const fn memory(&mut self) -> &mut CardMemory {
+    pub const fn memory(&mut self) -> &mut DeviceMemory {
         &mut self.bus.memory
     }
 

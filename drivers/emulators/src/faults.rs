@@ -1,6 +1,6 @@
 //! The faults that an emulated device still has to show.
 
-use daq_drivers::fpga::transports::emulated::{CardOptions, FaultOption};
+use daq_drivers::fpga::transports::emulated::{EmulatedOptions, FaultOption};
 
 /// The faults that are still to come.
 #[derive(Clone, Debug, Default)]
@@ -10,7 +10,7 @@ pub struct Faults {
 
 impl Faults {
     /// Those of `options`.
-    pub fn new(options: &CardOptions) -> Self {
+    pub fn new(options: &EmulatedOptions) -> Self {
         Self {
             left: options.faults.clone(),
         }
@@ -32,9 +32,9 @@ mod tests {
 
     #[test]
     fn fault_occurs_once() {
-        let options = CardOptions {
+        let options = EmulatedOptions {
             faults: vec!["a@3".parse().unwrap(), "a@5".parse().unwrap()],
-            ..CardOptions::default()
+            ..EmulatedOptions::default()
         };
         let mut faults = Faults::new(&options);
         assert!(!faults.take("a", 2) && !faults.take("b", 3));

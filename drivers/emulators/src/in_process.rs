@@ -1,18 +1,18 @@
 //! A card of software in this process, on a thread of its own.
 //!
 //! ```text
-//!   registers ──▶ mailbox ──▶ the card's thread ──▶ memory of this process, GPUs' too
-//!   read ◀───── answer ◀──────┘
+//!   registers ──▶ queue ──▶ the card's thread ──▶ memory of this process, GPUs' too
+//!   read ◀───── reply ◀──────┘
 //! ```
-//! Writes to registers are posted; everything else waits for its answer, which comes after what was posted before. The
+//! Writes to registers are posted; everything else waits for its reply, which comes after what was posted before. The
 //! thread alone holds what the card may reach: memory that was unmapped is written by nobody from then on.
 
 use crate::sys::memory::Piece;
-use crate::{Card, Step, endpoint::Endpoint};
+use crate::{EmulatedDevice, Step, endpoint::Endpoint};
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;
 use daq_drivers::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
-use daq_drivers::fpga::transports::iova::Iovas;
+use daq_drivers::fpga::transports::iova::IovaAllocator;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,10 +26,10 @@ const MEMORY_AND_MASTER: [u8; 2] = [0x06, 0x00];
 const MEMORY_ALONE: [u8; 2] = [0x02, 0x00];
 
 /// Something that is done by the card's thread.
-type Errand = Box<dyn FnOnce(&mut Endpoint) + Send>;
+type Call = Box<dyn FnOnce(&mut Endpoint) + Send>;
 
 /// What waits for the card's thread.
-enum Letter {
+enum Request {
     Write {
         bar: usize,
         offset: u64,
@@ -40,24 +40,24 @@ enum Letter {
         offset: u64,
         ticket: u64,
     },
-    Errand(Errand),
+    Call(Call),
 }
 
 /// What is shared with the card's thread.
 #[derive(Default)]
-struct Mailbox {
-    inside: Mutex<Inside>,
-    /// There are letters; looked at by a card that is busy, between two steps.
-    has_letters: AtomicBool,
+struct RequestQueue {
+    state: Mutex<State>,
+    /// There are requests; looked at by a card that is busy, between two steps.
+    has_requests: AtomicBool,
     arrived: Condvar,
     answered: Condvar,
 }
 
 #[derive(Default)]
-struct Inside {
-    letters: VecDeque<Letter>,
+struct State {
+    requests: VecDeque<Request>,
     /// Values of registers that were read, by the ticket of who waits for them.
-    answers: Vec<(u64, u32)>,
+    replies: Vec<(u64, u32)>,
     tickets: u64,
     /// Nobody needs the card any more.
     is_over: bool,
@@ -72,111 +72,114 @@ struct InProcess {
     sizes: [u32; crate::BARS],
     vectors: usize,
     csr: Option<&'static str>,
-    mailbox: Arc<Mailbox>,
-    iovas: Mutex<Iovas>,
+    queue: Arc<RequestQueue>,
+    iovas: Mutex<IovaAllocator>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// One base address register.
 struct Bar {
-    mailbox: Arc<Mailbox>,
+    queue: Arc<RequestQueue>,
     index: usize,
     bytes: u64,
 }
 
 /// Runs `card` in this process, memory and bus mastering enabled.
-pub fn open(card: Box<dyn Card>) -> Result<Arc<dyn Device>, DeviceError> {
-    let (shown, csr) = (card.identity(), card.csr());
-    let name = format!("inproc:{:04x}:{:04x}", shown.ids[0], shown.ids[1]);
+pub fn open(card: Box<dyn EmulatedDevice>) -> Result<Arc<dyn Device>, DeviceError> {
+    let (emulated_identity, csr) = (card.identity(), card.csr());
+    let name = format!(
+        "emulated:{:04x}:{:04x}",
+        emulated_identity.ids[0], emulated_identity.ids[1]
+    );
     let mut endpoint = Endpoint::new(card);
     endpoint.config_write(COMMAND, &MEMORY_AND_MASTER);
     let sizes = *endpoint.sizes();
-    let mailbox = Arc::new(Mailbox::default());
+    let queue = Arc::new(RequestQueue::default());
     let thread = std::thread::Builder::new()
         .name("daq-card".to_owned())
         .spawn({
-            let mailbox = mailbox.clone();
-            move || mailbox.serve(endpoint)
+            let queue = queue.clone();
+            move || queue.serve(endpoint)
         })
         .map_err(|error| DeviceError::new(&*name, format!("a thread for the card: {error}")))?;
     Ok(Arc::new(InProcess {
         name,
         identity: Identity {
-            vendor: shown.ids[0],
-            device: shown.ids[1],
-            class: shown.class,
+            vendor: emulated_identity.ids[0],
+            device: emulated_identity.ids[1],
+            class: emulated_identity.class,
         },
         sizes,
-        vectors: shown.vectors.into(),
+        vectors: emulated_identity.vectors.into(),
         csr,
-        mailbox,
+        queue,
         iovas: Mutex::default(),
         thread: Some(thread),
     }))
 }
 
-impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+impl RequestQueue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn post(&self, inside: &mut Inside, letter: Letter) {
-        inside.letters.push_back(letter);
-        self.has_letters.store(true, Ordering::Release);
+    fn post(&self, state: &mut State, request: Request) {
+        state.requests.push_back(request);
+        self.has_requests.store(true, Ordering::Release);
         self.arrived.notify_one();
     }
 
     fn read(&self, bar: usize, offset: u64) -> u32 {
-        let mut inside = self.lock();
-        let ticket = inside.tickets;
-        inside.tickets += 1;
+        let mut state = self.lock();
+        let ticket = state.tickets;
+        state.tickets += 1;
         self.post(
-            &mut inside,
-            Letter::Read {
+            &mut state,
+            Request::Read {
                 bar,
                 offset,
                 ticket,
             },
         );
         loop {
-            if let Some(place) = inside.answers.iter().position(|(of, _)| *of == ticket) {
-                return inside.answers.swap_remove(place).1;
+            if let Some(place) = state.replies.iter().position(|(of, _)| *of == ticket) {
+                return state.replies.swap_remove(place).1;
             }
-            if inside.is_gone {
+            if state.is_gone {
                 return GONE;
             }
-            inside = self
+            state = self
                 .answered
-                .wait(inside)
+                .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn write(&self, bar: usize, offset: u64, value: u32) {
-        let mut inside = self.lock();
-        if !inside.is_gone {
-            self.post(&mut inside, Letter::Write { bar, offset, value });
+        let mut state = self.lock();
+        if !state.is_gone {
+            self.post(&mut state, Request::Write { bar, offset, value });
         }
     }
 
     /// Has the card's thread do `work`; `None` if there is no such thread any more.
-    fn ask<R: Send + 'static>(
+    fn call_thread<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Endpoint) -> R + Send + 'static,
     ) -> Option<R> {
-        let (answer, result) = mpsc::sync_channel(1);
-        let errand: Errand = Box::new(move |endpoint| {
+        let (reply, result) = mpsc::sync_channel(1);
+        let call: Call = Box::new(move |endpoint| {
             // Whoever asked waits below.
-            let _ = answer.send(work(endpoint));
+            let _ = reply.send(work(endpoint));
         });
         {
-            let mut inside = self.lock();
-            if inside.is_gone {
+            let mut state = self.lock();
+            if state.is_gone {
                 return None;
             }
-            self.post(&mut inside, Letter::Errand(errand));
+            self.post(&mut state, Request::Call(call));
         }
-        // A thread that ends drops its letters, and the sender with them.
+        // A thread that ends drops its requests, and the sender with them.
         result.recv().ok()
     }
 
@@ -184,44 +187,44 @@ impl Mailbox {
     fn serve(&self, mut endpoint: Endpoint) {
         let _end = End(self);
         let mut step = Step::Idle;
-        let mut letters = VecDeque::new();
+        let mut requests = VecDeque::new();
         loop {
-            if step != Step::Busy || self.has_letters.load(Ordering::Acquire) {
-                let mut inside = self.lock();
-                if inside.letters.is_empty() && !inside.is_over {
-                    inside = match step {
-                        Step::Busy => inside,
+            if step != Step::Busy || self.has_requests.load(Ordering::Acquire) {
+                let mut state = self.lock();
+                if state.requests.is_empty() && !state.is_over {
+                    state = match step {
+                        Step::Busy => state,
                         Step::After(time) => {
                             self.arrived
-                                .wait_timeout(inside, time)
+                                .wait_timeout(state, time)
                                 .unwrap_or_else(PoisonError::into_inner)
                                 .0
                         }
                         Step::Idle | Step::Removed => self
                             .arrived
-                            .wait(inside)
+                            .wait(state)
                             .unwrap_or_else(PoisonError::into_inner),
                     };
                 }
-                if inside.is_over {
+                if state.is_over {
                     return;
                 }
-                std::mem::swap(&mut letters, &mut inside.letters);
-                self.has_letters.store(false, Ordering::Relaxed);
+                std::mem::swap(&mut requests, &mut state.requests);
+                self.has_requests.store(false, Ordering::Relaxed);
             }
-            for letter in letters.drain(..) {
-                match letter {
-                    Letter::Write { bar, offset, value } => endpoint.write(bar, offset, value),
-                    Letter::Read {
+            for request in requests.drain(..) {
+                match request {
+                    Request::Write { bar, offset, value } => endpoint.write(bar, offset, value),
+                    Request::Read {
                         bar,
                         offset,
                         ticket,
                     } => {
                         let value = endpoint.read(bar, offset);
-                        self.lock().answers.push((ticket, value));
+                        self.lock().replies.push((ticket, value));
                         self.answered.notify_all();
                     }
-                    Letter::Errand(errand) => errand(&mut endpoint),
+                    Request::Call(call) => call(&mut endpoint),
                 }
             }
             step = endpoint.step();
@@ -230,13 +233,13 @@ impl Mailbox {
 }
 
 /// Tells whoever waits that the card's thread has ended, however it did.
-struct End<'a>(&'a Mailbox);
+struct End<'a>(&'a RequestQueue);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        let mut inside = self.0.lock();
-        inside.is_gone = true;
-        inside.letters.clear();
+        let mut state = self.0.lock();
+        state.is_gone = true;
+        state.requests.clear();
         self.0.answered.notify_all();
     }
 }
@@ -248,12 +251,12 @@ impl InProcess {
         }
     }
 
-    fn iovas(&self) -> MutexGuard<'_, Iovas> {
+    fn iovas(&self) -> MutexGuard<'_, IovaAllocator> {
         self.iovas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn reset_to(&self, command: [u8; 2]) -> Option<()> {
-        self.mailbox.ask(move |endpoint| {
+        self.queue.call_thread(move |endpoint| {
             endpoint.reset();
             endpoint.config_write(COMMAND, &command);
         })
@@ -277,20 +280,20 @@ impl DmaDevice for InProcess {
         };
         let address = self
             .iovas()
-            .take(region.bytes() as u64)
+            .allocate(region.bytes() as u64)
             .ok_or_else(|| refused("no addresses are left; map less".to_owned()))?;
         let piece = Piece::of(region);
         let given = match piece {
             Ok(piece) => self
-                .mailbox
-                .ask(move |endpoint| endpoint.memory().give(address, piece))
+                .queue
+                .call_thread(move |endpoint| endpoint.memory().map(address, piece))
                 .ok_or_else(|| self.gone()),
             Err(error) => Ok(Err(error)),
         };
         match given {
             Ok(Ok(())) => Ok(address),
             Ok(Err(error)) => {
-                self.iovas().give(address);
+                self.iovas().free(address);
                 Err(refused(error.to_string()))
             }
             Err(gone) => Err(gone),
@@ -299,13 +302,13 @@ impl DmaDevice for InProcess {
 
     fn unmap(&self, address: u64, bytes: usize) -> Result<(), DmaError> {
         let taken = self
-            .mailbox
-            .ask(move |endpoint| endpoint.memory().take(address, bytes as u64));
+            .queue
+            .call_thread(move |endpoint| endpoint.memory().unmap(address, bytes as u64));
         match taken {
             // A card without a thread writes nothing.
             None => Ok(()),
             Some(true) => {
-                self.iovas().give(address);
+                self.iovas().free(address);
                 Ok(())
             }
             Some(false) => Err(DmaError::Refused {
@@ -335,7 +338,7 @@ impl Device for InProcess {
                 format!("it has no base address register {bar}"),
             )),
             bytes => Ok(Arc::new(Bar {
-                mailbox: self.mailbox.clone(),
+                queue: self.queue.clone(),
                 index: bar,
                 bytes: bytes.into(),
             })),
@@ -359,7 +362,7 @@ impl Device for InProcess {
             ours.push(Interrupt::new(event));
             theirs.push(copy);
         }
-        let connected = self.mailbox.ask(move |endpoint| {
+        let connected = self.queue.call_thread(move |endpoint| {
             for (vector, event) in theirs.into_iter().enumerate() {
                 endpoint.connect(vector, Some(event));
             }
@@ -386,12 +389,12 @@ impl Device for InProcess {
 impl Drop for InProcess {
     fn drop(&mut self) {
         {
-            let mut inside = self.mailbox.lock();
-            inside.is_over = true;
-            // A card that is busy looks inside for letters alone.
-            self.mailbox.has_letters.store(true, Ordering::Release);
+            let mut state = self.queue.lock();
+            state.is_over = true;
+            // A card that is busy looks state for requests alone.
+            self.queue.has_requests.store(true, Ordering::Release);
         }
-        self.mailbox.arrived.notify_one();
+        self.queue.arrived.notify_one();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -409,11 +412,11 @@ impl Registers for Bar {
     }
 
     fn read(&self, offset: u64) -> u32 {
-        self.mailbox.read(self.index, offset)
+        self.queue.read(self.index, offset)
     }
 
     fn write(&self, offset: u64, value: u32) {
-        self.mailbox.write(self.index, offset, value);
+        self.queue.write(self.index, offset, value);
     }
 }
 

@@ -1,8 +1,8 @@
 //! PCI devices made of software, for those who have no card on their desk.
 //!
 //! ```text
-//!   Card (registers, a step of work) ──▶ server: a vfio-user socket, for another process
-//!                                    └─▶ inproc: a device in this process
+//!   EmulatedDevice (registers, a step of work) ──▶ server: a vfio-user socket, for another process
+//!                                    └─▶ emulated: a device in this process
 //! ```
 //! A card knows nothing of how it is reached. Cards are written from what vendors tell of theirs, independently of the
 //! drivers in [`daq_drivers::fpga`]: no constant is shared, so that a mistake does not cancel itself.
@@ -22,7 +22,7 @@ pub mod xdma;
 
 use daq_drivers::fpga::device::{Device, DeviceError};
 use daq_drivers::fpga::transports::emulated::{
-    CardOptions, EmulatedDevice, EmulatedDevices, FaultKind,
+    EmulatedDeviceEntry, EmulatedDevices, EmulatedOptions, FaultKind,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ use std::time::Duration;
 pub const BARS: usize = 6;
 
 /// A card that is shipped.
-pub struct CardEntry {
+pub struct DeviceEntry {
     /// Its name, as in configuration and on the command line.
     pub name: &'static str,
     /// What it is, in a line.
@@ -39,18 +39,18 @@ pub struct CardEntry {
     /// What can go wrong with it on request.
     pub faults: &'static [FaultKind],
     /// Makes one; the error says what is wrong with the options, and what helps.
-    pub build: fn(&CardOptions) -> Result<Box<dyn Card>, String>,
+    pub build: fn(&EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String>,
 }
 
 /// Every card there is.
-pub const CARDS: &[CardEntry] = &[
-    CardEntry {
+pub const DEVICES: &[DeviceEntry] = &[
+    DeviceEntry {
         name: "xdma",
         summary: "AMD/Xilinx XDMA, AXI stream, four channels to the host",
         faults: xdma::FAULTS,
         build: xdma::build,
     },
-    CardEntry {
+    DeviceEntry {
         name: "litepcie",
         summary: "LitePCIe's DMA writer, one channel to the host that goes round",
         faults: litepcie::FAULTS,
@@ -63,11 +63,11 @@ pub const CARDS: &[CardEntry] = &[
 pub struct Emulators;
 
 impl EmulatedDevices for Emulators {
-    const DEVICES: &'static [EmulatedDevice] = &[emulated(&CARDS[0]), emulated(&CARDS[1])];
+    const DEVICES: &'static [EmulatedDeviceEntry] = &[emulated(&DEVICES[0]), emulated(&DEVICES[1])];
 }
 
-const fn emulated(card: &CardEntry) -> EmulatedDevice {
-    EmulatedDevice {
+const fn emulated(card: &DeviceEntry) -> EmulatedDeviceEntry {
+    EmulatedDeviceEntry {
         name: card.name,
         summary: card.summary,
         faults: card.faults,
@@ -76,16 +76,16 @@ const fn emulated(card: &CardEntry) -> EmulatedDevice {
     }
 }
 
-fn start(name: &str, options: &CardOptions) -> Result<Arc<dyn Device>, DeviceError> {
+fn start(name: &str, options: &EmulatedOptions) -> Result<Arc<dyn Device>, DeviceError> {
     let card =
-        build(name, options).map_err(|why| DeviceError::new(format!("inproc:{name}"), why))?;
+        build(name, options).map_err(|why| DeviceError::new(format!("emulated:{name}"), why))?;
     in_process::open(card)
 }
 
 /// Makes the card `name`.
-pub fn build(name: &str, options: &CardOptions) -> Result<Box<dyn Card>, String> {
-    let names: Vec<&str> = CARDS.iter().map(|card| card.name).collect();
-    match CARDS.iter().find(|card| card.name == name) {
+pub fn build(name: &str, options: &EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String> {
+    let names: Vec<&str> = DEVICES.iter().map(|card| card.name).collect();
+    match DEVICES.iter().find(|card| card.name == name) {
         Some(card) => (card.build)(options),
         None => Err(match daq_core::config::nearest(name, &names) {
             Some(near) => format!("there is no card `{name}`; did you mean `{near}`?"),
@@ -143,7 +143,7 @@ pub enum Step {
 }
 
 /// A PCI device made of software. All calls come from one thread at a time.
-pub trait Card: Send {
+pub trait EmulatedDevice: Send {
     /// What it shows.
     fn identity(&self) -> Identity;
 

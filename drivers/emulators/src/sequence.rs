@@ -13,13 +13,13 @@ const FRAMES: u32 = 8;
 /// Checks that the frames of a card in this process carry the numbers that `sequence` describes, in slots of
 /// `slot_bytes`: what the card sends is known.
 pub fn check(config: &FpgaConfig, slot_bytes: usize) -> Result<(), Problem> {
-    let (DeviceKey::Inproc(card), Some(sequence)) = (&config.device, &config.sequence) else {
+    let (DeviceKey::Emulated(card), Some(sequence)) = (&config.device, &config.sequence) else {
         return Ok(());
     };
     let Ok(mut numbers) = frame_sequence(sequence, config.max_gap) else {
         return Ok(());
     };
-    let options = config.card.clone().unwrap_or_default();
+    let options = config.emulated.clone().unwrap_or_default();
     let packet = options.packet_bytes();
     // The only one whose transfers end with a packet.
     let ends = card == "xdma" && options.packet.is_some();

@@ -2,7 +2,7 @@
 
 use super::pattern::{Pattern, fill};
 use daq_core::units::{BitRate, ByteSize};
-use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_drivers::fpga::transports::emulated::EmulatedOptions;
 use daq_drivers::sim::Pacer;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -53,7 +53,7 @@ pub struct Stream {
 
 impl Stream {
     /// The stream that `options` describe, from its beginning.
-    pub fn new(options: &CardOptions) -> Self {
+    pub fn new(options: &EmulatedOptions) -> Self {
         let packet = options.packet_bytes();
         let limit = options.packets.unwrap_or(u64::MAX);
         let ByteSize(fifo) = options.fifo.unwrap_or(ByteSize(FIFO));
@@ -182,11 +182,11 @@ mod tests {
     use super::*;
     use crate::pattern::verify;
 
-    fn options() -> CardOptions {
-        CardOptions {
+    fn options() -> EmulatedOptions {
+        EmulatedOptions {
             packet: Some(ByteSize(64)),
             pattern: Pattern::Sequence,
-            ..CardOptions::default()
+            ..EmulatedOptions::default()
         }
     }
 
@@ -212,7 +212,7 @@ mod tests {
     /// A stream with a rate that is taken as fast as it comes has no packet that waits.
     #[test]
     fn future_packet_can_be_lost() {
-        let mut stream = Stream::new(&CardOptions {
+        let mut stream = Stream::new(&EmulatedOptions {
             packets: Some(6),
             rate: Some(BitRate(64.0 * 8.0)),
             ..options()
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn free_running_stream_waits_and_ends() {
         for piece in [1, 7, 63, 64, 65, 1000] {
-            let mut stream = Stream::new(&CardOptions {
+            let mut stream = Stream::new(&EmulatedOptions {
                 packets: Some(5),
                 ..options()
             });
@@ -248,9 +248,9 @@ mod tests {
 
     #[test]
     fn stream_without_packets_ends_with_flag() {
-        let mut stream = Stream::new(&CardOptions {
+        let mut stream = Stream::new(&EmulatedOptions {
             packets: Some(2),
-            ..CardOptions::default()
+            ..EmulatedOptions::default()
         });
         let mut bytes = vec![0; 6000];
         assert_eq!(stream.take(&mut bytes), (6000, false));
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn fifo_overflow_loses_complete_packets() {
-        let mut stream = Stream::new(&CardOptions {
+        let mut stream = Stream::new(&EmulatedOptions {
             // A packet a millisecond, 10 in memory.
             rate: Some(BitRate(64.0 * 8.0 * 1000.0)),
             fifo: Some(ByteSize(640)),
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn burst_arrives_early() {
-        let mut stream = Stream::new(&CardOptions {
+        let mut stream = Stream::new(&EmulatedOptions {
             rate: Some(BitRate(64.0 * 8.0 * 1000.0)),
             packets: Some(20),
             ..options()
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn next_unstarted_packet_is_lost() {
-        let mut stream = Stream::new(&CardOptions {
+        let mut stream = Stream::new(&EmulatedOptions {
             packets: Some(4),
             ..options()
         });

@@ -9,7 +9,7 @@ use bench::{Bench, until};
 use daq_core::dma::{DmaError, DmaMap};
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::device::{Device, GONE};
-use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_drivers::fpga::transports::emulated::EmulatedOptions;
 use daq_drivers::fpga::transports::vfio_user;
 use daq_emulators::pattern::{Pattern, verify};
 use daq_emulators::vfio_user::{Server, ServerError};
@@ -33,7 +33,7 @@ struct Served {
 }
 
 impl Served {
-    fn new(options: &CardOptions) -> Self {
+    fn new(options: &EmulatedOptions) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (stop, signal) = UnixStream::pair().unwrap();
         let server = Server::bind(&dir.path().join("card.sock")).unwrap();
@@ -70,18 +70,18 @@ impl Drop for Served {
     }
 }
 
-fn options(fault: Option<&str>) -> CardOptions {
-    CardOptions {
+fn options(fault: Option<&str>) -> EmulatedOptions {
+    EmulatedOptions {
         faults: fault
             .map(|text| text.parse().unwrap())
             .into_iter()
             .collect(),
-        ..CardOptions::default()
+        ..EmulatedOptions::default()
     }
 }
 
 /// Has `check` look at a card of its own through each transport.
-fn each(options: &CardOptions, check: impl Fn(Arc<dyn Device>)) {
+fn each(options: &EmulatedOptions, check: impl Fn(Arc<dyn Device>)) {
     check(in_process::open(build("xdma", options).unwrap()).unwrap());
     let served = Served::new(options);
     check(served.open());

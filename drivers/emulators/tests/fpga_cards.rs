@@ -39,7 +39,7 @@ impl Bench {
         let open = Open {
             directory,
             emulated: Emulators::DEVICES,
-            card: config.card.as_ref(),
+            emulated_options: config.emulated.as_ref(),
         };
         let device = transports::open(&config.device, &open).unwrap();
         let entry = config.engine().unwrap();
@@ -143,18 +143,18 @@ fn every_byte(keys: &str, frames: usize, arms: usize) {
 
 #[test]
 fn xdma_delivers_every_byte() {
-    every_byte("device = \"inproc:xdma\"", 3000, 1);
+    every_byte("device = \"emulated:xdma\"", 3000, 1);
 }
 
 #[test]
 fn xdma_hundred_restarts_lose_nothing() {
-    every_byte("device = \"inproc:xdma\"\nchannel = 3", 20, 100);
+    every_byte("device = \"emulated:xdma\"\nchannel = 3", 20, 100);
 }
 
 #[test]
 fn xdma_with_interrupts_delivers_every_byte() {
     every_byte(
-        "device = \"inproc:xdma\"\nchannel = 2\ncompletion = \"interrupt\"",
+        "device = \"emulated:xdma\"\nchannel = 2\ncompletion = \"interrupt\"",
         1000,
         3,
     );
@@ -162,7 +162,7 @@ fn xdma_with_interrupts_delivers_every_byte() {
 
 #[test]
 fn xdma_packet_length_is_reported() {
-    let mut bench = Bench::new("device = \"inproc:xdma\"\ncard = { packet = \"5 KiB\" }");
+    let mut bench = Bench::new("device = \"emulated:xdma\"\ncard = { packet = \"5 KiB\" }");
     let mut armed = bench.arm(0, None);
     armed.credit(8);
     let (mut lengths, mut done) = (Vec::new(), completions());
@@ -176,7 +176,7 @@ fn xdma_packet_length_is_reported() {
 
 #[test]
 fn xdma_completed_count_is_written_to_doorbell() {
-    let mut bench = Bench::new("device = \"inproc:xdma\"");
+    let mut bench = Bench::new("device = \"emulated:xdma\"");
     let doorbell = DmaBuffer::new(bench.device.clone().as_dma(), 4096).unwrap();
     for _ in 0..3 {
         doorbell.clear();
@@ -196,7 +196,7 @@ fn xdma_completed_count_is_written_to_doorbell() {
 #[test]
 fn xdma_without_credits_counts_overrun() {
     let mut bench =
-        Bench::new("device = \"inproc:xdma\"\ncredits = false\ncard = { rate = \"100 MB/s\" }");
+        Bench::new("device = \"emulated:xdma\"\ncredits = false\ncard = { rate = \"100 MB/s\" }");
     let mut armed = bench.arm(3, None);
     assert!(!armed.caps().supports_backpressure);
     let (mut at, mut good, mut done) = (0_u64, 0, completions());
@@ -244,7 +244,7 @@ fn device_errors_are_named() {
     ];
     for (injected, told) in faults {
         let mut bench = Bench::new(&format!(
-            "device = \"inproc:xdma\"\ncard = {{ faults = [\"{injected}@5\"] }}"
+            "device = \"emulated:xdma\"\ncard = {{ faults = [\"{injected}@5\"] }}"
         ));
         let mut armed = bench.arm(0, None);
         armed.credit(8);
@@ -274,7 +274,7 @@ fn device_errors_are_named() {
 fn removed_device_is_reported() {
     for keys in ["", "completion = \"interrupt\"\n", "credits = false\n"] {
         let mut bench = Bench::new(&format!(
-            "device = \"inproc:xdma\"\n{keys}card = {{ faults = [\"remove@20\"] }}"
+            "device = \"emulated:xdma\"\n{keys}emulated = {{ faults = [\"remove@20\"] }}"
         ));
         let mut armed = match bench.try_arm(0, None) {
             Ok(armed) => armed,
@@ -300,7 +300,7 @@ fn removed_device_is_reported() {
 
 #[test]
 fn quiesce_timeout_disables_bus_mastering() {
-    let mut bench = Bench::new("device = \"inproc:xdma\"\ncard = { faults = [\"stuck@3\"] }");
+    let mut bench = Bench::new("device = \"emulated:xdma\"\ncard = { faults = [\"stuck@3\"] }");
     let mut armed = bench.arm(0, None);
     armed.credit(8);
     let (mut seen, mut done) = (0, completions());
@@ -323,7 +323,7 @@ fn quiesce_timeout_disables_bus_mastering() {
 fn sequence_format_not_sent_by_emulated_device_is_rejected() {
     let found = |device: &str, rest: &str| {
         let text = format!(
-            "device = \"inproc:{device}\"\nsequence = {{ offset = 0, bytes = 8, endian = \"little\"{rest} }}"
+            "device = \"emulated:{device}\"\nsequence = {{ offset = 0, bytes = 8, endian = \"little\"{rest} }}"
         );
         let source = common::spec(
             &entry::<Emulators>(),

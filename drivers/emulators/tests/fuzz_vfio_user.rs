@@ -7,7 +7,7 @@
 
 use daq_core::dma::DmaMap;
 use daq_core::region::{HostOptions, Region};
-use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_drivers::fpga::transports::emulated::EmulatedOptions;
 use daq_drivers::fpga::transports::vfio_user;
 use daq_drivers::fpga::transports::vfio_user::socket::{Receiver, send};
 use daq_drivers::fpga::transports::vfio_user::wire::{
@@ -15,7 +15,7 @@ use daq_drivers::fpga::transports::vfio_user::wire::{
 };
 use daq_emulators::build;
 use daq_emulators::endpoint::Endpoint;
-use daq_emulators::vfio_user::attend;
+use daq_emulators::vfio_user::serve_connection;
 use rustix::net::RecvFlags;
 use std::io::Write;
 use std::net::Shutdown;
@@ -81,7 +81,7 @@ type Message = (u8, u8, u64, u64, u32, Vec<u8>);
 
 #[test]
 fn fuzz_sessions() {
-    let mut endpoint = Endpoint::new(build("xdma", &CardOptions::default()).unwrap());
+    let mut endpoint = Endpoint::new(build("xdma", &EmulatedOptions::default()).unwrap());
     let (_stop, signal) = UnixStream::pair().unwrap();
     let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 1 << 16).unwrap();
@@ -108,7 +108,7 @@ fn fuzz_sessions() {
             }
             user.write_all(&rest[..rest.len().min(512)]).unwrap();
             user.shutdown(Shutdown::Write).unwrap();
-            let (_, ended) = attend(endpoint, &stream, signal, None);
+            let (_, ended) = serve_connection(endpoint, &stream, signal, None);
             assert!(ended.is_err(), "it ends because the user does");
             endpoint.detach();
             assert!(endpoint.memory().is_empty());

@@ -12,7 +12,7 @@ use daq_drivers::fpga::device::{Device, GONE, Registers};
 use daq_drivers::fpga::engines::{
     EngineEntry, Limits, Opening, check_slots, disable_and_reset, now, unfit, wait_until,
 };
-use daq_emulators::{Card, Host, Identity, Step, in_process};
+use daq_emulators::{EmulatedDevice, Host, Identity, Step, in_process};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,9 +98,9 @@ impl Toy {
     }
 
     /// Tells it to stop, and waits until no write is in flight; false if it is still busy then.
-    fn stop(&self, patience: Duration) -> bool {
+    fn stop(&self, timeout: Duration) -> bool {
         self.registers.write(register::RUN, 0);
-        wait_until(patience, || {
+        wait_until(timeout, || {
             matches!(self.registers.read(register::BUSY), 0 | GONE)
         })
     }
@@ -195,15 +195,15 @@ impl Engine for Toy {
         Ok(())
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
+    fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
         if !std::mem::take(&mut self.is_armed) {
             return Ok(());
         }
-        if !self.stop(patience) {
+        if !self.stop(timeout) {
             let engine = format!("{} of {}", ENTRY.name, self.device.name());
             return Err(QuiesceTimeout {
                 engine,
-                waited: patience,
+                waited: timeout,
             });
         }
         // What it finished until it stopped can still be polled; a card that is gone finished nothing more.
@@ -222,7 +222,7 @@ impl Drop for Toy {
 
 /// The card: fills each slot with the number of its frame.
 #[derive(Default)]
-struct ToyCard {
+struct EmulatedToy {
     slots: Vec<u64>,
     low: u32,
     bytes: u32,
@@ -231,7 +231,7 @@ struct ToyCard {
     filled: u32,
 }
 
-impl Card for ToyCard {
+impl EmulatedDevice for EmulatedToy {
     fn identity(&self) -> Identity {
         Identity {
             ids: [0x7079, 1, 0, 0],
@@ -284,9 +284,11 @@ impl Card for ToyCard {
     }
 }
 
-fn open(card: impl Card + 'static) -> (Arc<dyn Device>, Result<Box<dyn Engine>, EngineError>) {
+fn open(
+    card: impl EmulatedDevice + 'static,
+) -> (Arc<dyn Device>, Result<Box<dyn Engine>, EngineError>) {
     let device = in_process::open(Box::new(card)).unwrap();
-    let config: FpgaConfig = toml::from_str("device = \"inproc:toy\"").unwrap();
+    let config: FpgaConfig = toml::from_str("device = \"emulated:toy\"").unwrap();
     let opening = Opening {
         device: device.clone(),
         config: &config,
@@ -300,7 +302,7 @@ fn open(card: impl Card + 'static) -> (Arc<dyn Device>, Result<Box<dyn Engine>, 
 fn toy_engine_fills_ring_in_order() {
     const SLOTS: usize = 5;
     const BYTES: usize = 4096;
-    let (device, engine) = open(ToyCard::default());
+    let (device, engine) = open(EmulatedToy::default());
     let mut engine = engine.unwrap();
     let options = HostOptions {
         shared: true,
@@ -365,9 +367,9 @@ fn toy_engine_fills_ring_in_order() {
 #[test]
 fn other_device_is_rejected_with_its_id() {
     struct Other;
-    impl Card for Other {
+    impl EmulatedDevice for Other {
         fn identity(&self) -> Identity {
-            ToyCard::default().identity()
+            EmulatedToy::default().identity()
         }
         fn read(&mut self, _: usize, _: u64) -> u32 {
             0x1234

@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
-use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_drivers::fpga::transports::emulated::EmulatedOptions;
 use daq_emulators::build;
 use daq_emulators::pattern::{Pattern, verify};
 use daq_emulators::vfio_user::Server;
@@ -157,7 +157,7 @@ fn with_card(check: impl FnOnce(&mut Client)) {
     let path = dir.path().join("card.sock");
     let (mut stop, signal) = UnixStream::pair().unwrap();
     let server = Server::bind(&path).unwrap();
-    let card = build("xdma", &CardOptions::default()).unwrap();
+    let card = build("xdma", &EmulatedOptions::default()).unwrap();
     let thread = std::thread::spawn(move || server.serve(card, signal.as_fd(), false));
     let stream = UnixStream::connect(&path).unwrap();
     stream

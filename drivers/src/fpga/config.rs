@@ -1,7 +1,7 @@
 //! The keys of an `fpga` source.
 
 use super::engines::{ENGINES, EngineEntry};
-use super::transports::emulated::{CardOptions, EmulatedDevice};
+use super::transports::emulated::{EmulatedDeviceEntry, EmulatedOptions};
 use crate::packet::{Endian, frames};
 use daq_core::config::{Problem, nearest};
 use daq_core::dma::FrameSequence;
@@ -23,7 +23,7 @@ pub enum DeviceKey {
     /// The socket of another process that is a device.
     VfioUser(PathBuf),
     /// The name of a simulated card, run in this process.
-    Inproc(String),
+    Emulated(String),
 }
 
 impl DeviceKey {
@@ -31,14 +31,14 @@ impl DeviceKey {
     pub fn pci(&self) -> Option<&str> {
         match self {
             Self::Pci(address) => Some(address),
-            Self::VfioUser(_) | Self::Inproc(_) => None,
+            Self::VfioUser(_) | Self::Emulated(_) => None,
         }
     }
 
     /// Why it cannot be given a GPU's memory; `None` where it can.
     pub const fn host_only(&self) -> Option<&'static str> {
         match self {
-            Self::Pci(_) | Self::Inproc(_) => None,
+            Self::Pci(_) | Self::Emulated(_) => None,
             Self::VfioUser(_) => Some(
                 "the card is another process, which is given memory as files, and a GPU's memory has none",
             ),
@@ -51,7 +51,7 @@ impl fmt::Display for DeviceKey {
         match self {
             Self::Pci(address) => f.write_str(address),
             Self::VfioUser(path) => write!(f, "vfio-user:{}", path.display()),
-            Self::Inproc(name) => write!(f, "inproc:{name}"),
+            Self::Emulated(name) => write!(f, "emulated:{name}"),
         }
     }
 }
@@ -91,15 +91,15 @@ impl FromStr for DeviceKey {
             }
             return Ok(Self::VfioUser(path.into()));
         }
-        if let Some(name) = text.strip_prefix("inproc:") {
+        if let Some(name) = text.strip_prefix("emulated:") {
             if name.is_empty() {
-                return Err(empty("the name of a simulated card", "inproc:xdma"));
+                return Err(empty("the name of a simulated card", "emulated:xdma"));
             }
-            return Ok(Self::Inproc(name.to_owned()));
+            return Ok(Self::Emulated(name.to_owned()));
         }
         pci_address(text).map(Self::Pci).ok_or_else(|| {
             format!(
-                "\"{text}\" is no device: give a PCI address as `lspci -D` shows it, \"vfio-user:PATH\" or \"inproc:CARD\"; try \"0000:3b:00.0\""
+                "\"{text}\" is no device: give a PCI address as `lspci -D` shows it, \"vfio-user:PATH\" or \"emulated:CARD\"; try \"0000:3b:00.0\""
             )
         })
     }
@@ -120,7 +120,7 @@ impl JsonSchema for DeviceKey {
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
             "type": "string",
-            "examples": ["0000:3b:00.0", "vfio-user:card.sock", "inproc:xdma"],
+            "examples": ["0000:3b:00.0", "vfio-user:card.sock", "emulated:xdma"],
         })
     }
 }
@@ -157,7 +157,7 @@ impl JsonSchema for EngineName {
 /// How it is learnt that a transfer has finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Notice {
+pub enum CompletionMode {
     /// By looking.
     #[default]
     Poll,
@@ -165,10 +165,10 @@ pub enum Notice {
     Interrupt,
 }
 
-/// When a register is written.
+/// RegisterPhase a register is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum When {
+pub enum RegisterPhase {
     /// After the engine was armed.
     #[default]
     Start,
@@ -196,13 +196,13 @@ pub struct RegisterStep {
     /// transfer that it has begun, for which the design has to go on: one that is switched off by `"stop"` may leave it in
     /// the middle, and the card is then cut off and reset at each stop.
     #[serde(default)]
-    pub when: When,
+    pub when: RegisterPhase,
 }
 
 /// A running number at a fixed place of each frame.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NumberConfig {
+pub struct FrameNumberConfig {
     /// Where it begins, in bytes from the start of the frame.
     pub offset: usize,
     /// How many bytes it has: 1 to 8.
@@ -225,20 +225,20 @@ const fn one() -> u64 {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FpgaConfig {
-    /// The card: a PCI address such as `"0000:3b:00.0"`, bound to vfio-pci (not for `hook`); `"vfio-user:PATH"`, the socket of a process
-    /// that is a device; or `"inproc:CARD"`, a simulated card in this process.
+    /// The card: a PCI address such as `"0000:3b:00.0"`, bound to vfio-pci (not for `external`); `"vfio-user:PATH"`, the socket of a process
+    /// that is a device; or `"emulated:CARD"`, a simulated card in this process.
     pub device: DeviceKey,
-    /// `inproc:` how the simulated card's stream goes, and what goes wrong with it; the options of `daq emulate`.
-    pub card: Option<CardOptions>,
-    /// Its DMA engine. May be left out for `inproc:`, where the card's name says it.
+    /// `emulated:` how the simulated card's stream goes, and what goes wrong with it; the options of `daq emulate`.
+    pub emulated: Option<EmulatedOptions>,
+    /// Its DMA engine. May be left out for `emulated:`, where the card's name says it.
     pub engine: Option<EngineName>,
     /// Which of its channels.
     #[serde(default)]
     pub channel: usize,
     /// How finished transfers are learnt of: `"poll"`, or `"interrupt"`: sleep until the card interrupts.
     #[serde(default)]
-    pub completion: Notice,
-    /// `xdma`, `hook`: whether the card is held back while no slot is free; without this key, `xdma` is and `hook` is not.
+    pub completion: CompletionMode,
+    /// `xdma`, `external`: whether the card is held back while no slot is free; without this key, `xdma` is and `external` is not.
     /// If not, it overwrites frames, and what was not copied in time is counted as `overrun`.
     pub credits: Option<bool>,
     /// Registers of the design to write when the engine is armed, or around its stop, in their order.
@@ -248,12 +248,12 @@ pub struct FpgaConfig {
     pub csr: Option<PathBuf>,
     /// `litepcie`: where the channel's writer has its registers in BAR 0, in place of `csr`.
     pub base: Option<u64>,
-    /// `hook`: the program that starts and stops the card's engine, with its arguments; a path with a `/` counts from the
+    /// `external`: the program that starts and stops the card's engine, with its arguments; a path with a `/` counts from the
     /// configuration's directory.
     pub command: Option<Vec<String>>,
-    /// `hook`: how long the command may take; without it 2 s.
-    pub within: Option<Span>,
-    /// `hook`: how many bits of address the engine drives, of a card without a driver; without it 32. A driver has said it
+    /// `external`: how long the command may take; without it 2 s.
+    pub timeout: Option<Span>,
+    /// `external`: how many bits of address the engine drives, of a card without a driver; without it 32. A driver has said it
     /// itself.
     pub address_bits: Option<u16>,
     /// Whether the card writes into a GPU's memory by itself: `"auto"`, `"direct"`: even where the topology speaks
@@ -261,7 +261,7 @@ pub struct FpgaConfig {
     #[serde(default)]
     pub path: P2pPreference,
     /// A running number in each frame, by which the design's own losses are found.
-    pub sequence: Option<NumberConfig>,
+    pub sequence: Option<FrameNumberConfig>,
     /// Frames that may be missing in a row by that number: a longer gap, or a step back, is a damaged number, its frame
     /// lost as `bad_packet`, or, where the next frame goes on from it, a count that begins anew, an epoch.
     #[serde(default = "frames::default_max_gap")]
@@ -276,7 +276,7 @@ pub struct FpgaConfig {
 impl FpgaConfig {
     /// The engine, if it is named or the card's name says it.
     pub fn engine(&self) -> Option<&'static EngineEntry> {
-        let ((Some(EngineName(name)), _) | (None, DeviceKey::Inproc(name))) =
+        let ((Some(EngineName(name)), _) | (None, DeviceKey::Emulated(name))) =
             (&self.engine, &self.device)
         else {
             return None;
@@ -284,28 +284,28 @@ impl FpgaConfig {
         ENGINES.iter().find(|entry| entry.name == name)
     }
 
-    fn check_card(&self, emulated: &[EmulatedDevice], found: &mut Vec<Problem>) {
-        let DeviceKey::Inproc(name) = &self.device else {
+    fn check_emulated(&self, emulated: &[EmulatedDeviceEntry], found: &mut Vec<Problem>) {
+        let DeviceKey::Emulated(name) = &self.device else {
             return;
         };
         let Some(card) = emulated.iter().find(|card| card.name == name) else {
             let names: Vec<String> = emulated
                 .iter()
-                .map(|card| format!("\"inproc:{}\" ({})", card.name, card.summary))
+                .map(|card| format!("\"emulated:{}\" ({})", card.name, card.summary))
                 .collect();
             let message = format!("there is no simulated card `{name}`");
             let help = format!("there are {}", names.join(", "));
             found.push(Problem::at("device", message).help(help));
             return;
         };
-        let options = self.card.clone().unwrap_or_default();
+        let options = self.emulated.clone().unwrap_or_default();
         if let Err(why) = options.check(card.faults) {
-            found.push(Problem::at("card", why));
+            found.push(Problem::at("emulated", why));
         }
     }
 
     /// Everything that is wrong with it, where the program offers the devices of `emulated`.
-    pub fn problems(&self, emulated: &[EmulatedDevice]) -> Vec<Problem> {
+    pub fn problems(&self, emulated: &[EmulatedDeviceEntry]) -> Vec<Problem> {
         let mut found = Vec::new();
         if let Some(engine) = self.engine() {
             found.extend((engine.problems)(self));
@@ -314,7 +314,7 @@ impl FpgaConfig {
                 ("csr", self.csr.is_some()),
                 ("base", self.base.is_some()),
                 ("command", self.command.is_some()),
-                ("within", self.within.is_some()),
+                ("timeout", self.timeout.is_some()),
                 ("address_bits", self.address_bits.is_some()),
             ] {
                 if given && !engine.keys.contains(&key) {
@@ -331,7 +331,7 @@ impl FpgaConfig {
             let help = format!("add `engine`: {}", names.join(", "));
             found.push(Problem::at("engine", message).help(help));
         }
-        self.check_card(emulated, &mut found);
+        self.check_emulated(emulated, &mut found);
         for (i, step) in self.registers.iter().enumerate() {
             let mut must = |holds: bool, key: &str, message: String, help: &str| {
                 if !holds {
@@ -375,11 +375,11 @@ impl FpgaConfig {
 }
 
 /// The running number that `sequence` describes.
-pub fn frame_sequence(sequence: &NumberConfig, max_gap: u64) -> Result<FrameSequence, Problem> {
+pub fn frame_sequence(sequence: &FrameNumberConfig, max_gap: u64) -> Result<FrameSequence, Problem> {
     let problem = |key: &str, message: String, help: &str| {
         Err(Problem::at(format!("sequence.{key}"), message).help(help))
     };
-    let NumberConfig {
+    let FrameNumberConfig {
         offset,
         bytes,
         endian,
@@ -452,7 +452,10 @@ mod tests {
             read("vfio-user:a/card.sock"),
             Ok(DeviceKey::VfioUser("a/card.sock".into()))
         );
-        assert_eq!(read("inproc:xdma"), Ok(DeviceKey::Inproc("xdma".into())));
+        assert_eq!(
+            read("emulated:xdma"),
+            Ok(DeviceKey::Emulated("xdma".into()))
+        );
         for text in [
             "",
             "3b",
@@ -463,28 +466,28 @@ mod tests {
             "0000:3b:00.0.0",
             "0000:3g:00.0",
             "vfio-user:",
-            "inproc:",
+            "emulated:",
             "a:b:c:d.0",
             "é:00.0",
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains("; try \""), "{error}");
         }
-        let device = read("inproc:xdma").unwrap();
+        let device = read("emulated:xdma").unwrap();
         assert_eq!(device.to_string().parse(), Ok(device));
     }
 
     #[test]
     fn engine_is_declared_or_detected() {
         let engine = |text: &str| read(text).unwrap().engine().map(|entry| entry.name);
-        assert_eq!(engine("device = \"inproc:xdma\""), Some("xdma"));
+        assert_eq!(engine("device = \"emulated:xdma\""), Some("xdma"));
         assert_eq!(
-            engine("device = \"inproc:xdma\"\nengine = \"edu\""),
+            engine("device = \"emulated:xdma\"\nengine = \"edu\""),
             Some("edu")
         );
         assert_eq!(engine("device = \"0000:3b:00.0\""), None);
         assert_eq!(keys("device = \"0000:3b:00.0\""), ["engine"]);
-        assert_eq!(keys("device = \"inproc:another\""), ["engine", "device"]);
+        assert_eq!(keys("device = \"emulated:another\""), ["engine", "device"]);
         let error = read("device = \"3b:00.0\"\nengine = \"xmda\"").unwrap_err();
         assert!(error.contains("try \"xdma\""), "{error}");
     }
@@ -498,7 +501,7 @@ mod tests {
             ["credits", "csr", "base", "cores"]
         );
         let found = keys(
-            "device = \"inproc:xdma\"\nchannel = 4\n\
+            "device = \"emulated:xdma\"\nchannel = 4\n\
              registers = [{ bar = 6, offset = 2, value = 3, mask = 1 }, { bar = 0, offset = 4, value = 0, mask = 0 }]",
         );
         assert_eq!(
@@ -519,7 +522,7 @@ mod tests {
             ("offset = 0, bytes = 4, step = 0", "step"),
         ] {
             let found = keys(&format!(
-                "device = \"inproc:xdma\"\nsequence = {{ {sequence} }}"
+                "device = \"emulated:xdma\"\nsequence = {{ {sequence} }}"
             ));
             assert_eq!(found, [format!("sequence.{key}")]);
         }

@@ -1,13 +1,13 @@
-//! The owner: a small process that outlives a daemon which is killed, and stops its device.
+//! The guard: a small process that outlives a daemon which is killed, and stops its device.
 //!
 //! ```text
-//!   daemon ── descriptors of device, container, GPU; each map before it is made ──▶ owner (asleep)
+//!   daemon ── descriptors of device, container, GPU; each map before it is made ──▶ guard (asleep)
 //!     │ SIGKILL                                                                        │ end of the connection
 //!     ▼                                                                                ▼
-//!   its memory goes ──── the owner still holds the GPU's ──── bus mastering off, reset, unmap, close
+//!   its memory goes ──── the guard still holds the GPU's ──── bus mastering off, reset, unmap, close
 //! ```
 //! The kernel does not hold the memory of another device that it has mapped for DMA: were the GPU's memory given back
-//! while the device still wrote, its next holder would be written over. What the owner holds keeps it.
+//! while the device still wrote, its next holder would be written over. What the guard holds keeps it.
 //!
 //! It is this same program, run again with the hidden command [`COMMAND`], its end of the connection as standard input.
 
@@ -27,82 +27,82 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The hidden command of the program by which it becomes an owner.
-pub const COMMAND: &str = "fpga-owner";
+/// The hidden command of the program by which it becomes an guard.
+pub const COMMAND: &str = "fpga-guard";
 
 /// Of the protocol, so that a program that was replaced under a running daemon is noticed.
 const VERSION: u64 = 1;
 /// The kernel passes at most 253 descriptors with a message.
 const MAX_DESCRIPTORS: usize = 253;
-/// How long an answer may take; the owner does nothing else, so this passes only if it does not run at all.
+/// How long an reply may take; the guard does nothing else, so this passes only if it does not run at all.
 const TIMEOUT: Duration = Duration::from_mins(1);
 /// Bytes of a message: its kind and three numbers.
-const MESSAGE: usize = 32;
-/// Most bytes of an answer: the message itself, or why it was refused.
-const ANSWER: usize = 256;
+const MESSAGE_BYTES: usize = 32;
+/// Most bytes of an reply: the message itself, or why it was refused.
+const MAX_REPLY_BYTES: usize = 256;
 /// `PCI_COMMAND` in a configuration space, and its bit that lets the device write and read memory.
 pub(super) const PCI_COMMAND: u64 = 4;
 pub(super) const BUS_MASTER: u16 = 1 << 2;
 
 /// What the daemon tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Word {
+enum Message {
     /// The first one, with the descriptors of the container and the device: where in the latter its configuration space is.
-    Take { version: u64, config: u64 },
-    /// Descriptors that belong to the next [`Word::Map`].
-    Hold,
+    Open { version: u64, config: u64 },
+    /// Descriptors that belong to the next [`Message::Map`].
+    Descriptors,
     /// A map is about to be made.
     Map { address: u64, bytes: u64 },
     /// It is no more.
     Unmap { address: u64 },
     /// The device is quiet, the end is in order.
-    Done,
+    Finish,
 }
 
-impl Word {
-    fn bytes(self) -> [u8; MESSAGE] {
+impl Message {
+    fn bytes(self) -> [u8; MESSAGE_BYTES] {
         let numbers = match self {
-            Self::Take { version, config } => [1, version, config, 0],
-            Self::Hold => [2, 0, 0, 0],
+            Self::Open { version, config } => [1, version, config, 0],
+            Self::Descriptors => [2, 0, 0, 0],
             Self::Map { address, bytes } => [3, address, bytes, 0],
             Self::Unmap { address } => [4, address, 0, 0],
-            Self::Done => [5, 0, 0, 0],
+            Self::Finish => [5, 0, 0, 0],
         };
-        let mut message = [0; MESSAGE];
+        let mut message = [0; MESSAGE_BYTES];
         for (place, number) in message.chunks_exact_mut(8).zip(numbers) {
             place.copy_from_slice(&number.to_ne_bytes());
         }
         message
     }
 
-    fn read(message: [u8; MESSAGE]) -> Option<Self> {
+    fn read(message: [u8; MESSAGE_BYTES]) -> Option<Self> {
         let mut numbers = [0; 4];
         for (number, place) in numbers.iter_mut().zip(message.as_chunks().0) {
             *number = u64::from_ne_bytes(*place);
         }
         Some(match numbers {
-            [1, version, config, _] => Self::Take { version, config },
-            [2, ..] => Self::Hold,
+            [1, version, config, _] => Self::Open { version, config },
+            [2, ..] => Self::Descriptors,
             [3, address, bytes, _] => Self::Map { address, bytes },
             [4, address, ..] => Self::Unmap { address },
-            [5, ..] => Self::Done,
+            [5, ..] => Self::Finish,
             _ => return None,
         })
     }
 }
 
-/// Why an owner was not told something.
+/// Why an guard was not told something.
 #[derive(Debug, thiserror::Error)]
-pub enum Untold {
+pub enum GuardError {
     /// It said why not.
     #[error("it refused: {0}")]
     Refused(String),
-    /// Nobody knows what it has heard, and it is told nothing more: a late answer would be taken for that to another word.
+    /// Nobody knows what it has heard, and it is told nothing more: a late reply would be taken for that to another message.
     #[error("{0}")]
     Lost(io::Error),
 }
 
-impl From<Errno> for Untold {
+impl From<Errno> for GuardError {
     fn from(errno: Errno) -> Self {
         Self::Lost(errno.into())
     }
@@ -110,17 +110,17 @@ impl From<Errno> for Untold {
 
 /// The daemon's side.
 #[derive(Debug)]
-pub struct Owner {
+pub struct DeviceGuard {
     socket: OwnedFd,
     child: Child,
-    /// An answer did not come.
+    /// An reply did not come.
     is_lost: bool,
 }
 
-impl Owner {
-    /// Starts the owner of the device `name`, whose configuration space lies at `config` of its descriptor.
+impl DeviceGuard {
+    /// Starts the guard of the device `name`, whose configuration space lies at `config` of its descriptor.
     ///
-    /// `program` is an executable that becomes an owner by [`COMMAND`]: this one.
+    /// `program` is an executable that becomes an guard by [`COMMAND`]: this one.
     pub fn start(
         program: &Path,
         name: &str,
@@ -149,63 +149,64 @@ impl Owner {
             .stdout(Stdio::null())
             .spawn()
             .map_err(|error| cannot(error.to_string()))?;
-        let mut owner = Self {
+        let mut guard = Self {
             socket: ours,
             child,
             is_lost: false,
         };
-        let take = Word::Take {
+        let take = Message::Open {
             version: VERSION,
             config,
         };
-        match owner.tell(take, &[container, device]) {
-            Ok(()) => Ok(owner),
+        match guard.request(take, &[container, device]) {
+            Ok(()) => Ok(guard),
             Err(error) => {
-                // It holds nothing yet, or is no owner at all.
-                let _ = owner.child.kill();
-                let _ = owner.child.wait();
+                // It holds nothing yet, or is no guard at all.
+                let _ = guard.child.kill();
+                let _ = guard.child.wait();
                 Err(cannot(error.to_string()))
             }
         }
     }
 
     /// Tells of a map that is about to be made; `held` is kept open until it is unmapped.
-    pub fn map(&mut self, address: u64, bytes: u64, held: &[OwnedFd]) -> Result<(), Untold> {
-        self.once_heard(|socket| tell_map(socket, address, bytes, held))
+    pub fn map(&mut self, address: u64, bytes: u64, held: &[OwnedFd]) -> Result<(), GuardError> {
+        self.unless_lost(|socket| request_map(socket, address, bytes, held))
     }
 
     /// Tells that a map is no more.
-    pub fn unmap(&mut self, address: u64) -> Result<(), Untold> {
-        self.tell(Word::Unmap { address }, &[])
+    pub fn unmap(&mut self, address: u64) -> Result<(), GuardError> {
+        self.request(Message::Unmap { address }, &[])
     }
 
-    /// Ends the owner: the device is quiet.
-    pub fn finish(mut self) -> Result<(), Untold> {
-        self.tell(Word::Done, &[])?;
-        self.child.wait().map_err(Untold::Lost)?;
+    /// Ends the guard: the device is quiet.
+    pub fn finish(mut self) -> Result<(), GuardError> {
+        self.request(Message::Finish, &[])?;
+        self.child.wait().map_err(GuardError::Lost)?;
         Ok(())
     }
 
-    /// The owner's process id.
+    /// The guard's process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    fn tell(&mut self, word: Word, fds: &[BorrowedFd<'_>]) -> Result<(), Untold> {
-        self.once_heard(|socket| tell(socket, word, fds))
+    fn request(&mut self, message: Message, fds: &[BorrowedFd<'_>]) -> Result<(), GuardError> {
+        self.unless_lost(|socket| request(socket, message, fds))
     }
 
-    /// Tells unless an answer did not come before.
-    fn once_heard(
+    /// Tells unless an reply did not come before.
+    fn unless_lost(
         &mut self,
-        tell: impl FnOnce(&OwnedFd) -> Result<(), Untold>,
-    ) -> Result<(), Untold> {
+        request: impl FnOnce(&OwnedFd) -> Result<(), GuardError>,
+    ) -> Result<(), GuardError> {
         if self.is_lost {
-            let why = "it did not answer before; stop this program, and look whether its process is there";
-            return Err(Untold::Lost(io::Error::other(why)));
+            let why =
+                "it did not reply before; stop this program, and look whether its process is there";
+            return Err(GuardError::Lost(io::Error::other(why)));
         }
-        let told = tell(&self.socket);
-        self.is_lost = matches!(told, Err(Untold::Lost(_)));
+        let told = request(&self.socket);
+        self.is_lost = matches!(told, Err(GuardError::Lost(_)));
         told
     }
 }
@@ -223,25 +224,30 @@ fn connection() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Sends a map with all that keeps its memory, in as many messages as that takes.
-fn tell_map(socket: &OwnedFd, address: u64, bytes: u64, held: &[OwnedFd]) -> Result<(), Untold> {
+fn request_map(
+    socket: &OwnedFd,
+    address: u64,
+    bytes: u64,
+    held: &[OwnedFd],
+) -> Result<(), GuardError> {
     for some in held.chunks(MAX_DESCRIPTORS) {
         let some: Vec<_> = some.iter().map(AsFd::as_fd).collect();
-        tell(socket, Word::Hold, &some)?;
+        request(socket, Message::Descriptors, &some)?;
     }
-    tell(socket, Word::Map { address, bytes }, &[])
+    request(socket, Message::Map { address, bytes }, &[])
 }
 
-/// Sends a word with descriptors and waits until it is taken.
-fn tell(socket: &OwnedFd, word: Word, fds: &[BorrowedFd<'_>]) -> Result<(), Untold> {
+/// Sends a message with descriptors and waits until it is taken.
+fn request(socket: &OwnedFd, message: Message, fds: &[BorrowedFd<'_>]) -> Result<(), GuardError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(Untold::Refused(format!(
+        return Err(GuardError::Refused(format!(
             "{} descriptors are too many for a message",
             fds.len()
         )));
     }
-    let message = word.bytes();
+    let message = message.bytes();
     // A socket with a time limit is not asked again by the kernel after a signal.
     rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(
@@ -251,21 +257,21 @@ fn tell(socket: &OwnedFd, word: Word, fds: &[BorrowedFd<'_>]) -> Result<(), Unto
             SendFlags::NOSIGNAL,
         )
     })?;
-    let mut answer = [0; ANSWER];
+    let mut reply = [0; MAX_REPLY_BYTES];
     let (bytes, _) =
-        rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut answer, RecvFlags::empty()))?;
+        rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut reply, RecvFlags::empty()))?;
     match bytes {
-        0 => Err(Untold::Lost(io::Error::other("it has ended"))),
-        MESSAGE if answer[..MESSAGE] == message => Ok(()),
+        0 => Err(GuardError::Lost(io::Error::other("it has ended"))),
+        MESSAGE_BYTES if reply[..MESSAGE_BYTES] == message => Ok(()),
         _ => {
-            let why = String::from_utf8_lossy(&answer[..bytes]);
-            Err(Untold::Refused(why.into_owned()))
+            let why = String::from_utf8_lossy(&reply[..bytes]);
+            Err(GuardError::Refused(why.into_owned()))
         }
     }
 }
 
-/// What an owner does to a device; a trait so that the protocol can be tried on what is none.
-trait Held {
+/// What an guard does to a device; a trait so that the protocol can be tried on what is none.
+trait GuardedDevice {
     /// Stops all DMA and ends the maps; returns what could not be done.
     fn disable_and_reset(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String>;
 }
@@ -275,21 +281,21 @@ trait Held {
 struct Map {
     bytes: u64,
     /// What keeps its memory.
-    _held: Vec<OwnedFd>,
+    _descriptors: Vec<OwnedFd>,
 }
 
-/// How an owner ended.
+/// How an guard ended.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     /// Told to.
-    InOrder,
-    /// The daemon had gone without a word, with so many maps; what could not be done about it.
+    Finished,
+    /// The daemon had gone without a message, with so many maps; what could not be done about it.
     Orphaned(usize, Vec<String>),
 }
 
-/// The owner's whole life: sleeps on `socket`, does what it is told, and cuts off what `open` made of the first
-/// descriptors if the other end goes without a word.
-fn serve<H: Held>(
+/// The guard's whole life: sleeps on `socket`, does what it is told, and cuts off what `open` made of the first
+/// descriptors if the other end goes without a message.
+fn serve<H: GuardedDevice>(
     socket: BorrowedFd<'_>,
     open: impl FnOnce(OwnedFd, OwnedFd, u64) -> H,
 ) -> Result<End, String> {
@@ -298,69 +304,69 @@ fn serve<H: Held>(
     let mut maps = BTreeMap::new();
     let mut next = Vec::new();
     loop {
-        let (word, mut fds) = match receive(socket) {
+        let (message, mut fds) = match receive(socket) {
             Ok(Some(message)) => message,
             Ok(None) => {
                 return match device {
                     None => Err("the connection ended before it began".to_owned()),
                     Some(mut device) => {
-                        let failed = Held::disable_and_reset(&mut device, &maps);
+                        let failed = GuardedDevice::disable_and_reset(&mut device, &maps);
                         Ok(End::Orphaned(maps.len(), failed))
                     }
                 };
             }
             Err(refusal) => {
-                answer(socket, refusal.as_bytes());
+                reply(socket, refusal.as_bytes());
                 continue;
             }
         };
-        let refusal = match (word, fds.len()) {
-            (Word::Take { version, .. }, _) if version != VERSION => {
+        let refusal = match (message, fds.len()) {
+            (Message::Open { version, .. }, _) if version != VERSION => {
                 Some(format!("protocol {version}, not {VERSION}"))
             }
-            (Word::Take { config, .. }, 2) => match (open.take(), fds.pop(), fds.pop()) {
+            (Message::Open { config, .. }, 2) => match (open.take(), fds.pop(), fds.pop()) {
                 (Some(open), Some(second), Some(first)) => {
                     device = Some(open(first, second, config));
                     None
                 }
                 _ => Some("it has a device".to_owned()),
             },
-            (Word::Hold, _) => {
+            (Message::Descriptors, _) => {
                 next.append(&mut fds);
                 None
             }
-            (Word::Map { address, bytes }, 0) => {
+            (Message::Map { address, bytes }, 0) => {
                 let map = Map {
                     bytes,
-                    _held: std::mem::take(&mut next),
+                    _descriptors: std::mem::take(&mut next),
                 };
                 maps.insert(address, map);
                 None
             }
-            (Word::Unmap { address }, 0) => {
+            (Message::Unmap { address }, 0) => {
                 maps.remove(&address);
                 None
             }
-            (Word::Done, 0) => {
+            (Message::Finish, 0) => {
                 // Closed before it is answered, so that the daemon can rely on it.
                 drop((device, maps, next));
-                answer(socket, &word.bytes());
-                return Ok(End::InOrder);
+                reply(socket, &message.bytes());
+                return Ok(End::Finished);
             }
-            (word, count) => Some(format!("{word:?} with {count} descriptors")),
+            (message, count) => Some(format!("{message:?} with {count} descriptors")),
         };
         match refusal {
-            None => answer(socket, &word.bytes()),
-            Some(refusal) => answer(socket, refusal.as_bytes()),
+            None => reply(socket, &message.bytes()),
+            Some(refusal) => reply(socket, refusal.as_bytes()),
         }
     }
 }
 
-/// The next word with its descriptors; `None` at the end of the connection; what is wrong with it.
-fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Word, Vec<OwnedFd>)>, String> {
+/// The next message with its descriptors; `None` at the end of the connection; what is wrong with it.
+fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Message, Vec<OwnedFd>)>, String> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut message = [0; MESSAGE];
+    let mut message = [0; MESSAGE_BYTES];
     let received = loop {
         let mut parts = [IoSliceMut::new(&mut message)];
         match rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
@@ -382,29 +388,29 @@ fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Word, Vec<OwnedFd>)>, Strin
     if received.flags.contains(ReturnFlags::CTRUNC) {
         return Err("out of descriptors; raise LimitNOFILE= in the unit, or ulimit -n".to_owned());
     }
-    match Word::read(message) {
-        Some(word) if received.bytes == MESSAGE => Ok(Some((word, fds))),
+    match Message::read(message) {
+        Some(message) if received.bytes == MESSAGE_BYTES => Ok(Some((message, fds))),
         _ => Err(format!("a message of {} bytes", received.bytes)),
     }
 }
 
-fn answer(socket: BorrowedFd<'_>, bytes: &[u8]) {
+fn reply(socket: BorrowedFd<'_>, bytes: &[u8]) {
     // Where nobody hears it any more the next receive says so.
     let _ = rustix::net::send(
         socket,
-        &bytes[..bytes.len().min(ANSWER)],
+        &bytes[..bytes.len().min(MAX_REPLY_BYTES)],
         SendFlags::NOSIGNAL,
     );
 }
 
 /// The real thing.
-struct VfioHeld {
+struct VfioGuarded {
     container: OwnedFd,
     device: OwnedFd,
     config: u64,
 }
 
-impl Held for VfioHeld {
+impl GuardedDevice for VfioGuarded {
     fn disable_and_reset(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String> {
         let mut failed = Vec::new();
         if let Err(error) = disable_and_reset(self.device.as_fd(), self.config) {
@@ -475,11 +481,11 @@ pub fn main(name: &str) -> u8 {
     sys::ignore_signals();
     // Away from the terminal; it fails where that is so already.
     let _ = rustix::process::setsid();
-    let _ = rustix::thread::set_name(c"daq-fpga-owner");
+    let _ = rustix::thread::set_name(c"daq-fpga-guard");
     // Under want of memory the daemon has to go first; without the right to ask for that it is left to the kernel.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let socket = io::stdin();
-    let end = serve(socket.as_fd(), |container, device, config| VfioHeld {
+    let end = serve(socket.as_fd(), |container, device, config| VfioGuarded {
         container,
         device,
         config,
@@ -489,16 +495,16 @@ pub fn main(name: &str) -> u8 {
         let _ = writeln!(io::stderr(), "daq {COMMAND} {name}: {text}");
     };
     match end {
-        Ok(End::InOrder) => 0,
+        Ok(End::Finished) => 0,
         Ok(End::Orphaned(maps, failed)) if failed.is_empty() => {
             say(format!(
-                "the daemon has gone without a word: the device was stopped, {maps} maps ended"
+                "the daemon has gone without a message: the device was stopped, {maps} maps ended"
             ));
             0
         }
         Ok(End::Orphaned(_, failed)) => {
             say(format!(
-                "the daemon has gone without a word, and the device could not be stopped in every way: {}",
+                "the daemon has gone without a message, and the device could not be stopped in every way: {}",
                 failed.join("; ")
             ));
             1
@@ -524,7 +530,7 @@ mod tests {
         waits: Receiver<()>,
     }
 
-    impl Held for Recorder {
+    impl GuardedDevice for Recorder {
         fn disable_and_reset(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String> {
             for fd in &self.fds {
                 assert!(rustix::fs::fstat(fd).is_ok());
@@ -538,17 +544,17 @@ mod tests {
 
     struct Bench {
         socket: OwnedFd,
-        owner: JoinHandle<Result<End, String>>,
+        guard: JoinHandle<Result<End, String>>,
         told: Receiver<Vec<(u64, u64)>>,
         go_on: Sender<()>,
     }
 
-    /// An owner in a thread that has taken two ordinary files for a device.
+    /// An guard in a thread that has taken two ordinary files for a device.
     fn bench() -> Bench {
         let (socket, theirs) = connection().unwrap();
         let (tell_test, told) = channel();
         let (go_on, waits) = channel();
-        let owner = std::thread::spawn(move || {
+        let guard = std::thread::spawn(move || {
             serve(theirs.as_fd(), |first, second, config| {
                 assert_eq!(config, 7 << 40);
                 Recorder {
@@ -560,22 +566,22 @@ mod tests {
         });
         let files = [0; 2].map(|_| std::fs::File::open("/dev/null").unwrap());
         let files = files.each_ref().map(AsFd::as_fd);
-        let take = Word::Take {
+        let take = Message::Open {
             version: VERSION,
             config: 7 << 40,
         };
-        tell(&socket, take, &files).unwrap();
+        request(&socket, take, &files).unwrap();
         Bench {
             socket,
-            owner,
+            guard,
             told,
             go_on,
         }
     }
 
-    fn map(address: u64) -> Word {
+    fn map(address: u64) -> Message {
         let bytes = 4096;
-        Word::Map { address, bytes }
+        Message::Map { address, bytes }
     }
 
     /// Whether anybody still has the other end of a pipe.
@@ -595,27 +601,27 @@ mod tests {
     fn guard_messages_round_trip() {
         let config = 3;
         let version = 2;
-        for word in [
-            Word::Take { version, config },
-            Word::Hold,
+        for message in [
+            Message::Open { version, config },
+            Message::Descriptors,
             map(u64::MAX),
-            Word::Unmap { address: 9 },
-            Word::Done,
+            Message::Unmap { address: 9 },
+            Message::Finish,
         ] {
-            assert_eq!(Word::read(word.bytes()), Some(word));
+            assert_eq!(Message::read(message.bytes()), Some(message));
         }
-        assert_eq!(Word::read([9; MESSAGE]), None);
+        assert_eq!(Message::read([9; MESSAGE_BYTES]), None);
     }
 
     #[test]
     fn guard_orphaned_disables_device_before_unmapping() {
         let bench = bench();
         let (end, held) = std::io::pipe().unwrap();
-        tell(&bench.socket, Word::Hold, &[held.as_fd()]).unwrap();
+        request(&bench.socket, Message::Descriptors, &[held.as_fd()]).unwrap();
         drop(held);
-        tell(&bench.socket, map(0x10_0000), &[]).unwrap();
-        tell(&bench.socket, map(0x20_0000), &[]).unwrap();
-        tell(&bench.socket, Word::Unmap { address: 0x20_0000 }, &[]).unwrap();
+        request(&bench.socket, map(0x10_0000), &[]).unwrap();
+        request(&bench.socket, map(0x20_0000), &[]).unwrap();
+        request(&bench.socket, Message::Unmap { address: 0x20_0000 }, &[]).unwrap();
         drop(bench.socket);
         assert_eq!(bench.told.recv().unwrap(), [(0x10_0000, 4096)]);
         assert!(
@@ -623,7 +629,7 @@ mod tests {
             "the GPU's memory is kept until the device is cut off"
         );
         bench.go_on.send(()).unwrap();
-        let ended = bench.owner.join().unwrap().unwrap();
+        let ended = bench.guard.join().unwrap().unwrap();
         assert_eq!(ended, End::Orphaned(1, vec!["as asked".to_owned()]));
         assert!(!is_held_for(&end, TIMEOUT));
     }
@@ -632,14 +638,14 @@ mod tests {
     fn guard_keeps_memory_until_its_mapping_ends() {
         let bench = bench();
         let (end, held) = std::io::pipe().unwrap();
-        tell(&bench.socket, Word::Hold, &[held.as_fd()]).unwrap();
+        request(&bench.socket, Message::Descriptors, &[held.as_fd()]).unwrap();
         drop(held);
-        tell(&bench.socket, map(0x10_0000), &[]).unwrap();
+        request(&bench.socket, map(0x10_0000), &[]).unwrap();
         assert!(is_held(&end));
-        tell(&bench.socket, Word::Unmap { address: 0x10_0000 }, &[]).unwrap();
+        request(&bench.socket, Message::Unmap { address: 0x10_0000 }, &[]).unwrap();
         assert!(!is_held_for(&end, TIMEOUT));
-        tell(&bench.socket, Word::Done, &[]).unwrap();
-        assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
+        request(&bench.socket, Message::Finish, &[]).unwrap();
+        assert_eq!(bench.guard.join().unwrap(), Ok(End::Finished));
         assert!(bench.told.try_recv().is_err(), "it was not cut off");
     }
 
@@ -647,28 +653,28 @@ mod tests {
     fn guard_clean_end_is_reported_after_close() {
         let bench = bench();
         let (end, held) = std::io::pipe().unwrap();
-        tell(&bench.socket, Word::Hold, &[held.as_fd()]).unwrap();
+        request(&bench.socket, Message::Descriptors, &[held.as_fd()]).unwrap();
         drop(held);
-        tell(&bench.socket, map(0x10_0000), &[]).unwrap();
-        tell(&bench.socket, Word::Done, &[]).unwrap();
+        request(&bench.socket, map(0x10_0000), &[]).unwrap();
+        request(&bench.socket, Message::Finish, &[]).unwrap();
         assert!(!is_held_for(&end, TIMEOUT));
-        assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
+        assert_eq!(bench.guard.join().unwrap(), Ok(End::Finished));
     }
 
     #[test]
     fn guard_invalid_message_is_rejected() {
         let bench = bench();
         rustix::net::send(&bench.socket, b"who are you", SendFlags::NOSIGNAL).unwrap();
-        let mut answer = [0; ANSWER];
-        let (bytes, _) = rustix::net::recv(&bench.socket, &mut answer, RecvFlags::empty()).unwrap();
-        assert_eq!(&answer[..bytes], b"a message of 11 bytes");
+        let mut reply = [0; MAX_REPLY_BYTES];
+        let (bytes, _) = rustix::net::recv(&bench.socket, &mut reply, RecvFlags::empty()).unwrap();
+        assert_eq!(&reply[..bytes], b"a message of 11 bytes");
         let version = VERSION + 1;
         let config = 0;
         let file = std::fs::File::open("/dev/null").unwrap();
-        for (word, fds, why) in [
-            (Word::Take { version, config }, 2, "protocol 2, not 1"),
+        for (message, fds, why) in [
+            (Message::Open { version, config }, 2, "protocol 2, not 1"),
             (
-                Word::Take {
+                Message::Open {
                     version: VERSION,
                     config,
                 },
@@ -678,11 +684,13 @@ mod tests {
             (map(0), 1, "with 1 descriptors"),
         ] {
             let fds = vec![file.as_fd(); fds];
-            let told = tell(&bench.socket, word, &fds).unwrap_err().to_string();
+            let told = request(&bench.socket, message, &fds)
+                .unwrap_err()
+                .to_string();
             assert!(told.contains(why), "{told}");
         }
-        tell(&bench.socket, Word::Done, &[]).unwrap();
-        assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
+        request(&bench.socket, Message::Finish, &[]).unwrap();
+        assert_eq!(bench.guard.join().unwrap(), Ok(End::Finished));
     }
 
     #[test]
@@ -693,15 +701,15 @@ mod tests {
             .collect();
         drop(writer);
         let bench = bench();
-        tell_map(&bench.socket, 0x10_0000, 4096, &held[..MAX_DESCRIPTORS]).unwrap();
-        tell_map(&bench.socket, 0x20_0000, 4096, &held).unwrap();
+        request_map(&bench.socket, 0x10_0000, 4096, &held[..MAX_DESCRIPTORS]).unwrap();
+        request_map(&bench.socket, 0x20_0000, 4096, &held).unwrap();
         drop(held);
-        tell(&bench.socket, Word::Unmap { address: 0x20_0000 }, &[]).unwrap();
+        request(&bench.socket, Message::Unmap { address: 0x20_0000 }, &[]).unwrap();
         assert!(is_held(&end), "those of the other map");
-        tell(&bench.socket, Word::Unmap { address: 0x10_0000 }, &[]).unwrap();
+        request(&bench.socket, Message::Unmap { address: 0x10_0000 }, &[]).unwrap();
         assert!(!is_held_for(&end, TIMEOUT));
-        tell(&bench.socket, Word::Done, &[]).unwrap();
-        assert_eq!(bench.owner.join().unwrap(), Ok(End::InOrder));
+        request(&bench.socket, Message::Finish, &[]).unwrap();
+        assert_eq!(bench.guard.join().unwrap(), Ok(End::Finished));
     }
 
     #[test]
@@ -721,12 +729,12 @@ mod tests {
             return;
         }
         let error =
-            Owner::start(program, "0000:3b:00.0", file.as_fd(), file.as_fd(), 0).unwrap_err();
+            DeviceGuard::start(program, "0000:3b:00.0", file.as_fd(), file.as_fd(), 0).unwrap_err();
         let told = error.to_string();
         assert!(
             told.contains("0000:3b:00.0: the process that stops the device"),
             "{told}"
         );
-        assert!(told.contains("/bin/true fpga-owner"), "{told}");
+        assert!(told.contains("/bin/true fpga-guard"), "{told}");
     }
 }

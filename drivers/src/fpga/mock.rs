@@ -2,7 +2,7 @@
 
 use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
 use super::engines::Opening;
-use super::transports::emulated::EmulatedDevice;
+use super::transports::emulated::EmulatedDeviceEntry;
 use super::{EngineEntry, FpgaConfig};
 use daq_core::dma::{DmaDevice, DmaError, Engine, EngineError};
 use daq_core::region::Region;
@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Emulated devices that the configuration can name but nothing can open.
-pub const DEVICES: &[EmulatedDevice] = &[named("xdma"), named("litepcie")];
+pub const DEVICES: &[EmulatedDeviceEntry] = &[named("xdma"), named("litepcie")];
 
-const fn named(name: &'static str) -> EmulatedDevice {
-    EmulatedDevice {
+const fn named(name: &'static str) -> EmulatedDeviceEntry {
+    EmulatedDeviceEntry {
         name,
         summary: "a name",
         faults: &[],

@@ -51,11 +51,11 @@ use daq_core::source::{Producers, SourceError};
 use daq_core::units::ByteSize;
 use device::Device;
 use engines::Opening;
-use registers::Programmed;
+use registers::EngineWithRegisters;
 use std::sync::Arc;
 use transports::Open;
-use transports::emulated::{EmulatedDevice, EmulatedDevices};
-use transports::kernel_driver::HandedDevice;
+use transports::emulated::{EmulatedDeviceEntry, EmulatedDevices};
+use transports::kernel_driver::KernelDriverDevice;
 
 /// The registry entry, in a program that offers the emulated devices `E`.
 pub const fn entry<E: EmulatedDevices>() -> SourceEntry {
@@ -71,15 +71,15 @@ pub const fn entry<E: EmulatedDevices>() -> SourceEntry {
 const EXAMPLE: &str = r#"[source.NAME]
 driver  = "fpga"
 ring    = "OUTPUT"
-device  = "0000:3b:00.0"      # or "vfio-user:card.sock", "inproc:xdma": a simulated card
+device  = "0000:3b:00.0"      # or "vfio-user:card.sock", "emulated:xdma": a simulated card
 engine  = "xdma"              # or "litepcie"
 samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # channel    = 0
 # completion = "interrupt"    # sleep until the card interrupts; without it, poll
 # credits    = false          # xdma: let it overwrite frames instead of holding the card back
 # csr        = "csr.csv"      # litepcie: what the design's build wrote
-# engine     = "hook"         # a card that keeps its own driver: a program of yours is given the slots' addresses
-# command    = ["./program-card"]    # hook: that program, run at the start and at the stop
+# engine     = "external"         # a card that keeps its own driver: a program of yours is given the slots' addresses
+# command    = ["./program-card"]    # external: that program, run at the start and at the stop
 # path       = "staged"       # never straight into a GPU's memory; "direct": even where that looks impossible
 # registers  = [{ bar = 0, offset = 0x10, value = 1 }, { bar = 0, offset = 0x10, value = 0, when = "stopped" }]
 # sequence   = { offset = 0, bytes = 8, endian = "little" }    # a running number in each frame
@@ -88,7 +88,7 @@ samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 /// A checked configuration.
 struct Fpga {
     config: FpgaConfig,
-    emulated: &'static [EmulatedDevice],
+    emulated: &'static [EmulatedDeviceEntry],
     engine: &'static EngineEntry,
     samples: Samples,
 }
@@ -96,7 +96,7 @@ struct Fpga {
 fn parse(
     section: &mut Section,
     diagnostics: &mut Diagnostics,
-    emulated: &'static [EmulatedDevice],
+    emulated: &'static [EmulatedDeviceEntry],
 ) -> Option<Box<dyn SourceSpec>> {
     let check = |config: &FpgaConfig| config.problems(emulated);
     let config: FpgaConfig = section.finish_checked(&[], diagnostics, check)?;
@@ -112,8 +112,8 @@ fn parse(
 }
 
 impl Fpga {
-    fn emulated_device(&self) -> Option<&'static EmulatedDevice> {
-        let DeviceKey::Inproc(name) = &self.config.device else {
+    fn emulated_device(&self) -> Option<&'static EmulatedDeviceEntry> {
+        let DeviceKey::Emulated(name) = &self.config.device else {
             return None;
         };
         self.emulated.iter().find(|known| known.name == name)
@@ -124,7 +124,7 @@ impl SourceSpec for Fpga {
     fn claims(&self) -> Vec<Claim> {
         match &self.config.device {
             // Each source has a model of its own.
-            DeviceKey::Inproc(_) => Vec::new(),
+            DeviceKey::Emulated(_) => Vec::new(),
             device => vec![Claim::Device(device.to_string())],
         }
     }
@@ -226,8 +226,10 @@ impl SourceSpec for Fpga {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
-        if self.config.card.is_some() && !matches!(self.config.device, DeviceKey::Inproc(_)) {
-            notes.push("the table `card` is not used: it is for a card of this process".to_owned());
+        if self.config.emulated.is_some() && !matches!(self.config.device, DeviceKey::Emulated(_)) {
+            notes.push(
+                "the table `emulated` is not used: it is for a card of this process".to_owned(),
+            );
         }
         if self.config.samples.is_none() {
             notes.push("samples not declared: int8 assumed".to_owned());
@@ -265,11 +267,11 @@ impl SourceSpec for Fpga {
         let open = Open {
             directory: &context.directory,
             emulated: self.emulated,
-            card: config.card.as_ref(),
+            emulated_options: config.emulated.as_ref(),
         };
         let device = match &config.device {
             DeviceKey::Pci(address) if self.engine.name == engines::external::ENTRY.name => {
-                HandedDevice::open(address, config.address_bits)
+                KernelDriverDevice::open(address, config.address_bits)
                     .map(|device| device as Arc<dyn Device>)
             }
             device => transports::open(device, &open),
@@ -281,13 +283,13 @@ impl SourceSpec for Fpga {
             directory: &context.directory,
         };
         let engine = (self.engine.open)(&opening).map_err(|error| {
-            let hint = engines::recognised(&*device, self.engine.name);
+            let hint = engines::suggest_engine(&*device, self.engine.name);
             SourceError::new(
                 config.device.to_string(),
                 format!("{error}{}", hint.unwrap_or_default()),
             )
         })?;
-        let engine = Programmed::around(engine, &*device, &config.registers)
+        let engine = EngineWithRegisters::wrap(engine, &*device, &config.registers)
             .map_err(|error| failed(&error.why))?;
         Ok(Producers::Engine(engine))
     }

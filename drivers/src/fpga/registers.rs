@@ -1,6 +1,6 @@
 //! Registers of the design that a configuration has written when an engine starts and stops.
 
-use super::config::{RegisterStep, When};
+use super::config::{RegisterPhase, RegisterStep};
 use super::device::{Device, DeviceError, GONE, Registers};
 use super::engines::wait_until;
 use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, QuiesceTimeout, Slots};
@@ -46,7 +46,7 @@ impl Action {
 }
 
 /// An engine whose design is started after it, and stopped before or after it.
-pub struct Programmed {
+pub struct EngineWithRegisters {
     engine: Box<dyn Engine>,
     start: Vec<Action>,
     stop: Vec<Action>,
@@ -55,9 +55,9 @@ pub struct Programmed {
     is_started: bool,
 }
 
-impl Programmed {
+impl EngineWithRegisters {
     /// `engine` with `steps` on registers of `device`; itself where there are none.
-    pub fn around(
+    pub fn wrap(
         engine: Box<dyn Engine>,
         device: &dyn Device,
         steps: &[RegisterStep],
@@ -65,7 +65,7 @@ impl Programmed {
         if steps.is_empty() {
             return Ok(engine);
         }
-        let actions = |when: When| {
+        let actions = |when: RegisterPhase| {
             let of_it = steps.iter().filter(|step| step.when == when);
             of_it
                 .map(|step| {
@@ -88,20 +88,20 @@ impl Programmed {
                 .collect::<Result<Vec<_>, _>>()
         };
         Ok(Box::new(Self {
-            start: actions(When::Start)?,
-            stop: actions(When::Stop)?,
-            stopped: actions(When::Stopped)?,
+            start: actions(RegisterPhase::Start)?,
+            stop: actions(RegisterPhase::Stop)?,
+            stopped: actions(RegisterPhase::Stopped)?,
             engine,
             is_started: false,
         }))
     }
 }
 
-impl Programmed {
+impl EngineWithRegisters {
     /// Steps of a stop: one that fails keeps none of the others.
-    fn end(&self, actions: &[Action], patience: Duration) {
+    fn end(&self, actions: &[Action], timeout: Duration) {
         for action in actions {
-            if let Err(read) = action.run(patience) {
+            if let Err(read) = action.run(timeout) {
                 let RegisterStep {
                     bar, offset, value, ..
                 } = &action.step;
@@ -114,7 +114,7 @@ impl Programmed {
     }
 }
 
-impl Engine for Programmed {
+impl Engine for EngineWithRegisters {
     fn name(&self) -> &'static str {
         self.engine.name()
     }
@@ -169,19 +169,19 @@ impl Engine for Programmed {
         self.engine.wait(limit)
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
+    fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
         if !std::mem::take(&mut self.is_started) {
-            return self.engine.quiesce(patience);
+            return self.engine.quiesce(timeout);
         }
-        self.end(&self.stop, patience);
-        let stopped = self.engine.quiesce(patience);
+        self.end(&self.stop, timeout);
+        let stopped = self.engine.quiesce(timeout);
         // Of one that would not stop as well: it will be cut off, and that need not reset the design.
-        self.end(&self.stopped, patience);
+        self.end(&self.stopped, timeout);
         stopped
     }
 }
 
-impl Drop for Programmed {
+impl Drop for EngineWithRegisters {
     fn drop(&mut self) {
         if self.is_started && self.quiesce(Duration::from_millis(500)).is_err() {
             super::engines::disable_and_reset(self.device());

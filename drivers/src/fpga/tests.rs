@@ -107,9 +107,9 @@ fn device_of_other_engine_is_detected() {
     let mock = edu();
     let error = mock.open(&xdma::ENTRY, "", Path::new("")).err().unwrap();
     assert!(error.to_string().contains("1234:11e8"), "{error}");
-    let hint = engines::recognised(&*mock, "xdma");
+    let hint = engines::suggest_engine(&*mock, "xdma");
     assert_eq!(hint.as_deref(), Some("; it looks like `engine = \"edu\"`"));
-    assert_eq!(engines::recognised(&*mock, "edu"), None);
+    assert_eq!(engines::suggest_engine(&*mock, "edu"), None);
     let other = Mock::new(0x1000, Identity::default(), |_, _, _| true);
     assert!(other.open(&edu::ENTRY, "", Path::new("")).is_err());
 }
@@ -124,11 +124,11 @@ fn registers_are_written_before_start_and_after_stop() {
         { bar = 0, offset = 0x210, value = 0, when = \"stopped\" },
         { bar = 0, offset = 0x200, value = 0, when = \"stop\" },
     ]";
-    let around = |mock: &Arc<Mock>, keys: &str| {
+    let wrap = |mock: &Arc<Mock>, keys: &str| {
         let engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
-        Programmed::around(engine, &**mock, &config("edu", keys).registers)
+        EngineWithRegisters::wrap(engine, &**mock, &config("edu", keys).registers)
     };
-    let mut engine = around(&mock, steps).unwrap();
+    let mut engine = wrap(&mock, steps).unwrap();
     mock.registers.set(0x204, 0xabcd);
     mock.registers.set(0x208, 0x11);
     engine.arm(&slots()).unwrap();
@@ -141,14 +141,14 @@ fn registers_are_written_before_start_and_after_stop() {
     assert_eq!(mock.registers.writes(), [(0x200, 0), (0x210, 0)]);
     // Waited for in vain: the design is stopped again.
     mock.registers.set(0x208, 0x10);
-    let mut engine = around(&mock, &steps.replace("1 h", "0 s")).unwrap();
+    let mut engine = wrap(&mock, &steps.replace("1 h", "0 s")).unwrap();
     let error = engine.arm(&slots()).unwrap_err().to_string();
     assert!(error.contains("0x208") && error.contains("0x10"), "{error}");
     mock.registers.writes();
     drop(engine);
     assert_eq!(mock.registers.writes(), [(0x200, 0), (0x210, 0)]);
     // A card that is gone is no value.
-    let mut engine = around(&mock, steps).unwrap();
+    let mut engine = wrap(&mock, steps).unwrap();
     mock.registers.set(0x208, u32::MAX - 1);
     let gone = std::thread::scope(|scope| {
         let arming = scope.spawn(|| engine.arm(&slots()));
@@ -156,12 +156,12 @@ fn registers_are_written_before_start_and_after_stop() {
         arming.join().unwrap()
     });
     assert!(matches!(gone, Err(EngineError::Gone { .. })), "{gone:?}");
-    let error = around(
+    let error = wrap(
         &edu(),
         "registers = [{ bar = 0, offset = 0x100000, value = 0 }]",
     );
     assert!(error.err().unwrap().to_string().contains("0x100000"));
-    assert!(around(&edu(), "registers = [{ bar = 1, offset = 0, value = 0 }]").is_err());
+    assert!(wrap(&edu(), "registers = [{ bar = 1, offset = 0, value = 0 }]").is_err());
 }
 
 /// The source of a section, or what is told of it.
@@ -201,8 +201,8 @@ fn plan_gets_engine_requirements() {
     assert!(spec.notes().iter().any(|note| note.contains("overrun")));
 
     let spec = read(
-        "device = \"inproc:xdma\"\nsequence = { offset = 8, bytes = 4, endian = \"little\", step = 2 }\n\
-         card = { packet = 16 }\nsamples = { type = \"int16\" }",
+        "device = \"emulated:xdma\"\nsequence = { offset = 8, bytes = 4, endian = \"little\", step = 2 }\n\
+         emulated = { packet = 16 }\nsamples = { type = \"int16\" }",
     )
     .unwrap();
     assert_eq!(spec.claims(), []);
@@ -219,7 +219,7 @@ fn plan_gets_engine_requirements() {
         let problem = spec.geometry(slot).unwrap_err();
         assert_eq!(problem.key.as_deref(), Some(key));
     }
-    let far = read("device = \"inproc:xdma\"\nsequence = { offset = 60, bytes = 8 }").unwrap();
+    let far = read("device = \"emulated:xdma\"\nsequence = { offset = 60, bytes = 8 }").unwrap();
     let problem = far.geometry(64).unwrap_err();
     assert_eq!(problem.key.as_deref(), Some("sequence.offset"));
 }

@@ -155,7 +155,7 @@ fn check_missing_file_is_located() {
         listed.contains("whether b.pcap exists (--no-hardware)"),
         "{listed}"
     );
-    let fpga = "[source.adc]\ndriver = \"fpga\"\ndevice = \"inproc:litepcie\"\nengine = \"litepcie\"\n\
+    let fpga = "[source.adc]\ndriver = \"fpga\"\ndevice = \"emulated:litepcie\"\nengine = \"litepcie\"\n\
                 csr = \"csr.csv\"\nring = \"raw\"\n[ring.raw]\n[sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n";
     let output = errors(&Daq::new(fpga), &[]);
     assert!(output.contains("csr.csv does not exist"), "{output}");

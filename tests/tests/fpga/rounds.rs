@@ -6,9 +6,9 @@ use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::CounterFile;
 use daq_core::plan::{Config, PlanContext, resolve};
 use daq_core::topology::Topology;
-use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_drivers::fpga::transports::emulated::EmulatedOptions;
 use daq_emulators::vfio_user::Server;
-use daq_emulators::{Card, Fault, Host, Identity, Step};
+use daq_emulators::{EmulatedDevice, Fault, Host, Identity, Step};
 use daq_pipelines::REGISTRY;
 use daq_pipelines::runtime::{Options, Pipeline};
 use daq_tests::{test_process, wait_for};
@@ -125,14 +125,14 @@ fn xdma_in_process_restarts_leak_nothing() {
     }
     let dir = tempfile::tempdir().unwrap();
     for completion in ["poll", "interrupt"] {
-        let source = format!("device = \"inproc:xdma\"\ncompletion = \"{completion}\"");
+        let source = format!("device = \"emulated:xdma\"\ncompletion = \"{completion}\"");
         rounds(&config(&source, "packet = 4096", NULL), dir.path());
     }
 }
 
 /// A device that counts accesses to memory that was not mapped for it.
 struct Watched {
-    card: Box<dyn Card>,
+    card: Box<dyn EmulatedDevice>,
     stray: Arc<AtomicU64>,
     writes: Arc<AtomicU64>,
 }
@@ -170,7 +170,7 @@ impl Host for Watch<'_> {
     }
 }
 
-impl Card for Watched {
+impl EmulatedDevice for Watched {
     fn identity(&self) -> Identity {
         self.card.identity()
     }
@@ -214,9 +214,9 @@ fn xdma_over_socket_restarts_leak_nothing_and_write_nothing_outside() {
     }
     let dir = tempfile::tempdir().unwrap();
     let (stray, writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let options = CardOptions {
+    let options = EmulatedOptions {
         packet: Some(daq_core::units::ByteSize(4096)),
-        ..CardOptions::default()
+        ..EmulatedOptions::default()
     };
     let card = Watched {
         card: daq_emulators::build("xdma", &options).unwrap(),
@@ -288,7 +288,7 @@ fn litepcie_restarts_leak_nothing() {
     }
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("csr.csv"), daq_emulators::litepcie::CSR).unwrap();
-    let source = "device = \"inproc:litepcie\"\ncsr = \"csr.csv\"";
+    let source = "device = \"emulated:litepcie\"\ncsr = \"csr.csv\"";
     let rest = NULL.replace("slots = 16", "slots = 64");
     rounds(&config(source, &packets(21), &rest), dir.path());
 }

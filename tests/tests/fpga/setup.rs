@@ -7,12 +7,12 @@ use daq_tests::{Daq, files};
 /// Bytes per slot, and per packet by default.
 pub const SLOT: usize = 4096;
 
-/// A source with a device: keys of the source, keys of its table `card`, the rest of the configuration.
+/// A source with a device: keys of the source, keys of its table `emulated`, the rest of the configuration.
 pub fn config(source: &str, card: &str, rest: &str) -> String {
     let card = if card.is_empty() {
         String::new()
     } else {
-        format!("[source.adc.card]\n{card}\n")
+        format!("[source.adc.emulated]\n{card}\n")
     };
     format!(
         "[source.adc]\ndriver = \"fpga\"\nring = \"raw\"\nsamples = {{ type = \"int16\" }}\n{source}\n{card}{rest}\n\
@@ -29,9 +29,9 @@ pub fn host(slots: usize) -> String {
 }
 
 /// An emulated XDMA in the daemon's process.
-pub const XDMA: &str = "device = \"inproc:xdma\"";
+pub const XDMA: &str = "device = \"emulated:xdma\"";
 /// The same for LitePCIe.
-pub const LITEPCIE: &str = "device = \"inproc:litepcie\"\ncsr = \"csr.csv\"";
+pub const LITEPCIE: &str = "device = \"emulated:litepcie\"\ncsr = \"csr.csv\"";
 
 /// A stream of `packets` packets of one slot each.
 pub fn packets(packets: u64) -> String {

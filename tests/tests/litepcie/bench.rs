@@ -2,7 +2,7 @@
 
 use crate::gateware::Names;
 use crate::memory::{Memory, UNTOUCHED};
-use daq_emulators::{Card, Step};
+use daq_emulators::{EmulatedDevice, Step};
 
 /// Start of the memory: not 0, and not where an address with swapped halves would point.
 pub const BASE: u64 = 0x1234_0000;
@@ -17,7 +17,7 @@ pub struct Bench<C> {
     pub memory: Memory,
 }
 
-impl<C: Card> Bench<C> {
+impl<C: EmulatedDevice> Bench<C> {
     /// Creates a device with memory for `slots` slots of `slot` bytes, each followed by as many bytes that must not
     /// change.
     pub fn new(card: C, names: Names, slots: u32, slot: u32) -> Self {

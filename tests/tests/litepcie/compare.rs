@@ -5,8 +5,8 @@ use crate::bench::{BASE, Bench, IRQ_DISABLE};
 use crate::gateware::{Gateware, Names};
 use crate::gateware_bench;
 use daq_core::units::{BitRate, ByteSize};
-use daq_drivers::fpga::transports::emulated::CardOptions;
-use daq_emulators::{Card, litepcie};
+use daq_drivers::fpga::transports::emulated::EmulatedOptions;
+use daq_emulators::{EmulatedDevice, litepcie};
 use daq_tests::{Random, skip};
 use std::sync::atomic::Ordering;
 
@@ -24,7 +24,7 @@ const REGISTERS: [&str; 7] = [
 ];
 
 /// Devices whose stream data arrive on request.
-pub trait Fed: Card {
+pub trait Fed: EmulatedDevice {
     /// Adds so many words to the stream.
     fn more(&mut self, words: u64);
 
@@ -128,11 +128,11 @@ impl<C: Fed> Bench<C> {
 }
 
 fn model() -> Bench<litepcie::LitePcie> {
-    let options = CardOptions {
+    let options = EmulatedOptions {
         packet: Some(ByteSize(8)),
         // It happens on request, and not by itself during this test.
         rate: Some(BitRate(1e-9)),
-        ..CardOptions::default()
+        ..EmulatedOptions::default()
     };
     let card = litepcie::LitePcie::new(&options).unwrap();
     Bench::new(card, Names::parse(litepcie::CSR), 1, MEMORY / 2)

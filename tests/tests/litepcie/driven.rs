@@ -43,7 +43,7 @@ fn engine_on_gateware_fills_slots_in_order() {
         let way = Open {
             directory: directory.path(),
             emulated: &[],
-            card: None,
+            emulated_options: None,
         };
         let device = open(&config.device, &way).unwrap();
         let options = HostOptions {

@@ -1,7 +1,7 @@
 //! LitePCIe's own gateware as a device: generated, compiled by Verilator, clocked by the device's steps.
 
 use crate::sys::{Core, Event};
-use daq_emulators::{BARS, Card, Host, Identity, Step};
+use daq_emulators::{BARS, EmulatedDevice, Host, Identity, Step};
 use daq_tests::{Python, program, repository};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -158,7 +158,7 @@ impl Gateware {
     }
 }
 
-impl Card for Gateware {
+impl EmulatedDevice for Gateware {
     fn identity(&self) -> Identity {
         let mut bars = [0; BARS];
         bars[0] = BAR;

@@ -14,9 +14,9 @@
 mod table;
 
 use super::stream::{Ready, Stream};
-use super::{BARS, Card, Host, Identity, Step};
+use super::{BARS, EmulatedDevice, Host, Identity, Step};
 use crate::faults::Faults;
-use daq_drivers::fpga::transports::emulated::{CardOptions, FaultKind};
+use daq_drivers::fpga::transports::emulated::{EmulatedOptions, FaultKind};
 use std::time::Instant;
 use table::Table;
 
@@ -64,7 +64,7 @@ const WRITER: u32 = 1 << 0;
 /// The card.
 #[derive(Debug)]
 pub struct LitePcie {
-    options: CardOptions,
+    options: EmulatedOptions,
     faults: Faults,
     stream: Stream,
     table: Table,
@@ -100,13 +100,13 @@ struct Transfer {
 }
 
 /// A card as `options` say.
-pub fn build(options: &CardOptions) -> Result<Box<dyn Card>, String> {
+pub fn build(options: &EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String> {
     Ok(Box::new(LitePcie::new(options)?))
 }
 
 impl LitePcie {
     /// A card as `options` say; the error says what is wrong with them, and what helps.
-    pub fn new(options: &CardOptions) -> Result<Self, String> {
+    pub fn new(options: &EmulatedOptions) -> Result<Self, String> {
         options.check(FAULTS)?;
         Ok(Self::after_power_on(options))
     }
@@ -116,7 +116,7 @@ impl LitePcie {
         self.stream.hurry(bytes);
     }
 
-    fn after_power_on(options: &CardOptions) -> Self {
+    fn after_power_on(options: &EmulatedOptions) -> Self {
         Self {
             faults: Faults::new(options),
             stream: Stream::new(options),
@@ -247,7 +247,7 @@ impl LitePcie {
     }
 }
 
-impl Card for LitePcie {
+impl EmulatedDevice for LitePcie {
     fn csr(&self) -> Option<&'static str> {
         Some(CSR)
     }

@@ -41,7 +41,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(options: &CardOptions) -> Self {
+    fn new(options: &EmulatedOptions) -> Self {
         Self {
             card: LitePcie::new(options).unwrap(),
             memory: Memory {
@@ -106,12 +106,12 @@ impl Bench {
 }
 
 /// A stream that ends after so many transfers, with faults.
-fn ending(transfers: u64, faults: &[&str]) -> CardOptions {
-    CardOptions {
+fn ending(transfers: u64, faults: &[&str]) -> EmulatedOptions {
+    EmulatedOptions {
         packet: Some(ByteSize(SLOT.into())),
         packets: Some(transfers),
         faults: faults.iter().map(|fault| fault.parse().unwrap()).collect(),
-        ..CardOptions::default()
+        ..EmulatedOptions::default()
     }
 }
 
@@ -150,10 +150,10 @@ fn first_transfer_is_not_visible_in_status() {
 
 #[test]
 fn loop_counter_wraps() {
-    let mut bench = Bench::new(&CardOptions {
+    let mut bench = Bench::new(&EmulatedOptions {
         packet: Some(ByteSize(8)),
         packets: Some(3 * 65_536 + 1),
-        ..CardOptions::default()
+        ..EmulatedOptions::default()
     });
     bench.write(RESET, 1);
     for _ in 0..3 {
@@ -208,7 +208,7 @@ fn false_completion_is_reported_without_write() {
 #[test]
 fn burst_overruns_every_reader() {
     for rate in [None, Some(BitRate(1e-6))] {
-        let mut bench = Bench::new(&CardOptions {
+        let mut bench = Bench::new(&EmulatedOptions {
             rate,
             ..ending(20, &["overrun@0"])
         });
@@ -227,10 +227,10 @@ fn burst_overruns_every_reader() {
 
 #[test]
 fn full_bus_packets_are_written_before_end_of_transfer() {
-    let mut bench = Bench::new(&CardOptions {
+    let mut bench = Bench::new(&EmulatedOptions {
         packet: Some(ByteSize(8)),
         packets: Some(100),
-        ..CardOptions::default()
+        ..EmulatedOptions::default()
     });
     bench.start();
     assert_eq!(bench.run(), Step::Idle);

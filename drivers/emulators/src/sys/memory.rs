@@ -17,12 +17,12 @@ pub const PAGE: u64 = 4096;
 
 /// Why memory could not be given to a card.
 #[derive(Debug, thiserror::Error)]
-pub enum GivenError {
+pub enum MapError {
     /// It is empty, passes the end of the addresses, or overlaps what the card has.
     #[error(
         "{bytes} bytes at {address:#x} are none, too many, or overlap what the card has already"
     )]
-    Place {
+    InvalidRange {
         /// Its first address.
         address: u64,
         /// How many.
@@ -41,7 +41,7 @@ pub enum GivenError {
     },
     /// The system refused to map the file.
     #[error("mapping the file: {0}")]
-    Map(#[from] Errno),
+    System(#[from] Errno),
     /// It cannot be guarded against being cut off below us.
     #[error("{0}")]
     GuardError(#[from] daq_core::dma::GuardError),
@@ -50,7 +50,7 @@ pub enum GivenError {
 /// What a card may reach. Everything that it does goes through the one that owns this, so that what was taken away is
 /// written by nobody afterwards.
 #[derive(Debug, Default)]
-pub struct CardMemory {
+pub struct DeviceMemory {
     /// By their first address.
     pieces: BTreeMap<u64, Piece>,
 }
@@ -91,16 +91,16 @@ enum Memory {
 // SAFETY: the pointers are to memory that is not bound to a thread, and only the owner of the value uses them.
 unsafe impl Send for Memory {}
 
-impl CardMemory {
+impl DeviceMemory {
     /// Gives `piece`, from `address` on.
-    pub fn give(&mut self, address: u64, piece: Piece) -> Result<(), GivenError> {
+    pub fn map(&mut self, address: u64, piece: Piece) -> Result<(), MapError> {
         self.check(address, piece.bytes)?;
         self.pieces.insert(address, piece);
         Ok(())
     }
 
     /// Takes away what was given at `address`; false if that is not `bytes` bytes.
-    pub fn take(&mut self, address: u64, bytes: u64) -> bool {
+    pub fn unmap(&mut self, address: u64, bytes: u64) -> bool {
         let is_whole = self
             .pieces
             .get(&address)
@@ -203,8 +203,8 @@ impl CardMemory {
         Some((piece, usize::try_from(offset).ok()?, length))
     }
 
-    fn check(&self, address: u64, bytes: u64) -> Result<(), GivenError> {
-        let wrong = GivenError::Place { address, bytes };
+    fn check(&self, address: u64, bytes: u64) -> Result<(), MapError> {
+        let wrong = MapError::InvalidRange { address, bytes };
         let Some(end) = address.checked_add(bytes).filter(|_| bytes > 0) else {
             return Err(wrong);
         };
@@ -218,14 +218,14 @@ impl CardMemory {
 
 impl Piece {
     /// All of `region`, which is kept until the card has it no more.
-    pub fn of(region: &Arc<Region>) -> Result<Self, GivenError> {
+    pub fn of(region: &Arc<Region>) -> Result<Self, MapError> {
         let memory = match (region.mapping(), region.cpu_address()) {
             (Some(mapped), _) => Memory::Gpu(mapped.clone()),
             (None, Some(address)) => Memory::Host {
                 address,
                 _region: region.clone(),
             },
-            (None, None) => return Err(GivenError::Unreachable),
+            (None, None) => return Err(MapError::Unreachable),
         };
         Ok(Self {
             bytes: region.bytes() as u64,
@@ -255,7 +255,7 @@ impl Piece {
         offset: u64,
         bytes: u64,
         (may_read, may_write): (bool, bool),
-    ) -> Result<Self, GivenError> {
+    ) -> Result<Self, MapError> {
         let memory = Memory::File(FileMap::new(file, offset, bytes, may_write)?);
         Ok(Self {
             bytes,
@@ -288,12 +288,12 @@ impl FileMap {
         offset: u64,
         bytes: u64,
         may_write: bool,
-    ) -> Result<Self, GivenError> {
+    ) -> Result<Self, MapError> {
         let end = offset.checked_add(bytes).ok_or(Errno::OVERFLOW)?;
         let have = rustix::fs::fstat(file)?.st_size;
         let have = u64::try_from(have).unwrap_or(0);
         if have < end {
-            return Err(GivenError::Short { have, end });
+            return Err(MapError::Short { have, end });
         }
         let lead = offset % PAGE;
         let length = usize::try_from(bytes + lead).map_err(|_| Errno::OVERFLOW)?;
@@ -394,9 +394,9 @@ mod tests {
     #[test]
     fn memory_access_spans_mappings_and_stays_inside() {
         let (a, b) = (region(PAGE), region(PAGE));
-        let mut memory = CardMemory::default();
-        memory.give(0x10000, Piece::of(&a).unwrap()).unwrap();
-        memory.give(0x10000 + PAGE, Piece::of(&b).unwrap()).unwrap();
+        let mut memory = DeviceMemory::default();
+        memory.map(0x10000, Piece::of(&a).unwrap()).unwrap();
+        memory.map(0x10000 + PAGE, Piece::of(&b).unwrap()).unwrap();
         assert!(memory.write(0x10000 + PAGE - 3, b"across"));
         let mut bytes = [0; 6];
         assert!(memory.read(0x10000 + PAGE - 3, &mut bytes));
@@ -406,7 +406,7 @@ mod tests {
         assert!(!memory.read(0x10000 + 2 * PAGE, &mut [0]));
         // The CPU's address is not the card's.
         assert!(!memory.write(a.address().addr().get() as u64, &[1]));
-        assert!(memory.take(0x10000, PAGE) && !memory.take(0x10000, PAGE));
+        assert!(memory.unmap(0x10000, PAGE) && !memory.unmap(0x10000, PAGE));
         assert!(!memory.write(0x10000, &[1]));
     }
 
@@ -414,38 +414,38 @@ mod tests {
     fn mapped_file_is_shared_with_client() {
         let region = region(4 * PAGE);
         let file = region.file().unwrap();
-        let mut memory = CardMemory::default();
+        let mut memory = DeviceMemory::default();
         // Not from the beginning of a page.
         memory
-            .give(
+            .map(
                 0x5000,
                 Piece::of_file(file, PAGE + 8, PAGE, (true, true)).unwrap(),
             )
             .unwrap();
         memory
-            .give(
+            .map(
                 0x9000,
                 Piece::of_file(file, 0, PAGE, (true, false)).unwrap(),
             )
             .unwrap();
         assert!(memory.write(0x5000, b"bytes of a file"));
         assert!(!memory.write(0x9000, b"no"));
-        let mut own = CardMemory::default();
-        own.give(0, Piece::of(&region).unwrap()).unwrap();
+        let mut own = DeviceMemory::default();
+        own.map(0, Piece::of(&region).unwrap()).unwrap();
         let mut bytes = [0; 15];
         assert!(own.read(PAGE + 8, &mut bytes));
         assert_eq!(&bytes, b"bytes of a file");
         let short = Piece::of_file(file, 3 * PAGE, 2 * PAGE, (true, true));
-        assert!(matches!(short, Err(GivenError::Short { .. })), "{short:?}");
+        assert!(matches!(short, Err(MapError::Short { .. })), "{short:?}");
     }
 
     #[test]
     fn truncated_file_returns_fault() {
         let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 2 * PAGE).unwrap();
-        let mut memory = CardMemory::default();
+        let mut memory = DeviceMemory::default();
         memory
-            .give(
+            .map(
                 0,
                 Piece::of_file(file.as_fd(), 0, 2 * PAGE, (true, true)).unwrap(),
             )
@@ -462,13 +462,13 @@ mod tests {
         fn overlapping_mapping_is_rejected(asked in prop::collection::vec((0_u64..64, 0_u64..6), 1..20)) {
             let region = region(6 * PAGE);
             let file = region.file().unwrap();
-            let mut memory = CardMemory::default();
+            let mut memory = DeviceMemory::default();
             let mut given = Vec::new();
             for (page, pages) in asked {
                 let (address, bytes) = (page * PAGE, pages * PAGE);
                 let is_free = bytes > 0
                     && given.iter().all(|(first, length)| address + bytes <= *first || address >= first + length);
-                let result = Piece::of_file(file, 0, bytes, (true, true)).and_then(|piece| memory.give(address, piece));
+                let result = Piece::of_file(file, 0, bytes, (true, true)).and_then(|piece| memory.map(address, piece));
                 prop_assert_eq!(result.is_ok(), is_free);
                 if is_free {
                     given.push((address, bytes));
@@ -481,24 +481,24 @@ mod tests {
     #[test]
     fn mapping_remains_while_device_uses_it() {
         let region = region(PAGE);
-        let mut memory = CardMemory::default();
-        memory.give(0, Piece::of(&region).unwrap()).unwrap();
+        let mut memory = DeviceMemory::default();
+        memory.map(0, Piece::of(&region).unwrap()).unwrap();
         let weak = Arc::downgrade(&region);
         drop(region);
         assert!(memory.write(0, &[1]) && weak.upgrade().is_some());
-        assert!(memory.take(0, PAGE) && weak.upgrade().is_none());
+        assert!(memory.unmap(0, PAGE) && weak.upgrade().is_none());
     }
 
     #[test]
     fn address_overflow_is_rejected() {
         let region = region(PAGE);
-        let mut memory = CardMemory::default();
+        let mut memory = DeviceMemory::default();
         assert!(
             memory
-                .give(u64::MAX - 10, Piece::of(&region).unwrap())
+                .map(u64::MAX - 10, Piece::of(&region).unwrap())
                 .is_err()
         );
-        assert!(memory.give(0, Piece::of(&region).unwrap()).is_ok());
+        assert!(memory.map(0, Piece::of(&region).unwrap()).is_ok());
         assert!(!memory.write(u64::MAX, &[1, 2]));
         assert_eq!(memory.len(), 1);
     }

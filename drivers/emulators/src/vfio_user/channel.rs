@@ -4,7 +4,7 @@
 //! client that arrive while the card waits for an answer are kept and handled afterwards, in order.
 
 use crate::sys::memory::Remote;
-use daq_drivers::fpga::transports::vfio_user::socket::{Broken, Received, Receiver, send};
+use daq_drivers::fpga::transports::vfio_user::socket::{ConnectionError, Received, Receiver, send};
 use daq_drivers::fpga::transports::vfio_user::wire::{Command, Fields, Header, MAX_DATA};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -42,13 +42,13 @@ struct State {
     id: u16,
     /// Maximum number of bytes of one access to the client's memory.
     max_data: usize,
-    broken: Option<Broken>,
+    broken: Option<ConnectionError>,
 }
 
 impl Channel {
-    pub(super) fn new(stream: &UnixStream) -> Result<Self, Broken> {
+    pub(super) fn new(stream: &UnixStream) -> Result<Self, ConnectionError> {
         let stream = stream.try_clone().map_err(|error| {
-            Broken::System(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
+            ConnectionError::System(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
         })?;
         Ok(Self {
             stream,
@@ -75,7 +75,7 @@ impl Channel {
     }
 
     /// The next message, if one is there.
-    pub(super) fn next(&self) -> Result<Option<Message>, Broken> {
+    pub(super) fn next(&self) -> Result<Option<Message>, ConnectionError> {
         let mut state = self.lock();
         if let Some(message) = state.pending.pop_front() {
             return Ok(Some(message));
@@ -116,7 +116,7 @@ impl Channel {
 }
 
 impl State {
-    fn receive(&mut self, stream: &UnixStream) -> Result<Option<Message>, Broken> {
+    fn receive(&mut self, stream: &UnixStream) -> Result<Option<Message>, ConnectionError> {
         Ok(match self.receiver.receive(stream, RecvFlags::DONTWAIT)? {
             Received::Nothing => None,
             Received::Message => Some(Message {
@@ -133,7 +133,7 @@ impl State {
         stream: &UnixStream,
         command: Command,
         payload: &[&[u8]],
-    ) -> Result<Message, Broken> {
+    ) -> Result<Message, ConnectionError> {
         self.id = self.id.wrapping_add(1);
         let bytes = payload.iter().map(|part| part.len()).sum();
         let header = Header::request(self.id, command, bytes);
@@ -148,7 +148,7 @@ impl State {
                 return Ok(message);
             }
             if self.pending.len() >= MAX_PENDING {
-                return Err(Broken::Silent);
+                return Err(ConnectionError::Silent);
             }
             self.pending.push_back(message);
         }
@@ -156,11 +156,11 @@ impl State {
 }
 
 /// Waits until something can be received, `deadline` at the latest.
-fn wait(stream: &UnixStream, deadline: Instant) -> Result<(), Broken> {
+fn wait(stream: &UnixStream, deadline: Instant) -> Result<(), ConnectionError> {
     let left = deadline.saturating_duration_since(Instant::now());
     let left = Timespec::try_from(left).ok();
     match poll(&mut [PollFd::new(stream, PollFlags::IN)], left.as_ref()) {
-        Ok(0) => Err(Broken::Silent),
+        Ok(0) => Err(ConnectionError::Silent),
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

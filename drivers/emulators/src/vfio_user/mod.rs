@@ -11,11 +11,11 @@
 mod channel;
 
 use crate::endpoint::Endpoint;
-use crate::sys::memory::{GivenError, PAGE, Piece};
-use crate::{BARS, Card, Step, config_space};
+use crate::sys::memory::{MapError, PAGE, Piece};
+use crate::{BARS, EmulatedDevice, Step, config_space};
 use channel::{Channel, Message};
 use daq_core::log_limit::LogLimit;
-use daq_drivers::fpga::transports::vfio_user::socket::{Broken, send};
+use daq_drivers::fpga::transports::vfio_user::socket::{ConnectionError, send};
 use daq_drivers::fpga::transports::vfio_user::wire::{
     Access, CONFIG_REGION, DEVICE_FLAGS, IRQ_DATA_BOOL, IRQ_DATA_EVENT, IRQ_DATA_NONE, IRQ_FLAGS,
     IRQ_TRIGGER, IRQS, MAX_DATA, MAX_FILES, MAX_MAPS, MAY_READ, MAY_WRITE, MSI, MSIX,
@@ -106,7 +106,7 @@ impl Server {
     /// Serves `card` to one user after the other until `stop` can be read, or to one alone.
     pub fn serve(
         &self,
-        card: Box<dyn Card>,
+        card: Box<dyn EmulatedDevice>,
         stop: BorrowedFd<'_>,
         is_once: bool,
     ) -> Result<(), ServerError> {
@@ -143,15 +143,16 @@ impl Server {
                 .set_nonblocking(false)
                 .and_then(|()| stream.set_write_timeout(Some(TIMEOUT)))
                 .map_err(failed("setting up a connection"))?;
-            let (was_user, ended) = attend(&mut endpoint, &stream, stop, Some(&self.listener));
+            let (was_user, ended) =
+                serve_connection(&mut endpoint, &stream, stop, Some(&self.listener));
             let faults = endpoint.faults();
             // Before the connection is closed: a user that finds it closed may free its memory.
             endpoint.detach();
             drop(stream);
             match ended {
                 Ok(()) => return Ok(()),
-                Err(Broken::Closed) if !was_user => continue,
-                Err(Broken::Closed) => LEFT.run(|suppressed| {
+                Err(ConnectionError::Closed) if !was_user => continue,
+                Err(ConnectionError::Closed) => LEFT.run(|suppressed| {
                     tracing::info!("client disconnected{suppressed}");
                 }),
                 Err(broken) => BROKEN.run(|suppressed| {
@@ -196,12 +197,12 @@ impl Drop for Server {
 /// Serves one connection until the user leaves or breaks the protocol, or until `stop` can be read, which alone is no
 /// error. Whether anybody spoke the protocol there, and how it ended; what the user gave the card is still there. Whoever
 /// connects with `others` meanwhile is turned away at once.
-pub fn attend(
+pub fn serve_connection(
     endpoint: &mut Endpoint,
     stream: &UnixStream,
     stop: BorrowedFd<'_>,
     others: Option<&UnixListener>,
-) -> (bool, Result<(), Broken>) {
+) -> (bool, Result<(), ConnectionError>) {
     let mut session = match Session::new(endpoint, stream) {
         Ok(session) => session,
         Err(broken) => return (false, Err(broken)),
@@ -221,7 +222,7 @@ struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    fn new(endpoint: &'a mut Endpoint, stream: &'a UnixStream) -> Result<Self, Broken> {
+    fn new(endpoint: &'a mut Endpoint, stream: &'a UnixStream) -> Result<Self, ConnectionError> {
         Ok(Self {
             endpoint,
             channel: Arc::new(Channel::new(stream)?),
@@ -232,7 +233,11 @@ impl<'a> Session<'a> {
     }
 
     /// Serves until the user leaves, or until `stop` can be read, which alone is no error.
-    fn run(&mut self, stop: BorrowedFd<'_>, others: Option<&UnixListener>) -> Result<(), Broken> {
+    fn run(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        others: Option<&UnixListener>,
+    ) -> Result<(), ConnectionError> {
         loop {
             let step = self.endpoint.step();
             let has_pending = self.channel.has_pending();
@@ -255,7 +260,7 @@ impl<'a> Session<'a> {
             }
             if fds[1].revents().is_empty() && !has_pending {
                 if let Some(others) = others.filter(|_| !fds[2].revents().is_empty()) {
-                    self.turn_away(others)?;
+                    self.reject_connection(others)?;
                 }
                 continue;
             }
@@ -269,7 +274,7 @@ impl<'a> Session<'a> {
     }
 
     /// Closes the connection of somebody else, unless the user left before it was made: then the card is free.
-    fn turn_away(&self, others: &UnixListener) -> Result<(), Broken> {
+    fn reject_connection(&self, others: &UnixListener) -> Result<(), ConnectionError> {
         let mut fds = [PollFd::new(self.stream, PollFlags::IN)];
         wait(&mut fds, Some(Duration::ZERO))?;
         if fds[0].revents().is_empty() && others.accept().is_ok() {
@@ -283,7 +288,7 @@ impl<'a> Session<'a> {
     }
 
     /// Answers a message.
-    fn answer(&mut self, message: Message) -> Result<(), Broken> {
+    fn answer(&mut self, message: Message) -> Result<(), ConnectionError> {
         let Message {
             header,
             payload,
@@ -294,7 +299,7 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         let done = Request::parse(header.command, &payload)
-            .and_then(|request| self.carry_out(request, files));
+            .and_then(|request| self.execute(request, files));
         match done {
             _ if !header.wants_reply() => Ok(()),
             Ok(payload) => {
@@ -307,7 +312,7 @@ impl<'a> Session<'a> {
     }
 
     /// Does what is asked for; returns the answer's payload, behind which comes `self.data`.
-    fn carry_out(&mut self, request: Request<'_>, files: Vec<OwnedFd>) -> Result<Vec<u8>, u32> {
+    fn execute(&mut self, request: Request<'_>, files: Vec<OwnedFd>) -> Result<Vec<u8>, u32> {
         self.data.clear();
         match request {
             Request::Version(major, minor, capabilities) => {
@@ -407,14 +412,16 @@ impl<'a> Session<'a> {
             [] => Ok(Piece::of_remote(self.channel.clone(), bytes, access)),
             _ => return Err(errno::INVALID),
         };
-        let given = piece.and_then(|piece| self.endpoint.memory().give(address, piece));
+        let given = piece.and_then(|piece| self.endpoint.memory().map(address, piece));
         given.map_err(|error| {
             REFUSED.run(|suppressed| {
                 tracing::warn!("cannot map {bytes} bytes for {address:#x}: {error}{suppressed}");
             });
             match error {
-                GivenError::Map(errno) => number(errno),
-                GivenError::Place { .. } if bytes > 0 && address.checked_add(bytes).is_some() => {
+                MapError::System(errno) => number(errno),
+                MapError::InvalidRange { .. }
+                    if bytes > 0 && address.checked_add(bytes).is_some() =>
+                {
                     errno::EXISTS
                 }
                 _ => errno::INVALID,
@@ -426,7 +433,7 @@ impl<'a> Session<'a> {
         let memory = self.endpoint.memory();
         match flags {
             UNMAP_ALL if address == 0 && bytes == 0 => memory.clear(),
-            0 if memory.take(address, bytes) => {}
+            0 if memory.unmap(address, bytes) => {}
             0 => return Err(errno::NOT_THERE),
             _ => return Err(errno::INVALID),
         }

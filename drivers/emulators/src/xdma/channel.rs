@@ -4,7 +4,7 @@ use super::descriptor::{BYTES, Descriptor, PAGE};
 use super::{BITS, LATE, MARK, State, VERSION};
 use crate::stream::{Ready, Stream};
 use crate::{Host, Step};
-use daq_drivers::fpga::transports::emulated::CardOptions;
+use daq_drivers::fpga::transports::emulated::EmulatedOptions;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -76,7 +76,7 @@ struct Current {
 
 impl Channel {
     /// Channel `number` as after power-on.
-    pub fn new(number: usize, options: &CardOptions) -> Self {
+    pub fn new(number: usize, options: &EmulatedOptions) -> Self {
         Self {
             number,
             control: 0,

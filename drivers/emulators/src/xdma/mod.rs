@@ -17,10 +17,10 @@
 mod channel;
 mod descriptor;
 
-use super::{BARS, Card, Host, Identity, Step};
+use super::{BARS, EmulatedDevice, Host, Identity, Step};
 use crate::faults::Faults;
 use channel::Channel;
-use daq_drivers::fpga::transports::emulated::{CardOptions, FaultKind};
+use daq_drivers::fpga::transports::emulated::{EmulatedOptions, FaultKind};
 use std::time::{Duration, Instant};
 
 /// Channels from the card to the host.
@@ -115,7 +115,7 @@ const LATE: Duration = Duration::from_millis(5);
 /// The card.
 #[derive(Debug)]
 pub struct Xdma {
-    options: CardOptions,
+    options: EmulatedOptions,
     state: State,
     channels: [Channel; CHANNELS],
     irq: Irq,
@@ -157,13 +157,13 @@ struct Irq {
 }
 
 /// A card as `options` say.
-pub fn build(options: &CardOptions) -> Result<Box<dyn Card>, String> {
+pub fn build(options: &EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String> {
     options.check(FAULTS)?;
     Ok(Box::new(Xdma::new(options)))
 }
 
 impl Xdma {
-    fn new(options: &CardOptions) -> Self {
+    fn new(options: &EmulatedOptions) -> Self {
         Self {
             state: State {
                 faults: Faults::new(options),
@@ -261,7 +261,7 @@ impl Xdma {
     }
 }
 
-impl Card for Xdma {
+impl EmulatedDevice for Xdma {
     fn identity(&self) -> Identity {
         let mut bars = [0; BARS];
         bars[USER] = 0x1000;

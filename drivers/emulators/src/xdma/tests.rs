@@ -93,7 +93,7 @@ struct Bench {
 const CHANNEL: u64 = 1;
 
 impl Bench {
-    fn new(options: &CardOptions) -> Self {
+    fn new(options: &EmulatedOptions) -> Self {
         options.check(FAULTS).unwrap();
         let this = Self {
             card: Xdma::new(options),
@@ -174,16 +174,16 @@ impl Bench {
     }
 }
 
-fn with(fault: &str) -> CardOptions {
-    CardOptions {
+fn with(fault: &str) -> EmulatedOptions {
+    EmulatedOptions {
         faults: vec![fault.parse().unwrap()],
-        ..CardOptions::default()
+        ..EmulatedOptions::default()
     }
 }
 
 #[test]
 fn identification_registers_are_correct() {
-    let mut bench = Bench::new(&CardOptions::default());
+    let mut bench = Bench::new(&EmulatedOptions::default());
     assert_eq!(bench.get(0x2000) >> 16, 0x1fc2);
     assert_eq!(bench.get(0x3000) >> 16, 0x1fc3);
     assert_eq!(bench.get(0x6000) >> 16, 0x1fc6);
@@ -201,7 +201,7 @@ fn identification_registers_are_correct() {
 
 #[test]
 fn credits_apply_backpressure_and_ring_wraps() {
-    let mut bench = Bench::new(&CardOptions::default());
+    let mut bench = Bench::new(&EmulatedOptions::default());
     bench.start(true, LOG | POLL);
     assert_eq!(bench.run(), Step::Idle);
     assert!(bench.memory.writes.borrow().is_empty());
@@ -238,9 +238,9 @@ fn credits_apply_backpressure_and_ring_wraps() {
 
 #[test]
 fn ring_without_credits_is_free_running() {
-    let mut bench = Bench::new(&CardOptions {
+    let mut bench = Bench::new(&EmulatedOptions {
         packets: Some(20),
-        ..CardOptions::default()
+        ..EmulatedOptions::default()
     });
     bench.start(false, LOG | POLL);
     bench.credit(5);
@@ -277,10 +277,10 @@ fn packet_end_completes_slot_early() {
             ],
         ),
     ] {
-        let mut bench = Bench::new(&CardOptions {
+        let mut bench = Bench::new(&EmulatedOptions {
             packet: Some(ByteSize(packet)),
             pattern: Pattern::Sequence,
-            ..CardOptions::default()
+            ..EmulatedOptions::default()
         });
         bench.start(true, LOG);
         bench.credit(6);
@@ -331,14 +331,14 @@ fn invalid_descriptor_is_rejected() {
         (|words| words[6] = 0x7fff_0000, 1 << 19),
     ];
     for (change, bit) in wrong {
-        let mut bench = Bench::new(&CardOptions::default());
+        let mut bench = Bench::new(&EmulatedOptions::default());
         bench.descriptor(1, change);
         bench.start(false, LOG);
         assert_eq!(bench.run(), Step::Idle);
         assert_eq!(bench.status() & !(1 << 2), bit);
     }
     // A block that crosses a page.
-    let mut bench = Bench::new(&CardOptions::default());
+    let mut bench = Bench::new(&EmulatedOptions::default());
     bench.start(true, LOG);
     bench.set(0x1004 + 0x100 * CHANNEL, 0);
     bench.set(0x5080 + 0x100 * CHANNEL, 0x1fe0);
@@ -350,7 +350,7 @@ fn invalid_descriptor_is_rejected() {
 
 #[test]
 fn stop_descriptor_stops_channel() {
-    let mut bench = Bench::new(&CardOptions::default());
+    let mut bench = Bench::new(&EmulatedOptions::default());
     bench.descriptor(3, |words| words[0] |= 1);
     bench.start(false, LOG);
     bench.run();
@@ -359,11 +359,11 @@ fn stop_descriptor_stops_channel() {
 
 #[test]
 fn only_started_transfer_is_finished_after_stop() {
-    let options = CardOptions {
+    let options = EmulatedOptions {
         // A packet a second, of which the first two are there after the clock has run for two.
         rate: Some(BitRate(8.0 * 1024.0)),
         packet: Some(ByteSize(1024)),
-        ..CardOptions::default()
+        ..EmulatedOptions::default()
     };
     let mut bench = Bench::new(&options);
     bench.start(false, LOG);
@@ -376,7 +376,7 @@ fn only_started_transfer_is_finished_after_stop() {
 
 #[test]
 fn interrupt_is_raised_on_rising_status() {
-    let mut bench = Bench::new(&CardOptions::default());
+    let mut bench = Bench::new(&EmulatedOptions::default());
     // Vector 9 for channel 1, and not before it is enabled.
     bench.set(0x20a0, 9 << 8 | 3);
     bench.set(0x1094 + 0x100 * CHANNEL, 1 << 2);
@@ -436,7 +436,7 @@ fn faults_have_named_effect() {
     while bench.run() != Step::Idle {}
     assert_eq!(bench.result(2), (0x52b4_0000, 4096));
 
-    let mut bench = Bench::new(&CardOptions {
+    let mut bench = Bench::new(&EmulatedOptions {
         packet: Some(ByteSize(4096)),
         pattern: Pattern::Sequence,
         ..with("overrun@2")
@@ -450,7 +450,7 @@ fn faults_have_named_effect() {
 
 #[test]
 fn closed_gate_blocks_stream() {
-    let mut bench = Bench::new(&CardOptions::default());
+    let mut bench = Bench::new(&EmulatedOptions::default());
     bench.card.write(USER, 4, 0, &bench.memory);
     bench.start(true, LOG);
     bench.credit(2);

@@ -3,7 +3,7 @@
 //! It copies from a buffer of its own when it is told to, so it is held back by itself. A slot is filled by as many
 //! copies of 2 KiB as it takes. The data is what the first half of the buffer holds, and QEMU takes 100 ms a copy.
 
-use crate::fpga::config::{FpgaConfig, Notice};
+use crate::fpga::config::{CompletionMode, FpgaConfig};
 use crate::fpga::device::{GONE, Interrupt, Registers};
 use crate::fpga::engines::{
     self, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
@@ -94,7 +94,7 @@ pub struct Edu {
     /// Bytes of the slot in progress that are copied.
     copied: usize,
     /// Bytes of the copy under way; 0 = none.
-    under_way: usize,
+    in_flight: usize,
 }
 
 impl Edu {
@@ -128,8 +128,8 @@ impl Edu {
             ));
         }
         let interrupt = match opening.config.completion {
-            Notice::Poll => None,
-            Notice::Interrupt => Some(device.interrupts(1)?.swap_remove(0)),
+            CompletionMode::Poll => None,
+            CompletionMode::Interrupt => Some(device.interrupts(1)?.swap_remove(0)),
         };
         Ok(Self {
             registers,
@@ -144,30 +144,30 @@ impl Edu {
             credits: 0,
             filled: 0,
             copied: 0,
-            under_way: 0,
+            in_flight: 0,
             device: device.clone().as_dma(),
         })
     }
 
     /// Begins the next copy if one may begin.
-    fn go_on(&mut self) {
+    fn start_copy(&mut self) {
         let Slots {
             addresses,
             bytes,
             first,
             ..
         } = &self.slots;
-        if !self.is_armed || self.under_way > 0 || self.credits == 0 {
+        if !self.is_armed || self.in_flight > 0 || self.credits == 0 {
             return;
         }
         let slot = usize::try_from((*first as u64 + self.filled) % addresses.len() as u64);
         let address = addresses[slot.unwrap_or(0)] + self.copied as u64;
-        self.under_way = (bytes - self.copied).min(COPY);
+        self.in_flight = (bytes - self.copied).min(COPY);
         let low = |value: u64| u32::try_from(value).unwrap_or(0);
         self.registers.write(register::SOURCE, BUFFER_AT);
         self.registers.write(register::TARGET, low(address));
         self.registers
-            .write(register::BYTES, low(self.under_way as u64));
+            .write(register::BYTES, low(self.in_flight as u64));
         let interrupt = if self.interrupt.is_some() {
             INTERRUPT
         } else {
@@ -178,7 +178,7 @@ impl Edu {
     }
 
     /// Takes note of the copy under way if it has ended; reads the device.
-    fn settle(&mut self) -> Result<bool, EngineError> {
+    fn finish_copy(&mut self) -> Result<bool, EngineError> {
         let command = self.registers.read(register::COMMAND);
         if command == GONE {
             return Err(EngineError::Gone {
@@ -188,7 +188,7 @@ impl Edu {
         if command & RUN != 0 {
             return Ok(false);
         }
-        self.copied += std::mem::take(&mut self.under_way);
+        self.copied += std::mem::take(&mut self.in_flight);
         Ok(true)
     }
 }
@@ -232,13 +232,13 @@ impl Engine for Edu {
             ));
         }
         self.slots = slots.clone();
-        (self.credits, self.filled, self.copied, self.under_way) = (0, 0, 0, 0);
+        (self.credits, self.filled, self.copied, self.in_flight) = (0, 0, 0, 0);
         self.is_armed = true;
         Ok(())
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
-        if self.under_way > 0 && !self.settle()? {
+        if self.in_flight > 0 && !self.finish_copy()? {
             return Ok(());
         }
         if self.copied == self.slots.bytes && self.credits > 0 {
@@ -255,7 +255,7 @@ impl Engine for Edu {
             self.filled += 1;
             self.credits -= 1;
         }
-        self.go_on();
+        self.start_copy();
         Ok(())
     }
 
@@ -264,7 +264,7 @@ impl Engine for Edu {
         self.credits += u64::from(slots);
         // Else the next copy begins when the poll sees the end of this one.
         if was_out {
-            self.go_on();
+            self.start_copy();
         }
     }
 
@@ -272,7 +272,7 @@ impl Engine for Edu {
         let Some(interrupt) = &self.interrupt else {
             return Ok(false);
         };
-        if self.under_way == 0 {
+        if self.in_flight == 0 {
             return Ok(false);
         }
         if interrupt.wait(limit) {
@@ -282,20 +282,20 @@ impl Engine for Edu {
         Ok(true)
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
-        if !std::mem::take(&mut self.is_armed) || self.under_way == 0 {
+    fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
+        if !std::mem::take(&mut self.is_armed) || self.in_flight == 0 {
             return Ok(());
         }
         // A copy cannot be called off. A device that is gone makes none.
-        let is_over = wait_until(patience, || self.settle().unwrap_or(true));
+        let is_over = wait_until(timeout, || self.finish_copy().unwrap_or(true));
         // One that did not end in time is not told of, even if it ends later.
-        self.under_way = 0;
+        self.in_flight = 0;
         if is_over {
             Ok(())
         } else {
             Err(QuiesceTimeout {
                 engine: format!("{} of {}", ENTRY.name, self.device.name()),
-                waited: patience,
+                waited: timeout,
             })
         }
     }

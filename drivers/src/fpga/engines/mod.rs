@@ -75,7 +75,7 @@ impl fmt::Debug for EngineEntry {
 }
 
 /// That the device looks like one of another engine than `tried`, as the rest of a sentence.
-pub fn recognised(device: &dyn Device, tried: &str) -> Option<String> {
+pub fn suggest_engine(device: &dyn Device, tried: &str) -> Option<String> {
     let other = ENGINES
         .iter()
         .find(|entry| entry.name != tried && (entry.recognises)(device))?;
@@ -105,12 +105,12 @@ pub fn now() -> Timestamp {
     }
 }
 
-/// Asks until `holds` or `patience` has passed; at least once, and once more at the end.
-pub fn wait_until(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
+/// Asks until `holds` or `timeout` has passed; at least once, and once more at the end.
+pub fn wait_until(timeout: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     let mut pause = Duration::from_micros(1);
     loop {
-        let is_over = start.elapsed() >= patience;
+        let is_over = start.elapsed() >= timeout;
         if holds() {
             return true;
         }

@@ -159,11 +159,17 @@ impl Module {
         direction: Direction,
         address_bits: Option<u16>,
     ) -> Result<Attachment, DmabufError> {
-        self.map_telling(memory, device, direction, address_bits, revocations()?)
+        self.map_with_eventfd(
+            memory,
+            device,
+            direction,
+            address_bits,
+            revocation_eventfd()?,
+        )
     }
 
-    /// As [`map`](Self::map), with an eventfd of [`revocations`] that several attachments may share.
-    pub fn map_telling(
+    /// As [`map`](Self::map), with an eventfd of [`revocation_eventfd`] that several attachments may share.
+    pub fn map_with_eventfd(
         &self,
         memory: BorrowedFd<'_>,
         device: Function,
@@ -197,7 +203,7 @@ impl Module {
             bytes: argument.size,
             segments: vec![Segment::default(); argument.segments as usize],
             revoked,
-            is_abandoned: false,
+            is_detached: false,
         };
         let to = &mut attachment.segments;
         let count = dmabuf::segments(self.file.as_fd(), argument.handle, 0, to).map_err(failed)?;
@@ -207,7 +213,7 @@ impl Module {
 }
 
 /// An eventfd that becomes readable when an attachment made with it is revoked.
-pub fn revocations() -> Result<Arc<OwnedFd>, DmabufError> {
+pub fn revocation_eventfd() -> Result<Arc<OwnedFd>, DmabufError> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     eventfd(0, flags)
         .map(Arc::new)
@@ -259,7 +265,7 @@ pub struct Attachment {
     bytes: u64,
     segments: Vec<Segment>,
     revoked: Arc<OwnedFd>,
-    is_abandoned: bool,
+    is_detached: bool,
 }
 
 impl Attachment {
@@ -283,7 +289,7 @@ impl Attachment {
 
     /// Whether its addresses still hold.
     pub fn state(&self) -> Result<State, DmabufError> {
-        let state = self.ask()?;
+        let state = self.query()?;
         if state.state != dmabuf::REVOKED {
             return Ok(State::Live);
         }
@@ -297,7 +303,7 @@ impl Attachment {
 
     /// How far the memory is from the device.
     pub fn distance(&self) -> Result<Distance, DmabufError> {
-        let distance = self.ask()?.p2p_distance;
+        let distance = self.query()?.p2p_distance;
         Ok(match (u32::try_from(distance), distance) {
             (Ok(ports), _) => Distance::Ports(ports),
             (_, -2) => Distance::Refused,
@@ -313,11 +319,11 @@ impl Attachment {
 
     /// Leaves it to the module, of an engine that does not stop: once the [`Module`] and all its attachments are gone, it
     /// switches off the device's bus mastering, and only then gives the memory back.
-    pub fn abandon(mut self) {
-        self.is_abandoned = true;
+    pub fn detach(mut self) {
+        self.is_detached = true;
     }
 
-    fn ask(&self) -> Result<dmabuf::State, DmabufError> {
+    fn query(&self) -> Result<dmabuf::State, DmabufError> {
         let mut argument = dmabuf::State {
             handle: self.handle,
             ..dmabuf::State::default()
@@ -333,7 +339,7 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        if self.is_abandoned {
+        if self.is_detached {
             return;
         }
         if let Err(errno) = dmabuf::unmap(self.file.as_fd(), self.handle) {

@@ -13,14 +13,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The emulated devices that a program offers under `device = "inproc:NAME"`.
+/// The emulated devices that a program offers under `device = "emulated:NAME"`.
 pub trait EmulatedDevices {
     /// All of them.
-    const DEVICES: &'static [EmulatedDevice];
+    const DEVICES: &'static [EmulatedDeviceEntry];
 }
 
 /// One emulated device.
-pub struct EmulatedDevice {
+pub struct EmulatedDeviceEntry {
     /// The name in the configuration; also the name of the engine that drives it.
     pub name: &'static str,
     /// One sentence without a full stop.
@@ -30,13 +30,13 @@ pub struct EmulatedDevice {
     /// Checks that its frames carry the numbers that `sequence` describes, in slots of the given number of bytes.
     pub check_sequence: fn(&FpgaConfig, usize) -> Result<(), Problem>,
     /// Starts the device of this name.
-    pub open: fn(&str, &CardOptions) -> Result<Arc<dyn Device>, DeviceError>,
+    pub open: fn(&str, &EmulatedOptions) -> Result<Arc<dyn Device>, DeviceError>,
 }
 
 /// What the 64-bit little-endian words of a stream are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-#[schemars(rename = "CardPattern")]
+#[schemars(rename = "EmulatedPattern")]
 pub enum Pattern {
     /// Each word is its own place in the stream: 0, 1, 2, and on.
     #[default]
@@ -61,7 +61,7 @@ impl Pattern {
 /// How a card's stream goes, and what goes wrong with it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct CardOptions {
+pub struct EmulatedOptions {
     /// Payload of each channel; without it, as fast as the card is let.
     pub rate: Option<BitRate>,
     /// Bytes of a packet of the stream, a multiple of 8; without it the stream has no packets and nothing ends before a
@@ -82,7 +82,7 @@ pub struct CardOptions {
 pub struct FaultOption {
     /// Which: one of the card's.
     pub name: String,
-    /// When.
+    /// RegisterPhase.
     pub transfer: u64,
 }
 
@@ -92,7 +92,7 @@ pub type FaultKind = (&'static str, &'static str);
 /// Bytes in which a stream without packets comes, and what the card's memory holds whole.
 const PIECE: u64 = 4096;
 
-impl CardOptions {
+impl EmulatedOptions {
     /// Bytes of a packet, or of what stands for one.
     pub fn packet_bytes(&self) -> u64 {
         self.packet.map_or(PIECE, |ByteSize(bytes)| bytes)
@@ -203,27 +203,27 @@ mod tests {
             let error = wrong.parse::<FaultOption>().unwrap_err();
             assert!(error.contains(wrong) && error.contains("try"), "{error}");
         }
-        let options: CardOptions =
+        let options: EmulatedOptions =
             toml::from_str("faults = [\"stuk@3\"]\npacket = \"1 KiB\"").unwrap();
         let error = options.check(&[("stuck", ""), ("remove", "")]).unwrap_err();
         assert!(error.contains("did you mean `stuck`"), "{error}");
         assert_eq!(options.check(&[("stuk", "")]), Ok(()));
-        let error = toml::from_str::<CardOptions>("packett = 3").unwrap_err();
+        let error = toml::from_str::<EmulatedOptions>("packett = 3").unwrap_err();
         assert!(error.message().contains("unknown field"));
     }
 
     #[test]
     fn packet_size_and_rate_are_checked() {
-        let with = |packet| CardOptions {
+        let with = |packet| EmulatedOptions {
             packet: Some(ByteSize(packet)),
-            ..CardOptions::default()
+            ..EmulatedOptions::default()
         };
         assert!(with(1001).check(&[]).unwrap_err().contains("1008 B"));
         assert!(with(0).check(&[]).is_err());
         assert_eq!(with(8).check(&[]), Ok(()));
-        let options = CardOptions {
+        let options = EmulatedOptions {
             rate: Some(BitRate(0.0)),
-            ..CardOptions::default()
+            ..EmulatedOptions::default()
         };
         assert!(options.check(&[]).unwrap_err().contains("leave it out"));
     }

@@ -22,24 +22,24 @@ const LAST: u64 = (1 << 39) - 1;
 /// Those below 4 GiB come first, for the sake of engines that know no others, and each is used again as late as can be:
 /// what is still aimed at memory that was taken away then meets nothing, too.
 #[derive(Debug)]
-pub struct Iovas {
+pub struct IovaAllocator {
     valid: Vec<RangeInclusive<u64>>,
     /// First address and bytes of each piece.
     taken: BTreeMap<u64, u64>,
-    below: Span,
-    above: Span,
+    below: SearchRange,
+    above: SearchRange,
 }
 
 /// Addresses that are searched in turn.
 #[derive(Debug)]
-struct Span {
+struct SearchRange {
     first: u64,
     last: u64,
     /// Where the next search begins.
     next: u64,
 }
 
-impl Span {
+impl SearchRange {
     const fn new(first: u64, last: u64) -> Self {
         Self {
             first,
@@ -49,13 +49,13 @@ impl Span {
     }
 }
 
-impl Default for Iovas {
+impl Default for IovaAllocator {
     fn default() -> Self {
         Self::new(None)
     }
 }
 
-impl Iovas {
+impl IovaAllocator {
     /// Those of `valid`; without it all that 39 bits reach, as every IOMMU has, but those of interrupts.
     pub fn new(valid: Option<Vec<RangeInclusive<u64>>>) -> Self {
         let mut valid =
@@ -64,13 +64,13 @@ impl Iovas {
         Self {
             valid,
             taken: BTreeMap::new(),
-            below: Span::new(FIRST, NARROW - 1),
-            above: Span::new(NARROW, u64::MAX),
+            below: SearchRange::new(FIRST, NARROW - 1),
+            above: SearchRange::new(NARROW, u64::MAX),
         }
     }
 
     /// Takes addresses for `bytes` bytes and returns the first; `None` if there are none.
-    pub fn take(&mut self, bytes: u64) -> Option<u64> {
+    pub fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let below = self.find(&self.below, bytes);
         let begin = below.or_else(|| self.find(&self.above, bytes))?;
         self.taken.insert(begin, bytes);
@@ -89,8 +89,8 @@ impl Iovas {
         self.taken.get(&begin).copied()
     }
 
-    /// Gives back what [`take`](Self::take) took.
-    pub fn give(&mut self, begin: u64) {
+    /// Gives back what [`allocate`](Self::allocate) took.
+    pub fn free(&mut self, begin: u64) {
         self.taken.remove(&begin);
     }
 
@@ -100,7 +100,7 @@ impl Iovas {
         self.taken.iter().map(|(&begin, &bytes)| (begin, bytes))
     }
 
-    fn find(&self, span: &Span, bytes: u64) -> Option<u64> {
+    fn find(&self, span: &SearchRange, bytes: u64) -> Option<u64> {
         let length = bytes.checked_sub(1)?;
         [span.next, span.first]
             .into_iter()
@@ -145,46 +145,46 @@ mod tests {
 
     #[test]
     fn iova_allocation_is_ascending_and_reuses_last() {
-        let mut iovas = Iovas::default();
-        let first = iovas.take(4096).unwrap();
-        let second = iovas.take(4096).unwrap();
+        let mut iovas = IovaAllocator::default();
+        let first = iovas.allocate(4096).unwrap();
+        let second = iovas.allocate(4096).unwrap();
         assert_eq!((first, iovas.bytes(first)), (FIRST, Some(4096)));
         assert!(second >= first + 4096 + STEP && second < NARROW);
-        iovas.give(first);
+        iovas.free(first);
         assert_eq!(iovas.bytes(first), None);
-        assert!(iovas.take(4096).unwrap() > second);
+        assert!(iovas.allocate(4096).unwrap() > second);
         // Where nothing fits below, there is more above.
-        assert!(iovas.take(5 << 30).unwrap() >= NARROW);
+        assert!(iovas.allocate(5 << 30).unwrap() >= NARROW);
         for too_much in [0, LAST + 1, u64::MAX] {
-            assert_eq!(iovas.take(too_much), None, "{too_much:#x}");
+            assert_eq!(iovas.allocate(too_much), None, "{too_much:#x}");
         }
     }
 
     #[test]
     fn iova_freed_range_is_reused_only_when_needed() {
         let valid = 0..=FIRST + 4 * STEP - 1;
-        let mut iovas = Iovas::new(Some(vec![valid]));
-        assert_eq!(iovas.take(STEP), Some(FIRST));
-        assert_eq!(iovas.take(STEP), Some(FIRST + 2 * STEP));
-        assert_eq!(iovas.take(STEP), None);
-        iovas.give(FIRST);
-        assert_eq!(iovas.take(STEP), Some(FIRST));
+        let mut iovas = IovaAllocator::new(Some(vec![valid]));
+        assert_eq!(iovas.allocate(STEP), Some(FIRST));
+        assert_eq!(iovas.allocate(STEP), Some(FIRST + 2 * STEP));
+        assert_eq!(iovas.allocate(STEP), None);
+        iovas.free(FIRST);
+        assert_eq!(iovas.allocate(STEP), Some(FIRST));
     }
 
     #[test]
     fn iova_interrupt_range_is_not_allocated() {
-        let mut iovas = Iovas::default();
+        let mut iovas = IovaAllocator::default();
         // What does not fit below them fits behind.
-        assert_eq!(iovas.take(*INTERRUPTS.start()), Some(NARROW));
-        while let Some(begin) = iovas.take(STEP)
+        assert_eq!(iovas.allocate(*INTERRUPTS.start()), Some(NARROW));
+        while let Some(begin) = iovas.allocate(STEP)
             && begin < NARROW
         {
             assert!(begin + STEP <= *INTERRUPTS.start() || begin > *INTERRUPTS.end());
         }
         // The very last addresses can be taken, and nothing overflows behind them.
-        let mut last = Iovas::new(Some(vec![u64::MAX - STEP + 1..=u64::MAX]));
-        assert_eq!(last.take(STEP), Some(u64::MAX - STEP + 1));
-        assert_eq!(last.take(4096), None);
+        let mut last = IovaAllocator::new(Some(vec![u64::MAX - STEP + 1..=u64::MAX]));
+        assert_eq!(last.allocate(STEP), Some(u64::MAX - STEP + 1));
+        assert_eq!(last.allocate(4096), None);
     }
 
     /// Whether a piece may lie there beside those that are taken, by the rules and not by the search.
@@ -217,18 +217,18 @@ mod tests {
             let base = if is_high { NARROW - 20 * STEP } else { 0 };
             let starts: Vec<u64> = starts.into_iter().map(|step| base + step * STEP).collect();
             let valid: Vec<_> = starts.chunks_exact(2).map(|pair| pair[0]..=pair[1] - 1).collect();
-            let mut iovas = Iovas::new(Some(valid.clone()));
+            let mut iovas = IovaAllocator::new(Some(valid.clone()));
             for (is_take, bytes, which) in steps {
                 let taken: Vec<_> = iovas.taken().collect();
                 if !is_take && !taken.is_empty() {
                     let (begin, bytes) = *which.get(&taken);
                     prop_assert_eq!(iovas.bytes(begin), Some(bytes));
-                    iovas.give(begin);
+                    iovas.free(begin);
                     prop_assert_eq!(iovas.taken().count(), taken.len() - 1);
                     continue;
                 }
                 let mut places = (0..40).map(|step| base + step * STEP);
-                if let Some(begin) = iovas.take(bytes) {
+                if let Some(begin) = iovas.allocate(bytes) {
                     prop_assert!(begin % STEP == 0 && is_free(begin, bytes, &valid, &taken));
                 } else {
                     prop_assert_eq!(places.find(|place| is_free(*place, bytes, &valid, &taken)), None);
@@ -238,14 +238,14 @@ mod tests {
 
         #[test]
         fn iova_freed_range_is_reused_late(bytes in prop::collection::vec(1u64..(16 << 20), 1..40)) {
-            let mut iovas = Iovas::default();
+            let mut iovas = IovaAllocator::default();
             let mut last = 0;
             // All of it together fits below several times.
             for bytes in bytes {
-                let begin = iovas.take(bytes).unwrap();
+                let begin = iovas.allocate(bytes).unwrap();
                 prop_assert!(begin > last && begin < NARROW);
                 last = begin;
-                iovas.give(begin);
+                iovas.free(begin);
             }
         }
     }

@@ -7,7 +7,7 @@
 //! by page where none does.
 
 use super::dmabuf::{
-    Attachment, Direction, DmabufError, Function, Module, Reason, State, revocations,
+    Attachment, Direction, DmabufError, Function, Module, Reason, State, revocation_eventfd,
 };
 use crate::fpga::device::{Device, DeviceError, Identity, Interrupt, Registers};
 use crate::fpga::engines::wait_until;
@@ -37,7 +37,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 
 /// A PCI device that keeps its driver, or has none.
 #[derive(Debug)]
-pub struct HandedDevice {
+pub struct KernelDriverDevice {
     name: String,
     function: Function,
     folder: PathBuf,
@@ -57,7 +57,7 @@ struct Maps {
     attachments: BTreeMap<u64, Attachment>,
 }
 
-impl HandedDevice {
+impl KernelDriverDevice {
     /// Opens the module for the device at a PCI address (`0000:3b:00.0`), whose engine drives `address_bits` bits of address
     /// where no driver says it. Switches bus mastering on where the device has no driver that does.
     pub fn open(address: &str, address_bits: Option<u16>) -> Result<Arc<Self>, DeviceError> {
@@ -72,7 +72,7 @@ impl HandedDevice {
             ));
         }
         let module = Module::open().map_err(|wrong| told(address, &wrong))?;
-        let revoked = revocations().map_err(|wrong| told(address, &wrong))?;
+        let revoked = revocation_eventfd().map_err(|wrong| told(address, &wrong))?;
         let identity = Identity {
             vendor: number(&folder, "vendor").unwrap_or(0),
             device: number(&folder, "device").unwrap_or(0),
@@ -128,7 +128,7 @@ impl HandedDevice {
     }
 }
 
-impl DmaDevice for HandedDevice {
+impl DmaDevice for KernelDriverDevice {
     fn name(&self) -> &str {
         &self.name
     }
@@ -147,7 +147,7 @@ impl DmaDevice for HandedDevice {
         let (function, direction) = (self.function, Direction::Both);
         let revoked = self.revoked.clone();
         let attachment = module
-            .map_telling(
+            .map_with_eventfd(
                 memory.as_fd(),
                 function,
                 direction,
@@ -204,7 +204,7 @@ impl DmaDevice for HandedDevice {
                 return Ok(());
             }
             let attachments = std::mem::take(&mut maps.attachments);
-            attachments.into_values().for_each(Attachment::abandon);
+            attachments.into_values().for_each(Attachment::detach);
         }
         // A child that is being started may have the file for a moment more.
         let is_off = wait_until(CLOSING, || {
@@ -225,7 +225,7 @@ impl DmaDevice for HandedDevice {
     }
 }
 
-impl Device for HandedDevice {
+impl Device for KernelDriverDevice {
     fn identity(&self) -> Identity {
         self.identity
     }
@@ -276,7 +276,7 @@ impl Device for HandedDevice {
     }
 }
 
-impl Drop for HandedDevice {
+impl Drop for KernelDriverDevice {
     fn drop(&mut self) {
         if !self.is_master {
             return;
@@ -371,7 +371,7 @@ mod tests {
         assert!(why_revoked(Some(Reason::Moved)).contains("moved"));
         assert!(why_revoked(Some(Reason::Rebound)).contains("unbound"));
         assert!(why_revoked(Some(Reason::Removed)).contains("removed"));
-        let error = HandedDevice::open("ffff:ff:1f.7", None).unwrap_err();
+        let error = KernelDriverDevice::open("ffff:ff:1f.7", None).unwrap_err();
         assert!(error.to_string().contains("lspci -D"), "{error}");
     }
 

@@ -9,7 +9,7 @@ pub mod vfio_user;
 
 use super::config::DeviceKey;
 use super::device::{Device, DeviceError};
-use emulated::{CardOptions, EmulatedDevice};
+use emulated::{EmulatedDeviceEntry, EmulatedOptions};
 use std::path::Path;
 use std::sync::Arc;
 use vfio::VfioDevice;
@@ -20,9 +20,9 @@ pub struct Open<'a> {
     /// The directory that relative paths start from.
     pub directory: &'a Path,
     /// The emulated devices that the program offers.
-    pub emulated: &'a [EmulatedDevice],
+    pub emulated: &'a [EmulatedDeviceEntry],
     /// How a simulated card in this process behaves.
-    pub card: Option<&'a CardOptions>,
+    pub emulated_options: Option<&'a EmulatedOptions>,
 }
 
 /// Opens a card for one engine.
@@ -30,7 +30,7 @@ pub fn open(device: &DeviceKey, options: &Open) -> Result<Arc<dyn Device>, Devic
     match device {
         DeviceKey::Pci(address) => Ok(VfioDevice::open(address, None)?),
         DeviceKey::VfioUser(path) => vfio_user::open(&options.directory.join(path)),
-        DeviceKey::Inproc(name) => {
+        DeviceKey::Emulated(name) => {
             let known = options.emulated.iter().find(|known| known.name == name);
             let known = known.ok_or_else(|| {
                 DeviceError::new(
@@ -38,7 +38,7 @@ pub fn open(device: &DeviceKey, options: &Open) -> Result<Arc<dyn Device>, Devic
                     format!("there is no simulated card `{name}`"),
                 )
             })?;
-            (known.open)(name, &options.card.cloned().unwrap_or_default())
+            (known.open)(name, &options.emulated_options.cloned().unwrap_or_default())
         }
     }
 }

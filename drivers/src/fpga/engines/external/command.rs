@@ -37,7 +37,7 @@ impl Action {
 
 /// Memory as the card sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct MemoryRange {
     /// Bus address of its first byte.
     pub address: u64,
     /// Bytes.
@@ -46,23 +46,23 @@ pub struct Place {
 
 /// What the command reads, as JSON, from its standard input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Job {
+pub struct CommandInput {
     /// What to do.
     pub action: Action,
     /// The card's PCI address.
     pub device: String,
     /// The slots, in the order in which they are filled, round and round.
-    pub slots: Vec<Place>,
+    pub slots: Vec<MemoryRange>,
     /// Index of the slot that is filled first.
     pub first: usize,
     /// Where the card writes how many slots it has filled since the start: 64 bits, little-endian.
-    pub count: Place,
+    pub count: MemoryRange,
     /// Where the card reads how many slots it may have filled since the start; `null` where it does not wait.
-    pub credits: Option<Place>,
+    pub credits: Option<MemoryRange>,
 }
 
-impl Job {
-    /// The job for `slots`, with words at `count` and `credits`.
+impl CommandInput {
+    /// The input for `slots`, with words at `count` and `credits`.
     pub fn new(
         action: Action,
         device: &str,
@@ -70,7 +70,7 @@ impl Job {
         count: u64,
         credits: Option<u64>,
     ) -> Self {
-        let word = |address| Place { address, bytes: 8 };
+        let word = |address| MemoryRange { address, bytes: 8 };
         let bytes = slots.bytes;
         Self {
             action,
@@ -78,7 +78,7 @@ impl Job {
             slots: slots
                 .addresses
                 .iter()
-                .map(|&address| Place { address, bytes })
+                .map(|&address| MemoryRange { address, bytes })
                 .collect(),
             first: slots.first,
             count: word(count),
@@ -89,16 +89,16 @@ impl Job {
 
 /// The command.
 #[derive(Clone, Debug)]
-pub struct Hook {
+pub struct ExternalCommand {
     program: PathBuf,
     arguments: Vec<String>,
     directory: PathBuf,
-    within: Duration,
+    timeout: Duration,
 }
 
-impl Hook {
-    /// The command of `words`, run in `directory`, which is to end within so long; `None` without words.
-    pub fn new(words: &[String], directory: &Path, within: Duration) -> Option<Self> {
+impl ExternalCommand {
+    /// The command of `words`, run in `directory`, which is to end timeout so long; `None` without words.
+    pub fn new(words: &[String], directory: &Path, timeout: Duration) -> Option<Self> {
         let (program, arguments) = words.split_first()?;
         let directory = std::path::absolute(directory).ok()?;
         Some(Self {
@@ -110,22 +110,22 @@ impl Hook {
             },
             arguments: arguments.to_vec(),
             directory,
-            within,
+            timeout,
         })
     }
 
     /// How long it may take.
-    pub const fn within(&self) -> Duration {
-        self.within
+    pub const fn timeout(&self) -> Duration {
+        self.timeout
     }
 
-    /// Runs it for `job` and waits for its end; an error says what it said. It must exit with 0.
-    pub fn run(&self, job: &Job) -> Result<(), String> {
-        let action = job.action.name();
+    /// Runs it for `input` and waits for its end; an error says what it said. It must exit with 0.
+    pub fn run(&self, input: &CommandInput) -> Result<(), String> {
+        let action = input.action.name();
         let program = self.program.display();
         let cannot =
             |what: &str, error: &io::Error| format!("{program} ({action}) {what}: {error}");
-        let document = serde_json::to_vec(job)
+        let document = serde_json::to_vec(input)
             .map_err(|error| cannot("cannot be told what to do", &io::Error::other(error)))?;
         // Files and no pipes: neither side waits for the other, and whoever inherits them keeps nobody waiting.
         let files = || -> io::Result<(File, File)> {
@@ -153,7 +153,7 @@ impl Hook {
                 + "; correct `command`: is the file there and executable?"
         })?;
         let mut ended = None;
-        let in_time = wait_until(self.within, || match child.try_wait() {
+        let in_time = wait_until(self.timeout, || match child.try_wait() {
             Ok(None) => false,
             Ok(Some(status)) => {
                 ended = Some(Ok(status));
@@ -167,7 +167,7 @@ impl Hook {
         if !in_time {
             kill(&mut child);
         }
-        let said = last_words(&mut said);
+        let said = output_tail(&mut said);
         match ended {
             Some(Ok(status)) if status.success() => {
                 if !said.is_empty() {
@@ -178,8 +178,8 @@ impl Hook {
             Some(Ok(status)) => Err(format!("{program} ({action}): {status}{said}")),
             Some(Err(error)) => Err(cannot("cannot be waited for", &error)),
             None => Err(format!(
-                "{program} ({action}) has not ended within {:?} and was killed; raise `within` if it needs longer{said}",
-                self.within
+                "{program} ({action}) has not ended timeout {:?} and was killed; raise `timeout` if it needs longer{said}",
+                self.timeout
             )),
         }
     }
@@ -200,12 +200,12 @@ fn kill(child: &mut Child) {
 }
 
 fn memory_file() -> io::Result<File> {
-    let file = rustix::fs::memfd_create("daq-hook", MemfdFlags::CLOEXEC)?;
+    let file = rustix::fs::memfd_create("daq-command", MemfdFlags::CLOEXEC)?;
     Ok(file.into())
 }
 
 /// The end of what was written to `said`, as the rest of a sentence.
-fn last_words(said: &mut File) -> String {
+fn output_tail(said: &mut File) -> String {
     let mut bytes = Vec::new();
     if said.rewind().is_err() || said.read_to_end(&mut bytes).is_err() {
         return String::new();
@@ -224,28 +224,28 @@ fn last_words(said: &mut File) -> String {
 mod tests {
     use super::*;
 
-    fn job() -> Job {
+    fn input() -> CommandInput {
         let slots = Slots {
             addresses: vec![0x1_0000_0000, 0x2000],
             bytes: 4096,
             first: 1,
             doorbell: None,
         };
-        Job::new(Action::Start, "0000:3b:00.0", &slots, 0x9000, Some(0x9040))
+        CommandInput::new(Action::Start, "0000:3b:00.0", &slots, 0x9000, Some(0x9040))
     }
 
-    fn shell(script: &str, within: Duration) -> Result<(), String> {
+    fn shell(script: &str, timeout: Duration) -> Result<(), String> {
         let words = ["sh", "-c", script].map(str::to_owned);
-        Hook::new(&words, Path::new("."), within)
+        ExternalCommand::new(&words, Path::new("."), timeout)
             .unwrap()
-            .run(&job())
+            .run(&input())
     }
 
     const LONG: Duration = Duration::from_mins(1);
 
     #[test]
     fn command_input_matches_guide() {
-        let told = serde_json::to_value(job()).unwrap();
+        let told = serde_json::to_value(input()).unwrap();
         let expected = serde_json::json!({
             "action": "start",
             "device": "0000:3b:00.0",
@@ -258,7 +258,7 @@ mod tests {
             "credits": { "address": 36928, "bytes": 8 },
         });
         assert_eq!(told, expected);
-        let mut stop = job();
+        let mut stop = input();
         (stop.action, stop.credits) = (Action::Stop, None);
         let told = serde_json::to_value(stop).unwrap();
         assert_eq!(told["action"], "stop");
@@ -269,11 +269,11 @@ mod tests {
     fn command_reads_document_from_stdin() {
         let folder = tempfile::tempdir().unwrap();
         let words = ["sh", "-c", "cat >told"].map(str::to_owned);
-        let hook = Hook::new(&words, folder.path(), LONG).unwrap();
+        let command = ExternalCommand::new(&words, folder.path(), LONG).unwrap();
         // Longer than a pipe holds.
-        let mut long = job();
+        let mut long = input();
         long.slots = vec![long.slots[0]; 10_000];
-        hook.run(&long).unwrap();
+        command.run(&long).unwrap();
         let told = std::fs::read(folder.path().join("told")).unwrap();
         assert_eq!(told, serde_json::to_vec(&long).unwrap());
     }
@@ -286,16 +286,16 @@ mod tests {
         std::fs::write(&script, "#!/bin/sh\necho \"$1\" >said\n").unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let words = ["./program-card", "word"].map(str::to_owned);
-        let hook = Hook::new(&words, folder.path(), LONG).unwrap();
+        let command = ExternalCommand::new(&words, folder.path(), LONG).unwrap();
         // Another test that starts a process just now may have the script open for writing for a moment.
-        let ran = (0..1000).find_map(|_| match hook.run(&job()) {
+        let ran = (0..1000).find_map(|_| match command.run(&input()) {
             Err(why) if why.contains("busy") => None,
             ran => Some(ran),
         });
         assert_eq!(ran, Some(Ok(())));
         let said = std::fs::read_to_string(folder.path().join("said")).unwrap();
         assert_eq!(said, "word\n");
-        assert!(Hook::new(&[], folder.path(), LONG).is_none());
+        assert!(ExternalCommand::new(&[], folder.path(), LONG).is_none());
     }
 
     #[test]
@@ -304,8 +304,8 @@ mod tests {
         assert!(why.contains("(start)") && why.contains("no card"), "{why}");
         assert!(why.contains("exit status: 3"), "{why}");
         let words = ["./not-there".to_owned()];
-        let hook = Hook::new(&words, Path::new("."), LONG).unwrap();
-        let why = hook.run(&job()).unwrap_err();
+        let command = ExternalCommand::new(&words, Path::new("."), LONG).unwrap();
+        let why = command.run(&input()).unwrap_err();
         assert!(why.contains("correct `command`"), "{why}");
     }
 
@@ -313,6 +313,6 @@ mod tests {
     fn command_timeout_kills_process_group() {
         // Its child would keep this test waiting for an hour if it were waited for.
         let why = shell("sleep 3600 & sleep 3600", Duration::ZERO).unwrap_err();
-        assert!(why.contains("raise `within`"), "{why}");
+        assert!(why.contains("raise `timeout`"), "{why}");
     }
 }

@@ -1,4 +1,4 @@
-//! `hook`: an engine that daq does not program. A card that keeps its vendor's driver, or has none, is started and stopped
+//! `external`: an engine that daq does not program. A card that keeps its vendor's driver, or has none, is started and stopped
 //! by a command of the user's, which is given the addresses of the slots.
 //!
 //! ```text
@@ -15,9 +15,9 @@ mod command;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Action, Hook, Job, Place};
+pub use command::{Action, CommandInput, ExternalCommand, MemoryRange};
 
-use crate::fpga::config::{DeviceKey, FpgaConfig, Notice};
+use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::device::Device;
 use crate::fpga::engines::{self, EngineEntry, Limits, Opening, check_slots, now, unfit};
 use daq_core::config::Problem;
@@ -29,7 +29,7 @@ use std::time::Duration;
 
 /// The line in the list of engines.
 pub const ENTRY: EngineEntry = EngineEntry {
-    name: "hook",
+    name: "external",
     summary: "a card under its own driver, which a program of yours starts and stops",
     limits: Limits {
         alignment: ALIGNMENT,
@@ -38,27 +38,27 @@ pub const ENTRY: EngineEntry = EngineEntry {
         preferred: 64 << 10,
     },
     faults: FAULTS,
-    keys: &["command", "within", "address_bits", "credits"],
+    keys: &["command", "timeout", "address_bits", "credits"],
     supports_backpressure,
     rings: |_| false,
     problems,
     recognises: |_| false,
-    open: |opening| Ok(Box::new(Handed::open(opening)?)),
+    open: |opening| Ok(Box::new(ExternalEngine::open(opening)?)),
 };
 
 const ALIGNMENT: usize = 64;
 const MAX_SLOT: usize = 1 << 30;
 const MAX_SLOTS: usize = 1 << 16;
 /// How long the command may take if nobody says.
-const WITHIN: Duration = Duration::from_secs(2);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes of the page with the two words, and where they lie: not in one cache line.
 const PAGE: usize = 4096;
 const COUNT: usize = 0;
 const CREDITS: usize = 64;
 /// Transfers that may be being written behind those that are counted: the count follows each.
-const AHEAD: u64 = 1;
-/// How often the count is looked at between two looks whether the addresses still hold.
-const LOOKS: u32 = 64;
+const MAX_AHEAD: u64 = 1;
+/// How often the count is looked at between two polls whether the addresses still hold.
+const POLLS_PER_CHECK: u32 = 64;
 
 const FAULTS: &[&str] = &["count-went-back", "more-than-credited"];
 
@@ -76,7 +76,7 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
     must(
         matches!(config.device, DeviceKey::Pci(_)),
         "device",
-        "`hook` is for cards in this machine",
+        "`external` is for cards in this machine",
         "give the card's PCI address, as lspci -D shows it",
     );
     must(
@@ -85,13 +85,13 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
             .as_ref()
             .is_some_and(|words| words.first().is_some_and(|word| !word.is_empty())),
         "command",
-        "`hook` does not know which program starts and stops the card",
+        "`external` does not know which program starts and stops the card",
         "add it: command = [\"./program-card\"]",
     );
     must(
-        config.within.is_none_or(|within| !within.0.is_zero()),
-        "within",
-        "no program ends within no time",
+        config.timeout.is_none_or(|timeout| !timeout.0.is_zero()),
+        "timeout",
+        "no program ends timeout no time",
         "raise it, or remove it: 2 s",
     );
     must(
@@ -105,13 +105,13 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
     must(
         config.channel == 0,
         "channel",
-        "`hook` knows of no channels",
+        "`external` knows of no channels",
         "give the channel to the command, among its arguments",
     );
     must(
-        config.completion == Notice::Poll,
+        config.completion == CompletionMode::Poll,
         "completion",
-        "`hook` knows of no interrupts, which are the driver's",
+        "`external` knows of no interrupts, which are the driver's",
         "remove it",
     );
     must(
@@ -124,32 +124,32 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
 }
 
 /// An engine that the user's command programs.
-pub struct Handed {
+pub struct ExternalEngine {
     device: Arc<dyn Device>,
     dma: Arc<dyn DmaDevice>,
-    hook: Hook,
+    command: ExternalCommand,
     words: DmaBuffer,
     supports_backpressure: bool,
     slots: Slots,
     is_armed: bool,
-    /// Transfers that are counted, those of them that are told, and those that there were credits for.
+    /// Transfers that are counted, those of them that are reported, and those that there were credits for.
     finished: u64,
-    told: u64,
+    reported: u64,
     credited: u64,
-    looks: u32,
+    polls: u32,
 }
 
-impl Handed {
+impl ExternalEngine {
     fn open(opening: &Opening) -> Result<Self, EngineError> {
         let (device, config) = (opening.device.clone(), opening.config);
         let dma = device.clone().as_dma();
         let words = config.command.as_deref().unwrap_or_default();
-        let within = config.within.map_or(WITHIN, |within| within.0);
-        let hook = Hook::new(words, opening.directory, within)
+        let timeout = config.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
+        let command = ExternalCommand::new(words, opening.directory, timeout)
             .ok_or_else(|| unfit(device.name(), "it has no `command`"))?;
         Ok(Self {
             words: DmaBuffer::new(dma.clone(), PAGE)?,
-            hook,
+            command,
             supports_backpressure: supports_backpressure(config),
             slots: Slots {
                 addresses: Vec::new(),
@@ -159,9 +159,9 @@ impl Handed {
             },
             is_armed: false,
             finished: 0,
-            told: 0,
+            reported: 0,
             credited: 0,
-            looks: 0,
+            polls: 0,
             device,
             dma,
         })
@@ -172,8 +172,13 @@ impl Handed {
         let credits = self.supports_backpressure.then_some(base + CREDITS as u64);
         let count = base + COUNT as u64;
         let name = self.device.name();
-        self.hook
-            .run(&Job::new(action, name, &self.slots, count, credits))
+        self.command.run(&CommandInput::new(
+            action,
+            name,
+            &self.slots,
+            count,
+            credits,
+        ))
     }
 
     /// The count as it is now, if it can be.
@@ -199,11 +204,11 @@ impl Handed {
         if self.supports_backpressure {
             return 0;
         }
-        (finished.saturating_add(AHEAD)).saturating_sub(self.slots.addresses.len() as u64)
+        (finished.saturating_add(MAX_AHEAD)).saturating_sub(self.slots.addresses.len() as u64)
     }
 }
 
-impl Engine for Handed {
+impl Engine for ExternalEngine {
     fn name(&self) -> &'static str {
         ENTRY.name
     }
@@ -230,14 +235,14 @@ impl Engine for Handed {
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
         let name = self.device.name();
         check_slots(name, slots, &self.caps(), 64)?;
-        if !self.supports_backpressure && slots.addresses.len() as u64 <= AHEAD {
+        if !self.supports_backpressure && slots.addresses.len() as u64 <= MAX_AHEAD {
             let why = "a ring of one slot, which is always being overwritten: give the ring at least 2 `slots`";
             return Err(unfit(name, why));
         }
         self.device.check()?;
         self.words.clear();
         self.slots = slots.clone();
-        (self.finished, self.told, self.credited, self.looks) = (0, 0, 0, 0);
+        (self.finished, self.reported, self.credited, self.polls) = (0, 0, 0, 0);
         // A command that fails may have started it.
         self.is_armed = true;
         self.run(Action::Start)
@@ -247,25 +252,25 @@ impl Engine for Handed {
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         if self.is_armed {
             self.finished = self.count()?;
-            self.looks = self.looks.wrapping_add(1);
-            if self.looks.is_multiple_of(LOOKS) {
+            self.polls = self.polls.wrapping_add(1);
+            if self.polls.is_multiple_of(POLLS_PER_CHECK) {
                 self.device.check()?;
             }
         }
         let overwritten = self.overwritten_at(self.finished);
-        if self.told < overwritten {
-            done.skip(overwritten - self.told);
-            self.told = overwritten;
+        if self.reported < overwritten {
+            done.skip(overwritten - self.reported);
+            self.reported = overwritten;
         }
-        if self.told < self.finished {
+        if self.reported < self.finished {
             let finished = Done {
                 length: self.slots.bytes,
                 is_bad: false,
                 timestamp: now(),
                 ..Done::default()
             };
-            while self.told < self.finished && done.push(finished) {
-                self.told += 1;
+            while self.reported < self.finished && done.push(finished) {
+                self.reported += 1;
             }
         }
         Ok(())
@@ -302,13 +307,13 @@ impl Engine for Handed {
             tracing::warn!("{}: {why}", self.device.name());
             QuiesceTimeout {
                 engine: format!("{} of {}", ENTRY.name, self.device.name()),
-                waited: self.hook.within(),
+                waited: self.command.timeout(),
             }
         })
     }
 }
 
-impl Drop for Handed {
+impl Drop for ExternalEngine {
     fn drop(&mut self) {
         if self.quiesce(Duration::ZERO).is_err() {
             engines::disable_and_reset(&self.dma);

@@ -1,4 +1,4 @@
-//! The engine `hook` above a device of which the test is the card.
+//! The engine `external` above a device of which the test is the card.
 
 use super::*;
 use crate::fpga::device::Identity;
@@ -11,12 +11,12 @@ use std::sync::atomic::Ordering;
 const SLOTS: usize = 4;
 const SLOT: usize = 256;
 
-struct Desk {
+struct Fixture {
     mock: Arc<Mock>,
     folder: tempfile::TempDir,
 }
 
-impl Desk {
+impl Fixture {
     fn new() -> Self {
         Self {
             mock: Mock::new(64, Identity::default(), |_, _, _| true),
@@ -24,17 +24,17 @@ impl Desk {
         }
     }
 
-    /// An engine whose command is a shell's `script`, run in the desk's folder.
-    fn engine(&self, script: &str, keys: &str) -> Handed {
+    /// An engine whose command is a shell's `script`, run in the fixture's folder.
+    fn engine(&self, script: &str, keys: &str) -> ExternalEngine {
         let words = serde_json::json!(["sh", "-c", script]);
         let keys = format!("command = {words}\nwithin = \"60 s\"\n{keys}");
-        let config = mock::config("hook", &keys);
+        let config = mock::config("external", &keys);
         let opening = Opening {
             device: self.mock.clone(),
             config: &config,
             directory: self.folder.path(),
         };
-        Handed::open(&opening).unwrap()
+        ExternalEngine::open(&opening).unwrap()
     }
 
     fn read(&self, file: &str) -> String {
@@ -52,7 +52,7 @@ fn slots() -> Slots {
 }
 
 /// What a poll for at most `limit` yields: skipped, done.
-fn poll(engine: &mut Handed, limit: usize) -> Result<(u64, usize), EngineError> {
+fn poll(engine: &mut ExternalEngine, limit: usize) -> Result<(u64, usize), EngineError> {
     let mut done = Completions::new(64, FAULTS.len());
     done.clear(limit);
     engine.poll(&mut done)?;
@@ -60,7 +60,7 @@ fn poll(engine: &mut Handed, limit: usize) -> Result<(u64, usize), EngineError> 
     Ok((done.overrun(), done.as_slice().len()))
 }
 
-fn faulted(engine: &mut Handed) -> Vec<&'static str> {
+fn faulted(engine: &mut ExternalEngine) -> Vec<&'static str> {
     match poll(engine, 64) {
         Err(EngineError::Faulted { faults, .. }) => faults,
         other => panic!("{other:?}"),
@@ -69,13 +69,14 @@ fn faulted(engine: &mut Handed) -> Vec<&'static str> {
 
 #[test]
 fn external_engine_with_backpressure_reads_credits() {
-    let desk = Desk::new();
-    let mut engine = desk.engine("cat >>told; echo >>told", "credits = true");
+    let fixture = Fixture::new();
+    let mut engine = fixture.engine("cat >>told; echo >>told", "credits = true");
     // Left over from whoever had the page before.
     engine.words.write64(COUNT, 77);
     engine.words.write64(CREDITS, 77);
     engine.arm(&slots()).unwrap();
-    let words = |engine: &Handed| (engine.words.read64(COUNT), engine.words.read64(CREDITS));
+    let words =
+        |engine: &ExternalEngine| (engine.words.read64(COUNT), engine.words.read64(CREDITS));
     assert_eq!(words(&engine), (0, 0), "it begins from nothing");
     assert_eq!(poll(&mut engine, 64).unwrap(), (0, 0));
     let mut filled = 0;
@@ -95,27 +96,27 @@ fn external_engine_with_backpressure_reads_credits() {
     }
     engine.quiesce(Duration::ZERO).unwrap();
     engine.quiesce(Duration::ZERO).unwrap();
-    let told = desk.read("told");
+    let told = fixture.read("told");
     let jobs: Vec<serde_json::Value> = told
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
     assert_eq!(jobs.len(), 2, "stopped once");
     let base = engine.words.address();
-    for (job, action) in jobs.iter().zip(["start", "stop"]) {
-        assert_eq!(job["action"], action);
-        assert_eq!(job["device"], "mock");
-        assert_eq!(job["first"], 1);
-        assert_eq!(job["slots"][3]["address"], 0x7000);
-        assert_eq!(job["count"]["address"], base);
-        assert_eq!(job["credits"]["address"], base + 64);
+    for (input, action) in jobs.iter().zip(["start", "stop"]) {
+        assert_eq!(input["action"], action);
+        assert_eq!(input["device"], "mock");
+        assert_eq!(input["first"], 1);
+        assert_eq!(input["slots"][3]["address"], 0x7000);
+        assert_eq!(input["count"]["address"], base);
+        assert_eq!(input["credits"]["address"], base + 64);
     }
 }
 
 #[test]
 fn external_engine_free_running_overrun_is_skipped() {
-    let desk = Desk::new();
-    let mut engine = desk.engine("cat >told", "");
+    let fixture = Fixture::new();
+    let mut engine = fixture.engine("cat >told", "");
     assert!(!engine.caps().supports_backpressure);
     engine.arm(&slots()).unwrap();
     engine.credit(1);
@@ -135,8 +136,8 @@ fn external_engine_free_running_overrun_is_skipped() {
     engine.words.write64(COUNT, 5);
     assert_eq!(poll(&mut engine, 64).unwrap(), (0, 2));
     assert_eq!(engine.overwritten().unwrap(), 999);
-    let job: serde_json::Value = serde_json::from_str(&desk.read("told")).unwrap();
-    assert!(job["credits"].is_null());
+    let input: serde_json::Value = serde_json::from_str(&fixture.read("told")).unwrap();
+    assert!(input["credits"].is_null());
     let mut one = slots();
     (one.first, one.addresses) = (0, vec![0]);
     let error = engine.arm(&one).unwrap_err().to_string();
@@ -145,8 +146,8 @@ fn external_engine_free_running_overrun_is_skipped() {
 
 #[test]
 fn external_engine_impossible_count_is_named_fault() {
-    let desk = Desk::new();
-    let mut engine = desk.engine("cat >told", "");
+    let fixture = Fixture::new();
+    let mut engine = fixture.engine("cat >told", "");
     engine.arm(&slots()).unwrap();
     engine.words.write64(COUNT, 3);
     poll(&mut engine, 64).unwrap();
@@ -156,7 +157,7 @@ fn external_engine_impossible_count_is_named_fault() {
     assert_eq!(faulted(&mut engine), ["count-went-back"]);
     engine.quiesce(Duration::ZERO).unwrap();
 
-    let mut engine = desk.engine("cat >told", "credits = true");
+    let mut engine = fixture.engine("cat >told", "credits = true");
     engine.arm(&slots()).unwrap();
     engine.credit(2);
     engine.words.write64(COUNT, 3);
@@ -169,12 +170,12 @@ fn external_engine_impossible_count_is_named_fault() {
 
 #[test]
 fn external_engine_revoked_addresses_end_run_with_reason() {
-    let desk = Desk::new();
-    let mut engine = desk.engine("cat >told", "");
+    let fixture = Fixture::new();
+    let mut engine = fixture.engine("cat >told", "");
     engine.arm(&slots()).unwrap();
-    *desk.mock.lost.lock().unwrap() = Some("the addresses hold no more");
-    let error = (0..=LOOKS).find_map(|_| poll(&mut engine, 64).err());
-    let error = error.expect("it looks now and then").to_string();
+    *fixture.mock.lost.lock().unwrap() = Some("the addresses hold no more");
+    let error = (0..=POLLS_PER_CHECK).find_map(|_| poll(&mut engine, 64).err());
+    let error = error.expect("it polls now and then").to_string();
     assert!(error.contains("hold no more"), "{error}");
     engine.quiesce(Duration::ZERO).unwrap();
     let error = engine.arm(&slots()).unwrap_err().to_string();
@@ -182,52 +183,52 @@ fn external_engine_revoked_addresses_end_run_with_reason() {
 }
 
 /// The engine in the hands of its owner, as the runner has it.
-fn armed(desk: &Desk, script: &str) -> Result<Armed, Box<daq_core::dma::Refused>> {
-    let engine = Box::new(desk.engine(script, "credits = true"));
+fn armed(fixture: &Fixture, script: &str) -> Result<Armed, Box<daq_core::dma::Refused>> {
+    let engine = Box::new(fixture.engine(script, "credits = true"));
     let options = HostOptions {
         shared: true,
         ..HostOptions::default()
     };
     let region = Region::host(SLOTS * 4096, options).unwrap();
-    let memory = DmaMap::new(desk.mock.clone(), region).unwrap();
+    let memory = DmaMap::new(fixture.mock.clone(), region).unwrap();
     Armed::arm(engine, memory, &slots())
 }
 
 #[test]
 fn external_engine_stop_failure_disables_bus_mastering() {
-    let desk = Desk::new();
-    let running = armed(&desk, "grep -q start").unwrap();
-    assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 2);
+    let fixture = Fixture::new();
+    let running = armed(&fixture, "grep -q start").unwrap();
+    assert_eq!(fixture.mock.mapped.load(Ordering::SeqCst), 2);
     let idle = running.stop(Duration::ZERO);
     assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
-    assert_eq!(desk.mock.disable_and_reset.load(Ordering::SeqCst), 1);
+    assert_eq!(fixture.mock.disable_and_reset.load(Ordering::SeqCst), 1);
     drop(idle);
-    assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 0);
+    assert_eq!(fixture.mock.mapped.load(Ordering::SeqCst), 0);
 }
 
 #[test]
 fn external_engine_start_failure_runs_stop_command() {
-    let desk = Desk::new();
+    let fixture = Fixture::new();
     let script = "tee -a told | grep -q stop || { echo no bitstream; exit 4; }";
-    let refused = armed(&desk, script).unwrap_err();
+    let refused = armed(&fixture, script).unwrap_err();
     assert!(refused.to_string().contains("no bitstream"), "{refused}");
     assert!(refused.idle.quiesce_timeout.is_none(), "the stop went well");
-    assert!(desk.read("told").contains("\"stop\""));
-    assert_eq!(desk.mock.disable_and_reset.load(Ordering::SeqCst), 0);
+    assert!(fixture.read("told").contains("\"stop\""));
+    assert_eq!(fixture.mock.disable_and_reset.load(Ordering::SeqCst), 0);
 
-    let refused = armed(&desk, "exit 4").unwrap_err();
+    let refused = armed(&fixture, "exit 4").unwrap_err();
     assert!(refused.idle.quiesce_timeout.is_some());
-    assert_eq!(desk.mock.disable_and_reset.load(Ordering::SeqCst), 1);
+    assert_eq!(fixture.mock.disable_and_reset.load(Ordering::SeqCst), 1);
 }
 
 #[test]
 fn external_engine_dropped_is_stopped() {
-    let desk = Desk::new();
-    let mut engine = desk.engine("cat >told", "");
+    let fixture = Fixture::new();
+    let mut engine = fixture.engine("cat >told", "");
     engine.arm(&slots()).unwrap();
     drop(engine);
-    assert!(desk.read("told").contains("\"stop\""));
-    assert_eq!(desk.mock.mapped.load(Ordering::SeqCst), 0);
+    assert!(fixture.read("told").contains("\"stop\""));
+    assert_eq!(fixture.mock.mapped.load(Ordering::SeqCst), 0);
 }
 
 #[test]
@@ -240,24 +241,24 @@ fn external_engine_contradicting_keys_are_reported() {
             .filter_map(|problem| problem.key)
             .collect()
     };
-    let hook = "device = \"3b:00.0\"\nengine = \"hook\"\n";
-    assert_eq!(keys(hook), ["command"]);
-    assert_eq!(keys(&format!("{hook}command = []")), ["command"]);
+    let command = "device = \"3b:00.0\"\nengine = \"external\"\n";
+    assert_eq!(keys(command), ["command"]);
+    assert_eq!(keys(&format!("{command}command = []")), ["command"]);
     let found = keys(&format!(
-        "{hook}command = [\"x\"]\nwithin = \"0 s\"\naddress_bits = 65\nchannel = 1\ncompletion = \"interrupt\"\n\
+        "{command}command = [\"x\"]\nwithin = \"0 s\"\naddress_bits = 65\nchannel = 1\ncompletion = \"interrupt\"\n\
          registers = [{{ bar = 0, offset = 0, value = 1 }}]"
     ));
     let expected = [
-        "within",
+        "timeout",
         "address_bits",
         "channel",
         "completion",
         "registers",
     ];
     assert_eq!(found, expected);
-    let found = keys("device = \"inproc:xdma\"\nengine = \"hook\"\ncommand = [\"x\"]");
+    let found = keys("device = \"emulated:xdma\"\nengine = \"external\"\ncommand = [\"x\"]");
     assert_eq!(found, ["device"]);
     let found = keys("device = \"3b:00.0\"\nengine = \"edu\"\ncommand = [\"x\"]\nwithin = \"1 s\"");
-    assert_eq!(found, ["command", "within"]);
-    assert!(Hook::new(&[], Path::new("."), WITHIN).is_none());
+    assert_eq!(found, ["command", "timeout"]);
+    assert!(ExternalCommand::new(&[], Path::new("."), DEFAULT_TIMEOUT).is_none());
 }

@@ -38,7 +38,7 @@ mod csr;
 #[cfg(test)]
 mod tests;
 
-use crate::fpga::config::{DeviceKey, FpgaConfig, Notice};
+use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::device::{GONE, Interrupt, Registers};
 use crate::fpga::engines::{
     self, Count, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
@@ -82,7 +82,7 @@ const AHEAD: u64 = 3;
 /// The same once it is off and idle: the one that it may have left half done.
 const HALF_DONE: u64 = 1;
 /// How long the core takes to give up what it has begun when its table is taken away, and its last packet to leave it.
-const SETTLING: Duration = Duration::from_millis(1);
+const SETTLE_TIME: Duration = Duration::from_millis(1);
 /// How long a writer that someone else left running may take to stop before it is armed.
 const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
@@ -109,9 +109,9 @@ const ON: u32 = 1;
 /// In [`register::ENABLE`]: nothing is being written.
 const IDLE: u32 = 1 << 1;
 /// In an entry: a slot is filled whole, whatever the design says of packets. The core does not tell how long a shorter one is.
-const WHOLE: u32 = 1 << 25;
+const FULL_SLOT: u32 = 1 << 25;
 /// In an entry: no interrupt at its end.
-const SILENT: u32 = 1 << 24;
+const NO_INTERRUPT: u32 = 1 << 24;
 /// Wraps of the round counter.
 const ROUNDS: u64 = 1 << 16;
 
@@ -121,7 +121,7 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
     let mut found = Vec::new();
     match (&config.csr, config.base) {
         // The model in this process has registers that are known.
-        (None, None) if config.device == DeviceKey::Inproc("litepcie".to_owned()) => {}
+        (None, None) if config.device == DeviceKey::Emulated("litepcie".to_owned()) => {}
         (None, None) => found.push(
             Problem::at("csr", "it is not said where the design's registers are")
                 .help("add `csr = \"csr.csv\"`, the file that the design's build wrote"),
@@ -135,7 +135,7 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
                 let message = format!("no register begins at {base:#x}");
                 found.push(Problem::at("base", message).help("give a multiple of 4"));
             }
-            if config.completion == Notice::Interrupt {
+            if config.completion == CompletionMode::Interrupt {
                 let message = "`base` does not say where the registers of interrupts are";
                 found
                     .push(Problem::at("completion", message).help("give `csr` in place of `base`"));
@@ -147,7 +147,7 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
 }
 
 /// The writer's interrupt.
-struct Signal {
+struct WriterInterrupt {
     interrupt: Interrupt,
     msi: Msi,
 }
@@ -157,20 +157,20 @@ pub struct Writer {
     device: Arc<dyn DmaDevice>,
     registers: Arc<dyn Registers>,
     map: Map,
-    signal: Option<Signal>,
+    signal: Option<WriterInterrupt>,
     /// Of the last time that it was armed.
     slots: u64,
     slot_bytes: usize,
     is_armed: bool,
     /// Whether the core tells when it is idle; `None` until that was seen.
-    tells_idle: Option<bool>,
+    reports_idle: Option<bool>,
     count: Count,
     /// Transfers that were finished when it was stopped.
     end: u64,
     /// Slots from the finished ones on that may have been written, in part or whole; `None` where that is not known.
     ahead: Option<u64>,
     /// Transfers that were yielded or skipped.
-    told: u64,
+    reported: u64,
 }
 
 impl Writer {
@@ -231,8 +231,8 @@ impl Writer {
             ));
         }
         let signal = match config.completion {
-            Notice::Poll => None,
-            Notice::Interrupt => {
+            CompletionMode::Poll => None,
+            CompletionMode::Interrupt => {
                 let Some(msi) = map.msi else {
                     return Err(unfit(
                         name,
@@ -246,7 +246,7 @@ impl Writer {
                     msi.bit as usize
                 };
                 let interrupt = device.interrupts(vector + 1)?.swap_remove(vector);
-                Some(Signal { interrupt, msi })
+                Some(WriterInterrupt { interrupt, msi })
             }
         };
         Ok(Self {
@@ -256,11 +256,11 @@ impl Writer {
             slots: 1,
             slot_bytes: 0,
             is_armed: false,
-            tells_idle: None,
+            reports_idle: None,
             count: Count::new(ROUNDS),
             end: 0,
             ahead: None,
-            told: 0,
+            reported: 0,
             device: device.clone().as_dma(),
         })
     }
@@ -311,12 +311,12 @@ impl Writer {
 
     /// Switches the writer off, notes how far it came, and only then empties its table; what it read last where it did
     /// not become idle.
-    fn end(&mut self, patience: Duration) -> Result<(), u32> {
+    fn end(&mut self, timeout: Duration) -> Result<(), u32> {
         self.write(register::ENABLE, 0);
-        let idle = self.settle(patience);
+        let idle = self.wait_idle(timeout);
         // Idle, its last packet was handed on (`port.source.ready`). It also has to leave the core, where a read's answer
         // may have a way of its own; from there on the read below pushes it.
-        std::thread::sleep(SETTLING);
+        std::thread::sleep(SETTLE_TIME);
         if let Ok(finished) = self.finished() {
             let finished = self.count.advance(finished);
             (self.end, self.ahead) = match (idle, finished) {
@@ -334,24 +334,24 @@ impl Writer {
     fn halt(&self) {
         self.write(register::LOOP, 0);
         self.write(register::RESET, 1);
-        std::thread::sleep(SETTLING);
+        std::thread::sleep(SETTLE_TIME);
         self.write(register::ENABLE, 0);
         self.write(register::RESET, 1);
     }
 
     /// Waits until the writer is idle, in a core that tells it; what it read last where it waited in vain.
-    fn settle(&self, patience: Duration) -> Result<(), u32> {
+    fn wait_idle(&self, timeout: Duration) -> Result<(), u32> {
         let mut enable = 0;
-        let is_idle = wait_until(patience, || {
+        let is_idle = wait_until(timeout, || {
             enable = self.read(register::ENABLE);
-            enable == GONE || self.tells_idle == Some(false) || enable & IDLE != 0
+            enable == GONE || self.reports_idle == Some(false) || enable & IDLE != 0
         });
         if is_idle { Ok(()) } else { Err(enable) }
     }
 
     /// The writer's interrupt on or off.
-    fn connect(&self, is_on: bool) {
-        let Some(Signal { msi, .. }) = &self.signal else {
+    fn set_interrupt(&self, is_on: bool) {
+        let Some(WriterInterrupt { msi, .. }) = &self.signal else {
             return;
         };
         let (bit, others) = (1 << msi.bit, self.registers.read(msi.enable));
@@ -404,13 +404,13 @@ impl Engine for Writer {
         self.write(register::ENABLE, 0);
         self.write(register::RESET, 1);
         self.write(register::LOOP, 0);
-        let idle = self.settle(LEFT_RUNNING);
+        let idle = self.wait_idle(LEFT_RUNNING);
         if self.read(register::ENABLE) == GONE {
             return Err(EngineError::Gone {
                 device: self.device.name().to_owned(),
             });
         }
-        if let (Err(enable), Some(true)) = (idle, self.tells_idle) {
+        if let (Err(enable), Some(true)) = (idle, self.reports_idle) {
             return Err(unfit(
                 self.device.name(),
                 format!(
@@ -420,9 +420,14 @@ impl Engine for Writer {
             ));
         }
         // One that has not told it by now never does.
-        self.tells_idle.get_or_insert(idle.is_ok());
-        let entry = u32::try_from(slots.bytes).unwrap_or(0) | WHOLE;
-        let entry = entry | if self.signal.is_some() { 0 } else { SILENT };
+        self.reports_idle.get_or_insert(idle.is_ok());
+        let entry = u32::try_from(slots.bytes).unwrap_or(0) | FULL_SLOT;
+        let entry = entry
+            | if self.signal.is_some() {
+                0
+            } else {
+                NO_INTERRUPT
+            };
         let (before, from_first) = slots.addresses.split_at(slots.first);
         for address in from_first.iter().chain(before) {
             let (low, high) = halves(*address);
@@ -434,8 +439,8 @@ impl Engine for Writer {
         self.slot_bytes = slots.bytes;
         self.count = Count::new(ROUNDS * self.slots);
         (self.end, self.ahead) = (0, Some(AHEAD));
-        self.told = 0;
-        self.connect(true);
+        self.reported = 0;
+        self.set_interrupt(true);
         self.is_armed = true;
         self.write(register::LOOP, 1);
         self.write(register::ENABLE, ON);
@@ -450,14 +455,14 @@ impl Engine for Writer {
             self.end
         };
         let overwritten = self.overwritten_at(finished);
-        if self.told < overwritten {
-            done.skip(overwritten - self.told);
-            self.told = overwritten;
+        if self.reported < overwritten {
+            done.skip(overwritten - self.reported);
+            self.reported = overwritten;
         }
-        if self.told < finished {
+        if self.reported < finished {
             let timestamp = now();
             let length = self.slot_bytes;
-            while self.told < finished
+            while self.reported < finished
                 && done.push(Done {
                     length,
                     is_bad: false,
@@ -465,7 +470,7 @@ impl Engine for Writer {
                     ..Done::default()
                 })
             {
-                self.told += 1;
+                self.reported += 1;
             }
         }
         Ok(())
@@ -483,7 +488,7 @@ impl Engine for Writer {
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
-        let Some(Signal { interrupt, msi }) = &self.signal else {
+        let Some(WriterInterrupt { interrupt, msi }) = &self.signal else {
             return Ok(false);
         };
         if !self.is_armed {
@@ -497,7 +502,7 @@ impl Engine for Writer {
         Ok(true)
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
+    fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
         if !self.is_armed {
             return Ok(());
         }
@@ -507,17 +512,17 @@ impl Engine for Writer {
         }
         self.is_armed = false;
         (self.end, self.ahead) = (self.count.total(), None);
-        let idle = if self.tells_idle == Some(true) {
-            self.end(patience)
+        let idle = if self.reports_idle == Some(true) {
+            self.end(timeout)
         } else {
             self.halt();
             // Its reads also push what is on its way before them.
-            self.settle(patience)
+            self.wait_idle(timeout)
         };
-        self.connect(false);
+        self.set_interrupt(false);
         idle.map_err(|_| QuiesceTimeout {
             engine: format!("{} of {}", ENTRY.name, self.device.name()),
-            waited: patience,
+            waited: timeout,
         })
     }
 }

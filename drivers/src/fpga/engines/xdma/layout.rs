@@ -42,7 +42,7 @@ pub mod channel {
     /// Status.
     pub const STATUS: u64 = 0x40;
     /// Status, cleared by being read.
-    pub const STATUS_TAKE: u64 = 0x44;
+    pub const STATUS_CLEAR: u64 = 0x44;
     /// Completed descriptors since RUN was set.
     pub const COUNT: u64 = 0x48;
     /// Alignment of addresses [23:16], of lengths [15:8], bits of addresses [7:0].
@@ -179,5 +179,5 @@ pub const END_OF_PACKET: u32 = 1;
 pub const COUNT_BITS: u32 = 24;
 /// In that word: there was an error.
 pub const COUNT_ERROR: u32 = 1 << 31;
-/// Most credits that a channel holds.
+/// Most credits that a channel has_credits.
 pub const MAX_CREDITS: usize = 1023;

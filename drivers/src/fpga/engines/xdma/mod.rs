@@ -5,7 +5,7 @@
 //!
 //! # How a finished transfer is learnt of
 //! The engine writes a result (length, end of packet) for each descriptor, and after it its count to an address of our
-//! choosing. With credits the results alone are looked at: one is zeroed before its slot is given again, so what is not
+//! choosing. With credits the results alone are checked_at at: one is zeroed before its slot is given again, so what is not
 //! zero is new; one that says no bytes may be half of another, and counts when it is seen a second time. Without, the engine may write a result at any time, so nothing can be zeroed, and the count says how far
 //! the results are valid. No register is read but every `POLLS_PER_CHECK`th time that nothing was found, and each `CHECK_INTERVAL`,
 //! to see errors and that the card is still there.
@@ -22,7 +22,7 @@ mod ring;
 #[cfg(test)]
 mod tests;
 
-use crate::fpga::config::{FpgaConfig, Notice};
+use crate::fpga::config::{CompletionMode, FpgaConfig};
 use crate::fpga::device::{Device, GONE, Interrupt, Registers};
 use crate::fpga::engines::{
     self, Count, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
@@ -54,8 +54,8 @@ pub const ENTRY: EngineEntry = EngineEntry {
     },
     faults: FAULTS,
     keys: &["credits"],
-    supports_backpressure: |config| wants_credits(config),
-    rings: |config| wants_credits(config),
+    supports_backpressure: |config| uses_credits(config),
+    rings: |config| uses_credits(config),
     problems,
     recognises: |device| find(device).is_some(),
     open: |opening| Ok(Box::new(Xdma::open(opening)?)),
@@ -66,9 +66,9 @@ const MAX_TRANSFER: usize = (1 << LENGTH_BITS) - 64;
 /// Slots beyond the last that is counted which the engine may be writing without credits: the one in progress, and the
 /// next, whose first bytes may leave before the count of the one before is written.
 const AHEAD: u64 = 2;
-/// How many looks in vain there are for one look at the status.
+/// How many looks in idle_polls there are for one look at the status.
 const POLLS_PER_CHECK: u32 = 1024;
-/// How long at most none is made while nothing is found, and how many looks in vain there are for one at the time.
+/// How long at most none is made while nothing is found, and how many looks in idle_polls there are for one at the time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const POLLS_PER_CLOCK_READ: u32 = 16;
 /// How long a result may come after its count.
@@ -76,7 +76,7 @@ const RESULT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long an engine that someone else left running may take to stop before it is armed.
 const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
-fn wants_credits(config: &FpgaConfig) -> bool {
+fn uses_credits(config: &FpgaConfig) -> bool {
     config.credits.unwrap_or(true)
 }
 
@@ -107,7 +107,7 @@ fn channels_to_card(registers: &dyn Registers) -> usize {
 }
 
 /// A channel's interrupt.
-struct Signal {
+struct ChannelInterrupt {
     interrupt: Interrupt,
     /// Its bit in the interrupt block.
     bit: u32,
@@ -120,27 +120,27 @@ pub struct Xdma {
     channel: u64,
     /// Its bit in the registers for all channels.
     bit: u32,
-    holds: bool,
+    has_credits: bool,
     alignment: usize,
     address_bits: u32,
-    signal: Option<Signal>,
+    signal: Option<ChannelInterrupt>,
     /// Of the last time that it was armed; kept for those completions that were not polled when it was stopped.
     ring: Option<Ring>,
     first: usize,
     slot_bytes: usize,
     /// Whether the count is written to the ring and not to a doorbell.
-    counts_here: bool,
+    counts_in_ring: bool,
     is_armed: bool,
     /// Transfers that may be begun.
     credited: u64,
     /// Transfers that were yielded or skipped.
-    told: u64,
+    reported: u64,
     count: Count,
-    /// Looks in vain since something was found.
-    vain: u32,
-    /// When the status was looked at, and how often it is at least.
-    looked: Instant,
-    look_time: Duration,
+    /// Looks in idle_polls since something was found.
+    idle_polls: u32,
+    /// RegisterPhase the status was checked_at at, and how often it is at least.
+    checked_at: Instant,
+    check_interval: Duration,
     /// A transfer whose result, seen once, says no bytes.
     empty: Option<u64>,
     /// The transfer that goes on with the packet of the one before it.
@@ -190,14 +190,14 @@ impl Xdma {
             _ => 64,
         };
         let bit = 1_u32 << (u64::from(common::C2H_BIT) + channel);
-        let holds = wants_credits(config);
+        let has_credits = uses_credits(config);
         // One that somebody left running and that waits for credits would be let loose by what follows.
         let control = registers.read(at + channel::CONTROL);
         if control & RUN != 0 || registers.read(at + channel::STATUS) & BUSY != 0 {
             registers.write(at + channel::CONTROL_CLEAR, RUN);
             idle(name, &*registers, channel)?;
         }
-        if holds {
+        if has_credits {
             let before = registers.read(COMMON + common::CREDIT_MODE);
             registers.write(COMMON + common::CREDIT_MODE_SET, bit);
             let modes = registers.read(COMMON + common::CREDIT_MODE);
@@ -215,11 +215,11 @@ impl Xdma {
             }
         }
         let signal = match config.completion {
-            Notice::Poll => None,
-            Notice::Interrupt => {
+            CompletionMode::Poll => None,
+            CompletionMode::Interrupt => {
                 let interrupt = device.interrupts(1)?.swap_remove(0);
                 let number = channels_to_card(&*registers) + config.channel;
-                Some(Signal {
+                Some(ChannelInterrupt {
                     interrupt,
                     bit: u32::try_from(number).unwrap_or(0),
                 })
@@ -229,21 +229,21 @@ impl Xdma {
             registers,
             channel,
             bit,
-            holds,
+            has_credits,
             alignment: bytes(16).max(bytes(8)),
             address_bits,
             signal,
             ring: None,
             first: 0,
             slot_bytes: 0,
-            counts_here: true,
+            counts_in_ring: true,
             is_armed: false,
             credited: 0,
-            told: 0,
+            reported: 0,
             count: Count::new(1 << COUNT_BITS),
-            vain: 0,
-            looked: Instant::now(),
-            look_time: CHECK_INTERVAL,
+            idle_polls: 0,
+            checked_at: Instant::now(),
+            check_interval: CHECK_INTERVAL,
             empty: None,
             continues: None,
             missing_since: None,
@@ -295,12 +295,14 @@ impl Xdma {
         let Some(ring) = &self.ring else { return Ok(0) };
         let slots = ring.slots() as u64;
         let (mut found, mut timestamp) = (0, None);
-        while self.told < bound && done.room() > 0 {
-            let slot = usize::try_from((self.first as u64 + self.told) % slots).unwrap_or(0);
+        while self.reported < bound && done.room() > 0 {
+            let slot = usize::try_from((self.first as u64 + self.reported) % slots).unwrap_or(0);
             let (length, is_end) = match ring.result(slot) {
                 Outcome::None => break,
                 // The other half may be on its way.
-                Outcome::Done(0, _) if self.empty.replace(self.told) != Some(self.told) => break,
+                Outcome::Done(0, _) if self.empty.replace(self.reported) != Some(self.reported) => {
+                    break;
+                }
                 Outcome::Done(length, is_end) if length as usize <= self.slot_bytes => {
                     (length as usize, is_end)
                 }
@@ -310,8 +312,8 @@ impl Xdma {
                     return Err(self.faulted(vec![FAULTS[DAMAGED]]));
                 }
             };
-            if self.holds {
-                ring.forget(slot);
+            if self.has_credits {
+                ring.clear_result(slot);
             }
             done.push(Done {
                 length,
@@ -320,30 +322,30 @@ impl Xdma {
                 ..Done::default()
             });
             // Told at the packet's end, so that a stream that has none has no packets.
-            if is_end && self.continues == Some(self.told) {
+            if is_end && self.continues == Some(self.reported) {
                 done.fault(CUT);
             }
-            self.told += 1;
-            self.continues = (!is_end).then_some(self.told);
+            self.reported += 1;
+            self.continues = (!is_end).then_some(self.reported);
             found += 1;
         }
         Ok(found)
     }
 
     /// Looks why nothing was found.
-    fn examine(&mut self) -> Result<(), EngineError> {
+    fn check_errors(&mut self) -> Result<(), EngineError> {
         let count = self
             .ring
             .as_ref()
-            .filter(|_| self.counts_here)
+            .filter(|_| self.counts_in_ring)
             .map_or(0, Ring::count);
-        // What the count tells beyond what was told: results come before it, so it is at most behind.
+        // What the count tells beyond what was reported: results come before it, so it is at most behind.
         #[expect(
             clippy::cast_possible_truncation,
             reason = "the lowest bits, as the count has"
         )]
-        let beyond = count.wrapping_sub(self.told as u32) & MASK;
-        if self.counts_here && (1..HALF).contains(&beyond) {
+        let beyond = count.wrapping_sub(self.reported as u32) & MASK;
+        if self.counts_in_ring && (1..HALF).contains(&beyond) {
             let since = *self.missing_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= self.result_patience {
                 return Err(self.faulted(vec![FAULTS[MISSING]]));
@@ -351,21 +353,21 @@ impl Xdma {
         } else {
             self.missing_since = None;
         }
-        self.vain = self.vain.wrapping_add(1);
-        let is_told = count & COUNT_ERROR != 0 || self.errors != 0;
-        let is_due = self.vain.is_multiple_of(POLLS_PER_CHECK)
-            || self.vain.is_multiple_of(POLLS_PER_CLOCK_READ)
-                && self.looked.elapsed() >= self.look_time;
-        if !is_told && !is_due {
+        self.idle_polls = self.idle_polls.wrapping_add(1);
+        let is_reported = count & COUNT_ERROR != 0 || self.errors != 0;
+        let is_due = self.idle_polls.is_multiple_of(POLLS_PER_CHECK)
+            || self.idle_polls.is_multiple_of(POLLS_PER_CLOCK_READ)
+                && self.checked_at.elapsed() >= self.check_interval;
+        if !is_reported && !is_due {
             return Ok(());
         }
-        self.looked = Instant::now();
+        self.checked_at = Instant::now();
         let status = self.read(channel::STATUS);
         if status == GONE {
             return Err(self.gone());
         }
         let errors = (status | self.errors) & ANY_ERROR;
-        if errors == 0 && !is_told {
+        if errors == 0 && !is_reported {
             return Ok(());
         }
         let mut faults: Vec<_> = (ERRORS.iter().zip(FAULTS))
@@ -379,8 +381,8 @@ impl Xdma {
     }
 
     /// Interrupts of the channel on.
-    fn connect(&self) {
-        let Some(Signal { bit, .. }) = self.signal else {
+    fn enable_interrupt(&self) {
+        let Some(ChannelInterrupt { bit, .. }) = self.signal else {
             return;
         };
         let at = IRQ + irq::VECTORS + u64::from(bit / 4) * 4;
@@ -391,8 +393,8 @@ impl Xdma {
     }
 
     /// Interrupts of the channel off.
-    fn disconnect(&self) {
-        let Some(Signal { bit, .. }) = self.signal else {
+    fn disable_interrupt(&self) {
+        let Some(ChannelInterrupt { bit, .. }) = self.signal else {
             return;
         };
         self.write(channel::INTERRUPTS_CLEAR, ANY_ERROR | DESCRIPTOR_DONE);
@@ -464,8 +466,8 @@ impl Engine for Xdma {
 
     fn caps(&self) -> Caps {
         Caps {
-            supports_backpressure: self.holds,
-            doorbell_bits: if self.holds { COUNT_BITS } else { 0 },
+            supports_backpressure: self.has_credits,
+            doorbell_bits: if self.has_credits { COUNT_BITS } else { 0 },
             end_of_packet: true,
             alignment: self.alignment,
             max_transfer: MAX_TRANSFER,
@@ -481,7 +483,7 @@ impl Engine for Xdma {
         let name = self.device.name();
         check_slots(name, slots, &self.caps(), self.address_bits)?;
         let count = slots.addresses.len();
-        if !self.holds && (count as u64) <= AHEAD {
+        if !self.has_credits && (count as u64) <= AHEAD {
             return Err(unfit(
                 name,
                 format!(
@@ -499,13 +501,13 @@ impl Engine for Xdma {
         ring.program(slots);
         self.first = slots.first;
         self.slot_bytes = slots.bytes;
-        self.counts_here = slots.doorbell.is_none();
-        (self.credited, self.told, self.vain, self.errors) = (0, 0, 0, 0);
+        self.counts_in_ring = slots.doorbell.is_none();
+        (self.credited, self.reported, self.idle_polls, self.errors) = (0, 0, 0, 0);
         self.count = Count::new(1 << COUNT_BITS);
         (self.missing_since, self.empty, self.continues) = (None, None, None);
-        self.looked = Instant::now();
+        self.checked_at = Instant::now();
         // Errors of before.
-        self.read(channel::STATUS_TAKE);
+        self.read(channel::STATUS_CLEAR);
 
         let (low, high) = halves(slots.doorbell.unwrap_or_else(|| ring.count_address()));
         self.write(channel::WRITE_BACK_LOW, low);
@@ -515,12 +517,12 @@ impl Engine for Xdma {
             None => 0,
         };
         self.write(channel::INTERRUPTS, mask);
-        self.connect();
+        self.enable_interrupt();
         let (low, high) = halves(ring.descriptor(slots.first));
         self.write_sgdma(sgdma::FIRST_LOW, low);
         self.write_sgdma(sgdma::FIRST_HIGH, high);
         self.write_sgdma(sgdma::ADJACENT, 0);
-        let mode = if self.holds {
+        let mode = if self.has_credits {
             common::CREDIT_MODE_SET
         } else {
             common::CREDIT_MODE_CLEAR
@@ -545,41 +547,41 @@ impl Engine for Xdma {
         let Some(ring) = &self.ring else {
             return Ok(());
         };
-        let bound = if self.holds {
+        let bound = if self.has_credits {
             self.credited
         } else {
             let count = ring.count();
             let finished = self.finished(count)?;
             self.count.advance(finished);
             let overwritten = (finished + AHEAD).saturating_sub(ring.slots() as u64);
-            if self.told < overwritten {
-                done.skip(overwritten - self.told);
-                self.told = overwritten;
+            if self.reported < overwritten {
+                done.skip(overwritten - self.reported);
+                self.reported = overwritten;
             }
             finished
         };
         if self.collect(bound, done)? > 0 {
-            self.vain = 0;
+            self.idle_polls = 0;
             self.missing_since = None;
             return Ok(());
         }
         if self.is_armed && done.room() > 0 {
-            self.examine()?;
+            self.check_errors()?;
         }
         Ok(())
     }
 
     fn credit(&mut self, slots: u32) {
-        if !self.holds || !self.is_armed || slots == 0 {
+        if !self.has_credits || !self.is_armed || slots == 0 {
             return;
         }
         self.credited += u64::from(slots);
-        // The ring has no more slots than the register holds credits, so it cannot overflow.
+        // The ring has no more slots than the register has_credits credits, so it cannot overflow.
         self.write_sgdma(sgdma::CREDITS, slots);
     }
 
     fn overwritten(&mut self) -> Result<u64, EngineError> {
-        let (false, Some(ring)) = (self.holds, &self.ring) else {
+        let (false, Some(ring)) = (self.has_credits, &self.ring) else {
             return Ok(0);
         };
         let slots = ring.slots() as u64;
@@ -605,14 +607,14 @@ impl Engine for Xdma {
         }
         if !signal.interrupt.wait(limit) {
             // Nothing for so long: look at the status at the next poll.
-            self.vain = POLLS_PER_CHECK - 1;
+            self.idle_polls = POLLS_PER_CHECK - 1;
             return Ok(true);
         }
         // Off, clear, on: what comes in between raises the next one when they are on again, or is seen by the poll that
         // follows.
         let all = ANY_ERROR | DESCRIPTOR_DONE;
         self.write(channel::INTERRUPTS_CLEAR, all);
-        let status = self.read(channel::STATUS_TAKE);
+        let status = self.read(channel::STATUS_CLEAR);
         if status == GONE {
             return Err(self.gone());
         }
@@ -621,13 +623,13 @@ impl Engine for Xdma {
         Ok(true)
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
+    fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
         if !std::mem::take(&mut self.is_armed) {
             return Ok(());
         }
         self.write(channel::CONTROL_CLEAR, RUN);
         // The descriptor in progress is finished first. A device that is gone writes nothing.
-        let is_idle = wait_until(patience, || {
+        let is_idle = wait_until(timeout, || {
             let status = self.read(channel::STATUS);
             status == GONE || status & BUSY == 0
         });
@@ -639,12 +641,12 @@ impl Engine for Xdma {
                     self.channel,
                     self.device.name()
                 ),
-                waited: patience,
+                waited: timeout,
             });
         }
         self.write(channel::CONTROL_CLEAR, u32::MAX);
-        self.read(channel::STATUS_TAKE);
-        self.disconnect();
+        self.read(channel::STATUS_CLEAR);
+        self.disable_interrupt();
         self.registers
             .write(COMMON + common::CREDIT_MODE_CLEAR, self.bit);
         Ok(())

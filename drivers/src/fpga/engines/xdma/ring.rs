@@ -92,7 +92,7 @@ impl Ring {
 
     /// Makes the result of `slot` ready for its next transfer, which the engine must not have begun.
     #[inline]
-    pub fn forget(&self, slot: usize) {
+    pub fn clear_result(&self, slot: usize) {
         self.memory.write64(self.result_offset(slot), 0);
     }
 

@@ -166,7 +166,7 @@ fn xdma_writeback_gives_completed_slots() {
     assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
     finish(&engine, 0, 0x52b4_0000, 7);
     assert_eq!(poll(&mut engine, 8), Ok((vec![7], 0)));
-    // Slot 1 again: its old result is gone, and it is not looked at without credit.
+    // Slot 1 again: its old result is gone, and it is not checked_at at without credit.
     finish(&engine, 1, 0x52b4_0000, 9);
     assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
     engine.credit(1);
@@ -262,8 +262,8 @@ fn xdma_missing_result_after_wrap_is_reported() {
     let mut engine = armed(&device(), "", &slots(3));
     engine.result_patience = Duration::ZERO;
     // As after so many transfers that were told.
-    engine.told = (1 << 24) - 1;
-    engine.credited = engine.told;
+    engine.reported = (1 << 24) - 1;
+    engine.credited = engine.reported;
     engine.credit(3);
     // The count may be behind the results.
     count(&engine, MASK - 1);
@@ -323,7 +323,7 @@ fn xdma_empty_packet_is_fault_without_stall() {
 fn xdma_removed_idle_device_is_detected() {
     let mock = device();
     let mut engine = armed(&mock, "", &slots(3));
-    engine.look_time = Duration::ZERO;
+    engine.check_interval = Duration::ZERO;
     mock.registers.remove();
     let seen = (0..POLLS_PER_CLOCK_READ).any(|_| poll(&mut engine, 8).is_err());
     assert!(seen);
@@ -548,7 +548,7 @@ proptest! {
             prop_assert!(first >= (truth + AHEAD).saturating_sub(count_slots) || done.is_empty());
             told = first + done.len() as u64;
             prop_assert!(told <= truth + AHEAD);
-            prop_assert_eq!(told, engine.told);
+            prop_assert_eq!(told, engine.reported);
             prop_assert!(done.len() == room || told >= truth);
         }
     }

@@ -60,7 +60,7 @@ pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
             commands(address, driver.is_some())
         )));
     }
-    let others = in_the_way(&device.join("iommu_group/devices"), address);
+    let others = blocking_devices(&device.join("iommu_group/devices"), address);
     if !others.is_empty() {
         let told: Vec<_> = others
             .iter()
@@ -104,7 +104,7 @@ fn is_address(text: &str) -> bool {
 }
 
 /// The devices of a group that keep it from being handed over, with their drivers.
-fn in_the_way(group: &Path, address: &str) -> Vec<(String, String)> {
+fn blocking_devices(group: &Path, address: &str) -> Vec<(String, String)> {
     let Ok(devices) = fs::read_dir(group) else {
         return Vec::new();
     };

@@ -8,18 +8,18 @@ use std::path::Path;
 
 /// A GPU's memory and its way through the BAR live as long as one of these is open: those of NVIDIA's driver, of
 /// GDRCopy's, and exported memory.
-const KEEPERS: [&str; 3] = ["/dev/nvidia", "/dev/gdrdrv", "/dmabuf:"];
+const GPU_FILES: [&str; 3] = ["/dev/nvidia", "/dev/gdrdrv", "/dmabuf:"];
 
 /// What is there where NVIDIA's driver is.
 const DRIVER: &str = "/dev/nvidiactl";
 
 /// Duplicates of all descriptors of this process that keep a GPU's memory.
-pub fn keepers() -> io::Result<Vec<OwnedFd>> {
-    opened(&KEEPERS)
+pub fn gpu_descriptors() -> io::Result<Vec<OwnedFd>> {
+    opened(&GPU_FILES)
 }
 
 /// Whether memory of a GPU that nothing of `held` keeps may be given to somebody else under the device.
-pub fn is_loose(held: &[OwnedFd]) -> bool {
+pub fn lacks_descriptor(held: &[OwnedFd]) -> bool {
     held.is_empty() && Path::new(DRIVER).exists()
 }
 

@@ -1,8 +1,8 @@
 //! A card behind the kernel's VFIO: registers mapped, interrupts as events, DMA through the IOMMU.
 //!
 //! ```text
-//!   VfioDevice ── Opened (device in container) ◀── registers, kept by each that is mapped
-//!       └──────── Owner, told of every map before it is made
+//!   VfioDevice ── OpenDevice (device in container) ◀── registers, kept by each that is mapped
+//!       └──────── DeviceGuard, told of every map before it is made
 //! ```
 //! The container is of the kind type1v2: it maps host memory and mappings of other devices' memory, a GPU's among them,
 //! at addresses of our choosing, so that an engine of 32 bits reaches a BAR that lies high.
@@ -10,9 +10,9 @@
 mod binding;
 mod held;
 
-use super::iova::Iovas;
+use super::iova::IovaAllocator;
 use crate::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
-use crate::fpga::guard::{self, BUS_MASTER, Owner, PCI_COMMAND, read_config, set_bus_master};
+use crate::fpga::guard::{self, BUS_MASTER, DeviceGuard, PCI_COMMAND, read_config, set_bus_master};
 use crate::sys::vfio as sys;
 use crate::sys::vfio_bar::Bar;
 use crate::sys::vfio_map::{Map, Memory};
@@ -46,43 +46,43 @@ pub struct VfioDevice {
     name: String,
     identity: Identity,
     can_reset: bool,
-    opened: Arc<Opened>,
+    opened: Arc<OpenDevice>,
     state: Mutex<State>,
 }
 
 /// What maps and their ends change.
 struct State {
-    iovas: Iovas,
+    iovas: IovaAllocator,
     /// The memory that it reaches, of regions and of other devices, by address.
     maps: BTreeMap<u64, Map>,
     /// The kind of interrupt that is enabled: an index of VFIO's.
     interrupts: Option<u32>,
     /// `None` once the device is being closed.
-    owner: Option<Owner>,
+    guard: Option<DeviceGuard>,
 }
 
 /// The device's and its container's descriptors.
-struct Opened {
+struct OpenDevice {
     device: sys::Kept,
     container: Arc<VfioContainer>,
 }
 
-impl Opened {
-    /// Opens the device with that folder in sysfs; one that another has is waited for, as long as an owner may take to stop
+impl OpenDevice {
+    /// Opens the device with that folder in sysfs; one that another has is waited for, as long as an guard may take to stop
     /// the device of a daemon that was killed.
     fn new(folder: &Path) -> Result<Arc<Self>, String> {
         let start = Instant::now();
         loop {
             let container = VfioContainer::new(None)
                 .map(Arc::new)
-                .map_err(|reason| told_container(&reason))?;
+                .map_err(|reason| container_error(&reason))?;
             match vfio_ioctls::VfioDevice::new(folder, container.clone(), false) {
                 Ok(device) => {
                     let device = sys::Kept::new(device);
                     return Ok(Arc::new(Self { device, container }));
                 }
                 Err(reason) if !is_busy(&reason) || start.elapsed() > HANDOVER => {
-                    return Err(told_device(&reason));
+                    return Err(device_error(&reason));
                 }
                 Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
@@ -105,12 +105,12 @@ impl Opened {
 }
 
 impl VfioDevice {
-    /// Opens the device at a PCI address (`0000:3b:00.0`), which the kernel resets where it can, switches its memory and bus mastering on, and starts its owner:
-    /// `program` run as `fpga-owner`, which is this program unless a test has another.
+    /// Opens the device at a PCI address (`0000:3b:00.0`), which the kernel resets where it can, switches its memory and bus mastering on, and starts its guard:
+    /// `program` run as `fpga-guard`, which is this program unless a test has another.
     pub fn open(address: &str, program: Option<&Path>) -> Result<Arc<Self>, DeviceError> {
         let folder = binding::check(Path::new("/"), address)?;
         let error = |why: String| DeviceError::new(address, why);
-        let opened = Opened::new(&folder).map_err(error)?;
+        let opened = OpenDevice::new(&folder).map_err(error)?;
         let failed = |what: &str, reason: io::Error| error(format!("{what}: {reason}"));
         let valid = sys::valid_addresses(opened.container())
             .map_err(|reason| failed("the IOMMU's addresses cannot be read", reason))?;
@@ -123,7 +123,7 @@ impl VfioDevice {
                 "it does not answer: its configuration space reads all ones; look for its link: lspci -vv".to_owned(),
             ));
         }
-        let owner = Owner::start(
+        let guard = DeviceGuard::start(
             program.unwrap_or(Path::new(THIS_PROGRAM)),
             address,
             opened.container(),
@@ -131,7 +131,7 @@ impl VfioDevice {
             opened.config(),
         )?;
         if let Err(reason) = enable(&opened) {
-            let _ = owner.finish();
+            let _ = guard.finish();
             return Err(failed("it cannot be switched on", reason));
         }
         Ok(Arc::new(Self {
@@ -140,10 +140,10 @@ impl VfioDevice {
             can_reset,
             opened,
             state: Mutex::new(State {
-                iovas: Iovas::new(valid),
+                iovas: IovaAllocator::new(valid),
                 maps: BTreeMap::new(),
                 interrupts: None,
-                owner: Some(owner),
+                guard: Some(guard),
             }),
         }))
     }
@@ -153,9 +153,9 @@ impl VfioDevice {
         self.map_memory(Memory::bar(bar), "another device's memory", true)
     }
 
-    /// The process id of its owner.
-    pub fn owner(&self) -> Option<u32> {
-        self.state().owner.as_ref().map(Owner::id)
+    /// The process id of its guard.
+    pub fn guard(&self) -> Option<u32> {
+        self.state().guard.as_ref().map(DeviceGuard::id)
     }
 
     fn map_memory(
@@ -179,7 +179,7 @@ impl VfioDevice {
             });
         }
         let mut state = self.state();
-        let address = state.iovas.take(length).ok_or_else(|| {
+        let address = state.iovas.allocate(length).ok_or_else(|| {
             refused(
                 "mapping",
                 "the IOMMU has no free addresses for that; lower `slots` or `slot` of the ring"
@@ -192,7 +192,7 @@ impl VfioDevice {
                 Ok(address)
             }
             Err(why) => {
-                state.iovas.give(address);
+                state.iovas.free(address);
                 Err(refused("mapping", why))
             }
         }
@@ -206,9 +206,9 @@ impl VfioDevice {
         is_device_memory: bool,
     ) -> Result<Map, String> {
         let held: Vec<OwnedFd> = if is_device_memory {
-            let held = held::keepers()
+            let held = held::gpu_descriptors()
                 .map_err(|error| format!("what keeps the memory cannot be found: {error}"))?;
-            if held::is_loose(&held) {
+            if held::lacks_descriptor(&held) {
                 return Err(
                     "no descriptor of this process keeps it (/dev/nvidia*, /dev/gdrdrv, dmabuf), so that it could be \
                      given to others under the device if this process is killed: mount /proc with the right to read \
@@ -220,21 +220,21 @@ impl VfioDevice {
         } else {
             Vec::new()
         };
-        let Some(owner) = &mut state.owner else {
+        let Some(guard) = &mut state.guard else {
             return Err("the device is being closed".to_owned());
         };
         let bytes = memory.bytes() as u64;
-        owner.map(address, bytes, &held).map_err(|error| {
+        guard.map(address, bytes, &held).map_err(|error| {
             format!(
-                "its owner, process {}, was not to be told: {error}",
-                owner.id()
+                "its guard, process {}, was not to be told: {error}",
+                guard.id()
             )
         })?;
         Map::new(&self.name, &self.opened.container, address, memory).map_err(|error| {
-            if let Err(error) = owner.unmap(address) {
-                tracing::warn!("{}: its owner was not to be told: {error}", self.name);
+            if let Err(error) = guard.unmap(address) {
+                tracing::warn!("{}: its guard was not to be told: {error}", self.name);
             }
-            told_map(&error)
+            map_error(&error)
         })
     }
 
@@ -292,11 +292,11 @@ impl DmaDevice for VfioDevice {
             state.maps.insert(address, map);
             return Err(refused(error.to_string()));
         }
-        state.iovas.give(address);
-        if let Some(owner) = &mut state.owner
-            && let Err(error) = owner.unmap(address)
+        state.iovas.free(address);
+        if let Some(guard) = &mut state.guard
+            && let Err(error) = guard.unmap(address)
         {
-            tracing::warn!("{}: its owner was not to be told: {error}", self.name);
+            tracing::warn!("{}: its guard was not to be told: {error}", self.name);
         }
         Ok(())
     }
@@ -433,8 +433,8 @@ impl Drop for VfioDevice {
         }
         // BARs, and regions whose unmapping was refused: whatever else has a region mapped holds the device.
         state.maps.clear();
-        if let Some(Err(error)) = state.owner.take().map(Owner::finish) {
-            tracing::warn!("{}: its owner does not end: {error}", self.name);
+        if let Some(Err(error)) = state.guard.take().map(DeviceGuard::finish) {
+            tracing::warn!("{}: its guard does not end: {error}", self.name);
         }
     }
 }
@@ -455,15 +455,15 @@ struct DeviceRegisters {
     bar: Option<Bar>,
     bytes: u64,
     offset: u64,
-    opened: Arc<Opened>,
+    opened: Arc<OpenDevice>,
 }
 
 impl DeviceRegisters {
-    /// The place of a register in the mapping.
+    /// The checked_offset of a register in the mapping.
     ///
     /// # Panics
     /// If it is not inside, or no multiple of 4.
-    fn place(&self, offset: u64) -> usize {
+    fn checked_offset(&self, offset: u64) -> usize {
         assert!(
             offset.is_multiple_of(4) && offset < self.bytes,
             "register {offset:#x} of {:#x} bytes",
@@ -479,9 +479,9 @@ impl Registers for DeviceRegisters {
     }
 
     fn read(&self, offset: u64) -> u32 {
-        let place = self.place(offset);
+        let checked_offset = self.checked_offset(offset);
         if let Some(bar) = &self.bar {
-            return bar.read(place);
+            return bar.read(checked_offset);
         }
         let mut word = [0; 4];
         match rustix::io::pread(self.opened.device(), &mut word, self.offset + offset) {
@@ -491,9 +491,9 @@ impl Registers for DeviceRegisters {
     }
 
     fn write(&self, offset: u64, value: u32) {
-        let place = self.place(offset);
+        let checked_offset = self.checked_offset(offset);
         if let Some(bar) = &self.bar {
-            return bar.write(place, value);
+            return bar.write(checked_offset, value);
         }
         // What a device that is gone is told has no effect.
         let _ = rustix::io::pwrite(
@@ -505,14 +505,14 @@ impl Registers for DeviceRegisters {
 }
 
 /// Switches a device's memory and its bus mastering on.
-fn enable(opened: &Opened) -> io::Result<()> {
+fn enable(opened: &OpenDevice) -> io::Result<()> {
     let (device, at) = (opened.device(), opened.config() + PCI_COMMAND);
     let command = read_config(device, at)? | MEMORY | BUS_MASTER;
     rustix::io::pwrite(device, &command.to_le_bytes(), at)?;
     set_bus_master(device, opened.config(), true)
 }
 
-fn identity(opened: &Opened) -> io::Result<Identity> {
+fn identity(opened: &OpenDevice) -> io::Result<Identity> {
     let read = |offset| read_config(opened.device(), opened.config() + offset);
     // The class has three bytes from 0x09 on.
     let class = u32::from(read(0x08)? >> 8) | u32::from(read(0x0a)?) << 8;
@@ -523,7 +523,7 @@ fn identity(opened: &Opened) -> io::Result<Identity> {
     })
 }
 
-fn told_container(error: &VfioError) -> String {
+fn container_error(error: &VfioError) -> String {
     match error {
         VfioError::OpenContainer(reason) => format!(
             "/dev/vfio/vfio: {reason}; load it by modprobe vfio_iommu_type1, and allow this user to use it"
@@ -541,7 +541,7 @@ fn is_busy(error: &VfioError) -> bool {
     }
 }
 
-fn told_device(error: &VfioError) -> String {
+fn device_error(error: &VfioError) -> String {
     match error {
         VfioError::OpenGroup(reason, group) => format!(
             "/dev/vfio/{group}: {reason}; another program may have it: fuser -v /dev/vfio/{group}"
@@ -558,7 +558,7 @@ fn told_device(error: &VfioError) -> String {
     }
 }
 
-fn told_map(error: &VfioError) -> String {
+fn map_error(error: &VfioError) -> String {
     match error {
         VfioError::IommuDmaMap(reason) if reason.errno() == libc::ENOMEM => format!(
             "{reason}; memory that a device reaches is locked: raise the limit (ulimit -l, LimitMEMLOCK= in the unit)"

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Why there are no more messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Broken {
+pub enum ConnectionError {
     /// The other side has gone.
     #[error("the connection was closed")]
     Closed,
@@ -30,7 +30,7 @@ pub enum Broken {
     System(Errno),
 }
 
-impl From<Errno> for Broken {
+impl From<Errno> for ConnectionError {
     fn from(errno: Errno) -> Self {
         match errno {
             Errno::PIPE | Errno::CONNRESET => Self::Closed,
@@ -46,7 +46,7 @@ pub fn send(
     header: Header,
     payload: &[&[u8]],
     files: &[BorrowedFd<'_>],
-) -> Result<(), Broken> {
+) -> Result<(), ConnectionError> {
     let head = header.to_bytes();
     let mut parts = [IoSlice::new(&head), IoSlice::new(&[]), IoSlice::new(&[])];
     for (place, part) in parts.iter_mut().skip(1).zip(payload) {
@@ -57,7 +57,7 @@ pub fn send(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(Broken::Files);
+        return Err(ConnectionError::Files);
     }
     loop {
         let sent = match rustix::net::sendmsg(&socket, left, &mut control, SendFlags::NOSIGNAL) {
@@ -94,7 +94,11 @@ pub struct Receiver {
 
 impl Receiver {
     /// Goes on with a message, or begins the next; waits as long as the socket does if `flags` do not say otherwise.
-    pub fn receive(&mut self, socket: impl AsFd, flags: RecvFlags) -> Result<Received, Broken> {
+    pub fn receive(
+        &mut self,
+        socket: impl AsFd,
+        flags: RecvFlags,
+    ) -> Result<Received, ConnectionError> {
         if std::mem::take(&mut self.is_whole) {
             self.filled = 0;
             self.files.clear();
@@ -129,10 +133,10 @@ impl Receiver {
                 }
             }
             if received.flags.contains(ReturnFlags::CTRUNC) || self.files.len() > MAX_FILES {
-                return Err(Broken::Files);
+                return Err(ConnectionError::Files);
             }
             if received.bytes == 0 {
-                return Err(Broken::Closed);
+                return Err(ConnectionError::Closed);
             }
             self.filled += received.bytes;
         }
@@ -156,7 +160,7 @@ impl Receiver {
     }
 
     /// Bytes until which to receive: the header, and when it is there, all.
-    fn wanted(&self) -> Result<usize, Broken> {
+    fn wanted(&self) -> Result<usize, ConnectionError> {
         if self.filled < HEADER {
             return Ok(HEADER);
         }
@@ -164,7 +168,7 @@ impl Receiver {
         usize::try_from(said)
             .ok()
             .filter(|bytes| (HEADER..=MAX_MESSAGE).contains(bytes))
-            .ok_or(Broken::Length(said))
+            .ok_or(ConnectionError::Length(said))
     }
 }
 
@@ -208,7 +212,7 @@ mod tests {
         drop(a);
         assert_eq!(
             receiver.receive(&b, RecvFlags::DONTWAIT),
-            Err(Broken::Closed)
+            Err(ConnectionError::Closed)
         );
     }
 
@@ -222,7 +226,7 @@ mod tests {
             };
             send(&a, header, &[], &[]).unwrap();
             let result = Receiver::default().receive(&b, RecvFlags::empty());
-            assert_eq!(result, Err(Broken::Length(bytes)));
+            assert_eq!(result, Err(ConnectionError::Length(bytes)));
         }
     }
 }

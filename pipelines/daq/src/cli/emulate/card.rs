@@ -3,10 +3,10 @@
 use crate::cli::{exit, show};
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::{BitRate, ByteSize};
-use daq_drivers::fpga::transports::emulated::{CardOptions, FaultOption};
+use daq_drivers::fpga::transports::emulated::{EmulatedOptions, FaultOption};
 use daq_emulators::pattern::Pattern;
 use daq_emulators::vfio_user::{Server, ServerError};
-use daq_emulators::{CARDS, Card};
+use daq_emulators::{DEVICES, EmulatedDevice};
 use daq_pipelines::console::print_error;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fmt::Write;
@@ -54,7 +54,7 @@ enum Words {
 /// Returns the list of faults of `card` for its help.
 pub(super) fn faults(card: &str) -> String {
     let mut text = String::from("Faults:\n");
-    let entry = CARDS.iter().find(|entry| entry.name == card);
+    let entry = DEVICES.iter().find(|entry| entry.name == card);
     for (name, meaning) in entry.map_or(&[][..], |entry| entry.faults) {
         let _ = writeln!(text, "  {name:<18} {meaning}");
     }
@@ -62,8 +62,8 @@ pub(super) fn faults(card: &str) -> String {
 }
 
 /// Returns the text that is printed at startup.
-fn introduce(name: &str, args: &Args, card: &dyn Card) -> String {
-    let summary = CARDS.iter().find(|entry| entry.name == name);
+fn introduce(name: &str, args: &Args, card: &dyn EmulatedDevice) -> String {
+    let summary = DEVICES.iter().find(|entry| entry.name == name);
     let [vendor, device, ..] = card.identity().ids;
     let rate = match args.rate {
         Some(rate) => format!("{rate} per channel"),
@@ -82,7 +82,7 @@ fn introduce(name: &str, args: &Args, card: &dyn Card) -> String {
 
 pub(super) fn emulate(name: &str, args: &Args) -> u8 {
     crate::cli::run::log();
-    let options = CardOptions {
+    let options = EmulatedOptions {
         rate: args.rate,
         packet: args.packet,
         pattern: match args.pattern {
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn emulate_card_help_lists_every_fault() {
-        for card in CARDS {
+        for card in DEVICES {
             let text = faults(card.name);
             for (name, _) in card.faults {
                 assert!(text.contains(name), "{name}");

@@ -9,7 +9,7 @@ use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 use daq_drivers::fpga::FpgaConfig;
 use daq_drivers::fpga::engines::Opening;
-use daq_emulators::{Card, Fault, Host, Identity, Step, in_process};
+use daq_emulators::{EmulatedDevice, Fault, Host, Identity, Step, in_process};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -84,7 +84,7 @@ impl Marks {
 
 /// An XDMA card that takes the time behind the last byte of each payload, before the card reports it.
 struct Timed {
-    card: Box<dyn Card>,
+    card: Box<dyn EmulatedDevice>,
     marks: Marks,
 }
 
@@ -114,7 +114,7 @@ impl Host for TimedHost<'_> {
     }
 }
 
-impl Card for Timed {
+impl EmulatedDevice for Timed {
     fn identity(&self) -> Identity {
         self.card.identity()
     }
@@ -169,7 +169,7 @@ impl SourceSpec for Watched {
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let failed = |why: String| SourceError::new(self.config.device.to_string(), why);
-        let options = self.config.card.clone().unwrap_or_default();
+        let options = self.config.emulated.clone().unwrap_or_default();
         let card = daq_emulators::build("xdma", &options).map_err(failed)?;
         let marks = self.marks.clone();
         let device = in_process::open(Box::new(Timed { card, marks }))

@@ -46,19 +46,19 @@ impl Method {
     pub(super) fn text(self, bench: &Bench, frame: usize, gpu: u32, pace: f64) -> String {
         let socket = bench.scratch.path().join("card.sock");
         let (device, path, more) = match self {
-            Self::Host => ("inproc:xdma".to_owned(), "auto", String::new()),
+            Self::Host => ("emulated:xdma".to_owned(), "auto", String::new()),
             Self::Served => (
                 format!("vfio-user:{}", socket.display()),
                 "auto",
                 String::new(),
             ),
-            Self::Staged => ("inproc:xdma".to_owned(), "staged", String::new()),
-            Self::Direct => ("inproc:xdma".to_owned(), "direct", String::new()),
+            Self::Staged => ("emulated:xdma".to_owned(), "staged", String::new()),
+            Self::Direct => ("emulated:xdma".to_owned(), "direct", String::new()),
             Self::Carried => {
                 let bits = (pace * 8.0).round();
                 // Where the card's csr.csv has its writer.
                 let more = format!("base = 0x3800\ncard = {{ rate = \"{bits} bit/s\" }}");
-                ("inproc:litepcie".to_owned(), "direct", more)
+                ("emulated:litepcie".to_owned(), "direct", more)
             }
         };
         let engine = if self == Self::Carried {

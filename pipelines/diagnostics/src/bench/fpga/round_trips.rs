@@ -50,12 +50,12 @@ impl RoundTrip {
             r#"
 [source.adc]
 driver  = "fpga"
-device  = "inproc:xdma"
+device  = "emulated:xdma"
 ring    = "raw"
 path    = "{path}"
 wait    = "busy"
 samples = {{ type = "int32" }}
-card    = {{ rate = "{rate} bit/s", packet = "{packet}", pattern = "sequence" }}
+emulated    = {{ rate = "{rate} bit/s", packet = "{packet}", pattern = "sequence" }}
 [ring.raw]
 memory = "cuda:{gpu}"
 slot   = "{frame} B"

@@ -1,4 +1,4 @@
-//! `edu` as a card that daq does not program: the command of `engine = "hook"`, the design that it starts, and what must
+//! `edu` as a card that daq does not program: the command of `engine = "external"`, the design that it starts, and what must
 //! have come of it.
 //!
 //! `edu` moves one block on command, so a process plays the design: it makes each frame in a page of its own, has
@@ -34,7 +34,7 @@ fn frame(number: u64) -> Vec<u8> {
 }
 
 /// The command: reads daq's input from standard input.
-pub fn hook() -> Result<(), Why> {
+pub fn external() -> Result<(), Why> {
     let job: Value = serde_json::from_reader(std::io::stdin()).map_err(why("standard input"))?;
     match job["action"].as_str() {
         Some("start") => {

@@ -44,14 +44,14 @@ fn main() {
                 println!("FAIL hold: {why}");
             }
         }
-        ["hook"] => exit(card::hook()),
+        ["external"] => exit(card::external()),
         ["card"] => exit(card::card()),
         ["stop"] => exit(card::stop()),
         ["master"] => exit(card::is_master()),
         ["frames", folder, least, may_miss] => exit(card::check(folder, least, may_miss)),
         _ => {
             eprintln!(
-                "usage: dmabuf_probe data|refusals|ends|revoke|fuzz|open|hold|hook|card|stop|master|frames [OPTION]"
+                "usage: dmabuf_probe data|refusals|ends|revoke|fuzz|open|hold|external|card|stop|master|frames [OPTION]"
             );
             std::process::exit(64);
         }

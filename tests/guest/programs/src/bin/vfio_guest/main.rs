@@ -234,7 +234,7 @@ fn device(owner: &Path, address: &str) -> Result {
         ),
         Err(error) => println!("skip reset: {error}"),
     }
-    let pid = device.owner().ok_or("no owner")?;
+    let pid = device.guard().ok_or("no owner")?;
     check("the owner runs", is_running(pid), || {
         format!("no process {pid}")
     });
@@ -434,7 +434,7 @@ fn daemon(owner: &Path, edu: &str, memory: &str) -> Result {
     )))?;
     let device = VfioDevice::open(edu, Some(owner))?;
     let address = device.map_bar(&Arc::new(peer))?;
-    println!("{address} {}", device.owner().ok_or("no owner")?);
+    println!("{address} {}", device.guard().ok_or("no owner")?);
     std::io::stdout().flush()?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())

@@ -310,7 +310,7 @@ impl<'a> Whole<'a> {
         let mut running = self.start("killed", &self.for_gpu(), &[])?;
         running.wait_for("its path is proved")?;
         let owner = owner_of(Some(running.child.id()))?.ok_or("daq has started no owner")?;
-        println!("ok run, killed: daq has started its owner, daq fpga-owner");
+        println!("ok run, killed: daq has started its owner, daq fpga-guard");
         let owner = rustix::process::pidfd_open(owner, PidfdFlags::empty())?;
         let engine = Stolen::from(&running.child)?;
         running.kill()?;
@@ -473,7 +473,7 @@ fn owner_of(parent: Option<u32>) -> Result<Option<Pid>> {
         ) else {
             continue;
         };
-        let is_owner = command.split('\0').nth(1) == Some("fpga-owner");
+        let is_owner = command.split('\0').nth(1) == Some("fpga-guard");
         let is_of = |pid| status.lines().any(|line| line == format!("PPid:\t{pid}"));
         if is_owner && parent.is_none_or(is_of) {
             let pid = entry.file_name().to_string_lossy().parse()?;
