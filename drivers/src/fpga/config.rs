@@ -15,19 +15,19 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Which card, and how it is reached.
+/// Which card, and the transport that reaches it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceKey {
     /// A PCI address, as in `0000:3b:00.0`.
     Pci(String),
-    /// The socket of another process that is a device.
+    /// The path of a vfio-user socket.
     VfioUser(PathBuf),
-    /// The name of a simulated card, run in this process.
+    /// The name of a device that is emulated in this process.
     Emulated(String),
 }
 
 impl DeviceKey {
-    /// Its PCI address, if it has one.
+    /// The PCI address, if the device has one.
     pub fn pci(&self) -> Option<&str> {
         match self {
             Self::Pci(address) => Some(address),
@@ -35,12 +35,12 @@ impl DeviceKey {
         }
     }
 
-    /// Why it cannot be given a GPU's memory; `None` where it can.
+    /// The reason why the device cannot access GPU memory; `None` if it can.
     pub const fn host_only(&self) -> Option<&'static str> {
         match self {
             Self::Pci(_) | Self::Emulated(_) => None,
             Self::VfioUser(_) => Some(
-                "the card is another process, which is given memory as files, and a GPU's memory has none",
+                "the device is emulated by another process, which can map only memory that has a file descriptor; GPU memory has none",
             ),
         }
     }
@@ -56,7 +56,7 @@ impl fmt::Display for DeviceKey {
     }
 }
 
-/// `text` as a whole PCI address, in lower case; the domain may be left out.
+/// Parses a PCI address and returns it in full and in lower case. The domain may be omitted.
 fn pci_address(text: &str) -> Option<String> {
     let whole = match text.matches(':').count() {
         1 => format!("0000:{text}"),
@@ -70,36 +70,37 @@ fn pci_address(text: &str) -> Option<String> {
     let [domain, bus, slot, function] = fields[..] else {
         return None;
     };
-    let slot_is_sound = is_hex(slot, 2) && u8::from_str_radix(slot, 16).is_ok_and(|slot| slot < 32);
-    let is_sound = is_hex(domain, 4)
+    let is_slot_valid = is_hex(slot, 2) && u8::from_str_radix(slot, 16).is_ok_and(|slot| slot < 32);
+    let is_valid = is_hex(domain, 4)
         && is_hex(bus, 2)
-        && slot_is_sound
+        && is_slot_valid
         && is_hex(function, 1)
         && function < "8";
-    is_sound.then(|| whole.to_ascii_lowercase())
+    is_valid.then(|| whole.to_ascii_lowercase())
 }
 
 impl FromStr for DeviceKey {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let empty =
-            |what: &str, example: &str| format!("\"{text}\" lacks {what}; try \"{example}\"");
+        let empty = |what: &str, example: &str| {
+            format!("{what} is missing in \"{text}\"; try \"{example}\"")
+        };
         if let Some(path) = text.strip_prefix("vfio-user:") {
             if path.is_empty() {
-                return Err(empty("the path of a socket", "vfio-user:card.sock"));
+                return Err(empty("the path of the socket", "vfio-user:card.sock"));
             }
             return Ok(Self::VfioUser(path.into()));
         }
         if let Some(name) = text.strip_prefix("emulated:") {
             if name.is_empty() {
-                return Err(empty("the name of a simulated card", "emulated:xdma"));
+                return Err(empty("the name of the emulated device", "emulated:xdma"));
             }
             return Ok(Self::Emulated(name.to_owned()));
         }
         pci_address(text).map(Self::Pci).ok_or_else(|| {
             format!(
-                "\"{text}\" is no device: give a PCI address as `lspci -D` shows it, \"vfio-user:PATH\" or \"emulated:CARD\"; try \"0000:3b:00.0\""
+                "\"{text}\" is not a device: use a PCI address as printed by `lspci -D`, \"vfio-user:PATH\" or \"emulated:NAME\"; try \"0000:3b:00.0\""
             )
         })
     }
@@ -154,18 +155,18 @@ impl JsonSchema for EngineName {
     }
 }
 
-/// How it is learnt that a transfer has finished.
+/// How the source detects finished transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CompletionMode {
-    /// By looking.
+    /// Poll memory or a register.
     #[default]
     Poll,
-    /// By an interrupt of the card, and sleep until then.
+    /// Sleep until the card raises an interrupt.
     Interrupt,
 }
 
-/// RegisterPhase a register is written.
+/// When a register step runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RegisterPhase {
@@ -174,46 +175,46 @@ pub enum RegisterPhase {
     Start,
     /// Before the engine is stopped.
     Stop,
-    /// After the engine was stopped, or would not stop.
+    /// After the engine was stopped, or did not stop in time.
     Stopped,
 }
 
-/// One register of the design to be written, or waited for.
+/// One register of the design to write or to wait for.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RegisterStep {
-    /// Base address register, 0 to 5.
+    /// Base address register (BAR), 0 to 5.
     pub bar: usize,
-    /// Offset in it, a multiple of 4.
+    /// Offset in the BAR, a multiple of 4.
     pub offset: u64,
     /// Value to write, or to wait for.
     pub value: u32,
-    /// Bits of the value that count; the others keep what the register reads. Without it, all.
+    /// Bits that are written or compared. The other bits keep the value that the register reads. Default: all bits.
     pub mask: Option<u32>,
-    /// Do not write but wait until the register reads the value, at most so long.
+    /// Wait until the register reads `value` instead of writing it. This is the maximum time.
     pub wait: Option<Span>,
-    /// `"start"`: after the engine was armed; `"stop"`: before it is stopped; `"stopped"`: after that. An engine ends the
-    /// transfer that it has begun, for which the design has to go on: one that is switched off by `"stop"` may leave it in
-    /// the middle, and the card is then cut off and reset at each stop.
+    /// `"start"`: after the engine was armed; `"stop"`: before the engine is stopped; `"stopped"`: after it was stopped.
+    /// An engine finishes the transfer in progress, so the design must keep sending. If a `"stop"` step switches the
+    /// design off, the transfer may never finish; the card is then disconnected from the bus and reset at each stop.
     #[serde(default)]
     pub when: RegisterPhase,
 }
 
-/// A running number at a fixed place of each frame.
+/// A sequence number at a fixed offset in each frame.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FrameNumberConfig {
-    /// Where it begins, in bytes from the start of the frame.
+    /// Offset of the number in bytes from the start of the frame.
     pub offset: usize,
-    /// How many bytes it has: 1 to 8.
+    /// Size of the number in bytes: 1 to 8.
     pub bytes: usize,
     /// Byte order.
     #[serde(default)]
     pub endian: Endian,
-    /// What it grows by from one frame to the next.
+    /// Increment from one frame to the next.
     #[serde(default = "one")]
     pub step: u64,
-    /// How many of its lowest bits count, where not all do; the number wraps at 2 to this power.
+    /// Number of valid low bits, if not all bits are valid. The number wraps at 2 to this power.
     pub bits: Option<u32>,
 }
 
@@ -225,56 +226,59 @@ const fn one() -> u64 {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FpgaConfig {
-    /// The card: a PCI address such as `"0000:3b:00.0"`, bound to vfio-pci (not for `external`); `"vfio-user:PATH"`, the socket of a process
-    /// that is a device; or `"emulated:CARD"`, a simulated card in this process.
+    /// The card: a PCI address such as `"0000:3b:00.0"`, bound to vfio-pci (unless `engine = "external"`);
+    /// `"vfio-user:PATH"`, the socket of an emulated card in another process; or `"emulated:NAME"`, a card that is
+    /// emulated in this process.
     pub device: DeviceKey,
-    /// `emulated:` how the simulated card's stream goes, and what goes wrong with it; the options of `daq emulate`.
+    /// `device = "emulated:NAME"`: stream and faults of the emulated card, as the options of `daq emulate`.
     pub emulated: Option<EmulatedOptions>,
-    /// Its DMA engine. May be left out for `emulated:`, where the card's name says it.
+    /// The DMA engine of the card. Can be omitted for `"emulated:NAME"`, where the name selects the engine.
     pub engine: Option<EngineName>,
-    /// Which of its channels.
+    /// Channel of the engine, from 0.
     #[serde(default)]
     pub channel: usize,
-    /// How finished transfers are learnt of: `"poll"`, or `"interrupt"`: sleep until the card interrupts.
+    /// How finished transfers are detected: `"poll"`, or `"interrupt"` to sleep until the card raises an interrupt.
     #[serde(default)]
     pub completion: CompletionMode,
-    /// `xdma`, `external`: whether the card is held back while no slot is free; without this key, `xdma` is and `external` is not.
-    /// If not, it overwrites frames, and what was not copied in time is counted as `overrun`.
+    /// `xdma`, `external`: true applies backpressure, so the card waits while no slot is free. False lets the card
+    /// overwrite frames; frames that were not copied in time are counted as `overrun`. Default: true for `xdma`, false
+    /// for `external`.
     pub credits: Option<bool>,
-    /// Registers of the design to write when the engine is armed, or around its stop, in their order.
+    /// Registers of the design to write or wait for when the engine starts and stops, in this order.
     #[serde(default)]
     pub registers: Vec<RegisterStep>,
-    /// `litepcie`: the `csr.csv` that the design's build wrote, which says where its registers are.
+    /// `litepcie`: path of the `csr.csv` file from the build of the design. It contains the register addresses.
     pub csr: Option<PathBuf>,
-    /// `litepcie`: where the channel's writer has its registers in BAR 0, in place of `csr`.
+    /// `litepcie`: offset of the DMA writer's registers in BAR 0, as an alternative to `csr`.
     pub base: Option<u64>,
-    /// `external`: the program that starts and stops the card's engine, with its arguments; a path with a `/` counts from the
-    /// configuration's directory.
+    /// `external`: the program that starts and stops the card's engine, with its arguments. A path that contains `/` is
+    /// relative to the directory of the configuration file.
     pub command: Option<Vec<String>>,
-    /// `external`: how long the command may take; without it 2 s.
+    /// `external`: maximum run time of the command. Default: 2 s.
     pub timeout: Option<Span>,
-    /// `external`: how many bits of address the engine drives, of a card without a driver; without it 32. A driver has said it
-    /// itself.
+    /// `external`: width of the engine's DMA addresses in bits, for a card without a driver. Default: 32. A driver sets the
+    /// width itself.
     pub address_bits: Option<u16>,
-    /// Whether the card writes into a GPU's memory by itself: `"auto"`, `"direct"`: even where the topology speaks
-    /// against it; `"staged"`: never.
+    /// Whether the card writes directly to GPU memory: `"auto"` decides by the PCIe topology, `"direct"` always tries,
+    /// `"staged"` copies through host memory.
     #[serde(default)]
     pub path: P2pPreference,
-    /// A running number in each frame, by which the design's own losses are found.
+    /// Sequence number in each frame. It reveals frames that the design lost.
     pub sequence: Option<FrameNumberConfig>,
-    /// Frames that may be missing in a row by that number: a longer gap, or a step back, is a damaged number, its frame
-    /// lost as `bad_packet`, or, where the next frame goes on from it, a count that begins anew, an epoch.
+    /// Maximum number of consecutive frames that the sequence number can report as missing. A longer gap or a step
+    /// backwards is a damaged number, and its frame is lost as `bad_packet`. If the next frame continues from that
+    /// number, the sender restarted and a new epoch begins.
     #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
-    /// The core of its thread; without it, any.
+    /// CPU core of the source's thread. Default: any core.
     #[serde(default)]
     pub cores: Vec<usize>,
-    /// What the payload means; without it, real int8 of one channel.
+    /// Format of the samples. Default: real int8, one channel.
     pub samples: Option<Samples>,
 }
 
 impl FpgaConfig {
-    /// The engine, if it is named or the card's name says it.
+    /// The engine that the configuration selects by `engine` or by the name of the emulated device.
     pub fn engine(&self) -> Option<&'static EngineEntry> {
         let ((Some(EngineName(name)), _) | (None, DeviceKey::Emulated(name))) =
             (&self.engine, &self.device)
@@ -293,8 +297,8 @@ impl FpgaConfig {
                 .iter()
                 .map(|card| format!("\"emulated:{}\" ({})", card.name, card.summary))
                 .collect();
-            let message = format!("there is no simulated card `{name}`");
-            let help = format!("there are {}", names.join(", "));
+            let message = format!("there is no emulated device `{name}`");
+            let help = format!("available: {}", names.join(", "));
             found.push(Problem::at("device", message).help(help));
             return;
         };
@@ -304,7 +308,7 @@ impl FpgaConfig {
         }
     }
 
-    /// Everything that is wrong with it, where the program offers the devices of `emulated`.
+    /// Checks the configuration of a program that offers the devices in `emulated`, and returns all problems.
     pub fn problems(&self, emulated: &[EmulatedDeviceEntry]) -> Vec<Problem> {
         let mut found = Vec::new();
         if let Some(engine) = self.engine() {
@@ -318,7 +322,7 @@ impl FpgaConfig {
                 ("address_bits", self.address_bits.is_some()),
             ] {
                 if given && !engine.keys.contains(&key) {
-                    let message = format!("the engine `{}` has no use for `{key}`", engine.name);
+                    let message = format!("the engine `{}` does not support `{key}`", engine.name);
                     found.push(Problem::at(key, message).help("remove it"));
                 }
             }
@@ -327,7 +331,7 @@ impl FpgaConfig {
                 .iter()
                 .map(|entry| format!("\"{}\" ({})", entry.name, entry.summary))
                 .collect();
-            let message = format!("it is not said which DMA engine {} has", self.device);
+            let message = format!("the DMA engine of {} is not configured", self.device);
             let help = format!("add `engine`: {}", names.join(", "));
             found.push(Problem::at("engine", message).help(help));
         }
@@ -347,22 +351,25 @@ impl FpgaConfig {
             must(
                 step.offset.is_multiple_of(4),
                 "offset",
-                format!("no register begins at {:#x}", step.offset),
-                "registers have 32 bits: give a multiple of 4",
+                format!("offset {:#x} is not aligned to 4 bytes", step.offset),
+                "registers have 32 bits; use a multiple of 4",
             );
             let mask = step.mask.unwrap_or(u32::MAX);
             must(
                 mask != 0 && step.value & !mask == 0,
                 "mask",
                 format!(
-                    "the mask {mask:#x} lacks bits of the value {:#x}",
+                    "the mask {mask:#x} does not cover the value {:#x}",
                     step.value
                 ),
-                "the mask has every bit that counts",
+                "set every bit of the mask that is to be written or compared; at least one",
             );
         }
         if self.cores.len() > 1 {
-            let message = format!("{} cores for one thread", self.cores.len());
+            let message = format!(
+                "{} cores are given, but the source has one thread",
+                self.cores.len()
+            );
             found.push(Problem::at("cores", message).help("give one core"));
         }
         if let Some(sequence) = &self.sequence
@@ -374,8 +381,11 @@ impl FpgaConfig {
     }
 }
 
-/// The running number that `sequence` describes.
-pub fn frame_sequence(sequence: &FrameNumberConfig, max_gap: u64) -> Result<FrameSequence, Problem> {
+/// Converts the configuration of the sequence number.
+pub fn frame_sequence(
+    sequence: &FrameNumberConfig,
+    max_gap: u64,
+) -> Result<FrameSequence, Problem> {
     let problem = |key: &str, message: String, help: &str| {
         Err(Problem::at(format!("sequence.{key}"), message).help(help))
     };
@@ -389,14 +399,14 @@ pub fn frame_sequence(sequence: &FrameNumberConfig, max_gap: u64) -> Result<Fram
     if !(1..=8).contains(&bytes) {
         return problem(
             "bytes",
-            format!("a number of {bytes} bytes cannot be read"),
-            "give 1 to 8",
+            format!("the sequence number cannot have {bytes} bytes"),
+            "use 1 to 8",
         );
     }
     if offset > usize::MAX / 2 {
         return problem(
             "offset",
-            format!("no frame is {offset} bytes long"),
+            format!("offset {offset} is beyond the largest possible frame"),
             "lower it",
         );
     }
@@ -405,16 +415,16 @@ pub fn frame_sequence(sequence: &FrameNumberConfig, max_gap: u64) -> Result<Fram
     if bits == 0 || bits > plain.bits {
         return problem(
             "bits",
-            format!("a number of {bytes} bytes has no {bits} bits"),
-            "lower `bits`, or raise `bytes`",
+            format!("{bits} bits are invalid for a number of {bytes} bytes"),
+            "use 1 to 8 bits per byte",
         );
     }
     let half = (u64::MAX >> (64 - bits)) / 2;
     if step == 0 || step > half.max(1) {
         return problem(
             "step",
-            format!("a number of {bits} bits cannot grow by {step}"),
-            "give what the number grows by from one frame to the next, at least 1",
+            format!("increment {step} is invalid for a number of {bits} bits"),
+            "set `step` to the increment from one frame to the next, at least 1",
         );
     }
     let mut numbers = plain;

@@ -1,4 +1,4 @@
-//! The source `fpga`: a card's DMA engine, driven from user space.
+//! The source `fpga`: drives the DMA engine of a card from user space.
 //!
 //! ```text
 //!   design ─▶ engine ─▶ DMA ─▶ slots of a ring
@@ -6,22 +6,22 @@
 //!     │         │  └─▶ completions: words in host memory, a register, interrupts
 //!  `registers`  credits
 //! ```
-//! An engine ([`ENGINES`]) is told the addresses of all slots once. One that takes credits fills exactly the slots that
-//! are free. One that does not goes round: frames that it overwrites before they were copied are counted as `overrun`.
-//! The card is reached by a transport ([`transports`]): through the kernel's VFIO, as another process over the vfio-user
-//! protocol, or as a model in this process. A card that keeps its vendor's driver is reached by nobody here: the addresses
-//! of its slots are handed to a command of the user's ([`engines::external`]).
+//! An engine ([`ENGINES`]) receives the addresses of all slots when it is armed. An engine with credits fills only free
+//! slots. An engine without credits is free-running: frames that it overwrites before they were copied are counted as
+//! `overrun`. A transport ([`transports`]) gives access to the card: Linux VFIO, the vfio-user protocol for a card that
+//! another process emulates, or an emulated device in this process. A card that keeps its vendor's driver is not
+//! programmed by daq: a user-supplied command receives the addresses of the slots ([`engines::external`]).
 //!
 //! # Ledger
 //! The unit is the frame: one transfer of the engine.
 //!
-//! | what happens | what is counted |
+//! | event | counted as |
 //! |---|---|
 //! | the engine overwrote a frame before it was read | lost, `overrun` |
-//! | the design's running number jumps (`sequence`) | lost, `wire_gap` |
-//! | one running number is damaged: it and the next one do not go on from each other | lost, `bad_packet` |
-//! | the running number begins anew | an epoch; its first frame lost, `bad_packet`, for it cannot be told from a damaged one |
-//! | the device reports an error | the fault by its name |
+//! | the design's sequence number skips values (`sequence`) | lost, `wire_gap` |
+//! | one sequence number is damaged: the next frame does not continue from it | lost, `bad_packet` |
+//! | the sequence number restarts | a new epoch; its first frame is lost as `bad_packet`, because at first it looks like a damaged one |
+//! | the device reports an error | the named fault |
 
 pub mod config;
 pub mod device;
@@ -61,7 +61,7 @@ use transports::kernel_driver::KernelDriverDevice;
 pub const fn entry<E: EmulatedDevices>() -> SourceEntry {
     SourceEntry {
         name: "fpga",
-        summary: "A card's DMA engine, driven from user space: XDMA, LitePCIe, or a simulated card",
+        summary: "Drive a card's DMA engine from user space: XDMA, LitePCIe, or an emulated card",
         example: EXAMPLE,
         schema: || schemars::schema_for!(FpgaConfig),
         parse: |section, diagnostics| parse(section, diagnostics, E::DEVICES),
@@ -71,18 +71,18 @@ pub const fn entry<E: EmulatedDevices>() -> SourceEntry {
 const EXAMPLE: &str = r#"[source.NAME]
 driver  = "fpga"
 ring    = "OUTPUT"
-device  = "0000:3b:00.0"      # or "vfio-user:card.sock", "emulated:xdma": a simulated card
+device  = "0000:3b:00.0"      # or "vfio-user:card.sock", "emulated:xdma"
 engine  = "xdma"              # or "litepcie"
 samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # channel    = 0
 # completion = "interrupt"    # sleep until the card interrupts; without it, poll
-# credits    = false          # xdma: let it overwrite frames instead of holding the card back
-# csr        = "csr.csv"      # litepcie: what the design's build wrote
-# engine     = "external"         # a card that keeps its own driver: a program of yours is given the slots' addresses
-# command    = ["./program-card"]    # external: that program, run at the start and at the stop
-# path       = "staged"       # never straight into a GPU's memory; "direct": even where that looks impossible
+# credits    = false          # xdma: no backpressure; the card may overwrite frames
+# csr        = "csr.csv"      # litepcie: register addresses, written by the build of the design
+# engine     = "external"     # a card that keeps its own driver: your program receives the slots' addresses
+# command    = ["./program-card"]    # external: your program, run at start and stop
+# path       = "staged"       # copy through host memory; "direct": always try to write directly to GPU memory
 # registers  = [{ bar = 0, offset = 0x10, value = 1 }, { bar = 0, offset = 0x10, value = 0, when = "stopped" }]
-# sequence   = { offset = 0, bytes = 8, endian = "little" }    # a running number in each frame
+# sequence   = { offset = 0, bytes = 8, endian = "little" }    # a sequence number in each frame
 "#;
 
 /// A checked configuration.
@@ -123,7 +123,7 @@ impl Fpga {
 impl SourceSpec for Fpga {
     fn claims(&self) -> Vec<Claim> {
         match &self.config.device {
-            // Each source has a model of its own.
+            // Each source emulates its own device.
             DeviceKey::Emulated(_) => Vec::new(),
             device => vec![Claim::Device(device.to_string())],
         }
@@ -153,18 +153,20 @@ impl SourceSpec for Fpga {
         let limits = &self.engine.limits;
         let (slot, name) = (ByteSize(slot_bytes as u64), self.engine.name);
         if slot_bytes > limits.max_slot {
-            let most = ByteSize(limits.max_slot as u64).rounded();
+            let max = ByteSize(limits.max_slot as u64).rounded();
             return Err(Problem::at(
                 "engine",
-                format!("`{name}` cannot fill slots of {slot} in one transfer"),
+                format!("`{name}` cannot fill a slot of {slot} in one transfer"),
             )
-            .help(format!("lower `slot` of the ring to at most {most}")));
+            .help(format!("lower `slot` of the ring to at most {max}")));
         }
         if slot_bytes == 0 || !slot_bytes.is_multiple_of(limits.alignment) {
             let step = limits.alignment;
             return Err(Problem::at(
                 "engine",
-                format!("`{name}` fills slots of whole {step} bytes, not of {slot}"),
+                format!(
+                    "`{name}` needs a slot size that is a multiple of {step} bytes, not {slot}"
+                ),
             )
             .help(format!(
                 "make `slot` of the ring a multiple of {step} bytes"
@@ -176,9 +178,9 @@ impl SourceSpec for Fpga {
             let end = sequence.extent().end;
             return Err(Problem::at(
                 "sequence.offset",
-                format!("the number ends at byte {end}, beyond a frame of {slot}"),
+                format!("the sequence number ends at byte {end}, beyond the frame of {slot}"),
             )
-            .help("offsets count from the start of each frame; raise `slot` of the ring"));
+            .help("lower the offset, which counts from the start of the frame, or raise `slot` of the ring"));
         }
         if let Some(emulated) = self.emulated_device() {
             (emulated.check_sequence)(&self.config, slot_bytes)?;
@@ -189,9 +191,9 @@ impl SourceSpec for Fpga {
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let bytes = geometry.frame_bytes;
         self.samples.layout(bytes).map_err(|rest| {
-            let message = format!("a frame of {bytes} bytes ends {rest} bytes into a sample");
+            let message = format!("a frame of {bytes} bytes is not a whole number of samples: {rest} bytes are left over");
             Problem::at("samples", message)
-                .help("correct `type`, `complex` or `channels`, or choose another slot")
+                .help("correct `type`, `complex` or `channels`, or change `slot` of the ring")
         })
     }
 
@@ -228,7 +230,8 @@ impl SourceSpec for Fpga {
         let mut notes = Vec::new();
         if self.config.emulated.is_some() && !matches!(self.config.device, DeviceKey::Emulated(_)) {
             notes.push(
-                "the table `emulated` is not used: it is for a card of this process".to_owned(),
+                "the table `emulated` is ignored: it is only for `device = \"emulated:NAME\"`"
+                    .to_owned(),
             );
         }
         if self.config.samples.is_none() {
@@ -236,13 +239,13 @@ impl SourceSpec for Fpga {
         }
         if self.supports_backpressure() && self.config.sequence.is_none() {
             notes.push(
-                "what the design drops while it is held back shows only where frames carry numbers (`sequence`)"
+                "frames that the design drops under backpressure are detected only if frames carry sequence numbers (`sequence`)"
                     .to_owned(),
             );
         }
         if !self.supports_backpressure() {
             notes.push(format!(
-                "`{}` cannot be held back: frames that it overwrites before they are copied are counted as `overrun`",
+                "`{}` does not support backpressure: frames that it overwrites before they are copied are counted as `overrun`",
                 self.engine.name
             ));
         }
@@ -253,8 +256,8 @@ impl SourceSpec for Fpga {
         let name = self.engine.name;
         Box::new(move || {
             format!(
-                "the engine `{name}` completes no transfers: check trigger and clock of the design and the link of the card \
-                 (`daq doctor`, `dmesg`)"
+                "the engine `{name}` completes no transfers: check the trigger and clock of the design and the PCIe link of the \
+                 card (`daq doctor`, `dmesg`)"
             )
         })
     }

@@ -1,6 +1,6 @@
-//! Devices that are emulated in this process: what the configuration says about them, and how the program provides them.
+//! Devices that are emulated in this process: their configuration and their registry.
 //!
-//! No emulator is part of this crate. Whoever builds the program passes a list of them to [`crate::sources`].
+//! This crate contains no emulators. The program passes a list of emulated devices to [`crate::sources`].
 
 use crate::fpga::FpgaConfig;
 use crate::fpga::device::{Device, DeviceError};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// The emulated devices that a program offers under `device = "emulated:NAME"`.
 pub trait EmulatedDevices {
-    /// All of them.
+    /// All devices.
     const DEVICES: &'static [EmulatedDeviceEntry];
 }
 
@@ -23,7 +23,7 @@ pub trait EmulatedDevices {
 pub struct EmulatedDeviceEntry {
     /// The name in the configuration; also the name of the engine that drives it.
     pub name: &'static str,
-    /// One sentence without a full stop.
+    /// A summary of one sentence, without a full stop.
     pub summary: &'static str,
     /// The faults that it can emulate.
     pub faults: &'static [FaultKind],
@@ -33,23 +33,23 @@ pub struct EmulatedDeviceEntry {
     pub open: fn(&str, &EmulatedOptions) -> Result<Arc<dyn Device>, DeviceError>,
 }
 
-/// What the 64-bit little-endian words of a stream are.
+/// The content of a stream: 64-bit little-endian words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(rename = "EmulatedPattern")]
 pub enum Pattern {
-    /// Each word is its own place in the stream: 0, 1, 2, and on.
+    /// Each word is its index in the stream: 0, 1, 2, …
     #[default]
     Counter,
-    /// The same, except that the first word of each packet is the packet's number.
+    /// As `counter`, except that the first word of each packet is the packet number.
     Sequence,
 }
 
 impl Pattern {
-    /// All of them.
+    /// All patterns.
     pub const ALL: [Self; 2] = [Self::Counter, Self::Sequence];
 
-    /// Its name, as in configuration.
+    /// The name in the configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -58,53 +58,52 @@ impl Pattern {
     }
 }
 
-/// How a card's stream goes, and what goes wrong with it.
+/// Stream and faults of an emulated device.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EmulatedOptions {
-    /// Payload of each channel; without it, as fast as the card is let.
+    /// Payload rate of each channel. Default: as fast as possible.
     pub rate: Option<BitRate>,
-    /// Bytes of a packet of the stream, a multiple of 8; without it the stream has no packets and nothing ends before a
-    /// slot is full.
+    /// Packet size in bytes, a multiple of 8. Default: the stream has no packets, and each transfer fills its slot.
     pub packet: Option<ByteSize>,
-    /// What the payload is.
+    /// Content of the payload.
     pub pattern: Pattern,
-    /// The stream ends after so many packets, of 4 KiB where `packet` is not given.
+    /// Number of packets after which the stream ends. Without `packet`, one packet is 4 KiB.
     pub packets: Option<u64>,
-    /// What a stream with a rate keeps while its engine is held back; beyond that whole packets are lost.
+    /// FIFO size of a stream with a rate. It fills up under backpressure; when it is full, whole packets are lost.
     pub fifo: Option<ByteSize>,
-    /// What goes wrong, and when: `NAME@TRANSFER`, each once.
+    /// Faults to inject, as `NAME@TRANSFER`. Each fault occurs once.
     pub faults: Vec<FaultOption>,
 }
 
-/// A fault, and the transfer that meets it: counted from 0 over all channels since the last reset.
+/// A fault and the number of the transfer in which it occurs, counted from 0 over all channels since the last reset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultOption {
-    /// Which: one of the card's.
+    /// The name of a fault that the device supports.
     pub name: String,
-    /// RegisterPhase.
+    /// The transfer in which the fault occurs.
     pub transfer: u64,
 }
 
 /// A kind of fault: name and meaning.
 pub type FaultKind = (&'static str, &'static str);
 
-/// Bytes in which a stream without packets comes, and what the card's memory holds whole.
-const PIECE: u64 = 4096;
+/// Packet size in bytes of a stream without `packet`.
+const DEFAULT_PACKET: u64 = 4096;
 
 impl EmulatedOptions {
-    /// Bytes of a packet, or of what stands for one.
+    /// The packet size in bytes.
     pub fn packet_bytes(&self) -> u64 {
-        self.packet.map_or(PIECE, |ByteSize(bytes)| bytes)
+        self.packet.map_or(DEFAULT_PACKET, |ByteSize(bytes)| bytes)
     }
 
-    /// Checks what every card wants: whole words in packets, faults of those that it knows.
+    /// Checks packet size, rate and names of faults for a device that supports `faults`.
     pub fn check(&self, faults: &[FaultKind]) -> Result<(), String> {
         if let Some(ByteSize(packet)) = self.packet
             && (packet == 0 || packet % 8 != 0)
         {
             return Err(format!(
-                "packets of {packet} bytes: the payload is words of 8 bytes; try {}",
+                "`packet` is {packet} bytes, but must be a multiple of 8; try {}",
                 ByteSize(packet.next_multiple_of(8).max(8))
             ));
         }
@@ -112,7 +111,7 @@ impl EmulatedOptions {
             && !(rate.is_finite() && rate > 0.0)
         {
             return Err(format!(
-                "a rate of {} sends nothing; leave it out for as fast as it goes",
+                "`rate` must be greater than zero, not {}; leave it out to send as fast as possible",
                 BitRate(rate)
             ));
         }
@@ -124,7 +123,7 @@ impl EmulatedOptions {
                         format!("there is no fault `{}`; did you mean `{near}`?", fault.name)
                     }
                     None => format!(
-                        "there is no fault `{}`; there are {}",
+                        "there is no fault `{}`; available: {}",
                         fault.name,
                         names.join(", ")
                     ),
@@ -148,9 +147,7 @@ impl FromStr for FaultOption {
                 })
             })
             .ok_or_else(|| {
-                format!(
-                    "{text:?} is not a fault and the transfer that meets it; try \"overrun@50\""
-                )
+                format!("{text:?} is not a fault in the form NAME@TRANSFER; try \"overrun@50\"")
             })
     }
 }

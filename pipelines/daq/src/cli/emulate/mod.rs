@@ -36,7 +36,10 @@ mod tests {
 
     #[test]
     fn command_exists_for_every_emulated_card() {
-        let names: Vec<_> = daq_emulators::CARDS.iter().map(|card| card.name).collect();
+        let names: Vec<_> = daq_emulators::DEVICES
+            .iter()
+            .map(|card| card.name)
+            .collect();
         assert_eq!(names, [XDMA, LITEPCIE]);
     }
 }
