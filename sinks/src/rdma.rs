@@ -36,40 +36,40 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What `daq` knows of `rdma`.
+/// The registry entry.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "rdma",
-    summary: "Sends frames to the source rdma of another host, by a network card that does RDMA",
+    summary: "Sends frames by RDMA to the source rdma of another host",
     example: "\
 [sink.NAME]
 driver = \"rdma\"
 input = \"INPUT\"
-# The receiver: a source rdma that listens there.
+# Host and port of the receiver, a source rdma.
 to = \"receiver.example:7471\"
 # The cards that send, one rail each; the receiver needs as many rails. \"auto\" is one that suits the ring. `software` is
 # none at all: it needs no hardware, and is slow.
 nics = [\"software\"]
-# Queues of each card, a rail each.
+# Queue pairs per NIC, one rail each.
 # queues = 1
-# How the hosts find each other: by a plain TCP exchange, or by rdma_cm (\"cm\").
+# How the hosts connect: by a plain TCP exchange (\"tcp\") or by rdma_cm (\"cm\").
 # connection = \"tcp\"
 # A file with the secret that the receiver requires; or, from the environment, the secret itself:
 # `token = \"${LINK_TOKEN}\"`.
 # token_file = \"link.token\"
-# By writes into the receiver's slots, or by messages (\"send\"); the receiver must have the same.
+# \"write\": write into the receiver's slots; \"send\": send messages. The receiver needs the same value.
 # mode = \"write\"
-# Reliable (\"rc\"); unreliable: \"uc\" with writes, \"ud\" with messages of one packet. The receiver must have the same.
+# \"rc\": reliable; \"uc\": unreliable writes; \"ud\": unreliable messages of one packet. The receiver needs the same value.
 # service = \"rc\"
 # How frames of a GPU's ring get to the card: \"staged\" by host memory, or \"direct\"; \"auto\" is the faster one of them,
 # where `daq bench rdma --keep` has measured it on this machine, else staged.
 # path = \"auto\"
-# Payloads and records of at most so many bytes are sent out of the posted work itself.
+# Payloads and records up to this size are sent inline, inside the work request.
 # inline = \"256 B\"
-# Most bytes of one write.
+# Maximum size of one write.
 # chunk = \"1 MiB\"
-# Most frames under way on a rail.
+# Maximum number of frames in flight per rail.
 # depth = 128
-# A receiver that takes nothing for so long is away.
+# The sink treats a receiver that accepts no frame for this time as unavailable.
 # patience = \"1 s\"
 ",
     schema: || schemars::schema_for!(RdmaKeys),
@@ -80,17 +80,17 @@ nics = [\"software\"]
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RdmaKeys {
-    /// The receiver's host and port, as in `"10.0.0.2:7471"`: a source `rdma` that listens there.
+    /// The receiver's host and port, as in `"10.0.0.2:7471"`: a source `rdma`.
     pub to: String,
     /// The cards that send, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` goes by rail `n`
     /// modulo their number. `"software"` is a card made of software, for tests and trials; `"auto"`, alone, the fastest
     /// card that is up, or with `path = "direct"` the one nearest to the GPU of the ring.
     pub nics: NicNames,
-    /// Queues of each card, each a rail of its own; default 1. With all cards at most 255.
+    /// Number of queue pairs per NIC, each a separate rail; default 1. The total over all NICs must not exceed 255.
     #[serde(default = "one")]
     pub queues: u32,
-    /// How the hosts find each other: `"tcp"`, a plain exchange over the network, or `"cm"`, by `rdma_cm`; default
-    /// `"tcp"`. The receiver must have the same.
+    /// How the hosts connect: `"tcp"`, a plain TCP exchange, or `"cm"`, `rdma_cm`; default `"tcp"`. The receiver
+    /// needs the same value.
     #[serde(default)]
     pub connection: Connection,
     /// The secret of 16 to 64 bytes that the receiver asks for. It is not encrypted on its way. Needs `connection = "tcp"`.
@@ -98,12 +98,12 @@ pub struct RdmaKeys {
     pub token: Option<Secret>,
     /// A file that holds the token alone, such as `"/etc/daq/link.token"`.
     pub token_file: Option<PathBuf>,
-    /// `"write"`: into the receiver's slots; `"send"`: by messages into what it has posted; default `"write"`. The
-    /// receiver must have the same.
+    /// `"write"`: write into the receiver's slots; `"send"`: send messages into the receives that it has posted;
+    /// default `"write"`. The receiver needs the same value.
     #[serde(default)]
     pub mode: Mode,
-    /// `"rc"`: reliable, nothing is lost; `"uc"`: unreliable writes; `"ud"`: unreliable messages of one packet, by one
-    /// queue, which nothing holds back. Default `"rc"`. The receiver must have the same.
+    /// `"rc"`: reliable, no frame is lost; `"uc"`: unreliable writes; `"ud"`: unreliable messages of one packet, over
+    /// one queue pair, without backpressure. Default `"rc"`. The receiver needs the same value.
     #[serde(default)]
     pub service: Service,
     /// How frames of a ring on a GPU get to the card: `"staged"`, by a ring in host memory; `"direct"`, the card reads
@@ -111,17 +111,17 @@ pub struct RdmaKeys {
     /// `daq bench rdma --keep` has measured of GPU and card on this machine, `"staged"` where it has not.
     #[serde(default)]
     pub path: PathKey,
-    /// Payloads and records of at most so many bytes are sent out of the posted work itself, at most what the card takes
-    /// and 4 KiB; default `"256 B"`.
+    /// Payloads and records up to this size are sent inline, inside the work request; at most 4 KiB and the NIC's
+    /// limit; default `"256 B"`.
     #[serde(default = "inline")]
     pub inline: ByteSize,
-    /// Most bytes of one write, at least 4 KiB; default `"1 MiB"`.
+    /// Maximum size of one write, at least 4 KiB; default `"1 MiB"`.
     #[serde(default = "chunk")]
     pub chunk: ByteSize,
-    /// Most frames under way on a rail, 1 to 16384; default 128, less where the card holds less.
+    /// Maximum number of frames in flight per rail, 1 to 16384; default 128, or less if the NIC supports less.
     #[serde(default = "depth")]
     pub depth: u32,
-    /// A receiver that takes nothing for so long is away; default `"1 s"`, at most `"60 s"`.
+    /// The sink treats a receiver that accepts no frame for this time as unavailable; default `"1 s"`, at most `"60 s"`.
     #[serde(default = "patience")]
     pub patience: Span,
 }
@@ -149,11 +149,11 @@ const fn patience() -> Span {
 /// Maximum of [`RdmaKeys::patience`]: a stop waits this long.
 const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// How frames of a GPU's ring get to the card.
+/// How frames of a ring in GPU memory reach the NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PathKey {
-    /// What was measured to be faster; else what works everywhere: staged.
+    /// The path that was measured to be faster; without a measurement, staged.
     #[default]
     Auto,
     /// The card reads the GPU's memory.
@@ -176,20 +176,23 @@ impl RdmaKeys {
             (!host.is_empty()).then_some(port).flatten()
         });
         if port.flatten().is_none() {
-            let message = format!("\"{}\" is no host with a port", self.to);
+            let message = format!("\"{}\" is not a host with a port", self.to);
             return Err(Problem::at("to", message).help("try \"10.0.0.2:7471\""));
         }
         let rails = (self.queues as usize).saturating_mul(self.nics.all().len());
         if self.nics.is_mixed() {
-            return Err(Problem::at("nics", "`auto` beside other cards")
-                .help("write nics = \"auto\" alone, or name each"));
+            return Err(
+                Problem::at("nics", "`auto` cannot be combined with other NICs")
+                    .help("write nics = \"auto\" alone, or name each"),
+            );
         }
         if self.nics.all().is_empty() {
-            return Err(Problem::at("nics", "no card sends")
+            return Err(Problem::at("nics", "no NIC is named")
                 .help("name one, as in [\"mlx5_0\"]; `rdma link` lists them"));
         }
         if rails == 0 || rails > usize::from(MAX_RAILS) {
-            let message = format!("{rails} queues in all are not from 1 to {MAX_RAILS}");
+            let message =
+                format!("the total number of queue pairs is {rails}; it must be 1 to {MAX_RAILS}");
             return Err(Problem::at("queues", message).help("try 1"));
         }
         if let Some((message, help)) = self.mode.problem(self.service, rails) {
@@ -206,7 +209,7 @@ impl RdmaKeys {
             return Err(Problem::at("token_file", message).help(help));
         }
         if self.patience.0 > MAX_TIMEOUT {
-            let message = "a minute is the longest: a stop waits as long";
+            let message = "the maximum is 60 s, because a stop may wait as long";
             return Err(Problem::at("patience", message).help("try \"1 s\""));
         }
         if self.inline.0 > 4096 {
@@ -248,7 +251,9 @@ impl RdmaKeys {
         };
         Err(SinkError::Failed {
             what: format!("receiver {}", self.to),
-            why: format!("{why}; write its address in `to`, or see that the name is known here"),
+            why: format!(
+                "{why}; set `to` to its IP address, or make the name resolvable on this host"
+            ),
         })
     }
 }
@@ -260,7 +265,7 @@ fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn
 }
 
 impl SinkSpec for RdmaKeys {
-    /// A receiver takes one sender.
+    /// A receiver accepts one sender.
     fn claims(&self) -> Vec<Claim> {
         vec![Claim::Device(format!("receiver {}", self.to))]
     }

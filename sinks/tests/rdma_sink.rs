@@ -14,28 +14,28 @@ const WHERE: &str = "to = \"127.0.0.1:1\"\nnics = [\"software\"]";
 #[test]
 fn rdma_invalid_config_is_rejected_with_fix() {
     for (keys, message) in [
-        ("to = \"host\"\nnics = [\"a\"]", "no host with a port"),
-        ("to = \"host:0\"\nnics = [\"a\"]", "no host with a port"),
-        ("to = \"host:1\"\nnics = []", "no card sends"),
+        ("to = \"host\"\nnics = [\"a\"]", "not a host with a port"),
+        ("to = \"host:0\"\nnics = [\"a\"]", "not a host with a port"),
+        ("to = \"host:1\"\nnics = []", "no NIC is named"),
         (
             "to = \"host:1\"\nnics = [\"a\"]\nqueues = 0",
-            "not from 1 to 255",
+            "must be 1 to 255",
         ),
         (
             "to = \"host:1\"\nnics = [\"a\", \"b\"]\nqueues = 200",
-            "not from 1 to 255",
+            "must be 1 to 255",
         ),
         (
             "to = \"host:1\"\nnics = [\"a\"]\nservice = \"ud\"",
-            "datagrams carry no writes",
+            "writes are not supported on ud",
         ),
         (
             "to = \"host:1\"\nnics = [\"a\"]\nmode = \"send\"\nservice = \"uc\"",
-            "messages go by rc or ud",
+            "messages are supported only on rc and ud",
         ),
         (
             "to = \"host:1\"\nnics = [\"a\", \"b\"]\nmode = \"send\"\nservice = \"ud\"",
-            "one queue",
+            "one queue pair",
         ),
         (
             "to = \"host:1\"\nnics = [\"a\"]\ninline = \"1 MiB\"",
@@ -51,19 +51,19 @@ fn rdma_invalid_config_is_rejected_with_fix() {
         ),
         (
             "to = \"host:1\"\nnics = [\"software\"]\nconnection = \"cm\"",
-            "no card made of software",
+            "does not support emulated NICs",
         ),
         (
             "to = \"host:1\"\nnics = [\"a\"]\nconnection = \"cm\"\nservice = \"uc\"",
-            "reliable queues alone",
+            "only reliable connections",
         ),
         (
             "to = \"host:1\"\nnics = [\"a\", \"b\"]\nconnection = \"cm\"",
-            "one card",
+            "only one NIC",
         ),
         (
             "to = \"host:1\"\nnics = [\"a\"]\npatience = \"61 s\"",
-            "a minute is the longest",
+            "the maximum is 60 s",
         ),
     ] {
         let refused = spec("rdma", "n", keys).err().unwrap();

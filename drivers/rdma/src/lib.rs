@@ -1,15 +1,15 @@
-//! RDMA for daq: network cards, memory that is registered with them, streams of frames from one host to another.
+//! RDMA for daq: NICs, memory regions, and streams of frames from one host to another.
 //!
 //! ```text
-//!   verbs.rs      the seam: a card, memory registered with it, a queue pair
-//!     ├─ sys/       libibverbs and librdmacm, opened at run time
-//!     └─ emulated/  the same by this process, over TCP
-//!   registration/ which way a region is registered: dma-buf, nvidia-peermem, host memory; every refusal is kept
-//!     └─ set.rs     a region's keys, of every card, as the memory of a DMA engine's device
-//!   connect/      how two hosts find each other: rdma_cm, or a plain TCP exchange
-//!   stream/       frames over queue pairs: greeting, slots, records, credits, going on after a break
+//!   verbs.rs the interface: a NIC, memory regions, queue pairs
+//!     ├─ sys/       hardware NICs: libibverbs and librdmacm, opened at run time
+//!     └─ emulated/  an emulated NIC in this process, over TCP
+//!   registration/ registers a region by dma-buf, nvidia-peermem or as host memory; records every failure
+//!     └─ set.rs     registers regions with the NICs of all rails, as the device of a DMA engine
+//!   connect/      connects two hosts by rdma_cm or by a plain TCP exchange
+//!   stream/       frames over queue pairs: greeting, slots, records, credits, resuming after an interruption
 //! ```
-//! The source and the sink `rdma` are thin users of `stream`; they never meet.
+//! The source and the sink `rdma` both use `stream`; neither uses the other.
 
 pub mod connect;
 pub mod emulated;

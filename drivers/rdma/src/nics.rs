@@ -1,4 +1,4 @@
-//! Network cards by the names that configurations use.
+//! Opens NICs by the names that configurations use.
 
 use crate::emulated::{EmulatedNic, Faults};
 use crate::verbs::{Nic, VerbsError};
@@ -7,9 +7,9 @@ use daq_core::topology::nic::{self, AUTO};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-/// The cards of a section: names, or one alone.
+/// The NICs of a configuration section: a list of names, or a single name.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
-#[serde(untagged, expecting = "a list of cards' names, or \"auto\"")]
+#[serde(untagged, expecting = "a list of NIC names, or \"auto\"")]
 pub enum NicNames {
     /// One, as in `"auto"`.
     One(String),
@@ -26,24 +26,24 @@ impl NicNames {
         }
     }
 
-    /// Whether it is left to the plan which card that is.
+    /// Returns true if the plan chooses the NIC.
     pub fn is_auto(&self) -> bool {
         self.all() == [AUTO]
     }
 
-    /// Whether `auto` stands beside other names, where it says nothing.
+    /// Returns true if `auto` is combined with other names, which is invalid.
     pub fn is_mixed(&self) -> bool {
         self.all().len() > 1 && self.all().iter().any(|name| name == AUTO)
     }
 
-    /// The card that a plan can look for; `None` where all are made of software.
+    /// Returns the first hardware NIC, for the plan; `None` if all NICs are emulated.
     pub fn device(&self) -> Option<String> {
         let mut names = self.all().iter();
         let first = names.find(|name| !is_emulated_nic(name))?;
         Some(first.split(':').next().unwrap_or(first).to_owned())
     }
 
-    /// All of them, with `chosen` for `auto`.
+    /// Returns all names, with `auto` replaced by `chosen`.
     pub fn resolved(&self, chosen: Option<&str>) -> Vec<String> {
         match chosen {
             Some(chosen) if self.is_auto() => vec![chosen.to_owned()],
@@ -52,14 +52,13 @@ impl NicNames {
     }
 }
 
-/// Opens the card of this name: `software`, `software:ADDRESS` or `software:ADDRESS?FAULTS` for one made of software (at
-/// 127.0.0.1 where no address is named, with [`Faults`] for tests), else a real one: `mlx5_0`, `mlx5_0:PORT`,
-/// `mlx5_0:PORT@GID`.
+/// Opens a NIC: `software`, `software:ADDRESS` or `software:ADDRESS?FAULTS` for an emulated NIC (default address
+/// 127.0.0.1, [`Faults`] for tests), else a hardware NIC: `mlx5_0`, `mlx5_0:PORT`, `mlx5_0:PORT@GID`.
 pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
     let (card, faults) = name.split_once('?').unwrap_or((name, ""));
     let refused = |why: String| VerbsError {
         nic: name.to_owned(),
-        call: "opening the card".to_owned(),
+        call: "open the NIC".to_owned(),
         errno: 0,
         why,
     };
@@ -68,7 +67,7 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
             None => IpAddr::V4(Ipv4Addr::LOCALHOST),
             Some(address) => address.parse().map_err(|_| {
                 refused(format!(
-                    "{address:?} is no IP address, as in software:10.0.0.1"
+                    "{address:?} is not an IP address; write it as in software:10.0.0.1"
                 ))
             })?,
         };
@@ -78,14 +77,15 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
         return EmulatedNic::new(address, faults);
     }
     if name == AUTO {
-        let why = "no card was found for it: name one, or use nics = [\"software\"]";
+        let why = "no NIC was found for `auto`: name a NIC, or use nics = [\"software\"]";
         return Err(refused(why.to_owned()));
     }
     hardware(name, refused)
 }
 
-/// The cards of a stream's rails: all that are named, in their order, and all of them again for every further queue, so
-/// that frames go round the cards. A card that is named twice is opened once. Both ends number their rails by this.
+/// Opens the NICs of a stream's rails: all named NICs in order, repeated for every further queue pair, so that
+/// consecutive frames use different NICs. A NIC that is named twice is opened once. Both hosts number their rails in
+/// this order.
 pub fn open_rails(names: &[String], queues: usize) -> Result<Vec<Arc<dyn Nic>>, VerbsError> {
     rails(names, queues, open)
 }
@@ -106,7 +106,7 @@ fn rails<T: Clone, E>(
     Ok((0..queues).flat_map(|_| cards.iter().cloned()).collect())
 }
 
-/// Whether a card of this name is made of software.
+/// Returns true if the name is that of an emulated NIC.
 pub fn is_emulated_nic(name: &str) -> bool {
     nic::is_emulated_nic(name.split('?').next().unwrap_or(name))
 }
@@ -122,13 +122,15 @@ fn hardware(
     };
     let number = |what: &str, text: &str| {
         let parsed = text.parse::<u8>();
-        parsed.map_err(|_| refused(format!("{text:?} is no {what}, as in mlx5_0:1@3")))
+        parsed.map_err(|_| {
+            refused(format!(
+                "{text:?} is not a valid {what}; write it as in mlx5_0:1@3"
+            ))
+        })
     };
     let port = number("port", port)?;
-    let gid = gid
-        .map(|gid| number("index of an address", gid))
-        .transpose()?;
-    // Where there is no list to look the card up in, nobody knows yet which one was wanted.
+    let gid = gid.map(|gid| number("GID index", gid)).transpose()?;
+    // Without a device list the error does not name the NIC yet.
     crate::sys::open(card, port, gid).map_err(|error| VerbsError {
         nic: name.to_owned(),
         ..error
@@ -156,8 +158,8 @@ mod tests {
                 .is_ok_and(|port| !port.is_active)
         );
         for (name, word) in [
-            ("software:here", "is no IP address"),
-            ("software:127.0.0.1?often", "is no fault"),
+            ("software:here", "is not an IP address"),
+            ("software:127.0.0.1?often", "is not a fault"),
             ("software:192.0.2.1", "an address of this host"),
         ] {
             let error = open(name).unwrap_err().to_string();

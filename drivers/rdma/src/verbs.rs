@@ -1,7 +1,6 @@
-//! The seam of network cards that do RDMA: a card, memory registered with it, queue pairs.
+//! The interface to RDMA NICs: a NIC, memory regions, queue pairs.
 //!
-//! Words are those of the verbs: a *key* names registered memory, locally or for the peer; a *queue* is a queue pair with
-//! a completion queue of its own; *work* is what is posted to it.
+//! The names are those of the verbs. Every queue pair has its own completion queue.
 
 use daq_core::region::Region;
 use std::any::Any;
@@ -9,12 +8,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which way a card is told where memory lies.
+/// How memory is registered with a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RegistrationMethod {
-    /// A GPU's memory by its dma-buf (`ibv_reg_dmabuf_mr`).
+    /// GPU memory, by its dma-buf (`ibv_reg_dmabuf_mr`).
     DmaBuf,
-    /// A GPU's memory by its address, which the module nvidia-peermem resolves (`ibv_reg_mr`).
+    /// GPU memory, by its address, which the module nvidia-peermem resolves (`ibv_reg_mr`).
     Peer,
     /// Host memory (`ibv_reg_mr`).
     Host,
@@ -37,29 +36,29 @@ impl fmt::Display for RegistrationMethod {
     }
 }
 
-/// What may be done with registered memory beside reading it locally.
+/// Access rights of a memory region; local reads are always allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// The card may write it for work of this side (receives).
+    /// The NIC may write it for local receives.
     pub local_write: bool,
     /// The peer may write it.
     pub remote_write: bool,
-    /// Writes may become visible in another order than they came (`IBV_ACCESS_RELAXED_ORDERING`): for payload alone, never
-    /// for words that tell of payload.
+    /// Writes may become visible in a different order (`IBV_ACCESS_RELAXED_ORDERING`). For payload only, never for
+    /// words that announce payload.
     pub relaxed: bool,
 }
 
-/// Why the verbs, or what stands for them, refused.
+/// Error of a verbs call, or of its emulation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{nic}: {call}: {}{}{why}", describe_errno(*.errno), if .why.is_empty() { "" } else { "; " })]
 pub struct VerbsError {
     /// The card.
     pub nic: String,
-    /// The call, as in `ibv_reg_mr`, with what it was given.
+    /// The call with its arguments, as in `ibv_reg_mr`.
     pub call: String,
-    /// The kernel's answer, a positive errno; 0 where it is none of the kernel's.
+    /// The positive errno; 0 if the error is not one of the kernel.
     pub errno: i32,
-    /// What it means and what helps; may be empty.
+    /// Explanation and fix; may be empty.
     pub why: String,
 }
 
@@ -70,69 +69,69 @@ fn describe_errno(errno: i32) -> String {
     std::io::Error::from_raw_os_error(errno).to_string()
 }
 
-/// What a card can do.
+/// Limits of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most work that waits in a queue.
+    /// Maximum number of outstanding work requests per queue.
     pub max_work: u32,
-    /// Most completions that wait in a completion queue.
+    /// Maximum number of entries of a completion queue.
     pub max_completions: u32,
-    /// Most pieces of one work.
+    /// Maximum number of scatter/gather elements per work request.
     pub max_sges: u32,
-    /// Most bytes of one registration.
+    /// Maximum size of a memory region in bytes.
     pub max_registered: u64,
-    /// Most bytes of one message.
+    /// Maximum size of a message in bytes.
     pub max_message: u64,
-    /// Most bytes that are sent inline, out of the posted work itself.
+    /// Maximum number of bytes that a work request can carry inline.
     pub max_inline: u32,
 }
 
-/// The state of a card's port.
+/// The state of a NIC port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
     /// Its number, from 1 on.
     pub number: u8,
-    /// Whether it is up (`IBV_PORT_ACTIVE`).
+    /// True if the port is up (`IBV_PORT_ACTIVE`).
     pub is_active: bool,
-    /// Whether it is Ethernet (RoCE); else InfiniBand.
+    /// True for Ethernet (RoCE), false for InfiniBand.
     pub is_ethernet: bool,
-    /// Bytes of payload of one packet in use.
+    /// Active MTU in bytes.
     pub mtu: u32,
-    /// Local identifier; 0 with Ethernet.
+    /// Local identifier (LID); 0 on Ethernet.
     pub lid: u16,
-    /// The chosen entry of its table of addresses.
+    /// The selected index in the GID table.
     pub gid_index: u8,
-    /// That address.
+    /// The GID at that index.
     pub gid: [u8; 16],
 }
 
-/// What a peer must know of a queue to be connected with it.
+/// Parameters of a queue pair that the peer needs to connect to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Endpoint {
     /// The queue pair's number, 24 bits.
     pub number: u32,
-    /// The number of the first packet that it sends, 24 bits.
+    /// The packet sequence number (PSN) of the first packet that it sends, 24 bits.
     pub psn: u32,
-    /// Its port's local identifier; of a software card, its TCP port.
+    /// The port's LID; for an emulated NIC, its TCP port.
     pub lid: u16,
-    /// Its port's address.
+    /// The port's GID.
     pub gid: [u8; 16],
-    /// Bytes of payload of one packet, at most; both sides take the lesser.
+    /// MTU in bytes; both sides use the smaller one.
     pub mtu: u32,
-    /// What a datagram must carry to be taken (UD); 0 else.
+    /// The Q_Key that datagrams must carry (UD); otherwise 0.
     pub qkey: u32,
 }
 
-/// How a queue's packets go.
+/// Transport service of a queue pair.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Service {
-    /// Reliable connection: in order, repeated until they are acknowledged.
+    /// Reliable connection: in order, retransmitted until acknowledged.
     #[default]
     Rc,
-    /// Unreliable connection: a message of which a packet is missing is gone.
+    /// Unreliable connection: a message with a missing packet is lost.
     Uc,
     /// Unreliable datagrams: messages of one packet.
     Ud,
@@ -149,27 +148,27 @@ impl Service {
     }
 }
 
-/// What a queue is to hold.
+/// Parameters of a new queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairOptions {
     /// Its service.
     pub service: Service,
-    /// Most work to send at a time.
+    /// Maximum number of outstanding send requests.
     pub sends: u32,
-    /// Most receives at a time.
+    /// Maximum number of outstanding receives.
     pub receives: u32,
-    /// Most pieces of one receive.
+    /// Maximum number of scatter/gather elements of a receive.
     pub sges: u32,
-    /// Bytes that are to go inline; less where the card takes less.
+    /// Requested number of inline bytes; the NIC may grant fewer.
     pub inline: u32,
-    /// Whether it will be [waited](QueuePair::wait) for.
+    /// Whether [`QueuePair::wait`] will be called.
     pub events: bool,
 }
 
-/// Memory registered with a card. Dropping it ends that: whatever the peer or posted work does then is refused by the card.
-/// The region is kept until then.
+/// Memory registered with a NIC. Dropping it deregisters the memory: later accesses by the peer or by posted work
+/// fail. It keeps the region alive.
 pub struct MemoryRegion {
-    /// Ends the registration; declared before the region, so undone before it is let go.
+    /// Deregisters the memory on drop; declared before the region, so that it is dropped first.
     handle: Box<dyn Send + Sync>,
     region: Arc<Region>,
     method: RegistrationMethod,
@@ -179,8 +178,8 @@ pub struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// What a card has made: `handle` ends the registration when it is dropped. `address` is that of the region's first
-    /// byte, as the peer names it.
+    /// Wraps a registration of a NIC: dropping `handle` deregisters the memory. `address` is the remote address of
+    /// the first byte.
     pub fn new(
         handle: Box<dyn Send + Sync>,
         region: Arc<Region>,
@@ -198,17 +197,17 @@ impl MemoryRegion {
         }
     }
 
-    /// What names it in work of this side.
+    /// The local key.
     pub const fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// What names it for the peer; another one after it was registered anew.
+    /// The remote key; it changes with every registration.
     pub const fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// The address of its first byte, as the card and the peer name it.
+    /// The address of the first byte, for the NIC and the peer.
     pub const fn address(&self) -> u64 {
         self.address
     }
@@ -218,20 +217,20 @@ impl MemoryRegion {
         &self.region
     }
 
-    /// The way in which it was registered.
+    /// The registration method.
     pub const fn method(&self) -> RegistrationMethod {
         self.method
     }
 
-    /// The card's own part.
+    /// The NIC's own handle.
     pub fn handle(&self) -> &(dyn Send + Sync) {
         &*self.handle
     }
 
-    /// `bytes` bytes from `offset` on.
+    /// Returns the scatter/gather element of `bytes` bytes at `offset`.
     ///
     /// # Panics
-    /// If they are not all inside.
+    /// If the range exceeds the region.
     pub fn sge(&self, offset: usize, bytes: usize) -> Sge<'_> {
         let end = offset.checked_add(bytes);
         assert!(
@@ -258,7 +257,7 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// A part of registered memory; always inside.
+/// Scatter/gather element: a range of a memory region.
 #[derive(Clone, Copy, Debug)]
 pub struct Sge<'a> {
     memory: &'a MemoryRegion,
@@ -282,23 +281,23 @@ impl Sge<'_> {
         self.bytes
     }
 
-    /// Its address, as the card names it.
+    /// The address, for the NIC.
     pub const fn address(&self) -> u64 {
         self.memory.address + self.offset as u64
     }
 }
 
-/// Bytes that are sent.
+/// The payload of a send request.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Out of registered memory, which must stay as it is until the work is done.
+    /// Registered memory, which must not change until the request completes.
     Memory(&'a [Sge<'a>]),
-    /// Copied when it is posted; at most [`Limits::max_inline`] bytes.
+    /// Bytes that are copied when the request is posted; at most [`Limits::max_inline`].
     Inline(&'a [u8]),
 }
 
 impl Payload<'_> {
-    /// Bytes of all of it.
+    /// Returns the total number of bytes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Memory(sges) => sges.iter().map(Sge::bytes).sum(),
@@ -307,57 +306,57 @@ impl Payload<'_> {
     }
 }
 
-/// What work does with its payload.
+/// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Writes it to the peer's `address`, named by `key`; with an immediate the peer gets a completion, for which it must
-    /// have posted a receive.
+    /// Writes the payload to the peer's `address`. With an immediate the peer gets a completion, which uses up one of
+    /// its receives.
     Write {
-        /// Where to.
+        /// Remote address.
         address: u64,
-        /// What names the peer's memory.
+        /// Remote key.
         rkey: u32,
-        /// What the peer's completion carries.
+        /// Immediate data for the peer's completion.
         immediate: Option<u32>,
     },
-    /// Sends it into the peer's next posted receive.
+    /// Sends the payload into the peer's next posted receive.
     Send {
-        /// What the peer's completion carries.
+        /// Immediate data for the peer's completion.
         immediate: Option<u32>,
     },
 }
 
-/// Work to be posted.
+/// A work request.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkRequest<'a> {
-    /// Comes back with its completion.
+    /// Returned in the completion.
     pub id: u64,
-    /// What is done.
+    /// The operation.
     pub verb: Verb,
-    /// With what.
+    /// The payload.
     pub payload: Payload<'a>,
-    /// Whether it completes visibly where it succeeds; failures always do.
+    /// Whether success creates a completion; failures always do.
     pub signaled: bool,
 }
 
-/// How work ended.
+/// Completion status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
     /// It is done.
     Success,
-    /// The queue has failed before; this was not done.
+    /// Not executed, because the queue pair had failed before.
     Flushed,
-    /// The peer did not answer (`RETRY_EXC_ERR`): it is gone, or the link is cut.
+    /// The peer did not answer (`RETRY_EXC_ERR`): its process ended or the link is down.
     Unanswered,
-    /// The peer had no receive posted, again and again (`RNR_RETRY_EXC_ERR`).
+    /// The peer had no receive posted in any retry (`RNR_RETRY_EXC_ERR`).
     NotReady,
-    /// The peer refused the key or the address (`REM_ACCESS_ERR`).
+    /// The peer rejected the remote key or address (`REM_ACCESS_ERR`).
     RemoteAccess,
-    /// This side's memory or length was refused (`LOC_PROT_ERR`, `LOC_LEN_ERR`).
+    /// The local memory or length was rejected (`LOC_PROT_ERR`, `LOC_LEN_ERR`).
     Local,
-    /// The peer failed while it did the work (`REM_OP_ERR`, `REM_INV_REQ_ERR`).
+    /// The peer failed during the operation (`REM_OP_ERR`, `REM_INV_REQ_ERR`).
     RemoteOperation,
-    /// Anything else, by its number in the verbs (`ibv_wc_status`).
+    /// Another status, as in `enum ibv_wc_status`.
     Other(u32),
 }
 
@@ -377,62 +376,62 @@ impl Status {
     }
 }
 
-/// Which side of a queue a completion is of.
+/// The queue that a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Work that was posted to send.
+    /// A send request.
     Sent,
-    /// A posted receive that was used up: by a message, or by a write with an immediate.
+    /// A posted receive that was used by a message or by a write with an immediate.
     Received,
 }
 
 /// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkCompletion {
-    /// The work's id.
+    /// The id of the work request.
     pub id: u64,
-    /// Which side. Meaningless where it did not succeed.
+    /// The queue. Valid only on success.
     pub side: Side,
-    /// How it ended.
+    /// The status.
     pub status: Status,
-    /// Bytes received. Meaningless for what was sent.
+    /// Number of received bytes. Undefined for sends.
     pub bytes: u32,
-    /// What the peer sent along.
+    /// The peer's immediate data.
     pub immediate: Option<u32>,
 }
 
-/// A queue pair with a completion queue. It starts unconnected; receives may be posted before it is connected.
+/// A queue pair with its completion queue. It starts unconnected; receives may be posted before it is connected.
 ///
 /// `post`, `receive` and `poll` are the data path: no allocation, no lock that another data thread holds, no system call
-/// (a software card makes some). Dropping a queue destroys it: nothing is written for it afterwards.
+/// (an emulated NIC makes some). Dropping a queue pair destroys it: no memory is written for it afterwards.
 ///
-/// A queue of a card can be told from one of software ([`Any`]), for what rdma_cm says of its connection is for the former.
+/// `Any` allows a downcast to the hardware type, which rdma_cm needs.
 pub trait QueuePair: Any + Send {
-    /// What the peer must know.
+    /// Returns the parameters for the peer.
     fn endpoint(&self) -> Endpoint;
 
-    /// Connects it with the peer's queue.
+    /// Connects it to the peer's queue pair.
     fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError>;
 
-    /// Posts work to send. An error leaves nothing posted.
+    /// Posts a send request. After an error nothing is posted.
     fn post_send(&mut self, work: &WorkRequest<'_>) -> Result<(), VerbsError>;
 
-    /// Posts a receive; without pieces for writes with immediates.
+    /// Posts a receive; `into` is empty for writes with an immediate.
     fn post_receive(&mut self, id: u64, into: &[Sge<'_>]) -> Result<(), VerbsError>;
 
-    /// Collects completions; never waits. An error is one of the completion queue itself, as when it was overrun.
+    /// Collects completions without waiting. An error concerns the completion queue itself, such as an overrun.
     fn poll(&mut self, done: &mut [WorkCompletion]) -> Result<usize, VerbsError>;
 
-    /// Ends all that it does, for good: it takes no message and acknowledges none any more. Whatever was posted
-    /// completes soon, [flushed](Status::Flushed) where it was not done; so once all receives have completed, those
-    /// that succeeded are all messages of which the peer can have been told that they came.
+    /// Stops the queue pair permanently: it accepts and acknowledges no further messages. All posted requests
+    /// complete soon, [flushed](Status::Flushed) if they were not executed. Once all receives have completed, the
+    /// successful ones are all messages that the peer can have seen acknowledged.
     fn stop(&mut self) -> Result<(), VerbsError>;
 
-    /// Waits until a completion may be there or `limit` has passed; false where it cannot wait.
+    /// Waits until a completion may be available or `limit` has passed; false if waiting is not supported.
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError>;
 }
 
-/// Something that happened to a card, not to one work.
+/// An event of a NIC that does not belong to one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NicEvent {
     /// Its port came up.
@@ -443,19 +442,19 @@ pub enum NicEvent {
     Fatal,
     /// A completion queue was overrun.
     CompletionOverrun,
-    /// Another one, by its name in the verbs.
+    /// Another event, by its name in the verbs.
     Other(String),
 }
 
-/// A network card, opened.
+/// An opened NIC.
 pub trait Nic: Send + Sync + fmt::Debug {
     /// Its name, as in `mlx5_0`.
     fn name(&self) -> &str;
 
-    /// What it can do.
+    /// Returns its limits.
     fn limits(&self) -> Limits;
 
-    /// Its port as it is now.
+    /// Returns the current state of its port.
     fn port(&self) -> Result<Port, VerbsError>;
 
     /// Registers all of `region` in one `method`. Which one is [`register`](crate::register)'s business.
@@ -466,12 +465,12 @@ pub trait Nic: Send + Sync + fmt::Debug {
         access: Access,
     ) -> Result<MemoryRegion, VerbsError>;
 
-    /// Makes a queue.
+    /// Creates a queue pair.
     fn create_queue_pair(
         &self,
         options: &QueuePairOptions,
     ) -> Result<Box<dyn QueuePair>, VerbsError>;
 
-    /// What has happened to it since the last call; never waits.
+    /// Returns the next event without waiting.
     fn event(&self) -> Option<NicEvent>;
 }

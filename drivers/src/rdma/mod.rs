@@ -107,36 +107,35 @@ pub struct RdmaConfig {
     /// software, for tests and trials; `"auto"`, alone, the card nearest to the GPU of the ring, or, for a ring in host
     /// memory, the fastest that is up.
     pub nics: NicNames,
-    /// Queues of each card, each a rail of its own; with all cards at most 255.
+    /// Number of queue pairs per NIC, each a separate rail. The total over all NICs must not exceed 255.
     #[serde(default = "one")]
     pub queues: usize,
-    /// How the hosts find each other: `"tcp"`, a plain exchange over the network, or `"cm"`, by `rdma_cm`. The sender
-    /// must have the same.
+    /// How the hosts connect: `"tcp"`, a plain TCP exchange, or `"cm"`, `rdma_cm`. The sender needs the same value.
     #[serde(default)]
     pub connection: Connection,
-    /// `"write"`: the sender writes into the slots; `"send"`: it sends messages into what is posted here. The sender must
-    /// have the same.
+    /// `"write"`: the sender writes into the slots; `"send"`: it sends messages into posted receives. The sender
+    /// needs the same value.
     #[serde(default)]
     pub mode: Mode,
-    /// `"rc"`: reliable, nothing is lost and the sender is held back; `"uc"`: unreliable writes; `"ud"`: unreliable
-    /// messages of one packet, over one queue. The sender must have the same.
+    /// `"rc"`: reliable, no frame is lost and a full ring applies backpressure to the sender; `"uc"`: unreliable
+    /// writes; `"ud"`: unreliable messages of one packet, over one queue pair. The sender needs the same value.
     #[serde(default)]
     pub service: Service,
-    /// Whether frames go straight into a ring on a GPU: `"auto"`, where the topology lets them and the start proves it;
-    /// `"direct"`, even where the topology speaks against it; `"staged"`, through host memory.
+    /// How frames reach a ring in GPU memory: `"auto"`, directly if the topology allows it and the test at startup
+    /// succeeds; `"direct"`, directly even if the topology seems not to allow it; `"staged"`, through host memory.
     #[serde(default)]
     pub path: P2pPreference,
     /// Most places of a frame, at least 1: the packets that make it up where the sender received it. Which of them arrived
     /// there is told here as well.
     #[serde(default = "one_place")]
     pub places: u32,
-    /// Whether the card's payload writes may pass each other on the bus. Records and credits never do.
+    /// True allows PCIe to reorder the NIC's payload writes (relaxed ordering). Records and credits are never reordered.
     #[serde(default)]
     pub relaxed_ordering: bool,
-    /// The core of its thread; without it, any.
+    /// CPU core of its thread; default: any core.
     #[serde(default)]
     pub cores: Vec<usize>,
-    /// What the payload means; without it, real int8 of one channel.
+    /// Sample format of the payload; default: real int8, one channel.
     pub samples: Option<Samples>,
 }
 
@@ -149,7 +148,7 @@ const fn one_place() -> u32 {
 }
 
 impl RdmaConfig {
-    /// What cannot be, each with what helps.
+    /// Returns every problem with a fix.
     fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut report = |key: &str, message: String, help: &str| {
@@ -159,24 +158,24 @@ impl RdmaConfig {
         let rails = nics.len().saturating_mul(self.queues);
         if nics.is_empty() {
             let help = "name one, as in [\"mlx5_0\"]; `rdma link` lists them";
-            report("nics", "no card receives".to_owned(), help);
+            report("nics", "no NIC is named".to_owned(), help);
         } else if rails == 0 || rails > MAX_RAILS {
             report(
                 "queues",
-                format!("{rails} queues in all are not from 1 to {MAX_RAILS}"),
+                format!("the total number of queue pairs is {rails}; it must be 1 to {MAX_RAILS}"),
                 "try 1",
             );
         }
         if self.nics.is_mixed() {
-            let message = "`auto` beside other cards".to_owned();
+            let message = "`auto` cannot be combined with other NICs".to_owned();
             report("nics", message, "write nics = \"auto\" alone, or name each");
         }
         let softwares = nics.iter().filter(|nic| nics::is_emulated_nic(nic)).count();
         if softwares > 0 && softwares < nics.len() {
-            let help = "name only the ones or only the others";
+            let help = "name only hardware NICs or only emulated NICs";
             report(
                 "nics",
-                "cards and software beside each other".to_owned(),
+                "hardware and emulated NICs cannot be combined".to_owned(),
                 help,
             );
         }
@@ -295,7 +294,7 @@ impl SourceSpec for Rdma {
         }
         if self.config.service == Service::Ud && slot_bytes > MAX_DATAGRAM {
             let slot = ByteSize(slot_bytes as u64);
-            let message = format!("no datagram carries a frame of {slot}");
+            let message = format!("a frame of {slot} does not fit into a datagram");
             return Err(Problem::at("service", message).help(
                 "lower `slot` of the ring below 4 KiB, less the record of 128 bytes or more",
             ));
@@ -325,8 +324,7 @@ impl SourceSpec for Rdma {
             device: self.config.nics.device(),
             writer: Writer::Nic,
             preference: self.config.path,
-            host_only: is_emulated_nic
-                .then(|| "a card made of software is given host memory alone".to_owned()),
+            host_only: is_emulated_nic.then(|| "an emulated NIC uses only host memory".to_owned()),
             cpu_reads_memory: false,
             can_ring_doorbell: false,
             faults: FAULTS,
@@ -351,25 +349,21 @@ impl SourceSpec for Rdma {
         }
         notes.extend(sender::note(self.config.from.as_ref()));
         if self.config.is_emulated_nic() {
-            notes.push(
-                "cards made of software go through the kernel's TCP: for tests and trials, not for speed"
-                    .to_owned(),
-            );
+            notes.push("emulated NICs use TCP: for tests and trials, not for speed".to_owned());
         } else {
             notes.push(
-                "a GPU's memory is registered by its dma-buf, else by nvidia-peermem; refused by both, frames go through \
-                 host memory, and the log says why"
+                "GPU memory is registered by dma-buf or nvidia-peermem; if both fail, frames go through host memory and the log gives the reasons"
                     .to_owned(),
             );
         }
         match self.config.service {
             Service::Rc => {}
             Service::Uc => notes.push(
-                "an unreliable connection repeats nothing: frames lost on the way are counted as `wire_gap`"
+                "an unreliable connection does not retransmit: lost frames are counted as `wire_gap`"
                     .to_owned(),
             ),
             Service::Ud => notes.push(
-                "datagrams are not held back: frames for which no slot is free are counted as `wire_gap`"
+                "datagrams have no backpressure: frames without a free slot are counted as `wire_gap`"
                     .to_owned(),
             ),
         }

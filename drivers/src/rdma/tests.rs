@@ -18,35 +18,35 @@ const LISTEN: &str = "listen = \"127.0.0.1:0\"\n";
 #[test]
 fn contradicting_keys_are_reported() {
     let cases = [
-        ("nics = []", "no card receives"),
-        ("nics = [\"auto\", \"mlx5_0\"]", "`auto` beside other cards"),
-        ("nics = [\"mlx5_0\"]\nqueues = 0", "0 queues"),
-        ("nics = [\"mlx5_0\"]\nqueues = 256", "256 queues"),
-        ("nics = [\"mlx5_0\", \"software\"]", "beside each other"),
+        ("nics = []", "no NIC is named"),
+        ("nics = [\"auto\", \"mlx5_0\"]", "`auto` cannot be combined"),
+        ("nics = [\"mlx5_0\"]\nqueues = 0", "queue pairs is 0"),
+        ("nics = [\"mlx5_0\"]\nqueues = 256", "queue pairs is 256"),
+        ("nics = [\"mlx5_0\", \"software\"]", "cannot be combined"),
         (
             "nics = [\"software:127.0.0.1\"]\nconnection = \"cm\"",
-            "rdma_cm knows",
+            "rdma_cm does not support",
         ),
         (
             "nics = [\"mlx5_0\"]\nconnection = \"cm\"\nservice = \"uc\"",
-            "reliable queues alone",
+            "only reliable connections",
         ),
         (
             "nics = [\"mlx5_0\", \"mlx5_1\"]\nconnection = \"cm\"",
-            "one card",
+            "only one NIC",
         ),
         ("nics = [\"mlx5_0\"]\nplaces = 1048577", "1048576 at most"),
         (
             "nics = [\"mlx5_0\"]\nservice = \"ud\"",
-            "datagrams carry no writes",
+            "writes are not supported on ud",
         ),
         (
             "nics = [\"mlx5_0\"]\nmode = \"send\"\nservice = \"uc\"",
-            "rc or ud",
+            "only on rc and ud",
         ),
         (
             "nics = [\"a\", \"b\"]\nmode = \"send\"\nservice = \"ud\"",
-            "one queue",
+            "one queue pair",
         ),
         ("nics = [\"mlx5_0\"]\nplaces = 0", "no places"),
         ("nics = [\"mlx5_0\"]\ncores = [1, 2]", "2 cores"),

@@ -110,10 +110,7 @@ impl CmRail {
         let queue_pair: &mut dyn Any = &mut *self.queue_pair;
         match queue_pair.downcast_mut::<VerbsQueuePair>() {
             Some(queue_pair) => queue_pair.connect_with(receive, send),
-            None => Err(nic_error(
-                nic,
-                "a card made of software is connected by TCP",
-            )),
+            None => Err(nic_error(nic, "an emulated NIC must be connected by TCP")),
         }
     }
 }
@@ -135,12 +132,14 @@ fn check(id: &Id, nic: &dyn Nic) -> Result<(), VerbsError> {
         Some((name, number)) => Err(nic_error(
             nic,
             format!(
-                "the address leads by {name} port {number}, declared is {} port {port}: take an address of that card, or \
-                 declare the other",
+                "the address is reached through {name} port {number}, but `nics` names {} port {port}: use an address of that NIC, or name the other NIC in `nics`",
                 nic.name()
             ),
         )),
-        None => Err(nic_error(nic, "the address leads by no card")),
+        None => Err(nic_error(
+            nic,
+            "the address is not reachable through an RDMA NIC",
+        )),
     }
 }
 
@@ -164,7 +163,7 @@ fn failed(event: &Event, peer: String, action: &'static str) -> ConnectError {
             action,
             io::Error::from_raw_os_error(event.status.saturating_neg()),
         ),
-        EventKind::Removed => network(peer, action, io::Error::other("the card was removed")),
+        EventKind::Removed => network(peer, action, io::Error::other("the NIC was removed")),
         _ => network(peer, action, io::ErrorKind::ConnectionAborted.into()),
     }
 }
@@ -178,9 +177,9 @@ fn rejection_reason(reason: i32, private: &[u8]) -> String {
     let end = private.iter().rposition(|&byte| byte != 0);
     let words = &private[..end.map_or(0, |last| last + 1)];
     match (reason, words) {
-        (INVALID_SERVICE_ID, _) => "nobody listens at that port by rdma_cm".to_owned(),
+        (INVALID_SERVICE_ID, _) => "no rdma_cm listener at that port".to_owned(),
         (STALE, _) => {
-            "it still holds an earlier connection of this queue's number; try again".to_owned()
+            "it still has an earlier connection with this queue pair number; try again".to_owned()
         }
         (reason, []) => format!("reason {reason} of rdma_cm"),
         (_, words) => sanitized(words),
@@ -388,7 +387,7 @@ fn stream_and_rail(greeting: &[u8], rails: usize) -> Result<(u64, usize), String
     let hello = Hello::decode(greeting).map_err(|error| error.to_string())?;
     if usize::from(hello.rails) != rails {
         return Err(format!(
-            "it has {} rails, here are {rails}: declare as many cards on both sides",
+            "it has {} rails, this side has {rails}: set as many cards in `nics` on both hosts",
             hello.rails
         ));
     }
@@ -435,7 +434,7 @@ impl CmListener {
         self.incomplete
             .retain(|other| stream_and_rail(&other.greeting, nics.len()) != Ok((stream, rail)));
         if self.incomplete.len() >= max_incomplete(nics.len()) {
-            request.refuse("too many diallers have begun here; try again");
+            request.refuse("too many incomplete connection attempts; try again");
             return None;
         }
         self.incomplete.push(request);
@@ -631,10 +630,8 @@ impl PeerMonitor for CmMonitor {
         if self.disconnect.is_none() {
             let why = match self.events.next() {
                 Ok(Some(event)) => match event.kind {
-                    EventKind::Disconnected => {
-                        Some("it has ended the connection, or its process died")
-                    }
-                    EventKind::Removed => Some("the card was removed"),
+                    EventKind::Disconnected => Some("it closed the connection or its process died"),
+                    EventKind::Removed => Some("the NIC was removed"),
                     EventKind::Failed => Some("the connection has failed"),
                     _ => None,
                 }
@@ -669,7 +666,7 @@ mod tests {
             rejection_reason(28, b"the ring is full\0\0\0"),
             "the ring is full"
         );
-        assert!(rejection_reason(8, &[0; 148]).contains("nobody listens"));
+        assert!(rejection_reason(8, &[0; 148]).contains("no rdma_cm listener"));
         assert_eq!(rejection_reason(24, &[0; 148]), "reason 24 of rdma_cm");
         assert_eq!(rejection_reason(28, b"no\x1b[2J\nroom\0"), "no [2J room");
     }

@@ -58,7 +58,7 @@ pub fn frame_length(bytes: &[u8]) -> Result<usize, String> {
     let magic = MAGIC.to_le_bytes();
     let known = bytes.len().min(magic.len());
     if bytes[..known] != magic[..known] {
-        return Err("it does not begin as daq does".to_owned());
+        return Err("the first bytes are not a daq frame".to_owned());
     }
     let Some(head) = bytes.first_chunk::<HEADER_BYTES>() else {
         return Ok(HEADER_BYTES);
@@ -66,7 +66,7 @@ pub fn frame_length(bytes: &[u8]) -> Result<usize, String> {
     let version = u16::from_le_bytes([head[4], head[5]]);
     if version != VERSION {
         return Err(format!(
-            "it speaks version {version}, this side speaks {VERSION}: run the same daq on both"
+            "its protocol version is {version}, the version here is {VERSION}: run the same version of daq on both hosts"
         ));
     }
     let length = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;

@@ -1,12 +1,12 @@
-//! How two hosts find each other: the listener is told a greeting, answers with its own, and both have connected queues.
+//! Connects two hosts: the connector sends a greeting, the listener answers with its own, and both get connected queue pairs.
 //!
 //! ```text
-//!   dialler ── greeting, its queues' endpoints ──▶ listener
-//!           ◀── greeting, its queues' endpoints ──
-//!           ══ queues, one a rail ══                 Watch: is the other side still there?
+//!   connector ── greeting, endpoints of its queue pairs ──▶ listener
+//!           ◀── greeting, endpoints of its queue pairs ──
+//!           ══ queue pairs, one per rail ══ PeerMonitor: is the peer still connected?
 //! ```
-//! By `rdma_cm` greetings are the private data of the connection, one connection a rail; by TCP all goes over one stream,
-//! which stays open so that a peer's end is seen at once.
+//! With `rdma_cm` greetings are the private data of the connections, one connection per rail. With TCP they use one
+//! stream, which stays open, so that the end of the peer is detected immediately.
 
 pub(crate) mod acceptor;
 pub mod access;
@@ -25,7 +25,7 @@ pub const MAX_HELLO: usize = 56;
 /// Most bytes of a listener's greeting, a rail: what `rdma_cm` carries with a reply.
 pub const MAX_OFFER: usize = 196;
 
-/// Why hosts did not come together.
+/// Error of a connection attempt.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The card refused.
@@ -57,14 +57,14 @@ pub enum ConnectError {
         /// What differs, and what to change on which host.
         why: String,
     },
-    /// This side has ended meanwhile.
-    #[error("{peer}: given up, for this side has ended")]
+    /// This side has stopped meanwhile.
+    #[error("{peer}: connection attempt cancelled because this side has stopped")]
     Cancelled {
         /// The other side's address.
         peer: String,
     },
-    /// What came from the other side is no greeting of this protocol.
-    #[error("{peer} speaks something else: {why}")]
+    /// The peer sent something that is not a greeting of this protocol.
+    #[error("{peer} does not use daq's protocol: {why}")]
     Foreign {
         /// The other side's address.
         peer: String,
@@ -97,18 +97,17 @@ impl Connection {
         }
         let by_tcp = "use connection = \"tcp\" on both sides";
         if nics.iter().any(|nic| crate::nics::is_emulated_nic(nic)) {
-            let message = "rdma_cm knows no card made of software";
+            let message = "rdma_cm does not support emulated NICs";
             return Some(("connection", message, by_tcp));
         }
         if service != Service::Rc {
-            let message = "rdma_cm connects reliable queues alone";
+            let message = "rdma_cm supports only reliable connections";
             let help = "use service = \"rc\", or connection = \"tcp\" on both sides";
             return Some(("connection", message, help));
         }
         if nics.iter().any(|nic| *nic != nics[0]) {
-            let message = "rdma_cm goes to one address, and so to one card";
-            let help =
-                "name one card, with more `queues`, or use connection = \"tcp\" on both sides";
+            let message = "rdma_cm connects to one address and so supports only one NIC";
+            let help = "name one NIC and raise `queues`, or use connection = \"tcp\" on both sides";
             return Some(("connection", message, help));
         }
         None
@@ -137,10 +136,10 @@ impl Connection {
 /// Called with the index and the queue of each rail before the peer may send: the place to post receives.
 pub type Prepare<'a> = &'a mut dyn FnMut(usize, &mut dyn QueuePair) -> Result<(), VerbsError>;
 
-/// Has something that goes on in another thread fail soon; does nothing where that is over.
+/// Makes an operation of another thread fail soon; has no effect once it has finished.
 pub type AbortHandle = Box<dyn Fn() + Send>;
 
-/// Connected queues.
+/// Connected queue pairs.
 pub struct Link {
     /// One a rail.
     pub rails: Vec<Box<dyn QueuePair>>,
@@ -150,7 +149,7 @@ pub struct Link {
     pub monitor: Box<dyn PeerMonitor>,
 }
 
-/// Why the other side is not there any more.
+/// Why the peer disconnected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disconnect {
     /// Where it has said that it ends on purpose: how many frames of the stream there are in all as far as it knows.
@@ -166,7 +165,7 @@ impl std::fmt::Display for Disconnect {
     }
 }
 
-/// Looks whether the other side is still there.
+/// Detects that the peer has disconnected.
 pub trait PeerMonitor: Send {
     /// Why it is not; `None` while it is. One system call at most, and none where the connection has its own thread; never
     /// waits.
@@ -195,7 +194,7 @@ fn is_printable(c: char) -> bool {
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// Goes to a listener.
+/// Connects to a listener.
 pub trait Connector: Send {
     /// Gives up where `is_cancelled` is true before the last word that connects: then nobody wants the connection any more.
     fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
@@ -213,7 +212,7 @@ pub trait Connector: Send {
     ) -> Result<Link, ConnectError>;
 }
 
-/// Waits for diallers.
+/// Accepts connectors.
 pub trait Listener: Send {
     /// From now on refuses peers whose address `allows` does not allow.
     fn restrict(&mut self, allows: access::Allows) {
@@ -228,7 +227,7 @@ pub trait Listener: Send {
     ) -> Result<Option<Box<dyn Incoming>>, ConnectError>;
 }
 
-/// A dialler that waits for an answer.
+/// A connector that waits for an answer.
 pub trait Incoming: Send {
     /// Who, for messages.
     fn peer(&self) -> String;
@@ -247,7 +246,7 @@ pub trait Incoming: Send {
         prepare: Prepare<'_>,
     ) -> Result<Link, ConnectError>;
 
-    /// Turns it away, with a sentence of at most 160 bytes.
+    /// Rejects it with a reason of at most 160 bytes.
     fn refuse(self: Box<Self>, why: &str);
 }
 

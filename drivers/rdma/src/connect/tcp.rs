@@ -250,12 +250,13 @@ impl Connector for TcpConnector {
                 });
             }
             other => {
-                return Err(connection.protocol_error(format!("{} for an answer", other.kind())));
+                return Err(connection
+                    .protocol_error(format!("received {} instead of an answer", other.kind())));
             }
         };
         if answer.endpoints.len() != queue_pairs.len() || answer.service != options.service {
             let why = format!(
-                "it answers with {} rails of {}",
+                "it answered with {} rails and service {}",
                 answer.endpoints.len(),
                 answer.service.name()
             );
@@ -406,8 +407,10 @@ impl Incoming for TcpIncoming {
         match connection.receive_frame(end)? {
             Frame::Ready => {}
             other => {
-                return Err(connection
-                    .protocol_error(format!("{} in place of its readiness", other.kind())));
+                return Err(connection.protocol_error(format!(
+                    "received {} instead of the ready message",
+                    other.kind()
+                )));
             }
         }
         Ok(Link {
@@ -445,13 +448,13 @@ impl TcpMonitor {
             why,
         };
         let peer = &self.connection.peer;
-        let protocol_error = || ended(format!("{peer} speaks something else than daq"));
+        let protocol_error = || ended(format!("{peer} does not use daq's protocol"));
         let mut bytes = [0; CLOSE_BYTES];
         let wanted = CLOSE_BYTES - self.received.len();
         let read = match self.connection.stream.read(&mut bytes[..wanted]) {
             Ok(0) => {
                 return Some(ended(format!(
-                    "{peer} has closed the connection without a word: it ended, or was killed"
+                    "{peer} closed the connection without a close message: it crashed or was killed"
                 )));
             }
             Ok(read) => read,
@@ -459,7 +462,7 @@ impl TcpMonitor {
                 let is_quiet =
                     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
                 return (!is_quiet)
-                    .then(|| ended(format!("the connection to {peer} is broken: {error}")));
+                    .then(|| ended(format!("the connection to {peer} failed: {error}")));
             }
         };
         self.received.extend(&bytes[..read]);

@@ -101,7 +101,9 @@ fn rails_are_connected_and_monitored() {
     let (mut here, there) = linked(&mut listener, 1);
     drop(there);
     let disconnect = poll_disconnect(&mut *here.monitor);
-    assert!(disconnect.final_frames.is_none() && disconnect.why.contains("without a word"));
+    assert!(
+        disconnect.final_frames.is_none() && disconnect.why.contains("without a close message")
+    );
 }
 
 #[test]
@@ -281,12 +283,12 @@ fn connector_detects_foreign_listener() {
         ConnectError::Foreign { why, .. } => why,
         other => panic!("{other}"),
     };
-    assert!(foreign(b"HTTP/1.1 400 Bad Request\r\n\r\n").contains("does not begin"));
+    assert!(foreign(b"HTTP/1.1 400 Bad Request\r\n\r\n").contains("not a daq frame"));
     let mut other = Frame::Ready.encode();
     other[4] = 9;
     assert!(foreign(&other).contains("version 9"));
-    assert!(foreign(&Frame::Ready.encode()).contains("for an answer"));
-    assert!(foreign(&hello(1).encode()).contains("for an answer"));
+    assert!(foreign(&Frame::Ready.encode()).contains("instead of an answer"));
+    assert!(foreign(&hello(1).encode()).contains("instead of an answer"));
     let Frame::Hello(rails) = hello(2) else {
         panic!("it is one")
     };

@@ -50,7 +50,7 @@ struct FaultPlan {
 /// Why a text tells of no fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no fault of a software card; there are cut@N, cut-received@N, lose@N, kill@N, delay=MS, patience=MS, completions=N, hold, down, dma-buf=ERRNO, peer=ERRNO, host=ERRNO"
+    "{0:?} is not a fault of an emulated NIC; valid faults are cut@N, cut-received@N, lose@N, kill@N, delay=MS, patience=MS, completions=N, hold, down, dma-buf=ERRNO, peer=ERRNO, host=ERRNO"
 )]
 pub struct UnknownFault(String);
 

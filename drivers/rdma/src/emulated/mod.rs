@@ -1,4 +1,4 @@
-//! A network card made of software, for hosts that have none that does RDMA, and for tests: the same protocol over TCP.
+//! An emulated NIC, for tests and for hosts without RDMA hardware: the verbs over TCP.
 //!
 //! ```text
 //!   card ── listens on a TCP port of its own ──▶ each pair of queues: one stream, on each side two threads
@@ -101,7 +101,7 @@ impl EmulatedNic {
             nic: "software".to_owned(),
             call: format!("{call} {address}"),
             errno: error.raw_os_error().unwrap_or(0),
-            why: "name an address of this host: software:ADDRESS".to_owned(),
+            why: "use an address of this host: software:ADDRESS".to_owned(),
         };
         let listener =
             TcpListener::bind((address, 0)).map_err(|error| refused("listening at", error))?;
@@ -268,14 +268,14 @@ impl Nic for EmulatedNic {
     ) -> Result<MemoryRegion, VerbsError> {
         let call = format!("registering {} bytes as {method}", region.bytes());
         if let Some(errno) = self.faults.refusal(method) {
-            return Err(self.refused(call, errno, "a fault that was asked for"));
+            return Err(self.refused(call, errno, "injected fault"));
         }
         if region.cpu_address().is_none() {
-            let why = "a software card reaches only memory that the CPU reaches: have `gdrapi` or `dma-buf` among `backends` of `[staging]`, or stage through host memory";
+            let why = "an emulated NIC can access only memory that the CPU can access: add `gdrapi` or `dma-buf` to `backends` of `[staging]`, or stage through host memory";
             return Err(self.refused(call, libc::EOPNOTSUPP, why));
         }
         let Some(nic) = self.weak_self.upgrade() else {
-            return Err(self.refused(call, libc::ENODEV, "the card is being closed"));
+            return Err(self.refused(call, libc::ENODEV, "the NIC is being closed"));
         };
         // Another address than the CPU's, so that whoever takes one for the other is found out.
         let base = random(34) << 12;
@@ -309,19 +309,19 @@ impl Nic for EmulatedNic {
         &self,
         options: &QueuePairOptions,
     ) -> Result<Box<dyn QueuePair>, VerbsError> {
-        let call = "making a queue";
+        let call = "create a queue pair";
         if options.sends > LIMITS.max_work
             || options.receives > LIMITS.max_work
             || options.sges > LIMITS.max_sges
         {
             let why = format!(
-                "it takes at most {} work a side, of {} pieces",
+                "the limits are {} requests per direction and {} scatter/gather elements",
                 LIMITS.max_work, LIMITS.max_sges
             );
             return Err(self.refused(call, libc::EINVAL, why));
         }
         let Some(nic) = self.weak_self.upgrade() else {
-            return Err(self.refused(call, libc::ENODEV, "the card is being closed"));
+            return Err(self.refused(call, libc::ENODEV, "the NIC is being closed"));
         };
         let qkey = match options.service {
             Service::Ud => random_word(31),

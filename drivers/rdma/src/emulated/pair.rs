@@ -210,7 +210,7 @@ impl Pair {
         match std::thread::Builder::new().name(name).spawn(run) {
             Ok(thread) => state.threads.push(thread),
             Err(error) => {
-                tracing::warn!(target: "rdma", "no thread for a queue of a software card: {error}");
+                tracing::warn!(target: "rdma", "cannot start a thread for a queue pair of an emulated NIC: {error}");
                 self.fail(state, None, Status::Unanswered);
             }
         }

@@ -42,7 +42,7 @@ impl EmulatedQueuePair {
             self.refused(
                 call,
                 libc::EINVAL,
-                "the memory is registered with another card",
+                "the memory is registered with another NIC",
             )
         })
     }
@@ -65,7 +65,7 @@ impl EmulatedQueuePair {
             self.refused(
                 &format!("connecting to {to}"),
                 error.raw_os_error().unwrap_or(libc::ETIMEDOUT),
-                "both ends must be software cards, at addresses that the other reaches",
+                "both ends must be emulated NICs with addresses that the other can reach",
             )
         })
     }
@@ -78,7 +78,7 @@ impl QueuePair for EmulatedQueuePair {
 
     fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError> {
         if self.pair.lock().peer.is_some() {
-            return Err(self.refused("connecting", libc::EISCONN, "make a new queue"));
+            return Err(self.refused("connecting", libc::EISCONN, "create a new queue pair"));
         }
         if self.pair.nic.faults.is_down() {
             return Err(self.refused("connecting", libc::ENETDOWN, "the port is down"));
@@ -103,7 +103,7 @@ impl QueuePair for EmulatedQueuePair {
             Service::Rc | Service::Uc => LIMITS.max_message,
         };
         if bytes > max_completions {
-            let why = format!("{bytes} bytes, a message has {max_completions} at most");
+            let why = format!("{bytes} bytes, but a message has {max_completions} at most");
             return Err(self.refused(call, libc::EINVAL, why));
         }
         let (inline, slices) = match work.payload {
@@ -128,7 +128,11 @@ impl QueuePair for EmulatedQueuePair {
         };
         let header = match work.verb {
             Verb::Write { .. } if self.pair.options.service == Service::Ud => {
-                return Err(self.refused(call, libc::EOPNOTSUPP, "datagrams write no memory"));
+                return Err(self.refused(
+                    call,
+                    libc::EOPNOTSUPP,
+                    "datagrams do not support writes",
+                ));
             }
             Verb::Write {
                 address,
@@ -144,11 +148,10 @@ impl QueuePair for EmulatedQueuePair {
         };
         let mut state = self.pair.lock();
         if state.peer.is_none() {
-            return Err(self.refused(call, libc::EINVAL, "the queue is not connected"));
+            return Err(self.refused(call, libc::EINVAL, "the queue pair is not connected"));
         }
         if state.posted - state.reclaimed >= u64::from(self.pair.options.sends) {
-            let why =
-                "so much work was posted as the queue holds; collect completions of signaled work";
+            let why = "the send queue is full; collect completions of signaled requests";
             return Err(self.refused(call, libc::ENOMEM, why));
         }
         let posted = Posted {
@@ -190,12 +193,12 @@ impl QueuePair for EmulatedQueuePair {
             .iter()
             .all(|slice| slice.registration.access.local_write)
         {
-            let why = "the memory was not registered for being written";
+            let why = "the memory was registered without write access";
             return Err(self.refused(call, libc::EACCES, why));
         }
         let mut state = self.pair.lock();
         if !self.pair.has_room(&state) {
-            let why = "so many receives were posted as the queue holds; collect completions";
+            let why = "the receive queue is full; collect completions";
             return Err(self.refused(call, libc::ENOMEM, why));
         }
         state.receives.push_back(Receive { id, slices });
@@ -211,7 +214,7 @@ impl QueuePair for EmulatedQueuePair {
     fn poll(&mut self, done: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
         let mut state = self.pair.lock();
         if state.is_overrun {
-            let why = "the completion queue was overrun: collect completions more often, or make a new queue";
+            let why = "the completion queue was overrun: collect completions more often, or create a new queue pair";
             return Err(self.refused("collecting completions", libc::EOVERFLOW, why));
         }
         Ok(Pair::poll(&mut state, done))

@@ -1,10 +1,10 @@
-//! The one place that decides which way a region is registered with a card.
+//! Selects the method by which a region is registered with a NIC.
 //!
 //! ```text
 //!   host memory   ibv_reg_mr
 //!   a GPU's       its dma-buf ──refused──▶ nvidia-peermem ──refused──▶ none: the caller stages through host memory
 //! ```
-//! Whatever was tried, or not even tried, is kept with its reason and its remedy.
+//! Every method that failed or was skipped is recorded with the reason and the fix.
 
 pub mod set;
 
@@ -15,24 +15,24 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What this host says about reaching a GPU's memory from other devices.
+/// Facts of this host that decide how a NIC can access GPU memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerFacts {
-    /// The module that resolves a GPU's addresses for network cards, if one is loaded: `nvidia_peermem`, or `nv_peer_mem`
-    /// of before it.
+    /// The loaded kernel module that resolves GPU addresses for NICs: `nvidia_peermem`, or its predecessor
+    /// `nv_peer_mem`.
     pub peer_module: Option<&'static str>,
-    /// Whether NVIDIA's kernel modules are the open ones, which alone export dma-bufs; `None` where there are none.
+    /// True if NVIDIA's open kernel modules are loaded, which are required for dma-bufs; `None` without NVIDIA modules.
     pub open_modules: Option<bool>,
-    /// Whether NVIDIA's driver maps peers' memory through an IOMMU (`DmaRemapPeerMmio`).
+    /// True if NVIDIA's driver maps peer memory through the IOMMU (`DmaRemapPeerMmio`).
     pub remaps_peers: Option<bool>,
-    /// Whether other devices may reach the GPU's memory (CUDA's attribute 116); `None` where CUDA was not asked.
+    /// True if other devices may access the GPU's memory (CUDA device attribute 116); `None` if unknown.
     pub rdma: Option<bool>,
-    /// Whether the GPU exports dma-bufs (CUDA's attribute 124); `None` where CUDA was not asked.
+    /// True if the GPU exports dma-bufs (CUDA device attribute 124); `None` if unknown.
     pub dma_buf: Option<bool>,
 }
 
 impl PeerFacts {
-    /// What `/sys` and `/proc` under `root` say. What is not there stays unknown.
+    /// Reads the facts from `/sys` and `/proc` under `root`. Facts without a file stay unknown.
     pub fn read(root: &Path) -> Self {
         let modules = ["nvidia_peermem", "nv_peer_mem"];
         let is_loaded = |module: &&str| root.join("sys/module").join(module).is_dir();
@@ -53,7 +53,7 @@ impl PeerFacts {
         }
     }
 
-    /// What decides in which way memory at `placement` is registered: of a GPU's, what this host and CUDA say.
+    /// Returns the facts for memory at `placement`; empty for host memory.
     pub fn of(placement: Placement) -> Self {
         let Placement::Cuda(ordinal) = placement else {
             return Self::default();
@@ -65,7 +65,7 @@ impl PeerFacts {
         }
     }
 
-    /// The same with what CUDA says of the GPU.
+    /// Adds the GPU attributes that CUDA reports.
     #[must_use]
     pub const fn with_gpu(mut self, attributes: &Attributes) -> Self {
         self.rdma = Some(attributes.rdma);
@@ -74,16 +74,16 @@ impl PeerFacts {
     }
 }
 
-/// A way that was not gone.
+/// A registration method that failed or was skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The way.
     pub method: RegistrationMethod,
-    /// The kernel's answer; 0 where it was not asked.
+    /// The errno that the kernel returned; 0 if the method was skipped.
     pub errno: i32,
-    /// What was found, or answered.
+    /// The reason.
     pub why: String,
-    /// What helps.
+    /// The fix.
     pub remedy: String,
 }
 
@@ -93,24 +93,24 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A region that a card reaches.
+/// A region that is registered with a NIC.
 #[derive(Debug)]
 pub struct Registered {
-    /// What names it.
+    /// The registration.
     pub region: MemoryRegion,
-    /// The ways that would have been better.
+    /// Preferred methods that failed.
     pub refused: Vec<Refusal>,
 }
 
-/// A region that a card cannot reach.
+/// Error: every method to register a region failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{nic} cannot reach memory on {placement}: {}", join_refusals(.refused))]
 pub struct UnregistrableError {
     /// The card.
     pub nic: String,
-    /// Where the region lies.
+    /// The location of the region.
     pub placement: Placement,
-    /// Every way, in the order in which they were tried.
+    /// Every method in the order of the attempts.
     pub refused: Vec<Refusal>,
 }
 
@@ -119,8 +119,8 @@ fn join_refusals(refused: &[Refusal]) -> String {
     all.join("; ")
 }
 
-/// Registers all of `region` in the best way there is. Relaxed ordering is for payload alone; for words that tell of
-/// payload there is [`words`].
+/// Registers all of `region` by the best available method. Only payload may use relaxed ordering; use
+/// [`register_words`] for words that announce payload.
 pub fn register_region(
     nic: &dyn Nic,
     region: &Arc<Region>,
@@ -138,7 +138,7 @@ pub fn register_region(
     }
 }
 
-/// Registers host memory that holds records, credits or other words that tell of payload: never with relaxed ordering.
+/// Registers host memory for records, credits and other words that announce payload; always without relaxed ordering.
 pub fn register_words(
     nic: &dyn Nic,
     region: &Arc<Region>,
@@ -151,7 +151,7 @@ pub fn register_words(
     register_region(nic, region, access, &PeerFacts::default()).map(|registered| registered.region)
 }
 
-/// Goes through the ways, best first.
+/// Tries the methods, the best one first.
 fn try_methods<K>(
     placement: Placement,
     facts: &PeerFacts,
@@ -180,24 +180,24 @@ fn try_methods<K>(
     Err(refused)
 }
 
-/// Why a way need not be tried.
+/// Returns why a method cannot succeed, if that is known without an attempt.
 fn known_failure(method: RegistrationMethod, facts: &PeerFacts) -> Option<Refusal> {
     let (why, remedy) = match method {
         RegistrationMethod::DmaBuf if facts.dma_buf == Some(false) => (
-            "the GPU's driver exports no dma-buf (CUDA's attribute 124 is 0)",
+            "the GPU driver cannot export dma-bufs (CUDA device attribute 124 is 0)",
             if facts.open_modules == Some(false) {
                 "install NVIDIA's open kernel modules, driver 535 or newer"
             } else {
-                "it takes a data centre's or workstation's GPU and driver 535 or newer"
+                "use a data-centre or workstation GPU with driver 535 or newer"
             },
         ),
         RegistrationMethod::Peer if facts.rdma == Some(false) => (
-            "other devices cannot reach this GPU's memory (CUDA's attribute 116 is 0)",
-            "it takes a GPU with GPUDirect RDMA",
+            "other devices cannot access the memory of this GPU (CUDA device attribute 116 is 0)",
+            "use a GPU that supports GPUDirect RDMA",
         ),
         RegistrationMethod::Peer if facts.peer_module.is_none() => (
-            "the module nvidia-peermem is not loaded",
-            "modprobe nvidia-peermem; it answers \"Invalid argument\" where the kernel has no peer-memory interface: install MLNX_OFED or DOCA-OFED, then the GPU's driver again",
+            "the kernel module nvidia-peermem is not loaded",
+            "run modprobe nvidia-peermem; if it fails with \"Invalid argument\", the kernel has no peer-memory interface: install MLNX_OFED or DOCA-OFED, then reinstall the GPU driver",
         ),
         RegistrationMethod::DmaBuf | RegistrationMethod::Peer | RegistrationMethod::Host => {
             return None;
@@ -215,51 +215,51 @@ fn known_failure(method: RegistrationMethod, facts: &PeerFacts) -> Option<Refusa
 /// NVIDIA's driver answers it when it refuses to attach a card to a dma-buf.
 const ENOTSUPP: i32 = 524;
 
-/// The remedy for the kernel's answer `errno`.
+/// Returns the fix for `errno`.
 fn remedy(method: RegistrationMethod, errno: i32, facts: &PeerFacts) -> String {
     let text = match (method, errno) {
         (_, libc::ENOMEM | libc::EAGAIN) if method != RegistrationMethod::DmaBuf => {
-            "let it lock more memory: ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit"
+            "raise the limit of locked memory: ulimit -l unlimited, or LimitMEMLOCK=infinity in the systemd unit"
         }
         (_, libc::EPERM | libc::EACCES) => {
-            "let it open /dev/infiniband/uverbs* and lock memory: group of the device, LimitMEMLOCK=infinity in the unit"
+            "allow daq to open /dev/infiniband/uverbs* (add the user to the group that owns them) and to lock memory (LimitMEMLOCK=infinity in the systemd unit)"
         }
         (RegistrationMethod::DmaBuf, libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT) => {
             if facts.open_modules == Some(false) {
-                "install NVIDIA's open kernel modules, which export dma-bufs, or modprobe nvidia-peermem"
+                "install NVIDIA's open kernel modules, which export dma-bufs, or run modprobe nvidia-peermem"
             } else {
-                "it takes kernel 5.12 or newer, a card whose driver takes dma-bufs (mlx5 with on-demand paging), and rdma-core 34 or newer; or modprobe nvidia-peermem"
+                "use Linux 5.12 or newer, rdma-core 34 or newer and a NIC whose driver accepts dma-bufs (mlx5 with on-demand paging); or run modprobe nvidia-peermem"
             }
         }
         (RegistrationMethod::DmaBuf, ENOTSUPP) if facts.open_modules == Some(false) => {
-            "error 524 is ENOTSUPP: the GPU's driver exports no dma-buf to this card; install NVIDIA's open kernel modules (driver 535 or newer), or modprobe nvidia-peermem"
+            "error 524 is ENOTSUPP: the GPU driver cannot export dma-bufs to this NIC; install NVIDIA's open kernel modules (driver 535 or newer), or run modprobe nvidia-peermem"
         }
         (RegistrationMethod::DmaBuf, ENOTSUPP) => {
-            "error 524 is ENOTSUPP: the GPU's driver refused to attach this card, because it knows no supported PCIe path between the two, or because the card's driver does not accept memory of PCIe peers; put both below one PCIe switch or root complex, use a kernel built with CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY and a current driver with NVIDIA's open kernel modules, or modprobe nvidia-peermem"
+            "error 524 is ENOTSUPP: the GPU driver refused to attach this NIC, because there is no supported PCIe path between the two, or because the NIC driver does not accept memory of PCIe peers; put both below one PCIe switch or root complex, use a kernel built with CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY and a current driver with NVIDIA's open kernel modules, or run modprobe nvidia-peermem"
         }
         (RegistrationMethod::DmaBuf, libc::EINVAL) => {
-            "the card's driver refuses this dma-buf: have one of its kernel's version, or modprobe nvidia-peermem"
+            "the NIC driver rejected this dma-buf: install a NIC driver that matches the running kernel, or run modprobe nvidia-peermem"
         }
         (
             RegistrationMethod::DmaBuf | RegistrationMethod::Peer,
             libc::EIO | libc::EFAULT | libc::ENXIO | libc::EREMOTEIO,
         ) if facts.remaps_peers == Some(false) => {
-            "let the driver map peers through the IOMMU: options nvidia NVreg_DmaRemapPeerMmio=1, or turn the IOMMU off"
+            "allow the GPU driver to map peer devices through the IOMMU (options nvidia NVreg_DmaRemapPeerMmio=1 in /etc/modprobe.d), or disable the IOMMU"
         }
         (RegistrationMethod::Peer, libc::EFAULT | libc::EINVAL) => {
             if facts.peer_module == Some("nv_peer_mem") {
-                "replace nv_peer_mem by nvidia-peermem, which comes with the driver: rmmod nv_peer_mem; modprobe nvidia-peermem"
+                "replace nv_peer_mem with nvidia-peermem, which is part of the GPU driver: rmmod nv_peer_mem; modprobe nvidia-peermem"
             } else {
-                "the kernel's InfiniBand modules do not ask nvidia-peermem: install MLNX_OFED or DOCA-OFED, then the GPU's driver again"
+                "the InfiniBand modules of this kernel do not support nvidia-peermem: install MLNX_OFED or DOCA-OFED, then reinstall the GPU driver"
             }
         }
         (RegistrationMethod::Host, libc::EFAULT) => {
-            "the card reaches no memory of other devices that is mapped into a process: stage through host memory"
+            "the NIC cannot access device memory that is mapped into a process: stage frames through host memory"
         }
         (RegistrationMethod::DmaBuf, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC) => {
-            "the GPU's window (BAR1) or the card's tables are full: fewer or smaller slots, or a larger window (resizable BAR)"
+            "the GPU's BAR1 or the NIC's translation table is full: use fewer or smaller slots, or enable resizable BAR"
         }
-        _ => "see dmesg for what the card's driver says of it",
+        _ => "check dmesg for messages of the NIC driver",
     };
     text.to_owned()
 }

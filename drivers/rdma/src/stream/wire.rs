@@ -1,4 +1,4 @@
-//! What the two ends of a stream say to each other; all numbers are little-endian.
+//! The wire format of a stream; all numbers are little-endian.
 //!
 //! ```text
 //!   sender ── Hello ──▶ receiver        once a rail: who sends, what its frames are, where credits go
@@ -47,16 +47,16 @@ impl Mode {
     pub fn problem(self, service: Service, rails: usize) -> Option<(&'static str, &'static str)> {
         match (self, service) {
             (Self::Write, Service::Ud) => Some((
-                "datagrams carry no writes",
+                "writes are not supported on ud",
                 "use mode = \"send\", or service = \"rc\"",
             )),
             (Self::Send, Service::Uc) => Some((
-                "messages go by rc or ud",
+                "messages are supported only on rc and ud",
                 "use mode = \"write\", or service = \"rc\"",
             )),
             (Self::Send, Service::Ud) if rails > 1 => Some((
-                "datagrams go by one queue",
-                "name one card, with queues = 1",
+                "ud supports only one queue pair",
+                "name one NIC and set queues = 1",
             )),
             _ => None,
         }
@@ -68,9 +68,9 @@ impl Mode {
         (self == Self::Send && service == Service::Ud && bytes > most).then(|| {
             (
                 format!(
-                    "frames of {bytes} bytes fit no packet: a datagram has {most} of them at most"
+                    "frames of {bytes} bytes do not fit into a packet: a datagram carries at most {most} bytes"
                 ),
-                "have smaller frames, or service = \"rc\"",
+                "use smaller frames, or service = \"rc\"",
             )
         })
     }
@@ -80,7 +80,7 @@ impl Mode {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// It is too short.
-    #[error("{what} of {found} bytes, {wanted} are needed")]
+    #[error("{what} has {found} bytes, expected {wanted}")]
     Short {
         /// What should be there.
         what: &'static str,
@@ -90,16 +90,18 @@ pub enum WireError {
         wanted: usize,
     },
     /// It is none of this protocol.
-    #[error("it does not begin as {0} does")]
+    #[error("the first bytes are not those of {0}")]
     Foreign(&'static str),
     /// It is of another version.
-    #[error("it speaks version {found}, this side speaks {VERSION}: run the same daq on both")]
+    #[error(
+        "its protocol version is {found}, the version here is {VERSION}: run the same version of daq on both hosts"
+    )]
     Version {
         /// The peer's version.
         found: u16,
     },
     /// A field holds what cannot be.
-    #[error("{what} cannot be {found}")]
+    #[error("{what} has the invalid value {found}")]
     Field {
         /// The field.
         what: &'static str,

@@ -98,11 +98,10 @@ impl Context {
                 name,
                 "opening it",
                 if names.is_empty() {
-                    "this host has no RDMA card that libibverbs knows: see `rdma link`; its part of the driver comes with \
-                     rdma-core (Debian: ibverbs-providers)"
+                    "libibverbs found no RDMA NIC on this host: check `rdma link`; rdma-core contains the user-space drivers (Debian: ibverbs-providers)"
                         .to_owned()
                 } else {
-                    format!("there is no such card; there are {}", names.join(", "))
+                    format!("there is no such NIC; available: {}", names.join(", "))
                 },
             ));
         };

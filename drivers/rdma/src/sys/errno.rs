@@ -1,12 +1,12 @@
-//! What a refusal of the verbs means and what helps; what a completion's status means.
+//! Explains errors of verbs calls, and translates completion statuses.
 
 use super::ffi::ibv_wc_status as wc;
 use crate::verbs::{Status, VerbsError};
 
-/// The calls that refuse in ways of their own.
+/// Kinds of calls whose errors have different explanations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Listing the devices.
+    /// List the devices.
     DeviceList,
     /// Opening one.
     Open,
@@ -18,7 +18,7 @@ pub enum Call {
     Peer,
     /// Registering a GPU's memory by its dma-buf.
     DmaBuf,
-    /// Making a completion queue, a channel, a queue pair, an address handle.
+    /// Create a completion queue, a channel, a queue pair or an address handle.
     Make,
     /// Connecting a queue pair.
     Connect,
@@ -28,86 +28,85 @@ pub enum Call {
     Manager,
 }
 
-/// What `errno` means as the answer to `call`, and what helps; empty where nothing is known beyond its own words.
+/// Explains `errno` of `call` and names a fix; empty if there is nothing to add to the system's message.
 pub fn why(call: Call, errno: i32) -> &'static str {
     use Call::{Connect, DeviceList, DmaBuf, Host, Make, Manager, Open, Peer, Post, Query};
     match (call, errno) {
         (DeviceList | Open, libc::ENOSYS) => {
-            "the kernel has no RDMA: load its part (modprobe ib_uverbs, and the card's: mlx5_ib, bnxt_re, irdma, rdma_rxe …)"
+            "the kernel's RDMA modules are not loaded: run modprobe ib_uverbs, and load the NIC's module (mlx5_ib, bnxt_re, irdma, rdma_rxe …)"
         }
         (DeviceList, libc::EOPNOTSUPP) => {
             "libibverbs is not installed, or too old: install rdma-core (Debian: libibverbs1 ibverbs-providers)"
         }
         (Manager, libc::EOPNOTSUPP) => {
-            "librdmacm is not installed, or too old: install it (Debian: librdmacm1), or connect by TCP"
+            "librdmacm is not installed, or too old: install it (Debian: librdmacm1), or use connection = \"tcp\""
         }
         (Manager, libc::ENODEV | libc::ENOENT) => {
-            "no card has this address, or rdma_cm is not loaded: see `rdma link` and `ip address`; modprobe rdma_ucm; or connect by TCP"
+            "no NIC has this address, or rdma_cm is not loaded: check `rdma link` and `ip address`; run modprobe rdma_ucm; or use connection = \"tcp\""
         }
         (Manager, libc::EADDRNOTAVAIL) => {
-            "no card of this host has this address: see `rdma link` and `ip address`"
+            "no NIC of this host has this address: check `rdma link` and `ip address`"
         }
-        (Manager, libc::EADDRINUSE) => "another listener has this port",
+        (Manager, libc::EADDRINUSE) => "the port is in use by another listener",
         (Manager, libc::ENETUNREACH | libc::EHOSTUNREACH) => {
-            "there is no route from the card to that address: see `ip route get`"
+            "there is no route from the NIC to that address: check `ip route get`"
         }
         (Manager, libc::ETIMEDOUT) => {
-            "nothing answers there: is the address right, the link up, UDP port 4791 let through?"
+            "no answer: check the address, the link state and that no firewall blocks UDP port 4791"
         }
         (DeviceList | Open | Manager, libc::EACCES | libc::EPERM) => {
-            "this user may not open /dev/infiniband: give it the group that owns it, or run as root"
+            "this user may not open /dev/infiniband: add the user to the group that owns it, or run as root"
         }
         (Open | Query, libc::ENODEV | libc::EIO) => {
-            "the card was removed or has failed: see dmesg; driver and firmware may need a restart"
+            "the NIC was removed or has failed: check dmesg; the driver or firmware may need a restart"
         }
         (DmaBuf, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY | libc::EPROTONOSUPPORT) => {
-            "this card's driver takes no dma-buf: it needs Linux 5.12 and rdma-core 34 at least, with mlx5 on-demand paging \
-             in the kernel (CONFIG_INFINIBAND_ON_DEMAND_PAGING); or load nvidia-peermem"
+            "the NIC driver does not support dma-bufs: use Linux 5.12 and rdma-core 34 or newer, for mlx5 with CONFIG_INFINIBAND_ON_DEMAND_PAGING; or load nvidia-peermem"
         }
         (DmaBuf, libc::EINVAL) => {
-            "the dma-buf was refused: address and offset must lie alike in their pages, and the GPU's driver must be \
-             NVIDIA's open kernel modules"
+            "the dma-buf was rejected: address and offset must have the same alignment, and the GPU driver must be NVIDIA's open kernel modules"
         }
-        (DmaBuf, libc::EBADF) => "it is no dma-buf",
+        (DmaBuf, libc::EBADF) => "the descriptor is not a dma-buf",
         (Peer, libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP) => {
-            "the card's driver does not know this address as a GPU's: modprobe nvidia-peermem, which needs a kernel with the \
-             peer-memory interface (MLNX_OFED, DOCA); or use dma-buf"
+            "the NIC driver cannot resolve this GPU address: run modprobe nvidia-peermem, which needs a kernel with the peer-memory interface (MLNX_OFED, DOCA); or use dma-buf"
         }
         (DmaBuf, libc::ENOMEM | libc::ENOSPC) => {
-            "the GPU has no room left through which cards reach its memory (BAR1, see `nvidia-smi -q`), or the card's table is \
-             full: take fewer or smaller slots"
+            "the GPU's BAR1 (see `nvidia-smi -q`) or the NIC's translation table is full: use fewer or smaller slots"
         }
         (Host, libc::EOPNOTSUPP) => {
-            "libibverbs is older than relaxed ordering, or the card has none: turn it off"
+            "libibverbs or the NIC does not support relaxed ordering: turn it off"
         }
         (Host, libc::EFAULT) => {
-            "this is no memory of this process that a card may reach, such as a device's BAR"
+            "a NIC cannot access this memory of the process; it may be the BAR of a device"
         }
         (Make, libc::ENOMEM) => {
-            "the card makes no queue so large: lower `depth` or `inline` of the sink, or the slots of the source's ring"
+            "the NIC cannot create a queue pair of this size: lower `depth` or `inline` of the sink, or the number of slots of the source's ring"
         }
         (Host | Peer, libc::ENOMEM) | (Host | Peer | Make, libc::EAGAIN | libc::EPERM) => {
-            "the limit of locked memory, or the card's own: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity in the unit), \
-             or take fewer or smaller slots"
+            "the limit of locked memory or of the NIC is reached: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit), or use fewer or smaller slots"
         }
-        (Host, libc::EINVAL) => "the card cannot register so much, or not with this access",
-        (Make, libc::EINVAL) => "the card holds less: lower the number of slots or of pieces",
-        (Make | Post, libc::EOPNOTSUPP) => "the card cannot do this",
+        (Host, libc::EINVAL) => {
+            "the NIC cannot register this size, or does not support this access"
+        }
+        (Make, libc::EINVAL) => {
+            "the request exceeds the NIC's limits: lower the number of slots or of scatter/gather elements"
+        }
+        (Make | Post, libc::EOPNOTSUPP) => "the NIC does not support this",
         (Connect, libc::EINVAL) => {
-            "an attribute was refused: do both ends use addresses of the same kind (RoCE v2), and is the port up?"
+            "an attribute was rejected: check that both hosts use addresses of the same kind (RoCE v2) and that the port is up"
         }
         (Connect, libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENOENT) => {
-            "the peer's address is not to be reached from this port: see `ip neigh` and `ip route` of its network device"
+            "the peer's address is not reachable from this port: check `ip neigh` and `ip route` of its network device"
         }
-        (Post, libc::ENOMEM) => "the queue is full: collect completions first",
+        (Post, libc::ENOMEM) => "the queue pair is full: collect completions first",
         (Post, libc::EINVAL) => {
-            "the queue is not connected, or the work has too many pieces or bytes"
+            "the queue pair is not connected, or the request has too many bytes or scatter/gather elements"
         }
         _ => "",
     }
 }
 
-/// The error for `call`, which answered with `errno`; `said` is the call as it is shown.
+/// Creates the error of a failed `call`; `said` is the text that names the call.
 pub fn refused(nic: &str, call: Call, said: impl Into<String>, errno: i32) -> VerbsError {
     VerbsError {
         nic: nic.to_owned(),
@@ -117,7 +116,7 @@ pub fn refused(nic: &str, call: Call, said: impl Into<String>, errno: i32) -> Ve
     }
 }
 
-/// An error that is this side's own finding, without an answer of the kernel's.
+/// Creates an error that daq itself detected, without an errno.
 pub fn found(nic: &str, said: impl Into<String>, why: impl Into<String>) -> VerbsError {
     VerbsError {
         nic: nic.to_owned(),
@@ -127,7 +126,7 @@ pub fn found(nic: &str, said: impl Into<String>, why: impl Into<String>) -> Verb
     }
 }
 
-/// The errno that the last call has left behind; never 0.
+/// Returns the errno of the last call; never 0.
 pub fn last() -> i32 {
     match std::io::Error::last_os_error().raw_os_error() {
         Some(errno) if errno > 0 => errno,
@@ -135,7 +134,7 @@ pub fn last() -> i32 {
     }
 }
 
-/// How work ended, of `enum ibv_wc_status`.
+/// Translates a value of `enum ibv_wc_status`.
 pub const fn status(code: u32) -> Status {
     match code {
         wc::IBV_WC_SUCCESS => Status::Success,
@@ -177,7 +176,7 @@ mod tests {
         }
     }
 
-    /// What a user meets first has a remedy; the words are those that he can type.
+    /// Common errors name a fix that the user can type.
     #[test]
     fn errors_name_fix() {
         let expected = [

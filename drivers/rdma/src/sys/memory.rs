@@ -81,7 +81,7 @@ impl Drop for MrHandle {
             // The kernel holds the pages, or the dma-buf, until the context is closed: the card reaches no memory that was
             // given to somebody else.
             tracing::error!(
-                "{}: ibv_dereg_mr: {}; the memory stays registered until the card is closed",
+                "{}: ibv_dereg_mr: {}; the memory stays registered until the NIC is closed",
                 self.context.name(),
                 std::io::Error::from_raw_os_error(errno)
             );
@@ -127,7 +127,7 @@ pub fn register(
                 return Err(found(
                     context.name(),
                     said,
-                    "the CPU does not reach this memory: it is a GPU's, for which the ways are dma-buf and nvidia-peermem",
+                    "the CPU cannot access this GPU memory; register it by dma-buf or nvidia-peermem",
                 ));
             };
             let address = address.as_ptr().addr() as u64;
@@ -140,7 +140,7 @@ pub fn register(
         RegistrationMethod::Peer => {
             let said = format!("ibv_reg_mr of {bytes} bytes of {}", region.placement());
             if region.placement() == Placement::Host {
-                return Err(found(context.name(), said, "this is no GPU's memory"));
+                return Err(found(context.name(), said, "this is not GPU memory"));
             }
             // SAFETY: as for host memory; the address is the GPU's, which the kernel resolves or refuses.
             let registered = unsafe { MrHandle::new(context, gpu, bytes, flags) }
@@ -178,7 +178,7 @@ fn register_dma_buf(
         return Err(found(
             context.name(),
             said,
-            format!("the region begins at {address:#x}, which is no page's begin"),
+            format!("the region's address {address:#x} is not page-aligned"),
         ));
     }
     // SAFETY: the domain is there as long as the context. The descriptor is open through the call, after which the kernel

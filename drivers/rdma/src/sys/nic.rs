@@ -134,7 +134,7 @@ fn default_gid_index(info: &DeviceInfo, number: u8) -> Result<u8, VerbsError> {
         return Err(found(
             name,
             format!("port {number}"),
-            format!("it has {} ports, counted from 1 on", info.ports.len()),
+            format!("it has {} ports, numbered from 1", info.ports.len()),
         ));
     };
     match device::choose(port) {
@@ -142,7 +142,7 @@ fn default_gid_index(info: &DeviceInfo, number: u8) -> Result<u8, VerbsError> {
         None if port.is_ethernet => Err(found(
             name,
             format!("an address of port {number}"),
-            "it has none of RoCE v2: bring its network device up (`ip link set … up`) and give it an address",
+            "it has no RoCE v2 address: bring its network device up (`ip link set … up`) and assign an IP address",
         )),
         None => Ok(0),
     }

@@ -186,7 +186,7 @@ impl VerbsQueuePair {
         found(
             self.nic(),
             "ibv_poll_cq",
-            "the completion queue was overrun or has failed, so completions are lost: connect anew",
+            "the completion queue was overrun or has failed, so completions are lost; reconnect",
         )
     }
 }

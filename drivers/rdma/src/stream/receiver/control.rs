@@ -298,7 +298,7 @@ impl Shared {
         Box::new(move || {
             // The engine has let go of its own link; one that is just being made is broken off.
             shared.close(CLOSE_TIMEOUT).map(drop).map_err(|Busy| {
-                format!("a connection that is being made did not end within {CLOSE_TIMEOUT:?}")
+                format!("a connection attempt did not end within {CLOSE_TIMEOUT:?}")
             })
         })
     }

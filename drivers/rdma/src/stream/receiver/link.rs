@@ -178,7 +178,7 @@ impl Link {
             static LIMIT: LogLimit = LogLimit::new();
             LIMIT.run(|suppressed| {
                 tracing::warn!(
-                    "{}: {tail} frames cannot have been lost{suppressed}",
+                    "{}: the sender reports {tail} lost frames, which is impossible; ignored{suppressed}",
                     self.peer
                 );
             });
@@ -296,7 +296,7 @@ impl Link {
                 return Step::Nothing;
             };
             if self.completed >= self.credits {
-                let why = format!("frame {} came without a credit", self.next);
+                let why = format!("frame {} was sent without a credit", self.next);
                 return Step::Bad(Fault::BeyondCredit, why);
             }
             let at = slot_of(&self.terms, self.completed) * self.shape.record();
@@ -362,7 +362,7 @@ impl Link {
 
     fn classify_write(&self, work: WorkCompletion, record: Result<Record, String>) -> Verdict {
         let Some(immediate) = work.immediate else {
-            return Verdict::Invalid("a message where a write was to come".to_owned());
+            return Verdict::Invalid("received a message instead of a write".to_owned());
         };
         let ahead = u64::from(immediate.wrapping_sub(low(self.next)));
         if self.shape.service != Service::Uc {
@@ -377,7 +377,7 @@ impl Link {
             return if may_come && ahead.is_multiple_of(self.shape.rails as u64) {
                 Verdict::Lost
             } else {
-                Verdict::Invalid(format!("the immediate {immediate} is none that may come"))
+                Verdict::Invalid(format!("the immediate {immediate} is out of range"))
             };
         }
         match record {
@@ -386,7 +386,7 @@ impl Link {
                 self.check(record)
             }
             Ok(record) if record.number == self.next => Verdict::Invalid(format!(
-                "{} bytes where {} are told of",
+                "received {} bytes, its record says {}",
                 work.bytes, record.length
             )),
             Ok(_) | Err(_) => Verdict::LostRecord,
@@ -402,14 +402,14 @@ impl Link {
         if u64::from(work.bytes) != completed {
             let found = work.bytes;
             return Verdict::Invalid(format!(
-                "a message of {found} bytes where {completed} are told of"
+                "received a message of {found} bytes, its record says {completed}"
             ));
         }
         if work
             .immediate
             .is_some_and(|immediate| immediate != low(record.number))
         {
-            return Verdict::Invalid(format!("its record is of frame {}", record.number));
+            return Verdict::Invalid(format!("its record belongs to frame {}", record.number));
         }
         self.check(record)
     }
@@ -419,7 +419,7 @@ impl Link {
         let ahead = record.number.wrapping_sub(self.next);
         // Of datagrams, which fill slots as they come, some may be lost.
         if ahead > 0 && (self.shape.service != Service::Ud || ahead > u32::MAX.into()) {
-            return Verdict::Invalid(format!("its record is of frame {}", record.number));
+            return Verdict::Invalid(format!("its record belongs to frame {}", record.number));
         }
         let slot = self.hello.slot.min(self.terms.slot as u64);
         if record.length > slot {

@@ -148,12 +148,14 @@ impl Receiver {
         });
         let bytes = limits(|nic| nic.limits().max_message).unwrap_or(0);
         let Some(work) = work else {
-            return Err(unfit(&options.name, "a receiver needs a card".to_owned()));
+            return Err(unfit(&options.name, "a receiver needs a NIC".to_owned()));
         };
         for nic in &rails {
             let limits = nic.limits();
             if limits.max_inline < 8 || limits.max_sges < 2 {
-                let why = "it sends nothing inline, or takes no message in two pieces".to_owned();
+                let why =
+                    "it does not support inline sends or receives with two scatter/gather elements"
+                        .to_owned();
                 return Err(unfit(nic.name(), why));
             }
         }
@@ -164,7 +166,7 @@ impl Receiver {
         };
         if !is_possible {
             let why = format!(
-                "{} does not carry this: writes go by rc or uc, sends by rc or, over one rail, by ud",
+                "service {} does not support this mode: use mode = \"write\" with rc or uc, and mode = \"send\" with rc, or with ud over one rail",
                 options.service.name()
             );
             return Err(unfit(rails[0].name(), why));
@@ -225,7 +227,7 @@ impl Receiver {
         let thread = std::thread::Builder::new()
             .name("daq-rdma-link".to_owned())
             .spawn(|| control.run())
-            .map_err(|error| unfit(payload.name(), format!("no thread for it: {error}")))?;
+            .map_err(|error| unfit(payload.name(), format!("cannot start its thread: {error}")))?;
         Ok(Self {
             name: options.name.clone(),
             shape,
@@ -281,7 +283,7 @@ impl Receiver {
             .windows(2)
             .all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
         if !is_even || stride < slots.bytes {
-            return Err("slots that do not lie evenly one behind the other".to_owned());
+            return Err("slots at uneven distances".to_owned());
         }
         let around = self
             .payload
@@ -293,7 +295,7 @@ impl Receiver {
                     .checked_add(slots.bytes)?;
                 (end.checked_add(offset)? <= bytes).then_some((memory, offset))
             });
-        let (memory, offset) = around.ok_or("slots that were not mapped for it")?;
+        let (memory, offset) = around.ok_or("slots that are not mapped for its NICs")?;
         Ok(Ring {
             slots: count,
             slot: slots.bytes,
@@ -424,7 +426,7 @@ impl Receiver {
                 String::new()
             };
             tracing::info!(
-                "{}: {} sends, from frame {next} on, over {} rails into {}{lost}{suppressed}",
+                "{}: {} connected, starting at frame {next}, over {} rails into {}{lost}{suppressed}",
                 self.name,
                 link.peer(),
                 self.shape.rails,
@@ -596,7 +598,7 @@ impl Engine for Receiver {
             } else {
                 self.limits.ended.run(|suppressed| {
                     tracing::info!(
-                        "{}: {why}, on purpose; waiting for the next{suppressed}",
+                        "{}: {why} normally; waiting for the next sender{suppressed}",
                         self.name
                     );
                 });
@@ -665,7 +667,7 @@ impl Drop for Receiver {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("{}: the thread that answers senders has failed", self.name);
+            tracing::error!("{}: the thread that accepts senders has failed", self.name);
         }
     }
 }

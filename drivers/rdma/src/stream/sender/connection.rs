@@ -177,7 +177,7 @@ fn serve(
         }
         let is_cancelled = || is_cancelled.load(Ordering::Acquire);
         let mut answer = if is_cancelled() {
-            Err("this side has ended".to_owned())
+            Err("this side has stopped".to_owned())
         } else {
             terms.dial()
         };
@@ -214,7 +214,7 @@ impl Terms {
         let rails = self.nics.len();
         let offers: Result<Vec<_>, _> = link.greetings.iter().map(|g| Offer::decode(g)).collect();
         let offers =
-            offers.map_err(|error| format!("the receiver's answer is not understood: {error}"))?;
+            offers.map_err(|error| format!("cannot decode the receiver's answer: {error}"))?;
         self.check(first, &offers)?;
         let next = offers[0].next;
         let granted = offers.iter().map(|offer| offer.credits).max().unwrap_or(0);

@@ -83,11 +83,11 @@ impl Memory {
     pub(super) fn path(&self) -> String {
         match &self.keys {
             Ok(keys) => format!(
-                "its card reads {} by {}",
+                "the NIC reads {} by {}",
                 self.ring.placement(),
                 keys[0].method()
             ),
-            Err(why) => format!("frames are copied to registered memory, for {why}"),
+            Err(why) => format!("frames are copied to registered memory because {why}"),
         }
     }
 
@@ -121,7 +121,7 @@ impl Memory {
         }
         let (Some((area, keys)), Some(bytes)) = (&mut self.bounce, bytes) else {
             return Err(LinkError::Reason(
-                "the frames lie where no card reads them, and there is no room to copy them to; this is a defect in the plan"
+                "the NIC cannot read the memory of the frames, and no copy buffer is allocated; this is a defect of the plan"
                     .to_owned(),
             ));
         };

@@ -130,13 +130,13 @@ pub enum SenderError {
     #[error(transparent)]
     Verbs(#[from] VerbsError),
     /// A card cannot read a GPU's memory.
-    #[error("{0}; write `path = \"staged\"` to go by host memory")]
+    #[error("{0}; set `path = \"staged\"` to send through host memory")]
     Registering(#[from] crate::registration::UnregistrableError),
     /// There is no memory for records.
     #[error(transparent)]
     Memory(#[from] RegionError),
     /// There is no thread to connect.
-    #[error("no thread to connect with: {0}")]
+    #[error("cannot start the thread that connects: {0}")]
     Thread(#[from] std::io::Error),
     /// The options cannot be met.
     #[error("{0}")]
@@ -175,17 +175,19 @@ impl std::fmt::Display for LinkError {
             Self::Reason(why) => f.write_str(why),
             Self::Completion(status) => {
                 let why = match status {
-                    Status::Unanswered => "it does not answer: it is gone, or the link is cut",
-                    Status::NotReady => "it has no receive posted, again and again",
+                    Status::Unanswered => {
+                        "it does not answer: its process ended or the link is down"
+                    }
+                    Status::NotReady => "it had no receive posted in any retry",
                     Status::RemoteAccess => {
-                        "its card refuses the key or the address: its memory was registered anew"
+                        "its NIC rejected the remote key or address, because its memory was registered again"
                     }
-                    Status::RemoteOperation => "its card failed in the middle",
+                    Status::RemoteOperation => "its NIC failed during the operation",
                     Status::Local => {
-                        "the card here refused its own memory; this is a defect of daq"
+                        "the local NIC rejected its own memory; this is a defect of daq"
                     }
-                    Status::Flushed => "the queue has failed before",
-                    Status::Success | Status::Other(_) => "the card failed",
+                    Status::Flushed => "the queue pair had failed before",
+                    Status::Success | Status::Other(_) => "the NIC failed",
                 };
                 write!(f, "{why} ({})", status.name())
             }
@@ -245,12 +247,12 @@ impl Sender {
         let rails = nics.len();
         if rails == 0 || rails > usize::from(MAX_RAILS) {
             return Err(SenderError::Options(format!(
-                "{rails} queues: a stream has 1 to {MAX_RAILS}"
+                "{rails} queue pairs: a stream must have 1 to {MAX_RAILS}"
             )));
         }
         if options.places > MAX_PLACES {
             return Err(SenderError::Options(format!(
-                "frames of {} places: a stream's have {MAX_PLACES} at most",
+                "frames of {} places: the maximum is {MAX_PLACES}",
                 options.places
             )));
         }
@@ -341,7 +343,7 @@ impl Sender {
                         let sent = self.done - start;
                         return if sent == 0 && self.is_backpressured() {
                             Err(Unavailable {
-                                why: "it takes no frames: its ring is full".to_owned(),
+                                why: "it accepts no frames because its ring is full".to_owned(),
                             })
                         } else {
                             Ok(self.finish_send(sent, lease, from))
@@ -400,7 +402,8 @@ impl Sender {
         if self.uncertain.take().is_some() {
             self.set_done(self.next_unposted);
             if self.posted < self.next_unposted && self.connection.take().is_some() {
-                "frames were dropped that it waits for; dialling again".clone_into(&mut self.why);
+                "the receiver waits for frames that were dropped; reconnecting"
+                    .clone_into(&mut self.why);
             }
         }
     }
@@ -436,19 +439,20 @@ impl Sender {
         let next = connection.next;
         if next > self.next_unposted {
             self.why = format!(
-                "it wants frame {next}, and {} were sent",
+                "it requested frame {next}, but only {} were sent",
                 self.next_unposted
             );
             return false;
         }
         if next < self.done {
             // Meanwhile frames were given up that it was promised.
-            "frames were dropped while it was dialled; dialling again".clone_into(&mut self.why);
+            "frames were dropped during the connection attempt; reconnecting"
+                .clone_into(&mut self.why);
             return false;
         }
         if next > self.done {
             tracing::debug!(
-                "{}: it has {} frames of before the break",
+                "{}: it already has {} frames from before the interruption",
                 self.options.peer,
                 next - self.done
             );
@@ -574,7 +578,8 @@ impl Sender {
         }
         if self.is_stalled && self.options.service != Service::Rc && stood >= timeout {
             return Err(LinkError::Reason(
-                "it gives no more credits: frames or credits were lost; asking it anew".to_owned(),
+                "it sends no more credits, because frames or credits were lost; reconnecting"
+                    .to_owned(),
             ));
         }
         let waits = self.options.wait;
@@ -687,17 +692,17 @@ fn apply_limits(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), Send
         (Mode::Write, Service::Ud) | (Mode::Send, Service::Uc)
     ) {
         return Err(SenderError::Options(format!(
-            "there are no {} on {}: frames are written on rc and uc, and sent on rc and ud",
+            "{} are not supported on {}: use mode = \"write\" with rc or uc, and mode = \"send\" with rc or ud",
             match options.mode {
                 Mode::Write => "writes",
-                Mode::Send => "messages here",
+                Mode::Send => "messages",
             },
             options.service.name()
         )));
     }
     if options.service == Service::Ud && nics.len() > 1 {
         return Err(SenderError::Options(format!(
-            "{} queues: datagrams go by one",
+            "{} queue pairs: ud supports only one",
             nics.len()
         )));
     }
@@ -724,7 +729,7 @@ fn apply_limits(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), Send
         let room = nic.limits().max_work.saturating_sub(1) / requests_per_frame;
         if room == 0 {
             return Err(SenderError::Options(format!(
-                "{}: a frame of {} B takes {requests_per_frame} writes, more than its queues hold: make `slot` smaller",
+                "{}: a frame of {} B takes {requests_per_frame} writes, more than its queue pairs support: make `slot` smaller",
                 nic.name(),
                 options.slot
             )));
@@ -769,7 +774,7 @@ fn probe_queue_pairs(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(),
     }
     if wanted != (options.depth, options.inline) {
         tracing::warn!(
-            "{}: the cards make no queues of {} frames with {} B inline: {} frames with {} B it is",
+            "{}: the NICs cannot create queue pairs for {} frames with {} B inline; using {} frames with {} B",
             options.peer,
             wanted.0,
             wanted.1,

@@ -287,7 +287,7 @@ fn connect_attempt_after_stop_is_cancelled() {
     connector.end(0);
     let answer = connector.wait(HANG).unwrap();
     let why = answer.err().unwrap();
-    assert!(why.contains("this side has ended"), "{why}");
+    assert!(why.contains("this side has stopped"), "{why}");
     assert_eq!(far.orders.connections.load(Ordering::Acquire), 0);
     far.end();
 }

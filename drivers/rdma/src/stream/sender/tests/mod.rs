@@ -311,7 +311,7 @@ fn full_receiver_is_reported_and_awaited() {
     }
     assert_eq!(
         away.as_deref(),
-        Some("it takes no frames: its ring is full")
+        Some("it accepts no frames because its ring is full")
     );
     assert!(taken <= 4, "{taken} frames went beyond 4 slots");
     assert_eq!(sender_side.counters.stalls.get(), 1);
