@@ -125,8 +125,8 @@ pub struct RdmaConfig {
     /// succeeds; `"direct"`, directly even if the topology seems not to allow it; `"staged"`, through host memory.
     #[serde(default)]
     pub path: P2pPreference,
-    /// Most places of a frame, at least 1: the packets that make it up where the sender received it. Which of them arrived
-    /// there is told here as well.
+    /// Most places of a frame, at least 1: the packets that make it up where the sender received it. The bitmap of
+    /// arrived packets is transferred with the frame.
     #[serde(default = "one_place")]
     pub places: u32,
     /// True allows PCIe to reorder the NIC's payload writes (relaxed ordering). Records and credits are never reordered.

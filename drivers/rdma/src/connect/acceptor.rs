@@ -14,7 +14,7 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the door stays shut where the process is out of file descriptors or memory.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Bytes of the whole greeting as far as its beginning tells, `None` if it is none.
+/// Returns the known length of a greeting that starts with these bytes; `None` if it is invalid.
 pub(crate) type GreetingLength = fn(&[u8]) -> Option<usize>;
 
 /// One that has said its greeting.

@@ -220,7 +220,7 @@ impl Listener for Guarded {
     }
 }
 
-/// A dialler that sends a token with its greetings.
+/// A connector that sends a token with its greetings.
 pub struct WithToken {
     inner: Box<dyn Connector>,
     token: Token,

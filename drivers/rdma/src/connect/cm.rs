@@ -1,12 +1,11 @@
-//! Hosts that find each other by rdma_cm: one connection a rail, greetings as its private data.
+//! Connects hosts by rdma_cm: one connection per rail, with greetings as private data.
 //!
 //! ```text
-//!   dialler ── request: greeting, queue ──▶ listener     for every rail, before any is answered
+//!   connector ── request: greeting, queue pair ──▶ listener     for every rail, before any is answered
 //!           ◀── response: greeting, queue ──              its queue is connected already
-//!           ── ready ──▶                                  so is the dialler's
+//!           ── ready ──▶                                  so is the connector's
 //! ```
-//! rdma_cm chooses the card by the addresses; whoever declared another one is told so instead of being served by a card
-//! that does not lie where its memory does. Private data are padded with zeros on their way.
+//! rdma_cm selects the NIC by the addresses. If the configuration names a different NIC, the connection is rejected. Private data are padded with zeros on their way.
 
 use super::access::Allows;
 use super::{
@@ -31,7 +30,7 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Requests that wait to be looked at.
 const BACKLOG: i32 = 64;
-/// Requests of diallers of which not all rails have come, at most.
+/// Maximum number of requests of connectors whose rails are incomplete.
 const MAX_INCOMPLETE: usize = 64;
 /// Bytes of a refusal, of which rdma_cm carries no more.
 const MAX_REFUSAL: usize = 148;
@@ -61,10 +60,10 @@ impl CmConnector {
     }
 }
 
-/// Waits for diallers.
+/// Accepts connectors.
 pub struct CmListener {
     listener: Id,
-    /// Requests of diallers of which not all rails have come.
+    /// Requests of connectors whose rails are incomplete.
     incomplete: Vec<Request>,
     /// Which addresses may connect; `None` = every one.
     allows: Option<Allows>,
@@ -356,7 +355,7 @@ fn link(rails: Vec<CmRail>, greetings: Vec<Vec<u8>>, events: Arc<Events>, peer: 
     }
 }
 
-/// A dialler's wish for one rail.
+/// A connector's request for one rail.
 struct Request {
     id: Id,
     greeting: Vec<u8>,
@@ -371,8 +370,8 @@ impl Request {
     }
 }
 
-/// The requests of one dialler in the order of its rails, if all of `rails` are among those that have `incomplete`. They
-/// belong together by their stream's number.
+/// Returns the requests of one connector in the order of its rails, if all rails have arrived. The stream number
+/// identifies the connector.
 fn complete(greetings: &[Option<(u64, usize)>], rails: usize) -> Option<Vec<usize>> {
     let streams = greetings.iter().flatten().map(|(stream, _)| *stream);
     streams.into_iter().find_map(|stream| {
@@ -394,7 +393,7 @@ fn stream_and_rail(greeting: &[u8], rails: usize) -> Result<(u64, usize), String
     Ok((hello.stream, hello.rail.into()))
 }
 
-/// Most requests of diallers of which not all of `rails` have come; one dialler's always find room.
+/// Maximum number of incomplete requests; at least the rails of one connector.
 const fn max_incomplete(rails: usize) -> usize {
     if rails > MAX_INCOMPLETE {
         rails
@@ -403,13 +402,13 @@ const fn max_incomplete(rails: usize) -> usize {
     }
 }
 
-/// Whether a dialler's other rails have not come in time.
+/// Returns true if the remaining rails of a connector have timed out.
 fn is_late(since: Duration) -> bool {
     since >= STEP_TIMEOUT
 }
 
 impl CmListener {
-    /// Takes a request for a rail, or turns it away; gives all of its dialler's when they are there.
+    /// Accepts or rejects a request for a rail. Returns all requests of its connector once they are complete.
     fn begin(&mut self, request: Request, nics: &[Arc<dyn Nic>]) -> Option<Vec<Request>> {
         // With one rail there is nothing to put in order, so any greeting will do.
         let found = match nics {
@@ -430,7 +429,7 @@ impl CmListener {
         if nics.len() == 1 {
             return Some(vec![request]);
         }
-        // One that comes again replaces the one before: its dialler has begun anew.
+        // A repeated request replaces the earlier one, because its connector has started again.
         self.incomplete
             .retain(|other| stream_and_rail(&other.greeting, nics.len()) != Ok((stream, rail)));
         if self.incomplete.len() >= max_incomplete(nics.len()) {
@@ -441,7 +440,7 @@ impl CmListener {
         self.take(nics.len())
     }
 
-    /// The requests of a dialler that are all there.
+    /// Takes the requests of a complete connector.
     fn take(&mut self, rails: usize) -> Option<Vec<Request>> {
         let places: Vec<_> = self
             .incomplete
@@ -480,7 +479,7 @@ impl Listener for CmListener {
                 continue;
             };
             let Some(id) = event.request else {
-                // A dialler that gave up, or the listener's card: the former's request goes, the latter is told.
+                // Either a connector gave up, whose request is dropped, or the listener's NIC was removed, which is an error.
                 self.incomplete
                     .retain(|request| request.id.address() != event.of);
                 if event.kind == EventKind::Removed {
@@ -508,7 +507,7 @@ impl Listener for CmListener {
     }
 }
 
-/// A dialler that waits for an answer.
+/// A connector that waits for an answer.
 struct CmIncoming {
     ids: Vec<Id>,
     greetings: Vec<Vec<u8>>,
@@ -524,7 +523,7 @@ impl CmIncoming {
         let peer = requests
             .first()
             .and_then(|request| request.id.peer())
-            .map_or_else(|| "a dialler".to_owned(), |peer| peer.to_string());
+            .map_or_else(|| "a connector".to_owned(), |peer| peer.to_string());
         let mut ids = Vec::with_capacity(requests.len());
         let mut greetings = Vec::with_capacity(requests.len());
         for request in requests {
@@ -687,7 +686,7 @@ mod tests {
         assert!(std::str::from_utf8(truncated).is_ok());
     }
 
-    /// Rails of several diallers come in any order; each dialler gets its own, in their order.
+    /// Rails of several connectors arrive in any order; each connector gets its own in order.
     #[test]
     fn rails_of_one_connector_are_grouped() {
         let incomplete = [Some((7, 1)), Some((9, 0)), None, Some((9, 2)), Some((7, 0))];

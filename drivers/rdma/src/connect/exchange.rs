@@ -1,4 +1,4 @@
-//! What the two ends of a TCP exchange say; all numbers are little-endian. Lengths are bounded before anything is read.
+//! The frames of the TCP exchange; all numbers are little-endian. Lengths are checked before anything is read.
 //!
 //! ```text
 //!   frame    magic u32 │ version u16 │ kind u8 │ 0 │ bytes u32 │ body
@@ -22,7 +22,7 @@ const ENDPOINT_BYTES: usize = 36;
 const RAIL_BYTES: usize = ENDPOINT_BYTES + 2;
 /// Most bytes of a greeting with a token.
 const MAX_HELLO: usize = super::MAX_HELLO + *TOKEN_BYTES.end();
-/// Most bytes of a sentence with which a dialler is turned away.
+/// Maximum size of a rejection reason in bytes.
 pub const MAX_REASON: usize = 160;
 /// Most bytes of a body.
 pub const MAX_BODY: usize = 4 + u8::MAX as usize * (RAIL_BYTES + MAX_OFFER);
@@ -30,15 +30,15 @@ pub const MAX_BODY: usize = 4 + u8::MAX as usize * (RAIL_BYTES + MAX_OFFER);
 /// What one end says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// The dialler's rails.
+    /// The connector's rails.
     Hello(Rails),
     /// The listener's.
     Answer(Rails),
-    /// The dialler is turned away, with a sentence.
+    /// The listener rejects the connector, with a reason.
     Refusal(String),
-    /// The dialler's queues are connected.
+    /// The connector's queue pairs are connected.
     Ready,
-    /// The end comes on purpose, after so many frames of the stream.
+    /// The sender closes the stream, after this number of frames.
     Close(u64),
 }
 

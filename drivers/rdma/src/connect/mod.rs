@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Most bytes of a dialler's greeting: what `rdma_cm` carries with a request.
+/// Maximum size of a connector's greeting in bytes: the limit of an `rdma_cm` request.
 pub const MAX_HELLO: usize = 56;
 /// Most bytes of a listener's greeting, a rail: what `rdma_cm` carries with a reply.
 pub const MAX_OFFER: usize = 196;
@@ -143,7 +143,7 @@ pub type AbortHandle = Box<dyn Fn() + Send>;
 pub struct Link {
     /// One a rail.
     pub rails: Vec<Box<dyn QueuePair>>,
-    /// What the other side said: the dialler gets a greeting a rail, the listener has read one a rail already.
+    /// The peer's greetings, one per rail.
     pub greetings: Vec<Vec<u8>>,
     /// Whether it is still there.
     pub monitor: Box<dyn PeerMonitor>,
@@ -171,8 +171,7 @@ pub trait PeerMonitor: Send {
     /// waits.
     fn poll_disconnect(&mut self) -> Option<Disconnect>;
 
-    /// Tells the other side that this one ends on purpose, and how many frames of the stream there are in all as far as
-    /// it knows.
+    /// Sends the peer a close message with the total number of frames of the stream that this side knows of.
     fn close(&mut self, frames: u64);
 }
 
@@ -196,7 +195,7 @@ fn is_printable(c: char) -> bool {
 
 /// Connects to a listener.
 pub trait Connector: Send {
-    /// Gives up where `is_cancelled` is true before the last word that connects: then nobody wants the connection any more.
+    /// Cancels the attempt if `is_cancelled` becomes true before the last message of the handshake.
     fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
         drop(is_cancelled);
     }
@@ -235,7 +234,7 @@ pub trait Incoming: Send {
     /// Its greetings, one a rail.
     fn greetings(&self) -> &[Vec<u8>];
 
-    /// What has [`accept`](Self::accept) fail while it waits for the dialler.
+    /// Returns a handle that makes a waiting [`accept`](Self::accept) fail.
     fn abort_handle(&self) -> AbortHandle;
 
     /// Answers with a greeting a rail; the queues are connected when this returns.

@@ -1,8 +1,8 @@
-//! Hosts that find each other by plain TCP: endpoints and greetings go over one stream, which stays open, so that each
-//! side sees the other's end at once.
+//! Connects hosts by plain TCP: endpoints and greetings use one stream, which stays open, so that each side detects
+//! the end of the other immediately.
 //!
 //! ```text
-//!   dialler ── Hello ──▶ listener     its queues exist, receives are posted
+//!   connector ── Hello ──▶ listener   its queue pairs exist, receives are posted
 //!           ◀── Answer ──             so do the listener's, and they are connected
 //!           ── Ready ──▶              all are connected: the listener may send
 //! ```
@@ -51,7 +51,7 @@ pub const fn connector(address: SocketAddr) -> TcpConnector {
     }
 }
 
-/// One that waits at `address`; with port 0 at any, which [`ExchangeListener::address`] tells.
+/// Creates a listener at `address`; for port 0, [`ExchangeListener::address`] returns the chosen port.
 pub fn listener(address: SocketAddr) -> Result<ExchangeListener, ConnectError> {
     let refused = |source| ConnectError::Network {
         peer: address.to_string(),
@@ -337,7 +337,7 @@ impl Listener for ExchangeListener {
 }
 
 fn refuse(connection: &mut FrameConnection, why: &str) {
-    // The few bytes fit into what the kernel holds of a new stream; whoever does not wait for them goes without.
+    // The few bytes fit into the send buffer of a new stream. A peer that does not wait misses them.
     let _ = connection.send_frame(&Frame::Refusal(why.to_owned()), Instant::now());
     let _ = connection.stream.shutdown(Shutdown::Write);
 }

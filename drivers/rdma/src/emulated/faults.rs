@@ -1,4 +1,4 @@
-//! What goes wrong with a software card, exactly when it is told to.
+//! Faults that an emulated NIC injects on request.
 
 use super::EmulatedNic;
 use super::pair::Pair;
@@ -8,10 +8,10 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// How long work waits for a peer that is not there, or has no receive posted.
+/// Default time that a request waits for a peer that is not connected or has no receive posted.
 const DEFAULT_PEER_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// The faults of a software card; clones are the same, so a test can go on changing them.
+/// The faults of an emulated NIC. Clones share their state, so a test can change the faults later.
 ///
 /// As text: a list with commas of `cut@N` (the link of the queue is cut once the card has sent N messages),
 /// `cut-received@N` (once it has received N), `lose@N` (the N-th message sent is lost; with `rc` nothing is, for it would
@@ -47,7 +47,7 @@ struct FaultPlan {
     nics: Vec<Weak<EmulatedNic>>,
 }
 
-/// Why a text tells of no fault.
+/// Error: a text does not name a fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a fault of an emulated NIC; valid faults are cut@N, cut-received@N, lose@N, kill@N, delay=MS, patience=MS, completions=N, hold, down, dma-buf=ERRNO, peer=ERRNO, host=ERRNO"
@@ -106,7 +106,7 @@ impl FaultPlan {
     }
 }
 
-/// What happens to one message that is about to be sent.
+/// Faults of one message that is about to be sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SendFault {
     pub is_lost: bool,
@@ -162,7 +162,7 @@ impl Faults {
         }
     }
 
-    /// Lets all queues fail now, as if the card had.
+    /// Makes all queue pairs fail now, as if the NIC had failed.
     pub fn kill(&self) {
         for nic in self.nics() {
             nic.for_each_pair(Pair::kill);

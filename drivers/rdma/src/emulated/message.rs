@@ -1,4 +1,4 @@
-//! What two software cards say to each other over TCP; all numbers are little-endian.
+//! The protocol of two emulated NICs over TCP; all numbers are little-endian.
 //!
 //! ```text
 //!   once a stream:  Preamble                which queues it connects
@@ -10,7 +10,7 @@ use crate::verbs::{Service, Status};
 const MAGIC: u32 = 0x5371_6164;
 const VERSION: u16 = 1;
 
-/// Which queues a stream connects.
+/// The queue pairs that a stream connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Preamble {
     /// Number and first packet of the queue that is wanted.
@@ -18,7 +18,7 @@ pub(super) struct Preamble {
     /// Those of the queue that wants it.
     pub from: (u32, u32),
     pub service: Service,
-    /// What a queue for datagrams was told that it must be called by; 0 with others.
+    /// The Q_Key that the receiving queue pair expects (UD); otherwise 0.
     pub qkey: u32,
 }
 
@@ -37,7 +37,7 @@ impl Preamble {
         out
     }
 
-    /// `None` if it is none.
+    /// Returns `None` if the bytes are invalid.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let mut words = bytes.chunks_exact(4).map(word);
@@ -65,7 +65,7 @@ fn word(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(word)
 }
 
-/// What comes next on a stream.
+/// The header of the next message on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
     /// A payload for registered memory.
@@ -116,7 +116,7 @@ impl Header {
         out
     }
 
-    /// `None` if it is none.
+    /// Returns `None` if the bytes are invalid.
     pub(super) fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let long = |at: usize| {
             u64::from(word(&bytes[at..at + 4])) | u64::from(word(&bytes[at + 4..at + 8])) << 32

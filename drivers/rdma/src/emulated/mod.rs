@@ -5,11 +5,10 @@
 //!             sending    acknowledgements, receives posted, then work in order
 //!             receiving  writes into registered memory, sends into posted receives, answers
 //! ```
-//! A queue of an unreliable connection whose peer has number 0 takes whoever knows its number, as a card does: a sensor.
-//! Keys, bounds and rights are checked as a card does it; what goes wrong on request is in [`Faults`]. It takes locks and
-//! makes system calls, which a card spares its users. It reaches only memory that the CPU reaches. What it cannot show:
-//! any speed of a card's, packets out of order, the 40 bytes that a card puts before a datagram, datagrams from more than
-//! one queue.
+//! An unreliable queue pair with peer number 0 accepts any peer that knows its number, as hardware does. Sensor bridges need this.
+//! It checks keys, bounds and access rights as hardware does, and injects [`Faults`]. In contrast to hardware it
+//! takes locks and makes system calls, and can access only memory that the CPU can access. It does not emulate:
+//! speed, reordered packets, the 40-byte header before a datagram, and datagrams from several queue pairs.
 
 mod faults;
 mod memory;
@@ -54,7 +53,7 @@ const LIMITS: Limits = Limits {
     max_inline: 256,
 };
 
-/// A card made of software.
+/// An emulated NIC.
 pub struct EmulatedNic {
     name: String,
     address: SocketAddr,
@@ -175,7 +174,7 @@ impl EmulatedNic {
 
     fn wake(&self) {
         self.for_each_pair(|queue| {
-            // Whoever looked before the change waits by now.
+            // Threads that read the state before the change are waiting by now.
             drop(queue.lock());
             queue.changed.notify_all();
         });
@@ -277,7 +276,7 @@ impl Nic for EmulatedNic {
         let Some(nic) = self.weak_self.upgrade() else {
             return Err(self.refused(call, libc::ENODEV, "the NIC is being closed"));
         };
-        // Another address than the CPU's, so that whoever takes one for the other is found out.
+        // Different from the CPU address, so that confusing the two is detected.
         let base = random(34) << 12;
         let mut tables = self.tables();
         let (local, remote) = loop {

@@ -13,13 +13,13 @@ use std::thread::JoinHandle;
 /// Streams that came before this side was connected; more are turned away.
 const MAX_WAITING: usize = 8;
 
-/// The number of no queue: with it for a peer's, whoever comes first may write by an unreliable connection, as a card
-/// lets who knows a queue's number. The queue that comes knows no [first packet](UNKNOWN_PSN).
+/// Peer number that accepts any peer: the first peer that knows the number of this queue pair may write by an
+/// unreliable connection, as with hardware. That peer uses [`UNKNOWN_PSN`].
 pub(super) const ANY_PEER: u32 = 0;
 /// The number of no queue's first packet: for a peer whose queue takes [anyone](ANY_PEER).
 pub(super) const UNKNOWN_PSN: u32 = 0;
 
-/// Work that was posted, or is on its way.
+/// A posted request that has not completed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Posted {
     pub number: u64,
@@ -27,7 +27,7 @@ pub(super) struct Posted {
     pub is_signaled: bool,
 }
 
-/// Work that was not sent yet.
+/// A request that was not sent yet.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub posted: Posted,
@@ -86,7 +86,7 @@ pub(super) struct State {
     pub peer_used: u64,
     /// Messages of the peer that are done.
     pub done: u64,
-    /// What the peer was told of them, and of receives.
+    /// The numbers of finished messages and posted receives that were last reported to the peer.
     pub last_reported: (u64, u64),
     pub refusal: Option<Header>,
     completions: VecDeque<(WorkCompletion, u64)>,
@@ -101,9 +101,9 @@ pub(super) struct Pair {
     pub qkey: u32,
     pub options: QueuePairOptions,
     state: Mutex<State>,
-    /// For the thread that sends.
+    /// Wakes the sending thread.
     pub changed: Condvar,
-    /// For whoever waits for completions.
+    /// Signalled when a completion is added.
     pub completed: Condvar,
 }
 

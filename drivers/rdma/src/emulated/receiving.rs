@@ -25,7 +25,7 @@ pub(super) fn run(pair: &Arc<Pair>, socket: &TcpStream) {
     pair.end_stream(&mut pair.lock());
 }
 
-/// Does what comes until the stream ends.
+/// Processes messages until the stream ends.
 fn process_input(pair: &Pair, input: &mut Input<'_>) -> io::Result<()> {
     loop {
         let header = Header::decode(input.take()?).ok_or(ErrorKind::InvalidData)?;
@@ -90,7 +90,7 @@ fn acknowledge(pair: &Pair, state: &mut State, done: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Does one message; the inner error is what the sender is told, after the payload was passed over.
+/// Executes one message. The inner error is reported to the sender, after the payload was skipped.
 fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Result<(), Status>> {
     let (slices, bytes, receive, immediate) = match header {
         Header::Write {

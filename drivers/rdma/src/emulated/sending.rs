@@ -40,7 +40,7 @@ pub(super) fn run(pair: &Arc<Pair>) {
     }
 }
 
-/// What the peer is to be told now.
+/// Returns the control message to send now.
 fn push_event(pair: &Pair, state: &mut State) -> Option<Header> {
     if let Some(refusal) = state.refusal.take() {
         return Some(refusal);
@@ -63,7 +63,7 @@ fn push_event(pair: &Pair, state: &mut State) -> Option<Header> {
     })
 }
 
-/// Takes the next work, if the peer can take it.
+/// Takes the next request if the peer can accept it.
 fn next(pair: &Pair, state: &mut State) -> Option<Outgoing> {
     let needs_receive = state.outgoing.front()?.needs_receive() && pair.is_reliable();
     if needs_receive && state.peer_receives <= state.peer_used {
@@ -124,7 +124,7 @@ fn send<'a>(
     state
 }
 
-/// Waits for something to do, or for the end of patience with the peer.
+/// Waits for a request, or until the peer times out.
 fn wait<'a>(
     pair: &'a Pair,
     mut state: MutexGuard<'a, State>,
@@ -136,7 +136,7 @@ fn wait<'a>(
     };
     let is_connected = state.socket.is_some() && !state.is_cut;
     if !pair.is_reliable() && state.is_cut {
-        // Nobody hears it, and nobody notices.
+        // The link is cut: an unreliable request succeeds without an effect.
         state.outgoing.pop_front();
         pair.succeed(&mut state, first);
         return state;

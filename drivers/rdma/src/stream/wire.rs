@@ -121,7 +121,7 @@ pub struct Hello {
     pub rails: u8,
     /// Most places of a frame; 0 where frames have none.
     pub places: u32,
-    /// Any number that no other run of a sender has: frames count anew with another one.
+    /// Random number of this run of the sender: with a new one, frame numbers restart.
     pub stream: u64,
     /// The first frame that can still be sent.
     pub first: u64,
@@ -320,14 +320,14 @@ fn extent(what: &'static str, address: u64, stride: u64, count: u32) -> Result<u
     }
 }
 
-/// What is told of each frame beside its payload; the words that say which places arrived follow it.
+/// The metadata of a frame; a bitmap of the arrived packets follows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The frame's number in the stream.
     pub number: u64,
     /// Its number in its producer's counting.
     pub sequence: u64,
-    /// Another value whenever that counting has begun anew.
+    /// Changes whenever the producer's numbering restarts.
     pub epoch: u64,
     /// When.
     pub timestamp: Timestamp,
@@ -407,7 +407,7 @@ impl Record {
     }
 }
 
-/// Bytes that are read one field after the other. Whoever makes one has looked that they are there.
+/// Reads fields one after the other. The caller has checked the length.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {

@@ -19,7 +19,7 @@ pub enum EventKind {
     Address,
     /// The way there was found.
     Route,
-    /// Somebody wants to connect; the event carries the new identifier.
+    /// A peer requests a connection; the event carries the new identifier.
     Request,
     /// The listener accepts.
     Response,
@@ -281,7 +281,7 @@ impl Id {
         checked(answer, "rdma_reject")
     }
 
-    /// Ends the connection, of which the other side is told.
+    /// Disconnects and notifies the peer.
     pub fn disconnect(&self) -> Result<(), VerbsError> {
         // SAFETY: the identifier lives.
         let answer = unsafe { ib::rdma_disconnect(self.id.as_ptr()) };

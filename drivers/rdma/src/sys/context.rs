@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Events that are kept until somebody asks; older ones are dropped.
+/// Maximum number of queued events; older ones are dropped.
 const MAX_EVENTS: usize = 64;
 
 /// The list of devices that libibverbs gives, freed at the end.
@@ -114,7 +114,7 @@ impl Context {
         let domain = unsafe { ib::ibv_alloc_pd(context.as_ptr()) };
         let Some(domain) = NonNull::new(domain) else {
             let errno = last();
-            // SAFETY: the context was just opened, nothing was made from it, and nobody else knows it.
+            // SAFETY: the context was just opened, nothing was created from it, and there is no other reference.
             unsafe { ib::ibv_close_device(context.as_ptr()) };
             return Err(refused(name, Call::Make, "ibv_alloc_pd", errno));
         };
@@ -201,7 +201,7 @@ impl Context {
         self.lock().queues.remove(&address);
     }
 
-    /// What happened first of what nobody has asked for; never waits.
+    /// Returns the oldest queued event without waiting.
     pub fn event(&self) -> Option<NicEvent> {
         let mut events = self.lock();
         self.collect(&mut events);

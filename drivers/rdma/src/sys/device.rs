@@ -1,4 +1,4 @@
-//! Which cards there are, as sysfs tells: ports, addresses, where they are plugged in.
+//! Lists NICs from sysfs: ports, addresses, PCI location.
 
 use std::fmt;
 use std::fs;
@@ -75,7 +75,7 @@ pub struct DeviceInfo {
     pub name: String,
     /// Its GUID, as in `b83f:d203:00a1:b2c4`.
     pub guid: String,
-    /// Its firmware's version; empty where it tells none.
+    /// Firmware version; empty if unknown.
     pub firmware: String,
     /// The kernel's driver, as in `mlx5_core`; empty where none stands behind it, as with soft-RoCE.
     pub driver: String,

@@ -79,7 +79,7 @@ impl Drop for MrHandle {
         let errno = unsafe { ib::ibv_dereg_mr(self.region.as_ptr()) };
         if errno != 0 {
             // The kernel holds the pages, or the dma-buf, until the context is closed: the card reaches no memory that was
-            // given to somebody else.
+            // given to another user.
             tracing::error!(
                 "{}: ibv_dereg_mr: {}; the memory stays registered until the NIC is closed",
                 self.context.name(),
@@ -132,7 +132,7 @@ pub fn register(
             };
             let address = address.as_ptr().addr() as u64;
             // SAFETY: the region is mapped as long as it lives; the key that is made keeps it and ends the registration
-            // before it lets go. Nobody makes references into a region that a device may write.
+            // before it frees it. No references into a region that a device may write exist.
             let registered = unsafe { MrHandle::new(context, address, bytes, flags) }
                 .map_err(|errno| refused(context.name(), Call::Host, said, errno))?;
             (address, registered)

@@ -13,8 +13,8 @@
 //!   errno.rs    what a refusal means and what helps
 //!   ffi/        the libraries' types, constants and functions
 //! ```
-//! Whoever owns what: a queue and a registration keep the card, the card keeps its context; so they go in this order:
-//! queue pair, completion queue, channel, then the domain and the context.
+//! Ownership: a queue pair and a registration keep the NIC alive, the NIC keeps its context. So they are destroyed in
+//! this order: queue pair, completion queue, channel, protection domain, context.
 //!
 //! This has run on soft-RoCE (Linux 6.12, rdma-core 44), and not yet on a ConnectX or another card of hardware: the
 //! registration of a GPU's memory, InfiniBand, and what is mlx5's own are therefore unproven.

@@ -10,10 +10,10 @@ use std::mem::MaybeUninit;
 const TIMEOUT: u8 = 14;
 /// Repetitions of what is not acknowledged. 7 is the most, and for soft-RoCE it means for ever.
 const RETRIES: u8 = 6;
-/// Repetitions where the peer has no receive posted. 7 would mean for ever, so that a peer that hangs were never told of;
+/// Repetitions where the peer has no receive posted. 7 would mean for ever, so that a hanging peer is never reported;
 /// with credits a receive is always posted, so that one that is missing is a fault, and a few milliseconds are enough.
 const NOT_READY_RETRIES: u8 = 6;
-/// What the peer is told to wait before it repeats for want of a receive: 1.28 ms.
+/// Time that the peer waits before a retry if no receive is posted: 1.28 ms.
 const NOT_READY_WAIT: u8 = 14;
 /// Routers that a packet may pass.
 const HOPS: u8 = 64;
@@ -123,7 +123,7 @@ pub fn error() -> Transition {
     Transition::to(ib::ibv_qp_state::IBV_QPS_ERR)
 }
 
-/// The same times for every connection, whoever has made the other attributes.
+/// Sets the same timeouts for every connection.
 pub fn set_timeouts(mut step: Transition) -> Transition {
     step.attributes.timeout = TIMEOUT;
     step.attributes.retry_cnt = RETRIES;
@@ -132,7 +132,7 @@ pub fn set_timeouts(mut step: Transition) -> Transition {
     step
 }
 
-/// What rdma_cm is told of them.
+/// The retry counts for rdma_cm.
 pub const fn cm_retries() -> (u8, u8) {
     (RETRIES, NOT_READY_RETRIES)
 }

@@ -68,7 +68,7 @@ impl VerbsNic {
         Ok(card)
     }
 
-    /// Bytes that go inline, found by trying: no call tells.
+    /// Returns the inline limit, found by trying, because no call returns it.
     fn inline(&self) -> u32 {
         INLINE
             .into_iter()

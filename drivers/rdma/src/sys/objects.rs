@@ -12,7 +12,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// A channel that tells when completions have come.
+/// A channel that signals new completions.
 pub struct Channel {
     /// The library's.
     pub raw: NonNull<ib::ibv_comp_channel>,
@@ -76,7 +76,7 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// One for `depth` completions at least, which tells `channel`.
+    /// Creates one for at least `depth` completions, which signals `channel`.
     pub fn new(
         context: &Arc<Context>,
         depth: u32,

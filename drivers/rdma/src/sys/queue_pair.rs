@@ -47,7 +47,7 @@ pub struct VerbsQueuePair {
     destination: Option<AddressHandle>,
     completions: CompletionQueue,
     channel: Option<Channel>,
-    /// Where the header of every datagram goes, which nobody reads.
+    /// Buffer for the header of every datagram; its content is not used.
     header: Option<MemoryRegion>,
     service: Service,
     port_ref: PortRef,
@@ -57,7 +57,7 @@ pub struct VerbsQueuePair {
     is_armed: bool,
     /// Polls since the last that found something.
     empty_polls: u32,
-    /// Whether a poll has failed after others had found something, which is told by the next.
+    /// Whether a poll failed after it had found completions; the next poll reports the error.
     has_failed: bool,
     scratch: Box<[ib::ibv_wc]>,
 }
@@ -192,7 +192,7 @@ impl VerbsQueuePair {
 }
 
 /// Fills `completed` by calls of `poll`, which fills what it is given and says how much of it; how many there are, and
-/// whether a call has failed. What was collected before is kept then: the card tells it once.
+/// whether a call has failed. Completions collected before the failure are returned, because the NIC reports each only once.
 fn collect(
     completed: &mut [WorkCompletion],
     scratch: &mut [ib::ibv_wc],

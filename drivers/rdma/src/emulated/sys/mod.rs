@@ -44,7 +44,7 @@ pub(super) fn receive(
             libc::MSG_DONTWAIT,
         )
     };
-    // Stores to a GPU's memory may be combined; they are to be there before anything that tells of them.
+    // Stores to GPU memory may be combined. They must be visible before any word that announces them.
     fence(Ordering::SeqCst);
     checked(result)
 }
@@ -96,8 +96,8 @@ pub(super) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<
         if let Some(word) = word.filter(|_| here.addr().is_multiple_of(8)) {
             // SAFETY: `place` has looked that all bytes lie in the region's mapping, which the borrow keeps: eight are left,
             // initialised, as the system maps zeroes, and aligned. Threads that access the same words at the same time do
-            // so by atomic operations of words, too (credits, slots' words); other bytes nobody accesses before this has
-            // told of them, which is behind the fence below.
+            // so by atomic operations of words, too (credits, slot words); no thread accesses other bytes before they
+            // are announced, which happens after the fence below.
             let to = unsafe { AtomicU64::from_ptr(here.cast()) };
             to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
             at += 8;
@@ -131,6 +131,6 @@ pub(crate) fn load_word(region: &Region, offset: usize) -> u64 {
     let from = place(region, offset, 8).unwrap().cast::<u64>();
     assert!(from.is_aligned());
     // SAFETY: `place` has looked that the eight bytes lie in the region's mapping, which the borrow keeps; the address is
-    // aligned. Whoever stores to them at the same time stores whole words atomically, as [`store`] does.
+    // aligned. Concurrent writers store whole words atomically, as [`store`] does.
     unsafe { AtomicU64::from_ptr(from.as_ptr()) }.load(Ordering::Acquire)
 }

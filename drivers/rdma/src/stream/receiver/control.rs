@@ -1,4 +1,4 @@
-//! The thread that answers senders, and what it and the engine tell each other.
+//! The thread that accepts senders, and its communication with the engine.
 //!
 //! ```text
 //!   thread:  a sender dials ─▶ Asked ────────────▶ engine: ends what it has, says what it wants next
@@ -226,7 +226,7 @@ pub(super) struct PendingSender {
 
 /// Where engine and thread are with each other.
 pub(super) enum Phase {
-    /// The engine takes nobody.
+    /// The engine accepts no sender.
     Closed,
     /// Senders may come.
     Open,
@@ -250,7 +250,7 @@ pub(super) struct State {
     pub(super) lost: Option<String>,
     /// Has the answer to a sender that is being answered fail.
     abort_handle: Option<AbortHandle>,
-    /// Nobody is to be answered any more until the engine opens again.
+    /// No sender is answered until the engine opens again.
     is_closing: bool,
     is_ending: bool,
 }
@@ -362,7 +362,7 @@ impl Shared {
     /// back, for its sender may have sent already.
     ///
     /// # Errors
-    /// If that takes longer than `patience`: a link may still come about, and stay unused until this is called again.
+    /// If it takes longer than the timeout. A link may still be created; it stays unused until the next call.
     pub(super) fn close(&self, patience: Duration) -> Result<Option<Box<Connected>>, Busy> {
         self.change(|state| {
             if matches!(state.phase, Phase::Connecting) {
@@ -410,7 +410,7 @@ impl Shared {
         pending_sender: PendingSender,
         abort_handle: AbortHandle,
     ) -> Result<Terms, Rejection> {
-        // Whoever came before may not have been taken yet.
+        // The previous link may not have been taken yet.
         self.wait_while(None, |state| matches!(state.phase, Phase::Ready(_)));
         let is_open = self.notify_engine(|state| {
             let is_open = matches!(state.phase, Phase::Open);
@@ -441,7 +441,7 @@ impl Shared {
         )
     }
 
-    /// Hands a link over, or tells that it came to nothing.
+    /// Passes a link to the engine; `None` if the connection failed.
     fn deliver(&self, connected: Option<Box<Connected>>) {
         self.notify_engine(|state| {
             // It keeps the connection open.

@@ -1,4 +1,4 @@
-//! One link: queues, what they have finished, and the words that let the sender go on.
+//! One link: queue pairs, their completions, and the credits of the sender.
 
 use super::MAX_GAP;
 use super::control::{self, Connected, Fault, SENDS, Shape, Terms, rail_of, slot_of};
@@ -29,7 +29,7 @@ const IN_FLIGHT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a sender may be silent before another one may take its place.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What a link consists of while its sender may send.
+/// The parts of a link while its sender may send.
 struct Live {
     /// One a rail; declared before the keys, so destroyed before those are dropped.
     queue_pairs: Vec<Box<dyn QueuePair>>,
@@ -48,7 +48,7 @@ pub(super) enum Step {
     Bad(Fault, String),
 }
 
-/// Why a link is to end.
+/// Why a link must end.
 pub(super) struct EndReason {
     /// `None` where its sender has ended on purpose.
     pub(super) fault: Option<Fault>,
@@ -76,7 +76,7 @@ pub(super) struct CompletedFrame {
 pub(super) struct Link {
     /// `None` once it has ended.
     live: Option<Live>,
-    /// What each rail has received and nobody has looked at; has room for all that a queue can hold.
+    /// Received completions of each rail that are not processed yet; sized for a full queue pair.
     pending: Vec<VecDeque<WorkCompletion>>,
     /// Receives that each rail has used up; of writes, which need no slot.
     used: Vec<u32>,
@@ -90,7 +90,7 @@ pub(super) struct Link {
     next: u64,
     /// Slots done with.
     completed: u64,
-    /// Frames that were missing and are not told yet, and the slots passed over for them.
+    /// Missing frames that are not reported yet, and the number of slots skipped for them.
     gap: (u64, u64),
     /// Frames that may have been sent in all, and for which there are receives.
     credits: u64,
@@ -162,12 +162,12 @@ impl Link {
         &self.peer
     }
 
-    /// The frame that is wanted next, and those before it that are missing and were not told.
+    /// Returns the next expected frame and the number of missing frames before it that are not reported yet.
     pub(super) const fn position(&self) -> (u64, u64) {
         (self.next, self.gap.0)
     }
 
-    /// The same once all is told: what its sender has told of on parting and never came is missing, too.
+    /// Returns the final position: frames that the sender announced when it closed but that never arrived count as missing.
     pub(super) fn last(&self) -> (u64, u64) {
         let sent = self
             .closed
@@ -283,7 +283,7 @@ impl Link {
         Some(count)
     }
 
-    /// Of several failures the first one tells what happened.
+    /// Records a failure; only the first one is kept, because it is the cause.
     fn fail(&mut self, fault: Fault, why: String) {
         self.failure.get_or_insert((fault, why));
     }
@@ -595,13 +595,13 @@ impl Link {
         }
     }
 
-    /// What it has finished beyond the frames told of is not to be told.
+    /// Drops completions of frames that were not delivered.
     pub(super) fn discard_completions(&mut self) {
         self.pending.iter_mut().for_each(VecDeque::clear);
     }
 }
 
-/// What a completion says of the next frame.
+/// The meaning of a completion for the next frame.
 enum Verdict {
     /// It is that frame's, with this record.
     Is(Record),

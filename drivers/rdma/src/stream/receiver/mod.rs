@@ -1,18 +1,19 @@
-//! The receiving end of a stream: an engine that a sender on another host fills slots for.
+//! The receiving end of a stream: an engine whose slots are filled by a sender on another host.
 //!
 //! ```text
 //!   sender ══ rails ══▶ slots of a ring         the engine: completions in frame order, credits back
-//!      └──── dials ───▶ thread that answers     at a break: queues destroyed, keys dropped, both made anew
+//!      └─── connects ──▶ accepting thread     after an interruption: new queue pairs and memory regions
 //! ```
 //! # Guarantees
-//! - A frame is told once, and only when both its payload and its record are there, whatever breaks meanwhile: what had
-//!   not been told when a link ended is asked for again.
-//! - Of a reliable connection every frame is told whose coming its card has acknowledged, even if it says so only as its
-//!   queue is stopped: the sender may forget what was acknowledged. A card that fails without a word is excepted.
-//! - When a link has ended nothing is written any more: its queues are destroyed first, then its keys are dropped. The
-//!   next sender is offered other keys.
-//! - A sender that does not keep to the protocol loses its link, which is counted by a fault's name. Of a reliable
-//!   connection's slots it can spoil those alone that were offered to it.
+//! - A frame is delivered once, and only when both its payload and its record have arrived. Frames that were not
+//! delivered when a link ended are requested again.
+//! - On a reliable connection every frame that the NIC has acknowledged is delivered, even if its completion appears
+//! only when the queue pair is stopped, because the sender may have freed the frame. The exception is a NIC that
+//! fails silently.
+//! - After a link has ended nothing is written: its queue pairs are destroyed first, then its memory regions. The
+//! next sender gets new remote keys.
+//! - A sender that violates the protocol is disconnected, and a fault is counted. On a reliable connection it can
+//! damage only the slots that were offered to it.
 
 mod control;
 mod link;
@@ -47,12 +48,12 @@ const REMEMBERED: usize = 8;
 /// Most frames that are believed to be missing after a break; a number further on is no sender's.
 const MAX_GAP: u64 = 1 << 40;
 
-/// What a receiver counts: a sender is connected now where one link more was made than has ended.
+/// Counters of a receiver. A sender is connected if `links` exceeds `ended` by one.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     /// Links made.
     pub links: Counter,
-    /// Links of which all is told.
+    /// Number of links that have ended.
     pub ended: Counter,
 }
 
@@ -334,7 +335,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// What a sender that has come is told; `None` as long as an earlier link has something left to tell.
+    /// Decides whether a new sender is accepted; `None` while an earlier link still has frames to deliver.
     fn answer(&mut self, pending_sender: &PendingSender) -> Option<Phase> {
         if let Some(link) = &mut self.link {
             if link.is_live() && link.stream() != pending_sender.hello.stream && !link.is_silent() {
@@ -445,7 +446,7 @@ impl Receiver {
         self.streams.truncate(REMEMBERED);
     }
 
-    /// Lets go of a link of which all is told, or nothing more is wanted.
+    /// Releases a link whose frames are all delivered or no longer needed.
     fn release_link(&mut self) {
         if let Some(mut link) = self.link.take() {
             link.end(true);
@@ -456,7 +457,7 @@ impl Receiver {
         }
     }
 
-    /// A frame as the engine's user is told of it.
+    /// Creates the engine's completion of a frame.
     fn done(&mut self, stream: u64, completed: &CompletedFrame) -> Done {
         let record = &completed.record;
         let epoch = Some((stream, record.epoch));
@@ -479,7 +480,7 @@ impl Receiver {
         }
     }
 
-    /// Tells of the frames that are there, in order; how many, and whether that was all.
+    /// Delivers available frames in order. Returns their number, and whether none is left.
     fn complete_frames(&mut self, done: &mut Completions) -> (u64, bool) {
         let mut count = 0;
         while done.room() > 0 {
@@ -571,7 +572,7 @@ impl Engine for Receiver {
         }
         done.add_missing(std::mem::take(&mut self.missing));
         if let (Service::Uc, Some(ring)) = (self.shape.service, self.ring) {
-            // What was told until now has been copied.
+            // Frames delivered until now have been copied.
             self.credited = self.completed + u64::from(ring.slots);
         }
         let Some(link) = &mut self.link else {

@@ -1,4 +1,4 @@
-//! The way to a receiver: a thread of its own goes there, so that whoever sends never waits for it.
+//! The connection to a receiver. A separate thread connects, so that sending never blocks on it.
 
 use super::memory::Records;
 use super::rail::Rail;
@@ -45,7 +45,7 @@ impl Connection {
             return u64::MAX;
         }
         for rail in 0..self.rails.len() {
-            // A word that was told late is less than what was seen, never more.
+            // Credits only grow: a delayed word is smaller than the latest one.
             self.granted = self.granted.max(self.credits.word(rail * CREDIT_STRIDE));
         }
         self.next.saturating_add(self.granted)
@@ -65,7 +65,7 @@ pub(super) struct Terms {
     pub(super) stream: u64,
 }
 
-/// Goes to the receiver when it is told to.
+/// Connects to the receiver on request.
 pub(super) struct Reconnector {
     /// How long to wait before.
     requests: mpsc::Sender<Duration>,
@@ -74,7 +74,7 @@ pub(super) struct Reconnector {
     attempts: u32,
     /// Whether an answer is to come.
     is_busy: bool,
-    /// Whether nobody wants a connection any more; the thread that dials has it, too.
+    /// True once no connection is needed; shared with the connecting thread.
     is_cancelled: Arc<AtomicBool>,
     jitter: u64,
 }
@@ -106,7 +106,7 @@ impl Reconnector {
         })
     }
 
-    /// Nothing is connected from now on; what has just been is told that this side ends, after so many frames.
+    /// Stops connecting. A connection that was just created is closed, with the number of frames.
     pub(super) fn end(&mut self, frames: u64) {
         self.is_cancelled.store(true, Ordering::Release);
         while let Ok(answer) = self.answers.try_recv() {
@@ -123,7 +123,7 @@ impl Reconnector {
         }
         let pause = self.pause();
         self.attempts += 1;
-        // Without the thread there will be no answer, which is told when it is asked for.
+        // Without the thread there is no answer; `wait` reports that.
         self.is_busy = self.requests.send(pause).is_ok();
     }
 
@@ -162,7 +162,7 @@ impl Reconnector {
     }
 }
 
-/// Dials whenever it is told to, until nobody can tell it any more.
+/// Connects on each request, until the channel closes.
 fn serve(
     mut terms: Terms,
     requests: &mpsc::Receiver<Duration>,

@@ -7,8 +7,8 @@
 //! ```
 //! # Guarantees
 //! - No frame is sent beyond the receiver's credits.
-//! - On a reliable connection a frame is told as sent once the receiver's card has acknowledged it, or the receiver has
-//!   said after a break that it has it; frames that it lacks and that are still leased are sent again, none twice.
+//! - On a reliable connection a frame counts as sent once the receiver's NIC has acknowledged it, or the receiver has
+//! confirmed it after an interruption. Missing frames that are still leased are sent again; none is delivered twice.
 //! - When [`Sender::send`] fails, no card reads the lease's slots any more: either nothing was under way, or the queues
 //!   are destroyed.
 //! - A receiver that is gone is an error with a sentence, within the time that was asked for; never a hang.
@@ -50,11 +50,11 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a waiting thread polls before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(20);
-/// How long it sleeps for what wakes nobody: a word for credits.
+/// Sleep time while it waits for credits, which raise no event.
 const IDLE_SLEEP: Duration = Duration::from_micros(50);
 /// How long it sleeps at a time for a completion.
 const COMPLETION_WAIT: Duration = Duration::from_millis(1);
-/// Least time in which a card has told what became of its work.
+/// Minimum time after which unacknowledged requests count as lost.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most frames of a rail between two completions.
 const SIGNAL_EVERY: u32 = 16;
@@ -80,7 +80,7 @@ pub struct Options {
     pub depth: u32,
     /// How it waits.
     pub wait: Wait,
-    /// How long a receiver that takes nothing is waited for before that is told.
+    /// Time without progress after which a receiver is reported as unavailable.
     pub timeout: Duration,
     /// How long one attempt to connect may take.
     pub dial: Duration,
@@ -209,7 +209,7 @@ pub struct Sender {
     /// Most frames under way.
     window: u64,
     signal_every: u64,
-    /// Frames before this one are told as sent, or are lost.
+    /// Frames before this one were sent or lost.
     done: u64,
     /// The next frame to be posted on this connection.
     posted: u64,
@@ -269,7 +269,7 @@ impl Sender {
             options: options.clone(),
             window,
             first: first.clone(),
-            // Seeded by the system anew for each.
+            // Each hasher has a new random seed.
             stream: std::hash::RandomState::new().build_hasher().finish() | 1,
         })?;
         connector.go();
@@ -372,8 +372,8 @@ impl Sender {
         }
     }
 
-    /// Tells the receiver that this is the end, and how many frames there were, so that it counts those that are lost at
-    /// the end. Whatever was told as sent on a reliable connection has been acknowledged before.
+    /// Sends the receiver a close message with the number of frames, so that it counts frames that were lost at the
+    /// end. On a reliable connection all sent frames have been acknowledged before.
     pub fn finish(&mut self) {
         let frames = self.next_unposted.max(self.done);
         self.set_done(frames);

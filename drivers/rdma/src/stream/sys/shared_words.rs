@@ -1,4 +1,4 @@
-//! Host memory that cards read and write beside this process: records, words for credits.
+//! Host memory that NICs read and write concurrently: records and credit words.
 
 use daq_core::region::{HostOptions, Region, RegionError};
 use std::ptr::NonNull;
@@ -36,7 +36,7 @@ impl SharedWords {
         assert!(at.is_multiple_of(8), "a word at byte {at}");
         let place = self.place(at, 8).cast::<AtomicU64>();
         // SAFETY: `place` is 8 bytes inside the region, which `self` keeps and which is never unmapped before, aligned
-        // as regions begin at pages. Whoever writes it beside us writes whole words: a card (aligned words of 8 bytes
+        // as regions begin at pages. Concurrent writers write whole words: a NIC (aligned words of 8 bytes
         // are not torn by PCIe) or an atomic store.
         u64::from_le(unsafe { place.as_ref() }.load(Ordering::Acquire))
     }
@@ -47,14 +47,14 @@ impl SharedWords {
     /// If they do not lie inside.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         let place = self.place(at, bytes.len());
-        // SAFETY: `place` is as many bytes inside the region, which `self` keeps. Nobody of this process refers to
-        // them: an area hands out no references and is borrowed mutably. `bytes` cannot overlap for the same reason.
+        // SAFETY: `place` is as many bytes inside the region, which `self` keeps. No reference to them exists in this
+        // process: `SharedWords` returns no references and is borrowed mutably. `bytes` cannot overlap for the same reason.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), place.as_ptr(), bytes.len());
         }
     }
 
-    /// The `bytes` bytes at byte `at`. Nobody may be writing them.
+    /// The `bytes` bytes at byte `at`. No one may write them at the same time.
     #[cfg(test)]
     pub fn read(&self, at: usize, bytes: usize) -> Vec<u8> {
         let place = self.place(at, bytes);
