@@ -33,7 +33,7 @@ pub enum Side {
 
 /// What one call of [`Kernel::run`] has taken on.
 ///
-/// The frames of the burst are `consumed + withheld + failed`; `withheld` ones count as consumed or as failed in
+/// The frames of the burst are `consumed + accumulating + failed`; `accumulating` ones count as consumed or as failed in
 /// a later call, through `released` and `dropped`.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -41,12 +41,12 @@ pub struct Submitted {
     /// Frames of this burst whose content goes into the slots finished by this call.
     pub consumed: u64,
     /// Frames of this burst that are kept for an output to come.
-    pub withheld: u64,
+    pub accumulating: u64,
     /// Frames of this burst that could not be processed.
     pub failed: u64,
-    /// Frames withheld by earlier calls that this call's output contains.
+    /// Frames kept by earlier calls that this call's output contains.
     pub released: u64,
-    /// Frames withheld by earlier calls that no output will contain: they count as failed now.
+    /// Frames kept by earlier calls that no output will contain: they count as failed now.
     pub dropped: u64,
     /// When the output is written and the input no longer read, where `run` knows better than the engine: of what was
     /// put on a CUDA stream, `Immediate` stands for the end of the work there.
@@ -58,7 +58,7 @@ impl Submitted {
     pub const fn done(consumed: u64) -> Self {
         Self {
             consumed,
-            withheld: 0,
+            accumulating: 0,
             failed: 0,
             released: 0,
             dropped: 0,

@@ -380,7 +380,7 @@ fn capture_is_looped() {
             rig.windows[0].finish();
             let report = rig.report();
             assert_eq!(
-                (report.rejected, report.duplicates, report.jumped),
+                (report.rejected, report.duplicates, report.skipped),
                 (0, 0, 0),
                 "{report:?}"
             );

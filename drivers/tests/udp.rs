@@ -376,7 +376,7 @@ fn gaps_jumps_and_restarts_are_distinguished() {
         rig.windows[0].finish();
         let report = without_causes(rig.report());
         assert_eq!(
-            (report.epochs, report.jumped),
+            (report.epochs, report.skipped),
             (3, 1_000_000 - 800),
             "{report:?}"
         );

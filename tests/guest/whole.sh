@@ -40,7 +40,7 @@ add_up() {
                 part = names[name]; own = name "."
                 if (part == "sources" && at[own "expected"] != at[own "delivered"] + at[own "pending"] + at[own "lost"])
                     wrong(name ": what was expected is not what was delivered and lost")
-                if (part == "rings" && at[own "made"] != at[own "published"] + at[own "ring_full"])
+                if (part == "rings" && at[own "produced"] != at[own "published"] + at[own "ring_full"])
                     wrong(name ": what was made is not what was published and dropped")
                 if (part == "readers" && at[own "published"] != at[own "read"] + at[own "overrun"] + at[own "discarded"])
                     wrong(name ": what was published is not what was read, overrun and discarded")

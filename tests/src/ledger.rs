@@ -82,7 +82,7 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
                     .unwrap_or_else(|| panic!("ring {name} has no {key}")),
             )
         };
-        equal(name, n("made"), &[n("published"), n("ring_full")]);
+        equal(name, n("produced"), &[n("published"), n("ring_full")]);
         if n("high_water").1 > n("capacity").1 {
             equal(name, n("high_water"), &[n("capacity")]);
         }
@@ -117,7 +117,11 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
                     .unwrap_or_else(|| panic!("copy to {name} has no {key}")),
             )
         };
-        equal(name, n("taken"), &[n("frames"), n("failed"), n("pending")]);
+        equal(
+            name,
+            n("started"),
+            &[n("frames"), n("failed"), n("pending")],
+        );
         // A copy is counted before its size is, so the sizes may lag while running.
         if sizes(copy) > n("copies").1 {
             equal(name, n("copies"), &[("sizes", sizes(copy))]);
@@ -143,7 +147,7 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
         equal(
             name,
             n("in"),
-            &[n("consumed"), n("withheld"), n("failed"), n("pending")],
+            &[n("consumed"), n("accumulating"), n("failed"), n("pending")],
         );
         if let Some(device) = kernel.get("device") {
             for key in ["launches", "busy_ns", "gap_ns", "occupancy_ppm"] {
@@ -251,16 +255,16 @@ mod tests {
         json!({
             "sources": { "s": { "expected": 6, "delivered": 4, "pending": 1, "lost": { "late": 1 }, "bytes": 1,
                                 "duplicates": 0, "rejected": 0, "epochs": 1 } },
-            "rings": { "r@host": { "capacity": 4, "high_water": 4, "made": 4, "published": 4, "ring_full": 0 },
-                       "r": { "capacity": 2, "high_water": 2, "made": 3, "published": 2, "ring_full": 1 } },
+            "rings": { "r@host": { "capacity": 4, "high_water": 4, "produced": 4, "published": 4, "ring_full": 0 },
+                       "r": { "capacity": 2, "high_water": 2, "produced": 3, "published": 2, "ring_full": 1 } },
             "readers": { "copy to r": { "ring": "r@host", "published": 4, "read": 3, "overrun": 0, "discarded": 0, "dropped_incomplete": 0,
                                         "pending": 1 },
                          "k": { "ring": "r", "published": 2, "read": 2, "overrun": 0, "discarded": 0, "dropped_incomplete": 0, "pending": 0 },
                          "d": { "ring": "r", "published": 2, "read": 1, "overrun": 0, "discarded": 1, "dropped_incomplete": 0, "pending": 0 } },
-            "copies": { "r": { "from": "r@host", "to": "r", "taken": 4, "frames": 2, "failed": 1, "pending": 1,
+            "copies": { "r": { "from": "r@host", "to": "r", "started": 4, "frames": 2, "failed": 1, "pending": 1,
                                "copies": 3, "bytes": 9, "in_flight": 0, "busy_ns": 1,
                                "sizes": [1, 0, 2, 0, 0, 0, 0, 0] } },
-            "kernels": { "k": { "in": 2, "consumed": 1, "withheld": 1, "failed": 0, "pending": 0,
+            "kernels": { "k": { "in": 2, "consumed": 1, "accumulating": 1, "failed": 0, "pending": 0,
                                 "device": { "launches": 1, "busy_ns": 1, "gap_ns": 1, "occupancy_ppm": 1 } } },
             "sinks": { "d": { "frames": 1, "bytes": 1, "files": 0, "dropped": 1, "lost": 1 } },
             "seconds": 1.0,
@@ -280,17 +284,17 @@ mod tests {
         );
         for (table, name, keys) in [
             ("sources", "s", &["expected", "delivered", "pending"][..]),
-            ("rings", "r", &["made", "published", "ring_full"]),
+            ("rings", "r", &["produced", "published", "ring_full"]),
             (
                 "readers",
                 "k",
                 &["published", "read", "overrun", "discarded", "pending"],
             ),
-            ("copies", "r", &["taken", "frames", "failed", "pending"]),
+            ("copies", "r", &["started", "frames", "failed", "pending"]),
             (
                 "kernels",
                 "k",
-                &["in", "consumed", "withheld", "failed", "pending"],
+                &["in", "consumed", "accumulating", "failed", "pending"],
             ),
             ("sinks", "d", &["frames", "dropped", "lost"]),
         ] {

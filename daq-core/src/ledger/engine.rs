@@ -36,7 +36,7 @@ ledger! {
         /// Number of times that the data path was replaced by another.
         fallbacks,
         /// Number of times that the engine did not stop in time and its device was reset.
-        stuck,
+        quiesce_timeouts,
         /// 0 unproven, 1 proven, 2 disproved (gauge).
         proof,
     }
@@ -101,7 +101,7 @@ pub struct EngineReport {
     /// Number of times that the data path was replaced by another.
     pub fallbacks: u64,
     /// Number of times that the engine did not stop in time and its device was reset.
-    pub stuck: u64,
+    pub quiesce_timeouts: u64,
     /// Reported faults by name; faults that never occurred are left out.
     pub faults: BTreeMap<&'static str, u64>,
 }
@@ -118,7 +118,7 @@ impl EngineReport {
             },
             restarts: ledger.restarts.get(),
             fallbacks: ledger.fallbacks.get(),
-            stuck: ledger.stuck.get(),
+            quiesce_timeouts: ledger.quiesce_timeouts.get(),
             faults: counters.faults().filter(|(_, count)| *count > 0).collect(),
         }
     }

@@ -69,7 +69,7 @@ impl Loss {
         };
         loss.add(sum(|source| source.duplicates), Some("duplicate"), "");
         loss.add(sum(|source| source.rejected), None, "rejected");
-        loss.add(sum(|source| source.jumped), None, "skipped");
+        loss.add(sum(|source| source.skipped), None, "skipped");
         loss.add_frames(sum(|source| source.incomplete), "incomplete");
         loss
     }
@@ -217,7 +217,7 @@ mod tests {
             ),
             (|s| s.duplicates = 10, "lost 0 of 10 packets, 10 duplicates"),
             (|s| s.rejected = 7, "lost 0 of 10 packets, 7 rejected"),
-            (|s| s.jumped = 3, "lost 0 of 10 packets, 3 skipped"),
+            (|s| s.skipped = 3, "lost 0 of 10 packets, 3 skipped"),
             (
                 |s| s.incomplete = 2,
                 "lost 0 of 10 packets, 2 frames incomplete",

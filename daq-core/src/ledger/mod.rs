@@ -104,23 +104,23 @@ ledger! {
         /// Frames with missing packets that were not leased, because of `incomplete = "drop"`.
         dropped_incomplete,
         /// Frames that the producer refused because this reader blocked the ring.
-        held,
+        blocked,
     }
 }
 
 ledger! {
-    /// The counters of a kernel: input = consumed + withheld + failed + pending.
+    /// The counters of a kernel: input = consumed + accumulating + failed + pending.
     KernelLedger {
         /// Frames read from the input ring.
         input,
         /// Frames whose content is in published output.
         consumed,
         /// Frames that accumulate in the kernel until their integration ends (gauge).
-        withheld,
+        accumulating,
         /// Frames that the kernel could not process.
         failed,
         /// Frames produced.
-        made,
+        produced,
         /// Bursts submitted to a GPU and completed.
         launches,
         /// Nanoseconds that the GPU needed for them.
@@ -133,10 +133,10 @@ ledger! {
 }
 
 ledger! {
-    /// The counters of a copy between host memory and a GPU: taken = frames + failed + pending.
+    /// The counters of a copy between host memory and a GPU: started = frames + failed + pending.
     CopyLedger {
         /// Frames whose copy was started.
-        taken,
+        started,
         /// Frames copied.
         frames,
         /// Frames lost because the device failed during their copy.
@@ -261,7 +261,7 @@ ledger! {
         /// Number of epochs: 1 after the first packet, then one more for each restart of the numbering.
         epochs,
         /// Packets skipped forward at the start of an epoch; not in `expected`.
-        jumped,
+        skipped,
     }
 }
 

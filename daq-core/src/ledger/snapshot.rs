@@ -38,7 +38,7 @@ pub struct SourceReport {
     /// Number of epochs.
     pub epochs: u64,
     /// Packets skipped at the start of epochs; not in `expected`.
-    pub jumped: u64,
+    pub skipped: u64,
     /// When the last packet with data arrived, in nanoseconds since 1970; `None` before the first. Updated five times
     /// a second.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,7 +86,7 @@ impl SourceReport {
             rejected: ledger.rejected.get(),
             control: ledger.control.get(),
             epochs: ledger.epochs.get(),
-            jumped: ledger.jumped.get(),
+            skipped: ledger.skipped.get(),
             ..Self::default()
         }
     }
@@ -105,7 +105,7 @@ pub struct RingReport {
     /// Maximum number of slots in use at a time.
     pub high_water: u64,
     /// Frames offered to the ring.
-    pub made: u64,
+    pub produced: u64,
     /// Frames published to readers.
     pub published: u64,
     /// Frames refused because no slot was free.
@@ -125,7 +125,7 @@ impl RingReport {
         Self {
             capacity: ledger.capacity.get(),
             high_water: ledger.high_water.get(),
-            made: published + ring_full,
+            produced: published + ring_full,
             published,
             ring_full,
             newest_frame_age_ns: None,
@@ -152,7 +152,7 @@ pub struct ReaderReport {
     /// Frames waiting or leased.
     pub pending: u64,
     /// Frames that the producer refused because this reader blocked the ring.
-    pub held: u64,
+    pub blocked: u64,
 }
 
 impl ReaderReport {
@@ -188,7 +188,7 @@ impl ReaderReport {
             discarded,
             dropped_incomplete,
             pending: published.saturating_sub(read + overrun + discarded + dropped_incomplete),
-            held: ledger.held.get(),
+            blocked: ledger.blocked.get(),
         }
     }
 }
@@ -202,13 +202,13 @@ pub struct KernelReport {
     /// Frames whose content is in the output.
     pub consumed: u64,
     /// Frames that accumulate until an integration ends.
-    pub withheld: u64,
+    pub accumulating: u64,
     /// Frames that could not be processed.
     pub failed: u64,
     /// Frames in progress.
     pub pending: u64,
     /// Frames produced.
-    pub made: u64,
+    pub produced: u64,
     /// GPU statistics; `None` for kernels on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceReport>,
@@ -230,21 +230,21 @@ pub struct DeviceReport {
 }
 
 impl KernelReport {
-    /// Reads the counters. Frames move from `withheld` to `consumed`, so `consumed` is read first.
+    /// Reads the counters. Frames move from `accumulating` to `consumed`, so `consumed` is read first.
     pub fn of(ledger: &KernelLedger) -> Self {
         let consumed = ledger.consumed.get();
         let failed = ledger.failed.get();
-        let made = ledger.made.get();
-        let withheld = ledger.withheld.get();
+        let produced = ledger.produced.get();
+        let accumulating = ledger.accumulating.get();
         let input = ledger.input.get();
-        let pending = input.saturating_sub(consumed + withheld + failed);
+        let pending = input.saturating_sub(consumed + accumulating + failed);
         Self {
             input,
             consumed,
-            withheld,
+            accumulating,
             failed,
             pending,
-            made,
+            produced,
             device: None,
         }
     }
@@ -272,7 +272,7 @@ pub struct CopyReport {
     /// The ring it fills.
     pub to: String,
     /// Frames whose copy was started.
-    pub taken: u64,
+    pub started: u64,
     /// Frames copied.
     pub frames: u64,
     /// Frames lost because the device failed during their copy.
@@ -294,21 +294,21 @@ pub struct CopyReport {
 }
 
 impl CopyReport {
-    /// Reads the counters, `taken` last, so that `pending` is never negative.
+    /// Reads the counters, `started` last, so that `pending` is never negative.
     pub fn of(ledger: &CopyLedger, from: &str, to: &str) -> Self {
         let sizes = ledger.sizes().map(super::Counter::get);
         let (copies, bytes) = (ledger.copies.get(), ledger.bytes.get());
         let stored = ledger.stored.get();
         let (frames, failed) = (ledger.frames.get(), ledger.failed.get());
-        let taken = ledger.taken.get();
+        let started = ledger.started.get();
         Self {
             from: from.to_owned(),
             to: to.to_owned(),
-            taken,
+            started,
             frames,
             failed,
             stored,
-            pending: taken.saturating_sub(frames + failed),
+            pending: started.saturating_sub(frames + failed),
             copies,
             bytes,
             in_flight: ledger.in_flight.get(),
@@ -413,9 +413,9 @@ impl Report {
         for (name, ring) in &self.rings {
             check(
                 format!("ring {name}"),
-                ring.made,
+                ring.produced,
                 &[ring.published, ring.ring_full],
-                "made = published + ring_full",
+                "produced = published + ring_full",
             );
         }
         for (name, reader) in &self.readers {
@@ -436,15 +436,15 @@ impl Report {
         for (name, copy) in &self.copies {
             check(
                 format!("copy to {name}"),
-                copy.taken,
+                copy.started,
                 &[copy.frames, copy.failed, copy.pending],
-                "taken = frames + failed + pending",
+                "started = frames + failed + pending",
             );
         }
         for (name, kernel) in &self.kernels {
             let right = [
                 kernel.consumed,
-                kernel.withheld,
+                kernel.accumulating,
                 kernel.failed,
                 kernel.pending,
             ];
@@ -452,7 +452,7 @@ impl Report {
                 format!("kernel {name}"),
                 kernel.input,
                 &right,
-                "in = consumed + withheld + failed + pending",
+                "in = consumed + accumulating + failed + pending",
             );
         }
         found

@@ -297,7 +297,10 @@ fn outlier_is_rejected_and_confirmed_restart_opens_epoch() {
     assert_eq!(bench.report().pending, 0);
     bench.window.finish();
     let report = bench.report();
-    assert_eq!((report.epochs, report.rejected, report.jumped), (2, 1, 993));
+    assert_eq!(
+        (report.epochs, report.rejected, report.skipped),
+        (2, 1, 993)
+    );
     assert_eq!(
         (report.expected, report.delivered, report.pending),
         (11, 11, 0)
@@ -340,7 +343,7 @@ fn confirmed_gap_is_lost_and_opens_no_epoch() {
     bench.window.finish();
     let report = bench.report();
     assert_eq!(
-        (report.epochs, report.rejected, report.jumped),
+        (report.epochs, report.rejected, report.skipped),
         (3, 1, 2496)
     );
     assert_eq!((report.expected, report.delivered), (512, 21));
@@ -355,7 +358,7 @@ fn sender_restart_opens_epoch() {
     }
     bench.window.finish();
     let report = bench.report();
-    assert_eq!((report.epochs, report.rejected, report.jumped), (2, 0, 0));
+    assert_eq!((report.epochs, report.rejected, report.skipped), (2, 0, 0));
     assert_eq!((report.expected, report.delivered), (16, 16));
 }
 
@@ -583,7 +586,7 @@ fn announced_sequence_restart_opens_epoch_immediately() {
     }
     bench.window.finish();
     let report = bench.report();
-    assert_eq!((report.epochs, report.rejected, report.jumped), (3, 0, 0));
+    assert_eq!((report.epochs, report.rejected, report.skipped), (3, 0, 0));
     assert_eq!((report.expected, report.delivered), (15, 15));
     let epochs: Vec<_> = bench
         .read()

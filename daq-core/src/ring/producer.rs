@@ -151,7 +151,7 @@ impl Producer {
             && let Ok(seats) = self.shared.seats.try_lock()
             && let Some(Some(ledger)) = seats.get(index)
         {
-            ledger.held.add(std::mem::take(&mut self.unblamed));
+            ledger.blocked.add(std::mem::take(&mut self.unblamed));
         }
     }
 

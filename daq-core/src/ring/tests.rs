@@ -242,7 +242,7 @@ fn full_ring_blames_slowest_reader() {
         ),
         (2, 3, 2)
     );
-    assert_eq!((ledgers[0].held.get(), ledgers[1].held.get()), (0, 3));
+    assert_eq!((ledgers[0].blocked.get(), ledgers[1].blocked.get()), (0, 3));
 }
 
 #[test]
@@ -382,8 +382,8 @@ proptest! {
                 }
             }
             let report = RingReport::of(&ledger);
-            prop_assert_eq!(report.made, made);
-            prop_assert_eq!(report.made, report.published + report.ring_full);
+            prop_assert_eq!(report.produced, made);
+            prop_assert_eq!(report.produced, report.published + report.ring_full);
             prop_assert!(report.high_water <= slots as u64);
             for (i, reader) in readers.iter().enumerate() {
                 let report = ReaderReport::of(&ledgers[i], "raw", &ledger);

@@ -16,7 +16,7 @@
 //! # Guarantees
 //! - A frame is published in the target once its bytes and metadata are complete, in the source's order, each once.
 //! - A slot of the source is freed once its copy is done.
-//! - taken = frames + failed + pending, in every [`CopyLedger`](crate::ledger::CopyLedger) at any moment.
+//! - started = frames + failed + pending, in every [`CopyLedger`](crate::ledger::CopyLedger) at any moment.
 //! - After a failure no copy in flight is published, and all its frames are counted.
 //! - After startup no call here allocates or locks; calls of the driver may.
 

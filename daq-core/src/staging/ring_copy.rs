@@ -203,7 +203,7 @@ impl RingCopy {
         let Some(from) = lease.slice() else {
             unreachable!("the reader of a ring_copy leases slots, not copies");
         };
-        self.ledger.taken.add(frames as u64);
+        self.ledger.started.add(frames as u64);
         let copied = copy(&lease, from, slots.slice(), backend).and_then(|bytes| {
             slots.finish_as(&lease, frames);
             backend.record_event().map(|done| (bytes, done))

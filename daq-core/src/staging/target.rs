@@ -75,7 +75,7 @@ pub(super) fn store(
 ) -> Result<(), BarMappingError> {
     let len = lease.len();
     let frames = len as u64;
-    ledger.taken.add(frames);
+    ledger.started.add(frames);
     let mut slots = producer.reserve(len);
     let bytes = target
         .store(&lease, slots.slice(), fenced)

@@ -302,7 +302,7 @@ impl Ends {
     fn balances(&self) {
         let ledger = &self.ledger;
         let settled = ledger.frames.get() + ledger.failed.get();
-        assert!(ledger.taken.get() >= settled);
+        assert!(ledger.started.get() >= settled);
         assert_eq!(self.target.published(), ledger.frames.get());
         let classes: u64 = ledger.sizes().iter().map(|class| class.get()).sum();
         assert_eq!(classes, ledger.copies.get());
@@ -344,7 +344,7 @@ proptest! {
         prop_assert_eq!(rest.seen, rest.made);
         prop_assert!(rest.reader.is_finished());
         prop_assert_eq!(rest.read.read.get(), rest.made);
-        prop_assert_eq!(rest.ledger.taken.get(), rest.made);
+        prop_assert_eq!(rest.ledger.started.get(), rest.made);
         let stored = rest.ledger.stored.get();
         prop_assert!(stored <= rest.made);
         match cpu_store_threshold {
@@ -372,10 +372,10 @@ fn ready_frames_are_batched_behind_copies_in_flight() {
     }
     // Two in flight; twelve frames wait for a place.
     assert_eq!(device.in_flight(), 2);
-    assert_eq!(ends.ledger.taken.get(), 2);
+    assert_eq!(ends.ledger.started.get(), 2);
     device.finish(DONE);
     copy_engine.step().unwrap();
-    assert_eq!((device.in_flight(), ends.ledger.taken.get()), (2, 14));
+    assert_eq!((device.in_flight(), ends.ledger.started.get()), (2, 14));
     assert_eq!(ends.ledger.frames.get(), 1);
     while device.finish(DONE) {}
 }
@@ -399,13 +399,13 @@ fn ring_copies_are_served_in_turn() {
     for _ in 0..8 {
         let before: Vec<_> = ring_copies
             .iter()
-            .map(|ring_copy| ring_copy.ledger.taken.get())
+            .map(|ring_copy| ring_copy.ledger.started.get())
             .collect();
         copy_engine.step().unwrap();
         let at = ring_copies
             .iter()
             .zip(&before)
-            .position(|(ring_copy, before)| ring_copy.ledger.taken.get() > *before);
+            .position(|(ring_copy, before)| ring_copy.ledger.started.get() > *before);
         served.push(at.unwrap());
         assert!(device.finish(DONE));
     }
@@ -431,7 +431,7 @@ fn small_ring_copy_is_served_beside_saturated_one() {
         device.finish(DONE);
         ring_copies[0].take(usize::MAX);
     }
-    assert_eq!(ring_copies[1].ledger.taken.get(), 1);
+    assert_eq!(ring_copies[1].ledger.started.get(), 1);
     while device.finish(DONE) {}
 }
 
@@ -560,7 +560,7 @@ fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
         drop(source);
         assert!(copy_engine.discard());
         assert_eq!((ledger.frames.get(), target.published()), (2, 2));
-        assert_eq!(ledger.taken.get(), 2 + ledger.failed.get());
+        assert_eq!(ledger.started.get(), 2 + ledger.failed.get());
         assert_eq!(
             read.read.get() + read.discarded.get(),
             13,

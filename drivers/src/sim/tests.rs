@@ -484,7 +484,7 @@ fn sender_restart_opens_epoch() {
         );
         let bench = bench(&text, 512, slots).run();
         let report = bench.report();
-        assert_eq!((report.epochs, report.rejected, report.jumped), (2, 0, 0));
+        assert_eq!((report.epochs, report.rejected, report.skipped), (2, 0, 0));
         assert_eq!(
             (report.expected, report.delivered, report.lost_total()),
             (300, 300, 0),
@@ -508,7 +508,7 @@ fn sequence_jump_is_gap_or_epoch() {
     )
     .run()
     .report();
-    assert_eq!((near.epochs, near.rejected, near.jumped), (1, 0, 0));
+    assert_eq!((near.epochs, near.rejected, near.skipped), (1, 0, 0));
     assert_eq!(
         (near.expected, near.delivered, near.lost),
         (320, 300, lost(&[("wire_gap", 20)]))
@@ -520,7 +520,7 @@ fn sequence_jump_is_gap_or_epoch() {
         let far = bench(&text, 512, 128).run();
         let report = far.report();
         assert_eq!(
-            (report.epochs, report.rejected, report.jumped),
+            (report.epochs, report.rejected, report.skipped),
             (2, 0, 50_000)
         );
         assert_eq!(

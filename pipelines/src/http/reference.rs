@@ -24,7 +24,7 @@ pub fn reference() -> String {
          ring     made      = published + full\n\
          reader   published = read + overrun + discarded + dropped_incomplete + pending\n\
          copy     taken     = copied + failed + pending\n\
-         kernel   input     = consumed + withheld + failed + pending\n\
+         kernel   input     = consumed + accumulating + failed + pending\n\
          ```\n\n\
          At the end of a run, this equation holds for each sink and its reader; frames in `lost` are also counted in `frames`:\n\n\
          ```text\n\

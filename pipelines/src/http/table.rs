@@ -119,13 +119,13 @@ pub static METRICS: &[Metric] = &[
         read: Read::Source(|s| s.epochs),
     },
     Metric {
-        name: "daq_source_jumped_packets_total",
+        name: "daq_source_skipped_packets_total",
         kind: Kind::Counter,
         help: "Sequence numbers skipped forward at the start of an epoch; not in expected.",
         meaning: "The number of lost packets, if the jump was an outage and not a restart.",
         cause: "An outage longer than the window, or a restarted sender.",
         remedy: "If the sender did not restart, count these as lost and check the network.",
-        read: Read::Source(|s| s.jumped),
+        read: Read::Source(|s| s.skipped),
     },
     Metric {
         name: "daq_source_last_packet_timestamp_seconds",
@@ -175,13 +175,13 @@ pub static METRICS: &[Metric] = &[
         read: Read::Engine(|e| e.restarts),
     },
     Metric {
-        name: "daq_engine_stuck_total",
+        name: "daq_engine_quiesce_timeouts_total",
         kind: Kind::Counter,
         help: "Times that a DMA engine did not stop in time (quiesce timeout).",
         meaning: "Bus mastering was disabled and the device was reset before its memory was freed.",
         cause: "The design hangs.",
         remedy: "Check the design: a stream without an end, a stopped clock.",
-        read: Read::Engine(|e| e.stuck),
+        read: Read::Engine(|e| e.quiesce_timeouts),
     },
     Metric {
         name: "daq_source_counts_total",
@@ -236,13 +236,13 @@ pub static METRICS: &[Metric] = &[
         read: Read::Ring(|r| r.high_water),
     },
     Metric {
-        name: "daq_ring_made_frames_total",
+        name: "daq_ring_produced_frames_total",
         kind: Kind::Counter,
         help: "Frames that the producer offered to the ring.",
         meaning: "Always the sum of published and refused frames (ring full).",
         cause: NORMAL,
         remedy: NOTHING,
-        read: Read::Ring(|r| r.made),
+        read: Read::Ring(|r| r.produced),
     },
     Metric {
         name: "daq_ring_published_frames_total",
@@ -260,7 +260,7 @@ pub static METRICS: &[Metric] = &[
         help: "Frames refused because no slot was free.",
         meaning: "Loss caused by a reader with `guarantee = true` behind a producer that cannot \
                   wait.",
-        cause: "The reader named by daq_reader_held_frames_total is slower than the source on \
+        cause: "The reader named by daq_reader_blocked_frames_total is slower than the source on \
                 average, or paused for longer than the ring can buffer. On RING@host, which `copy to \
                 RING` blocks: a guaranteed reader of RING, on the GPU, is too slow, or the copies to \
                 the GPU are too slow.",
@@ -341,7 +341,7 @@ pub static METRICS: &[Metric] = &[
         read: Read::Reader(|r| r.pending),
     },
     Metric {
-        name: "daq_reader_held_frames_total",
+        name: "daq_reader_blocked_frames_total",
         kind: Kind::Counter,
         help: "Frames that the producer refused because this reader blocked the ring.",
         meaning: "Names the reader that causes daq_ring_full_frames_total.",
@@ -349,16 +349,16 @@ pub static METRICS: &[Metric] = &[
                 of RING blocks, or the copies to the GPU are too slow.",
         remedy: "As for daq_ring_full_frames_total, for this reader. For `copy to RING`, check the \
                  readers of RING.",
-        read: Read::Reader(|r| r.held),
+        read: Read::Reader(|r| r.blocked),
     },
     Metric {
-        name: "daq_copy_taken_frames_total",
+        name: "daq_copy_started_frames_total",
         kind: Kind::Counter,
         help: "Frames whose copy between host memory and a GPU was started.",
         meaning: "Always the sum of copied, failed and pending.",
         cause: NORMAL,
         remedy: NOTHING,
-        read: Read::Copy(|c| c.taken as f64),
+        read: Read::Copy(|c| c.started as f64),
     },
     Metric {
         name: "daq_copy_frames_total",
@@ -460,7 +460,7 @@ pub static METRICS: &[Metric] = &[
         name: "daq_kernel_input_frames_total",
         kind: Kind::Counter,
         help: "Frames taken from the input ring.",
-        meaning: "Always the sum of consumed, withheld, failed and pending.",
+        meaning: "Always the sum of consumed, accumulating, failed and pending.",
         cause: NORMAL,
         remedy: NOTHING,
         read: Read::Kernel(|k| k.input),
@@ -475,13 +475,13 @@ pub static METRICS: &[Metric] = &[
         read: Read::Kernel(|k| k.consumed),
     },
     Metric {
-        name: "daq_kernel_withheld_frames",
+        name: "daq_kernel_accumulating_frames",
         kind: Kind::Gauge,
         help: "Frames in an integration that has not ended.",
         meaning: "Between 0 and the length of an integration.",
         cause: "An integration in progress.",
         remedy: NOTHING,
-        read: Read::Kernel(|k| k.withheld),
+        read: Read::Kernel(|k| k.accumulating),
     },
     Metric {
         name: "daq_kernel_failed_frames_total",
@@ -503,13 +503,13 @@ pub static METRICS: &[Metric] = &[
         read: Read::Kernel(|k| k.pending),
     },
     Metric {
-        name: "daq_kernel_made_frames_total",
+        name: "daq_kernel_produced_frames_total",
         kind: Kind::Counter,
         help: "Frames produced by the kernel.",
         meaning: "Fewer than the input frames if the kernel integrates.",
         cause: NORMAL,
         remedy: NOTHING,
-        read: Read::Kernel(|k| k.made),
+        read: Read::Kernel(|k| k.produced),
     },
     Metric {
         name: "daq_kernel_dispatch_info",

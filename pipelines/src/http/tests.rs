@@ -186,10 +186,10 @@ fn page_shows_copies_and_gpus() {
     };
     for line in [
         "# copies",
-        "name | from | taken | frames | failed | stored | pending | copies | bytes | in flight | busy s | sizes | rate",
+        "name | from | started | frames | failed | stored | pending | copies | bytes | in flight | busy s | sizes | rate",
         "raw | raw@host | 107 | 100 | 2! | 31 | 5 | 36 | 8,000,409,600 | 3 | 0.75 | ≤ 4 KiB 1, ≤ 16 KiB 2, \
          ≤ 64 KiB 3, ≤ 256 KiB 4, ≤ 1 MiB 5, ≤ 4 MiB 6, ≤ 16 MiB 7, larger 8 | 32.0 Gbit/s",
-        "name | in | consumed | withheld | failed | pending | made | gpu dispatch | gpu launches | \
+        "name | in | consumed | accumulating | failed | pending | produced | gpu dispatch | gpu launches | \
          gpu busy s | gpu gap s | gpu occupancy %",
         "beam | 85 | 85 | 0 | 0 | 0 | 86 | launch | 23 | 1.5 | 0.25 | 62.5",
         "spectrum | 80 | 64 | 12 | 1! | 3 | 13 | – | – | – | – | –",
@@ -213,7 +213,7 @@ fn page_shows_copies_and_gpus() {
         lines[0]
     );
     assert!(!lines.iter().any(|line| line == "# copies"), "{lines:#?}");
-    let header = "name | in | consumed | withheld | failed | pending | made";
+    let header = "name | in | consumed | accumulating | failed | pending | made";
     assert!(lines.iter().any(|line| line == header), "{lines:#?}");
 }
 
@@ -226,7 +226,7 @@ fn status_and_page_show_duplicates_and_rejected_packets_as_loss() {
     assert_eq!(status["loss"]["adc"], loss);
     let mut clean = status.clone();
     clean["loss"]["adc"] = serde_json::json!({ "text": "no loss in 3 frames", "is_loss": false });
-    for key in ["lost", "duplicates", "rejected", "jumped", "incomplete"] {
+    for key in ["lost", "duplicates", "rejected", "skipped", "incomplete"] {
         clean["report"]["sources"]["adc"][key] = 0.into();
     }
     clean["report"]["sources"]["adc"]["silent"] = false.into();

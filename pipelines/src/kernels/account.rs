@@ -8,7 +8,7 @@ use daq_core::ring::Completion;
 /// ```text
 ///   frame ──▶ take ───────────────────────────▶ consumed
 ///        ├──▶ fail ───────────────────────────▶ failed
-///        └──▶ hold ──▶ withheld ──▶ release ──▶ consumed, or released in a later call
+///        └──▶ hold ──▶ accumulating ──▶ release ──▶ consumed, or released in a later call
 ///                              └──▶ drop ─────▶ failed, or dropped in a later call
 /// ```
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Account {
         self.before = before + accumulated;
         Submitted {
             consumed,
-            withheld: accumulated,
+            accumulating: accumulated,
             failed,
             released,
             dropped,
@@ -86,13 +86,16 @@ mod tests {
         account.hold();
         account.hold();
         let first = account.submit();
-        assert_eq!((first.consumed, first.withheld, first.released), (1, 2, 0));
+        assert_eq!(
+            (first.consumed, first.accumulating, first.released),
+            (1, 2, 0)
+        );
         account.hold();
         account.release_accumulated();
         account.hold();
         let second = account.submit();
         assert_eq!(
-            (second.consumed, second.withheld, second.released),
+            (second.consumed, second.accumulating, second.released),
             (1, 1, 2)
         );
         account.fail();

@@ -49,7 +49,7 @@
 //!
 //! # Which frames go into an output
 //! Spectra never cross the end of a frame: points that are left over there are unused. `integrate` counts
-//! spectra and may end inside a frame or span many. A frame is `withheld` until the output that contains its last
+//! spectra and may end inside a frame or span many. A frame is `accumulating` until the output that contains its last
 //! spectrum is finished. Where the input's epoch changes, or where a frame is missing (with `gap = "restart"`), what
 //! has been integrated is dropped and its frames count as `failed`.
 //!

@@ -155,7 +155,7 @@ fn short_frames_fail_and_later_frames_are_processed() {
             outcome.sums(),
             trial::Sums {
                 consumed: 2,
-                withheld: 0,
+                accumulating: 0,
                 failed: 1
             },
             "{}",

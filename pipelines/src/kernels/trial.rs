@@ -22,7 +22,7 @@ pub(super) struct Outcome {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Sums {
     pub(super) consumed: u64,
-    pub(super) withheld: u64,
+    pub(super) accumulating: u64,
     pub(super) failed: u64,
 }
 
@@ -30,7 +30,7 @@ impl Outcome {
     pub(super) fn sums(&self) -> Sums {
         self.calls.iter().fold(Sums::default(), |sums, call| Sums {
             consumed: sums.consumed + call.consumed + call.released,
-            withheld: sums.withheld + call.withheld - call.released - call.dropped,
+            accumulating: sums.accumulating + call.accumulating - call.released - call.dropped,
             failed: sums.failed + call.failed + call.dropped,
         })
     }
@@ -86,7 +86,7 @@ pub(super) fn run(
         out.publish();
         drop(lease);
         assert_eq!(
-            call.consumed + call.withheld + call.failed,
+            call.consumed + call.accumulating + call.failed,
             now.len() as u64,
             "{call:?}"
         );

@@ -489,11 +489,13 @@ fn launch(
 }
 
 fn count(ledger: &KernelLedger, submitted: &Submitted, outputs: u64) {
-    ledger.made.add(outputs);
-    // Out of `withheld` before into the others: a snapshot in between shows frames as pending, never twice.
-    let before = ledger.withheld.get();
+    ledger.produced.add(outputs);
+    // Out of `accumulating` before into the others: a snapshot in between shows frames as pending, never twice.
+    let before = ledger.accumulating.get();
     let left = submitted.released + submitted.dropped;
-    ledger.withheld.set(before + submitted.withheld - left);
+    ledger
+        .accumulating
+        .set(before + submitted.accumulating - left);
     ledger.failed.add(submitted.failed + submitted.dropped);
     ledger.consumed.add(submitted.consumed + submitted.released);
 }

@@ -25,7 +25,7 @@ pub type Record = (FrameMeta, Vec<u8>);
 #[derive(Debug)]
 pub struct Outcome {
     pub outputs: Vec<Record>,
-    /// Consumed, withheld, failed, released and dropped frames of each call.
+    /// Consumed, accumulating, failed, released and dropped frames of each call.
     pub calls: Vec<[u64; 5]>,
 }
 
@@ -147,7 +147,7 @@ pub fn run(
         drop(lease);
         let Submitted {
             consumed,
-            withheld,
+            accumulating,
             failed,
             released,
             dropped,
@@ -155,7 +155,7 @@ pub fn run(
         } = submitted;
         outcome
             .calls
-            .push([consumed, withheld, failed, released, dropped]);
+            .push([consumed, accumulating, failed, released, dropped]);
         outcome.outputs.extend(sink.read());
     }
     outcome

@@ -561,7 +561,7 @@ fn run_without_json_prints_text_report() {
     let done = Daq::new(SMALL).cli(&["run", "daq.toml"]).ok();
     for line in [
         "source adc: no loss in 1000 packets; expected 1000, delivered 1000, pending 0 (64000 bytes)",
-        "ring raw: made 125, published 125, refused 0;",
+        "ring raw: produced 125, published 125, refused 0;",
         "reader drop of raw: published 125, read 125, overrun 0, discarded 0, pending 0",
         "sink drop: frames 125, bytes 64000, files 0",
     ] {

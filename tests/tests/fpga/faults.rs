@@ -145,7 +145,7 @@ fn device_removed_in_process_ends_run() {
             let outcome = daq.run(&[]);
             assert_eq!(outcome.code, 69, "{}", outcome.stderr);
             assert!(outcome.stderr.contains("is gone"), "{}", outcome.stderr);
-            assert_eq!(engine(&outcome, "stuck"), 0);
+            assert_eq!(engine(&outcome, "quiesce_timeouts"), 0);
             // The position of LitePCIe's writer is no longer known, so fewer frames are allowed.
             let frames = outcome.count("sources.adc.delivered");
             assert!(frames == 30 || source.contains("litepcie") && frames < 30);
@@ -199,7 +199,12 @@ fn xdma_quiesce_timeout_disables_bus_mastering() {
         let card = format!("{}faults = [\"stuck@30\"]", packets(100));
         let daq = daq(&config(&source, &card, &host(64)));
         let outcome = stop_stuck(daq.spawn(&[]), 30);
-        assert_eq!(engine(&outcome, "stuck"), 1, "{:#}", outcome.report);
+        assert_eq!(
+            engine(&outcome, "quiesce_timeouts"),
+            1,
+            "{:#}",
+            outcome.report
+        );
         assert!(outcome.stderr.contains("cut off"), "{}", outcome.stderr);
         is_whole_until(&daq, &outcome, 30);
     }

@@ -94,7 +94,7 @@ fn round(text: &str, directory: &Path, frames: u64) {
         "{report:#?}"
     );
     let engine = source.engine.as_ref().unwrap();
-    assert_eq!((engine.stuck, engine.restarts), (0, 0));
+    assert_eq!((engine.quiesce_timeouts, engine.restarts), (0, 0));
 }
 
 /// A sink that discards everything.

@@ -71,7 +71,7 @@ fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
     for path in [
         "kernels.same.in",
         "kernels.same.consumed",
-        "kernels.same.made",
+        "kernels.same.produced",
         "rings.back.published",
         "sinks.there.frames",
     ] {
@@ -255,7 +255,7 @@ fn persistent_kernel_hang_is_named_and_ledgers_balance() {
             "{}",
             outcome.stderr
         );
-        let made = outcome.count("kernels.same.made");
+        let made = outcome.count("kernels.same.produced");
         assert_eq!(outcome.count("rings.back.published"), made);
         assert!(
             made < most
@@ -306,7 +306,7 @@ fn persistent_kernel_failure_stops_run_and_ledgers_balance() {
             outcome.stderr
         );
         if options.contains("PERSISTENT") {
-            let made = outcome.count("kernels.same.made");
+            let made = outcome.count("kernels.same.produced");
             assert!(made < 40, "{options}: {:#}", outcome.report);
             assert_eq!(outcome.count("rings.back.published"), made, "{options}");
             // The kernel's last output may still have been in transfer.

@@ -82,7 +82,7 @@ fn bar_mapping_failure_at_startup_falls_back() {
                 for path in [
                     "kernels.same.in",
                     "kernels.same.consumed",
-                    "kernels.same.made",
+                    "kernels.same.produced",
                     "rings.back.published",
                     "sinks.there.frames",
                 ] {
@@ -167,7 +167,7 @@ fn hang_with_slow_frames_is_detected() {
     // Frames arrived during the hang, and there was space for more.
     let taken = outcome.count("kernels.same.in");
     assert!((2..2048).contains(&taken), "{:#}", outcome.report);
-    assert_eq!(outcome.count("kernels.same.made"), 0);
+    assert_eq!(outcome.count("kernels.same.produced"), 0);
     assert_eq!(outcome.count("rings.back.published"), 0);
     let report = simulated.report();
     assert_eq!(report["blocked"], 0, "{report:#}");

@@ -28,7 +28,7 @@ fn leaks(simulated: &Simulated) -> Vec<String> {
 fn is_accounted_for(outcome: &Outcome) {
     let count = |path: &str| outcome.count(path);
     assert_eq!(
-        count("copies.raw.taken"),
+        count("copies.raw.started"),
         count("copies.raw.frames") + count("copies.raw.failed"),
         "{:#}",
         outcome.report
@@ -145,7 +145,7 @@ fn kernel_failure_or_hang_is_reported_and_ledgers_balance() {
             "{options}: {}",
             outcome.stderr
         );
-        let made = outcome.count("kernels.same.made");
+        let made = outcome.count("kernels.same.produced");
         assert_eq!(outcome.count("rings.back.published"), made, "{options}");
         assert!(
             outcome.count("kernels.same.in") > outcome.count("kernels.same.consumed"),

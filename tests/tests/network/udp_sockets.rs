@@ -281,6 +281,6 @@ fn udp_silence_is_not_counted_as_loss() {
     .run(&["--for", "200ms"])
     .ok();
     assert_eq!(outcome.count("sources.adc.expected"), 0);
-    assert_eq!(outcome.count("rings.raw.made"), 0);
+    assert_eq!(outcome.count("rings.raw.produced"), 0);
     assert_eq!(outcome.report["sources"]["adc"]["lost"], json!({}));
 }

@@ -20,7 +20,7 @@ struct Ledger {
     duplicates: u64,
     rejected: u64,
     epochs: u64,
-    jumped: u64,
+    skipped: u64,
 }
 
 /// All 1000 packets without a fault.
@@ -32,7 +32,7 @@ const fn whole() -> Ledger {
         duplicates: 0,
         rejected: 0,
         epochs: 1,
-        jumped: 0,
+        skipped: 0,
     }
 }
 
@@ -60,7 +60,7 @@ impl Ledger {
             duplicates: n("duplicates"),
             rejected: n("rejected"),
             epochs: n("epochs"),
-            jumped: n("jumped"),
+            skipped: n("skipped"),
         };
         let causes = outcome.report["sources"][source]["lost"]
             .as_object()
@@ -137,7 +137,7 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
             "",
             Ledger {
                 epochs: 2,
-                jumped: 100_000,
+                skipped: 100_000,
                 ..whole()
             },
         ),
@@ -216,7 +216,7 @@ fn every_fault(packet: u64, pace: &str) {
             "{keys}\n{faults}"
         );
         let (made, read) = (
-            outcome.count("rings.adc.made"),
+            outcome.count("rings.adc.produced"),
             outcome.count("readers.adc-out.read"),
         );
         assert!(
@@ -394,14 +394,14 @@ fn source_without_backpressure_counts_ring_full_by_reader() {
     let outcome = Daq::new(&slow_reader(false, other, 2000)).run(&[]).ok();
     let refused = outcome.count("rings.raw.ring_full");
     assert!(refused > 0, "{:#}", outcome.report);
-    assert_eq!(outcome.count("rings.raw.made"), 2000);
+    assert_eq!(outcome.count("rings.raw.produced"), 2000);
     assert_eq!(
-        outcome.count("readers.slow.held"),
+        outcome.count("readers.slow.blocked"),
         refused,
         "{:#}",
         outcome.report
     );
-    assert_eq!(outcome.count("readers.careless.held"), 0);
+    assert_eq!(outcome.count("readers.careless.blocked"), 0);
     let ledger = Ledger::of(&outcome, "adc");
     let expected = Ledger {
         expected: 16_000,

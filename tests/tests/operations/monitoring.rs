@@ -253,7 +253,7 @@ fn metrics_counters_equal_report() {
                 format!("readers.{}.overrun", label("reader").unwrap())
             }
             "daq_reader_read_frames_total" => format!("readers.{}.read", label("reader").unwrap()),
-            "daq_copy_taken_frames_total" => format!("copies.{}.taken", label("to").unwrap()),
+            "daq_copy_started_frames_total" => format!("copies.{}.started", label("to").unwrap()),
             "daq_copy_frames_total" => format!("copies.{}.frames", label("to").unwrap()),
             "daq_copies_total" | "daq_copy_size_bytes_count" => {
                 format!("copies.{}.copies", label("to").unwrap())
@@ -388,14 +388,17 @@ fn grows(before: &Value, after: &Value) {
                 "epochs",
             ][..],
         ),
-        ("rings", &["made", "published", "ring_full", "high_water"]),
+        (
+            "rings",
+            &["produced", "published", "ring_full", "high_water"],
+        ),
         (
             "readers",
-            &["published", "read", "overrun", "discarded", "held"],
+            &["published", "read", "overrun", "discarded", "blocked"],
         ),
         (
             "copies",
-            &["taken", "frames", "failed", "copies", "bytes", "busy_ns"],
+            &["started", "frames", "failed", "copies", "bytes", "busy_ns"],
         ),
         (
             "kernels",
@@ -403,7 +406,7 @@ fn grows(before: &Value, after: &Value) {
                 "in",
                 "consumed",
                 "failed",
-                "made",
+                "produced",
                 "device.launches",
                 "device.busy_ns",
                 "device.gap_ns",

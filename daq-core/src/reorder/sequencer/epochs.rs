@@ -106,7 +106,7 @@ impl Sequencer {
         {
             let horizon = shared.horizon.load(Ordering::Acquire);
             let position = self.epoch.position.wrapping_add(ahead);
-            self.ledger.jumped.add(position.saturating_sub(horizon));
+            self.ledger.skipped.add(position.saturating_sub(horizon));
             // Skipping forward keeps the upper bits of the frame number.
             absolute = position.wrapping_sub(
                 shared

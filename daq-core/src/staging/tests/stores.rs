@@ -154,7 +154,7 @@ fn stores_proceed_while_all_copies_are_in_flight() {
     device.finish(DONE);
     copy_engine.step().unwrap();
     assert_eq!(
-        (ring_copies[1].ledger.taken.get(), device.in_flight()),
+        (ring_copies[1].ledger.started.get(), device.in_flight()),
         (18, 1)
     );
     while device.finish(DONE) {}
@@ -190,7 +190,10 @@ fn lost_memory_ends_copy_and_publishes_nothing() {
     drop(ends.source);
     assert!(copy_engine.discard());
     assert_eq!((ends.target.published(), ends.ledger.frames.get()), (3, 3));
-    assert_eq!((ends.ledger.taken.get(), ends.ledger.failed.get()), (7, 4));
+    assert_eq!(
+        (ends.ledger.started.get(), ends.ledger.failed.get()),
+        (7, 4)
+    );
     assert_eq!(ends.read.read.get() + ends.read.discarded.get(), 9);
 }
 
@@ -239,7 +242,7 @@ proptest! {
                 }
             }
             ends.balances();
-            prop_assert_eq!(ends.ledger.taken.get(), ends.ledger.stored.get());
+            prop_assert_eq!(ends.ledger.started.get(), ends.ledger.stored.get());
         }
         drop(ends.source);
         loop {

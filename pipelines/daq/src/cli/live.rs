@@ -86,7 +86,7 @@ fn log_epochs(now: &Report, before: &Report, limit: &LogLimit) {
         let empty = SourceReport::default();
         let old = before.sources.get(name).unwrap_or(&empty);
         if source.epochs > old.epochs.max(1) {
-            let skipped = source.jumped.saturating_sub(old.jumped);
+            let skipped = source.skipped.saturating_sub(old.skipped);
             limit.run(|suppressed| {
                 tracing::warn!(
                     "source {name}: sender restarted (epoch {}), {} skipped{suppressed}",
@@ -177,7 +177,7 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
             });
         lines.push(format!(
             "kernel {name:<width$}  {:>9} in  {:>9} out  lag {lag}{gpu}{failed}",
-            kernel.input, kernel.made
+            kernel.input, kernel.produced
         ));
     }
     for (name, sink) in &now.sinks {
@@ -248,7 +248,7 @@ fn on_gpu(device: &DeviceReport, seconds: f64) -> String {
             percent(device.busy_ns, seconds),
             device.gap_ns as f64 / 1e9,
         ),
-        Dispatch::Persistent => "stays on the GPU".to_owned(),
+        Dispatch::Persistent => "persistent".to_owned(),
     };
     let occupancy = device.occupancy_ppm as f64 / 1e4;
     format!("; {cost}, occupancy {occupancy:.1} %")
@@ -273,7 +273,7 @@ pub(super) fn ledger(report: &Report) -> String {
             (source.duplicates, "duplicates"),
             (source.rejected, "rejected"),
             (source.control, "control packets"),
-            (source.jumped, "skipped"),
+            (source.skipped, "skipped"),
         ] {
             if count > 0 {
                 parts.push(format!("{what} {count}"));
@@ -289,7 +289,7 @@ pub(super) fn ledger(report: &Report) -> String {
             for (count, what) in [
                 (engine.fallbacks, "fallbacks"),
                 (engine.restarts, "restarts"),
-                (engine.stuck, "cut off"),
+                (engine.quiesce_timeouts, "quiesce timeouts"),
             ] {
                 if count > 0 {
                     parts.push(format!("{what} {count}"));
@@ -305,8 +305,8 @@ pub(super) fn ledger(report: &Report) -> String {
     }
     for (name, ring) in &report.rings {
         text += &format!(
-            "ring {name}: made {}, published {}, refused {}; most in use {} of {}\n",
-            ring.made, ring.published, ring.ring_full, ring.high_water, ring.capacity
+            "ring {name}: produced {}, published {}, refused {}; most in use {} of {}\n",
+            ring.produced, ring.published, ring.ring_full, ring.high_water, ring.capacity
         );
     }
     for (name, copy) in &report.copies {
@@ -323,10 +323,10 @@ pub(super) fn ledger(report: &Report) -> String {
         };
         let rate = daq_pipelines::systemd::shown_rate(rate);
         text += &format!(
-            "copy to {name} from {}: taken {}, frames {}{stored}, failed {}, pending {}; copies {}, bytes {}, \
+            "copy to {name} from {}: started {}, frames {}{stored}, failed {}, pending {}; copies {}, bytes {}, \
              mean size {}, in flight {}; busy {busy:.3} s at {rate}\n",
             copy.from,
-            copy.taken,
+            copy.started,
             copy.frames,
             copy.failed,
             copy.pending,
@@ -341,13 +341,13 @@ pub(super) fn ledger(report: &Report) -> String {
             .device
             .map_or_else(String::new, |device| on_gpu(&device, report.seconds));
         text += &format!(
-            "kernel {name}: in {}, consumed {}, withheld {}, failed {}, pending {}; made {}{gpu}\n",
+            "kernel {name}: in {}, consumed {}, accumulating {}, failed {}, pending {}; produced {}{gpu}\n",
             kernel.input,
             kernel.consumed,
-            kernel.withheld,
+            kernel.accumulating,
             kernel.failed,
             kernel.pending,
-            kernel.made
+            kernel.produced
         );
     }
     for (name, reader) in &report.readers {
@@ -356,13 +356,13 @@ pub(super) fn ledger(report: &Report) -> String {
         } else {
             String::new()
         };
-        let held = if reader.held > 0 {
-            format!(", held up {}", counted(reader.held, "frame"))
+        let blocked = if reader.blocked > 0 {
+            format!(", blocked {}", counted(reader.blocked, "frame"))
         } else {
             String::new()
         };
         text += &format!(
-            "reader {name} of {}: published {}, read {}, overrun {}, discarded {}{dropped}, pending {}{held}\n",
+            "reader {name} of {}: published {}, read {}, overrun {}, discarded {}{dropped}, pending {}{blocked}\n",
             reader.ring,
             reader.published,
             reader.read,
@@ -400,7 +400,7 @@ mod tests {
         let copy = CopyReport {
             from: "raw@host".to_owned(),
             to: "raw".to_owned(),
-            taken: 1000 * seconds + failed,
+            started: 1000 * seconds + failed,
             frames: 1000 * seconds,
             failed,
             copies: 4000 * seconds,
@@ -487,11 +487,11 @@ mod tests {
         assert_eq!(
             text.lines().collect::<Vec<_>>(),
             [
-                "copy to raw from raw@host: taken 8005, frames 8000, failed 5, pending 0; copies 32000, \
+                "copy to raw from raw@host: started 8005, frames 8000, failed 5, pending 0; copies 32000, \
                  bytes 33554432000, mean size 1 MiB, in flight 2; busy 4.000 s at 67.1 Gbit/s",
-                "kernel beam: in 7, consumed 7, withheld 0, failed 0, pending 0; made 0; launches 80, GPU busy \
+                "kernel beam: in 7, consumed 7, accumulating 0, failed 0, pending 0; produced 0; launches 80, GPU busy \
                  2.000 s (25.0 % of the run), gaps 1.000 s, occupancy 62.5 %",
-                "kernel stats: in 7, consumed 7, withheld 0, failed 0, pending 0; made 0",
+                "kernel stats: in 7, consumed 7, accumulating 0, failed 0, pending 0; produced 0",
                 "8.000 seconds",
             ]
         );
@@ -507,7 +507,7 @@ mod tests {
         let text = ledger(&report);
         let beam = line(text.lines(), "kernel beam");
         assert!(
-            beam.ends_with("made 0; stays on the GPU, occupancy 62.5 %"),
+            beam.ends_with("produced 0; persistent, occupancy 62.5 %"),
             "{beam}"
         );
         let copy = line(text.lines(), "copy to raw");

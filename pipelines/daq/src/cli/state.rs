@@ -167,7 +167,7 @@ mod tests {
         let reader = ReaderLedger::on(&counter_file, "reader.copy to raw").unwrap();
         let kernel = KernelLedger::on(&counter_file, "kernel.beam").unwrap();
         ring.published.add(3);
-        copy.taken.add(5);
+        copy.started.add(5);
         copy.frames.add(3);
         copy.size_4m.add(2);
         copy.in_flight.set(1);
@@ -179,7 +179,7 @@ mod tests {
             counted(&last),
             [
                 "ring.raw: published 3",
-                "copy.raw: taken 5, frames 3, in_flight 1, size_4m 2",
+                "copy.raw: started 5, frames 3, in_flight 1, size_4m 2",
                 "reader.copy to raw: read 3",
                 "kernel.beam: input 3, launches 2",
             ]

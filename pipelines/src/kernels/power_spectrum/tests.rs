@@ -283,8 +283,8 @@ proptest! {
         let many = run(&spec, &input, &given, &bursts);
         prop_assert_eq!(&one.outputs, &many.outputs);
         prop_assert_eq!(one.sums(), many.sums());
-        let Sums { consumed, withheld, failed } = many.sums();
-        prop_assert_eq!(consumed + withheld + failed, count as u64);
+        let Sums { consumed, accumulating, failed } = many.sums();
+        prop_assert_eq!(consumed + accumulating + failed, count as u64);
         // Numbers grow inside an epoch.
         for pair in many.outputs.windows(2) {
             let (a, b) = (pair[0].0, pair[1].0);
@@ -350,7 +350,7 @@ fn integration_spans_frames_and_counts_them_as_accumulating() {
     let settled: Vec<_> = outcome
         .calls
         .iter()
-        .map(|call| (call.consumed, call.withheld, call.released, call.failed))
+        .map(|call| (call.consumed, call.accumulating, call.released, call.failed))
         .collect();
     assert_eq!(
         settled,
@@ -360,7 +360,7 @@ fn integration_spans_frames_and_counts_them_as_accumulating() {
         outcome.sums(),
         Sums {
             consumed: 6,
-            withheld: 1,
+            accumulating: 1,
             failed: 0
         }
     );
@@ -407,7 +407,7 @@ fn outputs_within_one_frame_have_own_time_and_number() {
         outcome.sums(),
         Sums {
             consumed: 2,
-            withheld: 0,
+            accumulating: 0,
             failed: 0
         }
     );
@@ -424,7 +424,7 @@ fn gap_restarts_integration_or_is_flagged() {
         restarted.sums(),
         Sums {
             consumed: 4,
-            withheld: 0,
+            accumulating: 0,
             failed: 2
         }
     );
@@ -446,7 +446,7 @@ fn gap_restarts_integration_or_is_flagged() {
         continued.sums(),
         Sums {
             consumed: 4,
-            withheld: 2,
+            accumulating: 2,
             failed: 0
         }
     );
@@ -475,7 +475,7 @@ fn epoch_restart_is_logged_once() {
         outcome.sums(),
         Sums {
             consumed: 6,
-            withheld: 0,
+            accumulating: 0,
             failed: 1
         }
     );
@@ -507,7 +507,7 @@ fn incomplete_frames_are_flagged_or_skipped_and_counted() {
         used.sums(),
         Sums {
             consumed: 4,
-            withheld: 0,
+            accumulating: 0,
             failed: 0
         }
     );
@@ -527,7 +527,7 @@ fn incomplete_frames_are_flagged_or_skipped_and_counted() {
         skipped.sums(),
         Sums {
             consumed: 2,
-            withheld: 1,
+            accumulating: 1,
             failed: 1
         }
     );

@@ -171,8 +171,8 @@ proptest! {
         let many = run(&spec, &input, &given, &bursts);
         prop_assert_eq!(&one.outputs, &many.outputs);
         prop_assert_eq!(one.sums(), many.sums());
-        let Sums { consumed, withheld, failed } = many.sums();
-        prop_assert_eq!(consumed + withheld + failed, count as u64);
+        let Sums { consumed, accumulating, failed } = many.sums();
+        prop_assert_eq!(consumed + accumulating + failed, count as u64);
         let counted: f64 = many.outputs.iter().map(|(_, bytes)| as_f64(bytes)[0]).sum();
         prop_assert_eq!(counted, 4.0 * consumed as f64, "every consumed frame's numbers are in an output");
     }
@@ -237,7 +237,7 @@ fn merged_frames_are_counted_as_accumulating() {
     let settled: Vec<_> = outcome
         .calls
         .iter()
-        .map(|call| (call.consumed, call.withheld, call.released))
+        .map(|call| (call.consumed, call.accumulating, call.released))
         .collect();
     assert_eq!(settled, [(0, 2, 0), (1, 1, 2), (2, 0, 1), (0, 1, 0)]);
     let made: Vec<_> = outcome
@@ -268,7 +268,7 @@ fn new_epoch_ends_output_early_and_gap_is_flagged() {
         outcome.sums(),
         Sums {
             consumed: 6,
-            withheld: 0,
+            accumulating: 0,
             failed: 0
         }
     );

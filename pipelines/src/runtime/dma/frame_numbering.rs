@@ -153,7 +153,7 @@ impl FrameNumbering {
                         self.join();
                     }
                     settle(&mut self.doubted, ledger);
-                    ledger.jumped.add(skipped);
+                    ledger.skipped.add(skipped);
                     self.opens = true;
                     self.miss(missing, gap, ledger);
                 }
@@ -369,7 +369,7 @@ mod tests {
         let found = report(&ledger, 3);
         let lost = [("bad_packet", 2), ("overrun", 3), ("wire_gap", 1)];
         assert_eq!(found.lost, lost.into());
-        assert_eq!((ledger.epochs.get(), ledger.jumped.get()), (2, 88));
+        assert_eq!((ledger.epochs.get(), ledger.skipped.get()), (2, 88));
         // A doubtful frame at the end is one, too.
         frame(&mut numbering, 9);
         numbering.settle(&ledger);

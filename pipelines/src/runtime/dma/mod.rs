@@ -423,7 +423,7 @@ impl Runner {
     fn stop_engine(&mut self) -> bool {
         let is_cut_off = self.port.stop(STOP);
         if is_cut_off {
-            self.counters.ledger.stuck.add(1);
+            self.counters.ledger.quiesce_timeouts.add(1);
         }
         is_cut_off
     }

@@ -53,7 +53,7 @@ pub struct Ledger {
     pub rejected: u64,
     pub control: u64,
     pub epochs: u64,
-    pub jumped: u64,
+    pub skipped: u64,
 }
 
 impl Ledger {
@@ -72,7 +72,7 @@ impl Ledger {
             rejected: n("rejected"),
             control: n("control"),
             epochs: n("epochs"),
-            jumped: n("jumped"),
+            skipped: n("skipped"),
         };
         let causes = outcome.report["sources"][source]["lost"]
             .as_object()
@@ -378,7 +378,7 @@ pub fn table() -> Vec<Case> {
                 &[],
                 Ledger {
                     epochs: 2,
-                    jumped: 800,
+                    skipped: 800,
                     ..Ledger::whole(400)
                 },
             )
@@ -396,7 +396,7 @@ pub fn table() -> Vec<Case> {
                 &[],
                 Ledger {
                     epochs: 2,
-                    jumped: 100_000 - 200,
+                    skipped: 100_000 - 200,
                     ..Ledger::whole(400)
                 },
             )
@@ -414,7 +414,7 @@ pub fn table() -> Vec<Case> {
                 &[],
                 Ledger {
                     epochs: 2,
-                    jumped: 100_004 - 200,
+                    skipped: 100_004 - 200,
                     ..Ledger::whole(396)
                 },
             )
