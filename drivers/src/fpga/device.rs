@@ -1,4 +1,4 @@
-//! The seam between engines and how their device is reached: kernel VFIO, the vfio-user protocol, a model in this process.
+//! The interface between engines and devices. Implementations: Linux VFIO, vfio-user, an emulated device in this process.
 
 use daq_core::dma::DmaDevice;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -6,19 +6,19 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The largest number of base address registers of a PCI device.
+/// Maximum number of base address registers (BARs) of a PCI device.
 pub const BARS: usize = 6;
 
-/// What a register reads as when its device is gone: a PCIe read that nobody answers is all ones.
+/// The value of every register after the device was removed: an unanswered PCIe read returns all ones.
 pub const GONE: u32 = u32::MAX;
 
-/// Why a device could not be opened, or lacks something.
+/// Why a device could not be opened or used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{device}: {why}")]
 pub struct DeviceError {
-    /// The device, as the configuration names it.
+    /// The name of the device in the configuration.
     pub device: String,
-    /// What happened and what helps.
+    /// What happened and how to fix it.
     pub why: String,
 }
 
@@ -32,7 +32,7 @@ impl DeviceError {
     }
 }
 
-/// What a device says it is, from its configuration space.
+/// The identity of a device from its configuration space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// Vendor, offset 0x00.
@@ -43,65 +43,65 @@ pub struct Identity {
     pub class: u32,
 }
 
-/// A device that is open for one engine; closed when the last reference is gone.
+/// A device that is open for one engine. It is closed when the last reference is dropped.
 ///
 /// Memory and bus mastering are enabled, interrupts are not.
 pub trait Device: DmaDevice {
-    /// What it is.
+    /// Returns the identity of the device.
     fn identity(&self) -> Identity;
 
-    /// The registers in base address register `bar`, 0 to 5.
+    /// Returns the registers in BAR `bar`, 0 to 5.
     fn registers(&self, bar: usize) -> Result<Arc<dyn Registers>, DeviceError>;
 
-    /// Connects the first `count` interrupt vectors, each with an event.
+    /// Connects each of the first `count` interrupt vectors with an event.
     fn interrupts(&self, count: usize) -> Result<Vec<Interrupt>, DeviceError>;
 
-    /// Resets it: no DMA is in flight afterwards, registers have their first values, bus mastering is enabled again.
+    /// Resets the device. Afterwards no DMA is in flight, registers have their initial values, and bus mastering is enabled.
     fn reset(&self) -> Result<(), DeviceError>;
 
-    /// Whether what was mapped for it still is, where others than this program can end that; one system call at most while
-    /// all is well.
+    /// Checks that memory is still mapped for the device, if Linux can revoke mappings. At most one system call if no
+    /// mapping was revoked.
     fn check(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// Where its registers are, as a `csr.csv` of LitePCIe, for a device that brings that description with it.
+    /// Returns the register addresses in the format of a LitePCIe `csr.csv`, if the device provides them.
     fn csr(&self) -> Option<&str> {
         None
     }
 
-    /// Itself, for engines' buffers and maps.
+    /// Converts the device for buffers and mappings of engines.
     fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice>;
 }
 
-/// The 32-bit registers of one base address register.
+/// The 32-bit registers in one BAR.
 ///
-/// Reads of a device that is gone are [`GONE`], writes to it have no effect. Both keep their order; a read returns after
-/// the writes before it have reached the device.
+/// If the device was removed, reads return [`GONE`] and writes have no effect. Accesses keep their order. A read returns
+/// after all earlier writes have reached the device.
 pub trait Registers: Send + Sync {
-    /// Bytes.
+    /// Size in bytes.
     fn bytes(&self) -> u64;
 
-    /// The register at `offset`, a multiple of 4 inside of the bytes.
+    /// Reads the register at `offset`, a multiple of 4 below the size.
     fn read(&self, offset: u64) -> u32;
 
-    /// Sets the register at `offset`.
+    /// Writes the register at `offset`.
     fn write(&self, offset: u64, value: u32);
 }
 
-/// An interrupt vector as an eventfd, which counts.
+/// An interrupt vector that is signalled by an eventfd.
 #[derive(Debug)]
 pub struct Interrupt {
     event: OwnedFd,
 }
 
 impl Interrupt {
-    /// A vector whose interrupts are counted by `event`, a non-blocking eventfd.
+    /// Creates a vector from a non-blocking eventfd that counts its interrupts.
     pub const fn new(event: OwnedFd) -> Self {
         Self { event }
     }
 
-    /// Waits until it was raised since the last call, or `limit` has passed; true if it was.
+    /// Waits at most `limit` until the interrupt was raised since the last call. Returns whether it was raised.
     pub fn wait(&self, limit: Duration) -> bool {
         let mut count = [0; 8];
         if rustix::io::read(&self.event, &mut count).is_ok() {

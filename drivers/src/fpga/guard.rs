@@ -1,15 +1,15 @@
-//! The guard: a small process that outlives a daemon which is killed, and stops its device.
+//! The guard: a small process that outlives a killed daemon and stops its device.
 //!
 //! ```text
-//!   daemon ── descriptors of device, container, GPU; each map before it is made ──▶ guard (asleep)
-//!     │ SIGKILL                                                                        │ end of the connection
-//!     ▼                                                                                ▼
-//!   its memory goes ──── the guard still holds the GPU's ──── bus mastering off, reset, unmap, close
+//!   daemon ── descriptors of device, container, GPU; each mapping before it is made ──▶ guard (asleep)
+//!     │ SIGKILL                                                                            │ connection closed
+//!     ▼                                                                                    ▼
+//!   host memory freed ── the guard keeps the GPU memory ── bus mastering off, reset, unmap, close
 //! ```
-//! The kernel does not hold the memory of another device that it has mapped for DMA: were the GPU's memory given back
-//! while the device still wrote, its next holder would be written over. What the guard holds keeps it.
+//! Linux does not pin the memory of another device that is mapped for DMA. If the GPU memory were freed while the device
+//! still writes, the device would overwrite its next user. The descriptors in the guard keep that memory allocated.
 //!
-//! It is this same program, run again with the hidden command [`COMMAND`], its end of the connection as standard input.
+//! The guard is this program, started with the hidden command [`COMMAND`]. Its standard input is the connection.
 
 use super::device::DeviceError;
 use crate::sys::vfio as sys;
@@ -27,35 +27,36 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The hidden command of the program by which it becomes an guard.
+/// The hidden command that starts the guard.
 pub const COMMAND: &str = "fpga-guard";
 
-/// Of the protocol, so that a program that was replaced under a running daemon is noticed.
+/// Version of the protocol. It detects a program file that was replaced while the daemon runs.
 const VERSION: u64 = 1;
-/// The kernel passes at most 253 descriptors with a message.
+/// Maximum number of descriptors that Linux passes with a message.
 const MAX_DESCRIPTORS: usize = 253;
-/// How long an reply may take; the guard does nothing else, so this passes only if it does not run at all.
+/// Timeout of a reply. The guard does nothing else, so a timeout means that it does not run at all.
 const TIMEOUT: Duration = Duration::from_mins(1);
 /// Bytes of a message: its kind and three numbers.
 const MESSAGE_BYTES: usize = 32;
-/// Most bytes of an reply: the message itself, or why it was refused.
+/// Maximum bytes of a reply: a copy of the message, or the reason of a refusal.
 const MAX_REPLY_BYTES: usize = 256;
 /// `PCI_COMMAND` in a configuration space, and its bit that lets the device write and read memory.
 pub(super) const PCI_COMMAND: u64 = 4;
 pub(super) const BUS_MASTER: u16 = 1 << 2;
 
-/// What the daemon tells.
+/// A message from the daemon to the guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Message {
-    /// The first one, with the descriptors of the container and the device: where in the latter its configuration space is.
+    /// The first message, with the descriptors of the container and the device. `config` is the offset of the
+    /// configuration space in the device descriptor.
     Open { version: u64, config: u64 },
     /// Descriptors that belong to the next [`Message::Map`].
     Descriptors,
-    /// A map is about to be made.
+    /// The daemon is about to map memory.
     Map { address: u64, bytes: u64 },
-    /// It is no more.
+    /// The mapping no longer exists.
     Unmap { address: u64 },
-    /// The device is quiet, the end is in order.
+    /// The device is stopped, and the guard can exit.
     Finish,
 }
 
@@ -91,13 +92,14 @@ impl Message {
     }
 }
 
-/// Why an guard was not told something.
+/// Why the guard did not accept a message.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
-    /// It said why not.
-    #[error("it refused: {0}")]
+    /// The guard replied with a reason.
+    #[error("refused: {0}")]
     Refused(String),
-    /// Nobody knows what it has heard, and it is told nothing more: a late reply would be taken for that to another message.
+    /// The reply did not arrive, so the state of the guard is unknown. No more messages are sent, because a late reply
+    /// would be mistaken for the reply to another message.
     #[error("{0}")]
     Lost(io::Error),
 }
@@ -108,19 +110,19 @@ impl From<Errno> for GuardError {
     }
 }
 
-/// The daemon's side.
+/// The daemon's connection to the guard process.
 #[derive(Debug)]
 pub struct DeviceGuard {
     socket: OwnedFd,
     child: Child,
-    /// An reply did not come.
+    /// Whether a reply did not arrive.
     is_lost: bool,
 }
 
 impl DeviceGuard {
-    /// Starts the guard of the device `name`, whose configuration space lies at `config` of its descriptor.
+    /// Starts the guard of the device `name`, whose configuration space is at offset `config` of its descriptor.
     ///
-    /// `program` is an executable that becomes an guard by [`COMMAND`]: this one.
+    /// `program` is the executable to run with [`COMMAND`].
     pub fn start(
         program: &Path,
         name: &str,
@@ -132,15 +134,14 @@ impl DeviceGuard {
             DeviceError::new(
                 name,
                 format!(
-                    "the process that stops the device if this one is killed cannot be had: {why}; without it \
-                     nothing is done, since the device might write where it must not. {} {COMMAND} must be this \
-                     version of the program",
+                    "cannot start the process that stops the device if daq is killed: {why}; without it the device could \
+                     keep writing to freed memory. Check that `{} {COMMAND}` runs the same version of daq",
                     program.display()
                 ),
             )
         };
         let (ours, theirs) =
-            connection().map_err(|error| cannot(format!("no socket pair: {error}")))?;
+            connection().map_err(|error| cannot(format!("cannot create a socket pair: {error}")))?;
         let child = Command::new(program)
             .arg0("daq")
             .args([COMMAND, name])
@@ -161,7 +162,7 @@ impl DeviceGuard {
         match guard.request(take, &[container, device]) {
             Ok(()) => Ok(guard),
             Err(error) => {
-                // It holds nothing yet, or is no guard at all.
+                // The guard holds nothing yet, or the program is not a guard.
                 let _ = guard.child.kill();
                 let _ = guard.child.wait();
                 Err(cannot(error.to_string()))
@@ -169,17 +170,17 @@ impl DeviceGuard {
         }
     }
 
-    /// Tells of a map that is about to be made; `held` is kept open until it is unmapped.
+    /// Reports a mapping before it is made. The guard keeps `held` open until the memory is unmapped.
     pub fn map(&mut self, address: u64, bytes: u64, held: &[OwnedFd]) -> Result<(), GuardError> {
         self.unless_lost(|socket| request_map(socket, address, bytes, held))
     }
 
-    /// Tells that a map is no more.
+    /// Reports that a mapping was removed.
     pub fn unmap(&mut self, address: u64) -> Result<(), GuardError> {
         self.request(Message::Unmap { address }, &[])
     }
 
-    /// Ends the guard: the device is quiet.
+    /// Ends the guard after the device was stopped.
     pub fn finish(mut self) -> Result<(), GuardError> {
         self.request(Message::Finish, &[])?;
         self.child.wait().map_err(GuardError::Lost)?;
@@ -195,23 +196,23 @@ impl DeviceGuard {
         self.unless_lost(|socket| request(socket, message, fds))
     }
 
-    /// Tells unless an reply did not come before.
+    /// Sends a message, unless an earlier reply did not arrive.
     fn unless_lost(
         &mut self,
         request: impl FnOnce(&OwnedFd) -> Result<(), GuardError>,
     ) -> Result<(), GuardError> {
         if self.is_lost {
             let why =
-                "it did not reply before; stop this program, and look whether its process is there";
+                "an earlier reply of the guard process did not arrive; stop daq and check whether the process still runs";
             return Err(GuardError::Lost(io::Error::other(why)));
         }
-        let told = request(&self.socket);
-        self.is_lost = matches!(told, Err(GuardError::Lost(_)));
-        told
+        let result = request(&self.socket);
+        self.is_lost = matches!(result, Err(GuardError::Lost(_)));
+        result
     }
 }
 
-/// The two ends of a connection that keeps messages apart.
+/// Creates a connected pair of sockets that preserve message boundaries.
 fn connection() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -223,7 +224,7 @@ fn connection() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     Ok((ours, theirs))
 }
 
-/// Sends a map with all that keeps its memory, in as many messages as that takes.
+/// Sends a mapping with the descriptors that keep its memory, in as many messages as necessary.
 fn request_map(
     socket: &OwnedFd,
     address: u64,
@@ -237,18 +238,18 @@ fn request_map(
     request(socket, Message::Map { address, bytes }, &[])
 }
 
-/// Sends a message with descriptors and waits until it is taken.
+/// Sends a message with descriptors and waits for the reply.
 fn request(socket: &OwnedFd, message: Message, fds: &[BorrowedFd<'_>]) -> Result<(), GuardError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(GuardError::Refused(format!(
-            "{} descriptors are too many for a message",
+            "a message cannot carry {} descriptors",
             fds.len()
         )));
     }
     let message = message.bytes();
-    // A socket with a time limit is not asked again by the kernel after a signal.
+    // Linux does not restart a call with a timeout after a signal.
     rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(
             socket,
@@ -261,7 +262,7 @@ fn request(socket: &OwnedFd, message: Message, fds: &[BorrowedFd<'_>]) -> Result
     let (bytes, _) =
         rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut reply, RecvFlags::empty()))?;
     match bytes {
-        0 => Err(GuardError::Lost(io::Error::other("it has ended"))),
+        0 => Err(GuardError::Lost(io::Error::other("the guard process exited"))),
         MESSAGE_BYTES if reply[..MESSAGE_BYTES] == message => Ok(()),
         _ => {
             let why = String::from_utf8_lossy(&reply[..bytes]);
@@ -270,31 +271,31 @@ fn request(socket: &OwnedFd, message: Message, fds: &[BorrowedFd<'_>]) -> Result
     }
 }
 
-/// What an guard does to a device; a trait so that the protocol can be tried on what is none.
+/// The actions on a guarded device. A trait, so that tests can use the protocol without a device.
 trait GuardedDevice {
-    /// Stops all DMA and ends the maps; returns what could not be done.
+    /// Stops all DMA and removes the mappings. Returns the failures.
     fn disable_and_reset(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String>;
 }
 
-/// A map that the daemon told of.
+/// A mapping that the daemon reported.
 #[derive(Debug)]
 struct Map {
     bytes: u64,
-    /// What keeps its memory.
+    /// The descriptors that keep the memory allocated.
     _descriptors: Vec<OwnedFd>,
 }
 
-/// How an guard ended.
+/// How the guard ended.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// Told to.
+    /// The daemon requested it.
     Finished,
-    /// The daemon had gone without a message, with so many maps; what could not be done about it.
+    /// The daemon died. The number of its mappings, and what could not be cleaned up.
     Orphaned(usize, Vec<String>),
 }
 
-/// The guard's whole life: sleeps on `socket`, does what it is told, and cuts off what `open` made of the first
-/// descriptors if the other end goes without a message.
+/// Handles messages from `socket` until the daemon finishes. If the connection closes first, stops the device that
+/// `open` returned for the first descriptors.
 fn serve<H: GuardedDevice>(
     socket: BorrowedFd<'_>,
     open: impl FnOnce(OwnedFd, OwnedFd, u64) -> H,
@@ -308,7 +309,7 @@ fn serve<H: GuardedDevice>(
             Ok(Some(message)) => message,
             Ok(None) => {
                 return match device {
-                    None => Err("the connection ended before it began".to_owned()),
+                    None => Err("the connection was closed before the first message".to_owned()),
                     Some(mut device) => {
                         let failed = GuardedDevice::disable_and_reset(&mut device, &maps);
                         Ok(End::Orphaned(maps.len(), failed))
@@ -322,14 +323,14 @@ fn serve<H: GuardedDevice>(
         };
         let refusal = match (message, fds.len()) {
             (Message::Open { version, .. }, _) if version != VERSION => {
-                Some(format!("protocol {version}, not {VERSION}"))
+                Some(format!("protocol version is {version}, expected {VERSION}"))
             }
             (Message::Open { config, .. }, 2) => match (open.take(), fds.pop(), fds.pop()) {
                 (Some(open), Some(second), Some(first)) => {
                     device = Some(open(first, second, config));
                     None
                 }
-                _ => Some("it has a device".to_owned()),
+                _ => Some("the guard already has a device".to_owned()),
             },
             (Message::Descriptors, _) => {
                 next.append(&mut fds);
@@ -348,7 +349,7 @@ fn serve<H: GuardedDevice>(
                 None
             }
             (Message::Finish, 0) => {
-                // Closed before it is answered, so that the daemon can rely on it.
+                // Closes the descriptors before the reply, so that the daemon can rely on it.
                 drop((device, maps, next));
                 reply(socket, &message.bytes());
                 return Ok(End::Finished);
@@ -362,7 +363,7 @@ fn serve<H: GuardedDevice>(
     }
 }
 
-/// The next message with its descriptors; `None` at the end of the connection; what is wrong with it.
+/// Receives the next message with its descriptors. Returns `None` if the connection is closed.
 fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Message, Vec<OwnedFd>)>, String> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -371,7 +372,7 @@ fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Message, Vec<OwnedFd>)>, St
         let mut parts = [IoSliceMut::new(&mut message)];
         match rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => {}
-            // A connection that fails has ended.
+            // A failed connection is treated as closed.
             Err(_) => return Ok(None),
             Ok(received) => break received,
         }
@@ -386,16 +387,16 @@ fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Message, Vec<OwnedFd>)>, St
         return Ok(None);
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err("out of descriptors; raise LimitNOFILE= in the unit, or ulimit -n".to_owned());
+        return Err("out of file descriptors; raise LimitNOFILE= in the systemd unit, or ulimit -n".to_owned());
     }
     match Message::read(message) {
         Some(message) if received.bytes == MESSAGE_BYTES => Ok(Some((message, fds))),
-        _ => Err(format!("a message of {} bytes", received.bytes)),
+        _ => Err(format!("invalid message of {} bytes", received.bytes)),
     }
 }
 
 fn reply(socket: BorrowedFd<'_>, bytes: &[u8]) {
-    // Where nobody hears it any more the next receive says so.
+    // If the connection is closed, the next receive reports it.
     let _ = rustix::net::send(
         socket,
         &bytes[..bytes.len().min(MAX_REPLY_BYTES)],
@@ -403,7 +404,7 @@ fn reply(socket: BorrowedFd<'_>, bytes: &[u8]) {
     );
 }
 
-/// The real thing.
+/// A device in a VFIO container.
 struct VfioGuarded {
     container: OwnedFd,
     device: OwnedFd,
@@ -428,23 +429,23 @@ impl GuardedDevice for VfioGuarded {
     }
 }
 
-/// Bus mastering off, then a reset where the kernel has one for the device, and bus mastering stays off.
+/// Disables bus mastering, resets the device if Linux can reset it, and keeps bus mastering disabled.
 pub(super) fn disable_and_reset(device: BorrowedFd<'_>, config: u64) -> Result<(), String> {
-    let told = |error: io::Error| format!("bus mastering cannot be switched off: {error}");
-    set_bus_master(device, config, false).map_err(told)?;
+    let failed = |error: io::Error| format!("cannot disable bus mastering: {error}");
+    set_bus_master(device, config, false).map_err(failed)?;
     match sys::can_reset(device) {
         Ok(true) => {
             sys::reset(device).map_err(|error| format!("reset: {error}"))?;
-            // The kernel puts back what the configuration space held.
-            set_bus_master(device, config, false).map_err(told)
+            // The reset restores the configuration space, and with it bus mastering.
+            set_bus_master(device, config, false).map_err(failed)
         }
-        // Nothing that it sends leaves it.
+        // Without bus mastering no write leaves the device.
         Ok(false) => Ok(()),
-        Err(error) => Err(format!("its abilities cannot be read: {error}")),
+        Err(error) => Err(format!("cannot read the device information: {error}")),
     }
 }
 
-/// Sets or clears the bus-master bit; the read that checks it also waits for all writes that are under way from the device.
+/// Sets or clears the bus-master bit. The read-back also waits until all writes from the device have arrived.
 pub(super) fn set_bus_master(device: BorrowedFd<'_>, config: u64, on: bool) -> io::Result<()> {
     let command = read_config(device, config + PCI_COMMAND)?;
     if command == u16::MAX {
@@ -459,30 +460,30 @@ pub(super) fn set_bus_master(device: BorrowedFd<'_>, config: u64, on: bool) -> i
     let is = read_config(device, config + PCI_COMMAND)?;
     if is & BUS_MASTER != wanted & BUS_MASTER {
         return Err(io::Error::other(format!(
-            "its command register reads {is:#06x} after {wanted:#06x} was written"
+            "the PCI command register reads {is:#06x} after {wanted:#06x} was written"
         )));
     }
     Ok(())
 }
 
-/// 16 bits of the configuration space.
+/// Reads 16 bits of the configuration space.
 pub(super) fn read_config(device: BorrowedFd<'_>, offset: u64) -> io::Result<u16> {
     let mut bytes = [0; 2];
     match rustix::io::pread(device, &mut bytes, offset)? {
         2 => Ok(u16::from_le_bytes(bytes)),
         n => Err(io::Error::other(format!(
-            "{n} bytes of 2 of the configuration space"
+            "read only {n} of 2 bytes of the configuration space"
         ))),
     }
 }
 
-/// The life of the process that was started with [`COMMAND`]; `name` is its device's, for messages. The exit code.
+/// Runs the guard process of the device `name` and returns the exit code.
 pub fn main(name: &str) -> u8 {
     sys::ignore_signals();
-    // Away from the terminal; it fails where that is so already.
+    // Detaches from the terminal. Fails if the process is detached already.
     let _ = rustix::process::setsid();
     let _ = rustix::thread::set_name(c"daq-fpga-guard");
-    // Under want of memory the daemon has to go first; without the right to ask for that it is left to the kernel.
+    // If memory runs out, Linux must kill the daemon first. Without the permission, the default applies.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let socket = io::stdin();
     let end = serve(socket.as_fd(), |container, device, config| VfioGuarded {
@@ -490,7 +491,7 @@ pub fn main(name: &str) -> u8 {
         device,
         config,
     });
-    // A standard error that is closed is no reason to stop.
+    // A closed standard error is ignored.
     let say = |text: String| {
         let _ = writeln!(io::stderr(), "daq {COMMAND} {name}: {text}");
     };
@@ -498,19 +499,19 @@ pub fn main(name: &str) -> u8 {
         Ok(End::Finished) => 0,
         Ok(End::Orphaned(maps, failed)) if failed.is_empty() => {
             say(format!(
-                "the daemon has gone without a message: the device was stopped, {maps} maps ended"
+                "daq was killed: stopped the device and removed {maps} mappings"
             ));
             0
         }
         Ok(End::Orphaned(_, failed)) => {
             say(format!(
-                "the daemon has gone without a message, and the device could not be stopped in every way: {}",
+                "daq was killed, and stopping the device failed: {}",
                 failed.join("; ")
             ));
             1
         }
         Err(error) => {
-            say(format!("{error}; this command is for daq itself"));
+            say(format!("{error}; only daq itself can use this command"));
             1
         }
     }
@@ -523,10 +524,10 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::thread::JoinHandle;
 
-    /// What stands for a device: tells what it was made of and what it was cut off with.
+    /// A device for tests that records the mappings when it is stopped.
     struct Recorder {
         fds: [OwnedFd; 2],
-        told: Sender<Vec<(u64, u64)>>,
+        recorded: Sender<Vec<(u64, u64)>>,
         waits: Receiver<()>,
     }
 
@@ -536,7 +537,7 @@ mod tests {
                 assert!(rustix::fs::fstat(fd).is_ok());
             }
             let maps = maps.iter().map(|(address, map)| (*address, map.bytes));
-            self.told.send(maps.collect()).unwrap();
+            self.recorded.send(maps.collect()).unwrap();
             self.waits.recv().unwrap();
             vec!["as asked".to_owned()]
         }
@@ -545,21 +546,21 @@ mod tests {
     struct Bench {
         socket: OwnedFd,
         guard: JoinHandle<Result<End, String>>,
-        told: Receiver<Vec<(u64, u64)>>,
-        go_on: Sender<()>,
+        recorded: Receiver<Vec<(u64, u64)>>,
+        resume: Sender<()>,
     }
 
-    /// An guard in a thread that has taken two ordinary files for a device.
+    /// A guard in a thread, with two ordinary files as the device.
     fn bench() -> Bench {
         let (socket, theirs) = connection().unwrap();
-        let (tell_test, told) = channel();
-        let (go_on, waits) = channel();
+        let (tell_test, recorded) = channel();
+        let (resume, waits) = channel();
         let guard = std::thread::spawn(move || {
             serve(theirs.as_fd(), |first, second, config| {
                 assert_eq!(config, 7 << 40);
                 Recorder {
                     fds: [first, second],
-                    told: tell_test,
+                    recorded: tell_test,
                     waits,
                 }
             })
@@ -574,8 +575,8 @@ mod tests {
         Bench {
             socket,
             guard,
-            told,
-            go_on,
+            recorded,
+            resume,
         }
     }
 
@@ -584,12 +585,12 @@ mod tests {
         Message::Map { address, bytes }
     }
 
-    /// Whether anybody still has the other end of a pipe.
+    /// Whether the other end of a pipe is still open.
     fn is_held(end: &std::io::PipeReader) -> bool {
         is_held_for(end, Duration::ZERO)
     }
 
-    /// The same once `limit` has passed; a child that another test starts has it until it runs its program.
+    /// As [`is_held`], after at most `limit`. A child of another test inherits the descriptor until it runs its program.
     fn is_held_for(end: &std::io::PipeReader, limit: Duration) -> bool {
         let limit = Timespec::try_from(limit).unwrap();
         let mut fds = [PollFd::new(end, PollFlags::IN)];
@@ -623,12 +624,12 @@ mod tests {
         request(&bench.socket, map(0x20_0000), &[]).unwrap();
         request(&bench.socket, Message::Unmap { address: 0x20_0000 }, &[]).unwrap();
         drop(bench.socket);
-        assert_eq!(bench.told.recv().unwrap(), [(0x10_0000, 4096)]);
+        assert_eq!(bench.recorded.recv().unwrap(), [(0x10_0000, 4096)]);
         assert!(
             is_held(&end),
-            "the GPU's memory is kept until the device is cut off"
+            "the GPU memory is kept until the device is stopped"
         );
-        bench.go_on.send(()).unwrap();
+        bench.resume.send(()).unwrap();
         let ended = bench.guard.join().unwrap().unwrap();
         assert_eq!(ended, End::Orphaned(1, vec!["as asked".to_owned()]));
         assert!(!is_held_for(&end, TIMEOUT));
@@ -646,7 +647,7 @@ mod tests {
         assert!(!is_held_for(&end, TIMEOUT));
         request(&bench.socket, Message::Finish, &[]).unwrap();
         assert_eq!(bench.guard.join().unwrap(), Ok(End::Finished));
-        assert!(bench.told.try_recv().is_err(), "it was not cut off");
+        assert!(bench.recorded.try_recv().is_err(), "the device was stopped by the daemon");
     }
 
     #[test]
@@ -667,27 +668,27 @@ mod tests {
         rustix::net::send(&bench.socket, b"who are you", SendFlags::NOSIGNAL).unwrap();
         let mut reply = [0; MAX_REPLY_BYTES];
         let (bytes, _) = rustix::net::recv(&bench.socket, &mut reply, RecvFlags::empty()).unwrap();
-        assert_eq!(&reply[..bytes], b"a message of 11 bytes");
+        assert_eq!(&reply[..bytes], b"invalid message of 11 bytes");
         let version = VERSION + 1;
         let config = 0;
         let file = std::fs::File::open("/dev/null").unwrap();
         for (message, fds, why) in [
-            (Message::Open { version, config }, 2, "protocol 2, not 1"),
+            (Message::Open { version, config }, 2, "protocol version is 2, expected 1"),
             (
                 Message::Open {
                     version: VERSION,
                     config,
                 },
                 2,
-                "it has a device",
+                "already has a device",
             ),
             (map(0), 1, "with 1 descriptors"),
         ] {
             let fds = vec![file.as_fd(); fds];
-            let told = request(&bench.socket, message, &fds)
+            let recorded = request(&bench.socket, message, &fds)
                 .unwrap_err()
                 .to_string();
-            assert!(told.contains(why), "{told}");
+            assert!(recorded.contains(why), "{recorded}");
         }
         request(&bench.socket, Message::Finish, &[]).unwrap();
         assert_eq!(bench.guard.join().unwrap(), Ok(End::Finished));
@@ -705,7 +706,7 @@ mod tests {
         request_map(&bench.socket, 0x20_0000, 4096, &held).unwrap();
         drop(held);
         request(&bench.socket, Message::Unmap { address: 0x20_0000 }, &[]).unwrap();
-        assert!(is_held(&end), "those of the other map");
+        assert!(is_held(&end), "the descriptors of the other mapping");
         request(&bench.socket, Message::Unmap { address: 0x10_0000 }, &[]).unwrap();
         assert!(!is_held_for(&end, TIMEOUT));
         request(&bench.socket, Message::Finish, &[]).unwrap();
@@ -717,7 +718,7 @@ mod tests {
         let (ours, theirs) = connection().unwrap();
         drop(ours);
         let end = serve(theirs.as_fd(), |_, _, _| -> Recorder { unreachable!() });
-        assert!(end.unwrap_err().contains("before it began"));
+        assert!(end.unwrap_err().contains("before the first message"));
     }
 
     #[test]
@@ -730,11 +731,11 @@ mod tests {
         }
         let error =
             DeviceGuard::start(program, "0000:3b:00.0", file.as_fd(), file.as_fd(), 0).unwrap_err();
-        let told = error.to_string();
+        let recorded = error.to_string();
         assert!(
-            told.contains("0000:3b:00.0: the process that stops the device"),
-            "{told}"
+            recorded.contains("0000:3b:00.0: cannot start the process that stops the device"),
+            "{recorded}"
         );
-        assert!(told.contains("/bin/true fpga-guard"), "{told}");
+        assert!(recorded.contains("/bin/true fpga-guard"), "{recorded}");
     }
 }

@@ -1,4 +1,4 @@
-//! Registers of the design that a configuration has written when an engine starts and stops.
+//! Register steps of the configuration that run when an engine starts and stops.
 
 use super::config::{RegisterPhase, RegisterStep};
 use super::device::{Device, DeviceError, GONE, Registers};
@@ -7,14 +7,14 @@ use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, QuiesceTi
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One step with the registers that it is made on.
+/// One register step with the registers that it accesses.
 struct Action {
     registers: Arc<dyn Registers>,
     step: RegisterStep,
 }
 
 impl Action {
-    /// Writes, or waits at most `limit`; what it read last where it waited in vain.
+    /// Writes the register, or waits for its value at most `limit`. The error is the last value that was read.
     fn run(&self, limit: Duration) -> Result<(), u32> {
         let RegisterStep {
             offset,
@@ -45,18 +45,18 @@ impl Action {
     }
 }
 
-/// An engine whose design is started after it, and stopped before or after it.
+/// An engine with register steps that start the design after it and stop the design before or after it.
 pub struct EngineWithRegisters {
     engine: Box<dyn Engine>,
     start: Vec<Action>,
     stop: Vec<Action>,
     stopped: Vec<Action>,
-    /// Whether the start has begun and the stop has not.
+    /// Whether the engine was armed and not stopped since.
     is_started: bool,
 }
 
 impl EngineWithRegisters {
-    /// `engine` with `steps` on registers of `device`; itself where there are none.
+    /// Adds `steps` on registers of `device` to `engine`. Returns `engine` itself if there are no steps.
     pub fn wrap(
         engine: Box<dyn Engine>,
         device: &dyn Device,
@@ -66,8 +66,8 @@ impl EngineWithRegisters {
             return Ok(engine);
         }
         let actions = |when: RegisterPhase| {
-            let of_it = steps.iter().filter(|step| step.when == when);
-            of_it
+            let selected = steps.iter().filter(|step| step.when == when);
+            selected
                 .map(|step| {
                     let registers = device.registers(step.bar)?;
                     let bytes = registers.bytes();
@@ -76,7 +76,7 @@ impl EngineWithRegisters {
                         return Err(DeviceError::new(
                             device.name(),
                             format!(
-                                "`registers` names offset {offset:#x} of BAR {bar}, which has {bytes:#x} bytes: correct `bar` or `offset`"
+                                "`registers` contains offset {offset:#x} of BAR {bar}, but the BAR has {bytes:#x} bytes: correct `bar` or `offset`"
                             ),
                         ));
                     }
@@ -98,15 +98,15 @@ impl EngineWithRegisters {
 }
 
 impl EngineWithRegisters {
-    /// Steps of a stop: one that fails keeps none of the others.
-    fn end(&self, actions: &[Action], timeout: Duration) {
+    /// Runs all steps of a stop. A failed step is logged and does not prevent the others.
+    fn run_stop_steps(&self, actions: &[Action], timeout: Duration) {
         for action in actions {
             if let Err(read) = action.run(timeout) {
                 let RegisterStep {
                     bar, offset, value, ..
                 } = &action.step;
                 tracing::warn!(
-                    "{}: register {offset:#x} of BAR {bar} reads {read:#x}, `registers` waited for {value:#x} at the stop",
+                    "{}: stop step timed out: register {offset:#x} of BAR {bar} reads {read:#x}, expected {value:#x}",
                     self.engine.device().name()
                 );
             }
@@ -145,7 +145,7 @@ impl Engine for EngineWithRegisters {
                 EngineError::Unfit {
                     device,
                     why: format!(
-                        "register {offset:#x} of BAR {bar} reads {read:#x} after {waited}, `registers` waits for {value:#x}: is the design clocked and out of reset? correct `value` and `mask`, or raise `wait`"
+                        "start step timed out: register {offset:#x} of BAR {bar} reads {read:#x} after {waited}, expected {value:#x}: check that the design is clocked and out of reset, correct `value` and `mask`, or raise `wait`"
                     ),
                 }
             })?;
@@ -173,10 +173,10 @@ impl Engine for EngineWithRegisters {
         if !std::mem::take(&mut self.is_started) {
             return self.engine.quiesce(timeout);
         }
-        self.end(&self.stop, timeout);
+        self.run_stop_steps(&self.stop, timeout);
         let stopped = self.engine.quiesce(timeout);
-        // Of one that would not stop as well: it will be cut off, and that need not reset the design.
-        self.end(&self.stopped, timeout);
+        // Also after a quiesce timeout: the reset that follows may not reset the design.
+        self.run_stop_steps(&self.stopped, timeout);
         stopped
     }
 }

@@ -27,7 +27,7 @@ impl Fixture {
     /// An engine whose command is a shell's `script`, run in the fixture's folder.
     fn engine(&self, script: &str, keys: &str) -> ExternalEngine {
         let words = serde_json::json!(["sh", "-c", script]);
-        let keys = format!("command = {words}\nwithin = \"60 s\"\n{keys}");
+        let keys = format!("command = {words}\ntimeout = \"60 s\"\n{keys}");
         let config = mock::config("external", &keys);
         let opening = Opening {
             device: self.mock.clone(),
@@ -245,7 +245,7 @@ fn external_engine_contradicting_keys_are_reported() {
     assert_eq!(keys(command), ["command"]);
     assert_eq!(keys(&format!("{command}command = []")), ["command"]);
     let found = keys(&format!(
-        "{command}command = [\"x\"]\nwithin = \"0 s\"\naddress_bits = 65\nchannel = 1\ncompletion = \"interrupt\"\n\
+        "{command}command = [\"x\"]\ntimeout = \"0 s\"\naddress_bits = 65\nchannel = 1\ncompletion = \"interrupt\"\n\
          registers = [{{ bar = 0, offset = 0, value = 1 }}]"
     ));
     let expected = [
@@ -258,7 +258,7 @@ fn external_engine_contradicting_keys_are_reported() {
     assert_eq!(found, expected);
     let found = keys("device = \"emulated:xdma\"\nengine = \"external\"\ncommand = [\"x\"]");
     assert_eq!(found, ["device"]);
-    let found = keys("device = \"3b:00.0\"\nengine = \"edu\"\ncommand = [\"x\"]\nwithin = \"1 s\"");
+    let found = keys("device = \"3b:00.0\"\nengine = \"edu\"\ncommand = [\"x\"]\ntimeout = \"1 s\"");
     assert_eq!(found, ["command", "timeout"]);
     assert!(ExternalCommand::new(&[], Path::new("."), DEFAULT_TIMEOUT).is_none());
 }
