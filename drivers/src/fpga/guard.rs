@@ -140,8 +140,8 @@ impl DeviceGuard {
                 ),
             )
         };
-        let (ours, theirs) =
-            connection().map_err(|error| cannot(format!("cannot create a socket pair: {error}")))?;
+        let (ours, theirs) = connection()
+            .map_err(|error| cannot(format!("cannot create a socket pair: {error}")))?;
         let child = Command::new(program)
             .arg0("daq")
             .args([COMMAND, name])
@@ -202,8 +202,7 @@ impl DeviceGuard {
         request: impl FnOnce(&OwnedFd) -> Result<(), GuardError>,
     ) -> Result<(), GuardError> {
         if self.is_lost {
-            let why =
-                "an earlier reply of the guard process did not arrive; stop daq and check whether the process still runs";
+            let why = "an earlier reply of the guard process did not arrive; stop daq and check whether the process still runs";
             return Err(GuardError::Lost(io::Error::other(why)));
         }
         let result = request(&self.socket);
@@ -262,7 +261,9 @@ fn request(socket: &OwnedFd, message: Message, fds: &[BorrowedFd<'_>]) -> Result
     let (bytes, _) =
         rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut reply, RecvFlags::empty()))?;
     match bytes {
-        0 => Err(GuardError::Lost(io::Error::other("the guard process exited"))),
+        0 => Err(GuardError::Lost(io::Error::other(
+            "the guard process exited",
+        ))),
         MESSAGE_BYTES if reply[..MESSAGE_BYTES] == message => Ok(()),
         _ => {
             let why = String::from_utf8_lossy(&reply[..bytes]);
@@ -387,7 +388,10 @@ fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Message, Vec<OwnedFd>)>, St
         return Ok(None);
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err("out of file descriptors; raise LimitNOFILE= in the systemd unit, or ulimit -n".to_owned());
+        return Err(
+            "out of file descriptors; raise LimitNOFILE= in the systemd unit, or ulimit -n"
+                .to_owned(),
+        );
     }
     match Message::read(message) {
         Some(message) if received.bytes == MESSAGE_BYTES => Ok(Some((message, fds))),
@@ -647,7 +651,10 @@ mod tests {
         assert!(!is_held_for(&end, TIMEOUT));
         request(&bench.socket, Message::Finish, &[]).unwrap();
         assert_eq!(bench.guard.join().unwrap(), Ok(End::Finished));
-        assert!(bench.recorded.try_recv().is_err(), "the device was stopped by the daemon");
+        assert!(
+            bench.recorded.try_recv().is_err(),
+            "the device was stopped by the daemon"
+        );
     }
 
     #[test]
@@ -673,7 +680,11 @@ mod tests {
         let config = 0;
         let file = std::fs::File::open("/dev/null").unwrap();
         for (message, fds, why) in [
-            (Message::Open { version, config }, 2, "protocol version is 2, expected 1"),
+            (
+                Message::Open { version, config },
+                2,
+                "protocol version is 2, expected 1",
+            ),
             (
                 Message::Open {
                     version: VERSION,

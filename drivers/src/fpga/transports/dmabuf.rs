@@ -1,8 +1,8 @@
-//! Bus addresses of a dma-buf for a card that keeps its own driver, or has none: the kernel module `daq_dmabuf`.
+//! Bus addresses of a dma-buf for a card with its own driver or without a driver: the Linux module `daq_dmabuf`.
 //!
-//! The engine is programmed by others (the card's driver, a hook of the user) with the addresses that come from here.
-//! They hold until the [`Attachment`] is dropped or revoked; the engine must be stopped before it is dropped. If the
-//! process dies with attachments, the kernel switches off the card's bus mastering before it gives the memory back.
+//! The card's driver or a user-supplied command programs the engine with these addresses. They are valid until the
+//! [`Attachment`] is dropped or revoked. Stop the engine before dropping the attachment. If the process dies, Linux
+//! disables the bus mastering of the card before it frees the memory.
 
 use crate::sys::dmabuf;
 use rustix::event::{EventfdFlags, eventfd};
@@ -15,18 +15,18 @@ use std::sync::Arc;
 
 pub use crate::sys::dmabuf::Segment;
 
-/// Where the module is reached.
+/// The device file of the module.
 const PATH: &str = "/dev/daq_dmabuf";
 
-/// Why there are no bus addresses.
+/// Why memory could not be mapped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct DmabufError {
     /// The module, or the device.
     pub what: String,
-    /// What happened and what helps.
+    /// What happened and how to fix it.
     pub why: String,
-    /// What the kernel answered; none where it was not asked.
+    /// The error number from Linux, if the error is from a system call.
     pub errno: Option<Errno>,
 }
 
@@ -59,7 +59,7 @@ impl FromStr for Function {
         };
         parse().ok_or_else(|| DmabufError {
             what: text.to_owned(),
-            why: "is no PCI address; write it as lspci -D does, such as 0000:3b:00.0".to_owned(),
+            why: "not a PCI address; use the format of lspci -D, such as 0000:3b:00.0".to_owned(),
             errno: None,
         })
     }
@@ -72,7 +72,7 @@ impl fmt::Display for Function {
     }
 }
 
-/// Who accesses the memory how.
+/// The direction of the accesses to the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// The device reads it.
@@ -83,42 +83,42 @@ pub enum Direction {
     Both,
 }
 
-/// What has become of an attachment.
+/// The state of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its addresses hold.
+    /// The addresses are valid.
     Live,
-    /// Its addresses no longer hold: stop the engine, then drop the attachment.
+    /// The addresses are no longer valid: stop the engine, then drop the attachment.
     Revoked(Reason),
 }
 
 /// Why an attachment was revoked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The exporter moved or withdrew the memory.
+    /// The exporter moved or revoked the memory.
     Moved,
     /// A driver was bound to the device, or unbound from it.
     Rebound,
-    /// The device is gone.
+    /// The device was removed.
     Removed,
-    /// What a newer module says.
+    /// A reason of a newer module version.
     Other(u32),
 }
 
-/// How far the memory is from the device, as the kernel sees it.
+/// The distance between memory and device that Linux reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distance {
-    /// PCIe ports between the two.
+    /// Number of PCIe ports between the two.
     Ports(u32),
-    /// The kernel does not say: it is built without PCI_P2PDMA.
+    /// Unknown, because Linux was built without PCI_P2PDMA.
     Unknown,
-    /// The kernel does not trust the way between the two.
+    /// Linux does not support peer-to-peer access on this path.
     Refused,
-    /// The memory is the host's.
+    /// Host memory.
     Host,
 }
 
-/// The kernel module, open.
+/// The open Linux module.
 #[derive(Clone, Debug)]
 pub struct Module {
     file: Arc<OwnedFd>,
@@ -132,14 +132,14 @@ impl Module {
             what: PATH.to_owned(),
             why: match errno {
                 Errno::NOENT | Errno::NODEV | Errno::NXIO => {
-                    "the kernel module is not loaded: sudo modprobe daq_dmabuf; if it is not installed, see \
+                    "the Linux module is not loaded: run sudo modprobe daq_dmabuf; if it is not installed, see \
                      kmod/daq_dmabuf/README.md"
                         .to_owned()
                 }
                 Errno::ACCESS | Errno::PERM => {
-                    "is for root: run as root, or give the process CAP_SYS_RAWIO and the file to its user".to_owned()
+                    "permission denied: run as root, or give the process CAP_SYS_RAWIO and its user access to the file".to_owned()
                 }
-                errno => format!("cannot be opened: {errno}"),
+                errno => format!("cannot open: {errno}"),
             },
             errno: Some(errno),
         })?;
@@ -148,10 +148,10 @@ impl Module {
         })
     }
 
-    /// Pins `memory`, a dma-buf, and maps it for `device`, whose engine drives `address_bits` bits of address (1 to 64).
+    /// Pins the dma-buf `memory` and maps it for `device`, whose DMA addresses have `address_bits` bits (1 to 64).
     ///
-    /// `None` leaves the width that the device's driver has set, or 32 bits where it has none; a width may be given only
-    /// for a device without a driver. The attachment keeps the memory, `memory` itself may be closed.
+    /// `None` uses the width that the device's driver has set, or 32 bits without a driver. A width is allowed only for a
+    /// device without a driver. The attachment keeps the memory alive; `memory` may be closed.
     pub fn map(
         &self,
         memory: BorrowedFd<'_>,
@@ -212,52 +212,52 @@ impl Module {
     }
 }
 
-/// An eventfd that becomes readable when an attachment made with it is revoked.
+/// Creates an eventfd that becomes readable when an attachment with it is revoked.
 pub fn revocation_eventfd() -> Result<Arc<OwnedFd>, DmabufError> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     eventfd(0, flags)
         .map(Arc::new)
         .map_err(|errno| DmabufError {
             what: PATH.to_owned(),
-            why: format!("no eventfd can be had: {errno}; too many open files?"),
+            why: format!("cannot create an eventfd: {errno}; check the limit of open files"),
             errno: Some(errno),
         })
 }
 
-/// What the module's answer to a map means and what helps.
+/// Explains an error number of the map call and how to fix it.
 fn why(errno: Errno, address_bits: Option<u16>) -> String {
     let text = match errno {
-        Errno::NODEV => "there is no such PCI device, or it does not answer: look with lspci -D",
+        Errno::NODEV => "no such PCI device, or it does not respond: check with lspci -D",
         Errno::BUSY => {
-            "its DMA belongs to user space or to a driver that manages it alone (vfio-pci, pci-stub, a PCIe port), or it \
-             is attached already with another address width: use VFIO's own mapping, or give it its own driver, or none"
+            "the device is bound to a driver that manages its DMA (vfio-pci, pci-stub, a PCIe port), or it is already \
+             attached with another address width: bind its own driver, unbind it, or use an engine over VFIO"
         }
         Errno::EXIST => {
-            "a driver is bound to it, which alone says how many address bits it drives: leave the width out"
+            "a driver is bound to the device and sets the address width: remove `address_bits`"
         }
-        Errno::BADF => "the memory is no open descriptor",
+        Errno::BADF => "the memory is not an open descriptor",
         Errno::INVAL => {
             return format!(
-                "the memory is no dma-buf, the device is a bridge, or {} address bits are not between 1 and 64",
+                "the memory is not a dma-buf, the device is a bridge, or the address width of {} bits is not between 1 and 64",
                 address_bits.unwrap_or(0)
             );
         }
         Errno::REMOTEIO => {
-            "the addresses that the memory's exporter gave are none that this device can use: its IOMMU does not know \
-             them, the device's address bits do not reach them, or they lie in a bounce buffer; use the staged path"
+            "the device cannot use the addresses from the exporter: they are not in its IOMMU domain, are beyond its address \
+             width, or are in a bounce buffer; set path = \"staged\""
         }
-        Errno::STALE => "the memory was withdrawn while it was mapped: try again",
-        Errno::NOSPC => "more than 65535 attachments: drop some",
+        Errno::STALE => "the memory was revoked while it was mapped: try again",
+        Errno::NOSPC => "more than 65535 attachments: lower `slots` of the ring",
         errno => {
             return format!(
-                "the memory's exporter, or the kernel, refuses to map it for this device: {errno}"
+                "the exporter of the memory or Linux refused to map it for this device: {errno}"
             );
         }
     };
     text.to_owned()
 }
 
-/// A dma-buf that a device may access; unmapped when dropped, before which the device's engine must be stopped.
+/// A dma-buf that a device may access. It is unmapped on drop; stop the device's engine first.
 #[derive(Debug)]
 pub struct Attachment {
     file: Arc<OwnedFd>,
@@ -274,20 +274,20 @@ impl Attachment {
         self.bytes
     }
 
-    /// Its bus addresses from its first byte on; no two that follow each other are consecutive.
+    /// The bus addresses of the memory. Consecutive ranges are merged into one segment.
     ///
-    /// Together they may be longer than the dma-buf by what the exporter rounds up.
+    /// The total may be larger than the dma-buf, because the exporter rounds up.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The bus address of the byte at `offset`, and how many bytes from there on have consecutive addresses; `None`
-    /// beyond the end. A slot can be written by one transfer if it is no longer than that.
+    /// The bus address of the byte at `offset` and the number of bytes with consecutive addresses from it on; `None` beyond
+    /// the end. One transfer can fill a slot only within such a range.
     pub fn contiguous_from(&self, offset: u64) -> Option<(u64, u64)> {
         contiguous_from(&self.segments, self.bytes, offset)
     }
 
-    /// Whether its addresses still hold.
+    /// Whether the addresses are still valid.
     pub fn state(&self) -> Result<State, DmabufError> {
         let state = self.query()?;
         if state.state != dmabuf::REVOKED {
@@ -301,7 +301,7 @@ impl Attachment {
         }))
     }
 
-    /// How far the memory is from the device.
+    /// The distance between memory and device.
     pub fn distance(&self) -> Result<Distance, DmabufError> {
         let distance = self.query()?.p2p_distance;
         Ok(match (u32::try_from(distance), distance) {
@@ -312,13 +312,13 @@ impl Attachment {
         })
     }
 
-    /// Becomes readable when it is revoked: an eventfd.
+    /// An eventfd that becomes readable when the attachment is revoked.
     pub fn revoked(&self) -> BorrowedFd<'_> {
         self.revoked.as_fd()
     }
 
-    /// Leaves it to the module, of an engine that does not stop: once the [`Module`] and all its attachments are gone, it
-    /// switches off the device's bus mastering, and only then gives the memory back.
+    /// Detaches the attachment after a quiesce timeout: when the [`Module`] and all its attachments are dropped, the module
+    /// disables the bus mastering of the device and only then frees the memory.
     pub fn detach(mut self) {
         self.is_detached = true;
     }
@@ -330,7 +330,7 @@ impl Attachment {
         };
         dmabuf::state(self.file.as_fd(), &mut argument).map_err(|errno| DmabufError {
             what: PATH.to_owned(),
-            why: format!("does not know its own mapping {}: {errno}", self.handle),
+            why: format!("cannot read the state of mapping {}: {errno}", self.handle),
             errno: Some(errno),
         })?;
         Ok(argument)
@@ -343,12 +343,12 @@ impl Drop for Attachment {
             return;
         }
         if let Err(errno) = dmabuf::unmap(self.file.as_fd(), self.handle) {
-            tracing::error!("{PATH}: mapping {} cannot be undone: {errno}", self.handle);
+            tracing::error!("{PATH}: cannot unmap mapping {}: {errno}", self.handle);
         }
     }
 }
 
-/// As [`Attachment::contiguous_from`], of memory of `bytes` bytes.
+/// See [`Attachment::contiguous_from`]; for memory of `bytes` bytes.
 fn contiguous_from(segments: &[Segment], bytes: u64, offset: u64) -> Option<(u64, u64)> {
     let left = bytes.checked_sub(offset).filter(|left| *left > 0)?;
     let mut start = 0;

@@ -1,41 +1,40 @@
-//! Which addresses a device is to know memory by, where the choice is ours.
+//! Allocates I/O virtual addresses for DMA.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// The first address: below lies what firmware and old devices have, and low addresses are where mistakes point.
+/// The first address. Lower addresses are used by firmware and old devices, and are common targets of mistakes.
 const FIRST: u64 = 2 << 20;
-/// Where addresses end that an engine of 32 bits knows.
+/// The end of 32-bit addresses.
 const NARROW: u64 = 1 << 32;
-/// Pieces begin at multiples of this and leave at least as much behind them, so that a device that runs past the end of
-/// one meets nothing.
+/// Alignment of ranges and minimum gap between them. A device that writes beyond a range then faults.
 const STEP: u64 = 1 << 20;
-/// Pieces of at least so many bytes begin at multiples of it, so that an IOMMU can use large pages.
+/// Alignment of ranges of at least this size, so that the IOMMU can use large pages.
 const LARGE_PAGE: u64 = 2 << 20;
-/// Where x86 takes writes for interrupts.
+/// Addresses that x86 uses for interrupt messages.
 const INTERRUPTS: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
-/// The last address that the narrowest IOMMU translates, of 39 bits.
+/// The last address of the narrowest IOMMU, which has 39 bits.
 const LAST: u64 = (1 << 39) - 1;
 
-/// The addresses of a device: which there are, and which are taken.
+/// Allocates the addresses of one device.
 ///
-/// Those below 4 GiB come first, for the sake of engines that know no others, and each is used again as late as can be:
-/// what is still aimed at memory that was taken away then meets nothing, too.
+/// Addresses below 4 GiB are used first, for engines with 32-bit addresses. Freed addresses are reused as late as
+/// possible, so that a late write to freed memory faults.
 #[derive(Debug)]
 pub struct IovaAllocator {
     valid: Vec<RangeInclusive<u64>>,
-    /// First address and bytes of each piece.
+    /// First address and size of each allocated range.
     taken: BTreeMap<u64, u64>,
     below: SearchRange,
     above: SearchRange,
 }
 
-/// Addresses that are searched in turn.
+/// A range of addresses to search.
 #[derive(Debug)]
 struct SearchRange {
     first: u64,
     last: u64,
-    /// Where the next search begins.
+    /// The start of the next search.
     next: u64,
 }
 
@@ -56,7 +55,7 @@ impl Default for IovaAllocator {
 }
 
 impl IovaAllocator {
-    /// Those of `valid`; without it all that 39 bits reach, as every IOMMU has, but those of interrupts.
+    /// Creates an allocator for `valid`. Default: all 39-bit addresses except those of interrupts.
     pub fn new(valid: Option<Vec<RangeInclusive<u64>>>) -> Self {
         let mut valid =
             valid.unwrap_or_else(|| vec![0..=INTERRUPTS.start() - 1, INTERRUPTS.end() + 1..=LAST]);
@@ -69,7 +68,7 @@ impl IovaAllocator {
         }
     }
 
-    /// Takes addresses for `bytes` bytes and returns the first; `None` if there are none.
+    /// Allocates `bytes` addresses and returns the first; `None` if no range is free.
     pub fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let below = self.find(&self.below, bytes);
         let begin = below.or_else(|| self.find(&self.above, bytes))?;
@@ -83,7 +82,7 @@ impl IovaAllocator {
         Some(begin)
     }
 
-    /// The bytes of the piece that begins there.
+    /// The size of the range that starts at `begin`.
     #[cfg(test)]
     pub fn bytes(&self, begin: u64) -> Option<u64> {
         self.taken.get(&begin).copied()
@@ -94,7 +93,7 @@ impl IovaAllocator {
         self.taken.remove(&begin);
     }
 
-    /// All pieces: first address and bytes.
+    /// All allocated ranges: first address and size.
     #[cfg(test)]
     pub fn taken(&self) -> impl Iterator<Item = (u64, u64)> {
         self.taken.iter().map(|(&begin, &bytes)| (begin, bytes))
@@ -107,7 +106,7 @@ impl IovaAllocator {
             .find_map(|from| self.find_from(from, span.last, length))
     }
 
-    /// The first free addresses from `from` to `last` at the latest for `length` bytes and one more.
+    /// Returns the first free range of `length + 1` addresses between `from` and `last`.
     fn find_from(&self, from: u64, last: u64, length: u64) -> Option<u64> {
         let alignment = if length < LARGE_PAGE - 1 {
             STEP
@@ -122,7 +121,7 @@ impl IovaAllocator {
                 if end > last.min(*range.end()) {
                     return None;
                 }
-                // Pieces keep apart, so that if any is in the way the last one is.
+                // Ranges are sorted and do not overlap, so only the last one can conflict.
                 let others = self.taken.range(..=end.saturating_add(STEP));
                 match others.last().map(|(&other, &bytes)| behind(other, bytes)) {
                     Some(behind) if behind > begin => begin = behind,
@@ -133,7 +132,7 @@ impl IovaAllocator {
     }
 }
 
-/// The first address behind a piece that another may have.
+/// The first address after a range that another range may use.
 const fn behind(begin: u64, bytes: u64) -> u64 {
     begin.saturating_add(bytes).saturating_add(STEP)
 }
@@ -187,7 +186,7 @@ mod tests {
         assert_eq!(last.allocate(4096), None);
     }
 
-    /// Whether a piece may lie there beside those that are taken, by the rules and not by the search.
+    /// Whether a range is free, computed by the rules and not by the search.
     fn is_free(
         begin: u64,
         bytes: u64,

@@ -1,10 +1,9 @@
-//! A card whose memory is mapped by the kernel module `daq_dmabuf`, and whose registers are somebody else's.
+//! A card that keeps its own driver. The Linux module `daq_dmabuf` maps memory for it; daq does not access its registers.
 //!
 //! ```text
 //!   Region ── dma-buf (udmabuf, or the GPU's driver) ──▶ daq_dmabuf ──▶ bus addresses
 //! ```
-//! Which addresses memory has is the kernel's choice: those of a region are consecutive where an IOMMU translates, and page
-//! by page where none does.
+//! Linux chooses the bus addresses. With an IOMMU the addresses of a region are consecutive; without one, only within a page.
 
 use super::dmabuf::{
     Attachment, Direction, DmabufError, Function, Module, Reason, State, revocation_eventfd,
@@ -25,14 +24,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What makes a dma-buf of host memory.
+/// The device that creates a dma-buf from host memory.
 const UDMABUF: &str = "/dev/udmabuf";
 /// `PCI_COMMAND` in a configuration space, and its bits that let the device answer and do DMA (PCI Local Bus
 /// Specification 3.0, 6.2.2).
 const COMMAND: u64 = 4;
 const MEMORY: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
-/// How long the module may take to switch bus mastering off after its file was closed.
+/// Maximum time for the module to disable bus mastering after its file was closed.
 const CLOSING: Duration = Duration::from_secs(1);
 
 /// A PCI device that keeps its driver, or has none.
@@ -43,7 +42,7 @@ pub struct KernelDriverDevice {
     folder: PathBuf,
     address_bits: Option<u16>,
     identity: Identity,
-    /// Whether bus mastering was switched on here, where no driver is to do it.
+    /// Whether this process enabled bus mastering, because the card has no driver.
     is_master: bool,
     revoked: Arc<OwnedFd>,
     state: Mutex<Maps>,
@@ -51,47 +50,49 @@ pub struct KernelDriverDevice {
 
 #[derive(Debug)]
 struct Maps {
-    /// `None` once the device was cut off.
+    /// `None` after bus mastering was disabled.
     module: Option<Module>,
     /// By the address of their first byte.
     attachments: BTreeMap<u64, Attachment>,
 }
 
 impl KernelDriverDevice {
-    /// Opens the module for the device at a PCI address (`0000:3b:00.0`), whose engine drives `address_bits` bits of address
-    /// where no driver says it. Switches bus mastering on where the device has no driver that does.
+    /// Opens the module for the device at a PCI address (`0000:3b:00.0`). For a device without a driver, `address_bits` is
+    /// the width of its DMA addresses, and this function enables bus mastering.
     pub fn open(address: &str, address_bits: Option<u16>) -> Result<Arc<Self>, DeviceError> {
         let folder = Path::new("/sys/bus/pci/devices").join(address);
         let error = |why: String| DeviceError::new(address, why);
-        let function: Function = address.parse().map_err(|wrong| told(address, &wrong))?;
+        let function: Function = address
+            .parse()
+            .map_err(|wrong| device_error(address, &wrong))?;
         if !folder.exists() {
             return Err(error(
-                "no such PCI device; lspci -D lists them. A card that was programmed after the start is found by \
+                "no such PCI device; lspci -D lists all devices. To find a card that was programmed after boot, run \
                  echo 1 > /sys/bus/pci/rescan"
                     .to_owned(),
             ));
         }
-        let module = Module::open().map_err(|wrong| told(address, &wrong))?;
-        let revoked = revocation_eventfd().map_err(|wrong| told(address, &wrong))?;
+        let module = Module::open().map_err(|wrong| device_error(address, &wrong))?;
+        let revoked = revocation_eventfd().map_err(|wrong| device_error(address, &wrong))?;
         let identity = Identity {
             vendor: number(&folder, "vendor").unwrap_or(0),
             device: number(&folder, "device").unwrap_or(0),
             class: number(&folder, "class").unwrap_or(0),
         };
         let command = read_command(&folder)
-            .map_err(|reason| error(format!("its configuration space: {reason}")))?;
+            .map_err(|reason| error(format!("cannot read the configuration space: {reason}")))?;
         let has_driver = folder.join("driver").exists();
         let is_on = command & BUS_MASTER != 0;
         if has_driver && !is_on {
             tracing::warn!(
-                "{address}: its bus mastering is off, and with it all DMA, until its driver or the command switches it on; \
-                 after an end in mid-flight that takes binding its driver anew"
+                "{address}: bus mastering is disabled, so the card cannot do DMA until its driver or the command enables it; \
+                 if daq was killed during a run, unbind and rebind the driver"
             );
         }
         if !has_driver {
             write_command(&folder, command | MEMORY | BUS_MASTER).map_err(|reason| {
                 error(format!(
-                    "it has no driver, and its bus mastering cannot be switched on: {}/config: {reason}; run as root",
+                    "the card has no driver, and bus mastering cannot be enabled: {}/config: {reason}; run as root",
                     folder.display()
                 ))
             })?;
@@ -141,9 +142,9 @@ impl DmaDevice for KernelDriverDevice {
         .map_err(|why| self.refused(region, why))?;
         let mut maps = self.maps();
         let Some(module) = &maps.module else {
-            return Err(self.refused(region, "it was cut off"));
+            return Err(self.refused(region, "bus mastering was disabled after a quiesce timeout"));
         };
-        // It reads as well: how far it may go.
+        // The device also reads its credits.
         let (function, direction) = (self.function, Direction::Both);
         let revoked = self.revoked.clone();
         let attachment = module
@@ -156,10 +157,10 @@ impl DmaDevice for KernelDriverDevice {
             )
             .map_err(|error| self.refused(region, error.why))?;
         let Some((address, _)) = attachment.contiguous_from(0) else {
-            return Err(self.refused(region, "the kernel says that it has no bytes"));
+            return Err(self.refused(region, "Linux returned no addresses for it"));
         };
         tracing::debug!(
-            "{}: {:#x} bytes of {} in {} pieces, from {address:#x} on; distance {:?}",
+            "{}: mapped {:#x} bytes of {} in {} segments at {address:#x}; distance {:?}",
             self.name,
             attachment.bytes(),
             region.placement(),
@@ -167,7 +168,7 @@ impl DmaDevice for KernelDriverDevice {
             attachment.distance()
         );
         if maps.attachments.contains_key(&address) {
-            let why = format!("it is mapped already, at {address:#x}");
+            let why = format!("it is already mapped at {address:#x}");
             return Err(self.refused(region, why));
         }
         maps.attachments.insert(address, attachment);
@@ -184,14 +185,14 @@ impl DmaDevice for KernelDriverDevice {
             Some((at, room)) if room >= bytes as u64 => Ok(at),
             found => Err(DmaError::Unreachable {
                 device: self.name.clone(),
-                memory: format!("{bytes} bytes at {offset} of what it has at {address:#x}"),
+                memory: format!("{bytes} bytes at offset {offset} of the mapping at {address:#x}"),
                 why: scattered(found),
             }),
         }
     }
 
     fn unmap(&self, address: u64, _: usize) -> Result<(), DmaError> {
-        // One that is not there was taken by the end of all of them.
+        // If the mapping is not found, `disable_and_reset` has already removed it.
         let attachment = self.maps().attachments.remove(&address);
         drop(attachment);
         Ok(())
@@ -206,7 +207,7 @@ impl DmaDevice for KernelDriverDevice {
             let attachments = std::mem::take(&mut maps.attachments);
             attachments.into_values().for_each(Attachment::detach);
         }
-        // A child that is being started may have the file for a moment more.
+        // A child process that is being started may keep the file open briefly.
         let is_off = wait_until(CLOSING, || {
             read_command(&self.folder)
                 .is_ok_and(|command| command & BUS_MASTER == 0 || command == u16::MAX)
@@ -217,9 +218,9 @@ impl DmaDevice for KernelDriverDevice {
         }
         Err(DmaError::Refused {
             device: self.name.clone(),
-            action: "switching its bus mastering off".to_owned(),
+            action: "disabling bus mastering".to_owned(),
             why: format!(
-                "it is still on {CLOSING:?} after daq_dmabuf was to do that; its driver or another program may have switched it on again: unload the driver"
+                "bus mastering is still enabled {CLOSING:?} after the daq_dmabuf file was closed; the driver or another program may have enabled it again: unload the driver"
             ),
         })
     }
@@ -233,21 +234,21 @@ impl Device for KernelDriverDevice {
     fn registers(&self, _: usize) -> Result<Arc<dyn Registers>, DeviceError> {
         Err(DeviceError::new(
             &self.name,
-            "its registers are its driver's: have the command write them",
+            "the registers belong to the card's driver; write them in the command",
         ))
     }
 
     fn interrupts(&self, _: usize) -> Result<Vec<Interrupt>, DeviceError> {
         Err(DeviceError::new(
             &self.name,
-            "its interrupts are its driver's: write completion = \"poll\"",
+            "the interrupts belong to the card's driver; set completion = \"poll\"",
         ))
     }
 
     fn reset(&self) -> Result<(), DeviceError> {
         Err(DeviceError::new(
             &self.name,
-            "its reset is its driver's: have the command do it",
+            "the card's driver must reset the card; do it in the command",
         ))
     }
 
@@ -284,12 +285,12 @@ impl Drop for KernelDriverDevice {
         let off = read_command(&self.folder)
             .and_then(|command| write_command(&self.folder, command & !BUS_MASTER));
         if let Err(error) = off {
-            tracing::debug!("{}: its bus mastering stays as it is: {error}", self.name);
+            tracing::debug!("{}: cannot disable bus mastering: {error}", self.name);
         }
     }
 }
 
-/// Host memory as a dma-buf, or why not.
+/// Creates a dma-buf from host memory.
 fn udmabuf(memory: BorrowedFd<'_>, bytes: u64) -> Result<OwnedFd, String> {
     let device = File::options()
         .read(true)
@@ -297,51 +298,51 @@ fn udmabuf(memory: BorrowedFd<'_>, bytes: u64) -> Result<OwnedFd, String> {
         .open(UDMABUF)
         .map_err(|error| {
             format!(
-                "{UDMABUF}: {error}; load it by modprobe udmabuf, and allow this user to use it"
+                "cannot open {UDMABUF}: {error}; run modprobe udmabuf and give this user access"
             )
         })?;
     sys::udmabuf(device.as_fd(), memory, bytes).map_err(|errno| {
-        let helps = match errno {
+        let fix = match errno {
             Errno::INVAL => {
-                "it takes no more at once than /sys/module/udmabuf/parameters/size_limit_mb says, 64 MiB if nobody has changed that: raise it, or lower `slots` or `slot` of the ring"
+                "the size is limited by /sys/module/udmabuf/parameters/size_limit_mb, 64 MiB by default: raise it, or lower `slots` or `slot` of the ring"
             }
             Errno::NOMEM => "lower `slots` or `slot` of the ring",
-            _ => "dmesg | tail may tell why",
+            _ => "see dmesg | tail",
         };
-        format!("{UDMABUF}: {errno}; {helps}")
+        format!("{UDMABUF}: {errno}; {fix}")
     })
 }
 
-/// Why `found`, consecutive addresses, are too few, and what helps.
+/// Explains that `found`, the consecutive bus addresses, are too few, and how to fix it.
 fn scattered(found: Option<(u64, u64)>) -> String {
     found.map_or_else(
-        || "nothing is mapped there".to_owned(),
+        || "nothing is mapped at this address".to_owned(),
         |(address, room)| {
             format!(
-                "the bus has only {room} consecutive addresses for them, from {address:#x} on; make `slot` of the ring no larger than that, or have the IOMMU translate for it (switch it on in the firmware; no iommu=pt on the kernel's command line), or put the ring on a GPU"
+                "only {room} bytes have consecutive bus addresses, from {address:#x} on; lower `slot` of the ring to at most that, enable IOMMU translation (enable the IOMMU in the firmware and remove iommu=pt from the Linux command line), or use a ring in GPU memory"
             )
         },
     )
 }
 
-/// What ended the mappings, and what helps.
+/// Explains why the mappings were revoked, and how to fix it.
 fn why_revoked(reason: Option<Reason>) -> String {
     let happened = match reason {
-        Some(Reason::Moved) => "the driver of the memory moved or withdrew it",
+        Some(Reason::Moved) => "the driver of the memory moved or revoked it",
         Some(Reason::Rebound) => "a driver was bound to the card or unbound from it",
         Some(Reason::Removed) => "the card was removed",
         Some(Reason::Other(_)) | None => "daq_dmabuf revoked them",
     };
     format!(
-        "the addresses that the card was given hold no more: {happened}; its engine is stopped. Start again once the card has the driver that it is to keep"
+        "the bus addresses of the slots are no longer valid: {happened}; the engine is stopped. Restart after the intended driver is bound to the card"
     )
 }
 
-fn told(address: &str, error: &DmabufError) -> DeviceError {
+fn device_error(address: &str, error: &DmabufError) -> DeviceError {
     DeviceError::new(address, error.to_string())
 }
 
-/// A hexadecimal number in a file of the device's folder.
+/// Reads a hexadecimal number from a file in the device's sysfs directory.
 fn number<T: TryFrom<u32>>(folder: &Path, file: &str) -> Option<T> {
     let text = fs::read_to_string(folder.join(file)).ok()?;
     let text = text.trim().trim_start_matches("0x");
@@ -366,7 +367,7 @@ mod tests {
 
     #[test]
     fn kernel_driver_obstacle_is_reported_with_fix() {
-        assert!(scattered(Some((0x1000, 4096))).contains("no larger than that"));
+        assert!(scattered(Some((0x1000, 4096))).contains("at most that"));
         assert!(scattered(None).contains("nothing is mapped"));
         assert!(why_revoked(Some(Reason::Moved)).contains("moved"));
         assert!(why_revoked(Some(Reason::Rebound)).contains("unbound"));

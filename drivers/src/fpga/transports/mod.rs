@@ -1,4 +1,4 @@
-//! How a card is reached.
+//! Transports: ways to access a card.
 
 pub mod dmabuf;
 pub mod emulated;
@@ -14,14 +14,14 @@ use std::path::Path;
 use std::sync::Arc;
 use vfio::VfioDevice;
 
-/// What opening a card may need beside its name.
+/// Context for opening a card.
 #[derive(Clone, Copy)]
 pub struct Open<'a> {
-    /// The directory that relative paths start from.
+    /// The directory that relative paths are relative to.
     pub directory: &'a Path,
     /// The emulated devices that the program offers.
     pub emulated: &'a [EmulatedDeviceEntry],
-    /// How a simulated card in this process behaves.
+    /// Options of an emulated device in this process.
     pub emulated_options: Option<&'a EmulatedOptions>,
 }
 
@@ -35,7 +35,7 @@ pub fn open(device: &DeviceKey, options: &Open) -> Result<Arc<dyn Device>, Devic
             let known = known.ok_or_else(|| {
                 DeviceError::new(
                     device.to_string(),
-                    format!("there is no simulated card `{name}`"),
+                    format!("there is no emulated device `{name}`"),
                 )
             })?;
             (known.open)(name, &options.emulated_options.cloned().unwrap_or_default())

@@ -258,7 +258,8 @@ fn external_engine_contradicting_keys_are_reported() {
     assert_eq!(found, expected);
     let found = keys("device = \"emulated:xdma\"\nengine = \"external\"\ncommand = [\"x\"]");
     assert_eq!(found, ["device"]);
-    let found = keys("device = \"3b:00.0\"\nengine = \"edu\"\ncommand = [\"x\"]\ntimeout = \"1 s\"");
+    let found =
+        keys("device = \"3b:00.0\"\nengine = \"edu\"\ncommand = [\"x\"]\ntimeout = \"1 s\"");
     assert_eq!(found, ["command", "timeout"]);
     assert!(ExternalCommand::new(&[], Path::new("."), DEFAULT_TIMEOUT).is_none());
 }

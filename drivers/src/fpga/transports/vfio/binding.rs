@@ -1,15 +1,15 @@
-//! Whether the kernel will hand over a device: its driver, its IOMMU group, and what helps where it will not.
+//! Checks whether VFIO can open a device: its driver, its IOMMU group, and the commands that fix problems.
 
 use crate::fpga::device::DeviceError;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The driver that hands devices to programs.
+/// The driver that gives programs access to devices.
 const VFIO: &str = "vfio-pci";
-/// Drivers that do no DMA of their own; a group with a bridge of theirs can be owned.
+/// Drivers that do no DMA. Their devices may stay in an IOMMU group that VFIO uses.
 const HARMLESS: [&str; 2] = ["pcieport", "pci-stub"];
 
-/// The commands that give `address` to vfio-pci, from the driver that it has.
+/// Returns the commands that bind `address` to vfio-pci.
 fn commands(address: &str, has_driver: bool) -> String {
     let device = format!("/sys/bus/pci/devices/{address}");
     let unbind = if has_driver {
@@ -18,40 +18,39 @@ fn commands(address: &str, has_driver: bool) -> String {
         String::new()
     };
     format!(
-        "(as root) driverctl set-override {address} {VFIO} (kept over restarts), or until the next start: \
+        "(as root) driverctl set-override {address} {VFIO} (persistent), or until the next boot: \
          modprobe {VFIO}; echo {VFIO} > {device}/driver_override; \
          {unbind}echo {address} > /sys/bus/pci/drivers_probe"
     )
 }
 
-/// Checks that a program may have the device `address`, and returns its folder in sysfs; `root` stands for `/`.
+/// Checks that a program can open the device `address` and returns its directory in sysfs. `root` replaces `/`.
 pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
     let error = |why: String| DeviceError::new(address, why);
     if !is_address(address) {
         return Err(error(
-            "this is no PCI address; they look like 0000:3b:00.0, and lspci -D lists them"
-                .to_owned(),
+            "not a PCI address; the format is 0000:3b:00.0, see lspci -D".to_owned(),
         ));
     }
     let device = root.join("sys/bus/pci/devices").join(address);
     if !device.exists() {
         return Err(error(
-            "no such PCI device; lspci -D lists them. A card that was programmed after the start is found by \
+            "no such PCI device; lspci -D lists all devices. To find a card that was programmed after boot, run \
              echo 1 > /sys/bus/pci/rescan"
                 .to_owned(),
         ));
     }
     let Some(group) = name_of(&device.join("iommu_group")) else {
         return Err(error(
-            "the kernel has no IOMMU for it, without which a device cannot be kept from writing elsewhere: switch on \
-             VT-d or AMD-Vi in the firmware, and on Intel add intel_iommu=on to the kernel's command line"
+            "no IOMMU, which is required to confine the device's DMA: enable VT-d or AMD-Vi in the firmware, and on Intel \
+             add intel_iommu=on to the Linux command line"
                 .to_owned(),
         ));
     };
     let driver = driver(&device);
     if driver.as_deref() != Some(VFIO) {
         return Err(error(format!(
-            "it belongs to {}, not to {VFIO}; give it to {VFIO} by: {}",
+            "the device is bound to {}, not to {VFIO}; bind it with: {}",
             driver
                 .as_ref()
                 .map_or("no driver".to_owned(), |driver| format!(
@@ -62,7 +61,7 @@ pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
     }
     let others = blocking_devices(&device.join("iommu_group/devices"), address);
     if !others.is_empty() {
-        let told: Vec<_> = others
+        let blocking: Vec<_> = others
             .iter()
             .map(|(address, driver)| format!("{address} ({driver})"))
             .collect();
@@ -71,18 +70,18 @@ pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
             .map(|(address, _)| commands(address, true))
             .collect();
         return Err(error(format!(
-            "the kernel hands over IOMMU group {group} as a whole, and others in it belong to drivers: {}. Put the card \
-             into another slot, or give them to {VFIO} too: {}",
-            told.join(", "),
+            "VFIO needs IOMMU group {group} as a whole, but other devices in it are bound to drivers: {}. Move the card \
+             to another slot, or bind these devices to {VFIO} too: {}",
+            blocking.join(", "),
             remedies.join("; ")
         )));
     }
     let node = root.join("dev/vfio").join(&group);
     if let Err(reason) = fs::File::options().read(true).write(true).open(&node) {
-        // Whoever has it open already is told by the kernel's answer to the real attempt.
+        // If another process has it open, opening the device later reports that.
         if reason.kind() == std::io::ErrorKind::PermissionDenied {
             return Err(error(format!(
-                "{}: {reason}; allow this user: chown $USER /dev/vfio/{group}, or a udev rule",
+                "cannot open {}: {reason}; give this user access: chown $USER /dev/vfio/{group}, or add a udev rule",
                 node.display()
             )));
         }
@@ -90,7 +89,7 @@ pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
     Ok(device)
 }
 
-/// `DDDD:BB:DD.F` in hexadecimal.
+/// Whether `text` has the format `DDDD:BB:DD.F` in hexadecimal.
 fn is_address(text: &str) -> bool {
     let pattern = b"xxxx:xx:xx.x";
     text.len() == pattern.len()
@@ -103,7 +102,7 @@ fn is_address(text: &str) -> bool {
             })
 }
 
-/// The devices of a group that keep it from being handed over, with their drivers.
+/// Returns the devices, with their drivers, that prevent VFIO from using the group.
 fn blocking_devices(group: &Path, address: &str) -> Vec<(String, String)> {
     let Ok(devices) = fs::read_dir(group) else {
         return Vec::new();
@@ -125,7 +124,7 @@ fn driver(device: &Path) -> Option<String> {
     name_of(&device.join("driver"))
 }
 
-/// The last part of what a link points at.
+/// Returns the file name of the target of a link.
 fn name_of(link: &Path) -> Option<String> {
     let target = fs::read_link(link).ok()?;
     Some(target.file_name()?.to_str()?.to_owned())
@@ -136,7 +135,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A machine with devices: address, group, driver.
+    /// Creates a sysfs tree with devices: address, group, driver.
     fn machine(devices: &[(&str, Option<&str>, Option<&str>)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let sys = root.path().join("sys");
@@ -185,7 +184,7 @@ mod tests {
             "../../etc/pass",
             "0000-3b:00.0",
         ] {
-            assert!(refusal(&root, text).contains("is no PCI address"), "{text}");
+            assert!(refusal(&root, text).contains("not a PCI address"), "{text}");
         }
         assert!(refusal(&root, "0000:3b:00.0").contains("no such PCI device; lspci -D"));
     }
@@ -197,25 +196,25 @@ mod tests {
             ("0000:3c:00.0", Some("18"), None),
             ("0000:3d:00.0", None, Some("xdma")),
         ]);
-        let told = refusal(&root, "0000:3b:00.0");
+        let error = refusal(&root, "0000:3b:00.0");
         assert!(
-            told.contains("belongs to the driver xdma, not to vfio-pci"),
-            "{told}"
+            error.contains("bound to the driver xdma, not to vfio-pci"),
+            "{error}"
         );
         assert!(
-            told.contains("driverctl set-override 0000:3b:00.0 vfio-pci"),
-            "{told}"
+            error.contains("driverctl set-override 0000:3b:00.0 vfio-pci"),
+            "{error}"
         );
         assert!(
-            told.contains("echo vfio-pci > /sys/bus/pci/devices/0000:3b:00.0/driver_override"),
-            "{told}"
+            error.contains("echo vfio-pci > /sys/bus/pci/devices/0000:3b:00.0/driver_override"),
+            "{error}"
         );
         assert!(
-            told.contains("driver/unbind") && told.contains("as root"),
-            "{told}"
+            error.contains("driver/unbind") && error.contains("as root"),
+            "{error}"
         );
         let free = refusal(&root, "0000:3c:00.0");
-        assert!(free.contains("belongs to no driver"), "{free}");
+        assert!(free.contains("bound to no driver"), "{free}");
         assert!(!free.contains("unbind"), "{free}");
         assert!(refusal(&root, "0000:3d:00.0").contains("no IOMMU"));
     }
@@ -226,12 +225,12 @@ mod tests {
             ("0000:3b:00.0", Some("17"), Some("vfio-pci")),
             ("0000:3c:00.0", Some("17"), Some("nvidia")),
         ]);
-        let told = refusal(&root, "0000:3b:00.0");
-        assert!(told.contains("IOMMU group 17 as a whole"), "{told}");
-        assert!(told.contains("0000:3c:00.0 (nvidia)"), "{told}");
+        let error = refusal(&root, "0000:3b:00.0");
+        assert!(error.contains("IOMMU group 17 as a whole"), "{error}");
+        assert!(error.contains("0000:3c:00.0 (nvidia)"), "{error}");
         assert!(
-            told.contains("driverctl set-override 0000:3c:00.0"),
-            "{told}"
+            error.contains("driverctl set-override 0000:3c:00.0"),
+            "{error}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What keeps a GPU's memory: the descriptors that its mapping was made through.
+//! The file descriptors that keep GPU memory allocated.
 
 use crate::sys::vfio as sys;
 use std::fs;
@@ -6,24 +6,23 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-/// A GPU's memory and its way through the BAR live as long as one of these is open: those of NVIDIA's driver, of
-/// GDRCopy's, and exported memory.
+/// Files whose descriptors keep GPU memory and its BAR mapping alive: NVIDIA driver, GDRCopy, dma-buf.
 const GPU_FILES: [&str; 3] = ["/dev/nvidia", "/dev/gdrdrv", "/dmabuf:"];
 
-/// What is there where NVIDIA's driver is.
+/// This file exists if the NVIDIA driver is loaded.
 const DRIVER: &str = "/dev/nvidiactl";
 
-/// Duplicates of all descriptors of this process that keep a GPU's memory.
+/// Duplicates all descriptors of this process that keep GPU memory allocated.
 pub fn gpu_descriptors() -> io::Result<Vec<OwnedFd>> {
     opened(&GPU_FILES)
 }
 
-/// Whether memory of a GPU that nothing of `held` keeps may be given to somebody else under the device.
+/// Whether GPU memory could be freed and reused while the device still writes, because `held` is empty.
 pub fn lacks_descriptor(held: &[OwnedFd]) -> bool {
     held.is_empty() && Path::new(DRIVER).exists()
 }
 
-/// Duplicates of the descriptors of what begins with one of `names`.
+/// Duplicates the descriptors of files whose path starts with one of `names`.
 fn opened(names: &[&str]) -> io::Result<Vec<OwnedFd>> {
     let mut found: Vec<OwnedFd> = Vec::new();
     for entry in fs::read_dir("/proc/self/fd")? {
@@ -34,9 +33,9 @@ fn opened(names: &[&str]) -> io::Result<Vec<OwnedFd>> {
         else {
             continue;
         };
-        // The folder is read while duplicates come into it.
+        // The duplicates appear in the directory while it is read.
         let is_ours = found.iter().any(|copy| copy.as_raw_fd() == number);
-        // Another thread may close it at any time, and open something else: what was duplicated is looked at.
+        // Another thread may close the descriptor and open another file, so the duplicate is checked again.
         if is_ours || !is_named(number, names) {
             continue;
         }
@@ -48,7 +47,7 @@ fn opened(names: &[&str]) -> io::Result<Vec<OwnedFd>> {
                 return Err(io::Error::new(
                     error.kind(),
                     format!(
-                        "{error}; if descriptors have run out, raise LimitNOFILE= in the unit, or ulimit -n"
+                        "{error}; if the process is out of file descriptors, raise LimitNOFILE= in the systemd unit, or ulimit -n"
                     ),
                 ));
             }

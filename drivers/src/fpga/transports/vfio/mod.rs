@@ -1,11 +1,11 @@
-//! A card behind the kernel's VFIO: registers mapped, interrupts as events, DMA through the IOMMU.
+//! A card accessed through Linux VFIO: mapped registers, interrupts as eventfds, DMA through the IOMMU.
 //!
 //! ```text
-//!   VfioDevice ── OpenDevice (device in container) ◀── registers, kept by each that is mapped
-//!       └──────── DeviceGuard, told of every map before it is made
+//!   VfioDevice ── OpenDevice (device in container) ◀── mapped registers keep the device open
+//!       └──────── DeviceGuard, receives each mapping before it is made
 //! ```
-//! The container is of the kind type1v2: it maps host memory and mappings of other devices' memory, a GPU's among them,
-//! at addresses of our choosing, so that an engine of 32 bits reaches a BAR that lies high.
+//! The container uses the type1v2 IOMMU. It maps host memory and the mapped memory of other devices, such as GPUs, at
+//! addresses that daq chooses. So an engine with 32-bit addresses can access a BAR above 4 GiB.
 
 mod binding;
 mod held;
@@ -29,16 +29,16 @@ use std::time::{Duration, Instant};
 use vfio_bindings::bindings::vfio as bindings;
 use vfio_ioctls::{VfioContainer, VfioError, VfioRegionInfoCap};
 
-/// What the IOMMU maps begins at multiples of this, and is as long.
+/// Alignment of addresses and lengths of IOMMU mappings.
 const PAGE: u64 = 4096;
 /// Base address registers of a PCI function.
 const BARS: usize = 6;
-/// What this process runs, even if the file was replaced meanwhile.
+/// The executable of this process, even if the file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
-/// How long a device that another has is waited for, and how often it is looked at.
+/// Maximum time to wait for a device that another process uses, and interval of the attempts.
 const HANDOVER: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// `PCI_COMMAND`: the device answers to its memory.
+/// `PCI_COMMAND`: enables the memory space of the device.
 const MEMORY: u16 = 1 << 1;
 
 /// A device behind VFIO.
@@ -50,26 +50,26 @@ pub struct VfioDevice {
     state: Mutex<State>,
 }
 
-/// What maps and their ends change.
+/// The mutable state of the device.
 struct State {
     iovas: IovaAllocator,
-    /// The memory that it reaches, of regions and of other devices, by address.
+    /// Mapped memory of regions and of other devices, by address.
     maps: BTreeMap<u64, Map>,
-    /// The kind of interrupt that is enabled: an index of VFIO's.
+    /// The VFIO index of the enabled kind of interrupt.
     interrupts: Option<u32>,
     /// `None` once the device is being closed.
     guard: Option<DeviceGuard>,
 }
 
-/// The device's and its container's descriptors.
+/// The descriptors of the device and its container.
 struct OpenDevice {
     device: sys::Kept,
     container: Arc<VfioContainer>,
 }
 
 impl OpenDevice {
-    /// Opens the device with that folder in sysfs; one that another has is waited for, as long as an guard may take to stop
-    /// the device of a daemon that was killed.
+    /// Opens the device with the given sysfs directory. Waits if another process uses it, because the guard of a killed
+    /// daemon may still be stopping it.
     fn new(folder: &Path) -> Result<Arc<Self>, String> {
         let start = Instant::now();
         loop {
@@ -97,7 +97,7 @@ impl OpenDevice {
         sys::container_fd(&self.container)
     }
 
-    /// Where the configuration space is in the device's descriptor.
+    /// Offset of the configuration space in the device descriptor.
     fn config(&self) -> u64 {
         self.device
             .get_region_offset(bindings::VFIO_PCI_CONFIG_REGION_INDEX)
@@ -105,22 +105,22 @@ impl OpenDevice {
 }
 
 impl VfioDevice {
-    /// Opens the device at a PCI address (`0000:3b:00.0`), which the kernel resets where it can, switches its memory and bus mastering on, and starts its guard:
-    /// `program` run as `fpga-guard`, which is this program unless a test has another.
+    /// Opens the device at a PCI address (`0000:3b:00.0`), enables its memory space and bus mastering, and starts its
+    /// guard. Linux resets the device if it can. `program` is the executable of the guard; default: this program.
     pub fn open(address: &str, program: Option<&Path>) -> Result<Arc<Self>, DeviceError> {
         let folder = binding::check(Path::new("/"), address)?;
         let error = |why: String| DeviceError::new(address, why);
         let opened = OpenDevice::new(&folder).map_err(error)?;
         let failed = |what: &str, reason: io::Error| error(format!("{what}: {reason}"));
         let valid = sys::valid_addresses(opened.container())
-            .map_err(|reason| failed("the IOMMU's addresses cannot be read", reason))?;
+            .map_err(|reason| failed("cannot read the address ranges of the IOMMU", reason))?;
         let can_reset = sys::can_reset(opened.device())
-            .map_err(|reason| failed("its abilities cannot be read", reason))?;
+            .map_err(|reason| failed("cannot read the device information", reason))?;
         let identity = identity(&opened)
-            .map_err(|reason| failed("its configuration space cannot be read", reason))?;
+            .map_err(|reason| failed("cannot read the configuration space", reason))?;
         if identity.vendor == u16::MAX {
             return Err(error(
-                "it does not answer: its configuration space reads all ones; look for its link: lspci -vv".to_owned(),
+                "the device does not respond: its configuration space reads all ones; check its PCIe link with lspci -vv".to_owned(),
             ));
         }
         let guard = DeviceGuard::start(
@@ -132,7 +132,10 @@ impl VfioDevice {
         )?;
         if let Err(reason) = enable(&opened) {
             let _ = guard.finish();
-            return Err(failed("it cannot be switched on", reason));
+            return Err(failed(
+                "cannot enable memory space and bus mastering",
+                reason,
+            ));
         }
         Ok(Arc::new(Self {
             name: address.to_owned(),
@@ -148,12 +151,12 @@ impl VfioDevice {
         }))
     }
 
-    /// Makes another device's memory reachable for this one and returns its address; kept until it is unmapped.
+    /// Maps memory of another device for this device and returns its address. It stays mapped until it is unmapped.
     pub fn map_bar(&self, bar: &Arc<Bar>) -> Result<u64, DmaError> {
         self.map_memory(Memory::bar(bar), "another device's memory", true)
     }
 
-    /// The process id of its guard.
+    /// The process ID of the guard.
     pub fn guard(&self) -> Option<u32> {
         self.state().guard.as_ref().map(DeviceGuard::id)
     }
@@ -175,15 +178,16 @@ impl VfioDevice {
             return Err(DmaError::Unreachable {
                 device: self.name.clone(),
                 memory: format!("{bytes:#x} bytes of {what} at {begin:p}"),
-                why: format!("the IOMMU maps whole pages of {PAGE} bytes"),
+                why: format!(
+                    "address and length must be multiples of the IOMMU page size of {PAGE} bytes"
+                ),
             });
         }
         let mut state = self.state();
         let address = state.iovas.allocate(length).ok_or_else(|| {
             refused(
                 "mapping",
-                "the IOMMU has no free addresses for that; lower `slots` or `slot` of the ring"
-                    .to_owned(),
+                "no free IOMMU addresses are left; lower `slots` or `slot` of the ring".to_owned(),
             )
         })?;
         match self.map_at(&mut state, address, memory, is_device_memory) {
@@ -206,13 +210,14 @@ impl VfioDevice {
         is_device_memory: bool,
     ) -> Result<Map, String> {
         let held: Vec<OwnedFd> = if is_device_memory {
-            let held = held::gpu_descriptors()
-                .map_err(|error| format!("what keeps the memory cannot be found: {error}"))?;
+            let held = held::gpu_descriptors().map_err(|error| {
+                format!("cannot list the descriptors that keep the memory allocated: {error}")
+            })?;
             if held::lacks_descriptor(&held) {
                 return Err(
-                    "no descriptor of this process keeps it (/dev/nvidia*, /dev/gdrdrv, dmabuf), so that it could be \
-                     given to others under the device if this process is killed: mount /proc with the right to read \
-                     /proc/self/fd, or write to host memory by `path = \"staged\"`"
+                    "no descriptor of this process keeps the memory allocated (/dev/nvidia*, /dev/gdrdrv, dmabuf), so the \
+                     device could write to freed memory if daq is killed: make /proc/self/fd readable, or use host \
+                     memory with `path = \"staged\"`"
                         .to_owned(),
                 );
             }
@@ -226,13 +231,16 @@ impl VfioDevice {
         let bytes = memory.bytes() as u64;
         guard.map(address, bytes, &held).map_err(|error| {
             format!(
-                "its guard, process {}, was not to be told: {error}",
+                "cannot report the mapping to the guard process {}: {error}",
                 guard.id()
             )
         })?;
         Map::new(&self.name, &self.opened.container, address, memory).map_err(|error| {
             if let Err(error) = guard.unmap(address) {
-                tracing::warn!("{}: its guard was not to be told: {error}", self.name);
+                tracing::warn!(
+                    "{}: cannot report the unmapping to the guard process: {error}",
+                    self.name
+                );
             }
             map_error(&error)
         })
@@ -264,7 +272,7 @@ impl DmaDevice for VfioDevice {
             return Err(DmaError::Unreachable {
                 device: self.name.clone(),
                 memory: format!("memory of {placement}"),
-                why: "VFIO maps what the CPU can reach, and this memory has no mapping; daq doctor tells what it needs"
+                why: "VFIO can map only memory that the CPU can access, and this memory has no BAR mapping; run `daq doctor`"
                     .to_owned(),
             });
         };
@@ -284,9 +292,13 @@ impl DmaDevice for VfioDevice {
             Entry::Occupied(map) if map.get().bytes() == bytes => map.remove(),
             Entry::Occupied(map) => {
                 let mapped = map.get().bytes();
-                return Err(refused(format!("{mapped:#x} bytes are mapped there")));
+                return Err(refused(format!(
+                    "{mapped:#x} bytes are mapped at this address"
+                )));
             }
-            Entry::Vacant(_) => return Err(refused("nothing is mapped there".to_owned())),
+            Entry::Vacant(_) => {
+                return Err(refused("nothing is mapped at this address".to_owned()));
+            }
         };
         if let Err((map, error)) = map.unmap() {
             state.maps.insert(address, map);
@@ -296,7 +308,10 @@ impl DmaDevice for VfioDevice {
         if let Some(guard) = &mut state.guard
             && let Err(error) = guard.unmap(address)
         {
-            tracing::warn!("{}: its guard was not to be told: {error}", self.name);
+            tracing::warn!(
+                "{}: cannot report the unmapping to the guard process: {error}",
+                self.name
+            );
         }
         Ok(())
     }
@@ -308,7 +323,7 @@ impl DmaDevice for VfioDevice {
             }
             DmaError::Refused {
                 device: self.name.clone(),
-                action: "cutting it off the bus".to_owned(),
+                action: "disabling bus mastering and resetting the device".to_owned(),
                 why,
             }
         })
@@ -325,28 +340,30 @@ impl Device for VfioDevice {
         let device = &self.opened.device;
         let index = u32::try_from(bar).unwrap_or(u32::MAX);
         if bar >= BARS || device.get_region_size(index) == 0 {
-            let there: Vec<_> = (0u32..)
+            let present: Vec<_> = (0u32..)
                 .take(BARS)
                 .filter(|&n| device.get_region_size(n) > 0)
                 .collect();
-            return Err(error(format!("it has none; it has {there:?}")));
+            return Err(error(format!(
+                "not present; the device has BARs {present:?}"
+            )));
         }
         let bytes = device.get_region_size(index);
         let flags = device.get_region_flags(index);
-        // Old kernels leave out the page with the table of MSI-X.
+        // Old Linux versions do not map the page that contains the MSI-X table.
         let is_whole = device
             .get_region_caps(index)
             .iter()
             .all(|cap| !matches!(cap, VfioRegionInfoCap::SparseMmap(_)));
         let bar = if flags & bindings::VFIO_REGION_INFO_FLAG_MMAP != 0 && is_whole {
             let length = usize::try_from(bytes)
-                .map_err(|_| error(format!("{bytes:#x} bytes are more than can be mapped")))?;
+                .map_err(|_| error(format!("{bytes:#x} bytes are too large to map")))?;
             let bar = Bar::map(
                 self.opened.device(),
                 device.get_region_offset(index),
                 length,
             )
-            .map_err(|reason| error(format!("mapping its {bytes:#x} bytes: {reason}")))?;
+            .map_err(|reason| error(format!("cannot map {bytes:#x} bytes: {reason}")))?;
             Some(bar)
         } else {
             None
@@ -376,7 +393,7 @@ impl Device for VfioDevice {
             .find(|&kind| vectors(kind) >= count.max(1))
         else {
             return Err(error(format!(
-                "it has {} vectors of MSI-X and {} of MSI, and {count} are needed; use completion = \"poll\"",
+                "the device has {} MSI-X and {} MSI vectors, but {count} are needed; use completion = \"poll\"",
                 vectors(kinds[0]),
                 vectors(kinds[1])
             )));
@@ -384,16 +401,20 @@ impl Device for VfioDevice {
         let events: Vec<_> = (0..count)
             .map(|_| sys::event())
             .collect::<io::Result<_>>()
-            .map_err(|reason| error(format!("no event for an interrupt: {reason}")))?;
+            .map_err(|reason| {
+                error(format!(
+                    "cannot create an eventfd for an interrupt: {reason}"
+                ))
+            })?;
         let mut state = self.state();
         if let Some(kind) = state.interrupts.take() {
             device
                 .disable_irq(kind)
-                .map_err(|reason| error(format!("its interrupts cannot be disabled: {reason}")))?;
+                .map_err(|reason| error(format!("cannot disable interrupts: {reason}")))?;
         }
         device
             .enable_irq(kind, events.iter().map(|(given, _)| given).collect())
-            .map_err(|reason| error(format!("{count} interrupts cannot be enabled: {reason}")))?;
+            .map_err(|reason| error(format!("cannot enable {count} interrupts: {reason}")))?;
         state.interrupts = Some(kind);
         Ok(events
             .into_iter()
@@ -405,7 +426,7 @@ impl Device for VfioDevice {
         let error = |why: String| DeviceError::new(&self.name, why);
         if !self.can_reset {
             return Err(error(
-                "the kernel has no way to reset it alone: no FLR, no power states, and others on its bus".to_owned(),
+                "Linux cannot reset this device alone: it has neither FLR nor a power-state reset, and other devices share its bus".to_owned(),
             ));
         }
         sys::reset(self.opened.device())
@@ -423,18 +444,15 @@ impl Drop for VfioDevice {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let device = self.opened.device();
         if let Err(error) = set_bus_master(device, self.opened.config(), false) {
-            tracing::warn!(
-                "{}: bus mastering cannot be switched off: {error}",
-                self.name
-            );
+            tracing::warn!("{}: cannot disable bus mastering: {error}", self.name);
         }
         if let Some(kind) = state.interrupts.take() {
             let _ = self.opened.device.disable_irq(kind);
         }
-        // BARs, and regions whose unmapping was refused: whatever else has a region mapped holds the device.
+        // Only BARs and regions that could not be unmapped are left: every other mapping keeps a reference to the device.
         state.maps.clear();
         if let Some(Err(error)) = state.guard.take().map(DeviceGuard::finish) {
-            tracing::warn!("{}: its guard does not end: {error}", self.name);
+            tracing::warn!("{}: the guard process does not exit: {error}", self.name);
         }
     }
 }
@@ -448,10 +466,10 @@ impl fmt::Debug for VfioDevice {
     }
 }
 
-/// A base address register of a [`VfioDevice`]; it keeps the device open.
+/// A BAR of a [`VfioDevice`]. It keeps the device open.
 struct DeviceRegisters {
-    /// First, so that the mapping goes before the device is closed; `None` where the kernel maps only parts, and each
-    /// access is a call.
+    /// The mapping; the first field, so that it is dropped before the device is closed. `None` if Linux maps only parts of
+    /// the BAR; then each access is a system call.
     bar: Option<Bar>,
     bytes: u64,
     offset: u64,
@@ -459,10 +477,10 @@ struct DeviceRegisters {
 }
 
 impl DeviceRegisters {
-    /// The checked_offset of a register in the mapping.
+    /// Returns the offset of a register in the mapping.
     ///
     /// # Panics
-    /// If it is not inside, or no multiple of 4.
+    /// If `offset` is not below the size or not a multiple of 4.
     fn checked_offset(&self, offset: u64) -> usize {
         assert!(
             offset.is_multiple_of(4) && offset < self.bytes,
@@ -495,7 +513,7 @@ impl Registers for DeviceRegisters {
         if let Some(bar) = &self.bar {
             return bar.write(checked_offset, value);
         }
-        // What a device that is gone is told has no effect.
+        // A write to a removed device has no effect.
         let _ = rustix::io::pwrite(
             self.opened.device(),
             &value.to_le_bytes(),
@@ -504,7 +522,7 @@ impl Registers for DeviceRegisters {
     }
 }
 
-/// Switches a device's memory and its bus mastering on.
+/// Enables memory space and bus mastering of a device.
 fn enable(opened: &OpenDevice) -> io::Result<()> {
     let (device, at) = (opened.device(), opened.config() + PCI_COMMAND);
     let command = read_config(device, at)? | MEMORY | BUS_MASTER;
@@ -526,13 +544,13 @@ fn identity(opened: &OpenDevice) -> io::Result<Identity> {
 fn container_error(error: &VfioError) -> String {
     match error {
         VfioError::OpenContainer(reason) => format!(
-            "/dev/vfio/vfio: {reason}; load it by modprobe vfio_iommu_type1, and allow this user to use it"
+            "cannot open /dev/vfio/vfio: {reason}; run modprobe vfio_iommu_type1 and give this user access"
         ),
-        error => format!("VFIO of this kernel does not suit: {error}; type1v2 is needed"),
+        error => format!("unsupported VFIO version: {error}; the type1v2 IOMMU is required"),
     }
 }
 
-/// Whether another process has the device.
+/// Whether another process uses the device.
 fn is_busy(error: &VfioError) -> bool {
     match error {
         VfioError::OpenGroup(reason, _) => reason.kind() == io::ErrorKind::ResourceBusy,
@@ -544,27 +562,27 @@ fn is_busy(error: &VfioError) -> bool {
 fn device_error(error: &VfioError) -> String {
     match error {
         VfioError::OpenGroup(reason, group) => format!(
-            "/dev/vfio/{group}: {reason}; another program may have it: fuser -v /dev/vfio/{group}"
+            "cannot open /dev/vfio/{group}: {reason}; check for another program with fuser -v /dev/vfio/{group}"
         ),
         VfioError::GroupViable => {
-            "its IOMMU group is in use: another program has it, or a driver has come to one of its devices; \
+            "the IOMMU group is in use by another program, or a driver was bound to one of its devices; \
              see fuser -v /dev/vfio/* and dmesg | tail"
                 .to_owned()
         }
         VfioError::GroupSetContainer => {
-            "its IOMMU group is in use by another program: fuser -v /dev/vfio/*".to_owned()
+            "the IOMMU group is in use by another program; see fuser -v /dev/vfio/*".to_owned()
         }
-        error => format!("VFIO does not open it: {error}; dmesg | tail may tell why"),
+        error => format!("VFIO cannot open the device: {error}; see dmesg | tail"),
     }
 }
 
 fn map_error(error: &VfioError) -> String {
     match error {
         VfioError::IommuDmaMap(reason) if reason.errno() == libc::ENOMEM => format!(
-            "{reason}; memory that a device reaches is locked: raise the limit (ulimit -l, LimitMEMLOCK= in the unit)"
+            "{reason}; DMA memory is locked: raise the limit (ulimit -l, LimitMEMLOCK= in the systemd unit)"
         ),
         VfioError::IommuDmaMap(reason) if reason.errno() == libc::EFAULT => {
-            format!("{reason}; the kernel does not map this kind of memory for devices")
+            format!("{reason}; Linux cannot map this kind of memory for devices")
         }
         error => error.to_string(),
     }

@@ -1,8 +1,8 @@
-//! A device in another process, reached by the vfio-user protocol.
+//! A device in another process, accessed over the vfio-user protocol.
 //!
-//! Its server is given our memory as files and our events for its interrupts; everything else are messages. Writes to
-//! registers are posted: they are not answered, and a read is answered after them. A connection that is closed is a device
-//! that is gone.
+//! The server receives memory and interrupt eventfds as file descriptors; everything else is sent as messages. Register
+//! writes are posted: they have no reply, and the reply to a later read follows them. A closed connection means that the
+//! device was removed.
 
 use super::socket::{ConnectionError, Received, Receiver, send};
 use super::wire::{
@@ -25,12 +25,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to reply: far longer than one that is well does.
+/// Timeout of a reply.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Messages that may come before an reply: the numbers of what was posted before it, of 16 bits, are used up by then.
+/// Maximum number of messages before a reply. After that the 16-bit IDs of posted messages are exhausted.
 const MAX_UNRELATED_MESSAGES: u32 = 1 << 16;
-/// Error numbers that Linux has.
+/// Valid Linux error numbers.
 const ERRORS: std::ops::RangeInclusive<i32> = 1..=4095;
 
 /// Configuration space: the command register, and its bits for memory and bus mastering.
@@ -38,21 +38,21 @@ const COMMAND: u64 = 0x04;
 const MEMORY_AND_MASTER: [u8; 2] = [0x06, 0x00];
 const MEMORY_ALONE: [u8; 2] = [0x02, 0x00];
 
-/// Why something that was asked of the server was not done.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Failure {
-    /// It answered with an error.
+    /// The server replied with an error.
     #[error("the server refused: {0}")]
     Refused(Errno),
-    /// It answered what the protocol does not foresee.
-    #[error("the server's reply is not understood: {0}")]
+    /// The reply violates the protocol.
+    #[error("invalid reply from the server: {0}")]
     InvalidReply(&'static str),
-    /// It cannot be asked any more.
+    /// The connection failed.
     #[error("{0}")]
     ConnectionError(#[from] ConnectionError),
 }
 
-/// The connection and what is asked through it.
+/// The connection to the server.
 struct Connection {
     name: String,
     state: Mutex<State>,
@@ -62,7 +62,7 @@ struct State {
     stream: UnixStream,
     receiver: Receiver,
     next: u16,
-    /// Why nothing can be asked any more.
+    /// Why the connection failed, if it did.
     broken: Option<ConnectionError>,
 }
 
@@ -71,9 +71,9 @@ struct VfioUserDevice {
     connection: Arc<Connection>,
     identity: Identity,
     sizes: [u64; BARS],
-    /// The kind of interrupts that is used, and how many there are.
+    /// The kind of interrupts in use, and their number.
     vectors: (u32, u32),
-    /// Events that the server takes in one message.
+    /// Maximum number of descriptors in one message.
     max_files: usize,
     iovas: Mutex<IovaAllocator>,
 }
@@ -85,20 +85,20 @@ struct Bar {
     bytes: u64,
 }
 
-/// Connects with the server at `path`, and enables memory and bus mastering.
+/// Connects to the server at `path` and enables memory space and bus mastering.
 pub fn open(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
     let name = format!("vfio-user:{}", path.display());
     let error = |why: String| DeviceError::new(&*name, why);
     let stream = UnixStream::connect(path).map_err(|source| {
         error(format!(
-            "{source}: no card is served there; start its server, for a card of software: daq emulate xdma --socket {}",
+            "cannot connect: {source}; start the server, for an emulated card: daq emulate xdma --socket {}",
             path.display()
         ))
     })?;
     stream
         .set_read_timeout(Some(TIMEOUT))
         .and_then(|()| stream.set_write_timeout(Some(TIMEOUT)))
-        .map_err(|source| error(format!("setting up the connection: {source}")))?;
+        .map_err(|source| error(format!("cannot configure the connection: {source}")))?;
     let connection = Arc::new(Connection {
         name: name.clone(),
         state: Mutex::new(State {
@@ -129,7 +129,7 @@ impl Connection {
         let reply = state.reply(command, payload, files);
         if let Err(broken) = reply {
             state.broken = Some(broken);
-            // Whoever is at the other end learns that this is over.
+            // The server detects the closed connection.
             let _ = state.stream.shutdown(std::net::Shutdown::Both);
             return Err(broken.into());
         }
@@ -138,13 +138,14 @@ impl Connection {
                 Ok(error) if ERRORS.contains(&error) => {
                     Failure::Refused(Errno::from_raw_os_error(error))
                 }
-                _ => Failure::InvalidReply("it is an error without a number"),
+                _ => Failure::InvalidReply("an error without a valid error number"),
             });
         }
-        read(&mut Fields(state.receiver.payload())).ok_or(Failure::InvalidReply("it is too short"))
+        read(&mut Fields(state.receiver.payload()))
+            .ok_or(Failure::InvalidReply("the payload is too short"))
     }
 
-    /// Tells without waiting; a connection that fails is noticed by whoever asks next.
+    /// Sends a message without waiting for a reply. The next request reports a failed connection.
     fn post(&self, command: Command, payload: &[&[u8]]) {
         let mut state = self.lock();
         if state.broken.is_some() {
@@ -183,8 +184,8 @@ impl Connection {
 
     /// Bytes of a region.
     fn region_bytes(&self, region: u32) -> Result<u64, Failure> {
-        let asked = long_words([32, 0], [region.into(), 0, 0]);
-        self.request(Command::RegionInfo, &[&asked], &[], |fields| {
+        let requested = long_words([32, 0], [region.into(), 0, 0]);
+        self.request(Command::RegionInfo, &[&requested], &[], |fields| {
             fields.skip(16)?;
             fields.u64()
         })
@@ -192,8 +193,8 @@ impl Connection {
 
     /// Interrupts of a kind.
     fn vectors(&self, kind: u32) -> Result<u32, Failure> {
-        let asked = words([16, 0, kind, 0]);
-        self.request(Command::IrqInfo, &[&asked], &[], |fields| {
+        let requested = words([16, 0, kind, 0]);
+        self.request(Command::IrqInfo, &[&requested], &[], |fields| {
             fields.skip(12)?;
             fields.u32()
         })
@@ -234,11 +235,11 @@ impl State {
             if reply.is_reply() && reply.id == header.id {
                 return Ok(());
             }
-            // All memory is mapped with a file, so a server has no reason to request for it by messages.
+            // All memory is mapped with a descriptor, so the server need not access it by messages.
             if reply.is_request() && reply.wants_reply() {
                 send(&self.stream, reply.refusal(errno::NOT_SUPPORTED), &[], &[])?;
             }
-            // A server that answers what was posted is let.
+            // Replies to posted messages are ignored.
             foreign += 1;
         }
         Err(ConnectionError::Silent)
@@ -267,23 +268,23 @@ impl VfioUserDevice {
             move |failure: Failure| DeviceError::new(name, format!("{what}: {failure}"))
         };
         let max_files = negotiate(&connection).map_err(|failure| match failure {
-            // Servers have one user at a time and turn others away without a word.
+            // A server accepts one client at a time and closes other connections without a message.
             Failure::ConnectionError(ConnectionError::Closed) => DeviceError::new(
                 &*connection.name,
-                "the card is in use by another process, or its server is about to end: it closed the connection at \
-                 once; stop the other process, or serve a card of its own",
+                "the server closed the connection: another process uses the card, or the server is exiting; stop the other \
+                 process, or start another server",
             ),
-            failure => failed("agreeing on a version")(failure),
+            failure => failed("cannot negotiate the protocol version")(failure),
         })?;
         let mut header = [0; 64];
         connection
             .read_region(CONFIG_REGION, 0, &mut header)
-            .map_err(failed("reading its configuration space"))?;
+            .map_err(failed("cannot read the configuration space"))?;
         let mut sizes = [0; BARS];
         for (region, bytes) in (0..).zip(&mut sizes) {
             *bytes = connection
                 .region_bytes(region)
-                .map_err(failed("asking for its registers"))?;
+                .map_err(failed("cannot read the sizes of the BARs"))?;
         }
         let mut vectors = (MSIX, connection.vectors(MSIX).unwrap_or(0));
         if vectors.1 == 0 {
@@ -291,7 +292,7 @@ impl VfioUserDevice {
         }
         connection
             .write_config(COMMAND, &MEMORY_AND_MASTER)
-            .map_err(failed("enabling its bus mastering"))?;
+            .map_err(failed("cannot enable bus mastering"))?;
         let half = |place: usize| u16::from_le_bytes([header[place], header[place + 1]]);
         Ok(Self {
             identity: Identity {
@@ -328,25 +329,28 @@ impl VfioUserDevice {
     }
 }
 
-/// Agrees on the version; returns how many events the server takes in one message.
+/// Negotiates the protocol version. Returns the maximum number of descriptors in one message.
 fn negotiate(connection: &Connection) -> Result<usize, Failure> {
     let mut payload = [VERSION.0.to_le_bytes(), VERSION.1.to_le_bytes()].concat();
     let capabilities = serde_json::json!({ "capabilities": { "max_msg_fds": MAX_FILES } });
     payload.extend(capabilities.to_string().bytes());
     payload.push(0);
-    let (major, told) = connection.request(Command::Version, &[&payload], &[], |fields| {
-        let major = fields.u16()?;
-        fields.u16()?;
-        Some((major, fields.0.to_vec()))
-    })?;
+    let (major, capabilities) =
+        connection.request(Command::Version, &[&payload], &[], |fields| {
+            let major = fields.u16()?;
+            fields.u16()?;
+            Some((major, fields.0.to_vec()))
+        })?;
     if major != VERSION.0 {
-        return Err(Failure::InvalidReply("it speaks another version"));
+        return Err(Failure::InvalidReply("unsupported protocol version"));
     }
-    let text = told.split(|byte| *byte == 0).next().unwrap_or(&[]);
-    let told: serde_json::Value = serde_json::from_slice(text).unwrap_or_default();
-    // The protocol's value where nothing is told.
-    let most = told["capabilities"]["max_msg_fds"].as_u64().unwrap_or(1);
-    Ok(usize::try_from(most).unwrap_or(1).clamp(1, MAX_FILES))
+    let text = capabilities.split(|byte| *byte == 0).next().unwrap_or(&[]);
+    let capabilities: serde_json::Value = serde_json::from_slice(text).unwrap_or_default();
+    // The default of the protocol.
+    let max = capabilities["capabilities"]["max_msg_fds"]
+        .as_u64()
+        .unwrap_or(1);
+    Ok(usize::try_from(max).unwrap_or(1).clamp(1, MAX_FILES))
 }
 
 impl DmaDevice for VfioUserDevice {
@@ -360,18 +364,18 @@ impl DmaDevice for VfioUserDevice {
             return Err(DmaError::Unreachable {
                 device: self.connection.name.clone(),
                 memory: memory(),
-                why: "its server is another process, which can be given files alone, and this memory is none; use host memory that is shared".to_owned(),
+                why: "the server is another process, which can map only memory with a file descriptor; use shared host memory".to_owned(),
             });
         };
         let bytes = region.bytes() as u64;
-        let action = || format!("{} for it", memory());
+        let action = || format!("mapping {}", memory());
         let address = self
             .iovas()
             .allocate(bytes)
             .ok_or_else(|| DmaError::Refused {
                 device: self.connection.name.clone(),
                 action: action(),
-                why: "no addresses are left; map less".to_owned(),
+                why: "no free addresses are left; lower `slots` or `slot` of the ring".to_owned(),
             })?;
         let payload = long_words([32, MAY_READ | MAY_WRITE], [0, address, bytes]);
         self.connection
@@ -392,13 +396,12 @@ impl DmaDevice for VfioUserDevice {
                 self.iovas().free(address);
                 Ok(())
             }
-            // A server that has ended, or has left us, has no memory of ours any more: a process that ends loses its memory
+            // A server that has exited or closed the connection no longer maps the memory: a process loses its memory
             // before its sockets are closed.
             Err(Failure::ConnectionError(ConnectionError::Closed)) => Ok(()),
-            Err(failure) => Err(self.dma_error(
-                format!("taking {bytes} bytes at {address:#x} from it"),
-                &failure,
-            )),
+            Err(failure) => {
+                Err(self.dma_error(format!("unmapping {bytes} bytes at {address:#x}"), &failure))
+            }
         }
     }
 
@@ -410,15 +413,18 @@ impl DmaDevice for VfioUserDevice {
                 self.connection
                     .request(Command::Reset, &[], &[], |_| Some(()))
             })
-            // A reset takes the registers away, too, and they are still to tell how it is.
+            // The reset disables the memory space, but the registers are still read afterwards.
             .and_then(|()| self.connection.write_config(COMMAND, &MEMORY_ALONE));
         match done {
-            // A device that was pulled out of its server, or with it, writes nothing any more.
+            // A removed device no longer writes.
             Ok(())
             | Err(
                 Failure::ConnectionError(ConnectionError::Closed) | Failure::Refused(Errno::NODEV),
             ) => Ok(()),
-            Err(failure) => Err(self.dma_error("cutting it off the bus".to_owned(), &failure)),
+            Err(failure) => Err(self.dma_error(
+                "disabling bus mastering and resetting the device".to_owned(),
+                &failure,
+            )),
         }
     }
 }
@@ -436,22 +442,26 @@ impl Device for VfioUserDevice {
                 region,
                 bytes,
             })),
-            _ => Err(self.error(format!("it has no base address register {bar}"))),
+            _ => Err(self.error(format!("the device has no BAR {bar}"))),
         }
     }
 
     fn interrupts(&self, count: usize) -> Result<Vec<Interrupt>, DeviceError> {
-        let (kind, most) = self.vectors;
-        if count > most as usize {
+        let (kind, max) = self.vectors;
+        if count > max as usize {
             return Err(self.error(format!(
-                "{count} interrupt vectors were asked for, and it has {most}"
+                "{count} interrupt vectors are needed, but the device has {max}"
             )));
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let events: Vec<OwnedFd> = (0..count)
             .map(|_| eventfd(0, flags))
             .collect::<Result<_, _>>()
-            .map_err(|errno| self.error(format!("an event for an interrupt: {errno}")))?;
+            .map_err(|errno| {
+                self.error(format!(
+                    "cannot create an eventfd for an interrupt: {errno}"
+                ))
+            })?;
         let mut start = 0;
         for events in events.chunks(self.max_files) {
             let events: Vec<_> = events.iter().map(AsFd::as_fd).collect();
@@ -460,7 +470,9 @@ impl Device for VfioUserDevice {
             self.connection
                 .request(Command::SetIrqs, &[&payload], &events, |_| Some(()))
                 .map_err(|failure| {
-                    self.error(format!("connecting {count} interrupt vectors: {failure}"))
+                    self.error(format!(
+                        "cannot connect {count} interrupt vectors: {failure}"
+                    ))
                 })?;
             start += count;
         }
@@ -471,7 +483,7 @@ impl Device for VfioUserDevice {
         self.connection
             .request(Command::Reset, &[], &[], |_| Some(()))
             .and_then(|()| self.connection.write_config(COMMAND, &MEMORY_AND_MASTER))
-            .map_err(|failure| self.error(format!("resetting it: {failure}")))
+            .map_err(|failure| self.error(format!("cannot reset the device: {failure}")))
     }
 
     fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice> {
@@ -493,7 +505,7 @@ impl Registers for Bar {
                     static LIMIT: LogLimit = LogLimit::new();
                     LIMIT.run(|suppressed| {
                         tracing::warn!(
-                            "{}: reading {offset:#x} of base address register {}: {failure}{suppressed}",
+                            "{}: cannot read offset {offset:#x} of BAR {}: {failure}{suppressed}",
                             self.connection.name,
                             self.region
                         );

@@ -1,8 +1,7 @@
-//! The vfio-user protocol: a PCI device over a UNIX socket, so that it may live in another process.
+//! The vfio-user protocol: access to a PCI device in another process over a UNIX socket.
 //!
-//! Version 0.1 of the protocol as the libvfio-user project specifies it. What both sides need is here: [messages](wire) and
-//! [their way through a socket](socket); the device's side is the crate `daq-emulators`, the user's
-//! [`open`].
+//! Version 0.1 of the protocol, as specified by the libvfio-user project. This module contains the parts of both sides,
+//! the [messages](wire) and the [socket](socket), and the client, [`open`]. The server is in the crate `daq-emulators`.
 
 mod client;
 pub mod socket;

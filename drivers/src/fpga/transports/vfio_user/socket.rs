@@ -1,4 +1,4 @@
-//! Messages through a UNIX socket, with the descriptors that go along.
+//! Sends and receives messages with file descriptors over a UNIX socket.
 
 use super::wire::{HEADER, Header, MAX_FILES, MAX_MESSAGE};
 use rustix::io::Errno;
@@ -10,22 +10,22 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Why there are no more messages.
+/// Why a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectionError {
-    /// The other side has gone.
+    /// The peer closed the connection.
     #[error("the connection was closed")]
     Closed,
-    /// A header that says what cannot be.
-    #[error("a message says that it has {0} bytes; {HEADER} to {MAX_MESSAGE} can be")]
+    /// A header with an invalid length.
+    #[error("invalid message length {0}; must be {HEADER} to {MAX_MESSAGE} bytes")]
     Length(u32),
-    /// More descriptors than a message may have.
+    /// A message has too many descriptors.
     #[error("a message has more than {MAX_FILES} descriptors")]
     Files,
-    /// Nothing came, or nothing was taken, in time.
-    #[error("the other side does not answer")]
+    /// The peer did not send or receive in time.
+    #[error("timeout: the peer does not respond")]
     Silent,
-    /// The system's answer.
+    /// Another system error.
     #[error("the connection failed: {0}")]
     System(Errno),
 }
@@ -40,7 +40,7 @@ impl From<Errno> for ConnectionError {
     }
 }
 
-/// Sends a message; `files` go with its first byte.
+/// Sends a message. `files` are attached to its first byte.
 pub fn send(
     socket: impl AsFd,
     header: Header,
@@ -64,7 +64,7 @@ pub fn send(
             Err(Errno::INTR) => continue,
             sent => sent?,
         };
-        // They have gone with what was sent.
+        // The descriptors were sent with the first bytes.
         control.clear();
         IoSlice::advance_slices(&mut left, sent);
         if left.iter().all(|part| part.is_empty()) {
@@ -73,17 +73,16 @@ pub fn send(
     }
 }
 
-/// What [`Receiver::receive`] has got.
+/// The result of [`Receiver::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// A whole message.
+    /// A complete message.
     Message,
-    /// No whole message yet.
+    /// No complete message yet.
     Nothing,
 }
 
-/// Collects messages from a socket, one after the other. Never more than one message is taken from the socket, so that
-/// descriptors are known to be that one's.
+/// Receives messages from a socket. It never reads beyond the current message, so that descriptors belong to that message.
 #[derive(Debug, Default)]
 pub struct Receiver {
     bytes: Vec<u8>,
@@ -93,7 +92,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Goes on with a message, or begins the next; waits as long as the socket does if `flags` do not say otherwise.
+    /// Continues to receive a message or starts the next. Blocks for the timeout of the socket, unless `flags` prevent it.
     pub fn receive(
         &mut self,
         socket: impl AsFd,
@@ -142,33 +141,33 @@ impl Receiver {
         }
     }
 
-    /// The header of the message that is whole.
+    /// The header of the complete message.
     pub fn header(&self) -> Header {
         self.bytes
             .first_chunk()
             .map_or_else(Header::default, Header::parse)
     }
 
-    /// What is behind it.
+    /// The payload of the complete message.
     pub fn payload(&self) -> &[u8] {
         self.bytes.get(HEADER..self.filled).unwrap_or(&[])
     }
 
-    /// The descriptors that came along.
+    /// Takes the descriptors of the message.
     pub fn take_files(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.files)
     }
 
-    /// Bytes until which to receive: the header, and when it is there, all.
+    /// Number of bytes to receive: the header first, then the whole message.
     fn wanted(&self) -> Result<usize, ConnectionError> {
         if self.filled < HEADER {
             return Ok(HEADER);
         }
-        let said = self.header().bytes;
-        usize::try_from(said)
+        let length = self.header().bytes;
+        usize::try_from(length)
             .ok()
             .filter(|bytes| (HEADER..=MAX_MESSAGE).contains(bytes))
-            .ok_or(ConnectionError::Length(said))
+            .ok_or(ConnectionError::Length(length))
     }
 }
 

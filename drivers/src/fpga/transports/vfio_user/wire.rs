@@ -1,16 +1,16 @@
-//! The messages: what their bytes mean. Whatever the bytes are, they are understood or refused.
+//! Encoding and decoding of messages. Invalid bytes are rejected with an error.
 
 /// Bytes of a header.
 pub const HEADER: usize = 16;
-/// The version that is spoken: major, minor.
+/// The protocol version: major, minor.
 pub const VERSION: (u16, u16) = (0, 1);
-/// The most bytes of data of one access to a region.
+/// Maximum data bytes of one access to a region.
 pub const MAX_DATA: usize = 1 << 20;
-/// The most bytes of a message: data, its description, a header.
+/// Maximum bytes of a message: header, access and data.
 pub const MAX_MESSAGE: usize = HEADER + 16 + MAX_DATA;
-/// The most descriptors of one message.
+/// Maximum number of descriptors of one message.
 pub const MAX_FILES: usize = 16;
-/// The most pieces of memory that a device has at a time.
+/// Maximum number of memory ranges that are mapped at a time.
 pub const MAX_MAPS: usize = 256;
 
 /// The region of the configuration space; regions below [`BARS`](crate::fpga::device::BARS) are base address registers.
@@ -21,28 +21,28 @@ pub const REGIONS: u32 = 9;
 pub const IRQS: u32 = 5;
 /// Message-signalled interrupts.
 pub const MSI: u32 = 1;
-/// The same with a table.
+/// MSI-X.
 pub const MSIX: u32 = 2;
 
-/// Region can be read and written.
+/// The region can be read and written.
 pub const REGION_READ_WRITE: u32 = 0b11;
 /// The device can be reset, and is a PCI device.
 pub const DEVICE_FLAGS: u32 = 0b11;
-/// Interrupts are told by events, whose number is fixed once they are connected.
+/// Interrupts are signalled by eventfds, whose number is fixed once they are connected.
 pub const IRQ_FLAGS: u32 = 0b1001;
-/// Memory may be read, and written.
+/// The device may read the memory.
 pub const MAY_READ: u32 = 1;
-/// The same for writing.
+/// The device may write the memory.
 pub const MAY_WRITE: u32 = 2;
-/// All memory is to be taken away.
+/// Unmap all memory.
 pub const UNMAP_ALL: u32 = 2;
-/// What interrupts are set by: nothing, bytes, events; and what for: triggering.
+/// The data of a request to set interrupts: none.
 pub const IRQ_DATA_NONE: u32 = 1;
-/// The same, bytes.
+/// The data of a request to set interrupts: one byte each.
 pub const IRQ_DATA_BOOL: u32 = 2;
-/// The same, events.
+/// The data of a request to set interrupts: eventfds.
 pub const IRQ_DATA_EVENT: u32 = 4;
-/// Triggering.
+/// The action of a request to set interrupts: trigger.
 pub const IRQ_TRIGGER: u32 = 32;
 
 /// Header flags.
@@ -51,31 +51,31 @@ const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
 
-/// Error numbers as Linux has them, which is what the protocol carries.
+/// Linux error numbers, which the protocol uses.
 pub mod errno {
-    /// There is no such thing.
+    /// Not found.
     pub const NOT_THERE: u32 = 2;
-    /// The device is gone.
+    /// The device was removed.
     pub const NO_DEVICE: u32 = 19;
-    /// There is memory at these addresses already.
+    /// The addresses are already mapped.
     pub const EXISTS: u32 = 17;
-    /// The request makes no sense.
+    /// The request is invalid.
     pub const INVALID: u32 = 22;
-    /// There is no room.
+    /// A limit is reached.
     pub const NO_SPACE: u32 = 28;
-    /// The request makes sense, but not here.
+    /// The request is not supported.
     pub const NOT_SUPPORTED: u32 = 95;
 }
 
-/// What a message asks for.
+/// The command of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Command {
-    /// Agree on a version.
+    /// Negotiate the version.
     Version = 1,
-    /// Give the device memory.
+    /// Map memory for the device.
     DmaMap = 2,
-    /// Take it away.
+    /// Unmap memory.
     DmaUnmap = 3,
     /// Describe the device.
     DeviceInfo = 4,
@@ -89,16 +89,16 @@ pub enum Command {
     RegionRead = 9,
     /// Write a region.
     RegionWrite = 10,
-    /// Read memory of the client; the only request of servers, beside the next.
+    /// Read memory of the client. Sent by the server.
     DmaRead = 11,
-    /// Write memory of the client.
+    /// Write memory of the client. Sent by the server.
     DmaWrite = 12,
     /// Reset the device.
     Reset = 13,
 }
 
 impl Command {
-    /// All that a client may ask for.
+    /// All commands of clients.
     pub const ALL: [Self; 10] = [
         Self::Version,
         Self::DmaMap,
@@ -118,23 +118,23 @@ impl Command {
     }
 }
 
-/// What every message begins with.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Chosen by who asks, repeated by who answers.
+    /// The message ID, which the reply repeats.
     pub id: u16,
     /// A [`Command`]'s number.
     pub command: u16,
     /// Bytes of the message, with the header.
     pub bytes: u32,
-    /// Request or reply, and how it is to be, or was, answered.
+    /// Message type and reply flags.
     pub flags: u32,
-    /// An error number, where an answer is an error.
+    /// The error number of an error reply.
     pub error: u32,
 }
 
 impl Header {
-    /// A request with `payload` bytes behind the header.
+    /// Creates a request with `payload` bytes after the header.
     pub fn request(id: u16, command: Command, payload: usize) -> Self {
         Self {
             id,
@@ -144,7 +144,7 @@ impl Header {
         }
     }
 
-    /// The same that is not to be answered.
+    /// Creates a request without a reply.
     pub fn post(id: u16, command: Command, payload: usize) -> Self {
         Self {
             flags: NO_REPLY,
@@ -152,7 +152,7 @@ impl Header {
         }
     }
 
-    /// The answer, with `payload` bytes behind the header.
+    /// Creates the reply with `payload` bytes after the header.
     #[must_use]
     pub fn reply(&self, payload: usize) -> Self {
         Self {
@@ -163,7 +163,7 @@ impl Header {
         }
     }
 
-    /// The answer that it cannot be done.
+    /// Creates an error reply.
     #[must_use]
     pub fn refusal(&self, error: u32) -> Self {
         Self {
@@ -179,17 +179,17 @@ impl Header {
         self.flags & KIND == 0
     }
 
-    /// Whether it is an answer.
+    /// Whether it is a reply.
     pub const fn is_reply(&self) -> bool {
         self.flags & KIND == REPLY
     }
 
-    /// Whether it is to be answered.
+    /// Whether the sender expects a reply.
     pub const fn wants_reply(&self) -> bool {
         self.flags & NO_REPLY == 0
     }
 
-    /// The error number of an answer that is one.
+    /// The error number of an error reply.
     pub const fn refused(&self) -> Option<u32> {
         if self.flags & ERROR == 0 {
             None
@@ -223,7 +223,7 @@ impl Header {
     }
 }
 
-/// A message with so many bytes behind its header.
+/// Length of a message with `payload` bytes after its header.
 fn total(payload: usize) -> u32 {
     u32::try_from(HEADER + payload).unwrap_or(u32::MAX)
 }
@@ -231,11 +231,11 @@ fn total(payload: usize) -> u32 {
 /// Part of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// From which byte on.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Which region.
+    /// The region.
     pub region: u32,
-    /// How many bytes.
+    /// Number of bytes.
     pub count: u32,
 }
 
@@ -253,38 +253,38 @@ impl Access {
     }
 }
 
-/// A request, as its payload describes it.
+/// A decoded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Which version the other side speaks: major, minor; then its capabilities as JSON.
+    /// Version of the client: major, minor, and its capabilities as JSON.
     Version(u16, u16, &'a [u8]),
-    /// Memory, by the file that comes with the message, or by further messages.
+    /// Map memory: by the file descriptor of the message, or, without one, by DMA messages.
     DmaMap {
         /// [`MAY_READ`], [`MAY_WRITE`].
         flags: u32,
-        /// Where it begins in the file.
+        /// Offset in the file.
         offset: u64,
-        /// Its address for the device.
+        /// Address for the device.
         address: u64,
-        /// How many bytes.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// Memory that is taken away.
+    /// Unmap memory.
     DmaUnmap {
         /// [`UNMAP_ALL`], or 0.
         flags: u32,
-        /// Its address for the device.
+        /// Address for the device.
         address: u64,
-        /// How many bytes.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// What the device is.
+    /// Describe the device.
     DeviceInfo,
-    /// What region `.0` is.
+    /// Describe region `.0`.
     RegionInfo(u32),
-    /// What kind `.0` of interrupts is.
+    /// Describe interrupts of kind `.0`.
     IrqInfo(u32),
-    /// What is to happen with interrupts.
+    /// Connect or trigger interrupts.
     SetIrqs {
         /// `IRQ_…`
         flags: u32,
@@ -306,7 +306,7 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Reads what is behind a header that has the number of a command; the error is an [`errno`].
+    /// Decodes the payload of a request. The error is an [`errno`].
     pub fn parse(command: u16, payload: &'a [u8]) -> Result<Self, u32> {
         let command = Command::ALL
             .into_iter()
@@ -327,7 +327,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What is left of a payload.
+/// The rest of a payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a>(pub &'a [u8]);
 
@@ -402,7 +402,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Leaves out `bytes` bytes.
+    /// Skips `bytes` bytes.
     pub fn skip(&mut self, bytes: usize) -> Option<()> {
         self.0 = self.0.get(bytes..)?;
         Some(())
