@@ -2,9 +2,9 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`doctor`] | what this machine lacks and the command that fixes it |
-//! | [`selftest`] | whether what the CPU, a GPU and network cards store for each other arrives |
-//! | [`bench`](mod@bench) | measurements of this machine |
+//! | [`doctor`] | finds what this machine lacks and the commands that fix it |
+//! | [`selftest`] | verifies transfers between the CPU, a GPU and network cards |
+//! | [`bench`](mod@bench) | measures this machine |
 
 #![cfg_attr(
     not(test),

@@ -31,7 +31,7 @@ fn row<'a>(table: &'a Value, column: &str, name: &str) -> &'a Value {
 }
 
 fn is_measured(table: &Value, way: &str) -> bool {
-    let row = row(table, "way", way);
+    let row = row(table, "method", way);
     let mut figures = ["GB/s", "frames/s"].iter();
     figures.all(|name| row[*name].as_f64().is_some_and(|figure| figure > 0.0))
 }
@@ -45,12 +45,12 @@ fn moves(tables: &[Value], way: &str) {
 #[test]
 fn bench_fpga_host_rings_are_measured() {
     let tables = tables(&Daq::new("").env("CUDA_VISIBLE_DEVICES", ""));
-    for way in ["one thread", "xdma in this", "xdma in another"] {
+    for way in ["baseline copy", "xdma in this", "xdma in another"] {
         moves(&tables, way);
     }
     let last = tables.last().unwrap();
     assert_eq!(last["title"], "not measured");
-    row(last, "way", "all that goes to a GPU");
+    row(last, "method", "all methods that use a GPU");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn bench_fpga_gpu_rings_and_kernel_are_measured() {
         moves(&tables, way);
     }
     for way in ["staged", "direct, the CPU", "direct, the card"] {
-        let row = row(&tables[1], "way", way);
+        let row = row(&tables[1], "method", way);
         assert!(row["p50"].as_f64().unwrap() > 0.0, "{row:#}");
     }
 }

@@ -38,7 +38,7 @@ fn selftest_on_working_memory_passes() {
     for (backend, memory) in [
         ("gdrapi", "cuMemAlloc"),
         ("gdrapi", "cuMemCreate"),
-        ("host", "its own"),
+        ("host", "backend's own"),
     ] {
         let mut checks = Vec::new();
         for result in results {
@@ -184,10 +184,10 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
             .as_f64()
             .unwrap_or_else(|| panic!("{column}: {row:#}"))
     };
-    let trips = rows(&tables, "microseconds from a store");
+    let trips = rows(&tables, "microseconds from a CPU store");
     let ways: Vec<_> = trips
         .iter()
-        .map(|row| format!("{}: {}", row["way"], row["kernel"]).replace('"', ""))
+        .map(|row| format!("{}: {}", row["method"], row["kernel"]).replace('"', ""))
         .collect();
     assert_eq!(
         ways,
@@ -208,36 +208,36 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
     for row in &trips[..10] {
         assert!(figure(row, "p50") > 0.0 && figure(row, "p50") <= figure(row, "p99"));
         assert!(figure(row, "p99") <= figure(row, "p99.9"));
-        assert!(figure(row, "p99/p50") >= 1.0 && figure(row, "x host p50") > 0.0);
+        assert!(figure(row, "p99 ÷ p50") >= 1.0 && figure(row, "× host p50") > 0.0);
     }
     // The simulated driver does not support the call.
     assert!(trips[10]["p50"].is_null(), "{:#}", trips[10]);
     let refused = rows(&tables, "no doorbell");
     let refused: Vec<_> = refused
         .iter()
-        .map(|row| row["why"].as_str().unwrap().split(':').next().unwrap())
+        .map(|row| row["reason"].as_str().unwrap().split(':').next().unwrap())
         .collect();
     assert_eq!(refused, ["dma-buf", "vulkan"]);
     let ratios = rows(&tables, "ratios");
-    assert!(figure(&ratios[0], "/ host memory") > 0.0);
-    assert_eq!(ratios[1]["/ host memory"], 1.0);
+    assert!(figure(&ratios[0], "÷ host memory") > 0.0);
+    assert_eq!(ratios[1]["÷ host memory"], 1.0);
     for (title, ways) in [
         (
-            "answer of a kernel that has read it",
+            "answer of a kernel that has read the frame",
             [
                 "stores and doorbell by gdrapi",
                 "copy + launch + synchronise",
             ],
         ),
         (
-            "until the CPU's stores",
+            "until CPU stores",
             ["stores by gdrapi", "cuMemcpyHtoDAsync + synchronise"],
         ),
     ] {
         let rows = rows(&tables, title);
         let reported: Vec<_> = rows
             .iter()
-            .map(|row| row["way"].as_str().unwrap())
+            .map(|row| row["method"].as_str().unwrap())
             .collect();
         assert_eq!(reported, ways);
         assert!(rows.iter().all(|row| figure(row, "p50") > 0.0));
@@ -245,7 +245,7 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
     let rates = rows(&tables, "million frames");
     let batches: Vec<_> = rates
         .iter()
-        .map(|row| figure(row, "frames a doorbell"))
+        .map(|row| figure(row, "frames per doorbell"))
         .collect();
     assert_eq!(batches, [1.0, 8.0, 32.0, 128.0]);
     assert!(rates.iter().all(|row| figure(row, "million/s") > 0.0));
@@ -288,35 +288,35 @@ fn bench_persistent_measures_runtime() {
     let trips = rows(&tables, "from a frame's commit to its result");
     assert_eq!(text(trips, "frame"), ["64 B"; 3]);
     assert_eq!(
-        text(trips, "way"),
+        text(trips, "method"),
         [
-            "stays, one thread",
-            "stays, committed by another thread",
+            "persistent, one thread",
+            "persistent, two threads",
             "copy + launch + synchronise",
         ]
     );
     for column in ["p50", "p99", "p99.9", "÷ copy + launch"] {
         is_there(trips, column);
     }
-    is_there(&trips[..1], "of it the host");
-    assert!(trips[1]["of it the host"].is_null(), "{:#}", trips[1]);
+    is_there(&trips[..1], "host part");
+    assert!(trips[1]["host part"].is_null(), "{:#}", trips[1]);
     let beside = rows(&tables, "beside copies");
     assert_eq!(
-        text(&beside[1..], "longest copy"),
+        text(&beside[1..], "longest chunk"),
         ["1 MiB", "512 KiB", "256 KiB"]
     );
     for column in [
-        "p50 us",
-        "p99 us",
-        "p99.9 us",
+        "p50 µs",
+        "p99 µs",
+        "p99.9 µs",
         "copies GB/s",
         "alone GB/s",
-        "÷ the best",
+        "÷ best",
     ] {
         is_there(beside, column);
     }
     let rates = rows(&tables, "million frames");
-    assert_eq!(text(rates, "teams"), ["1", "8", "32", "64"]);
+    assert_eq!(text(rates, "concurrent frames"), ["1", "8", "32", "64"]);
     is_there(rates, "million/s");
     assert_eq!(simulated.report()["blocked"], 0);
 }
@@ -343,7 +343,7 @@ fn bench_apiperf_reports_mapping_cost_by_step() {
     let arguments = ["bench", "apiperf", "--rounds", "2", "--json"];
     let done = daq(&simulated).cli(&with(&arguments, &["--sizes", "64 KiB,1 MiB"]));
     let tables = json(&done.ok());
-    let made = rows(&tables, "milliseconds to make");
+    let made = rows(&tables, "milliseconds to allocate");
     let bytes: Vec<_> = made
         .iter()
         .map(|row| (row["backend"].as_str(), row["bytes"].as_str()))

@@ -204,11 +204,11 @@ fn tuning_measures_cpu_stores_or_reports_obstacle() {
             let rows = |table: &serde_json::Value| table["rows"].as_array().unwrap().clone();
             assert_eq!(rows(&reported[0]).len(), 2, "{reported:#?}");
             let last = &reported[reported.len() - 1];
-            let is_refused = last["title"].as_str().unwrap().contains("nothing maps");
+            let is_refused = last["title"].as_str().unwrap().contains("no backend maps");
             assert_eq!(is_refused, !maps, "{what}: {reported:#?}");
             if is_refused {
                 assert!(rows(last).len() >= 3, "each way is refused: {last:#}");
-                assert!(rows(last).iter().all(|row| row["why not"] != ""));
+                assert!(rows(last).iter().all(|row| row["reason"] != ""));
                 continue;
             }
             assert_eq!(reported.len(), tables, "{reported:#?}");
@@ -216,7 +216,7 @@ fn tuning_measures_cpu_stores_or_reports_obstacle() {
             // Two sizes at four pairs of offsets.
             assert_eq!(stores.len(), 8, "{stores:#?}");
             for row in &stores {
-                for way in ["daq", "memcpy", "best rival ÷ daq"] {
+                for way in ["daq", "memcpy", "best reference ÷ daq"] {
                     assert!(row[way].as_f64().unwrap() > 0.0, "{row:#}");
                 }
             }

@@ -102,7 +102,7 @@ fn selftest_on_failing_nic_fails() {
 /// Returns a row of a table by its first column.
 fn row<'a>(table: &'a Value, name: &str) -> &'a Value {
     let mut rows = table["rows"].as_array().unwrap().iter();
-    let found = rows.find(|row| row["way"] == name);
+    let found = rows.find(|row| row["method"] == name);
     found.unwrap_or_else(|| panic!("no row {name:?} in {table:#}"))
 }
 
@@ -112,14 +112,14 @@ fn refusal<'a>(tables: &'a [Value], way: &str) -> &'a str {
     assert_eq!(last["title"], "not measured");
     let mut rows = last["rows"].as_array().unwrap().iter();
     let found = rows.find(|row| {
-        row["ways"]
+        row["methods"]
             .as_str()
             .unwrap()
             .split("; ")
             .any(|one| one == way)
     });
     let found = found.unwrap_or_else(|| panic!("{way:?} is not refused in {last:#}"));
-    found["why"].as_str().unwrap()
+    found["reason"].as_str().unwrap()
 }
 
 const SHORT: [&str; 13] = [
@@ -150,15 +150,15 @@ fn bench_rdma_both_sides_local_measures() {
         .cli(&SHORT)
         .ok();
     let tables = tables(&done);
-    for way in ["queue alone, host → host", "ring to ring, host → host"] {
+    for way in ["queue pair alone, host → host", "ring to ring, host → host"] {
         let row = row(&tables[0], way);
         assert!(row["MB/s"].as_f64().unwrap() > 0.0, "{row:#}");
-        assert!(row["x queue alone"].as_f64().unwrap() > 0.0, "{row:#}");
+        assert!(row["× queue pair alone"].as_f64().unwrap() > 0.0, "{row:#}");
     }
-    let times = row(&tables[1], "queue alone, host → host");
-    let [p50, p99] = ["p50 us", "p99 us"].map(|name| times[name].as_f64().unwrap());
+    let times = row(&tables[1], "queue pair alone, host → host");
+    let [p50, p99] = ["p50 µs", "p99 µs"].map(|name| times[name].as_f64().unwrap());
     assert!(p50 > 0.0 && p99 >= p50, "{times:#}");
-    let why = refusal(&tables, "queue alone, host → GPU");
+    let why = refusal(&tables, "queue pair alone, host → GPU");
     assert!(why.contains("CUDA"), "{why}");
 }
 
@@ -170,7 +170,7 @@ fn bench_rdma_gpu_refused_by_nic_is_staged() {
         let row = row(&tables[0], &format!("ring to ring, {ends}, staged"));
         assert!(row["MB/s"].as_f64().unwrap() > 0.0, "{row:#}");
     }
-    refusal(&tables, "queue alone, host → GPU");
+    refusal(&tables, "queue pair alone, host → GPU");
     refusal(&tables, "ring to ring, GPU → GPU, direct");
 }
 

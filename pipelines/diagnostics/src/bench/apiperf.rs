@@ -1,4 +1,4 @@
-//! What it takes to make and to free memory that the CPU can store to, by backend and size.
+//! Measures how long each backend takes to allocate and free CPU-mapped GPU memory, by size.
 
 use super::table::{Cell, Table};
 use super::{BenchError, Publish, median};
@@ -9,10 +9,10 @@ use daq_core::units::ByteSize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The steps, in milliseconds.
+/// Steps whose duration is measured, in milliseconds.
 const STEPS: [&str; 5] = ["allocate", "pin", "map", "all", "unmap + free"];
 
-/// Milliseconds of each step, medians of `rounds`.
+/// Measures the duration of each step in milliseconds: medians of `rounds`.
 pub fn apiperf(
     device: u32,
     rounds: usize,
@@ -21,7 +21,7 @@ pub fn apiperf(
 ) -> Result<(), BenchError> {
     let device = Device::open(device)?;
     let title = format!(
-        "{}: milliseconds to make and to free mapped memory; `all` with zeroing; medians of {rounds}",
+        "{}: milliseconds to allocate and free mapped memory; `all` includes zeroing; medians of {rounds} rounds",
         device.name()
     );
     let mut columns = vec!["backend", "bytes"];
@@ -41,7 +41,7 @@ pub fn apiperf(
                         figures.push(time.as_secs_f64() * 1e3);
                     }
                 }
-                // Of the sizes that cannot be allocated, only the smallest is reported.
+                // Reports only the smallest of the sizes that cannot be allocated.
                 Err(refusal) => {
                     refused.entry(refusal.to_string()).or_insert(bytes);
                 }
@@ -62,7 +62,7 @@ pub fn apiperf(
     }
     publish(table);
     if !refused.is_empty() {
-        let mut table = Table::new("what could not be made", &["why", "from"]);
+        let mut table = Table::new("allocations that failed", &["reason", "smallest size"]);
         for (why, bytes) in refused {
             table.row(vec![why.into(), size(bytes)]);
         }

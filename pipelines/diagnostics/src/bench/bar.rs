@@ -1,5 +1,5 @@
-//! Stores and loads of the CPU through the window to a GPU's memory: the product's copy beside other loops, on one
-//! mapping and in turn.
+//! CPU stores and loads through a BAR mapping of GPU memory: daq's copy and reference copies, measured alternately on
+//! the same mapping.
 
 use super::table::{Cell, Table};
 use super::{BenchError, Common, median};
@@ -11,27 +11,27 @@ use daq_core::units::ByteSize;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The largest store.
+/// Largest store in bytes.
 pub(super) const LARGEST: usize = 4 << 20;
-/// The largest load: one takes a trip over the bus for every few bytes.
+/// Largest load in bytes. Loads are slow: every few bytes take one round trip over the bus.
 const LARGEST_LOAD: usize = 64 << 10;
-/// Bytes by which targets and sources are off a page's start.
+/// Offsets of target and source from the start of a page, in bytes.
 const SKEWS: [(usize, usize); 4] = [(0, 0), (1, 0), (0, 3), (3, 1)];
-/// Times a round that each way is measured, by turns with the others.
+/// Number of turns per round of each method; the methods alternate.
 const TURNS: usize = 8;
-/// Bytes of a turn, but one copy at least and [`MAX_COPIES_PER_TURN`] at most.
+/// Bytes per turn; each turn makes at least one copy and at most [`MAX_COPIES_PER_TURN`] copies.
 const TURN_BYTES: usize = 256 << 10;
 const MAX_COPIES_PER_TURN: usize = 256;
-/// What the product's copy must not be slower than.
+/// Reference copies; daq's copy must not be slower than any of them.
 const REFERENCES: [StoreMethod; 3] = [StoreMethod::Memcpy, StoreMethod::Avx2, StoreMethod::Avx512];
 
-/// What makes a row of a table: microseconds of a copy of one size.
+/// One row of a table: microseconds per copy of one size.
 struct Row {
     bytes: usize,
     /// Offsets of target and source.
     skew: (usize, usize),
     own: f64,
-    /// NaN where the processor lacks what a way needs.
+    /// Microseconds per copy by method; NaN if the processor lacks the instructions that a method needs.
     methods: Vec<(StoreMethod, f64)>,
 }
 
@@ -46,7 +46,7 @@ impl Row {
         }
     }
 
-    /// The fastest rival's time by the product's: at least 1 where that is as fast.
+    /// Time of the fastest reference copy divided by daq's time; 1 or more if daq is at least as fast.
     fn ratio(&self) -> f64 {
         let references = self
             .methods
@@ -57,16 +57,16 @@ impl Row {
     }
 }
 
-/// A mapping for stores of the CPU.
+/// Opens a mapping for CPU stores.
 pub(super) fn open(device: &'static Device) -> Result<Arc<BarMapping>, Unmappable> {
     let bytes = LARGEST + SKEWS.len();
     BarMapping::new(device, bytes, Writer::Cpu, &Backend::ALL)
 }
 
-/// What is shown where there is none: each backend's reason.
+/// Lists each backend's reason if no mapping can be opened.
 pub(super) fn refusals(unmappable: &Unmappable) -> Table {
-    let title = "nothing maps GPU memory for stores of the CPU: the copy engine carries all";
-    let mut table = Table::new(title, &["backend", "why not"]);
+    let title = "no backend maps GPU memory for CPU stores; the copy engine does all copies";
+    let mut table = Table::new(title, &["backend", "reason"]);
     for refusal in &unmappable.refused {
         table.row(vec![
             refusal.backend.name().into(),
@@ -76,7 +76,7 @@ pub(super) fn refusals(unmappable: &Unmappable) -> Table {
     table
 }
 
-/// Microseconds of `copies` copies, one of them.
+/// Returns microseconds per copy, averaged over `copies` copies.
 fn time(
     copies: usize,
     mut copy: impl FnMut() -> Result<(), BarMappingError>,
@@ -88,7 +88,7 @@ fn time(
     Ok(start.elapsed().as_secs_f64() * 1e6 / copies as f64)
 }
 
-/// Bytes that are not alike.
+/// Returns source bytes that differ from each other.
 fn source() -> Vec<u8> {
     (0..=250).cycle().take(LARGEST + SKEWS.len()).collect()
 }
@@ -105,7 +105,8 @@ fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Ro
             let mut own = Vec::new();
             let mut methods = StoreMethod::ALL.map(|method| (method, Vec::new()));
             for turn in 0..rounds * TURNS {
-                // None is always measured behind the same one.
+                // Each method follows a different one in every turn, so that none always benefits from the same
+                // predecessor.
                 for i in 0..=methods.len() {
                     let at = (i + turn) % (StoreMethod::ALL.len() + 1);
                     match methods.get_mut(at) {
@@ -139,11 +140,11 @@ fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Ro
     Ok(rows)
 }
 
-/// The rows, each time shown by `show` with so many digits.
+/// Builds the table; `show` converts each time, which is printed with `digits` decimals.
 fn table(title: String, rows: &[Row], digits: usize, show: impl Fn(&Row, f64) -> f64) -> Table {
     let mut columns = vec!["store", "daq"];
     columns.extend(StoreMethod::ALL.map(StoreMethod::name));
-    columns.push("best rival ÷ daq");
+    columns.push("best reference ÷ daq");
     let mut table = Table::new(title, &columns);
     for row in rows {
         let mut cells = vec![row.name().into(), Cell::Number(show(row, row.own), digits)];
@@ -157,14 +158,14 @@ fn table(title: String, rows: &[Row], digits: usize, show: impl Fn(&Row, f64) ->
 
 fn title(mapped: &BarMapping, common: &Common, unit: &str) -> String {
     format!(
-        "{}, mapped by {}: {unit} of a store through the bus until it has left the CPU; medians of {}",
+        "{}, mapped by {}: {unit} of a CPU store over the bus, until the store has left the CPU; medians of {} rounds",
         mapped.device().name(),
         mapped.backend(),
         common.rounds * TURNS
     )
 }
 
-/// Gigabytes a second of stores by size.
+/// Measures stores by size in GB/s.
 pub(super) fn bandwidth(
     common: &Common,
     mapped: &BarMapping,
@@ -177,7 +178,7 @@ pub(super) fn bandwidth(
     }))
 }
 
-/// Microseconds of stores by size, and of loads.
+/// Measures stores and loads by size in microseconds.
 pub(super) fn latency(
     common: &Common,
     mapped: &BarMapping,
@@ -194,7 +195,7 @@ fn loads(common: &Common, mapped: &BarMapping, sizes: &[usize]) -> Result<Table,
     let source = source();
     mapped.copy_to(0, &source)?;
     let title = format!(
-        "{}, mapped by {}: microseconds of a load through the bus; medians of {}",
+        "{}, mapped by {}: microseconds of a CPU load over the bus; medians of {} rounds",
         mapped.device().name(),
         mapped.backend(),
         common.rounds
@@ -216,7 +217,7 @@ fn loads(common: &Common, mapped: &BarMapping, sizes: &[usize]) -> Result<Table,
             mapped.copy_from(skew, to)?;
             if *to != source[skew..skew + *bytes] {
                 return Err(BenchError::Thread(format!(
-                    "{bytes} bytes from {skew} on are not those that were stored; this is a defect in daq"
+                    "verification failed: {bytes} bytes at offset {skew} differ from the bytes that were stored; this is a defect in daq"
                 )));
             }
             let row = Row {
@@ -255,7 +256,11 @@ mod tests {
                 (StoreMethod::Own64, 0.1),
             ],
         };
-        assert_eq!(row.ratio(), 0.5, "direct stores are only shown");
+        assert_eq!(
+            row.ratio(),
+            0.5,
+            "direct stores do not count as a reference"
+        );
         assert_eq!(row.name(), "4 KiB to +3 from +1");
     }
 

@@ -1,4 +1,4 @@
-//! Copies with nothing around them, by size.
+//! Baseline copies, without rings or pipelines, by size.
 
 use super::place::{Place, slots};
 use super::table::{Cell, Table};
@@ -17,18 +17,18 @@ use daq_core::units::ByteSize;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of each stretch.
+/// Bytes of each source and target buffer.
 const STRETCH: usize = 64 << 20;
 /// Copies in flight while rates are measured.
 const DEPTH: usize = 4;
-/// Copies a round whose time is taken.
+/// Number of timed copies per round.
 const TIMES: usize = 400;
 
 fn size(bytes: usize) -> Cell {
     ByteSize(bytes as u64).to_string().into()
 }
 
-/// Bytes a second by size: pinned and pageable memory, both directions; and of stores of the CPU by their own sizes.
+/// Measures throughput by size: pinned and pageable memory in both directions, then CPU stores with sizes of their own.
 pub fn bandwidth(
     common: &Common,
     sizes: &[usize],
@@ -79,7 +79,7 @@ pub fn bandwidth(
         "out, pageable",
     ];
     let title = format!(
-        "{}: {DEPTH} copies, then a wait; medians of {}",
+        "{}: {DEPTH} copies, then one wait; medians of {} rounds",
         device.identity().name,
         common.rounds
     );
@@ -101,10 +101,10 @@ pub fn bandwidth(
     Ok(())
 }
 
-/// Microseconds of some copies.
+/// Microseconds of each copy.
 type Times = Vec<f64>;
 
-/// The figures of several ways of copying as cells: the middle and the 99th percentile of each.
+/// Returns two cells per copy method: the median and the 99th percentile.
 fn quantiles(times: &[&Times]) -> Vec<Cell> {
     let cells = times.iter().flat_map(|times| {
         [
@@ -119,7 +119,7 @@ fn since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e6
 }
 
-/// Two rings, from whose ends single frames are published and seen.
+/// Two rings: frames are published in one and expected in the other.
 struct Pair {
     source: Producer,
     target: Ring,
@@ -140,7 +140,7 @@ impl Pair {
         })
     }
 
-    /// Publishes single frames and takes the time until `step` has published each.
+    /// Publishes single frames and measures the time until `step` has published each frame in the output ring.
     fn time(
         mut source: Producer,
         target: &Ring,
@@ -161,7 +161,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Through the staging engine, on a thread that does nothing else.
+    /// Measures the copy engine, stepped on a dedicated thread.
     fn engine(
         self,
         device: &'static Device,
@@ -180,7 +180,7 @@ impl Pair {
         })
     }
 
-    /// Through a inline copy, on the thread that waits for the frame; nothing where there is none.
+    /// Measures an inline copy by the thread that waits for the frame; does nothing if the ring has none.
     fn inline_copy(self, bytes: usize, times: &mut Times) -> Result<(), BenchError> {
         let (reader, producer) = self.copied;
         let Some(mut inline_copy) = InlineCopy::new(reader, producer, CopyLedger::default(), 1)
@@ -193,9 +193,9 @@ impl Pair {
     }
 }
 
-/// Microseconds by size: copy and wait, copy and poll, and a single frame through the staging engine from its
-/// publication in one ring to its publication in the other, on a thread that does nothing else. Then the same to memory
-/// that the CPU stores to, and stores and loads by their own sizes beside other ways to make them.
+/// Measures latency in microseconds by size: copy and wait, copy and poll, and one frame through the copy engine on a
+/// dedicated thread, from its publication in one ring to its publication in the other. Then the same with CPU-mapped
+/// GPU memory, and CPU stores and loads beside reference copies.
 pub fn latency(
     common: &Common,
     sizes: &[usize],
@@ -217,7 +217,7 @@ pub fn latency(
         "p99",
     ];
     let title = format!(
-        "{}: microseconds to the GPU; {} copies",
+        "{}: microseconds per copy to the GPU; {} copies",
         device.name(),
         TIMES * common.rounds
     );
@@ -268,7 +268,7 @@ pub fn latency(
     Ok(())
 }
 
-/// Microseconds of frames to memory that the CPU stores to, where `waits` are those of a copy and a wait.
+/// Measures frames copied to CPU-mapped GPU memory, in microseconds; `waits` are the times of a copy and a wait.
 fn stored(
     common: &Common,
     place: &Place,
@@ -290,7 +290,7 @@ fn stored(
         "copy + wait ÷ store",
     ];
     let title = format!(
-        "{}, mapped by {}: microseconds to the GPU by the CPU, which the engine leaves to copies above {}; {} times",
+        "{}, mapped by {}: microseconds per CPU store to the GPU (above {} the runtime uses the copy engine); {} repetitions",
         mapped.device().name(),
         mapped.backend(),
         ByteSize(tuning.cpu_store_threshold as u64),

@@ -1,21 +1,22 @@
-//! Threads of a measurement, each on a core of its own.
+//! Cores for the threads of a measurement.
 
 use super::BenchError;
 use daq_core::gpu::driver::Device;
 use daq_core::topology::Topology;
 use std::thread::ScopedJoinHandle;
 
-/// Cores for the threads of a measurement. Asked for once, before any thread has one: a thread that was given a core,
-/// and those that it starts, may use no other.
+/// Cores for the threads of a measurement, one per thread. They are chosen before any thread is pinned, because a
+/// pinned thread and the threads it starts see only their own core.
 #[derive(Clone, Debug)]
 pub(super) struct Cores {
-    /// None where there are too few.
+    /// Empty if the process may use too few cores.
     cores: Vec<usize>,
     is_near: bool,
 }
 
 impl Cores {
-    /// The last `count` cores that the process may use of the GPU's node, or of all where that has too few.
+    /// Selects the last `count` cores of the GPU's NUMA node that the process may use, or of all nodes if that node has
+    /// too few.
     pub(super) fn near(device: &Device, count: usize) -> Self {
         let topology = Topology::detect();
         let mut gpus = topology.gpus.iter();
@@ -42,16 +43,18 @@ impl Cores {
         Self { cores, is_near }
     }
 
-    /// Gives the calling thread the `n`-th of them; where there are too few it runs anywhere.
+    /// Pins the calling thread to the `n`-th core; the thread is not pinned if there are too few cores.
     pub(super) fn take(&self, n: usize) {
         if let Some(core) = self.cores.get(n)
             && let Err(error) = daq_core::thread::pin(*core)
         {
-            tracing::warn!("a measuring thread does not stay on core {core}: {error}");
+            tracing::warn!(
+                "cannot pin a measuring thread to core {core}: {error}; its results may vary more"
+            );
         }
     }
 
-    /// Where the thread runs that takes the `n`-th.
+    /// Describes the core of the thread that takes the `n`-th one.
     pub(super) fn place(&self, n: usize) -> String {
         match self.cores.get(n) {
             Some(core) if self.is_near => format!("core {core}, on the GPU's node"),
@@ -60,7 +63,7 @@ impl Cores {
         }
     }
 
-    /// Does `work` on the first of them, by a thread of its own: the caller's may start others, which inherit no core.
+    /// Runs `work` on the first core in a new thread, so that the threads that the caller starts later inherit no core.
     pub(super) fn first<T: Send>(
         &self,
         work: impl FnOnce() -> Result<T, BenchError> + Send,
@@ -74,13 +77,13 @@ impl Cores {
     }
 }
 
-/// What a thread of a measurement came to.
+/// Returns the result of a measuring thread; an error if the thread panicked.
 pub(super) fn joined<T>(
     thread: ScopedJoinHandle<'_, Result<T, BenchError>>,
 ) -> Result<T, BenchError> {
     thread.join().unwrap_or_else(|_| {
         Err(BenchError::Thread(
-            "a measuring thread panicked; this is a defect of daq".to_owned(),
+            "a measuring thread panicked; this is a defect in daq".to_owned(),
         ))
     })
 }

@@ -4,18 +4,18 @@ use rustix::time::{ClockId, clock_gettime};
 use std::path::Path;
 use std::time::Duration;
 
-/// Nanoseconds of a tick in `stat`: USER_HZ is 100 wherever daq runs.
+/// Nanoseconds per tick in `stat`; USER_HZ is 100 on all supported systems.
 const TICK: u64 = 10_000_000;
 
-/// CPU time of this process until now.
+/// CPU time that this process has used.
 pub(super) fn of_process() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// CPU time until now of the threads called `name`, or of all, of a process, by its number or as `self`; `None` where
-/// the system does not tell it, or there is no such thread.
+/// Returns the CPU time of all threads of `process` (a process ID or `self`), or only of the threads called `name`.
+/// `None` if `/proc` does not report it or no such thread exists.
 pub(super) fn of_threads(process: &str, name: Option<&str>) -> Option<Duration> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
     let mut total = None;
@@ -38,7 +38,8 @@ fn of_task(task: &Path) -> Option<Duration> {
     nanos.map(Duration::from_nanos)
 }
 
-/// Ticks in user and kernel mode, fields 14 and 15 of a `stat` file; the second is a name that may hold anything.
+/// Returns the ticks in user and kernel mode: fields 14 and 15 of a `stat` file. Field 2 is a name that may contain any
+/// character.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);

@@ -1,4 +1,4 @@
-//! Doorbells: how long a word takes from the CPU to a kernel that waits for it, and back.
+//! Doorbells: the round-trip time of a word from the CPU to a waiting kernel and back.
 
 mod frames;
 
@@ -14,21 +14,21 @@ use daq_core::gpu::{Backend, Writer};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Trips that are not counted, at the start of each way.
+/// Round trips at the start of each method that are not counted.
 const WARM_UP: usize = 1000;
-/// Trips of a way that launches are a part of, as a part of the others': they take longer and scatter less.
+/// Methods that include launches make this many times fewer round trips, because launches take longer and vary less.
 const LAUNCH_DIVISOR: usize = 8;
-/// Bytes of a bell's memory.
+/// Bytes of a doorbell's memory.
 const BELL: usize = 4096;
 
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct DoorbellArgs {
-    /// CUDA's number of the GPU.
+    /// CUDA's index of the GPU.
     pub device: u32,
-    /// Rounds, of which medians are taken.
+    /// Number of rounds; the median is reported.
     pub rounds: usize,
-    /// Round trips of each way a round.
+    /// Number of round trips per method and round.
     pub round_trips: usize,
     /// Sizes of what the CPU stores and the copy engine copies.
     pub sizes: Vec<usize>,
@@ -36,14 +36,14 @@ pub struct DoorbellArgs {
     pub frames: Vec<usize>,
 }
 
-/// How a kernel looks at its bell and answers.
+/// How a kernel polls its doorbell and answers.
 struct Polling {
     name: &'static str,
     entry: &'static str,
     threads: u32,
 }
 
-/// What the kernels of pipelines do comes first.
+/// The first entry is how the kernels of pipelines poll.
 const POLLINGS: [Polling; 4] = [
     Polling {
         name: "acquire, release",
@@ -67,7 +67,7 @@ const POLLINGS: [Polling; 4] = [
     },
 ];
 
-/// A way to put something on a GPU and wait for it.
+/// A reference method: submit work to the GPU and wait for it.
 struct Reference {
     name: &'static str,
     run: fn(&Bench, u32) -> Result<bool, CudaError>,
@@ -103,13 +103,13 @@ struct Bench {
     upload: Upload,
     nothing: daq_core::gpu::driver::Function,
     echo: Echo,
-    /// A bell of each backend that can make one.
+    /// One doorbell per backend that supports it.
     bells: Vec<Arc<BarMapping>>,
     refused: Vec<Refusal>,
 }
 
 impl Bench {
-    /// Copies have at most `most` bytes.
+    /// `most` is the maximum size of a copy in bytes.
     fn new(device: &'static Device, most: usize) -> Result<Self, BenchError> {
         let echo = Echo::new(device)?;
         let (mut bells, mut refused) = (Vec::new(), Vec::new());
@@ -133,7 +133,7 @@ impl Bench {
             .launch(self.upload.stream(), &Grid::line(1, 1), &[])
     }
 
-    /// Round trips through one bell.
+    /// Measures round trips through one doorbell.
     fn round_trips(
         &self,
         bell: &Arc<BarMapping>,
@@ -157,7 +157,7 @@ impl Bench {
         Ok(times)
     }
 
-    /// The same of a rival; nothing where the driver lacks it.
+    /// Measures round trips of a reference method; empty if the driver does not support it.
     fn reference(&self, reference: &Reference, round_trips: usize) -> Result<Vec<f64>, BenchError> {
         let mut times = Vec::with_capacity(round_trips);
         for i in 0..WARM_UP + round_trips {
@@ -175,7 +175,7 @@ impl Bench {
     }
 }
 
-/// Microseconds of one look at the host's clock.
+/// Microseconds that one read of the host's clock takes.
 fn clock() -> f64 {
     let times: Vec<f64> = (0..10_000)
         .map(|_| Instant::now().elapsed().as_secs_f64() * 1e6)
@@ -183,7 +183,7 @@ fn clock() -> f64 {
     median(&times)
 }
 
-/// Round trips through doorbells beside what else puts work on a GPU; stores of the CPU beside copies.
+/// Measures round trips through doorbells beside other methods to submit work to a GPU, and CPU stores beside copies.
 pub fn doorbell(args: &DoorbellArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = Device::open(args.device)?;
     let cores = Cores::near(device, 1);
@@ -230,7 +230,7 @@ fn round_trips(
         }
     }
     let title = format!(
-        "{}: microseconds from a store to the kernel's answer, {} trips, medians of {}; {place}; a look at the clock takes {:.3}, once in each",
+        "{}: microseconds from a CPU store to the kernel's answer; {} round trips, medians of {} rounds; {place}; each value includes one clock read of {:.3}",
         device.identity().name,
         args.round_trips,
         args.rounds,
@@ -242,11 +242,11 @@ fn round_trips(
         "p50",
         "p99",
         "p99.9",
-        "p99/p50",
-        "x host p50",
+        "p99 ÷ p50",
+        "× host p50",
     ];
     let mut table = Table::new(title, &columns);
-    // The same look at a bell in host memory.
+    // The same polling method with the doorbell in host memory.
     let host = |polling: usize| {
         bench
             .bells
@@ -277,8 +277,8 @@ fn round_trips(
     }
     let mut tables = vec![table];
     let mut table = Table::new(
-        "ratios of p50, and of p99 to it, each with the kernel whose p50 is least",
-        &["way", "kernel", "/ host memory", "/ launch", "p99/p50"],
+        "ratios of p50, and p99 ÷ p50, of the kernel with the lowest p50",
+        &["method", "kernel", "÷ host memory", "÷ launch", "p99 ÷ p50"],
     );
     let best = |figures: &[Figures]| {
         let all = figures.iter().enumerate();
@@ -303,7 +303,7 @@ fn round_trips(
     }
     tables.push(table);
     if !bench.refused.is_empty() {
-        let mut table = Table::new("memory that no doorbell was tried in", &["why"]);
+        let mut table = Table::new("memory in which no doorbell could be tested", &["reason"]);
         for refusal in &bench.refused {
             table.row(vec![refusal.to_string().into()]);
         }

@@ -1,4 +1,4 @@
-//! Kernels that stay on a GPU and answer a doorbell: the host's side of `echo.cu`.
+//! Persistent kernels that answer a doorbell: the host's side of `echo.cu`.
 
 use super::BenchError;
 use crate::sys::device_code;
@@ -16,14 +16,13 @@ const CODE: &[u8] = include_bytes!("../../../generated/echo.ptx");
 
 /// Timeout for a reply, and for a kernel to end.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time without a doorbell after which a kernel ends by itself, in nanoseconds. Shorter than [`REPLY_TIMEOUT`].
+/// Time without a doorbell after which a kernel ends itself, in nanoseconds. Shorter than [`REPLY_TIMEOUT`].
 const KERNEL_TIMEOUT_NS: u64 = 3_000_000_000;
-/// The bell's bit that stops a kernel.
+/// The bit of the doorbell that stops a kernel.
 const STOP: u64 = 1 << 63;
 /// Polls of the reply between two reads of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 1 << 12;
 
-/// The kernels.
 #[derive(Debug)]
 pub(crate) struct Echo {
     device: &'static Device,
@@ -36,13 +35,13 @@ impl Echo {
         Ok(Self { device, module })
     }
 
-    /// The module.
     pub(crate) const fn module(&self) -> &Arc<Module> {
         &self.module
     }
 
-    /// Starts the kernel called `entry`, one block of `threads` threads, whose bell is the first word of `bell`.
-    /// `arguments` follow bell, reply and limit; they lead to `bell` and to `output`, which are kept.
+    /// Starts the kernel called `entry` as one block of `threads` threads. Its doorbell is the first word of `bell`.
+    /// `arguments` follow doorbell, reply and time limit; they point into `bell` and `output`, which the result keeps
+    /// alive.
     pub(crate) fn start(
         &self,
         entry: &str,
@@ -79,7 +78,7 @@ impl Echo {
     }
 }
 
-/// A kernel on the GPU. It is stopped when this is dropped.
+/// A running kernel. Dropping it stops the kernel.
 #[derive(Debug)]
 pub(crate) struct PersistentKernel {
     device: &'static Device,
@@ -90,12 +89,12 @@ pub(crate) struct PersistentKernel {
     rung: u64,
     is_over: bool,
     _stream: Stream,
-    /// What the kernel writes.
+    /// Memory that the kernel writes to.
     _output: Option<Arc<Memory>>,
 }
 
 impl PersistentKernel {
-    /// Rings once more; the answer to wait for.
+    /// Rings the doorbell once; returns the expected answer.
     #[inline]
     pub(crate) fn ring(&mut self) -> Result<u64, BenchError> {
         self.rung += 1;
@@ -103,8 +102,8 @@ impl PersistentKernel {
         Ok(self.rung)
     }
 
-    /// Stores a frame for each of `offsets` in the memory of the bell, then rings for all of them; the answer to wait
-    /// for.
+    /// Stores a frame at each of `offsets` in the memory of `bell`, then rings once for all of them; returns the
+    /// expected answer.
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -124,7 +123,7 @@ impl PersistentKernel {
     /// Polls until the kernel has answered `at`.
     #[inline]
     pub(crate) fn wait(&self, at: u64) -> Result<(), BenchError> {
-        // Without a pause between the looks, which would be added to what is measured.
+        // No pause between polls, because it would add to the measured time.
         for _ in 0..POLLS_PER_CLOCK_READ {
             if self.credits.has(at) {
                 return Ok(());
@@ -156,7 +155,7 @@ impl PersistentKernel {
         })
     }
 
-    /// Stops the kernel; how long that took.
+    /// Stops the kernel; returns how long that took.
     pub(crate) fn stop(mut self) -> Result<Duration, BenchError> {
         self.end()
     }
@@ -166,14 +165,14 @@ impl PersistentKernel {
             return Ok(Duration::ZERO);
         }
         let start = Instant::now();
-        // A mapping that cannot be stored to leaves the kernel to its limit.
+        // If the mapping cannot be stored to, the kernel ends at its own time limit.
         let rung = self.bell.ring(STOP);
         while !self.mark.is_done() {
             if start.elapsed() > REPLY_TIMEOUT {
                 self.device.mark_hung();
                 self.credits.leak_memory();
                 return Err(BenchError::Thread(format!(
-                    "a kernel on cuda:{} did not stop in {} s; the GPU is given up",
+                    "a kernel on cuda:{} did not stop within {} s; daq stops using this GPU",
                     self.device.ordinal(),
                     REPLY_TIMEOUT.as_secs()
                 )));
@@ -191,7 +190,7 @@ impl PersistentKernel {
 impl Drop for PersistentKernel {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            tracing::debug!("stopping a kernel: {error}");
+            tracing::debug!("cannot stop a measurement kernel: {error}");
         }
     }
 }

@@ -1,23 +1,23 @@
-//! Percentiles of a way that is measured in several rounds.
+//! Percentiles of a method over several rounds.
 
 use super::table::Cell;
 use super::{median, quantile};
 
-/// The median, the 99th and the 99.9th percentile of one way, a figure of each a round.
+/// The median, the 99th and the 99.9th percentile of one method, one value of each per round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Figures([Vec<f64>; 3]);
 
 impl Figures {
     const QUANTILES: [f64; 3] = [0.5, 0.99, 0.999];
 
-    /// Adds a round.
+    /// Adds the times of one round.
     pub(super) fn add(&mut self, times: &[f64]) {
         for (figures, q) in self.0.iter_mut().zip(Self::QUANTILES) {
             figures.push(quantile(times, q));
         }
     }
 
-    /// The median over the rounds of percentile number `i`; NaN without a round.
+    /// Returns the median over the rounds of the `i`-th percentile; NaN if there are no rounds.
     pub(super) fn at(&self, i: usize) -> f64 {
         if self.0[i].is_empty() {
             return f64::NAN;
@@ -25,12 +25,12 @@ impl Figures {
         median(&self.0[i])
     }
 
-    /// The three.
+    /// The three percentiles as table cells.
     pub(super) fn cells(&self) -> [Cell; 3] {
         [0, 1, 2].map(|i| Cell::Number(self.at(i), 3))
     }
 
-    /// The second over the first.
+    /// Ratio of the 99th percentile to the median.
     pub(super) fn spread(&self) -> f64 {
         self.at(1) / self.at(0)
     }

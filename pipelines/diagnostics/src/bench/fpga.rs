@@ -1,6 +1,7 @@
-//! A card of software into rings: as fast as it goes, beside one thread that copies the same bytes; and from the last byte
-//! of a payload to a kernel that stays on the GPU. Whole pipelines, as `daq run` makes them, so that what is measured is
-//! what a user gets; the card costs cores, too, which a real one does not, and they are told apart.
+//! Emulated FPGA devices: throughput into rings beside one thread that copies the same bytes, and latency from the last
+//! byte of a payload to a persistent kernel on the GPU. The benchmark runs whole pipelines, as `daq run` builds them,
+//! so the results include everything that a user's pipeline does. An emulated device uses CPU cores, which real
+//! hardware does not; they are reported separately.
 
 mod card;
 mod fixture;
@@ -21,18 +22,18 @@ use rates::{Method, Rates, floor};
 use round_trips::{CODE, FILE, RoundTrip};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What to measure.
+/// Options of `daq bench fpga`.
 #[derive(Clone, Debug)]
 pub struct FpgaArgs {
-    /// Device, rounds, window.
+    /// Device, number of rounds, duration.
     pub common: Common,
-    /// Bytes of a frame, multiples of 64.
+    /// Frame sizes in bytes, multiples of 64.
     pub frames: Vec<usize>,
-    /// Frames of each way a round whose latency is taken.
+    /// Number of frames per method and round whose latency is measured.
     pub round_trips: usize,
 }
 
-/// What was not measured, with the reason.
+/// Methods that were not measured, with the reason.
 type Refused = BTreeSet<(String, String)>;
 
 /// Measures and publishes tables. Without a GPU, the methods that need one are listed as not measured.
@@ -41,7 +42,7 @@ pub fn fpga(args: &FpgaArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let gpu = match args.common.open() {
         Ok(device) => Some(device),
         Err(error) => {
-            refused.insert(("all that goes to a GPU".to_owned(), error.to_string()));
+            refused.insert(("all methods that use a GPU".to_owned(), error.to_string()));
             None
         }
     };
@@ -51,7 +52,7 @@ pub fn fpga(args: &FpgaArgs, publish: Publish<'_>) -> Result<(), BenchError> {
         publish(latencies(&bench, args, device, &mut refused));
     }
     if !refused.is_empty() {
-        let mut table = Table::new("not measured", &["way", "why"]);
+        let mut table = Table::new("not measured", &["method", "reason"]);
         for (method, why) in refused {
             table.row(vec![method.into(), why.into()]);
         }
@@ -100,7 +101,7 @@ fn rates(
         for ((&frame, floors), all) in args.frames.iter().zip(&mut floors).zip(&mut all) {
             let (copied, core) = floor(frame, window)?;
             floors.add((copied, [core, f64::NAN], [0; 2]));
-            // What the last way gave, which a card goes at half of that cannot be held back.
+            // Rate of the previous method; a device without backpressure runs at half of it.
             let mut last = 0.0;
             for (&method, rates) in methods.iter().zip(all) {
                 let to = (args.common.device, last / 2.0);
@@ -120,7 +121,7 @@ fn rates(
     let place = gpu.map_or("no GPU", Device::name);
     let mut table = Table::new(
         format!(
-            "{place}: from a card of software into a ring, {} each, medians of {}; the card's cores are what a real card does itself",
+            "{place}: from an emulated device into a ring, {} per measurement, medians of {} rounds; real hardware does not use the device's cores",
             daq_core::units::Span(window),
             args.common.rounds
         ),
@@ -129,9 +130,9 @@ fn rates(
             "frame",
             "GB/s",
             "frames/s",
-            "x one copying thread",
+            "× baseline copy",
             "cores",
-            "cores of the card",
+            "device cores",
             "frames lost",
         ],
     );
@@ -152,7 +153,7 @@ fn rates(
         };
         let core = Rates::of(&floors.cores[0]);
         row(
-            "one thread that copies",
+            "baseline copy by one thread",
             floor,
             [core, f64::NAN],
             String::new(),
@@ -191,7 +192,7 @@ fn latencies(
     }
     let mut table = Table::new(
         format!(
-            "{}: microseconds from the last byte of a payload until the host knows that a kernel which stays on the GPU has read the frame, {} frames, medians of {}; every thread polls",
+            "{}: microseconds from the last byte of a payload until the host sees that a persistent kernel has read the frame; {} frames, medians of {} rounds; every thread polls",
             device.name(),
             args.round_trips,
             args.common.rounds
@@ -204,7 +205,7 @@ fn latencies(
             "p99.9",
             "÷ staged",
             "cores",
-            "cores of the card",
+            "device cores",
         ],
     );
     for (&frame, all) in args.frames.iter().zip(&all) {
@@ -231,7 +232,7 @@ fn latencies(
 mod tests {
     use super::*;
 
-    /// What is measured with where there is no GPU.
+    /// Fixture for tests without a GPU.
     pub(super) fn bench() -> Bench {
         super::bench(None).unwrap()
     }

@@ -1,5 +1,5 @@
-//! Rings with threads at both ends: slots are filled beforehand and only published, so that what lies between the
-//! ends is measured and no generator.
+//! Rings with threads at both ends. Slots are filled in advance and only published, so the measurement covers what lies
+//! between the ends and no data generator.
 
 use super::BenchError;
 use super::place::{Place, slots};
@@ -18,38 +18,38 @@ use std::time::{Duration, Instant};
 
 /// How often a waiting thread checks for a stop request.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Frames that are published, and given back, at a time.
+/// Maximum number of frames published or released in one batch.
 const BURST: usize = 512;
 /// Steps of the copy engine thread between two reads of its CPU time.
 const STEPS_PER_CPU_SAMPLE: u64 = 64;
 
-/// What one ring copy is to do.
+/// The workload of one ring copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) direction: Direction,
-    /// Bytes of a frame, which fills its slot.
+    /// Bytes per frame; a frame fills its slot.
     pub(super) frame: usize,
-    /// Bytes a second that are published; as fast as slots are free if none is given, waiting for them. With a rate
-    /// the publisher does not wait: frames that find no slot are lost and counted.
+    /// Bytes per second to publish. Without a rate, the publisher waits for free slots and publishes as fast as it can.
+    /// With a rate, the publisher does not wait: frames that find no free slot are lost and counted.
     pub(super) rate: Option<f64>,
 }
 
 /// Counters of a running harness. Arrays are indexed by direction: in, out.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
-    /// Bytes that have come through.
+    /// Bytes that have been copied.
     pub(super) bytes: [u64; 2],
-    /// CPU time of the staging thread.
+    /// CPU time of the copy engine thread.
     pub(super) cpu: [Duration; 2],
-    /// Copies done.
+    /// Number of copies completed.
     pub(super) copies: [u64; 2],
-    /// Frames that found no slot, or never came through.
+    /// Number of frames that found no free slot or were not copied.
     pub(super) lost: u64,
-    /// Frames that have come through.
+    /// Number of frames that have been copied.
     pub(super) frames: u64,
 }
 
-/// A direction's place in a [`Sample`].
+/// A direction's index in a [`Sample`].
 pub(super) const fn index(direction: Direction) -> usize {
     match direction {
         Direction::In => 0,
@@ -60,25 +60,24 @@ pub(super) const fn index(direction: Direction) -> usize {
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
-    /// Nanoseconds of each direction's staging thread.
+    /// CPU time of each direction's copy engine thread in nanoseconds.
     cpu: [AtomicU64; 2],
     bytes: [AtomicU64; 2],
     frames: AtomicU64,
     gaps: AtomicU64,
 }
 
-/// A running measurement.
 #[derive(Debug)]
 pub(super) struct Harness {
     shared: Arc<Shared>,
-    /// Each ring copy's place among the loads, its direction, and what it counts.
+    /// Each ring copy's index among the loads, its direction and its counters.
     copies: Vec<(usize, Direction, CopyLedger)>,
     rings: Vec<RingLedger>,
     threads: Vec<JoinHandle<Result<(), String>>>,
 }
 
 impl Harness {
-    /// Starts lanes in `places`, one a load, with one staging thread a direction.
+    /// Starts one ring copy per load with its regions in `places`, and one copy engine thread per direction.
     pub(super) fn start(
         device: &'static Device,
         places: &[Place],
@@ -120,7 +119,7 @@ impl Harness {
         Ok(harness)
     }
 
-    /// A ring copy with its ends' threads.
+    /// Creates a ring copy and starts the threads at its ends.
     fn ring_copy(
         &mut self,
         load: &Load,
@@ -162,7 +161,7 @@ impl Harness {
         ledger
     }
 
-    /// How far it is.
+    /// Reads the counters.
     pub(super) fn sample(&self) -> Sample {
         let read =
             |words: &[AtomicU64; 2]| words.each_ref().map(|word| word.load(Ordering::Relaxed));
@@ -184,8 +183,8 @@ impl Harness {
         }
     }
 
-    /// Stops publishing, lets all come through, and gives the last sample with every frame that was made and did not
-    /// come through counted as lost; and the frames of each ring copy, in the order of the loads.
+    /// Stops publishing, waits until all frames are copied, and returns the last sample and the number of frames of
+    /// each ring copy in the order of the loads. Frames that were published but not copied count as lost.
     pub(super) fn stop(mut self) -> Result<(Sample, Vec<u64>), BenchError> {
         self.shared.stop.store(true, Ordering::Release);
         let mut failure = None;
@@ -297,8 +296,8 @@ fn take(mut reader: Reader, load: Load, shared: &Shared) {
         let frames = lease.len() as u64;
         let first = lease.frame(0).meta().sequence;
         let last = lease.frame(lease.len() - 1).meta().sequence;
-        // What the publisher was refused is counted there; inside of a burst, and between two, nothing may be out of
-        // order or come twice.
+        // Frames that the publisher could not place are counted as lost. Within a batch and between batches, no frame
+        // may be out of order or arrive twice.
         if next.is_some_and(|next| first < next) || last < first || last - first + 1 < frames {
             shared.gaps.fetch_add(1, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! What putting work on a GPU costs: where recording it once pays.
+//! The cost of submitting work to a GPU, and when recording the work once in a graph pays off.
 
 use super::table::{Cell, Table};
 use super::{BenchError, Publish, median, quantile};
@@ -7,25 +7,25 @@ use daq_core::gpu::driver::{Argument, CudaError, Device, Function, Grid, Memory,
 use daq_core::staging::BaselineCopy;
 use std::time::Instant;
 
-/// The built-in kernel `convert`, over frames so small that only its launch takes time.
+/// The built-in kernel `convert`, over frames so small that only the launch takes time.
 const CODE: &[u8] = include_bytes!("../../../generated/convert.ptx");
 const ENTRY: &str = "convert_straight";
-/// Bytes of a frame of the input: samples of one byte, which come out as float32.
+/// Bytes of an input frame: one-byte samples, which are converted to float32.
 const FRAME: u64 = 64;
 const THREADS: u32 = 64;
-/// Bursts that are not counted, at the start of each way: the first ones set things up.
+/// Bursts at the start of each method that are not counted, because the first ones initialise the driver.
 const WARM_UP: usize = 16;
 
-/// A burst's work on the GPU.
+/// One burst of GPU work.
 struct Work {
     stream: Stream,
     function: Function,
     arguments: [Argument; 12],
-    /// Input and output, which the arguments lead to.
+    /// Input and output, which the arguments point to.
     _memory: Memory,
 }
 
-/// The host's time and the time until the GPU is done, of each burst of one way, in microseconds.
+/// Times of each burst of one method in microseconds: on the host, and until the GPU has finished.
 #[derive(Default)]
 struct Times {
     host: Vec<f64>,
@@ -40,8 +40,8 @@ impl Work {
         Ok(Self {
             stream: Stream::new(device, 2)?,
             function: module.function(ENTRY)?,
-            // A ring of one slot to read and one to write, each as address, stride, slots and first slot; the type
-            // int8; numbers, scale and offset.
+            // One single-slot ring to read and one to write, each given as address, stride, slots and first slot; then
+            // the sample type int8, the number of samples, scale and offset.
             arguments: [
                 Argument::U64(base),
                 Argument::U64(FRAME),
@@ -68,7 +68,7 @@ impl Work {
         Ok(())
     }
 
-    /// Bursts one after the other: each put on the stream by `put`, then polled for.
+    /// Runs bursts one after another: `put` submits each to the stream, then the host polls until it is complete.
     fn poll(
         &self,
         bursts: usize,
@@ -81,7 +81,7 @@ impl Work {
     }
 }
 
-/// Bursts one after the other: `put` puts each on a stream and `wait` waits until it is done.
+/// Runs bursts one after another: `put` submits each to a stream, and `wait` waits until it is complete.
 fn times(
     bursts: usize,
     put: impl Fn() -> Result<(), CudaError>,
@@ -102,8 +102,8 @@ fn times(
     Ok(times)
 }
 
-/// Microseconds of bursts of each number of `kernels`: launched one by one, recorded once and replayed, and launched
-/// with a wait of the driver's. Only one burst is under way at a time.
+/// Measures bursts of each number of `kernels` in microseconds: launched one by one, recorded once and replayed, and
+/// launched with a blocking wait of the driver. Only one burst is in flight at a time.
 pub fn launch(
     device: u32,
     rounds: usize,
@@ -114,7 +114,8 @@ pub fn launch(
     let device = Device::open(device)?;
     let work = Work::new(device)?;
     let methods = ["launch", "replay", "launch + synchronise"];
-    // For each number and way: median and 99th percentile of the host's time and of the whole, a round.
+    // For each number of kernels and method: median and 99th percentile of the host's time and of the total time, per
+    // round.
     let mut figures = vec![[const { Vec::new() }; 4]; kernels.len() * methods.len()];
     for _ in 0..rounds {
         let mut cells = figures.iter_mut();
@@ -139,19 +140,19 @@ pub fn launch(
         }
     }
     let title = format!(
-        "{}: microseconds a burst of kernels that do next to nothing; {bursts} bursts, medians of {rounds}",
+        "{}: microseconds per burst of nearly empty kernels; {bursts} bursts, medians of {rounds} rounds",
         device.identity().name,
     );
     let mut table = Table::new(
         title,
         &[
-            "way", "kernels", "host p50", "host p99", "done p50", "done p99", "x host", "x done",
+            "method", "kernels", "host p50", "host p99", "done p50", "done p99", "× host", "× done",
         ],
     );
     for (kernels, rows) in kernels.iter().zip(figures.chunks(methods.len())) {
         for (method, row) in methods.iter().zip(rows) {
             let figure = |i: usize| median(&row[i]);
-            // How many times as long launching one by one takes.
+            // Speed-up over launching the kernels one by one.
             let gain = |i: usize| Cell::Number(median(&rows[0][i]) / figure(i), 2);
             table.row(vec![
                 (*method).into(),

@@ -1,6 +1,5 @@
-//! `daq bench`: what this machine's copies can do, and what of it the staging engine reaches. The ways are measured
-//! in turn, in several rounds of one run, and medians are shown, so that their ratios mean something even where
-//! absolute figures move.
+//! `daq bench`: measures this machine's copies and how close the copy engine comes to them. All methods alternate
+//! within several rounds of one run, and medians are shown, so ratios stay meaningful even if absolute values vary.
 
 mod apiperf;
 mod bar;
@@ -39,40 +38,40 @@ use daq_core::ring::RingError;
 use daq_core::staging::{MeasureError, StagingError};
 use std::time::{Duration, Instant};
 
-/// Where a table goes as soon as it is measured.
+/// Receives each table as soon as it is measured.
 pub type Publish<'a> = &'a mut (dyn FnMut(Table) + Send);
 
-/// Why there are no figures.
+/// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The GPU refused.
+    /// A CUDA call failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// No memory.
+    /// Memory cannot be allocated.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// No ring.
+    /// A ring cannot be created.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// The bare copies could not be measured.
+    /// The baseline copies cannot be measured.
     #[error(transparent)]
     Measure(#[from] MeasureError),
     /// A mapping cannot be used.
     #[error(transparent)]
     BarMapping(#[from] BarMappingError),
-    /// A kernel that stays gave no answer.
+    /// A persistent kernel did not answer.
     #[error(
-        "the kernel that was rung {rung} times has answered {seen} within {seconds} s; does the GPU see what the CPU stores there?"
+        "no answer from the kernel within {seconds} s: rang {rung} times, last answer {seen}; the GPU may not see CPU stores to this memory"
     )]
     Silent {
-        /// The doorbell's word.
+        /// Number of times the doorbell was rung.
         rung: u64,
-        /// The last one that it answered.
+        /// The last answer of the kernel.
         seen: u64,
-        /// Seconds.
+        /// Timeout in seconds.
         seconds: u64,
     },
-    /// The staging engine failed.
+    /// The copy engine failed.
     #[error(transparent)]
     Staging(#[from] StagingError),
     /// A thread of the measurement failed.
@@ -83,11 +82,11 @@ pub enum BenchError {
 /// Arguments of every measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Common {
-    /// CUDA's number of the GPU.
+    /// CUDA's index of the GPU.
     pub device: u32,
-    /// Rounds, of which medians are taken.
+    /// Number of rounds; the median is reported.
     pub rounds: usize,
-    /// How long each way is measured a round.
+    /// Duration of each method's measurement per round.
     pub window: Duration,
 }
 
@@ -97,12 +96,12 @@ impl Common {
     }
 }
 
-/// The middle of some figures; 0 of none.
+/// Median; 0 if there are no values.
 fn median(figures: &[f64]) -> f64 {
     quantile(figures, 0.5)
 }
 
-/// The figure that a part `q` of them does not exceed; 0 of none.
+/// The `q`-quantile; 0 if there are no values.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -115,7 +114,7 @@ fn quantile(figures: &[f64], q: f64) -> f64 {
     sorted.get(at).copied().unwrap_or(0.0)
 }
 
-/// Runs `work` again and again for about `window` and gives bytes a second, by the bytes that each call says.
+/// Repeats `work` for about `window`; returns bytes per second, from the number of bytes that each call returns.
 fn rate(
     window: Duration,
     mut work: impl FnMut() -> Result<usize, CudaError>,

@@ -1,5 +1,5 @@
-//! Kernels that stay on a GPU, run by the engine as in a pipeline: from a frame that is committed in host memory to its
-//! result in the output ring, alone and beside copies at full rate; and how many frames a second.
+//! Persistent kernels, run as in a pipeline: latency from a frame committed in host memory to its result in the output
+//! ring, alone and beside copies at full rate, and frames per second.
 
 mod fixture;
 mod packets;
@@ -22,29 +22,29 @@ use packets::Speech;
 use rate::RATED;
 use std::time::{Duration, Instant};
 
-/// The code that every frame goes through.
+/// The built-in kernel for this benchmark.
 const CODE: &str = include_str!("touch.cu");
-/// Threads at a time that have a core of their own: the measuring one, the engine's, a source's.
+/// Number of threads that get their own core: the measuring thread, the runtime's thread and a source's thread.
 const THREADS: usize = 3;
-/// Bytes of the largest packet that is sent.
+/// Maximum packet size in bytes.
 const PACKET: usize = 8 << 10;
-/// Teams that their rate is measured with.
+/// Numbers of concurrent frames for which the rate is measured.
 const TEAMS: [u32; 4] = [1, 8, 32, 64];
-/// Bytes of the frames, and of the memory on either side, of the copies beside.
+/// Frame size and memory size per side, in bytes, of the copies that run beside the kernel.
 const BESIDE: (usize, usize) = (1 << 20, 256 << 20);
-/// The longest copies beside: what was measured to be best, and shorter ones.
+/// Longest chunk of those copies: the size measured as best, and shorter ones.
 const CHUNKS: [Option<usize>; 4] = [None, Some(1 << 20), Some(512 << 10), Some(256 << 10)];
 
-/// What to measure.
+/// Options of `daq bench persistent`.
 #[derive(Clone, Debug)]
 pub struct PersistentArgs {
-    /// Device, rounds, window.
+    /// Device, number of rounds, duration.
     pub common: Common,
-    /// Frames of each way a round.
+    /// Number of frames per method and round.
     pub round_trips: usize,
-    /// Bytes of a frame, multiples of 16.
+    /// Frame sizes in bytes, multiples of 16.
     pub frames: Vec<usize>,
-    /// Code to run instead of one that adds up a frame's words: a kernel of the user's own.
+    /// Kernel file to run instead of the built-in kernel, which sums a frame's words.
     pub file: Option<std::path::PathBuf>,
 }
 
@@ -92,7 +92,7 @@ fn latencies(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> 
     }
     let mut table = Table::new(
         format!(
-            "{}: microseconds from a frame's commit to its result, {} frames, medians of {}",
+            "{}: microseconds from a frame's commit to its result; {} frames, medians of {} rounds",
             bench.device.name(),
             args.round_trips,
             args.common.rounds
@@ -103,15 +103,15 @@ fn latencies(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> 
             "p50",
             "p99",
             "p99.9",
-            "of it the host",
+            "host part",
             "÷ copy + launch",
         ],
     );
     for ((frame, methods), hosts) in args.frames.iter().zip(&figures).zip(&hosts) {
         let hosts = [median(hosts), f64::NAN, f64::NAN];
         let names = [
-            "stays, one thread",
-            "stays, committed by another thread",
+            "persistent, one thread",
+            "persistent, two threads",
             "copy + launch + synchronise",
         ];
         for ((name, method), host) in names.into_iter().zip(methods).zip(hosts) {
@@ -141,7 +141,7 @@ fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
         for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&mut methods) {
             let tunings = [Direction::In, Direction::Out]
                 .map(|direction| profile.tuning_for(direction, *chunk, None));
-            // Memory is had, and given back, while nothing is under way.
+            // Allocate and free memory only while no work is in flight.
             let mut running = bench.start(small)?;
             let places = std::slice::from_ref(&place);
             let harness = Harness::start(bench.device, places, &[load], tunings, Wait::Busy)?;
@@ -174,19 +174,19 @@ fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     let most = median(&most);
     let mut table = Table::new(
         format!(
-            "{}: frames of {} beside copies of the staging engine at full rate, medians of {}",
+            "{}: latency of frames of {} beside copies at full rate, medians of {} rounds",
             bench.device.name(),
             ByteSize(small as u64),
             args.common.rounds
         ),
         &[
-            "longest copy",
-            "p50 us",
-            "p99 us",
-            "p99.9 us",
+            "longest chunk",
+            "p50 µs",
+            "p99 µs",
+            "p99.9 µs",
             "copies GB/s",
             "alone GB/s",
-            "÷ the best",
+            "÷ best",
         ],
     );
     for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&methods) {
@@ -226,7 +226,7 @@ fn packets(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     }
     let mut table = Table::new(
         format!(
-            "{}: microseconds from a packet's sending over loopback to its result, {} packets, medians of {}",
+            "{}: microseconds from sending a packet over loopback to its result; {} packets, medians of {} rounds",
             bench.device.name(),
             args.round_trips / 8,
             args.common.rounds
@@ -250,12 +250,12 @@ fn rates(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     }
     let mut table = Table::new(
         format!(
-            "{}: million frames of {} a second, committed by one thread, taken by another; medians of {}",
+            "{}: million frames of {} per second, committed by one thread and read by another; medians of {} rounds",
             bench.device.name(),
             ByteSize(RATED as u64),
             args.common.rounds
         ),
-        &["teams", "million/s"],
+        &["concurrent frames", "million/s"],
     );
     for (teams, rates) in TEAMS.into_iter().zip(&rates) {
         table.row(vec![

@@ -1,4 +1,4 @@
-//! Memory for a lane, filled with bytes that tell whether they were copied, and where to.
+//! Memory for ring copies, filled with a pattern that shows which bytes were copied and where to.
 
 use super::BenchError;
 use daq_core::frame::FrameMeta;
@@ -11,10 +11,10 @@ use daq_core::staging::Direction;
 use daq_core::units::ByteSize;
 use std::sync::Arc;
 
-/// Bytes that are written or compared at a time.
+/// Bytes written or compared per step.
 const PIECE: usize = 1 << 20;
 
-/// The regions of one ring in host memory and one on a GPU, used by one lane after another.
+/// One host region and one GPU region, used by one ring copy after another.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) host: Arc<Region>,
@@ -22,7 +22,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Two regions of `bytes`; the host's is pinned and filled with bytes that are not alike.
+    /// Creates two regions of `bytes` bytes; the host region is pinned and filled with distinct bytes.
     pub(super) fn new(device: &'static Device, bytes: usize) -> Result<Self, BenchError> {
         let options = HostOptions {
             huge: true,
@@ -36,7 +36,7 @@ impl Place {
         Ok(place)
     }
 
-    /// The same host memory beside memory of the GPU that the CPU can store to.
+    /// The same host memory beside CPU-mapped GPU memory.
     pub(super) fn mapped(&self, device: &'static Device) -> Result<Self, BenchError> {
         let gpu = Region::mapped(device, self.gpu.bytes(), Writer::Cpu, &Backend::ALL)?;
         Ok(Self {
@@ -45,7 +45,7 @@ impl Place {
         })
     }
 
-    /// The regions that a lane copies from and to.
+    /// The source and target regions of a ring copy.
     pub(super) const fn ends(&self, direction: Direction) -> (&Arc<Region>, &Arc<Region>) {
         match direction {
             Direction::In => (&self.host, &self.gpu),
@@ -53,8 +53,8 @@ impl Place {
         }
     }
 
-    /// Fills the source's region with the bytes of `seed`. What lies in the target, of another seed or none, can then
-    /// not be taken for a copy of it.
+    /// Fills the source region with the pattern of `seed`, so that stale bytes in the target, which have another seed,
+    /// cannot pass as copied.
     pub(super) fn prepare(&self, direction: Direction, seed: u64) -> Result<(), BenchError> {
         let (from, _) = self.ends(direction);
         let mut bytes = vec![0; PIECE];
@@ -74,8 +74,8 @@ impl Place {
         }
     }
 
-    /// Compares what a lane of frames of `frame` bytes made of the target with the bytes of `seed`, where at least one
-    /// of its `frames` frames lay, and gives the number of bytes that are right: all, or it is an error.
+    /// Compares what a ring copy of frames of `frame` bytes wrote to the target with the pattern of `seed`. Slots that
+    /// none of the `frames` frames used are skipped. Returns the number of verified bytes; any difference is an error.
     pub(super) fn verify(
         &self,
         direction: Direction,
@@ -85,7 +85,7 @@ impl Place {
     ) -> Result<u64, BenchError> {
         let (from, to) = self.ends(direction);
         let options = slots(to, frame);
-        // A lane's rings have as many slots as the smaller of them has room for.
+        // Both rings have as many slots as fit in the smaller region.
         let have = options.slots.min(slots(from, frame).slots);
         let used = usize::try_from(frames).map_or(have, |frames| frames.min(have));
         let mut wanted = vec![0; PIECE];
@@ -94,7 +94,7 @@ impl Place {
             let wanted = &mut wanted[..bytes.len()];
             fill(wanted, at, seed);
             let stride = options.stride();
-            // The slots that reach into the piece.
+            // Slots that overlap this step's bytes.
             for slot in at / stride..(at + bytes.len()).div_ceil(stride).min(used) {
                 let start = (slot * stride).max(at) - at;
                 let end = (slot * stride + frame).min(at + bytes.len()).max(at) - at;
@@ -103,7 +103,7 @@ impl Place {
                 };
                 if bytes[range.clone()] != wanted[range] {
                     return Err(BenchError::Thread(format!(
-                        "slot {slot} of {used}, copied {} in frames of {}: bytes differ from those sent; this is a defect in daq",
+                        "wrong bytes in slot {slot} of {used}, copied {} in frames of {}; this is a defect in daq",
                         if direction == Direction::In {
                             "in"
                         } else {
@@ -116,7 +116,7 @@ impl Place {
             }
             Ok(())
         };
-        // What lies behind the last slot that was used does not matter, and loads through the bus take their time.
+        // Bytes after the last used slot are not compared, because loads over the bus are slow.
         let end = to.bytes().min(used * options.stride());
         let mut bytes = vec![0; PIECE];
         for at in (0..end).step_by(PIECE) {
@@ -135,7 +135,7 @@ impl Place {
     }
 }
 
-/// As many slots for frames of `frame` bytes as a region has room for.
+/// Returns options for as many slots of `frame` bytes as fit in the region.
 pub(super) fn slots(region: &Region, frame: usize) -> RingOptions {
     let one = RingOptions::new("slots", 1, frame);
     RingOptions {
@@ -144,17 +144,17 @@ pub(super) fn slots(region: &Region, frame: usize) -> RingOptions {
     }
 }
 
-/// Fills the bytes that lie at `at` of a region by `seed`: no two words of a region are alike.
+/// Fills the bytes at offset `at` of a region with the pattern of `seed`; all words of a region differ.
 fn fill(bytes: &mut [u8], at: usize, seed: u64) {
     let start = (at / 8) as u64;
     for (i, word) in (start..).zip(bytes.as_chunks_mut::<8>().0) {
-        // Odd factors: a permutation of the words.
+        // Odd factors make a permutation of the words.
         let value = (i ^ (seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         *word = value.to_le_bytes();
     }
 }
 
-/// Gives `each` all bytes of a host region, a piece at a time with its offset, through a ring over it.
+/// Passes all bytes of a host region to `each`, one piece and its offset at a time, through a ring over the region.
 fn each_piece(
     region: &Arc<Region>,
     mut each: impl FnMut(usize, &mut [u8]) -> Result<(), BenchError>,
@@ -175,7 +175,7 @@ fn each_piece(
 mod tests {
     use super::*;
 
-    /// Copies the first `bytes` of one region to the other as a lane would.
+    /// Copies the first `bytes` bytes of one region to the other, as a ring copy does.
     fn copy(place: &Place, bytes: usize) {
         let mut all = Vec::new();
         each_piece(&place.host, |_, piece| {
@@ -194,22 +194,22 @@ mod tests {
     #[test]
     fn bytes_of_earlier_run_are_rejected() {
         let region = || Region::host(4 * PIECE, HostOptions::default()).unwrap();
-        // A region of the host in place of the GPU's, so that no GPU is needed.
+        // A host region stands in for the GPU region, so the test needs no GPU.
         let place = Place {
             host: region(),
             gpu: region(),
         };
-        // Slots of a size that divides no piece, with bytes between them that are not copied.
+        // Slots whose size divides no piece, with gaps that are not copied.
         let frame = 1000;
         let stride = 1024;
         for seed in 1..3 {
             place.prepare(Direction::In, seed).unwrap();
             let verify = |frames| place.verify(Direction::In, seed, frame, frames);
             assert_eq!(verify(0).unwrap(), 0);
-            assert!(verify(1).is_err(), "nothing was copied of this seed");
+            assert!(verify(1).is_err(), "no bytes of this seed were copied");
             copy(&place, 1500 * stride);
             assert_eq!(verify(1500).unwrap(), 1500 * 1000);
-            assert!(verify(1501).is_err(), "one more than was copied");
+            assert!(verify(1501).is_err(), "one slot more than was copied");
             copy(&place, 4 * PIECE);
             assert_eq!(verify(u64::MAX).unwrap(), 4096 * 1000);
         }

@@ -1,9 +1,9 @@
-//! From one host to another: tables of size, MB/s and µs. Queues and memory alone, and beside them whole pipelines, ring to
-//! ring, as `daq run` makes them, so that their ratio is what the protocol and the rings cost.
+//! RDMA between two hosts: tables of size, MB/s and µs. Measures queue pairs and memory alone, and whole pipelines from
+//! ring to ring, as `daq run` builds them; the ratio is the cost of the protocol and the rings.
 //!
 //! ```text
-//!   dialling side ── what is measured, a line each ──▶ listening side     (control: TCP)
-//!        ══ writes, or frames ════════════════════▶    memory, or a source
+//! connecting side ── requests, one per line ───────▶ listening side     (control: TCP)
+//!      ══ writes, or frames ════════════════════▶    memory, or a source
 //! ```
 
 mod control;
@@ -27,61 +27,62 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use stream::Bench;
 
-/// Most bytes of a message that the listening side takes.
+/// Maximum message size in bytes that the listening side accepts.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
-/// How much faster a direct way is at least, to be worth it.
+/// Minimum speed-up for which the direct method is preferred.
 const NEARLY: f64 = 1.05;
-/// Most round trips that it answers at a time.
+/// Maximum number of round trips per request that the listening side accepts.
 const MAX_ROUND_TRIPS: usize = 1 << 20;
 
-/// Which side this is.
+/// Side of the measurement that this process runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Role {
-    /// It waits for the other side, serves one measurement and ends.
+    /// Waits for the other side, serves one measurement and ends.
     Listen(SocketAddr),
     /// Connects to the other side, measures and publishes tables.
     Dial(SocketAddr),
-    /// Both, over this host's loopback.
+    /// Runs both sides over this host's loopback.
     Both,
 }
 
-/// What to measure.
+/// Options of `daq bench rdma`.
 #[derive(Clone, Debug)]
 pub struct RdmaArgs {
-    /// Device, rounds, window.
+    /// Device, number of rounds, duration.
     pub common: Common,
-    /// The cards; the first alone for queues alone. Without, the first one there is, or one of software.
+    /// RDMA devices; measurements of a queue pair alone use the first. If empty, the first device of this host or an
+    /// emulated one.
     pub nics: Vec<String>,
     /// Which side this is.
     pub role: Role,
-    /// Bytes of a message, multiples of 8.
+    /// Message sizes in bytes, multiples of 8.
     pub sizes: Vec<usize>,
-    /// Round trips of each way a round.
+    /// Number of round trips per method and round.
     pub round_trips: usize,
 }
 
-/// What was measured of a card that sends out of a GPU.
+/// Result for a network card that sends from GPU memory.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// CUDA's number of the GPU.
+    /// CUDA's index of the GPU.
     pub device: u32,
-    /// The card's name.
+    /// Name of the RDMA device.
     pub card: String,
-    /// How it sends.
+    /// The recommended method to send.
     pub sending: Sending,
 }
 
-/// A way from memory to memory.
+/// One method to transfer from memory to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Method {
-    /// Whether the sender's, and the receiver's, is a GPU's.
+    /// Whether the sender's and the receiver's memory is on a GPU.
     gpus: [bool; 2],
-    /// `path` of source and sink; nothing for queues alone.
+    /// `path` of source and sink; `None` for a queue pair alone.
     path: Option<&'static str>,
 }
 
 impl Method {
-    /// All of them: queues alone first, then pipelines.
+    /// All methods: queue pairs alone first, then pipelines.
     fn all() -> Vec<Self> {
         let gpus = [[false, false], [false, true], [true, false], [true, true]];
         let raw = gpus.map(|gpus| Self { gpus, path: None });
@@ -103,7 +104,7 @@ impl Method {
         let memory = |is_gpu| if is_gpu { "GPU" } else { "host" };
         let ends = format!("{} → {}", memory(self.gpus[0]), memory(self.gpus[1]));
         match self.path {
-            None => format!("queue alone, {ends}"),
+            None => format!("queue pair alone, {ends}"),
             Some("auto") => format!("ring to ring, {ends}"),
             Some(path) => format!("ring to ring, {ends}, {path}"),
         }
@@ -114,7 +115,7 @@ impl Method {
     }
 }
 
-/// What either side has.
+/// Resources of one side.
 struct Host {
     nic: Arc<dyn Nic>,
     gpu: Result<&'static Device, String>,
@@ -146,12 +147,12 @@ impl Host {
         })
     }
 
-    /// What plans go by; nothing where several cards took part, for it would be of none.
+    /// Result that plans use; `None` if several devices took part, because the result would belong to none of them.
     fn measured(&self, turn: Turn, sizes: &[usize]) -> Option<Measured> {
         let staged_from = match turn {
             Turn::Unmeasured => return None,
             Turn::Never => None,
-            // As fast for the smallest is taken to be so for all.
+            // A turning point at the smallest measured size is extended to all smaller sizes.
             Turn::From(size) if sizes.iter().min() == Some(&size) => Some(0),
             Turn::From(size) => Some(size),
         };
@@ -179,7 +180,7 @@ impl Host {
         self.gpu.clone().map(Some).map_err(failed)
     }
 
-    /// Serves one dialling side until it has no more wishes.
+    /// Serves one connected peer until it has no more requests.
     fn serve(&self, wire: &mut Wire) -> Result<(), BenchError> {
         let here = wire.ends()?[0].ip();
         loop {
@@ -199,20 +200,20 @@ impl Host {
                     let size = size.clamp(8, MAX_MESSAGE_BYTES);
                     self.bench.serve(wire, here, (is_gpu, size, &path))
                 }),
-                // Of a measurement that never began.
+                // The message belongs to a measurement that never began.
                 Request::End => continue,
                 Request::Bye => return Ok(()),
             };
             wire.send(&match served {
                 Ok(()) => Reply::Done,
                 Err(error) => Reply::Refused {
-                    why: format!("at the listening side: {error}"),
+                    why: format!("the listening side failed: {error}"),
                 },
             })?;
         }
     }
 
-    /// Bytes a second.
+    /// Measures bytes per second.
     fn bandwidth(
         &self,
         wire: &mut Wire,
@@ -245,7 +246,7 @@ impl Host {
         })
     }
 
-    /// Half round trips in µs.
+    /// Measures half round trips in µs.
     fn latency(
         &self,
         wire: &mut Wire,
@@ -268,7 +269,7 @@ impl Host {
     }
 }
 
-/// Measures between what the listening side makes ready and its end.
+/// Asks the listening side to prepare, measures, and waits until the listening side has finished.
 fn ask<T>(
     wire: &mut Wire,
     request: &Request,
@@ -278,7 +279,7 @@ fn ask<T>(
     let port = match wire.receive()? {
         Reply::Ready { port } => port,
         Reply::Refused { why } => return Err(failed(why)),
-        Reply::Done => return Err(failed("the other side ended before it began")),
+        Reply::Done => return Err(failed("the other side ended before the measurement began")),
     };
     let measured = measure((wire.ends()?[1].ip(), port).into());
     wire.send(&Request::End)?;
@@ -289,7 +290,7 @@ fn ask<T>(
     }
 }
 
-/// The first card there is, or one of software.
+/// Returns the first RDMA device of this host, or an emulated one.
 fn first_card() -> String {
     if let Ok(devices) = daq_rdma::sys::devices()
         && let Some(device) = devices.first()
@@ -299,8 +300,8 @@ fn first_card() -> String {
     nics::EMULATED.to_owned()
 }
 
-/// Measures and tells, or helps the other side to. What it gives back is for plans; nothing from the side that listens, and
-/// where either way out of a GPU was not measured.
+/// Measures and publishes tables, or serves the other side's measurement. Returns the result for plans; `None` on the
+/// listening side and if either method to send from a GPU was not measured.
 pub fn rdma(args: &RdmaArgs, publish: Publish<'_>) -> Result<Option<Measured>, BenchError> {
     match args.role {
         Role::Listen(address) => listen(args, &bound(address)?).map(|()| None),
@@ -309,10 +310,10 @@ pub fn rdma(args: &RdmaArgs, publish: Publish<'_>) -> Result<Option<Measured>, B
             let listener = bound((Ipv4Addr::LOCALHOST, 0).into())?;
             let address = listener.local_addr().map_err(failed)?;
             std::thread::scope(|scope| {
-                // The listener is dropped with its side, so that the other side does not wait for one that failed.
+                // The listener is dropped with its side, so the connecting side does not wait for one that failed.
                 let there = scope.spawn(move || listen(args, &listener));
                 let here = dial(args, address, publish);
-                // A side that failed before it connected is not waited for.
+                // Do not wait for a side that failed before it connected.
                 if here.is_err() {
                     drop(TcpStream::connect(address));
                 }
@@ -326,7 +327,8 @@ pub fn rdma(args: &RdmaArgs, publish: Publish<'_>) -> Result<Option<Measured>, B
 }
 
 fn bound(address: SocketAddr) -> Result<TcpListener, BenchError> {
-    TcpListener::bind(address).map_err(|error| failed(format!("listening at {address}: {error}")))
+    TcpListener::bind(address)
+        .map_err(|error| failed(format!("cannot listen at {address}: {error}")))
 }
 
 fn listen(args: &RdmaArgs, listener: &TcpListener) -> Result<(), BenchError> {
@@ -335,7 +337,7 @@ fn listen(args: &RdmaArgs, listener: &TcpListener) -> Result<(), BenchError> {
     host.serve(&mut Wire::new(stream)?)
 }
 
-/// What one way gave for each size, a figure a round; none where it was not measured.
+/// Results of one method by size, one value per round; empty if not measured.
 type Figures = Vec<Vec<f64>>;
 
 fn dial(
@@ -347,7 +349,7 @@ fn dial(
     let stream = TcpStream::connect(address);
     let stream = stream.map_err(|error| {
         failed(format!(
-            "{address}: {error}; start `daq bench rdma --listen {address}` there first"
+            "cannot connect to {address}: {error}; first start `daq bench rdma --listen {address}` on that host"
         ))
     })?;
     let mut wire = Wire::new(stream)?;
@@ -376,7 +378,7 @@ fn dial(
                     Ok(()) => {}
                     Err(error) if !method.needs_gpu() => return Err(error),
                     Err(error) => {
-                        // What failed once is no way to go.
+                        // A method that failed once is not measured again.
                         bandwidths[j].fill(Vec::new());
                         refused.insert((method.name(), error.to_string()));
                     }
@@ -386,7 +388,7 @@ fn dial(
     }
     wire.send(&Request::Bye)?;
     let about = format!(
-        "by {} to {address}, medians of {}",
+        "over {} to {address}, medians of {} rounds",
         host.bench.nics.join(", "),
         args.common.rounds
     );
@@ -394,7 +396,7 @@ fn dial(
     publish(times(args, &methods, &latencies, &about));
     publish(cut_over(args, &bandwidths));
     if !refused.is_empty() {
-        let mut table = Table::new("not measured", &["ways", "why"]);
+        let mut table = Table::new("not measured", &["methods", "reason"]);
         let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (method, why) in refused {
             reasons.entry(why).or_default().push(method);
@@ -410,11 +412,11 @@ fn dial(
 
 fn rates(args: &RdmaArgs, methods: &[Method], figures: &[Figures], about: &str) -> Table {
     let title = format!(
-        "bandwidth {about}, {} each; queues alone with {} writes under way, frames of rings are made and acknowledged",
+        "bandwidth {about}, {} per measurement; queue pairs alone keep {} writes in flight; ring to ring includes producing and acknowledging frames",
         Span(args.common.window),
         raw::WINDOW
     );
-    let columns = ["way", "size", "MB/s", "messages/s", "x queue alone"];
+    let columns = ["method", "size", "MB/s", "messages/s", "× queue pair alone"];
     let mut table = Table::new(title, &columns);
     for (method, rates) in methods.iter().zip(figures) {
         let alone = methods.iter().zip(figures);
@@ -440,7 +442,7 @@ fn rates(args: &RdmaArgs, methods: &[Method], figures: &[Figures], about: &str) 
     table
 }
 
-/// The median; not a number without any.
+/// Median; NaN if there are no values.
 fn middle(figures: &[f64]) -> f64 {
     if figures.is_empty() {
         return f64::NAN;
@@ -455,10 +457,10 @@ fn times(
     about: &str,
 ) -> Table {
     let title = format!(
-        "latency {about}: half of a round trip of writes with an immediate, {} a round",
+        "latency {about}: half a round trip of writes with immediate, {} per round",
         args.round_trips
     );
-    let mut table = Table::new(title, &["way", "size", "p50 us", "p99 us"]);
+    let mut table = Table::new(title, &["method", "size", "p50 µs", "p99 µs"]);
     for (method, figures) in methods.iter().zip(figures) {
         for (&size, [p50, p99]) in args.sizes.iter().zip(figures) {
             if !p50.is_empty() {
@@ -474,15 +476,16 @@ fn times(
     table
 }
 
-/// From which size on frames by host memory are as fast as those that cards read and write in GPUs' memory.
+/// Returns the table of sizes from which frames staged in host memory are as fast as frames that network cards read and
+/// write in GPU memory.
 fn cut_over(args: &RdmaArgs, figures: &[Figures]) -> Table {
-    let mut table = Table::new("direct or staged", &["ends", "staged is as fast from"]);
+    let mut table = Table::new("direct or staged", &["memory", "staged is as fast from"]);
     for gpus in [[false, true], [true, false], [true, true]] {
         let name = Method { gpus, path: None }.name();
-        let name = name.trim_start_matches("queue alone, ");
+        let name = name.trim_start_matches("queue pair alone, ");
         let from = match turn(&pairs(args, figures, gpus)) {
             Turn::Unmeasured => "not measured".to_owned(),
-            Turn::Never => "no size measured".to_owned(),
+            Turn::Never => "at no measured size".to_owned(),
             Turn::From(size) => ByteSize(size as u64).to_string(),
         };
         table.row(vec![name.into(), from.into()]);
@@ -490,7 +493,7 @@ fn cut_over(args: &RdmaArgs, figures: &[Figures]) -> Table {
     table
 }
 
-/// Size, rate of the staged way between these ends, and of the direct one; not numbers where they were not measured.
+/// Returns size, staged rate and direct rate between these kinds of memory; NaN if not measured.
 fn pairs(args: &RdmaArgs, figures: &[Figures], gpus: [bool; 2]) -> Vec<(usize, f64, f64)> {
     let methods = Method::all();
     let of = |path: &'static str, i: usize| {
@@ -507,15 +510,15 @@ fn pairs(args: &RdmaArgs, figures: &[Figures], gpus: [bool; 2]) -> Vec<(usize, f
         .collect()
 }
 
-/// From which size on the staged way is always as fast as the direct one, or nearly: measurements scatter, and it works
-/// everywhere.
+/// The size from which staged is always at least nearly as fast as direct. Staged is preferred, because it works on
+/// every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// Either was not measured.
+    /// One of the two was not measured.
     Unmeasured,
-    /// From none.
+    /// At no size.
     Never,
-    /// From this one.
+    /// From this size in bytes.
     From(usize),
 }
 

@@ -1,15 +1,15 @@
-//! A directory of a measurement's own.
+//! A temporary directory for one measurement.
 
 use super::BenchError;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A directory for the code, which is removed at the end.
+/// A directory for kernel source files; it is removed on drop.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// One that holds `code`, or what `file` holds in its place, as `name`.
+    /// Creates a directory with a file `name` that contains `code`, or a copy of `file` if given.
     pub(crate) fn new(name: &str, code: &str, file: Option<&Path>) -> Result<Self, BenchError> {
         let nanos = SystemTime::UNIX_EPOCH
             .elapsed()
@@ -18,11 +18,11 @@ impl Scratch {
         let path = std::env::temp_dir().join(directory);
         let failed = |error: std::io::Error| {
             BenchError::Thread(format!(
-                "cannot copy the code to {}: {error}; look at `--file`, or set TMPDIR to a directory that can be written",
+                "cannot copy the kernel file to {}: {error}; check `--file`, or set TMPDIR to a writable directory",
                 path.display()
             ))
         };
-        // Fails where there is something already: what is run and removed below is ours alone.
+        // Fails if the directory exists, so only files of this process are run and removed.
         let mut directory = std::fs::DirBuilder::new();
         directory.mode(0o700).create(&path).map_err(failed)?;
         let scratch = Self(path.clone());
@@ -32,7 +32,6 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! The staging engine beside the other ways to bring frames to a GPU, and the bare copy as the ceiling.
+//! The copy engine beside other methods to copy frames to a GPU; baseline copies give the ceiling.
 
 use super::harness::{Harness, Load, Sample, index};
 use super::place::Place;
@@ -13,31 +13,31 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of every ring, and of what the bare copies walk through: all ways come by as much memory.
+/// Bytes of every ring, and of the memory that baseline copies cycle through; all methods use the same amount.
 const RING: usize = 256 << 20;
-/// The copy that is the ceiling.
+/// Size in bytes of the copies whose rate is the ceiling.
 const LARGE: usize = 64 << 20;
-/// Batches of copies in flight.
+/// Number of copy batches in flight.
 const BATCHES: usize = 4;
-/// How long a harness runs before it is measured.
+/// Time a harness runs before it is measured.
 const WARM_UP: Duration = Duration::from_millis(150);
 
-/// What to measure.
+/// Options of `daq bench staging`.
 #[derive(Clone, Debug)]
 pub struct StagingArgs {
-    /// Device, rounds, window.
+    /// Device, number of rounds, duration.
     pub common: Common,
     /// Frame sizes in bytes.
     pub frames: Vec<usize>,
-    /// Rings on one GPU at a time.
+    /// Number of concurrent rings on one GPU.
     pub rings: usize,
-    /// How the engine's threads wait.
+    /// How the copy engine threads wait.
     pub wait: Wait,
-    /// Stream for so long at a share of the ceiling and count what is lost, instead of comparing ways.
+    /// Stream for the given time at a share of the ceiling and count lost frames, instead of comparing methods.
     pub soak: Option<(Duration, f64)>,
 }
 
-/// One way to bring frames to the GPU or back: what it is called and what it gave a round.
+/// One method to copy frames to the GPU or back, with its results per round.
 struct Method {
     name: String,
     frame: usize,
@@ -45,7 +45,7 @@ struct Method {
     rates: Vec<f64>,
     cores: Vec<f64>,
     copy: f64,
-    /// Bytes that were compared after the first round.
+    /// Bytes verified after the first round.
     verified: Option<u64>,
 }
 
@@ -62,7 +62,7 @@ impl Method {
         }
     }
 
-    /// Notes what went this way between two looks at a rig.
+    /// Records the counters between two samples.
     fn note(&mut self, before: &Sample, after: &Sample, took: f64) {
         let i = index(self.direction);
         let bytes = (after.bytes[i] - before.bytes[i]) as f64;
@@ -105,12 +105,12 @@ struct Session<'a> {
     tunings: [Tuning; 2],
     places: Vec<Place>,
     baseline: BaselineCopy,
-    /// Of the bytes that were written last.
+    /// Seed of the last pattern that was written.
     seed: u64,
 }
 
 impl Session<'_> {
-    /// Bytes a second of large copies.
+    /// Bytes per second of large copies.
     fn ceiling(&mut self, direction: Direction) -> Result<f64, CudaError> {
         self.baseline.turn(direction);
         let baseline = &self.baseline;
@@ -119,7 +119,7 @@ impl Session<'_> {
         rate(
             self.args.common.window,
             || {
-                // Two, so that one is always waiting behind the other.
+                // Two copies, so that one is always queued behind the other.
                 baseline.begin(baseline.walk(LARGE), LARGE)?;
                 baseline.begin(baseline.walk(LARGE), LARGE)?;
                 baseline.finish().map(|()| 2 * LARGE)
@@ -147,7 +147,7 @@ impl Session<'_> {
         rate(
             self.args.common.window,
             || {
-                // Marked now and then, so that the queue does not grow without bound.
+                // Record an event regularly, so the queue does not grow without bound.
                 for _ in 0..BATCH {
                     baseline.begin(baseline.walk(frame), frame)?;
                 }
@@ -157,7 +157,7 @@ impl Session<'_> {
         )
     }
 
-    /// Not a number where the driver has no such call.
+    /// Returns NaN if the driver does not support batched copies.
     fn batch(&mut self, frame: usize) -> Result<f64, CudaError> {
         let count = BATCH.min(self.baseline.bytes() / frame);
         self.baseline.turn(Direction::In);
@@ -182,8 +182,8 @@ impl Session<'_> {
         Ok(bytes as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Runs the engine for a window, with `rings` lanes for each of `methods`. The first time the bytes that came through
-    /// are compared with those that were sent.
+    /// Runs the copy engine for the measurement's duration with `rings` ring copies per method. The first run verifies
+    /// the copied bytes.
     fn engine(&mut self, methods: &mut [&mut Method], rings: usize) -> Result<(), BenchError> {
         let loads: Vec<_> = methods
             .iter()
@@ -214,7 +214,7 @@ impl Session<'_> {
         let (last, lanes) = harness.stop()?;
         if last.lost > 0 {
             return Err(BenchError::Thread(format!(
-                "{} frames did not come through; this is a defect in daq",
+                "{} frames were not copied; this is a defect in daq",
                 last.lost
             )));
         }
@@ -232,7 +232,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Makes places for `loads` and fills the sources with bytes that no target holds.
+    /// Creates regions for `loads` and fills the sources with a pattern that no target contains.
     fn prepare(&mut self, loads: &[Load]) -> Result<(), BenchError> {
         while self.places.len() < loads.len() {
             self.places.push(Place::new(self.device, RING)?);
@@ -244,7 +244,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Compares what came through after [`prepare`](Self::prepare), and gives the number of bytes each way.
+    /// Verifies the bytes copied after [`prepare`](Self::prepare); returns the number of bytes per direction.
     fn verify(&self, loads: &[Load], lanes: &[u64]) -> Result<[u64; 2], BenchError> {
         let mut right = [0; 2];
         for ((load, place), frames) in loads.iter().zip(&self.places).zip(lanes) {
@@ -260,8 +260,8 @@ impl Session<'_> {
         let mut methods: Vec<Method> = Vec::new();
         for frame in &args.frames {
             for name in [
-                "copy + wait a frame",
-                "copy a frame",
+                "copy + wait per frame",
+                "copy per frame",
                 "batched copies",
                 "engine in",
             ] {
@@ -282,8 +282,8 @@ impl Session<'_> {
             while let Some(method) = rest.next() {
                 let frame = method.frame;
                 let figure = match method.name.as_str() {
-                    "copy + wait a frame" => self.each_and_wait(frame)?,
-                    "copy a frame" => self.each(frame)?,
+                    "copy + wait per frame" => self.each_and_wait(frame)?,
+                    "copy per frame" => self.each(frame)?,
                     "batched copies" => self.batch(frame)?,
                     "engine in" | "engine out" => {
                         self.engine(&mut [method], 1)?;
@@ -312,7 +312,7 @@ impl Session<'_> {
         let name = &self.device.identity().name;
         let mut table = Table::new(
             format!(
-                "{name}: bare copies of 64 MiB {:.2} GB/s in, {:.2} GB/s out; rings of {}; chunks of {} in, {} out, {} and {} in flight; medians of {}",
+                "{name}: ceiling (copies of 64 MiB) {:.2} GB/s in, {:.2} GB/s out; rings of {}; chunks of {} in, {} out, {} and {} in flight; medians of {} rounds",
                 ceiling[0] / 1e9,
                 ceiling[1] / 1e9,
                 size(RING),
@@ -326,8 +326,8 @@ impl Session<'_> {
                 "way",
                 "frame",
                 "GB/s",
-                "of ceiling",
-                "x copy+wait",
+                "÷ ceiling",
+                "× copy + wait",
                 "mean copy",
                 "cores",
                 "verified",
@@ -338,7 +338,7 @@ impl Session<'_> {
             let against = ceiling[index(method.direction)];
             let slow = methods
                 .iter()
-                .find(|other| other.frame == method.frame && other.name == "copy + wait a frame");
+                .find(|other| other.frame == method.frame && other.name == "copy + wait per frame");
             table.row(vec![
                 method.name.clone().into(),
                 size(method.frame).into(),
@@ -374,10 +374,10 @@ impl Session<'_> {
             "Ratios",
             &[
                 "frame",
-                "in beside out / in alone",
-                "out beside in / out alone",
-                "rings / one ring",
-                "engine / copy+wait",
+                "in beside out ÷ in alone",
+                "out beside in ÷ out alone",
+                "rings ÷ one ring",
+                "engine ÷ copy + wait",
                 "cores in",
                 "cores out",
             ],
@@ -402,7 +402,7 @@ impl Session<'_> {
                 Cell::Number(rate(IN_BESIDE, frame) / inward, 3),
                 Cell::Number(rate(OUT_BESIDE, frame) / outward, 3),
                 Cell::Number(rings / inward, 3),
-                Cell::Number(inward / rate("copy + wait a frame", frame), 1),
+                Cell::Number(inward / rate("copy + wait per frame", frame), 1),
                 Cell::Number(cores("engine in", frame), 3),
                 Cell::Number(cores("engine out", frame), 3),
             ]);
@@ -410,11 +410,11 @@ impl Session<'_> {
         vec![table, ratios]
     }
 
-    /// Streams at a share of the ceiling and counts what is lost.
+    /// Streams at a share of the ceiling and counts lost frames.
     fn soak(&mut self, time: Duration, share: f64) -> Result<Table, BenchError> {
         let ceiling = self.ceiling(Direction::In)?;
         let title = format!(
-            "{}: {} at {share} of {:.2} GB/s, publishers that do not wait",
+            "{}: {} at {share} of {:.2} GB/s; publishers do not wait for free slots",
             self.device.identity().name,
             daq_core::units::Span(time),
             ceiling / 1e9

@@ -1,9 +1,9 @@
-//! Figures as aligned text or as JSON.
+//! Results as aligned text or as JSON.
 
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// A table: what it shows, its columns, its rows.
+/// A table: title, columns and rows.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     title: String,
@@ -11,12 +11,12 @@ pub struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-/// A cell: the figure and how it is shown.
+/// A cell: a value and its format.
 #[derive(Clone, Debug)]
 pub enum Cell {
-    /// Words.
+    /// Text.
     Text(String),
-    /// A number with this many digits behind the point; NaN is shown as a dash.
+    /// A number with this many decimals; NaN is shown as a dash.
     Number(f64, usize),
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for Cell {
 }
 
 impl Table {
-    /// A table without rows.
+    /// Creates a table without rows.
     pub fn new(title: impl Into<String>, columns: &[&'static str]) -> Self {
         Self {
             title: title.into(),
@@ -52,7 +52,7 @@ impl Table {
         }
     }
 
-    /// Adds a row, a cell a column.
+    /// Adds a row with one cell per column.
     pub fn row(&mut self, cells: Vec<Cell>) {
         debug_assert_eq!(cells.len(), self.columns.len());
         self.rows.push(cells);
@@ -94,7 +94,7 @@ impl fmt::Display for Table {
             let mut cells = self.rows.iter().map(|row| &row[i]);
             cells.all(|cell| matches!(cell, Cell::Text(_)))
         };
-        // Names to the left, and sentences behind everything else; figures to the right.
+        // Names are left-aligned, sentences are in the last column, numbers are right-aligned.
         let is_left = |i: usize| i + 1 == self.columns.len() && is_text(i);
         writeln!(f, "{}", self.title)?;
         let heads: Vec<String> = self.columns.iter().map(ToString::to_string).collect();

@@ -1,4 +1,4 @@
-//! FPGA cards: the IOMMU, who holds each card, what shares its group, what its link and the bridges above it do.
+//! FPGA devices: the IOMMU, the driver bound to each card, its IOMMU group, its link, and the bridges above it.
 //!
 //! `daq topo` shows the resulting path. Whether GPU memory can be mapped is reported with each GPU.
 
@@ -11,7 +11,7 @@ use daq_core::topology::{Gpu, Topology, pci};
 const GROUP: &str = "cards";
 const DEVICES: &str = "/sys/bus/pci/devices";
 const UNITS: &str = "/sys/class/iommu";
-/// The kernel's driver that holds a device and does nothing with it.
+/// The Linux driver that binds a device and does nothing with it.
 const STUB: &str = "pci-stub";
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
@@ -31,7 +31,7 @@ pub(super) fn examine(root: &Root) -> Vec<Finding> {
     findings
 }
 
-/// Whether addresses of devices are translated.
+/// Whether the IOMMU translates the addresses of devices.
 fn iommu(tree: &PciTree, is_needed: bool) -> Finding {
     let finding = Finding::new(GROUP, "IOMMU", UNITS);
     match tree.iommu {
@@ -39,15 +39,15 @@ fn iommu(tree: &PciTree, is_needed: bool) -> Finding {
         Iommu::On => finding.read(Verdict::Ok, "on"),
         Iommu::Off if !is_needed => finding
             .read(Verdict::Ok, "off")
-            .why("no FPGA card that needs it"),
+            .why("no FPGA card on this machine requires it"),
         Iommu::Off => finding
             .read(Verdict::Warn, "off")
-            .why("without it VFIO cannot give cards to user programs")
+            .why("VFIO needs the IOMMU to give user programs access to cards")
             .fix(turn_on(tree)),
     }
 }
 
-/// How an IOMMU is turned on, by the maker of the processor.
+/// How to enable the IOMMU, by processor vendor.
 fn turn_on(tree: &PciTree) -> String {
     if tree.processor.is_virtual {
         return "qemu-system-x86_64 -machine q35,kernel-irqchip=split -device intel-iommu,intremap=on,caching-mode=on …  # the host must give the virtual machine one".to_owned();
@@ -62,7 +62,7 @@ fn turn_on(tree: &PciTree) -> String {
     )
 }
 
-/// A card in the tree.
+/// An FPGA card in the PCI tree.
 pub(super) struct Card<'a> {
     /// As in `card 0000:3b:00.0`.
     pub(super) name: String,
@@ -76,7 +76,7 @@ impl Card<'_> {
         Finding::new(self.name.clone(), name, from)
     }
 
-    /// Who holds it, and how programs get it.
+    /// The driver bound to the card, and how user programs can access it.
     fn driver(&self) -> Finding {
         let finding = self.finding("driver", "driver");
         let address = &self.device.address;
@@ -87,16 +87,16 @@ impl Card<'_> {
             Some(VFIO) => finding.read(Verdict::Ok, VFIO),
             Some(other) => finding
                 .read(Verdict::Ok, other)
-                .why("user programs cannot drive the card while this driver is bound to it")
+                .why("user programs cannot access the card while this driver is bound to it")
                 .fix(give),
             None => finding
                 .read(Verdict::Warn, "none")
-                .why("programs can drive the card only through VFIO")
+                .why("user programs can access the card only through VFIO")
                 .fix(give),
         }
     }
 
-    /// Whether VFIO would give its group away: as a whole or not at all.
+    /// Whether VFIO can give the whole IOMMU group to user programs.
     fn group(&self) -> Finding {
         let finding = self.finding("IOMMU group", "iommu_group");
         let Some(group) = &self.device.group else {
@@ -108,7 +108,7 @@ impl Card<'_> {
                     .why("IOMMU groups exist only if the IOMMU is enabled")
             };
         };
-        // Bridges stay with their drivers (`vfio_dev_viable` of the kernel's drivers/vfio).
+        // Bridges keep their drivers (`vfio_dev_viable` in Linux's drivers/vfio).
         let is_free = |other: &PciDevice| {
             other.address == self.device.address
                 || other.is_bridge()
@@ -123,7 +123,7 @@ impl Card<'_> {
             others.push(other.address.as_str());
         }
         if held.is_empty() {
-            return finding.read(Verdict::Ok, format!("{number}: can be given to programs"));
+            return finding.read(Verdict::Ok, format!("{number}: user programs can open it"));
         }
         let commands = others
             .iter()
@@ -133,14 +133,14 @@ impl Card<'_> {
                 Verdict::Warn,
                 format!("{number}: shared with {}", held.join(", ")),
             )
-            .why("VFIO requires that all devices of an IOMMU group are bound to vfio-pci: the card cannot be opened")
+            .why("the card cannot be opened, because VFIO requires all devices of an IOMMU group to be bound to vfio-pci")
             .fix(format!(
-                "{}  # if nothing needs them; else put the card into a slot below another root port",
+                "{}  # if nothing else uses these devices; otherwise move the card to a slot below another root port",
                 commands.collect::<Vec<_>>().join(" && ")
             ))
     }
 
-    /// Links above it that carry less than the ends below could take.
+    /// Whether a link above the card is slower than the devices at its ends support.
     pub(super) fn link(&self) -> Finding {
         let finding = self.finding("link", "{current,max}_link_{speed,width}");
         let hops = self.tree.hops(self.device);
@@ -153,7 +153,7 @@ impl Card<'_> {
         };
         let fix = if hop.effective.rate() < hop.max.rate() {
             format!(
-                "sudo lspci -vv -s {} | grep -E 'LnkCap|LnkSta'  # then seat the card and its riser again",
+                "sudo lspci -vv -s {} | grep -E 'LnkCap|LnkSta'  # then reseat the card and its riser",
                 hop.below
             )
         } else {
@@ -169,15 +169,15 @@ impl Card<'_> {
             .fix(fix)
     }
 
-    /// Whether switches above it send what it says to its neighbours up to the processor.
+    /// Whether PCIe switches above the card redirect peer-to-peer writes to the processor (ACS).
     fn acs(&self) -> Finding {
         let bridges = self.tree.bridges(self.device);
-        // The processor's own port is passed by what goes up anyway.
+        // The root port is passed by upstream traffic in any case.
         let switches = bridges.split_last().map_or(&[][..], |(_, below)| below);
         let Some(nearest) = switches.first() else {
             return self
                 .finding("ACS", "..")
-                .read(Verdict::Ok, "no switch is above it");
+                .read(Verdict::Ok, "no switch above the card");
         };
         let finding = Finding::new(
             self.name.clone(),
@@ -192,19 +192,19 @@ impl Card<'_> {
             finding
                 .read(
                     Verdict::Ok,
-                    format!("{} redirects ({})", bridge.address, bridge.acs.bits()),
+                    format!("{} redirects writes ({})", bridge.address, bridge.acs.bits()),
                 )
-                .why("peer-to-peer writes to a GPU are redirected through the processor: slower than through the switch, with small IOMMU groups")
+                .why("peer-to-peer writes to a GPU are redirected through the processor, which is slower than through the switch")
         } else if redirects(None).is_some() {
             finding.why("readable only by root").fix("sudo daq doctor")
         } else {
             finding
-                .read(Verdict::Ok, "no switch redirects")
+                .read(Verdict::Ok, "no switch redirects writes")
                 .why("peer-to-peer writes to a GPU below the same switch stay in the switch, unless the card uses vfio-pci and the IOMMU is enabled")
         }
     }
 
-    /// How far NVIDIA's GPUs are.
+    /// Distance to NVIDIA's GPUs.
     fn gpus(&self, root: &Root, topology: &Topology) -> Option<Finding> {
         let sys = root.at("/sys");
         let gpus = pci::nvidia_gpus(&sys).filter(|gpus| !gpus.is_empty())?;
@@ -218,7 +218,7 @@ impl Card<'_> {
             format!("{distance} to {address}")
         });
         Some(
-            self.finding("way to GPUs", "")
+            self.finding("distance to GPUs", "")
                 .read(Verdict::Ok, paths.collect::<Vec<_>>().join(", "))
                 .why("`daq topo` shows the resulting path; the line `CPU stores` of the GPU shows whether its memory can be mapped"),
         )

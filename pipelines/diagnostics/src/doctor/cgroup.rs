@@ -1,16 +1,16 @@
-//! The limits of the control groups that this process is in, version 1 and 2.
+//! Limits of this process's control groups, version 1 and 2.
 
 use super::root::Root;
 
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// Directories of this process' groups for `controller`, innermost first, up to the root group.
+/// Directories of this process's groups for `controller`, innermost first, up to the root group.
 fn directories(root: &Root, controller: &str) -> Vec<String> {
     let Some(text) = root.text("/proc/self/cgroup") else {
         return Vec::new();
     };
     let mut found = Vec::new();
-    // Each line: hierarchy:controllers:path; version 2 has no controllers.
+    // Format of each line: hierarchy:controllers:path. In version 2 the controllers are empty.
     for line in text.lines() {
         let mut parts = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
@@ -45,7 +45,7 @@ fn directories(root: &Root, controller: &str) -> Vec<String> {
     found
 }
 
-/// The smallest memory limit in bytes and the file that sets it; `None` if there is none.
+/// Returns the smallest memory limit in bytes and the file that sets it; `None` without a limit.
 pub(super) fn memory_limit(root: &Root) -> Option<(u64, String)> {
     directories(root, "memory")
         .iter()
@@ -53,12 +53,12 @@ pub(super) fn memory_limit(root: &Root) -> Option<(u64, String)> {
             ["memory.max", "memory.limit_in_bytes"].map(|name| format!("{directory}/{name}"))
         })
         .filter_map(|file| Some((root.value::<u64>(&file)?, file)))
-        // Version 1 says "none" by the largest multiple of a page.
+        // Version 1 encodes "no limit" as the largest multiple of a page.
         .filter(|(limit, _)| *limit < 1 << 62)
         .min()
 }
 
-/// The smallest processor quota in cores and the file that sets it; `None` if there is none.
+/// Returns the smallest CPU quota in cores and the file that sets it; `None` without a quota.
 pub(super) fn cpu_quota(root: &Root) -> Option<(f64, String)> {
     let mut least: Option<(f64, String)> = None;
     for directory in directories(root, "cpu") {
@@ -77,7 +77,7 @@ pub(super) fn cpu_quota(root: &Root) -> Option<(f64, String)> {
                 .zip(period)
                 .map(|pair| (pair, first))
         };
-        // Version 1 says "none" by −1.
+        // Version 1 encodes "no quota" as −1.
         if let Some(((quota, period), file)) = quota
             && quota > 0.0
             && period > 0.0

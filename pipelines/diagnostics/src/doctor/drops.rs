@@ -1,8 +1,8 @@
-//! What the kernel has dropped since it was booted, and whether it drops now.
+//! Packets that Linux has dropped since boot, and whether it is dropping packets now.
 //!
-//! The counters never decrease, so a total covers the time since boot. They are read twice: only one that
-//! grows between the two is a warning. What is compared is each core's and each card's own counter: one that comes or
-//! goes between the two readings, or starts again from 0, is no drop.
+//! The counters never decrease, so a total covers the time since boot. They are read twice, and only a counter that
+//! grows between the readings is a warning. The comparison is per core and per network card: a counter that appears,
+//! disappears or restarts at 0 between the readings does not count as a drop.
 
 use super::network::{BACKLOG_WANTED, CORE, GROUP, RMEM_WANTED};
 use super::root::Root;
@@ -14,25 +14,26 @@ use std::time::Duration;
 const SOFTNET: &str = "/proc/net/softnet_stat";
 const SNMP: &str = "/proc/net/snmp";
 const CARDS: &str = "/sys/class/net";
-/// Cards count what found no free buffer under either name, depending on their drivers.
+/// Network cards count packets without a free buffer under either name, depending on the driver.
 const CARD_DROPS: [&str; 2] = ["rx_missed_errors", "rx_fifo_errors"];
 
-/// Packets that a core's receiving has taken, packets that found its backlog full, rounds that were cut short: the first
-/// columns of `/proc/net/softnet_stat`, of 32 bits each.
+/// Per core: packets received, packets dropped because the backlog was full, and receive rounds that were cut short.
+/// These are the first columns of `/proc/net/softnet_stat`, 32 bits each.
 type Core = [u32; 3];
 const PACKETS: usize = 0;
 const BACKLOG: usize = 1;
 const SQUEEZED: usize = 2;
 
-/// The counters at one moment; `None` where one could not be read.
+/// Counters at one moment; `None` if a counter cannot be read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Drops {
     /// By core.
     cores: Option<BTreeMap<u32, Core>>,
     sockets: Option<u64>,
-    /// By card. Bridges, bonds and the like are none: they count again what their cards have counted.
+    /// By network card. Virtual devices such as bridges and bonds are excluded, because they count their cards' drops
+    /// again.
     cards: Option<BTreeMap<String, u64>>,
-    /// How long they were watched until now, if at all.
+    /// Time between the two readings; `None` if the counters were read only once.
     watched: Option<Duration>,
 }
 
@@ -40,19 +41,19 @@ pub(super) struct Drops {
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) finding: Finding,
-    /// In the plural.
+    /// The counted thing, in the plural.
     pub(super) what: &'static str,
     pub(super) total: Option<u64>,
-    /// How much it grew in how long; `None` if it was not watched.
+    /// Growth and the time in which it occurred; `None` if the counter was read only once.
     pub(super) grown: Option<(u64, Duration)>,
-    /// By how much it must grow to matter.
+    /// Minimum growth that is a warning.
     pub(super) least: u64,
     pub(super) why: &'static str,
     pub(super) fix: String,
 }
 
 impl Drops {
-    /// Reads them.
+    /// Reads the counters.
     pub(super) fn read(root: &Root) -> Self {
         let card = |name: String| {
             let counts = CARD_DROPS.iter().filter_map(|counter| {
@@ -76,7 +77,7 @@ impl Drops {
         }
     }
 
-    /// The same, `time` ago.
+    /// Marks the reading as taken `time` ago.
     pub(super) fn ago(self, time: Duration) -> Self {
         Self {
             watched: Some(time),
@@ -84,7 +85,7 @@ impl Drops {
         }
     }
 
-    /// Each counter with what became of it until now.
+    /// Returns each counter with its growth until now.
     pub(super) fn watched(&self, root: &Root) -> Vec<Watched> {
         let now = Self::read(root);
         let grown = |grown: Option<u64>| Some((grown?, self.watched?));
@@ -108,7 +109,7 @@ impl Drops {
                 total: now.core_total(BACKLOG),
                 grown: grown(cores(BACKLOG)),
                 least: 1,
-                why: "dropped before they reached a socket, because netdev_max_backlog is too small",
+                why: "Linux dropped packets before they reached a socket, because netdev_max_backlog is too small",
                 fix: format!("sudo sysctl -w net.core.netdev_max_backlog={wanted}"),
             },
             Watched {
@@ -116,9 +117,9 @@ impl Drops {
                 what: "rounds",
                 total: now.core_total(SQUEEZED),
                 grown: grown(cores(SQUEEZED)),
-                // A few belong to every burst; one in ten thousand packets costs throughput.
+                // A few occur in every burst; more than one in ten thousand packets reduces throughput.
                 least: 2 + cores(PACKETS).unwrap_or(0) / 10_000,
-                why: "Linux stopped a receive round with packets left, which overflows the card's ring",
+                why: "Linux ended a receive round while packets were still waiting, so the card's receive ring can overflow",
                 fix: "sudo sysctl -w net.core.netdev_budget=600 net.core.netdev_budget_usecs=8000"
                     .to_owned(),
             },
@@ -132,9 +133,9 @@ impl Drops {
                         .map(|(now, then)| now.saturating_sub(then)),
                 ),
                 least: 1,
-                why: "packets of any program that arrived while its receive buffer was full",
+                why: "packets arrived while the receive buffer of a program (not only daq) was full",
                 fix: format!(
-                    "sudo sysctl -w net.core.rmem_max={RMEM_WANTED}  # if they were daq's: see kernel_drop in its ledger"
+                    "sudo sysctl -w net.core.rmem_max={RMEM_WANTED}  # if daq lost them: see kernel_drop in its ledger"
                 ),
             },
             Watched {
@@ -143,7 +144,7 @@ impl Drops {
                 total: now.cards.as_ref().map(|cards| cards.values().sum()),
                 grown: grown(self.cards_grown(&now)),
                 least: 1,
-                why: "the card had no free buffer when the packets arrived",
+                why: "the network card had no free buffer when the packets arrived",
                 fix: format!(
                     "sudo ethtool -G {0} rx 4096  # or the maximum that `ethtool -g {0}` shows",
                     self.worst(&now)
@@ -152,12 +153,13 @@ impl Drops {
         ]
     }
 
-    /// How much `column` has grown until `now` on the cores that are in both.
+    /// Growth of `column` until `now`, over the cores that are in both readings.
     fn cores_grown(&self, now: &Self, column: usize) -> Option<u64> {
         let (then, now) = (self.cores.as_ref()?, now.cores.as_ref()?);
         let grown = then.iter().filter_map(|(core, then)| {
             let grown = now.get(core)?[column].wrapping_sub(then[column]);
-            // Beyond the largest number comes 0; what seems to grow by half of all numbers has fallen.
+            // The counter wraps at 32 bits. An apparent growth by more than half the range means that the counter was
+            // reset.
             Some(u64::from(if grown > u32::MAX / 2 { 0 } else { grown }))
         });
         Some(grown.sum())
@@ -169,7 +171,7 @@ impl Drops {
         Some(cores.map(|core| u64::from(core[column])).sum())
     }
 
-    /// How much the cards that are in both have dropped until `now`.
+    /// Number of packets dropped until `now` by the network cards that are in both readings.
     fn cards_grown(&self, now: &Self) -> Option<u64> {
         let (then, now) = (self.cards.as_ref()?, now.cards.as_ref()?);
         let grown = then
@@ -178,7 +180,7 @@ impl Drops {
         Some(grown.sum())
     }
 
-    /// The card that dropped most since then, or ever.
+    /// The network card with the largest growth, or the largest total if none grew.
     fn worst<'a>(&self, now: &'a Self) -> &'a str {
         let grown = |(name, count): &(&String, &u64)| {
             let then = self.cards.as_ref().and_then(|cards| cards.get(*name));
@@ -190,14 +192,13 @@ impl Drops {
 }
 
 impl Watched {
-    /// The judgement.
     pub(super) fn finding(self) -> Finding {
         let Some(total) = self.total else {
             return self.finding;
         };
         let what = self.what;
         let during = |time: Duration| {
-            // To a tenth of a second, but never to nothing.
+            // Rounded to a tenth of a second, but at least that.
             let tenths = u64::try_from(time.as_millis().div_ceil(100)).unwrap_or(u64::MAX);
             Span(Duration::from_millis(tenths.saturating_mul(100)))
         };
@@ -215,7 +216,7 @@ impl Watched {
                 let (grown, why) = match grown {
                     0 => (
                         "none".to_owned(),
-                        "counted earlier; the counter does not grow now",
+                        "counted earlier; the counter is not growing now",
                     ),
                     grown => (
                         grown.to_string(),
@@ -232,14 +233,14 @@ impl Watched {
             None => self
                 .finding
                 .read(Verdict::Ok, format!("{total} {what} since boot"))
-                .why("growth was not measured; use --sample 1s"),
+                .why("growth was not measured; run daq doctor --sample 1s"),
         }
     }
 }
 
-/// The counters of each core.
+/// Reads the counters of each core.
 fn softnet(root: &Root) -> Option<BTreeMap<u32, Core>> {
-    /// Where newer kernels tell which core a line is of: those that are switched off have none.
+    /// Column in which newer Linux versions report the core's number; cores that are offline have no line.
     const NUMBER: usize = 12;
     let mut cores = BTreeMap::new();
     for (line, text) in (0..).zip(root.text(SOFTNET)?.lines()) {
@@ -253,7 +254,7 @@ fn softnet(root: &Root) -> Option<BTreeMap<u32, Core>> {
     Some(cores)
 }
 
-/// Packets that found a full receive buffer.
+/// Number of packets dropped because of a full receive buffer.
 fn sockets(root: &Root) -> Option<u64> {
     let text = root.text(SNMP)?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp:"));
@@ -277,7 +278,7 @@ mod tests {
         )
     }
 
-    /// What is found on a machine that had the files `then` a second ago and has `now`.
+    /// Returns the finding for a machine that had the files `then` a second ago and has `now`.
     fn find(then: &[(&str, &str)], now: &[(&str, &str)], name: &str) -> Finding {
         let before = Drops::read(&machine(then).1).ago(SECOND);
         named(&before, now, name)
@@ -314,7 +315,7 @@ mod tests {
         assert!(found.why.is_some() && found.fix.unwrap().ends_with("=40000"));
         let found = find(&some, &some);
         assert_eq!(summary(&found), (Ok, "none in 1 s, 16 since boot"));
-        assert!(found.fix.is_none() && found.why.unwrap().contains("does not grow now"));
+        assert!(found.fix.is_none() && found.why.unwrap().contains("is not growing now"));
         assert_eq!(find("x", "x").verdict, Unknown);
         assert_eq!(find("x", &some).verdict, Ok, "nothing to compare with");
         assert_eq!(summary(&find(&some, &none)), (Ok, "none since boot"));
@@ -341,12 +342,12 @@ mod tests {
             (found.verdict, found.read)
         };
         let read = |verdict, text: &str| (verdict, text.to_owned());
-        // Another core goes on as it was: the one beyond the largest number has dropped 3.
+        // Core 1 continues across the 32-bit wrap and has dropped 3 packets.
         assert_eq!(
             find(&[(0, u32::MAX), (1, 7)], &[(0, 2), (1, 7)]),
             read(Warn, "3 packets in 1 s, 9 since boot")
         );
-        // What core 2 dropped before it was switched on again was not now, nor does core 1 hide core 0.
+        // Drops of core 2 from before it went offline do not count, and core 1 does not hide core 0.
         assert_eq!(
             find(&[(0, 5), (1, 9)], &[(0, 5), (2, 500)]),
             read(Ok, "none in 1 s, 505 since boot")
@@ -417,7 +418,7 @@ mod tests {
         );
         assert_eq!(find(0, 1).verdict, Ok);
         assert_eq!(find(0, 2).verdict, Warn);
-        assert!(find(0, 0).why.unwrap().contains("does not grow now"));
+        assert!(find(0, 0).why.unwrap().contains("is not growing now"));
         assert!(find(0, 1).why.unwrap().contains("it grows, but"));
     }
 
@@ -449,7 +450,7 @@ mod tests {
         let then = ["5000\n", "0\n", "5000\n"];
         let found = find(then, then);
         assert_eq!(summary(&found), (Ok, "none in 1 s, 5000 since boot"));
-        // A bond counts what its cards have counted.
+        // A bond repeats its cards' counters.
         let found = find(then, ["5000\n", "7\n", "5007\n"]);
         assert_eq!(summary(&found), (Warn, "7 packets in 1 s, 5007 since boot"));
         assert!(found.fix.unwrap().contains("ethtool -G eth1 rx"));

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs: driver, links, windows, memory, what CUDA says of writes by other devices, stores by the CPU.
+//! NVIDIA GPUs: driver, link, BAR1 window, memory, GPUDirect support and CPU stores.
 
 mod direct;
 mod driver;
@@ -24,24 +24,23 @@ const GROUP: &str = "gpu";
 const PCI: &str = "/sys/bus/pci/devices";
 const INFINIBAND: &str = "/sys/class/infiniband";
 const CPUINFO: &str = "/proc/cpuinfo";
-/// Opened by everything that uses a GPU; there in containers whose `/sys` shows no PCI devices.
+/// Device file that every program with a GPU opens; it exists even in containers whose `/sys` shows no PCI devices.
 const CONTROL: &str = "/dev/nvidiactl";
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// One GPU as files, NVML and CUDA see it.
+/// One GPU as seen by files, NVML and CUDA.
 struct Card<'a> {
-    /// As in `gpu 0000:3b:00.0`.
     group: String,
     address: &'a str,
-    /// `None` where `/sys` does not show it, as in some containers.
+    /// `None` if `/sys` does not show it, for example in some containers.
     pci: Option<PciFacts>,
     nvml: Option<&'a NvmlCard>,
     cuda: Option<&'a CudaFacts>,
     stores: Option<&'a Tried>,
 }
 
-/// What CUDA says, by PCI address (see [`pci::canonical`]); nothing where it was not asked.
+/// CUDA's attributes by PCI address (see [`pci::canonical`]); empty if CUDA was not queried.
 #[derive(Default)]
 struct Cuda {
     facts: BTreeMap<String, CudaFacts>,
@@ -53,13 +52,13 @@ impl Card<'_> {
         Finding::new(self.group.clone(), name, from)
     }
 
-    /// The path of one of its files in `/sys`.
+    /// Path of one of the GPU's files in `/sys`.
     fn file(&self, name: &str) -> String {
         format!("{PCI}/{}/{name}", self.address)
     }
 }
 
-/// Asks CUDA for attributes, and tries each way to store to each GPU's memory.
+/// Queries CUDA's attributes, and tries every backend for CPU stores on each GPU.
 fn ask_cuda() -> Cuda {
     let mut cuda = Cuda::default();
     for gpu in Identity::all().unwrap_or_default() {
@@ -83,7 +82,7 @@ fn ask_cuda() -> Cuda {
     cuda
 }
 
-/// Asks NVML how much of the GPUs' windows there is and is free, where there are GPUs. What it does not tell stays.
+/// Queries NVML for the total and free size of each GPU's BAR1 window. Values that NVML does not report stay unchanged.
 pub fn look_at_windows(gpus: &mut [Gpu]) {
     if gpus.is_empty() {
         return;
@@ -114,7 +113,7 @@ pub(super) fn examine(root: &Root) -> Vec<Finding> {
     }
 }
 
-/// The findings from the files below `root`, what NVML answered if it was asked, and what CUDA did.
+/// Derives the findings from the files below `root` and the answers of NVML and CUDA, if they were queried.
 fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -> Vec<Finding> {
     let on_bus = pci::nvidia_gpus(&root.at("/sys"));
     let nvml = asked.and_then(|asked| asked.as_ref().ok());
@@ -132,10 +131,10 @@ fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -
     let module = driver::Module::read(root);
     if addresses.is_empty() && module.is_none() {
         let none = Finding::new(GROUP, "GPU", PCI)
-            .why("no NVIDIA GPU: rings are allocated in host memory");
+            .why("this machine has no NVIDIA GPU; rings are allocated in host memory");
         return vec![match on_bus {
             Some(_) => none.read(Verdict::Ok, "none"),
-            None => none.why("without an NVIDIA GPU rings are allocated in host memory"),
+            None => none.why("this machine has no NVIDIA GPU; rings are allocated in host memory"),
         }];
     }
     let mut findings = driver::examine(root, module.as_ref(), asked, &cuda.facts);
@@ -154,7 +153,7 @@ fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -
         };
         findings.push(identity(&card, nvml.is_some()));
         if nvml.is_some() && card.nvml.is_none() {
-            // Held by another driver, or given to another container: not this daq's card.
+            // Bound to another driver, or given to another container: daq does not use it.
             continue;
         }
         findings.extend(slot::examine(root, &card));
@@ -165,15 +164,15 @@ fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -
     findings
 }
 
-/// Which card it is and which driver holds it.
+/// The card's model and the driver bound to it.
 fn identity(card: &Card, has_answer: bool) -> Finding {
     let address = card.address;
     let holder = card.pci.as_ref().and_then(|pci| pci.driver.as_deref());
     if let Some(other) = holder.filter(|holder| *holder != "nvidia") {
         let finding = card
             .finding("card", card.file("driver"))
-            .read(Verdict::Warn, format!("held by {other}"))
-            .why("CUDA cannot use it: rings are allocated in host memory or on another GPU");
+            .read(Verdict::Warn, format!("bound to {other}"))
+            .why("CUDA cannot use this GPU; rings are allocated in host memory or on another GPU");
         return if other == "nouveau" {
             finding.fix(format!("{}  # then reboot", driver::INSTALL))
         } else {
@@ -206,7 +205,7 @@ fn identity(card: &Card, has_answer: bool) -> Finding {
             if has_answer {
                 finding
                     .read(Verdict::Unknown, model)
-                    .why("not listed by NVML: not passed to this container, or not started by the driver (`sudo dmesg | grep -i nvrm`)")
+                    .why("NVML does not list it: it was not passed to this container, or the driver could not start it (see `sudo dmesg | grep -i nvrm`)")
             } else {
                 finding.read(Verdict::Ok, model)
             }
@@ -215,18 +214,18 @@ fn identity(card: &Card, has_answer: bool) -> Finding {
     }
 }
 
-/// Whether this is a virtual machine, whose bridges say nothing of the slots.
+/// Whether this is a virtual machine, whose bridges do not show the physical slots.
 fn is_virtual(root: &Root) -> bool {
     root.field(CPUINFO, "flags")
         .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
-/// Whether there is a network card that could write GPU memory.
+/// Whether a network card with RDMA could write GPU memory.
 fn has_rdma(root: &Root) -> bool {
     !root.names(INFINIBAND).is_empty()
 }
 
-/// Bytes for people, in the unit that is read most easily.
+/// Formats bytes in a readable unit.
 fn size(bytes: u64) -> String {
     if bytes >= GIB && bytes.is_multiple_of(GIB) {
         format!("{} GiB", bytes / GIB)

@@ -1,5 +1,5 @@
-//! Optional libraries: whether they are there, what for, and which package brings them. Found
-//! by name; none is loaded for it.
+//! Optional libraries: whether they are installed, their purpose, and the package that contains them. They are found by
+//! name; none is loaded.
 
 use super::root::Root;
 use super::{Finding, Verdict};
@@ -13,7 +13,7 @@ const NVIDIA: &str = "0x10de";
 /// The first byte of the PCI class of display and 3D controllers.
 const DISPLAY: &str = "0x03";
 
-/// Where the dynamic linker looks by itself, where Debian configures it to, and where CUDA installs.
+/// Directories that the dynamic linker searches by default, directories that Debian configures, and CUDA's directories.
 const DIRECTORIES: [&str; 9] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -26,7 +26,7 @@ const DIRECTORIES: [&str; 9] = [
     "/usr/local/cuda/lib64",
 ];
 
-/// What makes a library useful.
+/// Hardware for which a library is useful.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Nvidia,
@@ -35,13 +35,12 @@ enum Needs {
 }
 
 struct Library {
-    /// As in the finding.
     name: &'static str,
-    /// Any of these will do; the newest first.
+    /// Any of these files suffices; the newest is first.
     files: &'static [&'static str],
     needs: Needs,
     purpose: &'static str,
-    /// The command that brings it on Debian and Ubuntu.
+    /// Command that installs the library on Debian and Ubuntu.
     install: &'static str,
 }
 
@@ -103,7 +102,7 @@ const LIBRARIES: [Library; 7] = [
 ];
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
-    // The environment is this process's, and says nothing of another machine's files.
+    // Environment variables belong to this process, so they are ignored if another machine's files are examined.
     let variable = |name: &str| {
         let value = std::env::var(name).ok().filter(|_| root.is_real());
         value.unwrap_or_default()
@@ -118,8 +117,8 @@ pub(super) fn examine(root: &Root) -> Vec<Finding> {
         .collect()
 }
 
-/// The finding where the environment says where a library is: in `DAQ_NVRTC`, which only the compiler has, and the
-/// directories of `LD_LIBRARY_PATH`.
+/// The finding if an environment variable points to the library: `DAQ_NVRTC` (the CUDA compiler only) or
+/// `LD_LIBRARY_PATH`.
 fn in_environment(library: &Library, [nvrtc, directories]: &[String; 2]) -> Option<Finding> {
     let why = format!("for {}", library.purpose);
     if library.name == "libnvrtc" && !nvrtc.is_empty() {
@@ -128,7 +127,7 @@ fn in_environment(library: &Library, [nvrtc, directories]: &[String; 2]) -> Opti
             finding.read(Verdict::Ok, nvrtc.as_str()).why(why)
         } else {
             finding
-                .read(Verdict::Warn, format!("{nvrtc} is no file"))
+                .read(Verdict::Warn, format!("{nvrtc} is not a file"))
                 .why(why)
                 .fix("export DAQ_NVRTC=/path/to/libnvrtc.so.12")
         });
@@ -184,12 +183,12 @@ fn judge(root: &Root, library: &Library, cached: &[String]) -> Finding {
             .read(Verdict::Warn, "not found")
             .why(format!("for {}", library.purpose))
     } else {
-        let why = format!("for {}; this machine shows no {hardware}", library.purpose);
+        let why = format!("for {}; this machine has no {hardware}", library.purpose);
         finding.read(Verdict::Ok, "not found").why(why)
     }
 }
 
-/// Whether PCI shows a display or 3D controller, of `vendor` if given.
+/// Whether PCI lists a display or 3D controller, of `vendor` if given.
 fn gpu(root: &Root, vendor: Option<&str>) -> bool {
     root.names(PCI).iter().any(|device| {
         let is = |file: &str, prefix: &str| {
@@ -200,8 +199,8 @@ fn gpu(root: &Root, vendor: Option<&str>) -> bool {
     })
 }
 
-/// The paths in the dynamic linker's cache. Its strings end in NUL, and only paths begin with a slash, so
-/// the tables in front of them need not be understood.
+/// Returns the paths in the dynamic linker's cache. Strings end in NUL and only paths begin with a slash, so the tables
+/// before them need no parsing.
 fn cached(root: &Root) -> Vec<String> {
     let bytes = root.bytes(CACHE).unwrap_or_default();
     bytes
@@ -244,7 +243,7 @@ mod tests {
         assert_eq!(
             found(&place, ""),
             Some(Verdict::Warn),
-            "a directory is no library"
+            "a directory is not a library"
         );
         let cuda = &LIBRARIES[0];
         assert!(in_environment(cuda, &[file.display().to_string(), place]).is_none());

@@ -1,4 +1,4 @@
-//! Memory: what may be locked, huge pages, swap, and how much there is.
+//! Memory: lock limit, huge pages, swap, and available memory.
 
 use super::cgroup;
 use super::root::Root;
@@ -13,10 +13,10 @@ const SWAPS: &str = "/proc/swaps";
 const MIB: u64 = 1 << 20;
 /// Rings of a small pipeline: 64 slots of 1 MiB.
 const LOCKED_WANTED: u64 = 64 * MIB;
-/// Below this not even small rings and the kernel's socket buffers fit.
+/// Less memory than this does not hold small rings and Linux's socket buffers.
 const MIN_AVAILABLE: u64 = 64 * MIB;
 const RECOMMENDED_AVAILABLE: u64 = 1024 * MIB;
-/// Bit of `CAP_IPC_LOCK` in the kernel's masks of capabilities.
+/// Bit of `CAP_IPC_LOCK` in Linux's capability masks.
 const CAP_IPC_LOCK: u32 = 14;
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
@@ -39,7 +39,7 @@ fn memlock(root: &Root) -> Finding {
         .field("/proc/self/status", "CapEff:")
         .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
         .is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1);
-    // In a user namespace the capability is shown but lifts nothing; only the first maps all users.
+    // In a user namespace the capability is shown but has no effect; only the initial namespace maps all users.
     let initial = root
         .text("/proc/self/uid_map")
         .is_some_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
@@ -57,11 +57,11 @@ fn memlock(root: &Root) -> Finding {
     } else if bytes >= LOCKED_WANTED {
         finding
             .read(Verdict::Ok, shown)
-            .why("rings beyond this are not locked in RAM")
+            .why("rings beyond this limit are not locked in RAM")
     } else {
         finding
             .read(Verdict::Warn, shown)
-            .why("rings beyond this are not locked in RAM, and cannot be registered with devices")
+            .why("rings beyond this limit are not locked in RAM and cannot be registered with devices")
             .fix("sudo prlimit --pid $$ --memlock=unlimited:unlimited  # this shell; LimitMEMLOCK=infinity in a unit")
     }
 }
@@ -96,7 +96,7 @@ fn huge_pages(root: &Root) -> Finding {
         let used = format!("all {total} of {size} in use");
         finding
             .read(Verdict::Warn, used)
-            .why("none is free for rings")
+            .why("no huge page is free for rings")
             .fix(format!(
                 "sudo sysctl -w vm.nr_hugepages={}",
                 total.saturating_add(256)
@@ -118,7 +118,7 @@ fn transparent(root: &Root) -> Finding {
         Some(chosen @ ("always" | "madvise")) => finding.read(Verdict::Ok, chosen),
         Some(chosen) => finding
             .read(Verdict::Warn, chosen)
-            .why("large rings cost more TLB misses")
+            .why("large rings cause more TLB misses")
             .fix(format!("echo madvise | sudo tee {THP}")),
         None => finding,
     }
@@ -177,16 +177,16 @@ fn available(root: &Root) -> Finding {
         finding
     } else if limited {
         finding
-            .why("the control group's limit; `daq plan` prints the memory of a pipeline")
+            .why("this is the limit of the control group; `daq plan` prints the memory that a pipeline needs")
             .fix("sudo systemctl set-property UNIT MemoryMax=infinity  # or: docker update --memory SIZE CONTAINER")
     } else {
         finding
-            .why("`daq plan` prints the memory of a pipeline")
+            .why("`daq plan` prints the memory that a pipeline needs")
             .fix("ps aux --sort=-rss | head  # then stop large processes")
     }
 }
 
-/// A size to one decimal.
+/// Formats a size with one decimal.
 pub(super) fn about(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, "B");
     for larger in ["KiB", "MiB", "GiB", "TiB"] {

@@ -1,11 +1,11 @@
 //! `daq doctor`: diagnoses what prevents lossless data on this machine, with the commands that fix it.
 //!
-//! Nearly every check reads a few files and judges; nothing is changed. Libraries are opened on the running machine
-//! alone, and only where an NVIDIA GPU or its driver shows: NVIDIA's NVML and CUDA, which open the driver's device files
-//! and wake a card without persistence mode for a few seconds, and whatever can make memory of the GPU that the CPU
-//! stores to: each makes a small piece, which is given back.
-//! Counters of drops and of trouble in RDMA networks are read twice, for only those that grow are a warning.
-//! Each finding says what was read, from where, and the command that fixes it.
+//! Most checks read a few files and change nothing. Libraries are opened only on the running machine, and only if an
+//! NVIDIA GPU or its driver is present: NVML and CUDA, which open the driver's device files and wake a GPU without
+//! persistence mode for a few seconds, and the backends for CPU stores, each of which allocates and frees a small piece
+//! of GPU memory.
+//! Counters of drops and of problems in RDMA networks are read twice, because only growing counters are a warning.
+//! Each finding contains the value, its origin, and the command that fixes it.
 
 mod cards;
 mod cgroup;
@@ -29,13 +29,13 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What a check found, from best to worst.
+/// Result of a check, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As it should be, or not needed here.
+    /// As it should be, or not needed on this machine.
     Ok,
-    /// It could not be read.
+    /// Cannot be read.
     Unknown,
     /// daq runs, but slower or with less margin before it loses packets.
     Warn,
@@ -44,7 +44,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The word in front of the line.
+    /// The word at the start of the line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -68,17 +68,17 @@ impl Verdict {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What it belongs to, as in `network` or, for one of several cards, `gpu 0000:3b:00.0`.
+    /// What the finding belongs to, for example `network` or, if there are several devices, `gpu 0000:3b:00.0`.
     pub group: Cow<'static, str>,
-    /// What was looked at, as in `rmem_max`.
+    /// What was checked, for example `rmem_max`.
     pub name: &'static str,
-    /// What was read, for people, as in `4 MiB`.
+    /// The value in readable form, for example `4 MiB`.
     pub read: String,
-    /// The file or call it was read from.
+    /// The file or call that the value was read from.
     pub from: String,
-    /// The judgement.
+    /// The result.
     pub verdict: Verdict,
-    /// What follows from it.
+    /// Consequence or reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// The command that fixes it.
@@ -87,7 +87,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A finding of which nothing is known yet.
+    /// Creates a finding whose value is not known yet.
     fn new(
         group: impl Into<Cow<'static, str>>,
         name: &'static str,
@@ -105,12 +105,12 @@ impl Finding {
         }
     }
 
-    /// Whether it keeps daq from running; what is merely slow or missing does not.
+    /// Whether daq cannot run because of this finding; slow or missing hardware does not count.
     pub fn is_bad(&self) -> bool {
         self.verdict == Verdict::Bad
     }
 
-    /// What was read and what it is worth.
+    /// Sets the value and the result.
     fn read(mut self, verdict: Verdict, read: impl Into<String>) -> Self {
         (self.verdict, self.read) = (verdict, read.into());
         self
@@ -127,11 +127,10 @@ impl Finding {
     }
 }
 
-/// Runs every check on the machine whose file system begins at `root`: `/`, or a directory with a copy of
-/// the files in question.
+/// Runs every check on the machine whose file system begins at `root`: `/`, or a directory with a copy of the required
+/// files.
 ///
-/// Counters of drops are watched for the time `sample`, which this takes; at zero it is not known whether
-/// they grow.
+/// Counters of drops are read twice, `sample` apart. If `sample` is zero, growth is not measured.
 pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
     let root = Root::new(root);
     let mut before = Drops::read(&root);
@@ -155,7 +154,7 @@ pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
     .concat()
 }
 
-/// The findings as aligned lines, one each, and a line that sums up; with colours if `color`.
+/// Renders the findings as aligned lines, one each, and a summary line; with colours if `color`.
 pub fn render(findings: &[Finding], color: bool) -> String {
     let width = |of: fn(&Finding) -> &str| {
         findings
@@ -203,7 +202,7 @@ pub fn render(findings: &[Finding], color: bool) -> String {
         }
         if let Some(fix) = fix {
             let label = if *verdict == Verdict::Ok {
-                "if wanted"
+                "optional"
             } else {
                 "fix"
             };
@@ -219,11 +218,14 @@ pub fn render(findings: &[Finding], color: bool) -> String {
     };
     let sum = match (count(Verdict::Bad), count(Verdict::Warn)) {
         (0, 0) => "No problems found.".to_owned(),
-        (0, 1) => "1 warning: daq runs, with less margin before it loses packets.".to_owned(),
+        (0, 1) => "1 warning: daq runs, but slower or with less margin before it loses packets."
+            .to_owned(),
         (0, warnings) => {
-            format!("{warnings} warnings: daq runs, with less margin before it loses packets.")
+            format!(
+                "{warnings} warnings: daq runs, but slower or with less margin before it loses packets."
+            )
         }
-        (bad, _) => format!("{bad} of these prevent daq from running."),
+        (bad, _) => format!("{bad} of these findings prevent daq from running."),
     };
     let _ = write!(text, "\n{sum}\n");
     if findings.iter().any(|finding| {
@@ -232,7 +234,7 @@ pub fn render(findings: &[Finding], color: bool) -> String {
             .as_ref()
             .is_some_and(|fix| fix.contains("sysctl -w"))
     }) {
-        text.push_str("Values set by sysctl -w last until the next boot; put them in /etc/sysctl.d/90-daq.conf to keep them.\n");
+        text.push_str("sysctl -w changes a value until the next boot; to keep it, add it to /etc/sysctl.d/90-daq.conf.\n");
     }
     text
 }

@@ -1,4 +1,4 @@
-//! Network: buffers of the kernel, and the drops it counts.
+//! Network: Linux's buffers, and the drops it counts.
 
 use super::drops::{Drops, Watched};
 use super::root::Root;
@@ -7,17 +7,17 @@ use daq_core::units::ByteSize;
 
 pub(super) const GROUP: &str = "network";
 pub(super) const CORE: &str = "/proc/sys/net/core";
-/// Holds 13 ms at 10 Gbit/s: longer than a busy system keeps a thread from its core.
+/// Holds 13 ms of data at 10 Gbit/s, longer than a busy system delays a thread.
 const RMEM_ENOUGH: u64 = 16 << 20;
 pub(super) const RMEM_WANTED: u64 = 64 << 20;
-/// Linux' default; a smaller value was set by an administrator.
+/// Linux's default; an administrator has set any smaller value.
 const RMEM_DEFAULT: u64 = 212_992;
 const BACKLOG_ENOUGH: u64 = 10_000;
 pub(super) const BACKLOG_WANTED: u64 = 30_000;
-/// Linux' default.
+/// Linux's default.
 const BUDGET: u64 = 300;
 
-/// `before` are the drops of a moment ago.
+/// `before` are the counters of the first reading.
 pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
     let mut findings = vec![
         setting(
@@ -26,7 +26,7 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
             RMEM_ENOUGH,
             RMEM_WANTED,
             true,
-            "limits the receive buffer of a source, which drops packets while its thread waits for a core",
+            "limits the receive buffer of sources; packets are dropped if the buffer fills while the source's thread waits for a core",
         ),
         setting(
             root,
@@ -42,7 +42,7 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
             BACKLOG_ENOUGH,
             BACKLOG_WANTED,
             false,
-            "larger bursts over loopback, through tunnels or steered to other cores are dropped",
+            "Linux drops larger bursts that arrive over loopback, through tunnels or steered to other cores",
         ),
         setting(
             root,
@@ -57,7 +57,7 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
     findings
 }
 
-/// A setting of `net.core` that should be at least `enough`.
+/// A setting in `net.core` that should be at least `enough`.
 fn setting(
     root: &Root,
     name: &'static str,

@@ -1,4 +1,4 @@
-//! Processor: cores, their clock and sleep, quotas, NUMA.
+//! Processor: cores, clock frequency, idle states, quotas, NUMA.
 
 use super::cgroup;
 use super::root::{Root, list};
@@ -10,7 +10,7 @@ const CPU: &str = "/sys/devices/system/cpu";
 const STATUS: &str = "/proc/self/status";
 const NODES: &str = "/sys/devices/system/node/online";
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
-/// A core that wakes in this time leaves a 4 MiB buffer at 100 Gbit/s two thirds empty.
+/// During this wake-up time, a 4 MiB buffer at 100 Gbit/s fills to one third.
 const WAKE_US: u64 = 100;
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
@@ -67,12 +67,12 @@ fn quota(root: &Root) -> Finding {
         None => Finding::new(GROUP, "processor quota", "/proc/self/cgroup").read(Verdict::Ok, "none"),
         Some((cores, file)) => Finding::new(GROUP, "processor quota", file)
             .read(Verdict::Warn, format!("{cores:.2} cores"))
-            .why("data threads stop when the quota of a period is used up, which loses packets")
+            .why("data threads pause when they have used the quota of a period, so packets are lost")
             .fix("sudo systemctl set-property UNIT CPUQuota=  # or: docker update --cpu-quota -1 CONTAINER"),
     }
 }
 
-/// Names of the cores' directories.
+/// Returns the names of the cores' directories.
 fn each_core(root: &Root) -> impl Iterator<Item = String> {
     let number = |name: &String| {
         name.strip_prefix("cpu")
@@ -111,7 +111,7 @@ fn governor(root: &Root) -> Finding {
     }
 }
 
-/// The enabled idle state that takes longest to leave, over all cores.
+/// The enabled idle state with the longest wake-up time, over all cores.
 fn idle(root: &Root) -> Finding {
     let finding = Finding::new(GROUP, "idle states", format!("{CPU}/cpu*/cpuidle"));
     if each_core(root).next().is_none() {

@@ -1,7 +1,7 @@
-//! Network cards for RDMA: what they need of the kernel and of this build, their place beside GPUs, their ports, the
-//! network behind them.
+//! RDMA network cards: Linux modules and libraries they need, their slot relative to GPUs, their ports, and the
+//! network.
 //!
-//! Facts about a GPU are reported with each GPU, locked memory with memory, libraries with libraries.
+//! Facts about GPUs are reported with each GPU, locked memory with memory, libraries with libraries.
 
 mod counters;
 mod files;
@@ -25,7 +25,7 @@ use daq_core::topology::{Gpu, Topology, pci};
 const GROUP: &str = "rdma";
 const CARDS: &str = "/sys/class/infiniband";
 const NET: &str = "/sys/class/net";
-/// Drivers of network cards that can do RDMA, and the module that makes it.
+/// Drivers of network cards that support RDMA, and the kernel module that enables it.
 const CAPABLE: [(&str, &str); 6] = [
     ("mlx5_core", "mlx5_ib"),
     ("mlx4_core", "mlx4_ib"),
@@ -35,19 +35,19 @@ const CAPABLE: [(&str, &str); 6] = [
     ("hns3", "hns_roce_hw_v2"),
 ];
 
-/// The machine with its cards and the GPUs that could be written.
+/// The machine with its network cards and GPUs.
 struct Machine<'a> {
     root: &'a Root,
     topology: Topology,
-    /// The environment of this process; `None` where another machine's files are read.
+    /// MLX5_SCATTER_TO_CQE of this process; `None` if another machine's files are examined.
     scatter: Option<String>,
 }
 
-/// A card of the machine.
+/// A network card of the machine.
 struct Card<'a> {
     machine: &'a Machine<'a>,
     nic: &'a Nic,
-    /// Its place; `None` for one of software, or where `/sys` does not show it.
+    /// Its PCI device; `None` for an emulated card or if `/sys` does not show it.
     device: Option<&'a PciDevice>,
 }
 
@@ -96,7 +96,7 @@ impl Card<'_> {
         )
     }
 
-    /// A finding about a port, whose group names it where the card has several.
+    /// A finding about a port; the group names the port if the card has several.
     fn of_port(&self, port: &NicPort, name: &'static str, from: impl Into<String>) -> Finding {
         let group = if self.nic.ports.len() == 1 {
             self.group()
@@ -106,12 +106,12 @@ impl Card<'_> {
         Finding::new(group, name, from)
     }
 
-    /// The path of a port's file.
+    /// Path of a file of the port.
     fn port_file(&self, port: &NicPort, file: &str) -> String {
         format!("{CARDS}/{}/ports/{}/{file}", self.nic.name, port.number)
     }
 
-    /// Whether it is one of Mellanox' fifth kind, which has peculiarities.
+    /// Whether the card uses the mlx5 driver, for which special rules apply.
     fn is_mlx5(&self) -> bool {
         self.device
             .and_then(|device| device.driver.as_deref())
@@ -119,7 +119,7 @@ impl Card<'_> {
     }
 }
 
-/// `before` are the counters of a moment ago.
+/// `before` are the counters of the first reading.
 pub(super) fn examine(root: &Root, before: &Counters) -> Vec<Finding> {
     let machine = Machine::read(root);
     judge(&machine, before)
@@ -148,7 +148,7 @@ fn judge(machine: &Machine<'_>, before: &Counters) -> Vec<Finding> {
     findings
 }
 
-/// Whether there are any, and whether there could be more.
+/// Lists the RDMA cards, and network cards that could support RDMA.
 fn cards(machine: &Machine<'_>) -> Finding {
     let finding = Finding::new(GROUP, "cards", CARDS);
     let nics = &machine.topology.nics;
@@ -158,7 +158,7 @@ fn cards(machine: &Machine<'_>) -> Finding {
     } else {
         names.join(", ")
     };
-    // Those whose network driver is there and whose RDMA module is not.
+    // Network cards whose network driver is loaded and whose RDMA module is not.
     let silent: Vec<_> = machine
         .topology
         .pci
@@ -173,13 +173,13 @@ fn cards(machine: &Machine<'_>) -> Finding {
             (!is_listed).then_some((device.address.as_str(), driver, *module))
         })
         .collect();
-    // One of this maker surely can; of the others some models.
+    // All cards of this vendor support RDMA; of other vendors only some models do.
     let sure = silent.iter().find(|(_, driver, _)| *driver == "mlx5_core");
     match (sure, silent.first()) {
         (Some((address, _, module)), _) => finding
             .read(Verdict::Warn, names)
             .why(format!(
-                "{address} can do RDMA, and the module that makes it is not loaded: sources and sinks `rdma` cannot use it"
+                "{address} supports RDMA, but its RDMA module is not loaded; sources and sinks `rdma` cannot use the card"
             ))
             .fix(format!("sudo modprobe {module} ib_uverbs rdma_ucm")),
         (None, Some((address, _, module))) if nics.is_empty() => finding
@@ -188,7 +188,7 @@ fn cards(machine: &Machine<'_>) -> Finding {
             .fix(format!("sudo modprobe {module}")),
         (None, _) if nics.is_empty() => finding
             .read(Verdict::Ok, names)
-            .why("sources and sinks `rdma` can use an emulated card (nics = [\"software\"])"),
+            .why("sources and sinks `rdma` can use an emulated NIC (nics = [\"software\"])"),
         _ => finding.read(Verdict::Ok, names),
     }
 }
@@ -204,12 +204,12 @@ fn firmware(card: &Card<'_>) -> Finding {
         Some(version) => finding.read(Verdict::Ok, format!("{version} ({what})")),
         None if card.nic.pci.is_none() => finding
             .read(Verdict::Ok, "none")
-            .why("Linux emulates the card: correct, but slow"),
+            .why("Linux emulates this card; it works correctly but slowly"),
         None => finding,
     }
 }
 
-/// The checks of the card's PCIe slot that FPGA cards have, too.
+/// Checks of the PCIe slot that also apply to FPGA cards.
 fn in_slot<'a>(card: &'a Card<'a>) -> Option<cards::Card<'a>> {
     Some(cards::Card {
         name: card.group(),

@@ -1,4 +1,4 @@
-//! Reading of files below a directory that stands for `/`, so that tests can bring their own machine.
+//! Reads files below a directory that stands for `/`, so that tests can provide their own machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ impl Root {
         Self(path.to_owned())
     }
 
-    /// Whether this is the running machine, which then may be asked by system calls, too.
+    /// Whether this is the running machine, which system calls can query, too.
     pub(super) fn is_real(&self) -> bool {
         self.0 == Path::new("/")
     }
 
-    /// Where the absolute `path` is.
+    /// Maps the absolute `path` to a path below the root.
     pub(super) fn at(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
@@ -27,12 +27,12 @@ impl Root {
         self.at(path).exists()
     }
 
-    /// The file's bytes; `None` if it cannot be read.
+    /// Reads the file; `None` if it cannot be read.
     pub(super) fn bytes(&self, path: &str) -> Option<Vec<u8>> {
         fs::read(self.at(path)).ok()
     }
 
-    /// The file's text without surrounding white space; `None` if it cannot be read.
+    /// Reads the file as text without surrounding white space; `None` if it cannot be read.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         Some(
             String::from_utf8_lossy(&self.bytes(path)?)
@@ -41,12 +41,12 @@ impl Root {
         )
     }
 
-    /// The file's only value.
+    /// Parses the file's only value.
     pub(super) fn value<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.parse().ok()
     }
 
-    /// Names in a directory, sorted; none if it cannot be read.
+    /// Names in a directory, sorted; empty if it cannot be read.
     pub(super) fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.at(path)) else {
             return Vec::new();
@@ -59,7 +59,7 @@ impl Root {
         names
     }
 
-    /// What follows `name` on the line of `path` that begins with it.
+    /// Returns the text that follows `name` on the line of `path` that begins with it.
     pub(super) fn field(&self, path: &str, name: &str) -> Option<String> {
         let text = self.text(path)?;
         let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -67,7 +67,7 @@ impl Root {
     }
 }
 
-/// The numbers of a kernel's list such as `0-3,8`; what is no number or absurdly large is left out.
+/// Parses a Linux list such as `0-3,8`; entries that are not numbers or too large are skipped.
 pub(super) fn list(text: &str) -> Vec<usize> {
     const MAX_NUMBER: usize = 1 << 16;
     let mut numbers = Vec::new();
@@ -86,7 +86,7 @@ pub(super) fn list(text: &str) -> Vec<usize> {
 pub(super) mod tests {
     use super::*;
 
-    /// A machine made of `files`; the directory lives as long as the first of the pair.
+    /// Creates a machine from `files`; the directory exists as long as the first value.
     pub(in crate::doctor) fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::new(dir.path());

@@ -1,4 +1,4 @@
-//! The system: kernel, clock, limits, containers.
+//! The system: Linux version, clock, limits, containers.
 
 use super::root::Root;
 use super::{Finding, Verdict};
@@ -11,19 +11,19 @@ const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const URING: &str = "/proc/sys/kernel/io_uring_disabled";
 const LIMITS: &str = "/proc/self/limits";
 const CLOCKSOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-/// The oldest kernel that Rust's standard library runs on.
+/// The oldest Linux that Rust's standard library supports.
 const OLDEST: (u32, u32) = (3, 2);
-/// The first kernel with UDP_GRO.
+/// The first Linux with UDP_GRO.
 const COALESCING: (u32, u32) = (5, 0);
-/// The first kernel with the setting that forbids io_uring; before, it was allowed.
+/// The first Linux with the setting that disables io_uring; before, io_uring is always allowed.
 const URING_SETTING: (u32, u32) = (6, 6);
-/// Enough for a socket and a file of each of some hundred sources and sinks.
+/// Enough for a socket and a file for each of some hundred sources and sinks.
 const FILES_ENOUGH: u64 = 1024;
-/// Below this not even the sockets and files of a small pipeline can be opened.
+/// Fewer do not suffice for the sockets and files of a small pipeline.
 const FILES_LEAST: u64 = 32;
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
-    // A file system alone has no clock.
+    // Only the running machine has a clock.
     let clock = if root.is_real() {
         clock::state().ok()
     } else {
@@ -70,7 +70,7 @@ fn kernel(root: &Root) -> Finding {
 fn io_uring(root: &Root) -> Finding {
     let finding = Finding::new(GROUP, "io_uring", URING);
     let fix = "sudo sysctl -w kernel.io_uring_disabled=0";
-    // No sink depends on it, so a machine that forbids it is as good.
+    // No sink uses io_uring, so this is not a warning.
     let why = "not needed: files are written with direct I/O";
     match root.value::<u8>(URING) {
         Some(0) => finding.read(Verdict::Ok, "allowed"),
@@ -104,11 +104,11 @@ fn files(root: &Root) -> Finding {
         None => finding,
         Some(..FILES_LEAST) => finding
             .read(Verdict::Bad, soft)
-            .why("too few for one source and one sink")
+            .why("one source and one sink need more")
             .fix(fix),
         Some(..FILES_ENOUGH) => finding
             .read(Verdict::Warn, soft)
-            .why("few for many sources and sinks")
+            .why("may not suffice for many sources and sinks")
             .fix(fix),
         Some(_) => finding.read(Verdict::Ok, soft),
     }
@@ -123,7 +123,7 @@ fn synchronised(clock: Option<ClockState>) -> Finding {
     if !state.synchronised {
         return finding
             .read(Verdict::Warn, "not synchronised")
-            .why("timestamps have the error of the clock")
+            .why("timestamps are as inaccurate as the clock")
             .fix("sudo apt install chrony && sudo systemctl enable --now chrony");
     }
     let read = format!("synchronised within {error}");
@@ -141,7 +141,7 @@ fn clocksource(root: &Root) -> Finding {
         None => finding,
         Some(name) if matches!(name.as_str(), "hpet" | "acpi_pm" | "jiffies" | "refined-jiffies" | "pit") => finding
             .read(Verdict::Warn, name)
-            .why("every timestamp is a slow system call")
+            .why("every timestamp requires a slow system call")
             .fix(format!("echo tsc | sudo tee {CLOCKSOURCE}  # `sudo dmesg | grep -i tsc` shows why it was not chosen")),
         Some(name) => finding.read(Verdict::Ok, name),
     }

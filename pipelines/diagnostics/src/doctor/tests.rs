@@ -76,8 +76,8 @@ fn finding_line_has_all_parts() {
     let expected = "network\n  \
         warn  rmem_max  4 MiB  (/proc/sys/net/core/rmem_max)  too small  fix: sudo sysctl -w net.core.rmem_max=67108864\n  \
         ok    swap      4 MiB  (/proc/sys/net/core/rmem_max)  if wanted: sudo swapoff -a\n\n\
-        1 warning: daq runs, with less margin before it loses packets.\n\
-        Values set by sysctl -w last until the next boot; put them in /etc/sysctl.d/90-daq.conf to keep them.\n";
+        1 warning: daq runs, but slower or with less margin before it loses packets.\n\
+        sysctl -w changes a value until the next boot; to keep it, add it to /etc/sysctl.d/90-daq.conf.\n";
     assert_eq!(text, expected);
 }
 

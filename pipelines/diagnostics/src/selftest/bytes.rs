@@ -1,16 +1,16 @@
-//! Whether bytes arrive, and nothing beside them.
+//! Checks that bytes arrive and that neighbouring bytes do not change.
 
 use super::target::Target;
 use super::{Verdict, expect};
 
-/// Where copies begin.
+/// Offsets at which copies begin.
 const OFFSETS: [usize; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 11, 129, 1023];
-/// How long they are.
+/// Lengths of the copies.
 const SIZES: [usize; 21] = [
     1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000, 4095, 4097, 70_001,
 ];
 
-/// Bytes that are not alike for two seeds (xorshift).
+/// Returns pseudo-random bytes (xorshift) that differ between seeds.
 pub(super) fn random(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let words = std::iter::repeat_with(|| {
@@ -22,7 +22,7 @@ pub(super) fn random(seed: u64, bytes: usize) -> Vec<u8> {
     words.flatten().take(bytes).collect()
 }
 
-/// Fails unless the bytes are those that were sent; `what` says where they were found.
+/// Fails unless the bytes equal those that were sent; `what` names the place.
 pub(super) fn same(
     expected: &[u8],
     found: &[u8],
@@ -78,7 +78,7 @@ pub(super) fn edges(target: &Target) -> Result<(), Verdict> {
     let mut all = random(0, ROOM);
     target.transfer.write(&mapped, 0, &all)?;
     let mut seed = 0;
-    // In the middle, from the first byte on, and to the last one.
+    // In the middle, at the start, and at the end.
     let ends = |bytes: usize| [4096, 0, ROOM - 1023 - bytes];
     for offset in OFFSETS {
         for bytes in SIZES.into_iter().filter(|bytes| *bytes < ROOM / 2) {
@@ -89,7 +89,7 @@ pub(super) fn edges(target: &Target) -> Result<(), Verdict> {
                 all[at..at + bytes].copy_from_slice(&sent);
                 let read = target.read(&mapped, 0, ROOM)?;
                 same(&all, &read, || {
-                    format!("all bytes after {bytes} were stored at {at}")
+                    format!("whole memory after {bytes} bytes were stored at offset {at}")
                 })?;
             }
         }
@@ -112,7 +112,7 @@ pub(super) fn small_buffers(target: &Target) -> Result<(), Verdict> {
     for (i, (mapped, sent)) in buffers.iter().enumerate() {
         let read = target.read(mapped, 0, sent.len())?;
         same(sent, &read, || {
-            format!("buffer {i} of {}, of {} bytes", buffers.len(), sent.len())
+            format!("buffer {i} of {}, {} bytes", buffers.len(), sent.len())
         })?;
     }
     Ok(())

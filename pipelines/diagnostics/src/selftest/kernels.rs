@@ -1,4 +1,4 @@
-//! What a kernel sees of what the CPU stores.
+//! Checks what a kernel reads of the CPU's stores.
 
 use super::bytes::{random, same};
 use super::target::Target;
@@ -7,12 +7,12 @@ use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::{Argument, Memory};
 use std::sync::Arc;
 
-/// Where frames begin, behind the line of the doorbell.
+/// Offset of the first frame, after the doorbell.
 const FRAMES: usize = 4096;
 
-/// Frames that a kernel takes from slots in mapped memory, each to a place of its own.
+/// Frames that a kernel reads from slots in mapped memory and copies to separate places.
 struct Stretch {
-    /// Where the first slot begins, behind [`FRAMES`].
+    /// Offset of the first slot after [`FRAMES`].
     offset: usize,
     bytes: usize,
     stride: usize,
@@ -21,7 +21,7 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// Stores the frames as slots become free, and compares what the kernel took.
+    /// Stores the frames as slots become free, and compares the kernel's copies.
     fn run(&self, target: &Target, mapped: &Arc<BarMapping>) -> Result<(), Verdict> {
         let device = target.method.device;
         let taken = Arc::new(Memory::new(device, self.frames * self.stride)?);
@@ -37,7 +37,7 @@ impl Stretch {
         let output = Some(taken.clone());
         let mut kernel = echo.start("daq_echo_frames", 128, mapped, &arguments, output)?;
         for frame in 0..self.frames {
-            // The slot's last frame has a credit.
+            // The credit for the slot's previous frame has been received.
             if let Some(before) = (frame + 1).checked_sub(self.slots) {
                 kernel.wait(before as u64)?;
             }
@@ -52,7 +52,7 @@ impl Stretch {
             let sent = random(frame as u64, self.bytes);
             same(&sent, &found[..self.bytes], || {
                 format!(
-                    "frame {frame} of {}, of {} bytes at {}, read by a kernel",
+                    "frame {frame} of {} ({} bytes at offset {}), read by a kernel",
                     self.frames, self.bytes, self.offset
                 )
             })?;
@@ -95,7 +95,7 @@ pub(super) fn staging(target: &Target) -> Result<(), Verdict> {
 
 pub(super) fn word_order(target: &Target) -> Result<(), Verdict> {
     const TIMES: u64 = 20_000;
-    /// Words of the bytes before the doorbell; more than what the CPU gathers before it sends.
+    /// Number of words stored before the doorbell; more than the CPU's write-combining buffer holds.
     const WORDS: u64 = 96;
     let mapped = target.method.map(FRAMES + 4096)?;
     let wrong = Arc::new(Memory::new(target.method.device, 8)?);
@@ -108,7 +108,7 @@ pub(super) fn word_order(target: &Target) -> Result<(), Verdict> {
     let output = Some(wrong.clone());
     let mut kernel = echo.start("daq_echo_order", 96, &mapped, &arguments, output)?;
     for n in 1..=TIMES {
-        // As daq_echo_order expects them.
+        // The layout that daq_echo_order expects.
         let first = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let words = (0..WORDS).map(|i| first.wrapping_add(i));
         let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
@@ -121,7 +121,7 @@ pub(super) fn word_order(target: &Target) -> Result<(), Verdict> {
     let count = u64::from_le_bytes(count);
     expect(count == 0, || {
         format!(
-            "expected all {WORDS} words to be there with each of {TIMES} doorbells, got {count} that were not"
+            "expected all {WORDS} words to be visible at each of {TIMES} doorbells, got {count} that were not visible"
         )
     })
 }

@@ -1,4 +1,4 @@
-//! How long mappings live, and what uses them.
+//! Checks the lifetime of mappings, and concurrent use.
 
 use super::bytes::{random, same};
 use super::target::{KEPT, Target};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 const BYTES: usize = 10_001;
 
-/// Stores bytes through one mapping and compares what CUDA reads through that or another one.
+/// Stores bytes through one mapping and compares what CUDA reads through the same or another mapping.
 fn arrives(
     target: &Target,
     seed: u64,
@@ -28,7 +28,7 @@ fn arrives(
 pub(super) fn two_mappings(target: &Target) -> Result<(), Verdict> {
     let (first, second) = (target.method.map(BYTES)?, target.method.map(BYTES)?);
     let (ours, theirs) = (random(1, BYTES), random(2, BYTES));
-    // In turn, so that a mixed-up address shows.
+    // Alternating, so that a mixed-up address is detected.
     for (at, (a, b)) in (0..)
         .step_by(777)
         .zip(ours.chunks(777).zip(theirs.chunks(777)))
@@ -51,7 +51,7 @@ pub(super) fn double_map(target: &Target) -> Result<(), Verdict> {
     let again = match first.again() {
         Ok(again) => again,
         Err(refusal) => {
-            // The mapping that is there goes on.
+            // The remaining mapping stays valid.
             arrives(target, 1, &first, &first)?;
             return Err(Verdict::Skipped(refusal.why));
         }
@@ -85,7 +85,7 @@ pub(super) fn use_after_free(target: &Target) -> Result<(), Verdict> {
     let bell = Doorbell::new(mapped.clone(), 0)?;
     let weak = Arc::downgrade(&mapped);
     drop(mapped);
-    // The doorbell holds the memory.
+    // The doorbell keeps the memory alive.
     bell.ring(0x0102_0304_0506_0708)?;
     let held = weak.upgrade().ok_or_else(|| {
         Verdict::Failed("expected a doorbell to keep its memory, got none".to_owned())
@@ -96,7 +96,7 @@ pub(super) fn use_after_free(target: &Target) -> Result<(), Verdict> {
     })?;
     drop((held, bell));
     expect(weak.upgrade().is_none(), || {
-        "expected the memory to be freed with its last holder, got memory that is still held"
+        "expected the memory to be freed with its last reference, got memory that is still allocated"
             .to_owned()
     })
 }
@@ -138,12 +138,12 @@ pub(super) fn fork(target: &Target) -> Result<(), Verdict> {
     })?;
     let read = target.read(&mapped, 0, BYTES)?;
     same(&random(1, BYTES), &read, || {
-        "what the parent stored before".to_owned()
+        "data stored by the parent before the fork".to_owned()
     })?;
     arrives(target, 2, &mapped, &mapped)
 }
 
-/// The device was given up.
+/// Checks a device that was marked as lost.
 pub(super) fn lost(target: &Target) -> Result<(), Verdict> {
     let mapped = &target.kept;
     let bell = Doorbell::new(mapped.clone(), 0)?;

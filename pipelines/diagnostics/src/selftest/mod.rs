@@ -1,5 +1,5 @@
-//! `daq selftest gpu`: whether what the CPU and a GPU store for each other arrives, by every way that this machine has;
-//! and `daq selftest rdma`.
+//! `daq selftest gpu`: verifies that data that the CPU and a GPU store for each other arrives, with every backend of
+//! this machine; and `daq selftest rdma`.
 
 mod bytes;
 mod kernels;
@@ -19,25 +19,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use target::{Method, Target};
 
-/// What is checked.
+/// Options of `daq selftest gpu`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// CUDA's number of the GPU.
+    /// CUDA's index of the GPU.
     pub device: u32,
-    /// The backends.
+    /// The backends to test.
     pub backends: Vec<Backend>,
-    /// The checks, by name; all where there are none.
+    /// Names of the checks to run; all if empty.
     pub checks: Vec<String>,
-    /// How long a kernel may take to stop.
+    /// Timeout for a kernel to stop.
     pub limit: Duration,
 }
 
-/// How a check ends other than well.
+/// Why a check did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// What was expected and what was found.
+    /// Expected and actual result.
     Failed(String),
-    /// Why it does not apply.
+    /// Why the check does not apply.
     Skipped(String),
 }
 
@@ -60,7 +60,7 @@ failures!(
     std::io::Error
 );
 
-/// Fails unless `holds`; `what` returns what was expected and found.
+/// Fails unless `holds`; `what` returns the expected and actual result.
 fn expect(holds: bool, what: impl FnOnce() -> String) -> Result<(), Verdict> {
     if holds {
         return Ok(());
@@ -68,19 +68,19 @@ fn expect(holds: bool, what: impl FnOnce() -> String) -> Result<(), Verdict> {
     Err(Verdict::Failed(what()))
 }
 
-/// A check of one way to map.
+/// A check of one mapping method.
 struct Check {
     name: &'static str,
-    /// What holds where it succeeds.
+    /// The property that the check verifies.
     what: &'static str,
     run: fn(&Target) -> Result<(), Verdict>,
 }
 
-/// All of them, in the order in which they run.
+/// All checks in the order in which they run.
 const CHECKS: [Check; 12] = [
     Check {
         name: "data",
-        what: "CPU stores at odd offsets and sizes are read back by CUDA, and CUDA writes by the CPU",
+        what: "CUDA reads back what the CPU stored at odd offsets and sizes, and the CPU reads what CUDA wrote",
         run: bytes::data,
     },
     Check {
@@ -90,7 +90,7 @@ const CHECKS: [Check; 12] = [
     },
     Check {
         name: "small-buffers",
-        what: "many buffers of 1 B to 4 KiB at the same time",
+        what: "many buffers of 1 B to 4 KiB work at the same time",
         run: bytes::small_buffers,
     },
     Check {
@@ -100,12 +100,12 @@ const CHECKS: [Check; 12] = [
     },
     Check {
         name: "double-map",
-        what: "a second mapping of the same memory has the same bytes or is an error; each stays valid after the other is unmapped",
+        what: "a second mapping of the same memory shows the same bytes or fails; each mapping stays valid after the other is unmapped",
         run: lives::double_map,
     },
     Check {
         name: "use-after-free",
-        what: "accesses beyond the end fail; a reference to a part keeps the memory mapped; after the last one it is unmapped",
+        what: "accesses beyond the end fail; memory stays mapped until its last reference is dropped",
         run: lives::use_after_free,
     },
     Check {
@@ -115,7 +115,7 @@ const CHECKS: [Check; 12] = [
     },
     Check {
         name: "fork",
-        what: "a forked child gets an error, and stores of the parent still arrive",
+        what: "a forked child gets an error, and the parent's stores still arrive",
         run: lives::fork,
     },
     Check {
@@ -140,10 +140,10 @@ const CHECKS: [Check; 12] = [
     },
 ];
 
-/// The check that ends the use of the device and is the last for this reason.
+/// The check that ends the use of the device and therefore runs last.
 const LOST: (&str, &str) = (
     "lost",
-    "after the device is marked as lost, every use is an error",
+    "after the device is marked as lost, every use returns an error",
 );
 
 /// Name and meaning of each check.
@@ -152,11 +152,11 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
     checks.chain([LOST]).collect()
 }
 
-/// Runs the checks that are asked for on every way to map that works. The device cannot be used by this process any
-/// more afterwards, where `lost` was among them.
+/// Runs the requested checks with every mapping method that works. If the check `lost` is among them, this process
+/// cannot use the device afterwards.
 ///
 /// # Errors
-/// If there is no such GPU.
+/// If the GPU does not exist.
 pub fn gpu(options: &Options) -> Result<Report, CudaError> {
     let device = Device::open(options.device)?;
     let mut report = Report::new(device);
@@ -176,7 +176,7 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
             }
         }
     }
-    // Why the checks that are left do not apply.
+    // Why the remaining checks do not apply.
     let mut given_up: Option<String> = None;
     for target in &targets {
         for check in CHECKS.iter().filter(|check| is_wanted(check.name)) {
@@ -185,13 +185,13 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
                 None => run(|| (check.run)(target)),
             };
             report.add(target.method.entry(check.name, outcome));
-            // Whatever uses the device from then on fails, for this reason alone.
+            // All later checks would fail for this reason.
             if given_up.is_none() && device.is_hung() {
                 let Method {
                     backend, memory, ..
                 } = target.method;
                 given_up = Some(format!(
-                    "the device was given up in {} of {backend}, {memory}; look at dmesg | grep -i xid, and run this check alone with --check and --backend",
+                    "the device was lost during check {} with {backend}, {memory}; see dmesg | grep -i xid, and run this check alone with --check and --backend",
                     check.name
                 ));
             }
@@ -207,11 +207,11 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
 }
 
 fn run(check: impl FnOnce() -> Result<(), Verdict>) -> Outcome {
-    // A defect of one check says nothing about the others.
+    // A panic in one check does not affect the others.
     match catch_unwind(AssertUnwindSafe(check)) {
         Ok(Ok(())) => Outcome::Ok,
         Ok(Err(Verdict::Failed(why))) => Outcome::Failed(why),
         Ok(Err(Verdict::Skipped(why))) => Outcome::Skipped(why),
-        Err(_) => Outcome::Failed("the check panicked; this is a defect of daq".to_owned()),
+        Err(_) => Outcome::Failed("the check panicked; this is a defect in daq".to_owned()),
     }
 }

@@ -1,4 +1,4 @@
-//! What the checks found, as text and as JSON.
+//! Results of the checks as text and as JSON.
 
 use super::target::Memory;
 use daq_core::gpu::Backend;
@@ -6,14 +6,14 @@ use daq_core::gpu::driver::Device;
 use serde_json::{Value, json};
 use std::fmt;
 
-/// How a check ended.
+/// Outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Well.
+    /// The check succeeded.
     Ok,
-    /// What was expected and what was found.
+    /// Expected and actual result.
     Failed(String),
-    /// Why it does not apply.
+    /// Why the check does not apply.
     Skipped(String),
 }
 
@@ -34,7 +34,7 @@ impl Outcome {
     }
 }
 
-/// One check of one way.
+/// Result of one check with one mapping method.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) check: &'static str,
@@ -43,7 +43,7 @@ pub(super) struct Entry {
     pub(super) outcome: Outcome,
 }
 
-/// All that was found.
+/// All results.
 #[derive(Clone, Debug)]
 pub struct Report {
     device: String,
@@ -72,8 +72,8 @@ impl Report {
         entries.filter(|entry| entry.outcome.name() == name).count()
     }
 
-    /// The same for programs: `device`, `results` with `check`, `backend`, `memory`, `outcome` and `detail` (null where
-    /// all is well), and the counts `ok`, `failed` and `skipped`.
+    /// The report as JSON: `device`, `results` with `check`, `backend`, `memory`, `outcome` and `detail` (null if the
+    /// check succeeded), and the counts `ok`, `failed` and `skipped`.
     pub fn json(&self) -> Value {
         let results = self.entries.iter().map(|entry| {
             json!({

@@ -1,4 +1,4 @@
-//! One way to map a GPU's memory.
+//! One method to map GPU memory.
 
 use super::Verdict;
 use super::report::{Entry, Outcome};
@@ -11,22 +11,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of the mapping that each target keeps.
+/// Size of each target's own mapping in bytes.
 pub(super) const KEPT: usize = 64 << 10;
 
-/// What is mapped.
+/// Kind of memory that is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
-    /// One plain allocation of CUDA's.
+    /// A plain CUDA allocation.
     Plain,
-    /// CUDA memory that is mapped from a physical allocation.
+    /// CUDA virtual memory that is mapped from a physical allocation.
     Virtual,
-    /// What the backend brings.
+    /// Memory that the backend allocates.
     Own,
 }
 
 impl Memory {
-    /// The kinds of memory that a backend maps.
+    /// Kinds of memory that a backend can map.
     pub(super) const fn of(backend: Backend) -> &'static [Self] {
         match backend {
             Backend::Gdrapi | Backend::DmaBuf => &[Self::Plain, Self::Virtual],
@@ -38,7 +38,7 @@ impl Memory {
         match self {
             Self::Plain => "cuMemAlloc",
             Self::Virtual => "cuMemCreate",
-            Self::Own => "its own",
+            Self::Own => "backend's own",
         }
     }
 }
@@ -49,7 +49,7 @@ impl fmt::Display for Memory {
     }
 }
 
-/// One way to map.
+/// One mapping method.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Method {
     pub(super) device: &'static Device,
@@ -58,7 +58,7 @@ pub(super) struct Method {
 }
 
 impl Method {
-    /// A mapping of at least `bytes` bytes.
+    /// Maps at least `bytes` bytes.
     pub(super) fn map(self, bytes: usize) -> Result<Arc<BarMapping>, Refusal> {
         let attributes = self.device.attributes();
         let backing = match self.memory {
@@ -88,20 +88,20 @@ impl Method {
     }
 }
 
-/// A way to map that works, and what the checks need.
+/// A mapping method that works, with the resources that the checks need.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) method: Method,
-    /// Made before any check.
+    /// Created before the first check.
     pub(super) kept: Arc<BarMapping>,
     pub(super) transfer: Transfer,
     pub(super) echo: Echo,
-    /// How long a kernel may take to stop.
+    /// Timeout for a kernel to stop.
     pub(super) limit: Duration,
 }
 
 impl Target {
-    /// What every check needs, or why the way does not work.
+    /// Creates the resources for the checks; returns the reason if the method does not work.
     pub(super) fn new(method: Method, limit: Duration) -> Result<Self, String> {
         let kept = method.map(KEPT).map_err(|refusal| refusal.why)?;
         Ok(Self {
@@ -113,7 +113,7 @@ impl Target {
         })
     }
 
-    /// Bytes as CUDA reads them.
+    /// Reads bytes through CUDA.
     pub(super) fn read(
         &self,
         mapped: &BarMapping,

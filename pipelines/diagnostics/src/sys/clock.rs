@@ -1,4 +1,4 @@
-//! What the kernel knows of its own clock: adjtimex(2), read only.
+//! State of the system clock: adjtimex(2), read only.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 pub(crate) struct ClockState {
     /// Whether a time daemon disciplines it.
     pub(crate) synchronised: bool,
-    /// Largest error that the kernel reckons with, in microseconds.
+    /// Maximum error that Linux assumes, in microseconds.
     pub(crate) max_error_us: i64,
     /// TAI − UTC in seconds as set by the clock daemon; 0 means not set.
     pub(crate) tai_offset: i32,
@@ -17,7 +17,7 @@ pub(crate) struct ClockState {
 /// Reads the state of the system clock. Needs no privilege and changes nothing.
 ///
 /// # Errors
-/// What the system answers, as where a container forbids the call.
+/// The system call's error, for example because a container forbids the call.
 pub(crate) fn state() -> io::Result<ClockState> {
     let mut timex = MaybeUninit::<libc::timex>::zeroed();
     // SAFETY: adjtimex reads `modes`, which is 0 ("change nothing"), and fills the structure, which is valid,

@@ -1,26 +1,26 @@
-//! What a child of this process may do with its mappings.
+//! What a child of this process may do with its BAR mappings.
 
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError};
 use std::io;
 
-/// What became of a child that used a mapping.
+/// Result of a child that used a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Child {
     /// Every use was refused because the process is a fork.
     Refused,
-    /// A use was allowed, or was refused for another reason.
+    /// A use succeeded, or failed for another reason.
     Allowed,
-    /// A signal with this number ended it.
+    /// The child was ended by this signal.
     Signal(i32),
 }
 
-/// Has a child try to store to a mapping and to load from it.
+/// Forks a child that tries to store to a mapping and to load from it.
 pub(crate) fn child_uses(mapped: &BarMapping) -> io::Result<Child> {
     const REFUSED: i32 = 0;
     const ALLOWED: i32 = 1;
-    // SAFETY: other threads may hold locks at the moment of the fork. The child takes none and allocates nothing: it
-    // asks the mapping, whose checks are a few loads and whose errors are numbers, and ends by `_exit`, which runs
-    // nothing that was to be run at an exit.
+    // SAFETY: other threads may hold locks at the moment of the fork. The child takes no lock and allocates nothing: it
+    // calls the mapping, whose checks are a few loads and whose errors are numbers, and ends with `_exit`, which runs
+    // no exit handlers.
     let child = unsafe { libc::fork() };
     match child {
         -1 => Err(io::Error::last_os_error()),
@@ -39,7 +39,7 @@ pub(crate) fn child_uses(mapped: &BarMapping) -> io::Result<Child> {
         child => {
             let mut status = 0;
             loop {
-                // SAFETY: waits for the child just made, with a place for one number.
+                // SAFETY: waits for the child just created, with valid memory for the status.
                 let answer = unsafe { libc::waitpid(child, &raw mut status, 0) };
                 if answer == child {
                     break;

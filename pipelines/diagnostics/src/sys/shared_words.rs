@@ -1,24 +1,24 @@
-//! Memory of this host or of a GPU that network cards read and write, and its content in words.
+//! Host or GPU memory that network cards read and write, accessed in words.
 
 use daq_core::gpu::driver::{CudaError, Device, Stream};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Words that are copied from or to a GPU at a time.
+/// Words copied from or to a GPU per step.
 const PIECE: usize = 128 << 10;
 const WORD: usize = size_of::<u64>();
 
-/// Memory whose words can be seen wherever it lies.
+/// Memory whose words the CPU can read and write, in host or GPU memory.
 #[derive(Debug)]
 pub(crate) struct SharedWords {
     region: Arc<Region>,
-    /// What copies a GPU's memory, with pinned memory of its own.
+    /// Stream and pinned memory for copies from and to GPU memory.
     copies: Option<(Stream, Arc<Region>)>,
 }
 
 impl SharedWords {
-    /// At least `bytes` zeroes in host memory, or on `gpu`.
+    /// Allocates at least `bytes` zeroed bytes in host memory, or on `gpu`.
     pub(crate) fn new(gpu: Option<&'static Device>, bytes: usize) -> Result<Self, RegionError> {
         let options = HostOptions {
             lock: true,
@@ -42,15 +42,15 @@ impl SharedWords {
         &self.region
     }
 
-    /// Where it lies.
+    /// Where the memory is allocated.
     pub(crate) fn placement(&self) -> Placement {
         self.region.placement()
     }
 
-    /// Stores `words` from word `at` on.
+    /// Stores `words` at word index `at`.
     ///
     /// # Panics
-    /// If they are not all inside.
+    /// If they exceed the memory.
     pub(crate) fn store(&self, at: usize, words: &[u64]) -> Result<(), CudaError> {
         self.check(at, words.len());
         let Some((stream, bounce)) = &self.copies else {
@@ -60,8 +60,8 @@ impl SharedWords {
         for (i, piece) in words.chunks(PIECE).enumerate() {
             store(bounce, 0, piece);
             let to = self.region.address().addr().get() + (at + i * PIECE) * WORD;
-            // SAFETY: the pinned memory has room for a piece and is used by this area alone, between two waits for its
-            // stream. The target is inside of the region, as was just seen, which `self` keeps; no reference is made.
+            // SAFETY: the pinned memory has room for a piece and is used only here, between two waits for its stream.
+            // The target is inside the region, as just checked, and `self` keeps the region; no reference is made.
             unsafe {
                 stream.copy_in(to as u64, bounce.address().as_ptr(), piece.len() * WORD)?;
             }
@@ -70,10 +70,10 @@ impl SharedWords {
         Ok(())
     }
 
-    /// `count` words from word `at` on.
+    /// Loads `count` words at word index `at`.
     ///
     /// # Panics
-    /// If they are not all inside.
+    /// If they exceed the memory.
     pub(crate) fn load(&self, at: usize, count: usize) -> Result<Vec<u64>, CudaError> {
         self.check(at, count);
         let Some((stream, bounce)) = &self.copies else {
@@ -83,7 +83,7 @@ impl SharedWords {
         while words.len() < count {
             let piece = (count - words.len()).min(PIECE);
             let from = self.region.address().addr().get() + (at + words.len()) * WORD;
-            // SAFETY: as in `store`, the other way.
+            // SAFETY: as in `store`, in the opposite direction.
             unsafe {
                 stream.copy_out(bounce.address().as_ptr(), from as u64, piece * WORD)?;
             }
@@ -106,22 +106,22 @@ impl SharedWords {
 impl Drop for SharedWords {
     fn drop(&mut self) {
         if let Some((stream, _)) = &self.copies {
-            // After an error copies may be under way.
+            // After an error, copies may still be in flight.
             let _ = stream.synchronize();
         }
     }
 }
 
-/// Word `at` of host memory.
+/// Returns word `at` of host memory.
 fn word(region: &Region, at: usize) -> &AtomicU64 {
     assert!(
         region.placement() == Placement::Host && (at + 1) * WORD <= region.bytes(),
         "word {at} of {} bytes",
         region.bytes()
     );
-    // SAFETY: the word is inside of host memory, as was just seen, aligned as regions begin at pages, and the region is
-    // borrowed as long as the result. Whoever writes it beside us is a card, or a software card by other atomic or
-    // plain stores whose completion is polled before these words are read.
+    // SAFETY: the word is inside host memory, as just checked, and aligned, because regions begin at pages; the region
+    // is borrowed as long as the result. Concurrent writers are a network card, or an emulated device that uses atomic
+    // or plain stores and whose completion is polled before these words are read.
     unsafe { region.address().cast::<AtomicU64>().add(at).as_ref() }
 }
 

@@ -1,4 +1,4 @@
-//! Copies by CUDA of what the CPU maps: the other way to the same bytes.
+//! CUDA copies of CPU-mapped memory: a second method to access the same bytes.
 
 use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::{CudaError, Device, Stream};
@@ -6,10 +6,10 @@ use daq_core::region::{HostOptions, Region, RegionError};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes that are copied at a time.
+/// Bytes copied per step.
 const PIECE: usize = 1 << 20;
 
-/// Copies mapped memory as the device sees it, through pinned memory of its own.
+/// Copies mapped memory as the device sees it, through its own pinned memory.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     stream: Stream,
@@ -26,10 +26,10 @@ impl Transfer {
         })
     }
 
-    /// Writes `from` at `offset` and on, and waits.
+    /// Writes `from` at `offset` and waits.
     ///
     /// # Panics
-    /// If it is not inside.
+    /// If the range exceeds the memory.
     pub(crate) fn write(
         &self,
         mapped: &BarMapping,
@@ -39,8 +39,8 @@ impl Transfer {
         for (i, piece) in from.chunks(PIECE).enumerate() {
             let to = address(mapped, offset + i * PIECE, piece.len());
             let bounce = self.bounce.address();
-            // SAFETY: the region has room for a piece and is used here alone, by the one thread that has the stream,
-            // between two waits for it. The target is inside of the mapped memory, which the caller keeps; no
+            // SAFETY: the region has room for a piece and is used only here, by the thread that owns the stream,
+            // between two waits for the stream. The target is inside the mapped memory, which the caller keeps; no
             // reference is made to either.
             unsafe {
                 bounce.copy_from_nonoverlapping(NonNull::from(piece).cast(), piece.len());
@@ -51,10 +51,10 @@ impl Transfer {
         Ok(())
     }
 
-    /// Reads into `to` from `offset` on, and waits.
+    /// Reads into `to` from `offset` and waits.
     ///
     /// # Panics
-    /// If it is not inside.
+    /// If the range exceeds the memory.
     pub(crate) fn read(
         &self,
         mapped: &BarMapping,
@@ -64,7 +64,7 @@ impl Transfer {
         for (i, piece) in to.chunks_mut(PIECE).enumerate() {
             let from = address(mapped, offset + i * PIECE, piece.len());
             let bounce = self.bounce.address();
-            // SAFETY: as in `write`, the other way.
+            // SAFETY: as in `write`, in the opposite direction.
             unsafe { self.stream.copy_out(bounce.as_ptr(), from, piece.len()) }?;
             self.stream.synchronize()?;
             // SAFETY: the copy has ended, and the region has room for a piece.
@@ -78,7 +78,7 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        // After an error copies may be under way.
+        // After an error, copies may still be in flight.
         let _ = self.stream.synchronize();
     }
 }

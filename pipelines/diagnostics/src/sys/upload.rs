@@ -1,10 +1,10 @@
-//! Copies of a few bytes to a GPU, in front of a kernel.
+//! Copies of a few bytes to a GPU before a kernel runs.
 
 use daq_core::gpu::driver::{CudaError, Device, Memory, Stream};
 use daq_core::region::{HostOptions, Region, RegionError};
 use std::sync::Arc;
 
-/// A few bytes of pinned host memory and as many of a GPU's.
+/// A few bytes of pinned host memory and the same number of bytes of GPU memory.
 #[derive(Debug)]
 pub(crate) struct Upload {
     stream: Stream,
@@ -13,7 +13,7 @@ pub(crate) struct Upload {
 }
 
 impl Upload {
-    /// Room for `bytes` bytes, at least 1.
+    /// Allocates `bytes` bytes, at least 1.
     pub(crate) fn new(device: &'static Device, bytes: usize) -> Result<Self, RegionError> {
         let from = Region::host(bytes.max(1), HostOptions::default())?;
         from.pin(device)?;
@@ -24,7 +24,7 @@ impl Upload {
         })
     }
 
-    /// The stream that the copies are put on.
+    /// The stream of the copies.
     pub(crate) const fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -34,14 +34,14 @@ impl Upload {
         &self.to
     }
 
-    /// Begins a copy of the first `bytes` bytes.
+    /// Starts a copy of the first `bytes` bytes.
     ///
     /// # Panics
-    /// If they are more than there is room for.
+    /// If `bytes` exceeds the allocated size.
     pub(crate) fn begin(&self, bytes: usize) -> Result<(), CudaError> {
         assert!(bytes <= self.from.bytes(), "{bytes} bytes do not fit");
-        // SAFETY: inside of both, as just checked, which live until the stream has ended (see `drop`). Nobody writes
-        // the source, and what the target holds does not matter.
+        // SAFETY: the range is inside both memories, as just checked, and both live until the stream has ended (see
+        // `drop`). The source is not written meanwhile, and the target's previous content does not matter.
         unsafe {
             let from = self.from.address().as_ptr();
             self.stream.copy_in(self.to.address(), from, bytes)
@@ -51,7 +51,7 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        // After an error copies may be under way.
+        // After an error, copies may still be in flight.
         let _ = self.stream.synchronize();
     }
 }

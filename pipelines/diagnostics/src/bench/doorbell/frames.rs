@@ -1,4 +1,4 @@
-//! Frames that a kernel reads behind its doorbell: how long that takes, how many a second, and what storing them costs.
+//! Frames that a kernel reads after a doorbell: latency, frame rate, and the cost of storing the frames.
 
 use super::{Bench, DoorbellArgs, LAUNCH_DIVISOR, WARM_UP};
 use crate::bench::echo::PersistentKernel;
@@ -14,17 +14,17 @@ use daq_core::units::ByteSize;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Where frames begin, behind the line of the bell.
+/// Offset of the first frame in bytes, after the doorbell.
 const FRAMES: usize = 4096;
-/// Frames of a ring.
+/// Number of slots of the ring.
 const SLOTS: usize = 512;
-/// Frames that are posted with one doorbell while their rate is measured.
+/// Numbers of frames per doorbell for which the rate is measured.
 const BATCHES: [usize; 4] = [1, 8, 32, 128];
-/// Bytes of those frames.
+/// Frame size in bytes for the rate measurement.
 const RATED: usize = 256;
 
 impl Bench {
-    /// Memory for frames of each backend that made a bell, but not the host's.
+    /// Opens frame memory for each backend that supports doorbells, except host memory.
     fn data(&self, device: &'static Device, bytes: usize) -> Vec<Arc<BarMapping>> {
         let backends = self.bells.iter().map(|bell| bell.backend());
         backends
@@ -33,7 +33,7 @@ impl Bench {
             .collect()
     }
 
-    /// A kernel that reads frames of `bytes` bytes from `slots` slots.
+    /// Starts a kernel that reads frames of `bytes` bytes from `slots` slots.
     fn reader(
         &self,
         target: &Arc<BarMapping>,
@@ -53,13 +53,13 @@ impl Bench {
     }
 }
 
-/// Round trips with a frame that the kernel reads, beside a copy and a launch.
+/// Measures round trips with a frame that the kernel reads, beside a copy and a launch.
 pub(super) fn latencies(
     device: &'static Device,
     bench: &Bench,
     args: &DoorbellArgs,
 ) -> Result<Table, BenchError> {
-    /// Slots that the frames lie in by turns.
+    /// Number of slots that frames use in turn.
     const TURNS: usize = 16;
     let most = args.frames.iter().copied().max().unwrap_or(1);
     let targets = bench.data(device, FRAMES + TURNS * stride(most));
@@ -68,7 +68,7 @@ pub(super) fn latencies(
     for _ in 0..args.rounds {
         for (&bytes, row) in args.frames.iter().zip(&mut figures) {
             for (target, figures) in targets.iter().zip(row.iter_mut()) {
-                // A thread for each 16 bytes, in whole warps.
+                // One thread per 16 bytes, rounded up to whole warps.
                 let threads = bytes.div_ceil(16).next_multiple_of(32).min(512);
                 let threads = u32::try_from(threads).unwrap_or(32);
                 let mut kernel = bench.reader(target, bytes, TURNS, threads)?;
@@ -93,7 +93,7 @@ pub(super) fn latencies(
         }
     }
     let title = format!(
-        "{}: microseconds from a frame in the cache to the answer of a kernel that has read it; medians of {}",
+        "{}: microseconds from a frame in the CPU's cache to the answer of a kernel that has read the frame; medians of {} rounds",
         device.name(),
         args.rounds
     );
@@ -103,8 +103,8 @@ pub(super) fn latencies(
         "p50",
         "p99",
         "p99.9",
-        "p99/p50",
-        "x copy p50",
+        "p99 ÷ p50",
+        "× copy p50",
     ];
     let mut table = Table::new(title, &columns);
     for (bytes, row) in args.frames.iter().zip(&figures) {
@@ -124,7 +124,7 @@ pub(super) fn latencies(
     Ok(table)
 }
 
-/// Frames per second through a ring with credits, by the number of frames per doorbell.
+/// Measures frames per second through a ring with credits, by the number of frames per doorbell.
 pub(super) fn rates(
     device: &'static Device,
     bench: &Bench,
@@ -140,7 +140,7 @@ pub(super) fn rates(
                 let frames = args.round_trips.next_multiple_of(*batch) * 8;
                 let start = Instant::now();
                 for first in (0..frames).step_by(*batch) {
-                    // The slots' last frames have a credit.
+                    // The credit for the slots' previous frames has been received.
                     let due = (first + batch).saturating_sub(SLOTS);
                     kernel.wait(due as u64)?;
                     let slots = (first..first + batch).map(|frame| frame % SLOTS);
@@ -154,12 +154,12 @@ pub(super) fn rates(
         }
     }
     let title = format!(
-        "{}: million frames of {} a second through a ring with credits, one storing thread; medians of {}",
+        "{}: million frames of {} per second through a ring with credits, stored by one thread; medians of {} rounds",
         device.name(),
         ByteSize(RATED as u64),
         args.rounds
     );
-    let mut table = Table::new(title, &["way", "frames a doorbell", "million/s"]);
+    let mut table = Table::new(title, &["method", "frames per doorbell", "million/s"]);
     for (target, row) in targets.iter().zip(&figures) {
         for (batch, figures) in BATCHES.iter().zip(row) {
             table.row(vec![
@@ -172,12 +172,12 @@ pub(super) fn rates(
     Ok(table)
 }
 
-/// Bytes from one frame of `bytes` bytes to the next.
+/// Distance in bytes between the starts of two frames of `bytes` bytes.
 const fn stride(bytes: usize) -> usize {
     bytes.next_multiple_of(64)
 }
 
-/// Stores of the CPU until they have left it, beside copies until they are done.
+/// Measures CPU stores, until they have left the CPU, beside copies, until they are complete.
 pub(super) fn stores(
     device: &'static Device,
     bench: &Bench,
@@ -205,11 +205,19 @@ pub(super) fn stores(
         }
     }
     let title = format!(
-        "{}: microseconds until the CPU's stores have left it, beside copies; medians of {}",
+        "{}: microseconds until CPU stores have left the CPU, beside copies until they are complete; medians of {} rounds",
         device.identity().name,
         args.rounds
     );
-    let columns = ["bytes", "way", "p50", "p99", "p99.9", "p99/p50", "x faster"];
+    let columns = [
+        "bytes",
+        "method",
+        "p50",
+        "p99",
+        "p99.9",
+        "p99 ÷ p50",
+        "× faster",
+    ];
     let mut table = Table::new(title, &columns);
     for (bytes, row) in args.sizes.iter().zip(&figures) {
         let copy = row.last().map_or(f64::NAN, |copy| copy.at(0));
@@ -228,7 +236,7 @@ pub(super) fn stores(
     Ok(table)
 }
 
-/// Microseconds of each of `round_trips` calls, after as many again at most that are not counted.
+/// Returns the microseconds of each of `round_trips` calls, after at most as many calls that are not counted.
 fn timed(
     round_trips: usize,
     mut work: impl FnMut() -> Result<(), BenchError>,

@@ -1,4 +1,4 @@
-//! Cards of software that are measured: one in another process, and one that takes the time.
+//! Emulated devices for measurements: one in another process, and one that records timestamps.
 
 use crate::bench::BenchError;
 use daq_core::config::Problem;
@@ -20,7 +20,7 @@ use std::time::Instant;
 pub(super) struct Served(Child);
 
 impl Served {
-    /// Starts it; it listens at `socket` when this returns.
+    /// Starts the process; when this returns, it listens at `socket`.
     pub(super) fn start(socket: &Path) -> Result<Self, BenchError> {
         let failed = |why: String| BenchError::Thread(format!("starting `daq emulate`: {why}"));
         let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
@@ -40,11 +40,11 @@ impl Served {
         if is_ready {
             Ok(served)
         } else {
-            Err(failed("it ended before it listened".to_owned()))
+            Err(failed("the process ended before it listened".to_owned()))
         }
     }
 
-    /// The process's number, as a name in `/proc`.
+    /// The process ID as text, for `/proc`.
     pub(super) fn process(&self) -> String {
         self.0.id().to_string()
     }
@@ -52,18 +52,18 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // One that had its user has ended already.
+        // The process has already ended if a user connected and disconnected.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// When the last byte of each transfer's payload was written.
+/// The time at which the last byte of each transfer's payload was written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Marks(Arc<Mutex<Vec<Instant>>>);
 
 impl Marks {
-    /// Room for `count` of them, so that none is allocated for while time is taken.
+    /// Reserves memory for `count` timestamps, so that none is allocated during the measurement.
     pub(super) fn new(count: usize) -> Self {
         Self(Arc::new(Mutex::new(Vec::with_capacity(count))))
     }
@@ -76,25 +76,26 @@ impl Marks {
             .push(now);
     }
 
-    /// All of them, by the transfers' order.
+    /// Takes all timestamps in the order of the transfers.
     pub(super) fn take(&self) -> Vec<Instant> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// An XDMA card that takes the time behind the last byte of each payload, before the card reports it.
+/// An emulated XDMA device that records the time after the last byte of each payload, before the device reports
+/// completion.
 struct Timed {
     card: Box<dyn EmulatedDevice>,
     marks: Marks,
 }
 
-/// The machine as a timed card reaches it.
+/// The host as seen by a timed device.
 struct TimedHost<'a> {
     host: &'a dyn Host,
     marks: &'a Marks,
 }
 
-/// Bytes of the result that XDMA writes behind the payload of a transfer; no piece of a payload is so short here.
+/// Bytes of the result that XDMA writes after a transfer's payload; no piece of a payload is this short.
 const RESULT: usize = 8;
 
 impl Host for TimedHost<'_> {
@@ -139,7 +140,7 @@ impl EmulatedDevice for Timed {
     }
 }
 
-/// A source as it was planned, whose card is a timed one.
+/// A planned source whose device is a timed one.
 pub(super) struct Watched {
     pub(super) planned: Box<dyn SourceSpec>,
     pub(super) config: FpgaConfig,
@@ -175,7 +176,7 @@ impl SourceSpec for Watched {
         let device = in_process::open(Box::new(Timed { card, marks }))
             .map_err(|error| failed(error.to_string()))?;
         let engine = self.config.engine();
-        let engine = engine.ok_or_else(|| failed("it has no engine".to_owned()))?;
+        let engine = engine.ok_or_else(|| failed("the planned source has no engine".to_owned()))?;
         let opening = Opening {
             device,
             config: &self.config,

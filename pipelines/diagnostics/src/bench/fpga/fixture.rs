@@ -1,4 +1,4 @@
-//! Whole pipelines from a card, as `daq run` makes them.
+//! Whole pipelines from an FPGA device, as `daq run` builds them.
 
 use super::card::{Marks, Watched};
 use crate::bench::BenchError;
@@ -18,34 +18,34 @@ use std::time::{Duration, Instant};
 
 /// Timeout for a pipeline that makes no progress.
 pub(super) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
-/// The source's name; its thread is not called what a card's is.
+/// The source's name; it differs from the name of the device's thread.
 const SOURCE: &str = "adc";
-/// The thread of a card in this process.
+/// The name of the emulated device's thread in this process.
 const CARD: &str = "daq-card";
 
-/// What every pipeline is made with.
+/// Options shared by all pipelines of the benchmark.
 pub(super) struct Bench {
     pub(super) scratch: Scratch,
     pub(super) topology: Topology,
-    /// How the GPU copies, measured once.
+    /// Copy profiles of the GPUs, measured once.
     pub(super) profiles: BTreeMap<u32, Profile>,
 }
 
 /// A running pipeline.
 pub(super) struct Fixture(Pipeline);
 
-/// CPU time until a moment.
+/// CPU times at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spent {
     at: Instant,
     process: Duration,
-    /// The card's, and whether it is a part of the process's.
+    /// CPU time of the device, and whether it is part of this process's time.
     card: Option<Duration>,
     is_within: bool,
 }
 
 impl Spent {
-    /// Now; the card is this process's thread, or the process with a number.
+    /// Reads the CPU times now. The device is a thread of this process or the process with the given ID.
     pub(super) fn now(card: Option<&str>) -> Self {
         Self {
             at: Instant::now(),
@@ -58,8 +58,8 @@ impl Spent {
         }
     }
 
-    /// Cores that were busy since `before`: of daq without the card, and of the card. Not a number where the system does
-    /// not tell.
+    /// Number of busy cores since `before`: of daq without the device, and of the device. NaN if the system does not
+    /// report them.
     pub(super) fn since(&self, before: &Self) -> [f64; 2] {
         let took = self.seconds(before);
         let both = self.card.zip(before.card);
@@ -75,7 +75,7 @@ impl Spent {
         [daq.max(0.0) / took, card / took].map(|cores| if card.is_nan() { f64::NAN } else { cores })
     }
 
-    /// Cores of this process that were busy since `before`.
+    /// Number of busy cores of this process since `before`.
     pub(super) fn alone(&self, before: &Self) -> f64 {
         self.process.saturating_sub(before.process).as_secs_f64() / self.seconds(before)
     }
@@ -91,7 +91,7 @@ fn failed(why: impl Into<String>) -> BenchError {
 }
 
 impl Bench {
-    /// Starts the pipeline that `text` declares. With `marks` its card, in this process, takes the time of each transfer.
+    /// Starts the pipeline that `text` declares. With `marks`, its emulated device records the time of each transfer.
     pub(super) fn start(&self, text: &str, marks: Option<Marks>) -> Result<Fixture, BenchError> {
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("bench", text, &mut diagnostics);
@@ -111,7 +111,7 @@ impl Bench {
                 section.set_aside(&["driver", "ring", "wait"]);
                 section.finish::<FpgaConfig>(&[], &mut diagnostics)
             });
-            let of_card = of_card.ok_or_else(|| failed("the card's keys cannot be read"))?;
+            let of_card = of_card.ok_or_else(|| failed("cannot read the device's keys"))?;
             let sources = std::mem::take(&mut config.sources).into_iter();
             config.sources = sources
                 .map(|source| {
@@ -138,17 +138,17 @@ impl Bench {
 }
 
 impl Fixture {
-    /// Frames in `ring` so far.
+    /// Number of frames published in `ring`.
     pub(super) fn published(&self, ring: &str) -> u64 {
         self.0.published(ring).unwrap_or(0)
     }
 
-    /// Whether it runs no more.
+    /// Whether the pipeline has ended.
     pub(super) fn is_over(&self) -> bool {
         self.0.health()().stopping || self.0.is_finished()
     }
 
-    /// Waits until `ring` has had `frames` frames.
+    /// Waits until `frames` frames have been published in `ring`.
     pub(super) fn await_frames(&self, ring: &str, frames: u64) -> Result<(), BenchError> {
         let (mut last, mut since) = (0, Instant::now());
         while last < frames {
@@ -163,15 +163,16 @@ impl Fixture {
         Ok(())
     }
 
-    /// That a frame did not come.
+    /// Error for a frame that did not arrive.
     pub(super) fn silent(&self, ring: &str) -> BenchError {
         failed(format!(
-            "ring `{ring}` has had {} frames, and the next did not come",
+            "ring `{ring}` has received {} frames, and the next did not arrive in time",
             self.published(ring)
         ))
     }
 
-    /// Stops it: what the source counted. An error where it failed, or where its path was not what it was to be.
+    /// Stops the pipeline and returns the source's counters. An error if the pipeline failed or did not use the
+    /// expected path.
     pub(super) fn end<T>(
         self,
         measured: Result<T, BenchError>,
@@ -186,7 +187,7 @@ impl Fixture {
         let engine = source.engine.clone().unwrap_or_default();
         if engine.proof != Proof::Proven || engine.fallbacks > 0 || engine.restarts > 0 {
             return Err(failed(format!(
-                "its path is {}, {} path fallbacks, {} engine restarts",
+                "unexpected path: {}, {} path fallbacks, {} engine restarts",
                 engine.proof.name(),
                 engine.fallbacks,
                 engine.restarts

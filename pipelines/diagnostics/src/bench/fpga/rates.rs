@@ -1,4 +1,4 @@
-//! Ways from a card into a ring: how fast they are and what they cost.
+//! Methods to bring data from a device into a ring: throughput and CPU use.
 
 use super::card::Served;
 use super::fixture::{Bench, Spent};
@@ -6,24 +6,24 @@ use crate::bench::{BenchError, median, rate};
 use daq_core::units::{ByteSize, counted};
 use std::time::Duration;
 
-/// Bytes of a ring, as far as its slots may be so many.
+/// Ring size in bytes; the actual size is a multiple of the slot size.
 const RING: usize = 64 << 20;
-/// Most slots: no engine has fewer descriptors.
+/// Maximum number of slots; every engine has at least this many descriptors.
 const MAX_SLOTS: usize = 256;
 
-/// One way into a ring.
+/// One method to bring data from a device into a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
-    /// XDMA in this process, into host memory.
+    /// XDMA emulated in this process, into host memory.
     Host,
-    /// The same in another process.
+    /// XDMA emulated in another process, into host memory.
     Served,
-    /// XDMA into host memory, from there the copy engine.
+    /// XDMA into host memory, then the copy engine to the GPU.
     Staged,
     /// XDMA into the GPU's memory.
     Direct,
-    /// LitePCIe into slots of its own in the GPU's memory, from which frames are carried there. It cannot be held back, so
-    /// it goes at half the rate of the way before.
+    /// LitePCIe into its own slots in GPU memory, then a copy into the ring. The device does not support backpressure,
+    /// so it runs at half the rate of the previous method.
     Carried,
 }
 
@@ -41,8 +41,8 @@ impl Method {
         }
     }
 
-    /// The pipeline, its ring on GPU `gpu` where it is to be on one; `pace` is the bytes a second of a card that cannot be
-    /// held back.
+    /// Returns the pipeline's configuration with its ring on GPU `gpu` if the method uses one. `pace` is the bytes per
+    /// second of a device without backpressure.
     pub(super) fn text(self, bench: &Bench, frame: usize, gpu: u32, pace: f64) -> String {
         let socket = bench.scratch.path().join("card.sock");
         let (device, path, more) = match self {
@@ -56,7 +56,7 @@ impl Method {
             Self::Direct => ("emulated:xdma".to_owned(), "direct", String::new()),
             Self::Carried => {
                 let bits = (pace * 8.0).round();
-                // Where the card's csr.csv has its writer.
+                // The address of the writer in the device's csr.csv.
                 let more = format!("base = 0x3800\ncard = {{ rate = \"{bits} bit/s\" }}");
                 ("emulated:litepcie".to_owned(), "direct", more)
             }
@@ -92,19 +92,19 @@ input  = "raw"
     }
 }
 
-/// Slots of a ring of frames of `frame` bytes.
+/// Number of slots of a ring for frames of `frame` bytes.
 fn slots(frame: usize) -> usize {
     (RING / frame).clamp(8, MAX_SLOTS)
 }
 
-/// What one way gave, a figure of each a round.
+/// Results of one method, one value per round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rates {
-    /// Bytes a second.
+    /// Bytes per second.
     pub(super) bytes: Vec<f64>,
-    /// Cores of daq and of the card.
+    /// Busy cores of daq and of the device.
     pub(super) cores: [Vec<f64>; 2],
-    /// Frames lost and expected, over all rounds.
+    /// Number of frames lost and expected, over all rounds.
     pub(super) frames: [u64; 2],
 }
 
@@ -116,7 +116,7 @@ impl Rates {
         self.frames = [self.frames[0] + frames[0], self.frames[1] + frames[1]];
     }
 
-    /// The frames lost, as a ledger reports them; empty where none were expected.
+    /// Describes the frames lost, as a ledger reports them; empty if no frames were expected.
     pub(super) fn loss(&self) -> String {
         let [lost, expected] = self.frames;
         match (lost, expected) {
@@ -126,7 +126,7 @@ impl Rates {
         }
     }
 
-    /// The median of some figures; not a number without any.
+    /// Median; NaN if there are no values.
     pub(super) fn of(figures: &[f64]) -> f64 {
         if figures.is_empty() {
             return f64::NAN;
@@ -136,7 +136,7 @@ impl Rates {
 }
 
 impl Bench {
-    /// Runs one way, to a GPU at a pace where it is one of these, for `window`: bytes a second, cores, frames lost and expected.
+    /// Runs one method for `window`; returns bytes per second, busy cores, frames lost and frames expected.
     pub(super) fn rate(
         &self,
         method: Method,
@@ -155,7 +155,7 @@ impl Bench {
             let count = || (Spent::now(process.as_deref()), fixture.published("raw"));
             let before = count();
             std::thread::sleep(window);
-            // A machine that has no time for it yet.
+            // The machine has not scheduled the device yet.
             fixture.await_frames("raw", before.1 + 1)?;
             let after = count();
             let bytes = (after.1 - before.1) as f64 * frame as f64;
@@ -166,7 +166,7 @@ impl Bench {
         let lost = source.lost_total();
         if lost > 0 && method != Method::Carried {
             return Err(BenchError::Thread(format!(
-                "{lost} frames of {} were lost, though its engine is held back; this is a defect in daq",
+                "{lost} of {} frames were lost although the engine applies backpressure; this is a defect in daq",
                 ByteSize(frame as u64)
             )));
         }
@@ -174,7 +174,8 @@ impl Bench {
     }
 }
 
-/// One thread that copies frames into as much memory as a ring has: bytes a second, and the part of a core that it had.
+/// Baseline: one thread copies frames into a ring's amount of memory. Returns bytes per second and the fraction of a
+/// core that the thread used.
 pub(super) fn floor(frame: usize, window: Duration) -> Result<(f64, f64), BenchError> {
     let from = vec![1_u8; frame];
     let mut to = vec![0_u8; slots(frame) * frame];

@@ -1,4 +1,4 @@
-//! From the last byte of a payload to a kernel that stays on the GPU and has seen the frame.
+//! Latency from the last byte of a payload until a persistent kernel on the GPU has read the frame.
 //!
 //! ```text
 //!   card: payload, ◀time▶ result ─▶ … ─▶ doorbell ─▶ kernel reads the frame ─▶ credit ─▶ this thread ◀time▶
@@ -10,21 +10,21 @@ use crate::bench::BenchError;
 use daq_core::units::{BitRate, ByteSize};
 use std::time::{Duration, Instant};
 
-/// Frames at the beginning that are not counted.
+/// Frames at the start that are not counted.
 const WARM_UP: u64 = 20;
-/// The code of the kernel.
+/// Source code of the kernel.
 pub(super) const CODE: &str = include_str!("see.cu");
-/// Its name in a directory.
+/// File name of the kernel.
 pub(super) const FILE: &str = "see.cu";
 
-/// Who brings frames to the GPU and who rings.
+/// What writes frames to the GPU and what rings the doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundTrip {
-    /// Through host memory; the CPU rings.
+    /// Frames pass through host memory; the CPU rings.
     Staged,
-    /// The card, straight; the CPU rings.
+    /// The device writes frames to the GPU; the CPU rings.
     Direct,
-    /// The card, and it rings itself.
+    /// The device writes frames to the GPU and rings the doorbell.
     Rung,
 }
 
@@ -83,14 +83,14 @@ input  = "seen"
     }
 }
 
-/// Time between two frames: long enough for one to have been seen before the next is written.
+/// Time between two frames, long enough for each to be seen before the next is written.
 fn pause(frame: usize) -> Duration {
     Duration::from_micros(250) + Duration::from_nanos(frame as u64)
 }
 
 impl Bench {
-    /// Microseconds of `round_trips` frames of `frame` bytes, one after the other, and the cores of daq and of the card
-    /// meanwhile.
+    /// Returns the microseconds of `round_trips` frames of `frame` bytes, one after another, and the busy cores of daq
+    /// and of the device.
     pub(super) fn round_trips(
         &self,
         round_trip: RoundTrip,
@@ -111,7 +111,8 @@ impl Bench {
                     if last < WARM_UP {
                         before = Spent::now(None);
                     } else if let Ok(place) = usize::try_from(now - 1) {
-                        // Where several are seen at once, those before were there a while ago.
+                        // If several frames are seen at once, the time of the earlier ones is unknown, so only the last
+                        // counts.
                         seen.push((place, since));
                     }
                     last = now;

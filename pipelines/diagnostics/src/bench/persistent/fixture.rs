@@ -1,4 +1,4 @@
-//! The rings and the kernel that the engine runs.
+//! Rings and the kernel under test.
 
 use super::rate::BURST;
 use super::round_trips::Running;
@@ -24,18 +24,18 @@ use daq_pipelines::runtime::kernel::{Parts, Runner};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Frames that are not counted, at the start of each way.
+/// Frames at the start of each method that are not counted.
 pub(super) const WARM_UP: usize = 500;
-/// Bytes from one result to the next.
+/// Distance between results in bytes.
 const LINE: usize = 64;
-/// Slots of the rings.
+/// Number of slots of each ring.
 pub(super) const SLOTS: usize = 4096;
-/// Bytes of a frame that a thread reads: one load.
+/// Bytes of a frame that one thread reads with one load.
 const THREAD: usize = 16;
 /// How long a result may take.
 pub(super) const RESULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A kernel's ends: rings as the plan would make them for a kernel that is fed by a socket.
+/// Rings and their ends, as the plan creates them for a kernel whose source is a socket.
 pub(super) struct Fixture {
     pub(super) producer: Producer,
     pub(super) results: Reader,
@@ -50,15 +50,15 @@ pub(super) fn threads(frame: usize) -> u32 {
     u32::try_from(threads).unwrap_or(256)
 }
 
-/// The results in the output ring.
+/// Results in the output ring.
 pub(super) struct Output {
     region: Arc<Region>,
-    /// Whether they are those of our own code.
+    /// Whether the built-in kernel computes the results, so that they can be verified.
     is_checked: bool,
 }
 
 impl Output {
-    /// Compares the results that are left of the first `made` frames, once the kernel has ended.
+    /// Verifies the results of the first `made` frames that are still in the ring, after the kernel has ended.
     pub(super) fn check(&self, made: u64) -> Result<(), BenchError> {
         let Some(memory) = self.region.memory().filter(|_| self.is_checked) else {
             return Ok(());
@@ -69,7 +69,7 @@ impl Output {
     }
 }
 
-/// The word that each slot of `results` begins with, beside what the words of its last frame add up to.
+/// Compares the first word of each result slot with the sum of the words of the slot's last frame.
 fn compare(results: &[u8], made: u64) -> Result<(), BenchError> {
     let slots = results.len() / LINE;
     for frame in made.saturating_sub(slots as u64)..made {
@@ -80,27 +80,27 @@ fn compare(results: &[u8], made: u64) -> Result<(), BenchError> {
         let sum = total(frame);
         if found != sum {
             return Err(BenchError::Thread(format!(
-                "the kernel made {found} of frame {frame}, whose words add up to {sum}; `daq selftest gpu` looks closer"
+                "wrong result for frame {frame}: the kernel returned {found}, expected {sum}; run `daq selftest gpu`"
             )));
         }
     }
     Ok(())
 }
 
-/// What the words of frame `frame` add up to: its first word.
+/// The sum of the words of frame `frame`, which is its first word.
 pub(super) const fn total(frame: u64) -> u32 {
     ((frame & 0xffff_ffff) as u32).wrapping_mul(2_654_435_761)
 }
 
-/// Fills a frame of whole 16 bytes. Its words behind the first add up to 0, and none of them is 0: a sum that lacks one
-/// of them, or has it of another frame, is wrong.
+/// Fills a frame whose length is a multiple of 16 bytes. All words after the first are non-zero and sum to 0, so a
+/// missing word or a word of another frame changes the sum.
 pub(super) fn fill(bytes: &mut [u8], frame: u64) {
     let (words, _) = bytes.as_chunks_mut::<4>();
     let mut rest = 0_u32;
     if let [first, between @ .., last] = words {
         *first = total(frame).to_le_bytes();
         for (word, n) in between.iter_mut().zip(1_u32..) {
-            // 1 more than a multiple of 4, and 2 more than a multiple of 4 in number: so the last is not 0 either.
+            // The values start at 1 modulo 4 and their number is 2 modulo 4, so the last value is not 0 either.
             let value = (total(frame) ^ n.wrapping_mul(0x85eb_ca6b)) << 2 | 1;
             *word = value.to_le_bytes();
             rest = rest.wrapping_add(value);
@@ -109,7 +109,7 @@ pub(super) fn fill(bytes: &mut [u8], frame: u64) {
     }
 }
 
-/// An error where the engine has failed.
+/// Returns an error if a component has failed.
 pub(super) fn check(control: &Control) -> Result<(), BenchError> {
     control.failures().first().map_or(Ok(()), |failure| {
         let Failure { component, why, .. } = failure;
@@ -121,7 +121,7 @@ pub(super) struct Bench {
     pub(super) cores: Cores,
     pub(super) device: &'static Device,
     pub(super) scratch: Scratch,
-    /// Whether results are those of our own code.
+    /// Whether the built-in kernel computes the results.
     pub(super) is_checked: bool,
 }
 
@@ -157,7 +157,7 @@ impl Bench {
         Ok(keys.build(&context)?)
     }
 
-    /// Rings for frames of `frame` bytes and a kernel that stays and has begun.
+    /// Creates rings for frames of `frame` bytes and starts a persistent kernel.
     pub(super) fn fixture(&self, frame: usize, teams: u32) -> Result<Fixture, BenchError> {
         let bell = Arc::new(Notifier::default());
         let options = |name: &str, bytes: usize| RingOptions::new(name, SLOTS, bytes);
@@ -210,12 +210,12 @@ impl Bench {
         })
     }
 
-    /// One whose frames go one after the other.
+    /// Starts a kernel that processes one frame at a time.
     pub(super) fn start(&self, frame: usize) -> Result<Running, BenchError> {
         Ok(Running::new(self.fixture(frame, 1)?, frame))
     }
 
-    /// The same by a copy, a launch and a wait each.
+    /// Measures a copy, a launch and a wait per frame.
     pub(super) fn launches(
         &self,
         frame: usize,
@@ -293,7 +293,7 @@ mod tests {
             assert_eq!((sum(&words), words[0]), (total(frame), total(frame)));
             assert!(words[1..].iter().all(|word| *word != 0));
             assert!(words.iter().zip(&next).all(|(word, next)| word != next));
-            // Sixteen bytes, what a thread reads at a time, and one of the CPU's lines.
+            // Sixteen bytes, which a thread reads with one load, and one cache line.
             for part in [4, 16].into_iter().filter(|part| *part < words.len()) {
                 let mut parts = words.chunks(part);
                 assert!(parts.all(|part| sum(part) != 0), "{bytes} {frame}");

@@ -1,4 +1,4 @@
-//! A whole pipeline from a socket: from a packet's sending to its result.
+//! A whole pipeline with a network source: latency from sending a packet to its result.
 
 use super::fixture::{Bench, RESULT_TIMEOUT};
 use crate::bench::BenchError;
@@ -12,27 +12,27 @@ use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::time::Instant;
 
-/// Packets before those that are counted, at most.
+/// Maximum number of packets at the start that are not counted.
 const WARM_UP: usize = 200;
 
-/// What the packets of one frame each say around it.
+/// The protocol of the packets, one packet per frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Speech {
-    /// The source `udp`: a number before it.
+    /// Source `udp`: a sequence number precedes the payload.
     Udp,
-    /// The source `hsb`: a write of RoCE v2 that ends a frame, with the frame's metadata.
+    /// Source `hsb`: a RoCE v2 write that ends a frame, with the frame's metadata.
     Hsb,
 }
 
-/// Pages that a sensor writes to in turn.
+/// Number of pages that a sensor writes in turn.
 const PAGES: u64 = 64;
-/// Bytes that pages and parts of packets of a sensor are multiples of, and those of its metadata.
+/// Alignment in bytes of a sensor's pages and packet payloads; also the size of its metadata.
 const GRAIN: usize = 128;
 /// Bytes of a write's headers: base transport, remote address, immediate.
 const HEADERS: usize = 12 + 16 + 4;
-/// Bytes of the checksum behind it.
+/// Bytes of the checksum at the end.
 const CHECKSUM: usize = 4;
-/// The queue pair and the key that packets of a sensor are for.
+/// Queue pair and remote key of a sensor's packets.
 const QUEUE_PAIR: u32 = 7;
 const KEY: u32 = 9;
 
@@ -47,7 +47,7 @@ impl Speech {
         }
     }
 
-    /// The keys of the source, whose frames are of `frame` bytes.
+    /// Returns the source's keys for frames of `frame` bytes.
     fn keys(self, frame: usize) -> String {
         match self {
             Self::Udp => format!(
@@ -60,7 +60,7 @@ impl Speech {
         }
     }
 
-    /// A packet for frames of `frame` bytes.
+    /// Returns an empty packet for a frame of `frame` bytes.
     fn packet(self, frame: usize) -> Vec<u8> {
         match self {
             Self::Udp => vec![0; 8 + frame],
@@ -68,12 +68,12 @@ impl Speech {
         }
     }
 
-    /// Bytes that a sensor writes for a frame of `frame`.
+    /// Number of bytes that a sensor writes for a frame of `frame` bytes.
     const fn write(frame: usize) -> usize {
         frame.next_multiple_of(GRAIN) + GRAIN
     }
 
-    /// Makes `packet` the `i`-th one, for frames of `frame` bytes.
+    /// Fills `packet` as the `i`-th packet, for frames of `frame` bytes.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "numbers that wrap, small sizes"
@@ -89,7 +89,7 @@ impl Speech {
                     packet[at..at + bytes.len()].copy_from_slice(bytes);
                     at += bytes.len();
                 };
-                // WRITE ONLY with an immediate, by an unreliable connection.
+                // WRITE ONLY with immediate, over an unreliable connection.
                 put(&[0x2b, 0, 0xff, 0xff]);
                 put(&QUEUE_PAIR.to_be_bytes());
                 put(&psn.to_be_bytes());
@@ -98,7 +98,7 @@ impl Speech {
                 put(&(write as u32).to_be_bytes());
                 put(&(page as u32 | psn << 12).to_be_bytes());
                 let metadata = HEADERS + write - GRAIN;
-                // The packet's number, the frame's bytes and its number, where the others' places are zero.
+                // Metadata: packet number, frame size and frame number; all other fields are zero.
                 packet[metadata + 4..metadata + 8].copy_from_slice(&psn.to_be_bytes());
                 packet[metadata + 24..metadata + 32].copy_from_slice(&(frame as u64).to_be_bytes());
                 packet[metadata + 34..metadata + 36].copy_from_slice(&(i as u16).to_be_bytes());
@@ -107,7 +107,7 @@ impl Speech {
     }
 }
 
-/// A pipeline whose every thread polls.
+/// Returns the configuration of a pipeline in which every thread polls.
 fn text(speech: Speech, port: u16, frame: usize, device: u32) -> String {
     format!(
         r#"
@@ -148,17 +148,17 @@ input  = "sums"
 }
 
 impl Bench {
-    /// Microseconds of `packets` packets of `frame` bytes each over loopback, one after the other, each from the call
-    /// that sends it until its result is in the output ring.
+    /// Sends `packets` packets of `frame` bytes over loopback, one after another. Returns the microseconds from each
+    /// send call until the result is in the output ring.
     pub(super) fn packets(
         &self,
         speech: Speech,
         frame: usize,
         packets: usize,
     ) -> Result<Vec<f64>, BenchError> {
-        let failed = |why: String| BenchError::Thread(format!("the pipeline of packets: {why}"));
+        let failed = |why: String| BenchError::Thread(format!("packet pipeline failed: {why}"));
         let io = |error: std::io::Error| failed(error.to_string());
-        // A port that was free a moment ago.
+        // A port that was free when it was chosen.
         let port = UdpSocket::bind("127.0.0.1:0")
             .and_then(|socket| socket.local_addr())
             .map_err(io)?
@@ -208,7 +208,7 @@ fn send(
     frame: usize,
     packets: usize,
 ) -> Result<Vec<f64>, BenchError> {
-    let io = |error: std::io::Error| BenchError::Thread(format!("sending packets: {error}"));
+    let io = |error: std::io::Error| BenchError::Thread(format!("cannot send packets: {error}"));
     let socket = UdpSocket::bind("127.0.0.1:0").map_err(io)?;
     socket.connect(("127.0.0.1", port)).map_err(io)?;
     let mut packet = speech.packet(frame);
@@ -226,7 +226,7 @@ fn send(
                 && (start.elapsed() > RESULT_TIMEOUT || pipeline.is_finished())
             {
                 return Err(BenchError::Thread(format!(
-                    "packet {i} has no result after {:?}",
+                    "no result for packet {i} within {:?}",
                     start.elapsed()
                 )));
             }

@@ -1,4 +1,4 @@
-//! Frames a second: one thread commits them, the engine takes them on, another thread takes their results.
+//! Frame rate: one thread commits frames, the runtime submits them, another thread reads the results.
 
 use super::fixture::{Bench, Fixture, SLOTS, check, fill, total};
 use crate::bench::BenchError;
@@ -9,13 +9,13 @@ use daq_pipelines::runtime::control::{Heartbeat, Role};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of the frames whose rate is measured.
+/// Frame size in bytes.
 pub(super) const RATED: usize = 256;
-/// Most frames that are committed and taken on at a time.
+/// Maximum number of frames committed and submitted in one batch.
 pub(super) const BURST: usize = 256;
 
 impl Bench {
-    /// Frames a second with so many teams.
+    /// Measures frames per second with the given number of concurrent frames.
     pub(super) fn rate(&self, teams: u32, window: Duration) -> Result<f64, BenchError> {
         let Fixture {
             producer,
@@ -39,7 +39,7 @@ impl Bench {
                 check(&control)
             });
             let taken = cores.first(|| {
-                // Not counted: until the rings are full.
+                // Not counted: the time until the rings are full.
                 let (before, _) = take(&mut results, window / 4, || control.is_stopping());
                 let (counted, rate) = take(&mut results, window, || control.is_stopping());
                 stop.store(true, Ordering::Relaxed);
@@ -57,7 +57,7 @@ impl Bench {
                 return Ok((rate, made));
             }
             Err(BenchError::Thread(format!(
-                "of {made} frames {taken} have a result; this is a defect of daq"
+                "only {taken} of {made} frames have a result; this is a defect in daq"
             )))
         })?;
         output.check(made)?;
@@ -65,14 +65,14 @@ impl Bench {
     }
 }
 
-/// Commits frames until `is_over`; how many. Then the source is at its end.
+/// Commits frames until `is_over`, then ends the source. Returns the number of frames.
 fn commit(mut producer: Producer, is_over: impl Fn() -> bool) -> u64 {
     let mut made = 0;
     while !is_over() {
         let mut slots = producer.reserve(BURST / 4);
         while slots.remaining() > 0 {
             if let Some(bytes) = slots.bytes_mut() {
-                // What a slot has behind the first word adds up to 0 from its first frame on.
+                // From a slot's first frame on, the words after the first one sum to 0.
                 if made < SLOTS as u64 {
                     fill(bytes, made);
                 }
@@ -86,7 +86,7 @@ fn commit(mut producer: Producer, is_over: impl Fn() -> bool) -> u64 {
     made
 }
 
-/// Takes results for as long, unless `is_over`: how many, and how many a second.
+/// Reads results for `time` or until `is_over`; returns their number and rate per second.
 fn take(results: &mut Reader, time: Duration, is_over: impl Fn() -> bool) -> (u64, f64) {
     let (start, mut taken) = (Instant::now(), 0);
     while start.elapsed() < time && !is_over() {

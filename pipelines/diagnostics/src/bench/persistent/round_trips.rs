@@ -1,4 +1,4 @@
-//! Frames one after the other, each until its result.
+//! Latency of single frames: each frame waits for the result of the previous one.
 
 use super::fixture::{Fixture, Output, RESULT_TIMEOUT, WARM_UP, check, fill};
 use crate::bench::BenchError;
@@ -10,28 +10,28 @@ use daq_pipelines::runtime::kernel::Runner;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A kernel that stays and has begun, with its ends.
+/// A started persistent kernel with its rings' ends.
 pub(super) struct Running {
     ends: Ends,
     runner: Runner,
     control: Arc<Control>,
-    /// Where results are looked at.
+    /// Output ring, for verifying results.
     output: Output,
 }
 
-/// The ends of a line: frames are committed at one, results come out at the other.
+/// The two ends: frames are committed at one, results are read at the other.
 struct Ends {
     frame: usize,
     producer: Producer,
     results: Reader,
-    /// Frames so far.
+    /// Number of frames committed.
     made: u64,
-    /// Microseconds of each until the engine has posted it, where the same thread is the engine.
+    /// Microseconds until each frame was submitted, if the measuring thread also runs the runtime.
     host: Vec<f64>,
 }
 
 impl Ends {
-    /// Commits one frame and waits for its result, calling `step` meanwhile: how many microseconds that took.
+    /// Commits one frame and waits for its result, calling `step` while waiting; returns the microseconds.
     fn round_trip(
         &mut self,
         mut step: impl FnMut() -> Result<(), BenchError>,
@@ -52,7 +52,7 @@ impl Ends {
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(1 << 10) && start.elapsed() > RESULT_TIMEOUT {
                 return Err(BenchError::Thread(format!(
-                    "frame {} has no result after {RESULT_TIMEOUT:?}",
+                    "no result for frame {} within {RESULT_TIMEOUT:?}",
                     self.made
                 )));
             }
@@ -63,7 +63,7 @@ impl Ends {
         Ok(took.as_secs_f64() * 1e6)
     }
 
-    /// `round_trips` of them behind as many at most that are not counted.
+    /// Measures `round_trips` frames after at most as many that are not counted.
     fn round_trips(
         &mut self,
         round_trips: usize,
@@ -79,7 +79,7 @@ impl Ends {
 }
 
 impl Running {
-    /// Frames of `frame` bytes.
+    /// Prepares frames of `frame` bytes.
     pub(super) fn new(fixture: Fixture, frame: usize) -> Self {
         Self {
             ends: Ends {
@@ -95,12 +95,12 @@ impl Running {
         }
     }
 
-    /// Microseconds of each frame until the engine has posted it.
+    /// Microseconds until each frame was submitted.
     pub(super) fn host(&self) -> &[f64] {
         &self.ends.host
     }
 
-    /// Frames one after the other, everything by this thread.
+    /// Measures frames one after another with all work on this thread.
     pub(super) fn round_trips(&mut self, round_trips: usize) -> Result<Vec<f64>, BenchError> {
         let runner = &mut self.runner;
         self.ends.round_trips(round_trips, || {
@@ -108,14 +108,14 @@ impl Running {
         })
     }
 
-    /// Ends the kernel and looks at its last results.
+    /// Ends the kernel and verifies its last results.
     pub(super) fn end(self) -> Result<(), BenchError> {
         drop(self.runner);
         check(&self.control)?;
         self.output.check(self.ends.made)
     }
 
-    /// The same frames with the engine's part on a core of its own; ends the kernel.
+    /// Measures the same frames with the runtime's thread on its own core; then ends the kernel.
     pub(super) fn round_trips_by_two(
         self,
         round_trips: usize,
@@ -141,12 +141,12 @@ impl Running {
             };
             let done = cores.first(|| {
                 let times = ends.round_trips(round_trips, watched);
-                // The engine's thread ends with its source.
+                // The runtime's thread ends with its source.
                 let made = ends.made;
                 drop(ends);
                 times.map(|times| (times, made))
             });
-            // Why the engine failed says more than that there is no result.
+            // The runtime's error explains more than the missing result.
             joined(engine).and(done)
         })?;
         output.check(made)?;

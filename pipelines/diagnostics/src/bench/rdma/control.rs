@@ -1,4 +1,4 @@
-//! What the two sides of a measurement tell each other: a line of JSON each, over TCP.
+//! Messages between the two sides of a measurement: one line of JSON each, over TCP.
 
 use crate::bench::BenchError;
 use serde::de::DeserializeOwned;
@@ -6,73 +6,77 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
-/// Most bytes of a line.
+/// Maximum line length in bytes.
 const LINE: u64 = 64 << 10;
 
-/// What the dialling side asks for. What is asked for ends with [`Request::End`].
+/// Requests of the connecting side. Each measurement ends with [`Request::End`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// Memory to be written by a queue; `round_trips` writes come with an immediate and are answered by the same.
+    /// A queue pair writes to memory; `round_trips` writes carry an immediate, and each is answered by the same kind of
+    /// write.
     Raw {
         is_gpu: bool,
         size: usize,
         round_trips: usize,
     },
-    /// A source `rdma` into a ring.
+    /// A source `rdma` receives into a ring.
     Stream {
         is_gpu: bool,
         size: usize,
         path: String,
     },
-    /// What was asked for is measured.
+    /// The requested measurement has ended.
     End,
-    /// There is nothing more.
+    /// There are no more requests.
     Bye,
 }
 
-/// What the listening side answers.
+/// Answers of the listening side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// It waits at this port.
+    /// The listening side waits at this port.
     Ready { port: u16 },
-    /// It has ended what was asked for.
+    /// The listening side has finished the request.
     Done,
-    /// It cannot.
+    /// The listening side cannot serve the request.
     Refused { why: String },
 }
 
-/// The control connection of the two sides.
+/// Control connection between the two sides.
 pub(super) struct Wire {
     input: BufReader<TcpStream>,
     output: TcpStream,
 }
 
 fn failed(what: &str, why: impl std::fmt::Display) -> BenchError {
-    BenchError::Thread(format!("the other side of the measurement: {what}: {why}"))
+    BenchError::Thread(format!(
+        "control connection to the other side failed: {what}: {why}"
+    ))
 }
 
 impl Wire {
     pub(super) fn new(stream: TcpStream) -> Result<Self, BenchError> {
         let output = stream
             .try_clone()
-            .map_err(|error| failed("its connection", error))?;
+            .map_err(|error| failed("cannot set its timeout", error))?;
         Ok(Self {
             input: BufReader::new(stream),
             output,
         })
     }
 
-    /// This side's address, and the other's.
+    /// Address of this side and of the other side.
     pub(super) fn ends(&self) -> Result<[SocketAddr; 2], BenchError> {
         let ends = self.output.local_addr().and_then(|here| {
             let there = self.output.peer_addr()?;
             Ok([here, there])
         });
-        ends.map_err(|error| failed("its address", error))
+        ends.map_err(|error| failed("cannot read its address", error))
     }
 
     pub(super) fn send(&mut self, what: &impl Serialize) -> Result<(), BenchError> {
-        let mut line = serde_json::to_string(what).map_err(|error| failed("a line", error))?;
+        let mut line = serde_json::to_string(what)
+            .map_err(|error| failed("cannot encode a message", error))?;
         line.push('\n');
         let sent = self.output.write_all(line.as_bytes());
         sent.map_err(|error| failed("sending", error))

@@ -1,4 +1,4 @@
-//! Whole pipelines, as `daq run` makes them.
+//! Whole pipelines, as `daq run` builds them.
 
 use crate::bench::BenchError;
 use daq_core::config::{Diagnostics, Document};
@@ -13,7 +13,7 @@ use std::net::{IpAddr, TcpListener};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Timeout without progress.
+/// Timeout for a pipeline that makes no progress.
 pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A running pipeline.
@@ -32,7 +32,7 @@ pub(crate) fn free_port(host: IpAddr) -> Result<u16, BenchError> {
 }
 
 impl Fixture {
-    /// Starts the pipeline that `text` declares; its files go below `directory`.
+    /// Starts the pipeline that `text` declares; its files are written below `directory`.
     pub(crate) fn start(
         text: &str,
         directory: &Path,
@@ -60,22 +60,22 @@ impl Fixture {
         started.map(Self).map_err(|error| failed(error.to_string()))
     }
 
-    /// Frames in `ring` so far.
+    /// Number of frames published in `ring`.
     pub(crate) fn published(&self, ring: &str) -> u64 {
         self.0.published(ring).unwrap_or(0)
     }
 
-    /// What was counted so far.
+    /// Current counters.
     pub(crate) fn report(&self) -> Report {
         self.0.report()
     }
 
-    /// Whether it runs no more.
+    /// Whether the pipeline has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.0.health()().stopping || self.0.is_finished()
     }
 
-    /// Waits until `ring` has had `frames` frames.
+    /// Waits until `frames` frames have been published in `ring`.
     pub(crate) fn await_frames(&self, ring: &str, frames: u64) -> Result<(), BenchError> {
         let (mut last, mut since) = (self.published(ring), Instant::now());
         while last < frames {
@@ -84,7 +84,7 @@ impl Fixture {
                 (last, since) = (now, Instant::now());
             } else if self.is_over() || since.elapsed() > PROGRESS_TIMEOUT {
                 return Err(failed(format!(
-                    "ring `{ring}` has had {now} frames of {frames}, and the next did not come"
+                    "ring `{ring}` has received {now} of {frames} frames, and the next did not arrive in time"
                 )));
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -92,7 +92,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// Stops it: what was counted. An error where a part of it failed.
+    /// Stops the pipeline and returns its counters. An error if a component failed.
     pub(crate) fn end(self) -> Result<Report, BenchError> {
         self.0.stop();
         let (report, failures) = self.0.finish();

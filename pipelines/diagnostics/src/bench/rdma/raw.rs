@@ -1,4 +1,4 @@
-//! A queue and memory alone: what a stream is compared with.
+//! A queue pair and memory alone: the baseline for streams.
 
 use super::control::{Reply, Request, Wire};
 use crate::bench::BenchError;
@@ -15,23 +15,24 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Writes under way.
+/// Maximum number of writes in flight.
 pub(super) const WINDOW: u32 = 64;
-/// How long the other side may take to connect, or to answer a write.
+/// Timeout for the other side to connect or to answer a write.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How long one polls before one sleeps.
+/// Time of polling before the thread sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 
 pub(super) fn failed(error: impl std::fmt::Display) -> BenchError {
     BenchError::Thread(error.to_string())
 }
 
-/// A connected queue and memory on both sides. Fields are dropped in their order: the queue before the key.
+/// A connected queue pair and memory on both sides. Fields are dropped in order: the queue pair before the memory
+/// region.
 pub(super) struct Raw {
     link: Link,
     key: MemoryRegion,
     _shared: SharedWords,
-    /// The other side's memory.
+    /// Address and remote key of the other side's memory.
     there: (u64, u32),
 }
 
@@ -78,7 +79,9 @@ fn greeted(greetings: &[Vec<u8>]) -> Result<(u64, u32), BenchError> {
             u32::from_le_bytes(*key.first_chunk()?),
         ))
     });
-    read.ok_or_else(|| failed("the other side greets in other words"))
+    read.ok_or_else(|| {
+        failed("cannot parse the other side's handshake; run the same daq version on both sides")
+    })
 }
 
 /// Posts receives for the other side's immediates.
@@ -87,7 +90,7 @@ fn prepare(_: usize, queue: &mut dyn QueuePair) -> Result<(), VerbsError> {
 }
 
 impl Raw {
-    /// Connects with what listens at `address`.
+    /// Connects to the listener at `address`.
     pub(super) fn dial(
         nic: &Arc<dyn Nic>,
         gpu: Option<&'static Device>,
@@ -152,7 +155,7 @@ impl Raw {
         posted.map_err(failed)
     }
 
-    /// Some completions, at least one; how many were of writes sent, and how many of writes received.
+    /// Waits for at least one completion; returns the number of completed sends and of received writes.
     fn collect(&mut self) -> Result<[u64; 2], BenchError> {
         let queue = &mut *self.link.rails[0];
         let mut done = [WorkCompletion {
@@ -169,7 +172,10 @@ impl Raw {
                 let mut sides = [0; 2];
                 for done in &done[..count] {
                     if done.status != Status::Success {
-                        return Err(failed(format!("a write ended with {}", done.status.name())));
+                        return Err(failed(format!(
+                            "an RDMA write failed: {}",
+                            done.status.name()
+                        )));
                     }
                     if done.side == Side::Received {
                         queue.post_receive(done.id, &[]).map_err(failed)?;
@@ -181,7 +187,7 @@ impl Raw {
             let waited = start.elapsed();
             if waited > LIMIT {
                 return Err(failed(format!(
-                    "no write was done within {} s",
+                    "no RDMA write completed within {} s",
                     LIMIT.as_secs()
                 )));
             }
@@ -193,7 +199,7 @@ impl Raw {
         }
     }
 
-    /// Bytes a second of writes of `size` bytes, so many under way.
+    /// Measures bytes per second of writes of `size` bytes, with up to `WINDOW` writes in flight.
     pub(super) fn bandwidth(&mut self, size: usize, time: Duration) -> Result<f64, BenchError> {
         let (start, mut posted, mut done) = (Instant::now(), 0_u64, 0_u64);
         loop {
@@ -210,7 +216,7 @@ impl Raw {
         Ok((posted * size as u64) as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Half of the time of each of `round_trips` round trips, in µs.
+    /// Returns half of each of `round_trips` round-trip times, in µs.
     pub(super) fn round_trips(
         &mut self,
         size: usize,
@@ -235,7 +241,7 @@ impl Raw {
     }
 }
 
-/// The listening side: memory, a queue, and answers to so many writes.
+/// Serves the listening side: provides memory and a queue pair, and answers the given number of writes.
 pub(super) fn serve(
     wire: &mut Wire,
     nic: &Arc<dyn Nic>,
@@ -251,10 +257,10 @@ pub(super) fn serve(
         raw.answer(size, round_trips)?;
         Ok(raw)
     });
-    // The queue stays until the other side is done.
+    // Keep the queue pair open until the other side has finished.
     let end: Request = wire.receive()?;
     if !matches!(end, Request::End) {
-        return Err(failed("the other side did not end what it asked for"));
+        return Err(failed("the other side did not end its request"));
     }
     served.map(drop)
 }

@@ -1,4 +1,4 @@
-//! Whole pipelines: frames of silence into a ring, the sink `rdma`, the source `rdma`, a ring.
+//! Whole pipelines: a source of silence, a ring, the sink `rdma`; and the source `rdma`, a ring, a null sink.
 
 use super::control::{Reply, Request, Wire};
 use super::fixture::{Fixture, PROGRESS_TIMEOUT, free_port};
@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Bytes of a ring, as far as its slots may be so many.
+/// Ring size in bytes; the actual size is a multiple of the slot size.
 const RING: usize = 32 << 20;
 const MAX_SLOTS: usize = 256;
 
-/// What pipelines are made with.
+/// Options shared by all pipelines of the benchmark.
 pub(super) struct Bench {
     pub(super) scratch: Scratch,
     pub(super) topology: Topology,
@@ -35,7 +35,7 @@ impl Bench {
         format!("[ring.{name}]\nmemory = \"{memory}\"\nslot = {size}\nslots = {slots}\n")
     }
 
-    /// A kernel makes the frames of a GPU's ring there: what a source makes, the sink would read where that lies.
+    /// For a GPU ring, a kernel produces the frames in GPU memory, because the sink would otherwise read host memory.
     fn sender(&self, is_gpu: bool, size: usize, path: &str, to: SocketAddr) -> String {
         let (made, kernel) = if is_gpu {
             let made = self.ring("made", is_gpu, size);
@@ -67,7 +67,7 @@ impl Bench {
         Fixture::start(text, self.scratch.path(), &self.topology, &self.profiles)
     }
 
-    /// Bytes a second that the other side's source has for sure.
+    /// Measures the bytes per second that the other side's source has acknowledged.
     pub(super) fn send(
         &self,
         (is_gpu, size, path): (bool, usize, &str),
@@ -78,7 +78,7 @@ impl Bench {
         let measured = sent(&fixture, 1).and_then(|first| {
             let start = Instant::now();
             std::thread::sleep(window);
-            // A machine that had no time for it yet.
+            // The machine has not scheduled the sender yet.
             let last = sent(&fixture, first + 1)?;
             Ok(((last - first) * size as u64) as f64 / start.elapsed().as_secs_f64())
         });
@@ -88,7 +88,7 @@ impl Bench {
         Ok(rate)
     }
 
-    /// The listening side: a source until the other side is done.
+    /// Serves the listening side: runs a source until the other side has finished.
     pub(super) fn serve(
         &self,
         wire: &mut Wire,
@@ -101,18 +101,18 @@ impl Bench {
         let end: Request = wire.receive()?;
         let report = fixture.end()?;
         if !matches!(end, Request::End) {
-            return Err(failed("the other side did not end what it asked for"));
+            return Err(failed("the other side did not end its request"));
         }
         let source = report.sources.get("link").cloned().unwrap_or_default();
         if !source.loss().is_none() {
-            let why = format!("{}; this is a defect of daq", source.loss());
+            let why = format!("{}; this is a defect in daq", source.loss());
             return Err(failed(why));
         }
         Ok(())
     }
 }
 
-/// Frames that were sent, once they are `least`.
+/// Number of frames sent, waiting until at least `least` were sent.
 fn sent(fixture: &Fixture, least: u64) -> Result<u64, BenchError> {
     let start = Instant::now();
     loop {
@@ -123,7 +123,7 @@ fn sent(fixture: &Fixture, least: u64) -> Result<u64, BenchError> {
         }
         if fixture.is_over() || start.elapsed() > PROGRESS_TIMEOUT {
             return Err(failed(format!(
-                "the sink has sent {frames} frames, and the next did not go"
+                "the sink has sent {frames} frames, and the next was not sent in time"
             )));
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -73,9 +73,9 @@ fn recorded_server_has_no_findings() {
     for (name, read) in [
         ("IOMMU", "on"),
         ("driver", "vfio-pci"),
-        ("IOMMU group", "70: can be given to programs"),
-        ("ACS", "no switch is above it"),
-        ("way to GPUs", "PHB to 0000:18:00.0"),
+        ("IOMMU group", "70: user programs can open it"),
+        ("ACS", "no switch above the card"),
+        ("distance to GPUs", "PHB to 0000:18:00.0"),
     ] {
         let found = found(&root, name);
         assert_eq!((found.verdict, found.read.as_str()), (Verdict::Ok, read));

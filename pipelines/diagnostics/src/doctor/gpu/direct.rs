@@ -1,10 +1,9 @@
-//! What CUDA says of other devices that write GPU memory (GPUDirect), and of memory shared with processes.
+//! CUDA's support for writes of other devices to GPU memory (GPUDirect), and for sharing memory with other processes.
 
 use super::driver::{INSTALL, Module};
 use super::{Card, Finding, Root, Verdict, has_rdma};
 
-/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: writes of other devices are seen in order by the context that
-/// owns the memory.
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: the context that owns the memory sees writes of other devices in order.
 const OWNER: i32 = 100;
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES`.
 const ALL_DEVICES: i32 = 200;
@@ -13,15 +12,14 @@ const ALL_DEVICES: i32 = 200;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is an attribute of its own, as CUDA reports it"
+    reason = "each is a separate attribute of CUDA"
 )]
 pub struct CudaFacts {
     /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED` (116).
     pub rdma: bool,
     /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` (118): 0 none, 100 owner, 200 all devices.
     pub write_ordering: i32,
-    /// Whether the host may flush such writes: `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS` (117),
-    /// bit 0.
+    /// Whether the host can flush such writes: `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS` (117), bit 0.
     pub flush: bool,
     /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED` (124).
     pub dma_buf: bool,
@@ -31,7 +29,7 @@ pub struct CudaFacts {
     pub posix_fd: bool,
 }
 
-/// Nothing where CUDA was not asked.
+/// Returns no findings if CUDA was not queried.
 pub(super) fn examine(root: &Root, card: &Card, module: Option<&Module>) -> Vec<Finding> {
     let Some(cuda) = card.cuda else {
         return Vec::new();
@@ -54,10 +52,10 @@ fn rdma(root: &Root, card: &Card, cuda: &CudaFacts) -> Finding {
         return finding.read(Verdict::Ok, "supported");
     }
     let finding =
-        finding.why("network cards cannot write this GPU's memory: the staged path is used");
+        finding.why("network cards cannot write this GPU's memory, so daq uses the staged path");
     if has_rdma(root) {
         finding.read(Verdict::Warn, "not supported").fix(format!(
-            "nvidia-smi -q -i {} | grep -i product  # data-centre and RTX PRO cards have it, GeForce not",
+            "nvidia-smi -q -i {} | grep -i product  # data-centre and RTX PRO GPUs support it, GeForce GPUs do not",
             card.address
         ))
     } else {
@@ -73,11 +71,11 @@ fn dma_buf(card: &Card, cuda: &CudaFacts, module: Option<&Module>) -> Finding {
     let finding = finding.read(Verdict::Warn, "not supported");
     if module.is_some_and(|module| module.is_open) {
         finding
-            .why("the kernel or the card exports none: other devices cannot write this GPU's memory")
-            .fix("uname -r  # Linux 5.12 or newer with CONFIG_DMA_SHARED_BUFFER, and a Turing card or newer")
+            .why("Linux or the GPU cannot export dma-bufs, so other devices cannot write this GPU's memory")
+            .fix("uname -r  # needs Linux 5.12 or newer with CONFIG_DMA_SHARED_BUFFER, and a Turing GPU or newer")
     } else {
         finding
-            .why("only the open kernel modules export it")
+            .why("only NVIDIA's open kernel modules export dma-bufs")
             .fix(format!(
                 "{INSTALL}  # install the open kernel modules; then reboot"
             ))
@@ -98,12 +96,12 @@ fn ordering(card: &Card, cuda: &CudaFacts) -> Finding {
     if cuda.flush {
         finding
             .read(Verdict::Ok, read)
-            .why("daq flushes after each completion, before a kernel reads what a device wrote")
+            .why("daq flushes the writes after each completion, before a kernel reads the data")
     } else {
         finding
             .read(Verdict::Warn, read)
-            .why("kernels could see old bytes and nothing flushes them: the staged path is used")
-            .fix(format!("{INSTALL}  # a newer driver; then reboot"))
+            .why("kernels could read stale data, and the writes cannot be flushed, so daq uses the staged path")
+            .fix(format!("{INSTALL}  # installs a newer driver; then reboot"))
     }
 }
 
@@ -114,6 +112,6 @@ fn shared(card: &Card, cuda: &CudaFacts) -> Finding {
     } else {
         finding
             .read(Verdict::Ok, "not supported")
-            .why("rings lie in plain allocations, which no other process can map")
+            .why("rings use plain allocations, which no other process can map")
     }
 }

@@ -1,4 +1,4 @@
-//! The driver as a whole: its version, its kernel module and those beside it, the CUDA it serves.
+//! The driver as a whole: its version, its kernel modules, and the CUDA version it supports.
 
 use super::direct::CudaFacts;
 use super::nvml::{self, NvmlFacts, Refusal};
@@ -7,30 +7,30 @@ use std::collections::BTreeMap;
 
 pub(super) const VERSION: &str = "/proc/driver/nvidia/version";
 const PEERMEM: &str = "/sys/module/nvidia_peermem";
-/// Its predecessor.
+/// Predecessor of nvidia_peermem.
 const NV_PEER_MEM: &str = "/sys/module/nv_peer_mem";
 const SYMBOLS: &str = "/proc/kallsyms";
-/// What nvidia_peermem needs of the kernel's RDMA core; that of MOFED and DOCA-OFED has it, the mainline's has not.
+/// Symbol that nvidia_peermem needs from Linux's RDMA core. MOFED and DOCA-OFED provide it, mainline Linux does not.
 const PEER_API: &str = "ib_register_peer_memory_client";
 const GDRDRV: &str = "/sys/module/gdrdrv";
-/// libgdrapi.so.2 takes drivers of its own major version alone.
+/// libgdrapi.so.2 accepts only drivers of its own major version.
 const GDRDRV_MAJOR: &str = "2";
-/// The open kernel modules with their driver, for Turing and newer.
+/// Installs the open kernel modules and their driver, for Turing and newer.
 pub(super) const INSTALL: &str = "sudo apt install nvidia-open";
-/// The first driver that serves CUDA 12.0 (CUDA release notes, table of driver versions).
+/// The first driver that supports CUDA 12.0 (CUDA release notes, table of driver versions).
 const MIN_DRIVER: u32 = 525;
 const MIN_CUDA: (u32, u32) = (12, 0);
 
-/// NVIDIA's kernel module, as it describes itself.
+/// NVIDIA's kernel module, as described in its version file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Module {
-    /// As in `580.95.05`; `None` if its description has none.
+    /// For example `580.95.05`; `None` if the file has no version.
     pub(super) version: Option<String>,
     pub(super) is_open: bool,
 }
 
 impl Module {
-    /// The loaded module; `None` if there is none.
+    /// Returns the loaded module; `None` if no module is loaded.
     pub(super) fn read(root: &Root) -> Option<Self> {
         let text = root.text(VERSION)?;
         let line = text.lines().next()?;
@@ -62,7 +62,7 @@ pub(super) fn examine(
     }
     match asked {
         Some(Ok(facts)) => findings.push(served(facts)),
-        // Without a kernel module NVML has nothing to say that is not said above.
+        // Without a kernel module, NVML adds nothing to the finding above.
         Some(Err(refusal)) if module.is_some() => findings.push(refused(refusal)),
         _ => {}
     }
@@ -76,7 +76,7 @@ fn version(module: Option<&Module>, answer: Option<&NvmlFacts>) -> Finding {
         (None, None) => {
             return Finding::new(GROUP, "driver", VERSION)
                 .read(Verdict::Warn, "not loaded")
-                .why("PCI shows an NVIDIA GPU that CUDA cannot use: rings lie in host memory")
+                .why("CUDA cannot use the NVIDIA GPU without its driver; rings are allocated in host memory")
                 .fix(format!("sudo modprobe nvidia || {INSTALL}"));
         }
     };
@@ -91,7 +91,7 @@ fn version(module: Option<&Module>, answer: Option<&NvmlFacts>) -> Finding {
         finding
             .read(Verdict::Warn, version)
             .why(format!(
-                "CUDA 12.0 needs {MIN_DRIVER} or newer: rings lie in host memory"
+                "CUDA 12.0 needs driver {MIN_DRIVER} or newer; rings are allocated in host memory"
             ))
             .fix("sudo apt install nvidia-driver  # Ubuntu: sudo ubuntu-drivers install; then reboot")
     } else {
@@ -106,7 +106,7 @@ fn kind(module: &Module) -> Finding {
     } else {
         finding
             .read(Verdict::Ok, "closed")
-            .why("only the open modules export dma-bufs, by which any device may write GPU memory")
+            .why("only the open modules export dma-bufs, which other devices need to write GPU memory")
             .fix(format!("{INSTALL}  # Turing and newer; then reboot"))
     }
 }
@@ -118,7 +118,7 @@ fn peermem(root: &Root, module: Option<&Module>, cuda: &BTreeMap<String, CudaFac
     if root.exists(PEERMEM) && is_old_loaded {
         return finding
             .read(Verdict::Warn, "loaded beside nv_peer_mem")
-            .why("both provide GPU memory to network cards and conflict with each other")
+            .why("both modules give network cards access to GPU memory, and they conflict")
             .fix(remove);
     }
     if root.exists(PEERMEM) {
@@ -142,20 +142,20 @@ fn peermem(root: &Root, module: Option<&Module>, cuda: &BTreeMap<String, CudaFac
     match (has_rdma(root), has_dma_buf) {
         (true, false) if lacks_api().is_some() => finding
             .read(Verdict::Warn, "cannot be loaded")
-            .why("the kernel's RDMA core has no peer memory (modprobe says \"Invalid argument\"), and without dma-buf the network card cannot write GPU memory: the staged path is used")
+            .why("this Linux has no peer memory API (modprobe fails with \"Invalid argument\"), and dma-buf is not available; network cards cannot write GPU memory, so daq uses the staged path")
             .fix(format!(
-                "{INSTALL}  # which need none, then reboot; or install DOCA-OFED, then NVIDIA's driver again"
+                "{INSTALL}  # the open modules do not need it; then reboot. Or install DOCA-OFED, then reinstall NVIDIA's driver"
             )),
         (true, false) => finding
             .read(Verdict::Warn, "not loaded")
-            .why("without it and without dma-buf the network card cannot write GPU memory: the staged path is used")
+            .why("neither nvidia_peermem nor dma-buf is available; network cards cannot write GPU memory, so daq uses the staged path")
             .fix("sudo modprobe nvidia-peermem"),
         (true, true) => finding
             .read(Verdict::Ok, "not loaded")
-            .why("dma-buf takes its place"),
+            .why("not needed, because dma-buf is available"),
         (false, _) => finding
             .read(Verdict::Ok, "not loaded")
-            .why("for RDMA network cards; this machine shows none"),
+            .why("not needed, because this machine has no RDMA network card"),
     }
 }
 
@@ -166,7 +166,7 @@ fn gdrdrv(root: &Root) -> Finding {
         match version {
             Some(version) if version.split('.').next() != Some(GDRDRV_MAJOR) => finding
                 .read(Verdict::Warn, format!("version {version}"))
-                .why("libgdrapi.so.2 refuses a driver of another major version")
+                .why("libgdrapi.so.2 requires gdrdrv of the same major version")
                 .fix("sudo apt install gdrdrv-dkms libgdrapi  # both from NVIDIA's repository, then sudo modprobe -r gdrdrv && sudo modprobe gdrdrv"),
             Some(version) => finding.read(Verdict::Ok, format!("loaded, version {version}")),
             None => finding.read(Verdict::Ok, "loaded"),
@@ -189,7 +189,7 @@ fn served(facts: &NvmlFacts) -> Finding {
         finding
             .read(Verdict::Warn, read)
             .why(format!(
-                "daq needs 12.0, driver {MIN_DRIVER} or newer: rings lie in host memory"
+                "daq needs CUDA 12.0 (driver {MIN_DRIVER} or newer); rings are allocated in host memory"
             ))
             .fix(
             "sudo apt install nvidia-driver  # Ubuntu: sudo ubuntu-drivers install; then reboot",
@@ -203,16 +203,16 @@ fn refused(refusal: &Refusal) -> Finding {
     let finding = Finding::new(GROUP, "NVML", "libnvidia-ml.so.1");
     match refusal {
         Refusal::NoLibrary => finding
-            .read(Verdict::Unknown, "no library")
-            .why("health of the cards is not known; see libnvidia-ml below"),
+            .read(Verdict::Unknown, "library not found")
+            .why("the health of the GPUs is unknown; see libnvidia-ml below"),
         Refusal::Mismatch => finding
-            .read(Verdict::Warn, "another version")
-            .why("the driver was updated and its old kernel module is still loaded: CUDA refuses to start")
-            .fix("sudo reboot  # or unload the nvidia modules and load them again"),
+            .read(Verdict::Warn, "version mismatch")
+            .why("the driver was updated but its old kernel module is still loaded, so CUDA cannot start")
+            .fix("sudo reboot  # or unload and reload the nvidia modules"),
         Refusal::Silent(timeout) => finding
             .read(Verdict::Warn, "silent")
             .why(format!(
-                "the driver did not answer in {} s: a card may have fallen off the bus",
+                "the driver did not answer within {} s; a GPU may have fallen off the bus",
                 timeout.as_secs()
             ))
             .fix("sudo dmesg | grep -iE 'nvrm|xid'"),

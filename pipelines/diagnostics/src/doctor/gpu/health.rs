@@ -1,16 +1,16 @@
-//! The card's state, as reported by NVML: persistence, memory errors, slices, clocks.
+//! The GPU's state as reported by NVML: persistence mode, memory errors, MIG slices, clocks.
 
 use super::nvml::{Brakes, NvmlCard, SOURCE};
 use super::{Card, Finding, Verdict};
 
-/// Nothing where NVML was not asked or refused; that is a finding of the driver.
+/// Returns no findings if NVML was not queried or failed; that is reported as a finding of the driver.
 pub(super) fn examine(card: &Card) -> Vec<Finding> {
     let Some(facts) = card.nvml else {
         return Vec::new();
     };
     [
         Some(persistence(card, facts)),
-        // Not every card counts errors, and few can be sliced.
+        // Not every GPU counts memory errors, and few support MIG.
         facts.uncorrected.map(|errors| uncorrected(card, errors)),
         facts.is_mig.map(|is_mig| slices(card, is_mig)),
         Some(clocks(card, facts)),
@@ -27,9 +27,9 @@ fn persistence(card: &Card, facts: &NvmlCard) -> Finding {
         Some(true) => finding.read(Verdict::Ok, "on"),
         Some(false) => finding
             .read(Verdict::Warn, "off")
-            .why("the driver stops an unused card: the next start takes seconds and counters are lost")
+            .why("the driver shuts down an unused GPU; the next start takes seconds and resets its counters")
             .fix(format!(
-                "sudo nvidia-smi -i {} -pm 1  # for good: sudo systemctl enable --now nvidia-persistenced",
+                "sudo nvidia-smi -i {} -pm 1  # permanently: sudo systemctl enable --now nvidia-persistenced",
                 card.address
             )),
     }
@@ -44,9 +44,9 @@ fn uncorrected(card: &Card, errors: u64) -> Finding {
     }
     finding
         .read(Verdict::Warn, format!("{errors} uncorrected"))
-        .why("bytes in GPU memory were lost since the driver was loaded, and the driver ends the CUDA contexts that meet them")
+        .why("GPU memory was corrupted since the driver was loaded; the driver ends every CUDA context that reads the corrupted memory")
         .fix(format!(
-            "nvidia-smi -q -d ECC,ROW_REMAPPER -i {0}  # then, with nothing running: sudo nvidia-smi -r -i {0}",
+            "nvidia-smi -q -d ECC,ROW_REMAPPER -i {0}  # then stop all programs on the GPU and run sudo nvidia-smi -r -i {0}",
             card.address
         ))
 }
@@ -56,7 +56,7 @@ fn slices(card: &Card, is_mig: bool) -> Finding {
     if is_mig {
         finding
             .read(Verdict::Ok, "on")
-            .why("CUDA sees slices of the card, each with its part of memory and copy engines")
+            .why("MIG is enabled: CUDA sees slices of the GPU, each with a part of the memory and copy engines")
             .fix(format!("sudo nvidia-smi -i {} -mig 0", card.address))
     } else {
         finding.read(Verdict::Ok, "off")
@@ -85,10 +85,12 @@ fn clocks(card: &Card, facts: &NvmlCard) -> Finding {
         return finding.read(Verdict::Ok, format!("free{degrees}"));
     }
     let fix = if heat {
-        format!("nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {address}  # then fans, air, load")
+        format!(
+            "nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {address}  # then check fans, air flow and load"
+        )
     } else if power {
         format!(
-            "nvidia-smi -q -d POWER -i {address}  # then a higher limit: sudo nvidia-smi -i {address} -pl WATTS; check the power cables"
+            "nvidia-smi -q -d POWER -i {address}  # then raise the limit: sudo nvidia-smi -i {address} -pl WATTS; check the power cables"
         )
     } else {
         format!("nvidia-smi -q -d PERFORMANCE -i {address}")
@@ -96,8 +98,8 @@ fn clocks(card: &Card, facts: &NvmlCard) -> Finding {
     finding
         .read(
             Verdict::Warn,
-            format!("held back by {}{degrees}", causes.join(" and ")),
+            format!("slowed down by {}{degrees}", causes.join(" and ")),
         )
-        .why("kernels take longer than they could, and rings fill")
+        .why("kernels run slower than possible, so rings can fill up")
         .fix(fix)
 }

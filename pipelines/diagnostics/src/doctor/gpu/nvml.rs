@@ -1,4 +1,4 @@
-//! Plain facts from NVIDIA's management library, which is opened at run time. daq only reads from it.
+//! Facts from NVIDIA's management library (NVML), which is opened at run time. daq only reads from it.
 
 use daq_core::topology::pci::{Lanes, Link, canonical};
 use nvml_wrapper::Device;
@@ -10,24 +10,24 @@ use std::ffi::OsStr;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// As the driver's packages install it.
+/// Library name in the driver's packages.
 const LIBRARY: &str = "libnvidia-ml.so.1";
-/// Where these facts come from, for findings.
+/// Origin of these facts, shown in findings.
 pub(super) const SOURCE: &str = "NVML";
-/// A driver that starts eight cards without persistence mode takes some 20 s; one that hangs never answers.
+/// A driver that starts eight GPUs without persistence mode takes about 20 s; a hung driver never answers.
 const QUERY_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// What NVML says of the driver and of every card.
+/// NVML's facts about the driver and every GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NvmlFacts {
     /// As in `580.95.05`.
     pub(super) driver: Option<String>,
-    /// The newest CUDA that the driver serves: major, minor.
+    /// Newest CUDA version that the driver supports: major, minor.
     pub(super) cuda: Option<(u32, u32)>,
     pub(super) cards: Vec<NvmlCard>,
 }
 
-/// What NVML says of one card; `None` is what it does not know or the card does not have.
+/// NVML's facts about one GPU; a value is `None` if NVML does not know it or the GPU does not have it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NvmlCard {
     /// As in `0000:3b:00.0`.
@@ -36,12 +36,12 @@ pub(super) struct NvmlCard {
     pub(super) uuid: Option<String>,
     /// Bytes of memory.
     pub(super) memory: Option<u64>,
-    /// Bytes of the window for others, and of them those mapped.
+    /// Size of the BAR1 window in bytes, and the bytes that are in use.
     pub(super) bar1: Option<(u64, u64)>,
-    /// Its link; at most what card and slot can do together.
+    /// PCIe link; its maximum is what GPU and slot support together.
     pub(super) link: Option<Link>,
     pub(super) is_persistent: Option<bool>,
-    /// Memory errors that could not be corrected, since the driver was loaded.
+    /// Number of uncorrectable memory errors since the driver was loaded.
     pub(super) uncorrected: Option<u64>,
     pub(super) is_mig: Option<bool>,
     /// Degrees Celsius.
@@ -49,33 +49,33 @@ pub(super) struct NvmlCard {
     pub(super) brakes: Option<Brakes>,
 }
 
-/// What holds the clocks back now.
+/// What slows the clocks down now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Brakes {
-    /// The power limit, or the power supply's brake.
+    /// Power limit, or the power supply's brake signal.
     pub(super) power: bool,
     /// Temperature of the chip or its memory.
     pub(super) heat: bool,
-    /// A slowdown by the hardware that gives neither reason.
+    /// A hardware slowdown for another reason.
     pub(super) unnamed: bool,
 }
 
-/// Why NVML gave no facts.
+/// Why NVML returned no facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The library is not installed.
     NoLibrary,
-    /// The library is from another version than the loaded kernel module.
+    /// The library and the loaded kernel module have different versions.
     Mismatch,
-    /// It did not answer in this time.
+    /// NVML did not answer within this time.
     Silent(Duration),
     Other(String),
 }
 
-/// Opens the library and asks. Waits at most a minute, for a sick driver may never answer.
+/// Opens the library and queries it. Waits at most a minute, because a faulty driver may never answer.
 pub(super) fn ask() -> Result<NvmlFacts, Refusal> {
     let (sender, receiver) = mpsc::channel();
-    // If the caller has timed out, the answer is discarded.
+    // If the caller has timed out, the result is discarded.
     let asked = std::thread::Builder::new()
         .name("nvml".to_owned())
         .spawn(move || drop(sender.send(read(LIBRARY.as_ref()))));
@@ -83,7 +83,9 @@ pub(super) fn ask() -> Result<NvmlFacts, Refusal> {
         Ok(_) => receiver
             .recv_timeout(QUERY_TIMEOUT)
             .unwrap_or(Err(Refusal::Silent(QUERY_TIMEOUT))),
-        Err(error) => Err(Refusal::Other(format!("no thread to ask it: {error}"))),
+        Err(error) => Err(Refusal::Other(format!(
+            "cannot start a thread for the query: {error}"
+        ))),
     }
 }
 
@@ -106,7 +108,7 @@ fn read(library: &OsStr) -> Result<NvmlFacts, Refusal> {
             .ok()
             .and_then(|version| u32::try_from(version).ok())
             .map(|version| (version / 1000, version % 1000 / 10)),
-        // A card that fell off the bus has no handle; the files still show it.
+        // A GPU that fell off the bus has no handle; the files still show it.
         cards: (0..count)
             .filter_map(|index| card(&nvml.device_by_index(index).ok()?))
             .collect(),
@@ -168,7 +170,7 @@ mod tests {
     use std::path::PathBuf;
     use std::process::Command;
 
-    /// A library of an old driver: one card, and most functions missing. With `STATUS` it refuses to start.
+    /// A library of an old driver: one GPU, most functions missing. With `STATUS`, its initialisation fails.
     const OLD: &str = r#"
         #include <string.h>
         typedef struct { char old[16]; unsigned domain, bus, device, id, sub; char address[32]; } pci;
@@ -197,7 +199,8 @@ mod tests {
         int nvmlDeviceGetCurrPcieLinkWidth(void *card, unsigned *n) { *n = 8; return 0; }
     "#;
 
-    /// The library whose start ends with `status`; `None`, with the reason printed, without a C compiler.
+    /// Builds a library whose initialisation ends with `status`; prints the reason and returns `None` without a C
+    /// compiler.
     fn library(status: u32) -> Option<(tempfile::TempDir, PathBuf)> {
         let dir = tempfile::tempdir().unwrap();
         let (source, library) = (dir.path().join("old.c"), dir.path().join("old.so"));

@@ -1,4 +1,4 @@
-//! The card in its slot: link, bridges above it, the window to its memory, its NUMA node.
+//! The GPU in its slot: link, bridges above it, BAR1 window, NUMA node.
 
 use super::super::root::list;
 use super::{Card, Finding, GIB, MIB, Root, Verdict, is_virtual, nvml, size};
@@ -7,12 +7,12 @@ use daq_core::topology::pci::{Lanes, Link};
 
 const STATUS: &str = "/proc/self/status";
 const PARAMS: &str = "/proc/driver/nvidia/params";
-/// Below this no ring of useful size fits, whatever the card.
+/// A smaller window has no room for a ring of useful size.
 const MIN_WINDOW: u64 = 256 * MIB;
-/// A card with more memory than this has a larger window unless the firmware keeps it small.
+/// A GPU with more memory than this has a larger window, unless the firmware limits it.
 const LARGE_CARD: u64 = 8 * GIB;
 const LARGE_WINDOW: u64 = GIB;
-/// The window counts as full when less than this part of it is free.
+/// The window counts as full if less than 1/`FREE_PART` of it is free.
 const FREE_PART: u64 = 10;
 
 pub(super) fn examine(root: &Root, card: &Card) -> Vec<Finding> {
@@ -25,7 +25,7 @@ pub(super) fn examine(root: &Root, card: &Card) -> Vec<Finding> {
     ]
 }
 
-/// The card's link from files, else from NVML.
+/// The GPU's link from files, or from NVML.
 fn known_link(card: &Card) -> Option<Link> {
     card.pci
         .as_ref()
@@ -33,13 +33,13 @@ fn known_link(card: &Card) -> Option<Link> {
         .or(card.nvml.and_then(|nvml| nvml.link))
 }
 
-/// The lanes of the slot, where the port above the card can be believed.
+/// Number of lanes of the slot; `None` if the port above the GPU is not reliable.
 fn lanes_of_slot(card: &Card, is_virtual: bool) -> Option<u32> {
     let pci = card.pci.as_ref().filter(|_| !is_virtual)?;
     Some(pci.bridges.first()?.link?.max.width)
 }
 
-/// Lanes that neither the card nor its slot lack, yet do not work.
+/// Checks for lanes that GPU and slot support but that do not work.
 fn link(card: &Card, is_virtual: bool) -> Finding {
     let of_files = card.pci.as_ref().and_then(|pci| pci.link);
     let from = if of_files.is_none() && card.nvml.is_some_and(|nvml| nvml.link.is_some()) {
@@ -56,19 +56,19 @@ fn link(card: &Card, is_virtual: bool) -> Finding {
         return finding
             .read(Verdict::Warn, format!("{current} of {max}"))
             .why(format!(
-                "{} of {expected} lanes work: copies run at {} % of what they could",
+                "only {} of {expected} lanes work, so copies reach {} % of the possible rate",
                 current.width,
                 100 * current.width / expected
             ))
             .fix(format!(
-                "sudo lspci -vv -s {} | grep -E 'LnkCap|LnkSta'  # then seat the card and its riser again, look for lanes shared with another slot (bifurcation) in the firmware",
+                "sudo lspci -vv -s {} | grep -E 'LnkCap|LnkSta'  # then reseat the card and its riser; check the firmware for lanes shared with another slot (bifurcation)",
                 card.address
             ));
     }
     if current == max {
         return finding.read(Verdict::Ok, current.to_string());
     }
-    let idle = "an idle card lowers its speed; under load it rises to what card and slot can do";
+    let idle = "an idle GPU lowers its link speed and raises it under load";
     let finding = finding.read(Verdict::Ok, format!("{current} of {max}"));
     match (
         current.width < max.width,
@@ -80,7 +80,7 @@ fn link(card: &Card, is_virtual: bool) -> Finding {
     }
 }
 
-/// The narrowest place between the card and the processor, if it is not the card itself.
+/// Finds the slowest link between the GPU and the processor, except the GPU's own link.
 fn slot(card: &Card, is_virtual: bool) -> Finding {
     let bridges = card.pci.as_ref().map_or(&[][..], |pci| &pci.bridges);
     let from = bridges.first().map_or_else(
@@ -91,7 +91,7 @@ fn slot(card: &Card, is_virtual: bool) -> Finding {
     if is_virtual {
         return finding
             .read(Verdict::Unknown, "virtual machine")
-            .why("what its host wired cannot be seen from here");
+            .why("the host's PCIe slots are not visible in a virtual machine");
     }
     let Some(max) = card
         .pci
@@ -101,7 +101,8 @@ fn slot(card: &Card, is_virtual: bool) -> Finding {
     else {
         return finding;
     };
-    // A port above a switch may have trained narrower than it could; the slot's own width is judged with the card.
+    // A port above a switch may run with fewer lanes than it supports; the slot's own width is checked with the GPU's
+    // link.
     let narrowest = bridges
         .iter()
         .enumerate()
@@ -127,7 +128,7 @@ fn slot(card: &Card, is_virtual: bool) -> Finding {
     )
     .read(Verdict::Warn, format!("{lanes} for {max}"))
     .why(format!(
-        "{} carries {:.0} GB/s where the card could take {:.0}: every copy is bound by it",
+        "the link of {} carries {:.0} GB/s, but the GPU supports {:.0} GB/s; it limits every copy",
         bridge.address,
         lanes.rate() as f64 / 1e9,
         max.rate() as f64 / 1e9
@@ -135,7 +136,7 @@ fn slot(card: &Card, is_virtual: bool) -> Finding {
     .fix("sudo dmidecode -t slot  # move the card to a slot of its width and generation")
 }
 
-/// The window through which the processor and other devices reach the card's memory.
+/// The BAR1 window, through which the processor and other devices access GPU memory.
 fn window(root: &Root, card: &Card) -> Finding {
     let of_nvml = card.nvml.and_then(|nvml| nvml.bar1);
     let memory = card.nvml.and_then(|nvml| nvml.memory);
@@ -146,7 +147,7 @@ fn window(root: &Root, card: &Card) -> Finding {
     };
     let finding = card.finding("BAR1", from);
     if total == 0 {
-        return finding.why("not shown, as in a virtual machine");
+        return finding.why("not reported, for example in a virtual machine");
     }
     let large = memory.is_some_and(|memory| memory > LARGE_CARD);
     if total < MIN_WINDOW || (large && total < LARGE_WINDOW) {
@@ -154,11 +155,11 @@ fn window(root: &Root, card: &Card) -> Finding {
             "sudo systemctl reboot --firmware-setup  # enable \"Above 4G decoding\" and \"Resizable BAR\""
                 .to_owned();
         if root.field(PARAMS, "EnableResizableBar:").as_deref() == Some("0") {
-            fix.push_str("; if that does not help: options nvidia NVreg_EnableResizableBar=1 in /etc/modprobe.d/nvidia.conf");
+            fix.push_str("; if that does not help, set options nvidia NVreg_EnableResizableBar=1 in /etc/modprobe.d/nvidia.conf");
         }
         return finding
             .read(Verdict::Warn, size(total))
-            .why("resizable BAR is off: rings that devices or the processor write must fit in this")
+            .why("resizable BAR is off; all rings that devices or the CPU write must fit in this window")
             .fix(fix);
     }
     let free = total.saturating_sub(used);
@@ -168,7 +169,7 @@ fn window(root: &Root, card: &Card) -> Finding {
                 Verdict::Warn,
                 format!("{}, {} free", size(total), size(free)),
             )
-            .why("mappings of other processes fill it: no ring may find a place")
+            .why("mappings of other processes fill the window, so mapping a ring may fail")
             .fix(format!(
                 "nvidia-smi -i {}  # shows who uses the card",
                 card.address
@@ -177,12 +178,12 @@ fn window(root: &Root, card: &Card) -> Finding {
     if memory.is_none() && total < LARGE_WINDOW {
         return finding
             .read(Verdict::Unknown, size(total))
-            .why("too small if the card has more than 8 GiB, which only NVML reports");
+            .why("too small if the GPU has more than 8 GiB of memory, which only NVML reports");
     }
     finding.read(Verdict::Ok, size(total))
 }
 
-/// The card's NUMA node against the cores of this process.
+/// Compares the GPU's NUMA node with the cores of this process.
 fn node(root: &Root, card: &Card) -> Finding {
     let finding = card.finding("NUMA node", format!("{}, {STATUS}", card.file("numa_node")));
     let topology = Topology::read(&root.at("/sys"));
@@ -208,7 +209,7 @@ fn node(root: &Root, card: &Card) -> Finding {
     if node.cores.is_empty() {
         return finding
             .read(Verdict::Ok, id.to_string())
-            .why("it has no cores");
+            .why("this NUMA node has no cores");
     }
     let finding_of = |verdict| {
         finding
@@ -221,13 +222,13 @@ fn node(root: &Root, card: &Card) -> Finding {
         .count();
     if near == 0 {
         finding_of(Verdict::Warn)
-            .why("none of this process's cores is on it: every copy crosses the link between sockets")
+            .why("this process may use no core of that NUMA node, so every copy crosses the link between sockets")
             .fix(format!(
                 "taskset -c {cores} daq run …  # CPUAffinity={cores} in a unit"
             ))
     } else if near < allowed.len() {
         finding_of(Verdict::Ok).why(format!(
-            "pin threads of this GPU's rings there: {near} of this process's {} cores are",
+            "pin the threads of this GPU's rings to these cores; {near} of this process's {} cores are on this node",
             allowed.len()
         ))
     } else {

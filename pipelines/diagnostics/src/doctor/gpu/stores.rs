@@ -1,21 +1,21 @@
-//! Whether the CPU can store to a GPU's memory, by each way that there is, and what that takes at the start.
+//! Whether the CPU can store to GPU memory, by each backend, and the cost of setting up a mapping.
 
 use super::{Card, Finding, Verdict};
 use daq_core::gpu::bar_mapping::{Costs, Refusal};
 use daq_core::gpu::{Backend, Writer};
 use std::time::Duration;
 
-/// What each backend said to a small piece of memory; an error where the GPU could not be opened.
+/// Each backend's result for a small allocation; an error if the GPU cannot be opened.
 pub(super) type Tried = Result<Vec<(Backend, Result<Costs, Refusal>)>, String>;
 
-/// What brings Vulkan's loader and what the driver needs beside it.
+/// Installs the Vulkan loader and the libraries that NVIDIA's driver needs with it.
 const VULKAN: &str = "sudo apt install libvulkan1 libegl1";
-/// What brings GDRCopy.
+/// Installs GDRCopy.
 const GDRAPI: &str = "sudo apt install libgdrapi gdrdrv-dkms  # from NVIDIA's repository";
 
-/// Nothing where CUDA was not asked.
+/// Returns no findings if CUDA was not queried.
 pub(super) fn examine(card: &Card) -> Vec<Finding> {
-    let finding = card.finding("CPU stores", "a small piece of memory, tried");
+    let finding = card.finding("CPU stores", "test with a small allocation");
     match card.stores {
         None => Vec::new(),
         Some(Err(why)) => vec![finding.why(why.clone())],
@@ -28,7 +28,7 @@ pub(super) fn examine(card: &Card) -> Vec<Finding> {
     }
 }
 
-/// What rings that the CPU stores to would be made by.
+/// The backend that rings with CPU stores would use.
 fn best(finding: Finding, tried: &[(Backend, Result<Costs, Refusal>)]) -> Finding {
     let works = |backend: &&Backend| {
         let mut tried = tried.iter();
@@ -38,14 +38,14 @@ fn best(finding: Finding, tried: &[(Backend, Result<Costs, Refusal>)]) -> Findin
         Some(backend) => finding.read(Verdict::Ok, format!("by {backend}")),
         None => finding
             .read(Verdict::Warn, "not possible")
-            .why("every frame goes by the copy engine and doorbells lie in host memory: microseconds more for small frames")
+            .why("every frame uses the copy engine, and doorbells are in host memory; this adds microseconds of latency for small frames")
             .fix(format!(
-                "{VULKAN}  # with resizable BAR on in the firmware; or {GDRAPI}"
+                "{VULKAN}  # with resizable BAR enabled in the firmware; or {GDRAPI}"
             )),
     }
 }
 
-/// The finding of one backend. A refused backend is not a fault: another may work, see [`best`].
+/// The finding for one backend. A backend that fails is not a fault, because another may work, see [`best`].
 fn one(card: &Card, backend: Backend, found: &Result<Costs, Refusal>) -> Finding {
     let (name, from, fix) = match backend {
         Backend::Gdrapi => ("by gdrapi", "gdr_pin_buffer, gdr_map", Some(GDRAPI)),
@@ -55,7 +55,7 @@ fn one(card: &Card, backend: Backend, found: &Result<Costs, Refusal>) -> Finding
             "vkMapMemory, cuImportExternalMemory",
             Some(VULKAN),
         ),
-        Backend::Host => ("in host memory", "cuMemHostRegister", None),
+        Backend::Host => ("by host memory", "cuMemHostRegister", None),
     };
     let finding = card.finding(name, from);
     match found {
@@ -75,7 +75,7 @@ fn one(card: &Card, backend: Backend, found: &Result<Costs, Refusal>) -> Finding
 fn cost_text(costs: Costs) -> String {
     let micros = |time: Duration| format!("{:.0} us", time.as_secs_f64() * 1e6);
     format!(
-        "at the start: allocate {}, pin {}, map {}",
+        "setup time: allocate {}, pin {}, map {}",
         micros(costs.allocate),
         micros(costs.pin),
         micros(costs.map)

@@ -180,7 +180,7 @@ fn store_methods_are_reported_with_cost_or_refusal() {
     );
     let vulkan = find(&findings, "by vulkan");
     assert_eq!(vulkan.read, "works");
-    let costs = "at the start: allocate 480 us, pin 60 us, map 20 us";
+    let costs = "setup time: allocate 480 us, pin 60 us, map 20 us";
     assert_eq!(vulkan.why.as_deref(), Some(costs));
     let gdrapi = find(&findings, "by gdrapi");
     let read = (gdrapi.verdict, gdrapi.read.as_str(), gdrapi.why.as_deref());
@@ -281,7 +281,7 @@ fn missing_gpu_is_one_finding() {
     );
     assert_eq!(
         findings[0].why.as_deref(),
-        Some("no NVIDIA GPU: rings are allocated in host memory")
+        Some("this machine has no NVIDIA GPU; rings are allocated in host memory")
     );
     let (_dir, root) = machine(&[]);
     let findings = of_files(&root);
@@ -555,7 +555,7 @@ fn gpu_health_is_judged() {
         (
             Brakes { heat: true, ..none },
             Verdict::Warn,
-            "held back by heat, 34 °C",
+            "slowed down by heat, 34 °C",
         ),
         (
             Brakes {
@@ -563,7 +563,7 @@ fn gpu_health_is_judged() {
                 ..none
             },
             Verdict::Warn,
-            "held back by power, 34 °C",
+            "slowed down by power, 34 °C",
         ),
         (
             Brakes {
@@ -571,7 +571,7 @@ fn gpu_health_is_judged() {
                 ..none
             },
             Verdict::Warn,
-            "held back by the hardware, 34 °C",
+            "slowed down by the hardware, 34 °C",
         ),
     ] {
         let card = NvmlCard {

@@ -1,4 +1,4 @@
-//! Counters of ports that tell of trouble, watched for a moment.
+//! Port counters that indicate problems, read twice.
 
 use super::super::drops::Watched;
 use super::super::root::Root;
@@ -8,12 +8,12 @@ use daq_core::topology::nic::NicPort;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Counters that tell of one trouble.
+/// Counters that indicate one problem.
 struct Trouble {
     name: &'static str,
-    /// In the plural.
+    /// The counted thing, in the plural.
     what: &'static str,
-    /// Below the port's directory; those that a card has.
+    /// Files below the port's directory; a card has some of them.
     files: &'static [&'static str],
     why: &'static str,
     fix: &'static str,
@@ -30,8 +30,8 @@ const TROUBLES: [Trouble; 7] = [
             "counters/port_rcv_errors",
             "counters/local_link_integrity_errors",
         ],
-        why: "the link damages or loses packets",
-        fix: "sudo mlxlink -d CARD -c  # bit errors; change cable or module, clean fibres",
+        why: "the link corrupts or loses packets",
+        fix: "sudo mlxlink -d CARD -c  # shows bit errors; replace the cable or module, clean fibres",
     },
     Trouble {
         name: "packets out of order",
@@ -41,22 +41,22 @@ const TROUBLES: [Trouble; 7] = [
             "hw_counters/packet_seq_err",
             "hw_counters/implied_nak_seq_err",
         ],
-        why: "packets are lost or overtake each other in the network, and all since the lost one is sent again; a UC stream loses the frame",
-        fix: "mlnx_qos -i NETDEV; ethtool -S NETDEV | grep -E 'pause|discard|out_of_buffer'  # PFC on card and switch",
+        why: "the network loses or reorders packets; the sender repeats all packets since the lost one, and a UC stream loses the frame",
+        fix: "mlnx_qos -i NETDEV; ethtool -S NETDEV | grep -E 'pause|discard|out_of_buffer'  # check PFC on card and switch",
     },
     Trouble {
-        name: "acknowledgements that never came",
+        name: "missing acknowledgements",
         what: "time-outs",
         files: &["hw_counters/local_ack_timeout_err"],
         why: "the peer or the network did not answer in time",
-        fix: "ethtool -S NETDEV | grep -E 'pause|discard'; daq doctor  # at the peer, too: MTU, PFC, its port",
+        fix: "ethtool -S NETDEV | grep -E 'pause|discard'; daq doctor  # also on the peer: check MTU, PFC and its port",
     },
     Trouble {
         name: "receiver not ready",
         what: "refusals",
         files: &["hw_counters/rnr_nak_retry_err", "hw_counters/out_of_buffer"],
-        why: "a receiver had no posted receive when a message came",
-        fix: "daq plan daq.toml  # at the receiver: more slots in the ring, or a reader that keeps up",
+        why: "a message arrived while the receiver had no posted receive",
+        fix: "daq plan daq.toml  # on the receiver: use more slots in the ring or faster readers",
     },
     Trouble {
         name: "discards",
@@ -79,18 +79,18 @@ const TROUBLES: [Trouble; 7] = [
             "hw_counters/rp_cnp_handled",
             "hw_counters/np_ecn_marked_roce_packets",
         ],
-        why: "switches mark packets and senders slow down: the network is fuller than it can carry",
-        fix: "mlnx_qos -i NETDEV  # fewer senders to one port, a faster link, or another path",
+        why: "switches mark packets and senders slow down, because the network is congested",
+        fix: "mlnx_qos -i NETDEV  # use fewer senders per port, a faster link or another path",
     },
     Trouble {
-        name: "accesses refused",
+        name: "rejected accesses",
         what: "accesses",
         files: &[
             "hw_counters/resp_remote_access_errors",
             "hw_counters/req_remote_access_errors",
         ],
-        why: "a peer wrote to a forbidden address: an old key after a reconnection, a wrong address, or an unknown sender",
-        fix: "rdma resource show qp  # whose queue pairs are connected; then the configuration of those peers",
+        why: "a peer accessed memory without permission; possible causes are a stale remote key after a reconnection, a wrong address or an unknown sender",
+        fix: "rdma resource show qp  # lists the connected queue pairs; then check the configuration of those peers",
     },
 ];
 
@@ -99,12 +99,12 @@ const TROUBLES: [Trouble; 7] = [
 pub(in crate::doctor) struct Counters {
     /// By path.
     values: BTreeMap<String, u64>,
-    /// How long they were watched until now, if at all.
+    /// Time between the two readings; `None` if the counters were read only once.
     watched: Option<Duration>,
 }
 
 impl Counters {
-    /// Reads them.
+    /// Reads the counters.
     pub(in crate::doctor) fn read(root: &Root) -> Self {
         let mut values = BTreeMap::new();
         for card in root.names(CARDS) {
@@ -123,7 +123,7 @@ impl Counters {
         }
     }
 
-    /// The same, `time` ago.
+    /// Marks the reading as taken `time` ago.
     pub(in crate::doctor) fn ago(self, time: Duration) -> Self {
         Self {
             watched: Some(time),
@@ -131,7 +131,7 @@ impl Counters {
         }
     }
 
-    /// What became of a port's until `now`; of troubles alone that the card counts.
+    /// Returns the growth of a port's counters until `now`, for the problems that the card counts.
     pub(super) fn watched(&self, now: &Self, card: &Card<'_>, port: &NicPort) -> Vec<Finding> {
         let of_port = card.port_file(port, "");
         let found = TROUBLES.iter().filter_map(|trouble| {
@@ -145,7 +145,7 @@ impl Counters {
                 let grown = then.map(|then| total.saturating_sub(*then));
                 counted.push((file, *total, grown));
             }
-            // The one that grew most, or is the largest, gives the finding its file.
+            // The counter with the largest growth, or the largest one, is the finding's origin.
             let worst = counted
                 .iter()
                 .max_by_key(|(_, total, grown)| (*grown, *total))?;

@@ -1,4 +1,4 @@
-//! What a program needs to reach a card: the library's driver, kernel modules, device files.
+//! What programs need to access an RDMA card: the library's provider, kernel modules and device files.
 
 use super::{Card, Finding, GROUP, Machine, Verdict};
 use rustix::fs::{Access, access};
@@ -10,7 +10,7 @@ const UVERBS: &str = "/sys/module/ib_uverbs";
 const UCM: &str = "/sys/module/rdma_ucm";
 const UCM_CLASS: &str = "/sys/class/misc/rdma_cm";
 const DEVICES: &str = "/dev/infiniband";
-/// What a container must be given beside the files.
+/// Container options for RDMA, besides the device files.
 const GIVE: &str = "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1";
 
 pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
@@ -19,13 +19,13 @@ pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
         machine,
         "ib_uverbs",
         [UVERBS, VERBS],
-        "programs reach no card without it",
+        "programs cannot access any RDMA card without it",
     ));
     findings.push(module(
         machine,
         "rdma_ucm",
         [UCM, UCM_CLASS],
-        "connections by rdma_cm are not possible; connections that exchange queue pairs over TCP are",
+        "connections through rdma_cm are not possible; daq exchanges queue pairs over TCP instead",
     ));
     if machine.root.exists(UCM) || machine.root.exists(UCM_CLASS) {
         findings.push(opened(machine, GROUP.to_owned(), "rdma_cm file", "rdma_cm"));
@@ -33,13 +33,13 @@ pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
     findings
 }
 
-/// The part of libibverbs that knows the card: without it no card is listed.
+/// The libibverbs provider for the card; without it libibverbs does not list the card.
 fn provider(machine: &Machine<'_>) -> Finding {
     let finding = Finding::new(GROUP, "providers", PROVIDERS);
     let there = machine.root.names(PROVIDERS);
     let names = there.iter().filter_map(|name| name.strip_suffix(".driver"));
     let names: Vec<_> = names.collect();
-    // Drivers and what drives them from a program share the beginning of their names: mlx5_core, mlx5.
+    // Linux drivers and providers share the beginning of their names: mlx5_core, mlx5.
     let missing = machine.cards().find_map(|card| {
         let driver = match card.device {
             Some(device) => device.driver.clone()?,
@@ -58,15 +58,15 @@ fn provider(machine: &Machine<'_>) -> Finding {
     });
     match missing {
         None if names.is_empty() => finding,
-        None => finding.read(Verdict::Ok, format!("{} of them", names.len())),
+        None => finding.read(Verdict::Ok, format!("{} providers", names.len())),
         Some(name) => finding
             .read(Verdict::Warn, format!("none for {name}"))
-            .why("libibverbs lists no card that it has no provider for")
+            .why("libibverbs lists only cards for which it has a provider")
             .fix("sudo apt install ibverbs-providers"),
     }
 }
 
-/// A module of the kernel, which is there if any of its traces is.
+/// A Linux module, which is present if any of its traces exists.
 fn module(
     machine: &Machine<'_>,
     name: &'static str,
@@ -97,7 +97,7 @@ pub(super) fn device(card: &Card<'_>) -> Finding {
         Some(file) => opened(card.machine, card.group(), "device file", file),
         None => Finding::new(card.group(), "device file", VERBS)
             .read(Verdict::Warn, "none")
-            .why("programs reach the card by ib_uverbs alone")
+            .why("programs can access the card only through ib_uverbs")
             .fix("sudo modprobe ib_uverbs"),
     }
 }
@@ -117,14 +117,14 @@ pub(super) fn judge(finding: Finding, found: Result<(), Errno>) -> Finding {
     match found {
         Ok(()) => finding.read(Verdict::Ok, "can be opened"),
         Err(Errno::NOENT) => finding
-            .read(Verdict::Warn, "not there")
-            .why("the kernel has the card, this container was not given its file")
+            .read(Verdict::Warn, "missing")
+            .why("Linux has the card, but its device file was not passed to this container")
             .fix(format!("docker run {GIVE} …")),
         Err(Errno::ACCESS | Errno::PERM) => finding
-            .read(Verdict::Warn, "not for this user")
-            .why("the card cannot be opened")
+            .read(Verdict::Warn, "permission denied")
+            .why("this user cannot open the card")
             .fix(format!(
-                "sudo chmod 0666 {path}  # for good: KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\" in /etc/udev/rules.d/90-rdma.rules"
+                "sudo chmod 0666 {path}  # permanently: KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\" in /etc/udev/rules.d/90-rdma.rules"
             )),
         Err(other) => finding.read(Verdict::Unknown, other.to_string()),
     }

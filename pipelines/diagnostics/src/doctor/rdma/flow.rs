@@ -1,12 +1,12 @@
-//! What keeps an Ethernet network from dropping RoCE's packets: pause frames by priority (PFC), and congestion marks
-//! (ECN).
+//! Settings that prevent an Ethernet network from dropping RoCE packets: pause frames per priority (PFC) and congestion
+//! marks (ECN).
 
 use super::{Card, Finding, NET, Verdict};
 use daq_core::topology::nic::{Layer, NicPort};
 
 const PRIORITIES: usize = 8;
 
-/// Nothing for InfiniBand, which holds senders back by itself, and for ports that are down.
+/// Returns no findings for InfiniBand, which has link-level flow control, and for ports that are down.
 pub(super) fn examine(card: &Card<'_>, port: &NicPort) -> Vec<Finding> {
     let is_card = card.device.is_some();
     let interface = port.netdevs.first();
@@ -18,7 +18,7 @@ pub(super) fn examine(card: &Card<'_>, port: &NicPort) -> Vec<Finding> {
     }
 }
 
-/// `0` and `1` of a file's priorities; `None` where it has others.
+/// Parses a file with one `0` or `1` per priority; `None` if it has another format.
 fn flags(text: &str) -> Option<Vec<bool>> {
     let words = text.split_whitespace();
     let flags: Option<Vec<_>> = words
@@ -38,27 +38,27 @@ fn on(flags: &[bool]) -> String {
         .join(", ")
 }
 
-/// Which priorities are paused; only Mellanox' own drivers show it as a file.
+/// Which priorities use PFC; only NVIDIA's own drivers show this in a file.
 fn pfc(card: &Card<'_>, port: &NicPort, interface: &str) -> Finding {
     let path = format!("{NET}/{interface}/qos/pfc");
     let finding = card.of_port(port, "PFC", path.as_str());
     let read = card.machine.root.text(&path);
     let Some(flags) = read.as_deref().and_then(flags) else {
         return finding
-            .read(Verdict::Unknown, "not shown as a file")
-            .why("without pause frames a full switch drops packets, and RC sends all since the lost one again")
+            .read(Verdict::Unknown, "not reported in a file")
+            .why("without pause frames a full switch drops packets, and RC repeats all packets since the lost one")
             .fix(format!("mlnx_qos -i {interface}  # or: dcb pfc show dev {interface}"));
     };
     if flags.contains(&true) {
         finding
             .read(Verdict::Ok, format!("for priority {}", on(&flags)))
-            .why("the traffic must have that priority, on the switch, too")
+            .why("the traffic must use that priority, also on the switch")
     } else {
         finding
             .read(Verdict::Warn, "off")
-            .why("a full switch drops packets, and RC sends all since the lost one again")
+            .why("a full switch drops packets, and RC repeats all packets since the lost one")
             .fix(format!(
-                "sudo mlnx_qos -i {interface} --pfc 0,0,0,1,0,0,0,0 --trust dscp  # or: sudo dcb pfc set dev {interface} prio-pfc 3:on; the same priority on the switch"
+                "sudo mlnx_qos -i {interface} --pfc 0,0,0,1,0,0,0,0 --trust dscp  # or: sudo dcb pfc set dev {interface} prio-pfc 3:on; set the same priority on the switch"
             ))
     }
 }
@@ -79,8 +79,8 @@ fn ecn(card: &Card<'_>, port: &NicPort, interface: &str) -> Finding {
     };
     let (Some(np), Some(rp)) = (side("roce_np"), side("roce_rp")) else {
         return finding
-            .read(Verdict::Unknown, "not shown as files")
-            .why("marks of switches slow senders down before anything is dropped")
+            .read(Verdict::Unknown, "not reported in files")
+            .why("switches mark packets so that senders slow down before packets are dropped")
             .fix(format!(
                 "sudo grep -r . /sys/kernel/debug/mlx5/{}/cc_params/  # and rp_cnp_handled of its counters",
                 card.nic.pci.as_deref().unwrap_or("*")
@@ -91,15 +91,15 @@ fn ecn(card: &Card<'_>, port: &NicPort, interface: &str) -> Finding {
         finding.read(Verdict::Ok, format!("for priority {}", on(&both)))
     } else {
         let read = match (np.contains(&true), rp.contains(&true)) {
-            (true, _) => "notifies senders, does not slow down itself",
-            (false, true) => "slows down, does not notify senders",
+            (true, _) => "notifies senders but does not slow down itself",
+            (false, true) => "slows down but does not notify senders",
             (false, false) => "off",
         };
         finding
             .read(Verdict::Warn, read)
-            .why("senders learn of a full switch only from what is lost")
+            .why("senders slow down only after a full switch has dropped packets")
             .fix(format!(
-                "echo 1 | sudo tee {base}/roce_np/enable/3 {base}/roce_rp/enable/3  # the priority of the traffic"
+                "echo 1 | sudo tee {base}/roce_np/enable/3 {base}/roce_rp/enable/3  # use the priority of the traffic"
             ))
     }
 }

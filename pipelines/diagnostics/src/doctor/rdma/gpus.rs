@@ -1,16 +1,16 @@
-//! What a card needs to write to GPU memory, except what is reported with each GPU.
+//! What an RDMA card needs to write GPU memory, except facts that are reported with each GPU.
 
 use super::{Finding, GROUP, Machine, Verdict};
 use daq_core::topology::tree::Iommu;
 
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const NVIDIA: &str = "/proc/driver/nvidia/version";
-/// Since then `ibv_reg_dmabuf_mr` is in the kernel.
+/// First Linux version with `ibv_reg_dmabuf_mr`.
 const DMA_BUF_KERNEL: (u32, u32) = (5, 12);
-/// Without it mlx5 refuses dma-bufs with EOPNOTSUPP.
+/// Without this option mlx5 rejects dma-bufs with EOPNOTSUPP.
 const PAGING: &str = "CONFIG_INFINIBAND_ON_DEMAND_PAGING";
 
-/// Nothing where no GPU or driver of one shows.
+/// Returns no findings if neither a GPU nor its driver is present.
 pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
     if machine.topology.gpus.is_empty() && !machine.root.exists(NVIDIA) {
         return Vec::new();
@@ -30,7 +30,7 @@ fn release(machine: &Machine<'_>) -> Option<(String, (u32, u32))> {
     Some((release, (major, minor)))
 }
 
-/// Whether the kernel takes a GPU's memory as a dma-buf.
+/// Whether Linux accepts GPU memory as a dma-buf.
 fn registration(machine: &Machine<'_>) -> Finding {
     let finding = Finding::new(GROUP, "dma-buf registration", RELEASE);
     let Some((release, version)) = release(machine) else {
@@ -38,21 +38,21 @@ fn registration(machine: &Machine<'_>) -> Finding {
     };
     if version >= DMA_BUF_KERNEL {
         finding.read(Verdict::Ok, format!("Linux {release}")).why(
-            "accepts GPU memory as dma-bufs; whether a GPU exports them is reported with the GPU",
+            "supports GPU memory as dma-bufs; whether a GPU exports dma-bufs is reported with the GPU",
         )
     } else if machine.topology.peer_memory {
         finding
             .read(Verdict::Ok, format!("Linux {release}"))
-            .why("takes no dma-buf; nvidia-peermem takes its place")
+            .why("does not support dma-bufs; nvidia-peermem is used instead")
     } else {
         finding
             .read(Verdict::Warn, format!("Linux {release}"))
-            .why("takes no dma-buf before 5.12, and nvidia-peermem is not loaded: the staged path is used")
-            .fix("sudo modprobe nvidia-peermem  # or a kernel of 5.12 or newer")
+            .why("Linux before 5.12 does not support dma-bufs, and nvidia-peermem is not loaded, so daq uses the staged path")
+            .fix("sudo modprobe nvidia-peermem  # or install Linux 5.12 or newer")
     }
 }
 
-/// Whether the kernel's mlx5 can.
+/// Whether the mlx5 driver of this Linux supports dma-bufs.
 fn paging(machine: &Machine<'_>) -> Finding {
     let path = release(machine).map_or_else(
         || "/boot/config-*".to_owned(),
@@ -60,7 +60,7 @@ fn paging(machine: &Machine<'_>) -> Finding {
     );
     let finding = Finding::new(GROUP, "on-demand paging", path.as_str());
     let Some(text) = machine.root.text(&path) else {
-        return finding.why("mlx5 takes dma-bufs only where the kernel was built with it");
+        return finding.why("mlx5 supports dma-bufs only if Linux was built with this option");
     };
     let is_on = text.lines().any(|line| line == format!("{PAGING}=y"));
     if is_on {
@@ -68,18 +68,18 @@ fn paging(machine: &Machine<'_>) -> Finding {
     } else if machine.topology.peer_memory {
         finding
             .read(Verdict::Ok, "off")
-            .why("mlx5 takes no dma-buf; nvidia-peermem takes its place")
+            .why("mlx5 does not support dma-bufs; nvidia-peermem is used instead")
     } else {
         finding
             .read(Verdict::Warn, "off")
-            .why("mlx5 refuses dma-bufs (EOPNOTSUPP): the staged path is used")
+            .why("mlx5 rejects dma-bufs (EOPNOTSUPP), so daq uses the staged path")
             .fix(format!(
-                "sudo modprobe nvidia-peermem  # or a kernel with {PAGING}=y"
+                "sudo modprobe nvidia-peermem  # or use a Linux kernel with {PAGING}=y"
             ))
     }
 }
 
-/// Whether addresses of the cards are translated at the processor.
+/// Whether the IOMMU translates the cards' addresses.
 fn translation(machine: &Machine<'_>) -> Finding {
     let tree = &machine.topology.pci;
     let finding = Finding::new(
@@ -103,11 +103,11 @@ fn translation(machine: &Machine<'_>) -> Finding {
     };
     finding
         .read(Verdict::Warn, format!("{name} {kind}"))
-        .why("what the card writes to a GPU goes up to the processor to be translated: slow, or refused")
+        .why("the IOMMU translates the card's writes to a GPU in the processor; they are slow or rejected")
         .fix("sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && sudo update-grub && sudo reboot")
 }
 
-/// Whether mlx5 may put small messages into completions, where a GPU's memory was meant.
+/// Whether mlx5 may put small messages into completions instead of GPU memory.
 pub(super) fn scatter(set: Option<&str>) -> Option<Finding> {
     let finding = Finding::new(GROUP, "MLX5_SCATTER_TO_CQE", "environment");
     Some(match set? {
@@ -117,7 +117,7 @@ pub(super) fn scatter(set: Option<&str>) -> Option<Finding> {
                 Verdict::Warn,
                 if other.is_empty() { "not set" } else { other },
             )
-            .why("small messages come inside of completions and are copied by the CPU, which cannot write GPU memory")
+            .why("mlx5 may deliver small messages inside completions; the CPU then copies them, but it cannot write GPU memory")
             .fix("export MLX5_SCATTER_TO_CQE=0  # Environment=MLX5_SCATTER_TO_CQE=0 in a unit"),
     })
 }

@@ -1,4 +1,4 @@
-//! On which cores a card's queues interrupt, and who moves them.
+//! The cores that handle a card's interrupts, and whether irqbalance moves them.
 
 use super::super::root::list;
 use super::{Card, Finding, GROUP, Machine, Verdict, in_slot};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 const INTERRUPTS: &str = "/proc/interrupts";
 
-/// Nothing where the machine has one node, or does not show the card's interrupts.
+/// Returns `None` if the machine has one NUMA node or does not show the card's interrupts.
 pub(super) fn examine(card: &Card<'_>) -> Option<Finding> {
     let machine = card.machine;
     let device = card.device?;
@@ -23,7 +23,7 @@ pub(super) fn examine(card: &Card<'_>) -> Option<Finding> {
     let mut seen = 0;
     let mut far = Vec::new();
     for number in numbers.iter().filter_map(|name| name.parse::<u32>().ok()) {
-        // Where it would fire that never did says nothing.
+        // The affinity of an interrupt that never fired is not meaningful.
         if fired.get(&number).is_none_or(|count| *count == 0) {
             continue;
         }
@@ -42,7 +42,7 @@ pub(super) fn examine(card: &Card<'_>) -> Option<Finding> {
         }
     }
     if seen == 0 {
-        return Some(finding.read(Verdict::Unknown, "none seen to fire"));
+        return Some(finding.read(Verdict::Unknown, "no interrupt has occurred yet"));
     }
     let cores = root
         .text(&format!("/sys/devices/system/node/node{}/cpulist", node.id))
@@ -54,16 +54,16 @@ pub(super) fn examine(card: &Card<'_>) -> Option<Finding> {
         finding
             .read(
                 Verdict::Warn,
-                format!("{} of {seen} on another node than {}", far.len(), node.id),
+                format!("{} of {seen} on a different node than {}", far.len(), node.id),
             )
-            .why("each completion that is waited for crosses the link between sockets")
+            .why("each completion that a thread waits for crosses the link between sockets")
             .fix(format!(
                 "for i in $(ls {directory}); do echo {cores} | sudo tee /proc/irq/$i/smp_affinity_list; done"
             )),
     )
 }
 
-/// How often each interrupt has fired, over all cores.
+/// Number of times each interrupt has fired, over all cores.
 pub(super) fn fired(text: &str) -> BTreeMap<u32, u64> {
     let mut lines = text.lines();
     let cores = lines
@@ -79,7 +79,7 @@ pub(super) fn fired(text: &str) -> BTreeMap<u32, u64> {
     lines.filter_map(line).collect()
 }
 
-/// Whether a daemon moves interrupts about. Nothing where processes are not shown.
+/// Whether irqbalance is running; `None` if processes are not visible.
 pub(super) fn balance(machine: &Machine<'_>) -> Option<Finding> {
     let root = machine.root;
     let mut processes = root
@@ -96,7 +96,7 @@ pub(super) fn balance(machine: &Machine<'_>) -> Option<Finding> {
     Some(if is_running {
         finding
             .read(Verdict::Ok, "running")
-            .why("it moves interrupts that were pinned to another core again")
+            .why("irqbalance moves interrupts away from the cores they were pinned to")
             .fix("sudo systemctl disable --now irqbalance")
     } else {
         finding.read(Verdict::Ok, "not running")

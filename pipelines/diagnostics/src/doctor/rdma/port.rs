@@ -1,17 +1,17 @@
-//! A port: its state, its rate against its slot's, its addresses, its MTU.
+//! A port: state, rate compared with its slot, addresses, MTU.
 
 use super::{Card, Finding, NET, Verdict};
 use daq_core::topology::nic::{GidKind, Layer, NicPort};
 use daq_core::units::BitRate;
 
-/// Where the kernel keeps what rdma_cm uses.
+/// Directory of Linux's rdma_cm settings.
 const CM: &str = "/sys/kernel/config/rdma_cm";
-/// Sizes that packets of RDMA can have.
+/// Possible packet sizes of RDMA.
 const SIZES: [u32; 5] = [4096, 2048, 1024, 512, 256];
-/// What RoCE adds to a packet within the interface's MTU: the IPv6-sized header, UDP, transport header with extensions,
-/// checksum (`iboe_get_mtu` of the kernel's include/rdma/ib_addr.h).
+/// Bytes that RoCE adds to a packet within the interface's MTU: an IPv6-sized header, UDP, transport header with
+/// extensions, checksum (`iboe_get_mtu` in Linux's include/rdma/ib_addr.h).
 const ROCE_HEADERS: u32 = 96;
-/// The MTU whose packets carry 4096 bytes.
+/// MTU with which packets carry 4096 bytes.
 const MTU_WANTED: u32 = 4200;
 
 pub(super) fn examine(card: &Card<'_>, port: &NicPort) -> Vec<Finding> {
@@ -60,18 +60,18 @@ fn state(card: &Card<'_>, port: &NicPort) -> Finding {
     let finding = finding.read(Verdict::Warn, read);
     match port.layer {
         Some(Layer::InfiniBand) if is_up => finding
-            .why("the link is up and no subnet manager has given the port an address")
-            .fix("sudo systemctl start opensm  # on one host of the network, where its switch has none"),
+            .why("the link is up, but no subnet manager has assigned an address to the port")
+            .fix("sudo systemctl start opensm  # on one host of the network, if no switch runs a subnet manager"),
         Some(Layer::InfiniBand) => finding
-            .why("no data can pass")
-            .fix(format!("iblinkinfo; sudo mlxlink -d {}  # cable, switch port", card.nic.name)),
+            .why("the port cannot transfer data")
+            .fix(format!("iblinkinfo; sudo mlxlink -d {}  # check the cable and the switch port", card.nic.name)),
         _ => finding
-            .why("no data can pass")
-            .fix(format!("sudo ip link set {interface} up; ethtool {interface}  # cable, switch port")),
+            .why("the port cannot transfer data")
+            .fix(format!("sudo ip link set {interface} up; ethtool {interface}  # check the cable and the switch port")),
     }
 }
 
-/// The port's rate against what its slot carries, and the lanes that work.
+/// The port's rate compared with its slot's, and the number of working lanes.
 fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
     let finding = card.of_port(port, "rate", card.port_file(port, "rate"));
     let Some(rate) = port.rate else {
@@ -84,7 +84,7 @@ fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
     } else {
         format!("{} ({lanes})", shown(rate))
     };
-    // Links of InfiniBand fall back to one lane; what Ethernet calls lanes the driver makes up.
+    // InfiniBand links can fall back to one lane; for Ethernet the driver reports invented lanes.
     let width = lanes
         .split('X')
         .next()
@@ -94,7 +94,7 @@ fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
             .read(Verdict::Warn, read)
             .why("not all lanes of the link work")
             .fix(format!(
-                "sudo mlxlink -d {} -m  # what cable and port can do; change the cable, reset the link",
+                "sudo mlxlink -d {} -m  # shows what cable and port support; replace the cable, reset the link",
                 card.nic.name
             ));
     }
@@ -109,17 +109,17 @@ fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
     match slot {
         Some(slot) if slot < rate && !tree.processor.is_virtual => finding
             .read(Verdict::Warn, read)
-            .why(format!("its slot carries {}", shown(slot)))
+            .why(format!("its slot carries only {}", shown(slot)))
             .fix("sudo dmidecode -t slot  # move the card to a slot of its width and generation"),
         _ => finding.read(Verdict::Ok, read).why(format!(
-            "whether the port could do more: ethtool {0}, or sudo mlxlink -d {1}",
+            "to see the port's maximum rate, run ethtool {0} or sudo mlxlink -d {1}",
             netdev(port),
             card.nic.name
         )),
     }
 }
 
-/// The address to use.
+/// The GID that connections use.
 fn gids(card: &Card<'_>, port: &NicPort) -> Finding {
     let finding = card.of_port(port, "GID table", card.port_file(port, "gids"));
     let interface = netdev(port);
@@ -131,27 +131,27 @@ fn gids(card: &Card<'_>, port: &NicPort) -> Finding {
                 Verdict::Ok,
                 format!("RoCE v2 at {} ({})", gid.index, gid.address),
             )
-            .why("an address of the link alone: hosts behind a router do not reach it")
+            .why("this is a link-local address; hosts behind a router cannot reach it")
             .fix(give),
         Some(gid) => finding.read(
             Verdict::Ok,
             format!("RoCE v2 at {} ({})", gid.index, gid.address),
         ),
         None if port.gids.iter().any(|gid| gid.kind == Some(GidKind::V1)) => finding
-            .read(Verdict::Warn, "RoCE v1 alone")
-            .why("daq speaks RoCE v2, which the card or its driver does not offer here")
+            .read(Verdict::Warn, "only RoCE v1")
+            .why("daq requires RoCE v2, which the card or its driver does not offer")
             .fix(format!(
-                "sudo mlxconfig -d {} query | grep -i roce  # the firmware may hold it off",
+                "sudo mlxconfig -d {} query | grep -i roce  # RoCE v2 may be disabled in the firmware",
                 card.nic.pci.as_deref().unwrap_or(&card.nic.name)
             )),
         None => finding
             .read(Verdict::Warn, "empty")
-            .why("the port has no address: nothing can be sent to it")
+            .why("the port has no address, so peers cannot send to it")
             .fix(give),
     }
 }
 
-/// What rdma_cm connects with; nothing where the kernel does not show it.
+/// RoCE version that rdma_cm uses; `None` if Linux does not report it.
 fn cm(card: &Card<'_>, port: &NicPort) -> Option<Finding> {
     let path = format!(
         "{CM}/{}/ports/{}/default_roce_mode",
@@ -164,7 +164,7 @@ fn cm(card: &Card<'_>, port: &NicPort) -> Option<Finding> {
     } else {
         finding
             .read(Verdict::Warn, mode)
-            .why("connections by rdma_cm do not meet a peer that speaks RoCE v2")
+            .why("rdma_cm uses RoCE v1 and cannot connect to peers that use RoCE v2")
             .fix(format!(
                 "sudo cma_roce_mode -d {} -p {} -m 2",
                 card.nic.name, port.number
@@ -172,7 +172,7 @@ fn cm(card: &Card<'_>, port: &NicPort) -> Option<Finding> {
     })
 }
 
-/// The size of packets, which follows from the interface's MTU.
+/// The packet size, which follows from the interface's MTU.
 fn mtu(card: &Card<'_>, port: &NicPort) -> Finding {
     let interface = netdev(port);
     let path = format!("{NET}/{interface}/mtu");
@@ -192,11 +192,11 @@ fn mtu(card: &Card<'_>, port: &NicPort) -> Finding {
     );
     if mtu < MTU_WANTED {
         finding
-            .why("small packets cost rate; with another MTU at the peer none arrive")
+            .why("small packets reduce throughput; if the peer's MTU differs, no packets arrive")
             .fix(format!(
-                "sudo ip link set {interface} mtu 9000  # at the peer and on the switch, too"
+                "sudo ip link set {interface} mtu 9000  # also on the peer and the switch"
             ))
     } else {
-        finding.why("the peer and the switch must take as large ones: ping -M do -s 4172 PEER")
+        finding.why("the peer and the switch must support packets of this size; test with ping -M do -s 4172 PEER")
     }
 }

@@ -1,20 +1,20 @@
-//! The card in its slot: link, way to GPUs, NUMA node, what the PCIe device control says.
+//! The card in its slot: link, distance to GPUs, NUMA node, PCIe device control.
 
 use super::{Card, Finding, Verdict, in_slot};
 use daq_core::topology::tree::PciDevice;
 use daq_core::topology::{Gpu, Relation};
 
-/// First of the list of capabilities, and the one of PCI Express (PCI Local Bus Specification, PCI Express Base
-/// Specification 7.5.3).
+/// Offset of the capability list, and the ID of the PCI Express capability (PCI Local Bus Specification, PCI Express
+/// Base Specification 7.5.3).
 const FIRST_CAPABILITY: usize = 0x34;
 const EXPRESS: u8 = 0x10;
-/// Device Control, from the capability's beginning.
+/// Offset of Device Control from the capability's start.
 const DEVICE_CONTROL: usize = 8;
 const RELAXED: u16 = 1 << 4;
 const MAX_READ_SHIFT: u16 = 12;
-/// A space has no more capabilities.
+/// Maximum number of capabilities in a configuration space.
 const MAX_CAPABILITIES: usize = 48;
-/// Smaller reads do not fill links of 100 Gbit/s.
+/// Minimum size of read requests that fills a link of 100 Gbit/s.
 const READ_ENOUGH: u32 = 512;
 const READ_WANTED: u32 = 4096;
 
@@ -29,13 +29,13 @@ pub(super) fn examine(card: &Card<'_>) -> Vec<Finding> {
     findings
 }
 
-/// A GPU with its place.
+/// Returns the GPU's PCI device.
 fn placed<'a>(card: &'a Card<'_>, gpu: &'a Gpu) -> Option<&'a PciDevice> {
     let tree = &card.machine.topology.pci;
     tree.device(gpu.pci.as_deref()?)
 }
 
-/// How far GPUs are: a card that has none on its socket serves none well.
+/// Distance to GPUs; a card that has no GPU on its socket cannot write to GPUs fast.
 fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
     let topology = &card.machine.topology;
     let distances: Vec<_> = topology
@@ -53,7 +53,7 @@ fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
         .map(|(_, distance)| distance.as_str())
         .collect();
     let read = read.join(", ");
-    let finding = in_slot(card)?.finding("way to GPUs", "numa_node");
+    let finding = in_slot(card)?.finding("distance to GPUs", "numa_node");
     Some(match nearest {
         Relation::Sys => {
             let node = device
@@ -62,25 +62,25 @@ fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
             finding
                 .read(Verdict::Warn, read)
                 .why(format!(
-                    "no GPU is on the card's socket{node}: what it writes crosses the link between sockets, so the staged path is used"
+                    "no GPU is on the card's socket{node}; writes would cross the link between sockets, so daq uses the staged path"
                 ))
-                .fix("sudo dmidecode -t slot  # move the card to a slot of a GPU's socket, best below its switch")
+                .fix("sudo dmidecode -t slot  # move the card to a slot of the GPU's socket, preferably below the same switch")
         }
         Relation::Unknown => finding
             .read(Verdict::Unknown, read)
             .why("not reported by the virtual machine or the firmware"),
         _ => finding
             .read(Verdict::Ok, read)
-            .why("the path that follows: daq topo"),
+            .why("`daq topo` shows the resulting path"),
     })
 }
 
-/// Bridges between the card and a GPU below one switch that send writes up to the processor.
+/// Bridges between the card and a GPU below the same switch that redirect writes to the processor.
 fn redirect(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
     let topology = &card.machine.topology;
     let tree = &topology.pci;
     let ours = tree.bridges(device);
-    // The nearest GPU below a switch that the card is below, and the bridges below that.
+    // The nearest GPU below a common switch, and the bridges on the way.
     let mut ways: Vec<Vec<&PciDevice>> = topology
         .gpus
         .iter()
@@ -110,11 +110,13 @@ fn redirect(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
             finding
                 .read(
                     Verdict::Warn,
-                    format!("{} redirects ({})", first.address, first.acs.bits()),
+                    format!("{} redirects writes ({})", first.address, first.acs.bits()),
                 )
-                .why("what the card writes to the GPU beside it goes up to the processor and back down")
+                .why(
+                    "the card's writes to the neighbouring GPU take a detour through the processor",
+                )
                 .fix(format!(
-                    "{}  # until the next boot; where no virtual machine needs it",
+                    "{}  # until the next boot; do not use if a virtual machine needs ACS",
                     commands.collect::<Vec<_>>().join(" && ")
                 )),
         );
@@ -123,23 +125,23 @@ fn redirect(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
         if apart.iter().any(|bridge| bridge.acs.redirects().is_none()) {
             finding.why("readable only by root").fix("sudo daq doctor")
         } else {
-            finding.read(Verdict::Ok, "none on the way to the nearest GPU")
+            finding.read(Verdict::Ok, "no redirect on the path to the nearest GPU")
         },
     )
 }
 
-/// The PCIe device control register; `None` where it cannot be read.
+/// The PCIe device control register; `None` if it cannot be read.
 fn control(card: &Card<'_>, device: &PciDevice) -> Option<u16> {
     let path = format!("/sys/bus/pci/devices/{}/config", device.address);
     device_control(&card.machine.root.bytes(&path)?)
 }
 
-/// The register in a configuration space, of which users other than root see the first 64 bytes.
+/// Finds the register in a configuration space; users other than root can read only the first 64 bytes.
 pub(super) fn device_control(space: &[u8]) -> Option<u16> {
     let byte = |at: usize| space.get(at).copied();
     let mut at = usize::from(byte(FIRST_CAPABILITY)? & !3);
     for _ in 0..MAX_CAPABILITIES {
-        // The first 64 bytes are the header; a list that leads there has ended.
+        // The first 64 bytes are the header; a list that points there has ended.
         if at < 0x40 {
             return None;
         }
@@ -162,7 +164,7 @@ fn of_control(card: &Card<'_>, name: &'static str) -> Finding {
     )
 }
 
-/// Whether the card may let writes overtake each other.
+/// Whether the card may reorder its writes.
 fn relaxed(card: &Card<'_>, control: Option<u16>) -> Finding {
     let finding = of_control(card, "relaxed ordering");
     let address = card.device.map_or("", |device| device.address.as_str());
@@ -171,14 +173,14 @@ fn relaxed(card: &Card<'_>, control: Option<u16>) -> Finding {
         Some(control) if control & RELAXED != 0 => finding.read(Verdict::Ok, "allowed"),
         Some(_) => finding
             .read(Verdict::Warn, "not allowed")
-            .why("each write waits for the one before it: many processors, AMD's above all, do not reach the card's rate so; where `relaxed_ordering` is not asked for it is not used either way")
+            .why("the card's writes are strictly ordered, so many processors (especially AMD's) do not reach the card's rate; this matters only if `relaxed_ordering` is set in the configuration")
             .fix(format!(
-                "sudo setpci -s {address} CAP_EXP+8.w=0010:0010  # until the next boot; for good in the firmware"
+                "sudo setpci -s {address} CAP_EXP+8.w=0010:0010  # until the next boot; permanently in the firmware"
             )),
     }
 }
 
-/// The largest read that the card makes at once: how fast it can send.
+/// Maximum size of the card's read requests, which limits its send rate.
 fn read(card: &Card<'_>, control: Option<u16>) -> Finding {
     let finding = of_control(card, "MaxReadReq");
     let address = card.device.map_or("", |device| device.address.as_str());
@@ -192,7 +194,7 @@ fn read(card: &Card<'_>, control: Option<u16>) -> Finding {
     if bytes < READ_ENOUGH {
         finding
             .read(Verdict::Warn, shown)
-            .why("the card reads what it sends in small pieces, and sends below its rate")
+            .why("the card reads outgoing data in small requests and cannot send at its full rate")
             .fix(fix)
     } else if bytes < READ_WANTED {
         finding.read(Verdict::Ok, shown).fix(fix)

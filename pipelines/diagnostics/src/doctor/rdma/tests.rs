@@ -326,7 +326,7 @@ fn container_without_device_files_is_reported_with_arguments() {
     let refused = files::judge(finding(), Err(Errno::ACCESS));
     warns(
         &refused,
-        "not for this user",
+        "permission denied",
         "chmod 0666 /dev/infiniband/uverbs0",
     );
     let odd = files::judge(finding(), Err(Errno::IO));

@@ -1,4 +1,4 @@
-//! What a card must do, between two queues of its own.
+//! Checks of one card, between two of its own queue pairs.
 
 use super::Setup;
 use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, write};
@@ -8,15 +8,15 @@ use daq_core::gpu::driver::Device;
 use daq_rdma::registration::{register_region, register_words};
 use daq_rdma::verbs::{Payload, RegistrationMethod, Service, Side, Status, Verb, WorkRequest};
 
-/// What a check found, or how it ended else.
+/// Details of a successful check, or why it did not succeed.
 pub(super) type Found = Result<String, Verdict>;
 
-/// Bytes of the memory of most checks.
+/// Memory size of most checks in bytes.
 const BYTES: usize = 4 << 20;
 const WORD: usize = size_of::<u64>();
-/// Words around what is written, which must stay as they are.
+/// Number of words around a write that must not change.
 const MARGIN: usize = 8;
-/// Words that are written at a time: packets and parts of packets of any size, one write of many packets.
+/// Numbers of words per write: parts of packets, whole packets, and many packets.
 const SIZES: [usize; 7] = [1, 3, 8, 127, 512, 4096, 128 << 10];
 
 fn failed(what: impl Into<String>) -> Verdict {
@@ -33,7 +33,7 @@ pub(super) fn port(setup: &Setup) -> Found {
     };
     let gid = std::net::Ipv6Addr::from(port.gid);
     let summary = format!(
-        "port {}, {link}, packets of {} B, address {} {gid}, {} B inline, {} pieces",
+        "port {}, {link}, packets of {} B, GID {} {gid}, {} B inline, {} scatter entries",
         port.number, port.mtu, port.gid_index, limits.max_inline, limits.max_sges
     );
     expect(port.is_active, || {
@@ -55,7 +55,7 @@ pub(super) fn register_host(setup: &Setup) -> Found {
     Ok("host memory, payload and notification words".to_owned())
 }
 
-/// The best way to a GPU's memory, with all that was refused before it.
+/// Registers GPU memory with the best method and lists the methods that failed before.
 pub(super) fn register_gpu(setup: &Setup) -> Found {
     let device = setup.gpu()?;
     let shared = SharedWords::new(Some(device), BYTES)?;
@@ -63,14 +63,14 @@ pub(super) fn register_gpu(setup: &Setup) -> Found {
         Ok(registered) => {
             let refused = registered.refused.iter().map(ToString::to_string);
             let summary =
-                std::iter::once(format!("by {}", registered.region.method())).chain(refused);
-            Ok(summary.collect::<Vec<_>>().join("; refused methods: "))
+                std::iter::once(format!("method: {}", registered.region.method())).chain(refused);
+            Ok(summary.collect::<Vec<_>>().join("; failed method: "))
         }
         Err(refused) => Err(Verdict::Skipped(refused.to_string())),
     }
 }
 
-/// One way to a GPU's memory, whether it would be the best or not.
+/// Registers GPU memory with one method, even if it is not the best.
 fn register_by(setup: &Setup, way: RegistrationMethod) -> Found {
     let device = setup.gpu()?;
     let shared = SharedWords::new(Some(device), BYTES)?;
@@ -88,7 +88,7 @@ pub(super) fn register_peer(setup: &Setup) -> Found {
     register_by(setup, RegistrationMethod::Peer)
 }
 
-/// Writes with immediates from one memory to the other, of all sizes, each looked at.
+/// Writes with immediates from one memory to the other in all sizes, and verifies each.
 fn writes(setup: &Setup, gpus: [Option<&'static Device>; 2]) -> Found {
     let mut pair = Pair::new(&setup.nic, Service::Rc, gpus, BYTES)?;
     let mut bytes = 0;
@@ -101,7 +101,7 @@ fn writes(setup: &Setup, gpus: [Option<&'static Device>; 2]) -> Found {
     {
         let id = id as u64 + 1;
         let data = pattern(id, count);
-        // Elsewhere each time, on both sides.
+        // Different offsets each time, on both sides.
         let (from, to) = (MARGIN * turn, MARGIN * (turn + 1) + turn);
         let around = pattern(!id >> 24, count + 2 * MARGIN);
         pair.near.shared.store(from, &data)?;
@@ -119,10 +119,10 @@ fn writes(setup: &Setup, gpus: [Option<&'static Device>; 2]) -> Found {
         let what = format!("{} B written", count * WORD);
         pair.far.expect(to, &data, &what)?;
         pair.far
-            .expect(to - MARGIN, &around[..MARGIN], "before what was written")?;
+            .expect(to - MARGIN, &around[..MARGIN], "before the written words")?;
         let behind = &around[MARGIN + count..];
         pair.far
-            .expect(to + count, behind, "behind what was written")?;
+            .expect(to + count, behind, "after the written words")?;
         ends(&mut *pair.from, id, Status::Success)?;
         bytes += count * WORD;
     }
@@ -151,7 +151,7 @@ pub(super) fn write_between_gpus(setup: &Setup) -> Found {
     writes(setup, [device, device])
 }
 
-/// Messages into receives of two pieces, and one out of the posted work itself.
+/// Sends messages into receives of two pieces, and one inline message.
 pub(super) fn send(setup: &Setup) -> Found {
     const HEAD: usize = 16;
     const BODY: usize = 1024;
@@ -206,8 +206,8 @@ pub(super) fn wrong_key(setup: &Setup) -> Found {
     write(&mut *pair.from, 1, sge, (address, key ^ 0x5a5a_0001), None)?;
     ends(&mut *pair.from, 1, Status::RemoteAccess)?;
     pair.far
-        .expect(0, &kept, "memory written with a wrong key")?;
-    // The right key, beyond the end.
+        .expect(0, &kept, "memory after a write with a wrong key")?;
+    // The correct key, beyond the end.
     let (mut from, _to) = queues(&*setup.nic, Service::Rc)?;
     let end = address + pair.far.key.region().bytes() as u64;
     let sge = pair.near.key.sge(0, 64 * WORD);
@@ -215,8 +215,8 @@ pub(super) fn wrong_key(setup: &Setup) -> Found {
     ends(&mut *from, 2, Status::RemoteAccess)?;
     let last = pair.far.key.region().bytes() / WORD - 1;
     pair.far
-        .expect(last, &[0], "memory written beyond its end")?;
-    Ok("refused by the card, memory untouched; beyond the end, too".to_owned())
+        .expect(last, &[0], "memory at its end after a write beyond it")?;
+    Ok("the card rejected both writes; memory is unchanged".to_owned())
 }
 
 pub(super) fn no_receive(setup: &Setup) -> Found {
@@ -230,7 +230,7 @@ pub(super) fn no_receive(setup: &Setup) -> Found {
         Some(1),
     )?;
     ends(&mut *pair.from, 1, Status::NotReady)?;
-    // The queue has failed; whatever is posted to it comes back undone, or is refused at once.
+    // The queue pair has failed; posting to it fails immediately or completes as flushed.
     let posted = write(
         &mut *pair.from,
         2,
@@ -241,7 +241,7 @@ pub(super) fn no_receive(setup: &Setup) -> Found {
     if posted.is_ok() {
         ends(&mut *pair.from, 2, Status::Flushed)?;
     }
-    Ok(format!("ended with {}", Status::NotReady.name()))
+    Ok(format!("completed with status {}", Status::NotReady.name()))
 }
 
 /// Destroys the queue pair of a peer and registers its memory again: writes with the old key change nothing.
@@ -264,11 +264,11 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
     let kept = pattern(2, 512);
     shared.store(0, &kept)?;
     near.shared.store(0, &pattern(3, 512))?;
-    // To a queue that is no more.
+    // To a destroyed queue pair.
     write(&mut *from, 2, near.key.sge(0, 512 * WORD), old, None)?;
     let done = next(&mut *from)?;
     expect(done.status != Status::Success, || {
-        "expected a write to a destroyed queue to fail, found it done".to_owned()
+        "expected a write to a destroyed queue pair to fail, but it succeeded".to_owned()
     })?;
     let gone = done.status.name();
     drop(from);
@@ -276,16 +276,16 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
         .map_err(|refused| failed(refused.to_string()))?
         .region;
     let far = Memory { key, shared };
-    far.expect(0, &kept, "memory of a destroyed queue")?;
+    far.expect(0, &kept, "memory of a destroyed queue pair")?;
     expect(far.key.rkey() != old.1, || {
-        format!("expected another key, found {:#x} again", old.1)
+        format!("expected a different key, found the same key {:#x}", old.1)
     })?;
-    // By a new queue with the old key: too late.
+    // A new queue pair with the stale key must fail.
     let (mut from, _to) = queues(&*setup.nic, Service::Rc)?;
     write(&mut *from, 3, near.key.sge(0, 512 * WORD), old, None)?;
     ends(&mut *from, 3, Status::RemoteAccess)?;
-    far.expect(0, &kept, "memory written with the key of before")?;
-    // By another one with the new key.
+    far.expect(0, &kept, "memory after a write with the stale key")?;
+    // Another queue pair with the new key must succeed.
     let (mut from, mut to) = queues(&*setup.nic, Service::Rc)?;
     let target = (far.key.address(), far.key.rkey());
     to.post_receive(4, &[])?;
@@ -295,11 +295,11 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
     // All reads of `near` are complete before it is dropped.
     ends(&mut *from, 4, Status::Success)?;
     Ok(format!(
-        "a destroyed queue answers {gone}, the key of before is refused, the new one taken"
+        "a write to a destroyed queue pair ends with {gone}; the stale key is rejected, the new key accepted"
     ))
 }
 
-/// More messages than there are receives: an unreliable connection loses them, and goes on.
+/// Sends more messages than there are receives; an unreliable connection loses some and continues.
 pub(super) fn unreliable(setup: &Setup) -> Found {
     const RECEIVES: u64 = 4;
     const REQUIRED: usize = 8;
@@ -312,21 +312,24 @@ pub(super) fn unreliable(setup: &Setup) -> Found {
     for _ in 0..3 * RECEIVES {
         one(&mut pair, &mut sent)?;
     }
-    // Whatever the link does to the first ones, it does not go on forever.
+    // Even if the link drops the first messages, it must not drop all.
     let mut receives = RECEIVES;
     while came.len() < REQUIRED {
         expect(sent < 10_000, || {
-            format!("expected messages to come, found {} of {sent}", came.len())
+            format!(
+                "expected messages to arrive, found {} of {sent}",
+                came.len()
+            )
         })?;
         let mut done = [next_blank()];
         while pair.to.poll(&mut done)? > 0 {
             expect(done[0].status == Status::Success, || {
-                format!("expected messages to come or not, found {:?}", done[0])
+                format!("expected a received or lost message, found {:?}", done[0])
             })?;
             let number = done[0].immediate.unwrap_or(u32::MAX);
             let at = number as usize * MARGIN;
             pair.far
-                .expect(at, &pattern(number.into(), MARGIN), "what came")?;
+                .expect(at, &pattern(number.into(), MARGIN), "a received message")?;
             came.push(number);
             if receives < u64::from(WORK) {
                 pair.to.post_receive(receives, &[])?;
@@ -337,11 +340,11 @@ pub(super) fn unreliable(setup: &Setup) -> Found {
         one(&mut pair, &mut sent)?;
     }
     expect(came.is_sorted_by(|a, b| a < b), || {
-        format!("expected messages in order, each once, found {came:?}")
+        format!("expected each message once and in order, found {came:?}")
     })?;
     let last = came.last().map_or(0, |last| u64::from(*last) + 1);
     Ok(format!(
-        "{} of {last} messages came, {} were lost for want of a receive, counted by their numbers",
+        "{} of {last} messages arrived, {} were lost without a posted receive and counted by sequence number",
         came.len(),
         last - came.len() as u64
     ))
@@ -357,7 +360,7 @@ const fn next_blank() -> daq_rdma::verbs::WorkCompletion {
     }
 }
 
-/// Sends message number `sent` to a place of its own, and waits until it has left.
+/// Sends message number `sent` to its own place and waits until the send is complete.
 fn one(pair: &mut Pair, sent: &mut u32) -> Result<(), Verdict> {
     let at = *sent as usize * MARGIN;
     pair.near

@@ -1,6 +1,7 @@
-//! `daq selftest rdma`: whether network cards do what daq needs of them, each with itself, and a report to attach.
+//! `daq selftest rdma`: verifies that network cards support what daq needs, each card connected to itself, and prints a
+//! report.
 //!
-//! What a switch and another host add (congestion, lost packets, a cable that is pulled) is not seen here.
+//! The checks do not cover effects of a switch or another host: congestion, lost packets, a disconnected cable.
 
 mod checks;
 mod pair;
@@ -26,18 +27,18 @@ impl From<VerbsError> for Verdict {
     }
 }
 
-/// What is checked.
+/// Options of `daq selftest rdma`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The cards, by name; all that there are where none is named.
+    /// Names of the cards; all RDMA cards if empty.
     pub nics: Vec<String>,
-    /// CUDA's number of the GPU.
+    /// CUDA's index of the GPU.
     pub device: u32,
-    /// The checks, by name; all where there are none.
+    /// Names of the checks to run; all if empty.
     pub checks: Vec<String>,
 }
 
-/// What every check is given.
+/// Input of every check.
 struct Setup {
     name: String,
     nic: Arc<dyn Nic>,
@@ -55,7 +56,7 @@ impl Setup {
 /// A check of one card.
 struct Check {
     name: &'static str,
-    /// What holds where it succeeds.
+    /// The property that the check verifies.
     what: &'static str,
     run: fn(&Setup) -> Found,
 }
@@ -108,7 +109,7 @@ const CHECKS: [Check; 17] = [
     },
     Check {
         name: "send",
-        what: "messages arrive in receives of two pieces; inline messages arrive",
+        what: "messages arrive in receives of two pieces, and inline messages arrive",
         run: checks::send,
     },
     Check {
@@ -118,7 +119,7 @@ const CHECKS: [Check; 17] = [
     },
     Check {
         name: "no-receive",
-        what: "a peer without posted receives is reported, with a bounded wait",
+        what: "a send to a peer without posted receives fails within a bounded time",
         run: checks::no_receive,
     },
     Check {
@@ -133,26 +134,23 @@ const CHECKS: [Check; 17] = [
     },
     Check {
         name: "stream-host",
-        what: "frames from the sink rdma to the source rdma, ring to ring, with content and ledger",
+        what: "frames arrive from sink rdma to source rdma, ring to ring; content and ledger are verified",
         run: stream::host,
     },
     Check {
         name: "stream-staged",
-        what: "the same from a ring on a GPU to a ring on a GPU, by host memory",
+        what: "as stream, from a GPU ring to a GPU ring, through host memory",
         run: stream::staged,
     },
     Check {
         name: "stream-direct",
-        what: "the same, read and written by the card",
+        what: "as stream, from a GPU ring to a GPU ring; the card reads and writes GPU memory",
         run: stream::direct,
     },
 ];
 
-/// The check of this host beside its cards.
-const DOCTOR: (&str, &str) = (
-    "doctor",
-    "`daq doctor` finds nothing about RDMA that keeps it from working",
-);
+/// The check of this host's setup.
+const DOCTOR: (&str, &str) = ("doctor", "`daq doctor` finds no RDMA problem on this host");
 
 /// Name and meaning of each check.
 pub fn list() -> Vec<(&'static str, &'static str)> {
@@ -160,14 +158,14 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
     checks.chain([DOCTOR]).collect()
 }
 
-/// Runs the checks that are asked for on every card.
+/// Runs the requested checks on every card.
 ///
 /// # Errors
-/// If there is no card, or one that was named cannot be opened.
+/// If there is no card, or a requested card cannot be opened.
 pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
     let names = if options.nics.is_empty() {
         cards().map_err(|mut error| {
-            error.why += "; `--nics software` checks a card that needs no hardware";
+            error.why += "; `--nics software` tests the emulated NIC, which needs no hardware";
             error
         })?
     } else {
@@ -176,7 +174,7 @@ pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
     let is_wanted =
         |name: &str| options.checks.is_empty() || options.checks.iter().any(|check| check == name);
     let device = Device::open(options.device);
-    let gpu = device.map_err(|error| format!("there is no GPU to check: {error}"));
+    let gpu = device.map_err(|error| format!("no GPU available: {error}"));
     let about = match &gpu {
         Ok(device) => format!("{} (cuda:{})", device.name(), device.ordinal()),
         Err(why) => why.clone(),
@@ -208,11 +206,11 @@ pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
     Ok(report)
 }
 
-/// The names of the cards there are.
+/// Names of this host's RDMA cards.
 fn cards() -> Result<Vec<String>, VerbsError> {
     let devices = daq_rdma::sys::devices()?;
     if devices.is_empty() {
-        return Err(none("there is none here"));
+        return Err(none("this host has no RDMA card"));
     }
     Ok(devices.into_iter().map(|device| device.name).collect())
 }
@@ -220,10 +218,10 @@ fn cards() -> Result<Vec<String>, VerbsError> {
 fn none(why: &str) -> VerbsError {
     VerbsError {
         nic: "no network card".to_owned(),
-        call: "looking for those that do RDMA".to_owned(),
+        call: "list RDMA cards".to_owned(),
         errno: 0,
         why: format!(
-            "{why}; `--nics software` checks a card made of software, `daq doctor` says what is missing"
+            "{why}; `--nics software` tests the emulated NIC; `daq doctor` reports what is missing"
         ),
     }
 }

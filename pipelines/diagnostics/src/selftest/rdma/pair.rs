@@ -1,4 +1,4 @@
-//! Two queues of one card that are connected with each other, each with memory of its own.
+//! Two connected queue pairs of one card, each with its own memory.
 
 use crate::selftest::Verdict;
 use crate::sys::shared_words::SharedWords;
@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 
 /// Timeout for a completion. A card reports a peer without receives or replies well before.
 const LIMIT: Duration = Duration::from_mins(1);
-/// What a peer may do with memory.
+/// Access rights of the peer.
 pub(super) const ANY: Access = Access {
     local_write: true,
     remote_write: true,
     relaxed: false,
 };
-/// Most work of a queue, each way.
+/// Maximum number of work requests per queue pair and direction.
 pub(super) const WORK: u32 = 64;
 
-/// What this host says of GPUs' memory, and CUDA of this one's.
+/// This host's and CUDA's support for registering GPU memory.
 pub(super) fn facts(gpu: Option<&'static Device>) -> PeerFacts {
     let facts = PeerFacts::read(Path::new("/"));
     match gpu {
@@ -32,14 +32,15 @@ pub(super) fn facts(gpu: Option<&'static Device>) -> PeerFacts {
     }
 }
 
-/// Memory that the card reaches. Fields are dropped in their order.
+/// Memory that the card can access. Fields are dropped in order.
 pub(super) struct Memory {
     pub(super) key: MemoryRegion,
     pub(super) shared: SharedWords,
 }
 
 impl Memory {
-    /// `bytes` bytes of this host, or of `gpu`; what the card refuses of a GPU's memory does not apply.
+    /// Registers `bytes` bytes of host memory or of `gpu`. If the card cannot register GPU memory, the check does not
+    /// apply.
     pub(super) fn new(
         nic: &dyn Nic,
         gpu: Option<&'static Device>,
@@ -53,7 +54,7 @@ impl Memory {
         }
     }
 
-    /// Fails unless these words are there from word `at` on.
+    /// Fails unless memory contains these words at word index `at`.
     pub(super) fn expect(&self, at: usize, words: &[u64], what: &str) -> Result<(), Verdict> {
         let found = self.shared.load(at, words.len())?;
         let wrong = words.iter().zip(&found).position(|(a, b)| a != b);
@@ -69,7 +70,7 @@ impl Memory {
     }
 }
 
-/// Connected queues. Fields are dropped in their order: queues before keys.
+/// Connected queue pairs. Fields are dropped in order: queue pairs before memory regions.
 pub(super) struct Pair {
     pub(super) from: Box<dyn QueuePair>,
     pub(super) to: Box<dyn QueuePair>,
@@ -77,17 +78,17 @@ pub(super) struct Pair {
     pub(super) far: Memory,
 }
 
-/// The one that writes and the one that is written.
+/// The queue pair that writes and the one that is written.
 type Two = (Box<dyn QueuePair>, Box<dyn QueuePair>);
 
-/// Words of which no two are the same, by a number.
+/// Returns words that all differ, derived from a number.
 pub(super) fn pattern(number: u64, count: usize) -> Vec<u64> {
     (0..count as u64)
         .map(|i| (number << 40 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15))
         .collect()
 }
 
-/// Two queues of `nic`, connected with each other.
+/// Creates two connected queue pairs of `nic`.
 pub(super) fn queues(nic: &dyn Nic, service: Service) -> Result<Two, Verdict> {
     let options = QueuePairOptions {
         service,
@@ -106,7 +107,7 @@ pub(super) fn queues(nic: &dyn Nic, service: Service) -> Result<Two, Verdict> {
     Ok((from, to))
 }
 
-/// The next completion of `queue`.
+/// Waits for the next completion of `queue`.
 pub(super) fn next(queue: &mut dyn QueuePair) -> Result<WorkCompletion, Verdict> {
     let mut done = [WorkCompletion {
         id: 0,
@@ -130,7 +131,7 @@ pub(super) fn next(queue: &mut dyn QueuePair) -> Result<WorkCompletion, Verdict>
     Ok(done[0])
 }
 
-/// Fails unless the next completion of `queue` is of this work and ended so.
+/// Fails unless the next completion of `queue` belongs to this work request and has this status.
 pub(super) fn ends(
     queue: &mut dyn QueuePair,
     id: u64,
@@ -170,7 +171,7 @@ pub(super) fn write(
 }
 
 impl Pair {
-    /// Two queues of `nic` with `bytes` bytes each, of this host or of a GPU.
+    /// Creates two queue pairs of `nic` with `bytes` bytes each, of host memory or of a GPU.
     pub(super) fn new(
         nic: &Arc<dyn Nic>,
         service: Service,
@@ -188,7 +189,7 @@ impl Pair {
         })
     }
 
-    /// Where byte `at` of the far memory is for the peer.
+    /// Address and key of byte `at` of the far memory, for the peer.
     pub(super) fn far_at(&self, at: usize) -> (u64, u32) {
         (self.far.key.address() + at as u64, self.far.key.rkey())
     }

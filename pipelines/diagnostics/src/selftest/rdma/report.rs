@@ -1,4 +1,4 @@
-//! What the checks of network cards found, as text and as JSON.
+//! Results of the checks of network cards, as text and as JSON.
 
 use crate::doctor::{self, Finding};
 use crate::selftest::Outcome;
@@ -11,7 +11,7 @@ pub(super) struct Entry {
     pub(super) check: &'static str,
     pub(super) nic: String,
     pub(super) outcome: Outcome,
-    /// What was found where all is well.
+    /// Details of a successful check.
     pub(super) found: Option<String>,
 }
 
@@ -21,13 +21,13 @@ impl Entry {
     }
 }
 
-/// All that was found.
+/// All results.
 #[derive(Clone, Debug)]
 pub struct Report {
     gpu: String,
     kernel: String,
     entries: Vec<Entry>,
-    /// What `daq doctor` finds about RDMA.
+    /// RDMA findings of `daq doctor`.
     pub(super) findings: Vec<Finding>,
 }
 
@@ -56,7 +56,7 @@ impl Report {
         entries.filter(|entry| entry.outcome.name() == name).count()
     }
 
-    /// The same for programs: `version`, `kernel`, `gpu`, `results` with `check`, `nic`, `outcome` and `detail`,
+    /// The report as JSON: `version`, `kernel`, `gpu`, `results` with `check`, `nic`, `outcome` and `detail`,
     /// `findings` as in `daq doctor`, and the counts `ok`, `failed` and `skipped`.
     pub fn json(&self) -> Value {
         let results = self.entries.iter().map(|entry| {

@@ -1,4 +1,4 @@
-//! Frames from the sink `rdma` to the source `rdma` by one card, content and ledger.
+//! Frames from the sink `rdma` to the source `rdma` over one card; verifies content and ledger.
 
 use super::Setup;
 use super::checks::Found;
@@ -72,7 +72,9 @@ fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
     came?;
     let report = ended?;
     let (Some(source), Some(sink)) = (report.sources.get("link"), report.sinks.get("far")) else {
-        return Err(Verdict::Failed("there is no ledger".to_owned()));
+        return Err(Verdict::Failed(
+            "the pipeline reported no ledger".to_owned(),
+        ));
     };
     let counts = [sink.frames, source.expected, source.delivered];
     expect(counts == [FRAMES; 3] && source.loss().is_none(), || {
@@ -100,14 +102,14 @@ fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
     })?;
     let engine = source.engine.clone().unwrap_or_default();
     Ok(format!(
-        "{FRAMES} frames of {FRAME} B: {}, bytes as sent; path {}, {} path fallbacks",
+        "{FRAMES} frames of {FRAME} B: {}, content verified; path {}, {} path fallbacks",
         source.loss(),
         engine.proof.name(),
         engine.fallbacks
     ))
 }
 
-/// The files with data below `directory`, in order.
+/// Returns the data files below `directory` in order.
 fn files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let (mut found, mut open) = (Vec::new(), vec![directory.to_owned()]);
     while let Some(directory) = open.pop() {

@@ -95,7 +95,7 @@ fn machine_without_gpu_has_no_gpu_findings() {
         "dma-buf registration",
         "on-demand paging",
         "IOMMU translation",
-        "way to GPUs",
+        "distance to GPUs",
         "ACS redirect",
     ] {
         assert!(server.lacks(name), "{name}");

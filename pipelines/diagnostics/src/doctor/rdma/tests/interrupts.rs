@@ -10,7 +10,7 @@ fn interrupts_on_remote_numa_node_are_reported() {
     let found = server.found("interrupts");
     warns(
         &found,
-        "1 of 2 on another node than 0",
+        "1 of 2 on a different node than 0",
         "echo 0-1 | sudo tee",
     );
     assert!(found.fix.unwrap().contains("0000:3e:00.0/msi_irqs"));
@@ -32,7 +32,7 @@ fn interrupt_that_never_fired_is_ignored() {
     let found = server.found("interrupts");
     assert_eq!(
         (found.verdict, found.read.as_str()),
-        (Verdict::Unknown, "none seen to fire")
+        (Verdict::Unknown, "no interrupt has occurred yet")
     );
     let fired = super::super::interrupts::fired(" CPU0 CPU1\n 7: 2 3 40\nNMI: 1 1\nodd\n");
     assert_eq!(fired.into_iter().collect::<Vec<_>>(), [(7, 5)]);

@@ -82,7 +82,7 @@ fn roce_addresses_are_judged() {
     server.port_file("gids/1", empty);
     warns(
         &server.found("GID table"),
-        "RoCE v1 alone",
+        "only RoCE v1",
         "mlxconfig -d 0000:3e:00.0",
     );
     server.port_file("gids/0", empty);
@@ -152,7 +152,7 @@ fn congestion_notification_is_judged() {
     let found = server.found("ECN");
     warns(
         &found,
-        "notifies senders, does not slow down itself",
+        "notifies senders but does not slow down itself",
         "roce_rp/enable/3",
     );
     server.write(&side("roce_np"), "0\n");
@@ -160,7 +160,7 @@ fn congestion_notification_is_judged() {
     server.write(&side("roce_rp"), "1\n");
     warns(
         &server.found("ECN"),
-        "slows down, does not notify senders",
+        "slows down but does not notify senders",
         "roce_np/enable/3",
     );
     server.remove("/sys/class/net/eth0/ecn");
@@ -190,7 +190,7 @@ fn growing_counters_are_reported_by_cause() {
         ),
         (
             "hw_counters/local_ack_timeout_err",
-            "acknowledgements that never came",
+            "missing acknowledgements",
             "ethtool -S eth0",
         ),
         (
@@ -212,7 +212,7 @@ fn growing_counters_are_reported_by_cause() {
         ),
         (
             "hw_counters/resp_remote_access_errors",
-            "accesses refused",
+            "rejected accesses",
             "rdma resource show qp",
         ),
     ] {

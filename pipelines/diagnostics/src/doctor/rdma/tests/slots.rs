@@ -73,7 +73,7 @@ fn random_capability_list_does_not_panic() {
 #[test]
 fn nic_on_other_socket_is_reported() {
     let server = Server::new();
-    is_ok(&server.found("way to GPUs"), "PIX to 0000:3d:00.0");
+    is_ok(&server.found("distance to GPUs"), "PIX to 0000:3d:00.0");
     // The GPU on another host bridge of another node.
     server.remove("/sys/bus/pci/devices/0000:3d:00.0");
     let far = "/sys/devices/pci0000:d7/0000:d7:00.0/0000:d8:00.0";
@@ -84,12 +84,12 @@ fn nic_on_other_socket_is_reported() {
     );
     server.device(far, "10de:20f1", "030200");
     server.write(&format!("{far}/numa_node"), "1\n");
-    let found = server.found("way to GPUs");
+    let found = server.found("distance to GPUs");
     warns(&found, "SYS to 0000:d8:00.0", "socket");
     assert!(found.why.unwrap().contains("socket 0"));
     assert!(server.lacks("ACS redirect"), "no switch is between the two");
     server.write(&format!("{far}/numa_node"), "-1\n");
-    assert_eq!(server.found("way to GPUs").verdict, Verdict::Unknown);
+    assert_eq!(server.found("distance to GPUs").verdict, Verdict::Unknown);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn switch_with_acs_redirect_is_reported_with_command() {
     let server = Server::new();
     is_ok(
         &server.found("ACS redirect"),
-        "none on the way to the nearest GPU",
+        "no redirect on the path to the nearest GPU",
     );
     let port = format!("{UP}/0000:3c:04.0/config");
     server.write(&port, space(0, 0x1d));
