@@ -1,4 +1,4 @@
-//! Moves the debug sections of the release binary into `target/release/daq.debug`, where the tools for it are present.
+//! Moves the debug sections of the release binary into `target/release/daq.debug` if gcc and objcopy are installed.
 
 use std::env;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn main() {
         println!("cargo::rustc-link-arg-bin=daq={wrapper}");
     } else {
         println!(
-            "cargo::warning=the binary keeps its debug sections, because gcc or objcopy is absent"
+            "cargo::warning=gcc or objcopy is not installed; the binary keeps its debug sections"
         );
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`runtime`] | a plan made to run: threads, ledgers, the end |
+//! | [`runtime`] | runs a plan: threads, ledgers, shutdown |
 //! | [`kernels`] | the built-in compute steps |
 //! | [`http`] | metrics, probes, status |
 //! | [`console`] | output to the terminal while a pipeline runs |
@@ -26,7 +26,7 @@ pub mod systemd;
 
 use daq_core::entry::Registry;
 
-/// Everything that a configuration can name.
+/// All entries that a configuration can use.
 pub const REGISTRY: Registry = Registry {
     sources: &daq_drivers::sources::<daq_emulators::Emulators>(),
     kernels: kernels::KERNELS,

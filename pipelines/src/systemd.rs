@@ -1,7 +1,8 @@
-//! Notifications to systemd: readiness, one line of status, and a watchdog that follows the data threads.
+//! Notifications to systemd: readiness, a status line, and a watchdog that depends on the data threads.
 //!
-//! Without `NOTIFY_SOCKET` in the environment nothing is sent and no thread is started. Nothing here blocks or fails a
-//! run: a full socket delays readiness and drops the rest, other failures are logged.
+//! Without `NOTIFY_SOCKET` in the environment, nothing is sent and no thread is started. Notifications never block or
+//! fail a run: if the socket is full, readiness is sent later and other messages are dropped; other failures are
+//! logged.
 
 use crate::http::{Health, HealthFn};
 use daq_core::ledger::Report;
@@ -17,17 +18,17 @@ use std::time::Duration;
 
 /// Every source has started.
 pub const READY: &str = "READY=1";
-/// The pipeline drains and will end.
+/// The pipeline is draining and will end.
 pub const STOPPING: &str = "STOPPING=1";
 
-/// Whether a service manager listens.
+/// Whether a service manager is listening.
 pub fn present() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
 }
 
 /// Sends one line that `systemctl status` shows; see [`status_line`].
 pub fn status(line: &str) {
-    // A line feed would begin another assignment.
+    // A line feed would start another assignment.
     send(&format!("STATUS={}", line.replace(['\n', '\r'], " ")));
 }
 
@@ -68,7 +69,7 @@ fn watchdog_period() -> Option<Duration> {
     (!period.is_zero()).then_some(period)
 }
 
-/// The status in one line: the rate of all sources since `before`, the loss state, and sinks that take no frames.
+/// Status line: the total rate of all sources since `before`, the loss state, and sinks that accept no frames.
 ///
 /// ```
 /// use daq_core::ledger::{Report, SourceReport};
@@ -91,12 +92,11 @@ pub fn status_line(now: &Report, before: &Report) -> String {
     let rate = if seconds > 0.0 { bits / seconds } else { 0.0 };
     let mut parts = vec![shown_rate(rate), now.loss().to_string()];
     let full = now.sinks.iter().filter(|(_, sink)| sink.full);
-    parts.extend(full.map(|(name, _)| format!("{name}: takes no frames")));
+    parts.extend(full.map(|(name, _)| format!("{name}: accepts no frames")));
     parts.join(", ")
 }
 
-/// Returns a rate of `bits` per second as reports show it: with three significant digits, because more would only
-/// flicker.
+/// Formats a rate of `bits` per second with three significant digits; more digits would only flicker.
 pub fn shown_rate(bits: f64) -> String {
     let units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
     let (mut scaled, mut unit) = (bits.max(0.0), 0);
@@ -117,7 +117,7 @@ pub fn shown_rate(bits: f64) -> String {
     format!("{text} {}", units[unit])
 }
 
-/// A thread that answers systemd's watchdog while every data thread advances. Dropping it ends it.
+/// A thread that answers systemd's watchdog while every data thread makes progress. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Watchdog {
     stop: Option<Sender<()>>,
@@ -125,7 +125,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts it if systemd asks for it by `WATCHDOG_USEC`; answers at half of that time.
+    /// Starts the thread if `WATCHDOG_USEC` is set; it answers twice per period.
     pub fn start(health: HealthFn) -> Option<Self> {
         if !present() {
             return None;
@@ -142,7 +142,7 @@ impl Watchdog {
                     let names = now.stalled.join(", ");
                     tracing::error!(
                         stalled = names,
-                        "data threads do not advance; not answering the systemd watchdog"
+                        "data threads make no progress; not answering the systemd watchdog"
                     );
                     status(&format!("stalled: {names}"));
                 }
@@ -168,7 +168,7 @@ impl Watchdog {
         }
     }
 
-    /// How often systemd wants an answer, if it does.
+    /// Watchdog period that systemd requested, if any.
     pub fn period() -> Option<Duration> {
         watchdog_period()
     }
@@ -194,8 +194,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Runs the ignored test `name` in a process of its own, which alone has the variables of systemd, and
-    /// gives what the socket received.
+    /// Runs the ignored test `name` in a separate process with systemd's environment variables, and returns the
+    /// messages that the socket received.
     fn notifications(name: &str, watchdog: Option<&str>) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");
@@ -209,7 +209,7 @@ mod tests {
         if let Some(period) = watchdog {
             child.env("WATCHDOG_USEC", period);
         }
-        // The socket is read while the child runs: its queue is short.
+        // The socket is read while the child runs, because its queue is short.
         let child = child
             .stdout(std::process::Stdio::piped())
             .stderr(std::process::Stdio::piped())
@@ -368,7 +368,7 @@ mod tests {
         );
         let line = status_line(&now, &before);
         assert!(
-            line.ends_with(", 5 frames overrun, 6 frames not written, disk: takes no frames"),
+            line.ends_with(", 5 frames overrun, 6 frames not written, disk: accepts no frames"),
             "{line}"
         );
     }
@@ -407,7 +407,7 @@ mod tests {
         }
     }
 
-    /// The template unit in a directory of its own, with a program that exists.
+    /// The template unit in a temporary directory, with a program that exists.
     fn unit() -> (tempfile::TempDir, String) {
         let path = concat!(
             env!("CARGO_MANIFEST_DIR"),

@@ -435,7 +435,7 @@ fn impossible_file_kernel_is_rejected_with_fix() {
     for (keys, says) in [
         (
             with("report.cu", "level", Value::Integer(256)),
-            "`params.level` = 256: member `level` of `struct Params` in report.cu is unsigned char; it does not fit; write 0 to 255",
+            "`params.level` = 256: member `level` of `struct Params` in report.cu is unsigned char; the value is out of range; write 0 to 255",
         ),
         (
             with("report.cu", "taps", Value::Array(Vec::new())),
@@ -462,7 +462,7 @@ fn impossible_file_kernel_is_rejected_with_fix() {
                 shared: Some(daq_core::units::ByteSize(1 << 20)),
                 ..reporting("report.cu")
             },
-            "write less",
+            "reduce it",
         ),
     ] {
         let why = refused(&keys);

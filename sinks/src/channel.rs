@@ -4,13 +4,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Long enough to really wait, even on a busy machine.
+/// Time of the first wait, long enough that the thread really waits even on a busy machine.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
-/// How often a waiting thread polls the channel, in case that a wake-up was lost.
+/// Polling interval of a waiting thread, in case a wake-up is lost.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The next message; `None` when the channel is closed and empty.
+/// Returns the next message; `None` if the channel is closed and empty.
 pub(crate) fn receive<T>(channel: &Receiver<T>) -> Option<T> {
     loop {
         match channel.recv_timeout(POLL_INTERVAL) {
@@ -21,14 +21,14 @@ pub(crate) fn receive<T>(channel: &Receiver<T>) -> Option<T> {
     }
 }
 
-/// Waits at `channel` in vain: the first wait of a thread at a channel allocates, and is better had before frames flow.
+/// Waits once on an empty channel. The first wait of a thread on a channel allocates; this does it before frames flow.
 ///
-/// Only while nothing can be sent to it.
+/// Call it only while no message can arrive.
 pub(crate) fn wait_without_answer<T>(channel: &Receiver<T>) {
     let _ = channel.recv_timeout(FIRST_WAIT);
 }
 
-/// Starts thread `name`, which serves `queue`, and returns when it is ready to wait there without allocating.
+/// Starts thread `name`, which serves `queue`. Returns when the thread can wait on the queue without allocating.
 pub(crate) fn spawn_server<T: Send + 'static>(
     name: &str,
     queue: Receiver<T>,
@@ -42,7 +42,7 @@ pub(crate) fn spawn_server<T: Send + 'static>(
             drop(ready);
             serve(queue);
         })?;
-    // Nothing is ever sent: the sender goes when the thread is ready.
+    // No message is ever sent: the sender is dropped when the thread is ready.
     let _ = is_ready.recv();
     Ok(thread)
 }

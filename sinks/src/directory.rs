@@ -1,20 +1,20 @@
-//! Directories, and what helps where a file operation fails.
+//! Directories, and advice for failed file operations.
 
 use daq_core::sink::SinkError;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::path::Path;
 
-/// Creates `dir` and those above it.
+/// Creates `dir` and its parents.
 pub(crate) fn make_directory(dir: &Path) -> Result<(), SinkError> {
     std::fs::create_dir_all(dir).map_err(|error| {
         let help = match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::EXIST | Errno::NOTDIR) => {
-                "a file has this name or that of a directory above it: choose another `path`, or move that file away"
+                "a file has the name of this directory or of one of its parents; choose another `path`, or move that file away"
             }
             Some(Errno::NAMETOOLONG) => "choose a shorter `path`",
             Some(Errno::ACCESS | Errno::PERM) => {
-                "choose a `path` that the user running daq may write to"
+                "choose a `path` to which the user running daq can write"
             }
             _ => remedy(&error),
         };
@@ -25,18 +25,18 @@ pub(crate) fn make_directory(dir: &Path) -> Result<(), SinkError> {
     })
 }
 
-/// Makes the names in `dir` safe.
+/// Makes the directory's entries durable.
 pub(crate) fn sync_directory(dir: &Path) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(dir, flags, Mode::empty())?;
     match rustix::fs::fsync(fd) {
-        // Filesystems without such a thing (some network ones) keep the order by themselves or not at all.
+        // Filesystems without directory sync (some network filesystems) keep the order themselves or not at all.
         Err(Errno::INVAL) => Ok(()),
         other => other,
     }
 }
 
-/// The error of a sink whose operation failed with `cause`.
+/// Creates a sink's error for an operation that failed with `cause`.
 pub(crate) fn failure(what: impl Into<String>, why: String, cause: &std::io::Error) -> SinkError {
     let what = what.into();
     match cause.raw_os_error().map(Errno::from_raw_os_error) {
@@ -45,31 +45,31 @@ pub(crate) fn failure(what: impl Into<String>, why: String, cause: &std::io::Err
     }
 }
 
-/// What helps against a failed file operation.
+/// Advice for a failed file operation.
 pub(crate) fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::ACCESS | Errno::PERM) => "give the user that runs daq write permission there",
+        Some(Errno::ACCESS | Errno::PERM) => "give the user running daq write permission for it",
         Some(Errno::NOENT) => {
-            "create the directory first; if it was there, something else moved the file"
+            "create the directory; if it exists, another program has moved the file"
         }
-        Some(Errno::ROFS) => "the filesystem is read-only: remount it or choose another path",
+        Some(Errno::ROFS) => "the filesystem is read-only; remount it or choose another path",
         Some(Errno::MFILE | Errno::NFILE) => {
             "raise the limit of open files (ulimit -n, LimitNOFILE)"
         }
         Some(Errno::AGAIN) => "raise the limits on threads and memory (ulimit -u, TasksMax=)",
         Some(Errno::FBIG) => {
-            "the filesystem or `ulimit -f` limits the size of a file: rotate by a smaller size"
+            "the filesystem or `ulimit -f` limits the file size; set a smaller `segment`"
         }
         Some(Errno::NOSPC | Errno::DQUOT) => "free some space on that filesystem",
         _ => "check the disk and its cabling (dmesg)",
     }
 }
 
-/// The error of a sink that finds no space for `path`.
+/// Error of a sink without free space for `path`.
 pub(crate) fn no_space(path: &Path) -> SinkError {
     SinkError::Full {
         what: path.display().to_string(),
-        remedy: "free some space on that filesystem, and writing goes on".to_owned(),
+        remedy: "free some space on that filesystem; writing then continues".to_owned(),
     }
 }
 

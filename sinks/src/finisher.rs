@@ -1,6 +1,6 @@
-//! Finishes one thing on a thread of its own while the next is filled.
+//! Finishes one item on a separate thread while the next one is filled.
 //!
-//! There are two of each thing: the sink fills one, the finisher has the other, free or being finished.
+//! There are two items: the sink fills one, and the finisher has the other, which is free or being finished.
 
 use crate::channel::{receive, spawn_server};
 use crate::directory::failure;
@@ -9,28 +9,28 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Where the second thing is.
+/// State of the second item.
 enum Second<T> {
     /// Free.
     Spare(T),
-    /// With the thread, or in the hands of a call.
+    /// With the thread, or used by a call in progress.
     Away,
-    /// It could not be finished, and waits for the next try.
+    /// It could not be finished and waits for another attempt.
     Stuck(T),
 }
 
-/// The second thing and the thread that finishes. Dropping it waits for what the thread is at.
+/// The second item and the thread that finishes items. Dropping it waits for the work in progress.
 pub(crate) struct Finisher<T, E> {
     jobs: Option<SyncSender<T>>,
     done: Receiver<(T, Result<(), E>)>,
     thread: Option<JoinHandle<()>>,
     second: Second<T>,
-    /// When the second thing was last handed over.
+    /// Time at which the second item was last submitted.
     since: Instant,
 }
 
 impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
-    /// Starts thread `name`, which calls `finish` with what it is sent; `spare` is the second thing.
+    /// Starts thread `name`, which calls `finish` on each submitted item; `spare` is the second item.
     pub(crate) fn start(
         name: &str,
         spare: T,
@@ -48,7 +48,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         };
         let thread = spawn_server(name, queue, serve).map_err(|error| {
             let why = format!("{error}; raise the limit of tasks (ulimit -u, TasksMax=)");
-            failure(format!("starting the thread {name}"), why, &error)
+            failure(format!("start the thread {name}"), why, &error)
         })?;
         Ok(Self {
             jobs: Some(jobs),
@@ -59,7 +59,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         })
     }
 
-    /// Gives the second thing, if it is free, for what is to be finished from now on, and says whether it was.
+    /// If the second item is free, swaps it for the filled item, which is then finished. Returns whether it was free.
     pub(crate) fn exchange(&mut self, full_for: impl FnOnce(T) -> T) -> bool {
         match std::mem::replace(&mut self.second, Second::Away) {
             Second::Spare(spare) => {
@@ -73,7 +73,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         }
     }
 
-    /// How long the thread has been finishing the second thing; zero if it is not.
+    /// Time for which the thread has been finishing the second item; zero if it is idle.
     pub(crate) fn blocked_for(&self) -> Duration {
         match self.second {
             Second::Away => self.since.elapsed(),
@@ -89,8 +89,8 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         }
     }
 
-    /// Looks after what is being finished, to its end if `wait`, and hands it out if it is finished now. What could not be
-    /// before is tried again.
+    /// Checks the item being finished, or waits for it if `wait`, and returns it if it is now finished. An item that
+    /// could not be finished before is tried again.
     pub(crate) fn look(&mut self, wait: bool) -> Result<Option<&mut T>, E> {
         match std::mem::replace(&mut self.second, Second::Away) {
             spare @ Second::Spare(_) => {
@@ -122,11 +122,11 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         }
     }
 
-    /// Goes on here with the panic that ended the thread: nothing else ends it before the drop.
+    /// Propagates the panic that ended the thread; nothing else ends the thread before the drop.
     fn fail(&mut self) -> ! {
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => std::panic::resume_unwind(panic),
-            _ => panic!("what this finisher was given was lost in an earlier panic"),
+            _ => panic!("the finisher's item was lost in an earlier panic"),
         }
     }
 }
@@ -135,7 +135,7 @@ impl<T, E> Drop for Finisher<T, E> {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // The thread returns when its queue is closed and empty; there is nothing to do about a panic in it here.
+            // The thread returns when its queue is closed and empty. A panic in it cannot be handled here.
             let _ = thread.join();
         }
     }
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(finisher.look(true), Ok(None));
         assert!(finisher.exchange(|spare| spare + 7) && !finisher.exchange(|_| 9));
         assert_eq!(finisher.look(true), Err(7));
-        assert!(!finisher.exchange(|_| 9), "what is stuck is not free");
+        assert!(!finisher.exchange(|_| 9), "a stuck item is not free");
         assert_eq!(finisher.look(true), Ok(Some(&mut 7)));
         assert!(finisher.exchange(|spare| spare + 1));
         assert_eq!(finisher.look(true), Ok(Some(&mut 8)));

@@ -1,14 +1,14 @@
-//! What sinks say of a layout in metadata, and which they refuse.
+//! Describes layouts in the sinks' metadata, and rejects unsupported ones.
 
 use daq_core::config::Problem;
 use daq_core::layout::{Axis, Layout, Order};
 use serde_json::{Value, json};
 
-/// Refuses layouts without samples.
+/// Rejects layouts without samples.
 pub(crate) fn check_layout(layout: &Layout) -> Result<(), Problem> {
     if layout.frame_bytes() == 0 {
         return Err(
-            Problem::at("input", "its frames are smaller than one point")
+            Problem::at("input", "the input's frames are smaller than one point")
                 .help("raise the `slot` of the input ring"),
         );
     }
@@ -23,7 +23,7 @@ pub(crate) const fn order(order: Order) -> &'static str {
     }
 }
 
-/// An axis in metadata: its `kind` and what is known of it, in Hz.
+/// Describes an axis in metadata: its `kind` and its known values, in Hz.
 pub(crate) fn axis(axis: &Axis) -> Value {
     let mut known = serde_json::Map::new();
     let mut insert = |key: &str, value: &Option<f64>| {

@@ -21,27 +21,27 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// How often a lock may turn out to be that of a file no longer there. Each time another process has ended just then;
-/// more than a few such ends in a row are none, but a filesystem whose files have no lasting numbers.
+/// Maximum number of attempts if the lock file was deleted while it was locked. This happens when another process ends
+/// at that moment. Many repetitions mean that the filesystem has no stable inode numbers.
 const TRIES: u32 = 100;
-/// What a sink does when its lock fails.
+/// The operation, for error messages.
 const LOCKING: &str = "locking its files";
 
 /// Why a stem could not be locked.
 #[derive(Debug, Error)]
 pub enum LockError {
-    /// Someone else holds it.
+    /// Another writer holds the lock.
     #[error("{}: {}", files.display(), writing(*pid))]
     Held {
         /// The files of the stem.
         files: PathBuf,
-        /// The process that the lock names, if it names one.
+        /// Process ID in the lock file, if there is one.
         pid: Option<u32>,
     },
-    /// The lock's file was another one each time that it was locked.
+    /// The lock file was replaced during every attempt.
     #[error(
-        "{path} was replaced each of the {TRIES} times that it was locked; start again when no other daq starts and \
-         ends there, and if it stays so choose a `path` on another filesystem: this one's files have no lasting numbers"
+        "cannot lock {path}: the file was replaced during each of {TRIES} attempts; try again while no other daq starts or \
+         ends there. If the error remains, choose a `path` on another filesystem, because this one has no stable inode numbers"
     )]
     Replaced {
         /// The lock's file.
@@ -60,13 +60,13 @@ pub enum LockError {
 }
 
 impl LockError {
-    /// As the error of sink `sink`.
+    /// Converts the error into an error of sink `sink`.
     pub(crate) fn of_sink(self, sink: &str) -> SinkError {
         match self {
             Self::Held { files, pid } => SinkError::Failed {
                 what: files.display().to_string(),
                 why: format!(
-                    "{}; stop that, or give sink `{sink}` another `name` or `path`",
+                    "{}; stop that writer, or set another `name` or `path` for sink `{sink}`",
                     writing(pid)
                 ),
             },
@@ -87,36 +87,36 @@ impl LockError {
     }
 }
 
-/// Who holds a lock, in words.
+/// Describes the holder of a lock.
 ///
-/// The lock says no more than the number that was written into it. Another container gives the same numbers to processes
-/// of its own, and a holder that could not write leaves the number of the one before.
+/// The only information is the process ID in the file. Processes in another container can have the same ID, and a
+/// holder that could not write to the file leaves the ID of its predecessor.
 fn writing(pid: Option<u32>) -> String {
     match pid {
         Some(pid) if pid == std::process::id() => format!(
-            "another writer has it (its lock names pid {pid}, which this process has, too: another sink of it, or a \
+            "locked by another writer (pid {pid}, which is also the pid of this process: another of its sinks, or a \
              process in another container)"
         ),
-        Some(pid) => format!("another writer has it (its lock names pid {pid})"),
-        None => "another writer has it".to_owned(),
+        Some(pid) => format!("locked by another writer (pid {pid})"),
+        None => "locked by another writer".to_owned(),
     }
 }
 
-/// What helps against a failed operation on a lock.
+/// Advice for a failed operation on a lock file.
 fn help(error: &std::io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::LOOP) => "it is a link, which daq does not follow: remove it",
-        Some(Errno::NXIO) => "it is a FIFO or a device, not a regular file: remove it",
-        // Some network filesystems lock only what may be written to.
+        Some(Errno::LOOP) => "it is a symbolic link, which daq does not follow; remove it",
+        Some(Errno::NXIO) => "it is a FIFO or a device, not a regular file; remove it",
+        // Some network filesystems can lock only writable files.
         Some(Errno::BADF) => {
-            "it is another user's, and this filesystem locks only files that one may write to: remove it when no daq of \
+            "it belongs to another user, and this filesystem can lock only writable files; remove it when no daq of \
              that user writes there"
         }
         _ => remedy(error),
     }
 }
 
-/// The right to write the files of one stem in one directory; dropping it gives it back.
+/// Exclusive right to write the files of one stem in one directory; dropping it releases the lock.
 ///
 /// ```
 /// use daq_sinks::lock::{LockError, StemLock};
@@ -142,7 +142,7 @@ impl StemLock {
         Self::take_by(dir, stem, lock, is_named)
     }
 
-    /// [`take`](Self::take) with the two operations that decide: locking a file, and looking whether it is still there.
+    /// [`take`](Self::take) with replaceable operations: locking a file, and checking whether the path still names it.
     fn take_by(
         dir: &Path,
         stem: &str,
@@ -164,7 +164,7 @@ impl StemLock {
                 continue;
             };
             match rustix::io::retry_on_intr(|| lock(&file)) {
-                // It opens the next one, or the holder's that is there now.
+                // The next attempt opens the next file, or the current holder's file.
                 Ok(()) | Err(Errno::WOULDBLOCK) if !is_named(&file, &path) => {}
                 Ok(()) => {
                     sign(&file);
@@ -178,8 +178,8 @@ impl StemLock {
                 }
                 Err(errno @ (Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)) => {
                     tracing::warn!(
-                        "this filesystem has no locks ({errno} of {}): make sure that no other process writes {stem}-* \
-                         there, daq cannot see it",
+                        "this filesystem does not support locks ({errno} for {}); ensure that no other process writes {stem}-* \
+                         there, because daq cannot detect it",
                         path.display()
                     );
                     return Ok(hold(file));
@@ -207,17 +207,17 @@ impl StemLock {
 
 impl Drop for StemLock {
     fn drop(&mut self) {
-        // Removed while it is still locked: no other process can hold the removed file. If someone removed ours by hand,
-        // the one there now is another's.
+        // Removed while it is still locked, so no other process can hold the removed file. If someone removed the file
+        // manually, the existing one belongs to another process.
         if is_named(&self.file, &self.path) {
-            // A file that stays is as one that a kill left.
+            // A remaining file has the same effect as one left by a kill.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// The lock's file, made if it is not there; for reading only if it may not be written to, which is enough to lock it.
-/// Returns `None` if the file is missing and cannot be created: its holder has just removed it, or the directory is
+/// Opens the lock file, or creates it if missing; read-only if it is not writable, which suffices for locking. Returns
+/// `None` if the file is missing and cannot be created, because its holder has just removed it or the directory is
 /// read-only.
 fn open(path: &Path) -> Result<Option<File>, Errno> {
     let open = |flags| {
@@ -245,7 +245,7 @@ fn is_named(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Writes the process id into the lock file. It is used in error messages only, so errors are ignored.
+/// Writes the process ID to the lock file. It is used only in error messages, so errors are ignored.
 fn sign(file: &File) {
     let text = format!("{}\n", std::process::id());
     let _ = file
@@ -253,7 +253,7 @@ fn sign(file: &File) {
         .and_then(|()| file.write_all_at(text.as_bytes(), 0));
 }
 
-/// Who wrote into the lock that it holds it.
+/// Reads the process ID of the lock's holder.
 fn signature(file: &File) -> Option<u32> {
     let mut text = [0; 16];
     let length = file.read_at(&mut text, 0).ok()?;
@@ -295,7 +295,7 @@ mod tests {
             let last = StemLock::take_by(dir.path(), "adc", held, is_named);
             assert!(
                 !matches!(last, Err(LockError::Replaced { .. })),
-                "the last try counts"
+                "the last attempt counts"
             );
         }
     }
@@ -333,9 +333,9 @@ mod tests {
 
     #[test]
     fn lock_holder_is_reported_from_lock_file() {
-        assert_eq!(writing(None), "another writer has it");
-        assert!(writing(Some(0)).ends_with("has it (its lock names pid 0)"));
+        assert_eq!(writing(None), "locked by another writer");
+        assert!(writing(Some(0)).ends_with("writer (pid 0)"));
         let own = writing(Some(std::process::id()));
-        assert!(own.contains("another sink of it, or a process in another container"));
+        assert!(own.contains("another of its sinks, or a process in another container"));
     }
 }

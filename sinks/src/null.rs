@@ -1,4 +1,4 @@
-//! `null`: takes frames and keeps nothing, to measure what comes before it or to rehearse a slow consumer.
+//! `null`: discards frames, to measure the stages before it or to simulate a slow consumer.
 
 use daq_core::config::{Diagnostics, Section};
 use daq_core::entry::SinkEntry;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use std::hint::black_box;
 use std::time::Duration;
 
-/// What `daq` knows of `null`.
+/// Registry entry of `null`.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "null",
     summary: "Counts frames and discards them, for measurements or to simulate a slow consumer",
@@ -32,11 +32,11 @@ input = \"INPUT\"
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NullKeys {
-    /// Read every byte of every frame, as a real consumer would; needs frames in host memory. Default false: frames
-    /// are only counted.
+    /// Read every byte of every frame, like a real consumer; requires frames in host memory. Default false: frames are
+    /// only counted.
     pub touch: bool,
-    /// Wait this long for each frame, to rehearse a slow consumer; default: not at all. The system's timer adds some
-    /// 50 us to each wait.
+    /// Wait for this time per frame, to simulate a slow consumer; default: no wait. The system's timer adds about 50 µs
+    /// to each wait.
     pub delay: Option<Span>,
 }
 
@@ -73,7 +73,7 @@ struct Null {
 
 impl Sink for Null {
     fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError> {
-        // One at a time where it waits, so that the engine sees it alive between two.
+        // One frame at a time if it waits, so that the runtime sees a heartbeat between frames.
         let to = if self.delay.is_zero() {
             lease.len()
         } else {
@@ -100,7 +100,7 @@ impl Sink for Null {
     }
 }
 
-/// The cheapest thing that needs every byte.
+/// A cheap computation that reads every byte.
 fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let words = words.iter().fold(0_u64, |sum, word| {

@@ -1,4 +1,4 @@
-//! The stem of a sink's files: how their names begin, and in which directory.
+//! The stem of a sink's files: the start of their names, and their directory.
 
 use crate::directory::make_directory;
 use crate::lock::StemLock;
@@ -9,7 +9,7 @@ use daq_core::sink::{SinkContext, SinkError};
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
-/// The keys of a sink that writes files of one stem.
+/// Keys of a sink that writes files with a common stem.
 pub(crate) trait StemKeys: DeserializeOwned {
     /// The key `path`: the directory.
     fn path(&self) -> &Path;
@@ -17,11 +17,11 @@ pub(crate) trait StemKeys: DeserializeOwned {
     /// The key `name`: the stem, if it is not the sink's name.
     fn name(&self) -> Option<&str>;
 
-    /// What is wrong with the other keys whatever the input is.
+    /// Checks everything else that does not depend on the input.
     fn check(&self) -> Result<(), Problem>;
 }
 
-/// How the names of a sink's files begin, `NAME` in `PATH/NAME-000000`.
+/// Start of a sink's file names, `NAME` in `PATH/NAME-000000`.
 #[derive(Debug)]
 pub(crate) struct Stem {
     path: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct Stem {
 }
 
 impl Stem {
-    /// Reads and checks the keys of `section`. `None` after an error was reported.
+    /// Reads and checks the keys of `section`. Returns `None` if an error was reported.
     pub(crate) fn read<K: StemKeys>(
         section: &mut Section,
         diagnostics: &mut Diagnostics,
@@ -45,17 +45,16 @@ impl Stem {
         Some((Self { path, name }, keys))
     }
 
-    /// The claim of the stem's files.
+    /// The resource claims of the stem's files.
     pub(crate) fn claims(&self) -> Vec<Claim> {
         vec![Claim::Stem(self.path.join(&self.name))]
     }
 
-    /// The directory.
     pub(crate) fn files(&self) -> Vec<NamedFile> {
         vec![NamedFile::new("path", &self.path, FileUse::WritesInto)]
     }
 
-    /// Makes the directory and locks the stem in it.
+    /// Creates the directory and locks the stem in it.
     pub(crate) fn lock(&self, context: &SinkContext) -> Result<StemLock, SinkError> {
         let dir = context.directory.join(&self.path);
         make_directory(&dir)?;
@@ -63,17 +62,17 @@ impl Stem {
     }
 }
 
-/// A file's name may have 255 bytes; what follows the stem takes up to 40.
+/// A file name may have 255 bytes; the part after the stem has up to 40.
 const LONGEST: usize = 200;
 
-/// Refuses what is no part of a file's name, whether it is the key `name` or the sink's own.
+/// Rejects names that cannot be part of a file name, whether from the key `name` or from the sink's own name.
 fn check_name(name: &str) -> Result<(), Problem> {
     let shown: String = name.chars().take(40).collect();
     let problem = if name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.') {
-        format!("{shown:?} cannot begin the name of a file")
+        format!("{shown:?} cannot be the start of a file name")
     } else if name.len() > LONGEST {
         format!(
-            "{shown:?}… has {} bytes; the name of a file can begin with {LONGEST}",
+            "{shown:?}… has {} bytes; the maximum is {LONGEST}",
             name.len()
         )
     } else {

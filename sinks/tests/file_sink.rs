@@ -306,19 +306,19 @@ fn file_keys_invalid_are_rejected() {
         ),
         (
             "path = \"out\"\nrotate = \"0 s\"",
-            "a file cannot end when it begins",
+            "`rotate` must be longer than zero",
         ),
         (
             "path = \"out\"\nname = \"a/b\"",
-            "\"a/b\" cannot begin the name of a file",
+            "\"a/b\" cannot be the start of a file name",
         ),
         (
             &format!("path = \"out\"\nname = \"{}\"", "x".repeat(201)),
-            "has 201 bytes; the name of a file can begin with 200",
+            "has 201 bytes; the maximum is 200",
         ),
         (
             "path = \"out\"\nbuffer = 1",
-            "1 B is not from 4 KiB to 256 MiB",
+            "1 B is not between 4 KiB and 256 MiB",
         ),
         ("segment = \"1 GiB\"", "path"),
     ] {
@@ -327,7 +327,7 @@ fn file_keys_invalid_are_rejected() {
     }
     let error = spec("file", "\"../x\"", "path = \"out\"").err().unwrap();
     assert!(
-        error.contains("\"../x\" cannot begin the name of a file") && error.contains("daq.toml:1"),
+        error.contains("\"../x\" cannot be the start of a file name") && error.contains("daq.toml:1"),
         "{error}"
     );
     let claims = spec("file", "disk", "path = \"out\"").unwrap().claims();

@@ -54,10 +54,10 @@ fn stem_of_other_process_is_rejected_between_its_files() {
         for (text, message) in [
             (
                 "4242\n",
-                "another writer has it (its lock names pid 4242); stop that",
+                "locked by another writer (pid 4242); stop that",
             ),
-            ("", "another writer has it; stop that"),
-            ("nonsense", "another writer has it; stop that"),
+            ("", "locked by another writer; stop that"),
+            ("nonsense", "locked by another writer; stop that"),
         ] {
             std::fs::write(dir.path().join(LOCK), text).unwrap();
             let before = names(dir.path());
@@ -87,7 +87,7 @@ fn sink_locks_stem_for_its_lifetime() {
             for driver in [driver, other] {
                 let (_, why) = refusal(driver, dir.path());
                 assert!(
-                    why.contains("another sink of it, or a process in another"),
+                    why.contains("another of its sinks, or a process in another"),
                     "{why}"
                 );
             }

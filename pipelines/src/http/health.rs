@@ -1,4 +1,4 @@
-//! Whether the data threads work: what the probes, `/status` and the watchdog answer by.
+//! Health of the data threads, used by the probes, `/status` and the watchdog.
 
 use serde::Serialize;
 
@@ -9,24 +9,24 @@ pub struct Health {
     pub ready: bool,
     /// Whether the pipeline was stopped and drains.
     pub stopping: bool,
-    /// Names of the data threads that have not advanced for longer than they may.
+    /// Names of the data threads without progress for longer than allowed.
     pub stalled: Vec<String>,
     /// A sentence for each source that has been silent for longer than its `silent_after`.
     pub silent: Vec<String>,
 }
 
 impl Health {
-    /// Whether every data thread advances.
+    /// Whether every data thread makes progress.
     pub fn advances(&self) -> bool {
         self.stalled.is_empty()
     }
 
-    /// Whether the pipeline takes data: every source has started, none is silent and the pipeline does not drain.
+    /// Whether the pipeline receives data: every source has started, none is silent and the pipeline does not drain.
     pub fn takes_data(&self) -> bool {
         self.ready && !self.stopping && self.silent.is_empty()
     }
 
-    /// One word for people: `stalled`, `stopping`, `silent`, `running` or `starting`.
+    /// The state as one word: `stalled`, `stopping`, `silent`, `running` or `starting`.
     pub fn state(&self) -> &'static str {
         if !self.advances() {
             "stalled"

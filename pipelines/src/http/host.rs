@@ -1,19 +1,19 @@
-//! Which names the server answers to.
+//! Host names that the server accepts.
 //!
-//! A page of another site can have its own name resolve to 127.0.0.1 and then read what this server answers (DNS
-//! rebinding). Its requests carry that name in `Host`. So the server answers requests for IP addresses, which need no
-//! resolver, for `localhost`, for the names of this machine and for the configured ones, and refuses others. Names of this
-//! machine are its host name, alone and with the domains that `/etc/hosts` and `/etc/resolv.conf` give: a name that only
-//! begins with the host name can be another site's.
+//! A page of another site can make its own name resolve to 127.0.0.1 and then read this server's answers (DNS
+//! rebinding). Its requests carry that name in `Host`. So the server answers only requests for IP addresses, which need
+//! no resolver, for `localhost`, for the names of this machine and for the configured names. Names of this machine are
+//! its host name, alone and with the domains that `/etc/hosts` and `/etc/resolv.conf` give. A name that only begins
+//! with the host name may belong to another site.
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Uri, header};
 use daq_core::config::Problem;
 use std::net::Ipv6Addr;
 
-/// The first name in a request that is not one of this server's; `None` if all are.
+/// Returns the first name in a request that the server does not accept; `None` if all are accepted.
 ///
-/// A request without a name, which no browser sends, has none that is refused.
+/// A request without a name is accepted; browsers always send one.
 pub(super) fn refused(uri: &Uri, headers: &HeaderMap, hosts: &[String]) -> Option<String> {
     let in_headers = headers.get_all(header::HOST).iter();
     let in_headers = in_headers.map(|value| String::from_utf8_lossy(value.as_bytes()));
@@ -33,10 +33,11 @@ pub(super) fn own_names() -> Vec<String> {
     names_of(&name, &read("/etc/hosts"), &read("/etc/resolv.conf"))
 }
 
-/// Returns the names of the machine with the host name `name`, by the texts of `/etc/hosts` and `/etc/resolv.conf`.
+/// Returns the names of the machine with the host name `name`, derived from the texts of `/etc/hosts` and
+/// `/etc/resolv.conf`.
 fn names_of(name: &str, hosts: &str, resolv: &str) -> Vec<String> {
     let (short, domain) = name.split_once('.').unwrap_or((name, ""));
-    // The kernel's name for a machine that was given none.
+    // Linux's default for a machine without a host name.
     if short.is_empty() || short == "(none)" {
         return Vec::new();
     }

@@ -1,4 +1,4 @@
-//! What a metric is: its name, its kind, its explanation and where its value comes from.
+//! Definition of a metric: its name, kind, explanation and the origin of its value.
 
 use super::process::Process;
 use daq_core::ledger::{
@@ -9,11 +9,11 @@ use daq_core::ledger::{
 /// How a metric behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows while the process lives.
+    /// Increases while the process lives.
     Counter,
-    /// Goes up and down.
+    /// Increases and decreases.
     Gauge,
-    /// Counters of what was at most so large, by classes of size, with their sum and number.
+    /// Counters by upper bound of size, with sum and count.
     Histogram,
 }
 
@@ -28,41 +28,41 @@ impl Kind {
     }
 }
 
-/// Where the number comes from, and by that its labels.
+/// Origin of the value; it also determines the labels.
 #[derive(Clone, Copy)]
 pub(super) enum Read {
     Source(fn(&SourceReport) -> u64),
-    /// When each source's last packet arrived.
+    /// Arrival time of each source's last packet.
     LastPacket,
     /// One sample for each source and cause.
     Lost,
-    /// One sample for each source and what it counts itself.
+    /// One sample per source and driver-specific counter.
     Counts,
     /// Only for sources with a DMA engine.
     Engine(fn(&EngineReport) -> u64),
-    /// One sample for each of those and fault that has come.
+    /// One sample per source with a DMA engine and per fault that has occurred.
     Faults,
     Ring(fn(&RingReport) -> u64),
-    /// Only for rings with a frame.
+    /// Only for rings that contain a frame.
     FrameAge,
     /// Only for rings on a GPU that the CPU can store to.
     Mapping,
     Reader(fn(&ReaderReport) -> u64),
     Copy(fn(&CopyReport) -> f64),
-    /// The copies of a ring by size.
+    /// Copies of a ring by size.
     CopySizes,
     Kernel(fn(&KernelReport) -> u64),
     /// Only for kernels on a GPU.
     Device(fn(&DeviceReport) -> f64),
-    /// Only for those of them that are launched.
+    /// Only for kernels on a GPU with dispatch `launch`.
     Launched(fn(&DeviceReport) -> f64),
-    /// How bursts reach kernels on a GPU.
+    /// Dispatch method of kernels on a GPU.
     Dispatch,
     Sink(fn(&SinkReport) -> u64),
     Pipeline(fn(&Report) -> f64),
     Build,
     Process(fn(&Process) -> f64),
-    /// When the metrics were set up, in seconds since 1970.
+    /// Time at which the metrics were set up, in seconds since 1970.
     Start,
 }
 
@@ -74,11 +74,11 @@ pub struct Metric {
     pub kind: Kind,
     /// One line for `# HELP`.
     pub help: &'static str,
-    /// What a value says.
+    /// Meaning of the value.
     pub meaning: &'static str,
-    /// What most likely makes it leave its usual value.
+    /// Most likely cause of an unusual value.
     pub cause: &'static str,
-    /// What to do then.
+    /// What to do about it.
     pub remedy: &'static str,
     pub(super) read: Read,
 }

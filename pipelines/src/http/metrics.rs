@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// A snapshot of all ledgers, taken when called.
 pub type ReportFn = Arc<dyn Fn() -> Report + Send + Sync>;
 
-/// The collector behind `/metrics`: one call of the report function a scrape.
+/// The collector behind `/metrics`; it calls the report function once per scrape.
 pub struct Ledgers {
     report: ReportFn,
     descriptors: Vec<Desc>,
@@ -24,10 +24,10 @@ pub struct Ledgers {
 }
 
 impl Ledgers {
-    /// A collector of what `report` gives.
+    /// Creates a collector of the values in `report`.
     ///
     /// # Errors
-    /// If a name of the table is no metric name, which a test excludes.
+    /// If a name in the table is not a valid metric name; a test excludes this.
     pub fn new(report: ReportFn) -> prometheus::Result<Self> {
         let descriptors = METRICS
             .iter()
@@ -118,7 +118,7 @@ impl Ledgers {
             }),
             Read::Copy(of) => each(&report.copies, |_, c| sample(&[&c.from, &c.to], of(c))),
             Read::CopySizes => each(&report.copies, |_, c| {
-                // The text format adds `le` to each class.
+                // The text format adds `le` to each size class.
                 let mut sample = Sample::from_label(pairs(metric.labels(), &[&c.from, &c.to]));
                 sample.set_histogram(sizes(c));
                 sample
@@ -162,7 +162,7 @@ fn on_device(report: &Report) -> impl Iterator<Item = (&str, &DeviceReport)> {
     kernels.filter_map(|(name, kernel)| Some((name.as_str(), kernel.device.as_ref()?)))
 }
 
-/// The classes of size as Prometheus counts them: each with all smaller ones.
+/// Size classes in Prometheus' cumulative form: each class includes all smaller ones.
 fn sizes(copy: &CopyReport) -> Histogram {
     let mut up_to = 0;
     let buckets = CopyLedger::BOUNDS
@@ -220,17 +220,17 @@ impl Collector for Ledgers {
     }
 }
 
-/// What `/metrics` answers from.
+/// The state that answers `/metrics`.
 #[derive(Clone)]
 pub struct Exposition {
     registry: Registry,
 }
 
 impl Exposition {
-    /// A registry of its own, with the ledgers of `report` in it.
+    /// Creates a separate registry that contains the ledgers of `report`.
     ///
     /// # Errors
-    /// If the table of metrics contradicts itself, which a test excludes.
+    /// If the table of metrics is inconsistent; a test excludes this.
     pub fn new(report: ReportFn) -> prometheus::Result<Self> {
         let registry = Registry::new();
         registry.register(Box::new(Ledgers::new(report)?))?;
@@ -242,11 +242,10 @@ impl Exposition {
         &self.registry
     }
 
-    /// The metrics of this moment in text format 0.0.4. Metrics without any sample (no kernel, say) are left
-    /// out.
+    /// Current metrics in text format 0.0.4. Metrics without samples are left out, for example if there is no kernel.
     ///
     /// # Errors
-    /// If a further collector gives what cannot be written.
+    /// If another collector returns invalid metrics.
     pub fn text(&self) -> prometheus::Result<String> {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
@@ -304,7 +303,7 @@ pub(super) mod tests {
             mapping: Some(Backend::Vulkan),
         };
         report.rings.insert("raw".to_owned(), ring);
-        // One that is not mapped.
+        // A ring without a mapping.
         report
             .rings
             .insert("raw@host".to_owned(), RingReport::default());
@@ -499,7 +498,7 @@ pub(super) mod tests {
             .lines()
             .filter(|line| line.starts_with("daq_copy_size_bytes"))
             .collect();
-        // Each class with the smaller ones, and the last with all.
+        // Each class includes the smaller ones; the last class includes all.
         let mut expected: Vec<_> = CopyLedger::BOUNDS
             .iter()
             .zip([1, 3, 6, 10, 15, 21, 28])

@@ -4,8 +4,9 @@
 //! |---|---|
 //! | `/` | a page with the ledgers, updated every second |
 //! | `/metrics` | Prometheus' text format 0.0.4 |
-//! | `/-/healthy` | 200 while every data thread advances, else 503 and the names of those that do not |
-//! | `/-/ready` | 200 once every source has started, while none is silent (`silent_after`) and until the pipeline drains, else 503 and why |
+//! | `/-/healthy` | 200 while every data thread makes progress, else 503 and the names of the stalled threads |
+//! | `/-/ready` | 200 if every source has started, none is silent (`silent_after`) and the pipeline does not drain;
+//! else 503 and the reason |
 //! | `/status` | one JSON object with the ledgers and the plan |
 //!
 //! Everything is read-only and served without authentication, so the default address is loopback. To serve it to
@@ -40,7 +41,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Maximum time that requests in progress may take when the server stops.
+/// Time limit for requests in progress when the server stops.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The section `[http]`.
@@ -51,9 +52,10 @@ pub struct Http {
     /// can read everything: keep it on loopback, or behind a proxy that authenticates.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
-    /// Host names that the server answers to, beside IP addresses, `localhost` and the names of this machine (its host name,
-    /// alone and with the domains that `/etc/hosts` and `/etc/resolv.conf` give); default none. Requests for other names
-    /// are refused, because web pages of other sites could read the answers through DNS rebinding.
+    /// Additional host names that the server accepts; default none. It always accepts IP addresses, `localhost` and the
+    /// names of this machine (its host name, alone and with the domains that `/etc/hosts` and `/etc/resolv.conf` give).
+    /// Requests for other names are rejected, because web pages of other sites could read the answers through DNS
+    /// rebinding.
     #[serde(default)]
     pub hosts: Vec<String>,
 }
@@ -63,7 +65,7 @@ fn default_listen() -> SocketAddr {
 }
 
 impl Http {
-    /// Returns the problems of the section that are not of the form of a value.
+    /// Returns problems of the section that the types of its values do not exclude.
     pub fn problems(&self) -> Vec<Problem> {
         host::problems(&self.hosts)
     }
@@ -81,7 +83,7 @@ impl Default for Http {
 /// The state of the data threads, taken when called.
 pub type HealthFn = Arc<dyn Fn() -> Health + Send + Sync>;
 
-/// The data that the server exports. Both functions run on the server's thread, at every request.
+/// Data that the server exports. Both functions run on the server's thread for every request.
 #[derive(Clone)]
 pub struct HttpState {
     /// Name of the pipeline.
@@ -104,9 +106,9 @@ pub enum HttpError {
     /// The address could not be bound.
     #[error("http: cannot listen on {listen}: {source}; {}", remedy(*listen, source))]
     Listen {
-        /// The address wanted.
+        /// The requested address.
         listen: SocketAddr,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// The thread or its runtime could not start.
@@ -115,25 +117,25 @@ pub enum HttpError {
          TasksMax= and LimitNOFILE=)"
     )]
     Thread(#[source] io::Error),
-    /// The table of metrics contradicts itself.
-    #[error("http: metrics: {0}; this is a defect of daq")]
+    /// The table of metrics is inconsistent.
+    #[error("http: metrics: {0}; this is a defect in daq")]
     Metrics(#[from] prometheus::Error),
 }
 
-/// What helps when `listen` cannot be bound.
+/// Returns advice for an address that cannot be bound.
 fn remedy(listen: SocketAddr, error: &io::Error) -> String {
     let port = listen.port();
     match error.kind() {
         io::ErrorKind::AddrInUse => format!(
-            "another program has this port: `ss -ltnp 'sport = :{port}'` names it; stop it, or give `listen` in \
-             [http] another port"
+            "another program uses this port (`ss -ltnp 'sport = :{port}'` shows it); stop it, or set another port in `listen` of \
+             [http]"
         ),
         io::ErrorKind::AddrNotAvailable => {
             "no interface of this machine has this address: `ip addr` lists them; change `listen` in [http]"
                 .to_owned()
         }
         io::ErrorKind::PermissionDenied => {
-            format!("port {port} needs a privilege: give `listen` in [http] a port from 1024 on")
+            format!("port {port} requires a privilege; use a port from 1024 in `listen` of [http]")
         }
         _ => "change `listen` in [http]".to_owned(),
     }
@@ -250,7 +252,7 @@ impl Server {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the HTTP thread panicked");
+            tracing::error!("the HTTP server's thread panicked; this is a defect in daq");
         }
     }
 }

@@ -1,37 +1,37 @@
-//! What the process itself uses, under the names that Prometheus' own client libraries give it.
+//! Resource use of the process, under the names that Prometheus' own client libraries use.
 
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Numbers of the running process. What could not be read is NaN, which Prometheus takes for "unknown".
+/// Values of the running process. Values that cannot be read are NaN, which Prometheus treats as unknown.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Process {
     /// Processor time of all threads, user and system, in seconds.
     pub(super) cpu_seconds: f64,
-    /// Memory in RAM, in bytes.
+    /// Resident memory in bytes.
     pub(super) resident_bytes: f64,
-    /// Address space, in bytes.
+    /// Size of the address space in bytes.
     pub(super) virtual_bytes: f64,
-    /// Memory that is locked in RAM by mlock, in bytes.
+    /// Memory locked with mlock, in bytes.
     pub(super) locked_bytes: f64,
     /// Threads.
     pub(super) threads: f64,
     /// Open file descriptors.
     pub(super) open_fds: f64,
-    /// Most file descriptors that it may open.
+    /// Maximum number of open file descriptors.
     pub(super) max_fds: f64,
-    /// Messages that did not reach stderr.
+    /// Number of log messages that were not written to stderr.
     pub(super) dropped_messages: f64,
 }
 
 impl Process {
-    /// Reads them from `/proc/self`; a few system calls.
+    /// Reads the values from `/proc/self` with a few system calls.
     pub(super) fn read() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let time = clock_gettime(ClockId::ProcessCPUTime);
-        // One entry is the directory being read.
+        // One entry is the open directory itself.
         let open = fs::read_dir("/proc/self/fd")
             .map_or(f64::NAN, |entries| entries.count().saturating_sub(1) as f64);
         Self {
@@ -49,14 +49,14 @@ impl Process {
     }
 }
 
-/// Seconds since 1970 now; taken once, when the metrics are set up.
+/// Current time in seconds since 1970; read once, when the metrics are set up.
 pub(super) fn now() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(f64::NAN, |since| since.as_secs_f64())
 }
 
-/// The number after `name` at the start of a line of `/proc/PID/status`.
+/// Parses the number after `name` at the start of a line of `/proc/PID/status`.
 fn field(status: &str, name: &str) -> f64 {
     status
         .lines()
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn open_files_are_counted() {
-        // Other tests open and close files meanwhile: many more than they do must show.
+        // Other tests open and close files at the same time, so this test opens many more.
         let before = Process::read().open_fds;
         let files: Vec<_> = (0..200)
             .map(|_| fs::File::open("/proc/self/status").unwrap())

@@ -1,10 +1,10 @@
-//! The reference page of the metrics, generated from their table.
+//! The reference page of the metrics, generated from the table.
 
 use super::metric::Metric;
 use super::table::METRICS;
 use daq_core::ledger::Cause;
 
-/// The reference page, in Markdown.
+/// Returns the reference page in Markdown.
 pub fn reference() -> String {
     use std::fmt::Write as _;
     let causes: Vec<_> = Cause::ALL

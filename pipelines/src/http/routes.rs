@@ -60,7 +60,7 @@ pub(super) fn router(state: HttpState) -> Result<Router, HttpError> {
         .with_state(shared))
 }
 
-/// Refuses requests for host names of other sites, and adds headers that keep browsers from storing, guessing or
+/// Rejects requests for host names of other sites, and adds headers that prevent browsers from storing, guessing or
 /// embedding the answer.
 async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     let refused = host::refused(request.uri(), request.headers(), &shared.state.hosts);
@@ -109,10 +109,7 @@ async fn healthy(State(shared): State<Arc<Shared>>) -> Response {
     if health.advances() {
         "healthy\n".into_response()
     } else {
-        let text = format!(
-            "these threads do not advance: {}\n",
-            health.stalled.join(", ")
-        );
+        let text = format!("threads without progress: {}\n", health.stalled.join(", "));
         (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
     }
 }

@@ -219,7 +219,7 @@ pub static METRICS: &[Metric] = &[
         help: "Seconds since the newest frame of the ring was published; absent before the first.",
         meaning: "Sampled five times a second, so it is at most 0.2 s too small.",
         cause: "A growing value: the ring's source is silent, or the kernel before the ring does not \
-                advance.",
+                produce frames.",
         remedy: "Check daq_source_last_packet_timestamp_seconds of the source, and the rings before \
                  this one.",
         read: Read::FrameAge,
@@ -646,7 +646,7 @@ pub static METRICS: &[Metric] = &[
         kind: Kind::Gauge,
         help: "Ledgers whose equation does not hold; always 0 unless daq has a defect.",
         meaning: "If it is above 0, the counters cannot be trusted.",
-        cause: "A defect of daq.",
+        cause: "A defect in daq.",
         remedy: "Report it with the output of `/status`.",
         read: Read::Pipeline(|r| r.violations().len() as f64),
     },

@@ -1,9 +1,9 @@
-//! The account of one call of a kernel: which frames went where.
+//! Frame accounting for one call of a kernel.
 
 use daq_core::kernel::Submitted;
 use daq_core::ring::Completion;
 
-/// Counts frames as they are settled, so that every frame is counted once.
+/// Counts each frame exactly once.
 ///
 /// ```text
 ///   frame ──▶ take ───────────────────────────▶ consumed
@@ -13,9 +13,9 @@ use daq_core::ring::Completion;
 /// ```
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// Frames held since an earlier call.
+    /// Frames accumulated in earlier calls.
     before: u64,
-    /// Frames of this call that are held.
+    /// Frames of this call that are accumulated.
     accumulated: u64,
     consumed: u64,
     failed: u64,
@@ -24,36 +24,36 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// The frame's content is in finished outputs.
+    /// Counts a frame whose content is in finished outputs.
     pub(super) const fn take(&mut self) {
         self.consumed += 1;
     }
 
-    /// The frame cannot be processed.
+    /// Counts a frame that cannot be processed.
     pub(super) const fn fail(&mut self) {
         self.failed += 1;
     }
 
-    /// The frame waits for an output to come.
+    /// Counts a frame that waits for its output to be finished.
     pub(super) const fn hold(&mut self) {
         self.accumulated += 1;
     }
 
-    /// An output with all frames held so far is finished.
+    /// An output with all accumulated frames is finished.
     pub(super) const fn release_accumulated(&mut self) {
         self.consumed += self.accumulated;
         self.released += self.before;
         (self.accumulated, self.before) = (0, 0);
     }
 
-    /// No output will contain the frames held so far.
+    /// No output will contain the accumulated frames.
     pub(super) const fn drop_accumulated(&mut self) {
         self.failed += self.accumulated;
         self.dropped += self.before;
         (self.accumulated, self.before) = (0, 0);
     }
 
-    /// Ends the call; what is held is carried into the next.
+    /// Ends the call; accumulated frames are carried over to the next call.
     pub(super) fn submit(&mut self) -> Submitted {
         let Self {
             before,

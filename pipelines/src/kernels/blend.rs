@@ -1,31 +1,31 @@
-//! Frames that go into one output together, and what the output's record says of them.
+//! Merges the metadata of frames that go into the same output.
 
 use daq_core::frame::{Clock, Flags, FrameMeta};
 
-/// How a frame relates to the one before it.
+/// Relation of a frame to the previous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The very next one, or the first of all.
+    /// The next frame in sequence, or the first frame.
     Next,
     /// Frames between the two are missing.
     Gap,
-    /// The producer's counting has restarted.
+    /// The producer's frame numbers have restarted.
     Epoch,
 }
 
-/// The record of an output under way.
+/// Metadata of an unfinished output.
 #[derive(Debug, Default)]
 pub(super) struct Blend {
-    /// Epoch and number of the frame before.
+    /// Epoch and number of the previous frame.
     last: Option<(u32, u64)>,
-    /// The record so far; `None` while nothing has gone in.
+    /// Metadata so far; `None` if the output is empty.
     meta: Option<FrameMeta>,
-    /// Whether an epoch has begun since the last output.
+    /// Whether an epoch has started since the last output.
     epoch: bool,
 }
 
 impl Blend {
-    /// Looks at the next frame of the input, whether or not it will go in.
+    /// Checks the next input frame, even if it will not be added.
     pub(super) fn step(&mut self, meta: &FrameMeta) -> Step {
         let last = self.last.replace((meta.epoch, meta.sequence));
         match last {
@@ -36,14 +36,14 @@ impl Blend {
         }
     }
 
-    /// The next output is the first of an epoch.
+    /// Makes the next output the first one of an epoch.
     pub(super) const fn open_epoch(&mut self) {
         self.epoch = true;
     }
 
-    /// Adds a frame, or a part of it. `sequence` is the number that the output takes if this is its first.
+    /// Adds a frame, or a part of it. `sequence` becomes the output's number if this is its first part.
     ///
-    /// `delay_ns` is the time from the frame's first sample to the part's.
+    /// `delay_ns` is the time from the frame's first sample to the part's first sample.
     pub(super) fn add(&mut self, meta: &FrameMeta, sequence: u64, delay_ns: u64) {
         let flags = meta.flags.0 & !Flags::EPOCH.0;
         if let Some(blend) = &mut self.meta {
@@ -62,24 +62,24 @@ impl Blend {
         });
     }
 
-    /// Marks the output as one with a hole in it, if anything has gone in.
+    /// Marks the output as incomplete, if it is not empty.
     pub(super) fn mark_incomplete(&mut self) {
         if let Some(blend) = &mut self.meta {
             blend.flags = blend.flags.with(Flags::INCOMPLETE);
         }
     }
 
-    /// Whether nothing has gone in.
+    /// Whether the output is empty.
     pub(super) const fn is_empty(&self) -> bool {
         self.meta.is_none()
     }
 
-    /// Forgets what has gone in.
+    /// Discards the unfinished output.
     pub(super) const fn clear(&mut self) {
         self.meta = None;
     }
 
-    /// The finished record; the next output begins.
+    /// Returns the finished metadata and starts the next output.
     pub(super) fn finish(&mut self) -> FrameMeta {
         let mut meta = self.meta.take().unwrap_or_default();
         if std::mem::take(&mut self.epoch) {

@@ -6,13 +6,13 @@
 //! y = (x * scale + offset).astype("float32")
 //! ```
 //!
-//! where float32 arithmetic is used for int8, uint8, int16 and float32, and float64 arithmetic for int32 and
-//! float64, which float32 does not hold exactly. Channels, points and axis stay what they are. One output a
-//! frame, with the frame's own sequence number, timestamp and flags.
+//! The arithmetic is float32 for int8, uint8, int16 and float32, and float64 for int32 and float64, whose values
+//! float32 cannot represent exactly. Channels, points and axis do not change. Each frame gives one output with the same
+//! sequence number, timestamp and flags.
 //!
-//! The CUDA side gives the same bits as the CPU side. Where the order stays, a thread reads and writes four numbers at a
-//! time; where it changes, tiles of 1024 samples of up to 32 channels are turned in shared memory. One launch for all
-//! frames of a burst, one more for each frame that is too short.
+//! CPU and GPU give identical bits. If the order does not change, each GPU thread reads and writes four numbers at a
+//! time. If the order changes, tiles of 1024 samples of up to 32 channels are transposed in shared memory. A burst
+//! takes one launch, plus one launch for each frame that is too short.
 
 mod cpu;
 mod cuda;
@@ -29,10 +29,10 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use std::fmt;
 
-/// What `daq` knows of `convert`.
+/// Registry entry of `convert`.
 pub const ENTRY: KernelEntry = KernelEntry {
     name: "convert",
-    summary: "Turns samples of any type into float32, with a scale and an offset",
+    summary: "Converts samples of any type to float32, with a scale and an offset",
     example: "\
 [kernel.NAME]
 use = \"convert\"
@@ -42,7 +42,7 @@ output = \"OUTPUT\"
 # scale = 1.0
 # What is added after that.
 # offset = 0.0
-# Order of channels in the output, \"planar\" or \"interleaved\"; as in the input if left out.
+# Order of channels in the output, \"planar\" or \"interleaved\"; default: as in the input.
 # order = \"planar\"
 ",
     schema: || schemars::schema_for!(Convert),
@@ -65,12 +65,12 @@ output = \"OUTPUT\"
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Convert {
-    /// What every number is multiplied by; default 1.0.
+    /// Factor by which every number is multiplied; default 1.0.
     ///
-    /// `"full"` stands for 1 / 2^(bits - 1), which maps the codes of a signed integer type to -1 … 1; with
-    /// `uint8` and `offset = -1.0` too. Only for integer types.
+    /// `"full"` means 1 / 2^(bits - 1), which maps the codes of a signed integer type to -1 … 1, and those of `uint8`
+    /// together with `offset = -1.0`. Only for integer types.
     pub scale: Scale,
-    /// What is added to every number after the multiplication; default 0.0.
+    /// Offset added to every number after the multiplication; default 0.0.
     pub offset: f64,
     /// Order of channels and points in the output, `"interleaved"` or `"planar"`; default: as in the input.
     pub order: Option<Order>,
@@ -114,7 +114,7 @@ impl<'de> Deserialize<'de> for Scale {
             }
 
             fn visit_str<E: de::Error>(self, value: &str) -> Result<Scale, E> {
-                // Values set from outside of a file come as text.
+                // Values from environment variables and `--set` are strings.
                 match (value, value.parse()) {
                     ("full", _) => Ok(Scale::Full),
                     (_, Ok(factor)) => Ok(Scale::Factor(factor)),
@@ -145,16 +145,15 @@ impl Keys for Convert {
         if let Scale::Factor(factor) = self.scale
             && (!factor.is_finite() || factor == 0.0)
         {
-            return Err(Problem::at(
-                "scale",
-                format!("a scale of {factor} leaves nothing of the samples"),
-            )
-            .help("write a finite number other than 0, or \"full\""));
+            return Err(
+                Problem::at("scale", format!("a scale of {factor} destroys the samples"))
+                    .help("write a finite number other than 0, or \"full\""),
+            );
         }
         if !self.offset.is_finite() {
             return Err(Problem::at(
                 "offset",
-                format!("an offset of {} leaves nothing of the samples", self.offset),
+                format!("an offset of {} destroys the samples", self.offset),
             )
             .help("write a finite number"));
         }
@@ -163,7 +162,7 @@ impl Keys for Convert {
 }
 
 impl Convert {
-    /// The factor for numbers of type `scalar`.
+    /// Returns the factor for numbers of type `scalar`.
     fn factor(&self, scalar: Scalar) -> Result<f64, Problem> {
         match (self.scale, scalar) {
             (Scale::Factor(factor), _) => Ok(factor),
@@ -172,7 +171,7 @@ impl Convert {
             (Scale::Full, Scalar::Int32) => Ok(1.0 / 2_147_483_648.0),
             (Scale::Full, Scalar::Float32 | Scalar::Float64) => Err(Problem::at(
                 "scale",
-                format!("\"full\" has no meaning for {scalar}, which has no full scale"),
+                format!("\"full\" requires an integer type; {scalar} has no full scale"),
             )
             .help("write a number")),
         }

@@ -1,4 +1,4 @@
-//! What the CUDA sides of the kernels share: their code, and the ways to a burst's slots.
+//! Shared parts of the kernels' CUDA sides: loading code, and addressing the slots of a burst.
 
 use crate::sys::device_code;
 use daq_core::frame::FrameMeta;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 #[cfg(test)]
 mod tests;
 
-/// Bytes of a frame that device code counts in 32 bits.
+/// Maximum frame size in bytes for device code, which counts in 32 bits.
 const MAX_BYTES: usize = 1 << 31;
-/// Most channels that a grid has room for.
+/// Maximum number of channels that fit into a grid.
 const MAX_CHANNELS: u32 = 1 << 20;
 
 /// Device code of a kernel, as PTX for compute capability 7.0.
@@ -49,7 +49,7 @@ pub(super) fn can_count(input: &Layout) -> bool {
     input.frame_bytes() < MAX_BYTES && input.channels <= MAX_CHANNELS
 }
 
-/// A type's number in device code.
+/// The number of a type in device code.
 pub(super) const fn code_of(scalar: Scalar) -> Argument {
     Argument::U32(match scalar {
         Scalar::Int8 => 0,
@@ -61,12 +61,12 @@ pub(super) const fn code_of(scalar: Scalar) -> Argument {
     })
 }
 
-/// A count that is known to fit into 32 bits.
+/// Converts a count that is known to fit into 32 bits.
 pub(super) fn small(count: impl TryInto<u32>) -> u32 {
     count.try_into().unwrap_or(u32::MAX)
 }
 
-/// A ring's slots from the first of `slice` on, as device code takes them.
+/// Arguments that describe a ring's slots, starting at the first slot of `slice`.
 pub(super) fn ring(slice: &Slice) -> [Argument; 4] {
     [
         Argument::U64(slice.base),
@@ -76,7 +76,7 @@ pub(super) fn ring(slice: &Slice) -> [Argument; 4] {
     ]
 }
 
-/// The stream that work is put on.
+/// Returns the CUDA stream for the work.
 pub(super) fn stream(on: Stream<'_>) -> Result<&driver::Stream, KernelError> {
     match on {
         Stream::Cuda(stream) => Ok(stream),
@@ -84,7 +84,7 @@ pub(super) fn stream(on: Stream<'_>) -> Result<&driver::Stream, KernelError> {
     }
 }
 
-/// The slots of a burst.
+/// Returns the slots of a burst.
 pub(super) fn slots(burst: &Lease<'_>) -> Result<Slice, KernelError> {
     if burst.frame(0).bytes().is_some() {
         return Err(not_device("input ring"));
@@ -92,7 +92,7 @@ pub(super) fn slots(burst: &Lease<'_>) -> Result<Slice, KernelError> {
     burst.slice().ok_or_else(|| not_device("input ring"))
 }
 
-/// Describes the current slot of `out`, a frame of `bytes` bytes that is written later, by `meta`.
+/// Describes the current slot of `out` with `meta`; its `bytes` bytes are written later.
 pub(super) fn promise(
     out: &mut SlotsMut<'_>,
     bytes: usize,
@@ -113,6 +113,6 @@ pub(super) fn promise(
 
 fn not_device(which: &str) -> KernelError {
     KernelError::Defect(format!(
-        "the {which} is not on the GPU, where this side of a kernel works; this is a defect in daq"
+        "the {which} is not on the GPU, but the kernel runs there; this is a defect in daq"
     ))
 }

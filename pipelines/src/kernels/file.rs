@@ -1,18 +1,18 @@
-//! `file`: a kernel of the user's own, in CUDA C++, PTX or machine code.
+//! `file`: a kernel of your own in CUDA C++, PTX or machine code.
 //!
-//! A section `[kernel.NAME]` with `file` in place of `use`. The contents of such a file are described by the header
-//! [`HEADER`], which `daq reference kernel-header` prints.
+//! Selected by the key `file` instead of `use` in a section `[kernel.NAME]`. The header [`HEADER`], which `daq
+//! reference kernel-header` prints, defines what such a file contains.
 //!
 //! | file | noun |
 //! |---|---|
-//! | `examine` | what is wrong with the code, found without a GPU |
-//! | `frame` | what an output frame means |
-//! | `params` | values from the configuration, put into the bytes of the user's `struct Params` |
-//! | `unit` | the text that is compiled: the user's, and what goes with it |
-//! | `message` | what the compiler says, shown with the user's lines |
-//! | `code` | the user's code on its device |
-//! | `record` | the metadata of a frame that it receives |
-//! | `launch` | the kernel that is launched for each burst |
+//! | `examine` | checks the code without a GPU |
+//! | `frame` | describes output frames |
+//! | `params` | writes values from the configuration into the user's `struct Params` |
+//! | `unit` | builds the compiled text from the user's file and added lines |
+//! | `message` | shows compiler messages with the user's lines |
+//! | `code` | loads the user's code on the device |
+//! | `record` | encodes the metadata of an input frame |
+//! | `launch` | runs a kernel that is launched for each burst |
 //! | `persistent` | the persistent kernel |
 
 mod code;
@@ -45,25 +45,25 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The header that a kernel of the user's own is compiled against.
+/// The header for compiling your own kernels.
 pub const HEADER: &str = include_str!("daq.cuh");
 
-/// Threads of a block that a device can have at most.
+/// Maximum number of threads per block on any device.
 const MAX_THREADS: u32 = 1024;
-/// Threads that run in step.
+/// Number of threads of a warp.
 const WARP: u32 = 32;
-/// Blocks of a frame at most.
+/// Maximum number of blocks per frame.
 const MAX_BLOCKS: u32 = 65_535;
-/// Teams of a kernel that stays at most.
+/// Maximum number of concurrent frames of a persistent kernel.
 const MAX_TEAMS: u32 = 4096;
 /// Input bytes per thread, if the number of blocks is not configured.
 const BYTES_A_THREAD: usize = 64;
 /// Maximum number of blocks per frame, if the number is not configured.
 const USUAL_BLOCKS: usize = 256;
-/// Shared memory of a block that no device has.
+/// More shared memory per block than any device has.
 const MAX_SHARED: u64 = 1 << 20;
 
-/// What `daq` knows of kernels in files.
+/// Registry entry of kernel files.
 pub const ENTRY: KernelEntry = KernelEntry {
     name: FILE_KERNEL,
     summary: "Runs CUDA code of your own on a GPU, from a .cu, .ptx or .cubin file",
@@ -92,33 +92,34 @@ output = \"OUTPUT\"
     parse: FileKernel::parse,
 };
 
-/// The keys of a kernel in a file.
+/// Keys of a kernel file.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileKernel {
-    /// The code: CUDA C++ (`.cu`), which is compiled at the start, PTX (`.ptx`) or machine code (`.cubin`).
-    /// Relative paths start from the working directory.
+    /// The code: CUDA C++ (`.cu`), which is compiled at startup, PTX (`.ptx`) or machine code (`.cubin`). Relative
+    /// paths start at the working directory.
     pub file: String,
-    /// Values for members of the code's `struct Params`: numbers, booleans and arrays of them. Members that are
-    /// not named here keep the defaults that the code gives them.
+    /// Values for members of the code's `struct Params`: numbers, booleans and arrays of them. Members that are not
+    /// listed keep the defaults in the code.
     #[serde(default)]
     pub params: BTreeMap<String, Value>,
-    /// What an output frame means; what is left out is as in the input.
+    /// Description of output frames; omitted keys are as in the input.
     #[serde(default)]
     pub frame: FrameKeys,
-    /// Blocks for each frame, 1 to 65535. Default: as many as give each thread 64 bytes of input, at most 256.
+    /// Number of blocks per frame, 1 to 65535. Default: enough blocks for 64 bytes of input per thread, at most 256.
     pub blocks: Option<u32>,
     /// With `dispatch = "persistent"`: frames that are worked on at a time, 1 to 4096. Frames are dealt to teams of
     /// `blocks` blocks in turn. Default: 1.
     pub teams: Option<u32>,
-    /// Threads of a block, a multiple of 32 up to 1024.
+    /// Threads per block, a multiple of 32 up to 1024.
     #[serde(default = "usual_threads")]
     pub threads: u32,
-    /// Dynamic shared memory of a block, such as `"16 KiB"`; none if not given.
+    /// Dynamic shared memory per block, such as `"16 KiB"`; default none.
     pub shared: Option<ByteSize>,
-    /// The kernel's name in a `.ptx` or `.cubin` file that has several; the one that `DAQ_KERNEL` makes if not given.
+    /// Name of the kernel in a `.ptx` or `.cubin` file that contains several; default: the one that `DAQ_KERNEL`
+    /// defines.
     pub entry: Option<String>,
-    /// Options for the compiler of `.cu` files, such as `"--use_fast_math"` or `"-I/usr/local/cuda/include"`.
+    /// Compiler options for `.cu` files, such as `"--use_fast_math"` or `"-I/usr/local/cuda/include"`.
     #[serde(default)]
     pub options: Vec<String>,
 }
@@ -127,7 +128,7 @@ const fn usual_threads() -> u32 {
     256
 }
 
-/// What is in the file.
+/// Type of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Code {
     Source,
@@ -136,7 +137,7 @@ enum Code {
 }
 
 impl FileKernel {
-    /// A kernel in `file` with the commonest choices.
+    /// Creates a kernel of `file` with default settings.
     pub fn new(file: impl Into<String>) -> Self {
         Self {
             file: file.into(),
@@ -160,7 +161,7 @@ impl FileKernel {
         }
     }
 
-    /// Blocks for a frame of `input`.
+    /// Number of blocks for a frame of `input`.
     fn blocks(&self, input: &Layout) -> u32 {
         self.blocks.unwrap_or_else(|| {
             let block = self.threads as usize * BYTES_A_THREAD;
@@ -173,7 +174,7 @@ impl FileKernel {
         let path = directory.join(&self.file);
         let bytes = daq_core::file::read(&path).map_err(|error| {
             KernelError::Refused(format!(
-                "`file`: cannot read {}: {error}; give the path from {} on, or an absolute one",
+                "`file`: cannot read {}: {error}; write a path relative to {}, or an absolute path",
                 path.display(),
                 std::path::absolute(directory).map_or_else(
                     |_| "the working directory".to_owned(),
@@ -184,7 +185,7 @@ impl FileKernel {
         Ok((path, bytes))
     }
 
-    /// Device code for `capability`.
+    /// Returns device code for `capability`.
     fn image(
         &self,
         directory: &Path,
@@ -198,7 +199,7 @@ impl FileKernel {
         let text = String::from_utf8(bytes).map_err(|error| {
             let at = error.utf8_error().valid_up_to();
             KernelError::Refused(format!(
-                "`file`: byte {at} of {} is not UTF-8 text; write the source in UTF-8",
+                "`file`: byte {at} of {} is not valid UTF-8; save the source in UTF-8",
                 path.display()
             ))
         })?;
@@ -207,7 +208,7 @@ impl FileKernel {
         self.compile(compiler, &text, path.parent(), target, entry)
     }
 
-    /// The text of the user's file, which lies in `directory`, with what goes with it.
+    /// Builds the compiled text from the user's file in `directory` and added lines.
     fn unit<'a>(
         &'a self,
         text: &'a str,
@@ -225,7 +226,7 @@ impl FileKernel {
         }
     }
 
-    /// Compiles the text of the user's file, which lies in `directory`.
+    /// Compiles the user's file, which is in `directory`.
     fn compile(
         &self,
         compiler: Compiler,
@@ -239,8 +240,8 @@ impl FileKernel {
             CompileError::Refused { log } => KernelError::Refused(message::compile_error(&unit, &log)),
             CompileError::NoCompiler { .. } => no_compiler(&self.file, &error),
             CompileError::Failed { .. } => KernelError::Unavailable(format!(
-                "{} cannot be compiled for {target}: {error}; compile it with nvcc to a .cubin or .ptx file, or look \
-                 at `options` and for a compiler as new as the GPU (this one is libnvrtc {}.{})",
+                "cannot compile {} for {target}: {error}; compile it with nvcc to a .cubin or .ptx file, check \
+                 `options`, or install a compiler that supports the GPU (this is libnvrtc {}.{})",
                 self.file,
                 compiler.version().0,
                 compiler.version().1
@@ -251,11 +252,11 @@ impl FileKernel {
 
 fn no_compiler(file: &str, error: &CompileError) -> KernelError {
     KernelError::Unavailable(format!(
-        "{file} cannot be compiled: {error}; or compile it elsewhere with nvcc and name the .cubin or .ptx file"
+        "cannot compile {file}: {error}; or compile it with nvcc on another machine and set `file` to the .cubin or .ptx file"
     ))
 }
 
-/// Whether a compiler's option is one that daq gives itself.
+/// Whether daq itself sets this compiler option.
 fn is_ours(option: &str) -> bool {
     ["--gpu-architecture", "-arch"]
         .iter()
@@ -265,70 +266,71 @@ fn is_ours(option: &str) -> bool {
 impl Keys for FileKernel {
     fn check(&self) -> Result<(), Problem> {
         let Some(code) = self.code() else {
-            return Err(Problem::at(
-                "file",
-                format!("{:?} is no file with device code", self.file),
-            )
-            .help("its name ends in .cu (CUDA C++), .ptx or .cubin"));
+            return Err(
+                Problem::at("file", format!("{:?} is not a kernel file", self.file))
+                    .help("use a file whose name ends in .cu (CUDA C++), .ptx or .cubin"),
+            );
         };
         if !(1..=MAX_THREADS).contains(&self.threads) || !self.threads.is_multiple_of(WARP) {
-            return Err(
-                Problem::at("threads", format!("a block of {} threads", self.threads))
-                    .help("write a multiple of 32 from 32 to 1024; 256 suits most"),
-            );
+            return Err(Problem::at(
+                "threads",
+                format!("a block cannot have {} threads", self.threads),
+            )
+            .help("write a multiple of 32 from 32 to 1024; 256 is suitable for most kernels"));
         }
         if let Some(blocks) = self.blocks
             && !(1..=MAX_BLOCKS).contains(&blocks)
         {
             return Err(
-                Problem::at("blocks", format!("{blocks} blocks for each frame"))
-                    .help(format!("1 to {MAX_BLOCKS} are possible")),
+                Problem::at("blocks", format!("a frame cannot have {blocks} blocks"))
+                    .help(format!("write 1 to {MAX_BLOCKS}")),
             );
         }
         if let Some(teams) = self.teams
             && !(1..=MAX_TEAMS).contains(&teams)
         {
-            return Err(
-                Problem::at("teams", format!("{teams} frames worked on at a time"))
-                    .help(format!("1 to {MAX_TEAMS} are possible")),
-            );
+            return Err(Problem::at(
+                "teams",
+                format!("a kernel cannot process {teams} frames concurrently"),
+            )
+            .help(format!("write 1 to {MAX_TEAMS}")));
         }
         if let Some(shared) = self.shared
             && shared.0 > MAX_SHARED
         {
             return Err(Problem::at(
                 "shared",
-                format!("no GPU has {shared} of shared memory for a block"),
+                format!("no GPU has {shared} of shared memory per block"),
             )
-            .help("48 KiB are always there, about 200 KiB on large GPUs"));
+            .help("every GPU has 48 KiB, large GPUs have about 200 KiB"));
         }
         if code == Code::Source && self.entry.is_some() {
             return Err(Problem::at(
                 "entry",
-                format!("{} is compiled by daq, which makes the entry", self.file),
+                format!("daq compiles {} and defines the entry itself", self.file),
             )
-            .help("leave `entry` out: the function is called on_frame"));
+            .help("remove `entry`; the function must be called on_frame"));
         }
         if let Some(entry) = &self.entry
             && !params::is_identifier(entry)
         {
             return Err(
-                Problem::at("entry", format!("{entry:?} is no name of a kernel"))
-                    .help("write the name that DAQ_ENTRY was given"),
+                Problem::at("entry", format!("{entry:?} is not a valid kernel name"))
+                    .help("write the name that is used in DAQ_ENTRY"),
             );
         }
         if code != Code::Source && !self.options.is_empty() {
             return Err(
-                Problem::at("options", format!("{} is compiled already", self.file))
-                    .help("leave `options` out, or name the .cu file"),
+                Problem::at("options", format!("{} is already compiled", self.file))
+                    .help("remove `options`, or set `file` to the .cu file"),
             );
         }
         if let Some(i) = self.options.iter().position(|option| is_ours(option)) {
             return Err(Problem::at(
                 format!("options.{i}"),
-                "the architecture is that of the GPU that the kernel runs on",
+                "daq sets the architecture to that of the GPU",
             )
-            .help("leave this option out"));
+            .help("remove this option"));
         }
         params::check(&self.params)?;
         self.frame.check()
@@ -357,7 +359,7 @@ impl KernelSpec for FileKernel {
         match self.code() {
             Some(Code::Source) => Ok(()),
             _ => Err(format!(
-                "{} is compiled already, for launches; name the .cu file",
+                "{} is already compiled for dispatch \"launch\"; set `file` to the .cu file",
                 self.file
             )),
         }
@@ -366,7 +368,7 @@ impl KernelSpec for FileKernel {
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
         let Side::Cuda(ordinal) = context.side else {
             return Err(KernelError::Defect(format!(
-                "{} is code for a GPU and was to run on the CPU; this is a defect in daq",
+                "{} is GPU code but was started on the CPU; this is a defect in daq",
                 self.file
             )));
         };

@@ -3,22 +3,22 @@
 //! | kernel | from | to | on a GPU |
 //! |---|---|---|---|
 //! | [`convert`] | samples of any type | float32 samples | always |
-//! | [`power_spectrum`] | samples | averaged power a frequency | transforms of 2 to 2^20 points without a prime factor above 7 |
+//! | [`power_spectrum`] | samples | averaged power per frequency | transforms of 2 to 2^20 points without a prime
+//! factor above 7 |
 //! | [`stats`] | numbers of any kind | minimum, maximum, mean, RMS, clip count and histogram | always |
-//! | [`file`](mod@file) | frames | what code of the user's own makes of them | only |
+//! | [`file`](mod@file) | frames | output of your own code | only |
 //!
-//! What holds for all of them:
-//! - Missing places of a frame were filled before the frame was published, and count as what they were filled
-//!   with, unless a kernel's own keys say otherwise. `fill = "nan"` on a ring of floats makes them visible in
-//!   every output that they touch.
-//! - A frame shorter than its layout says is counted as `failed` and not read.
-//! - An output carries the flags of all frames that went into it, the epoch and the timestamp of the first.
-//! - A module holds the keys, the layout of the output and the registry entry; the sides that compute, `cpu` and
-//!   `cuda`, are modules below it. What goes into which output, and what an output's record says, is decided by code
-//!   that both sides share.
-//! - On a GPU a burst takes as few launches as there are stretches of frames without one that is left out; nothing
-//!   waits for them. The device code is `KERNEL.cu`, carried as PTX, which the driver of any GPU since compute
-//!   capability 7.0 (2017) compiles; frames of 2 GiB and more stay on the CPU.
+//! Rules for all built-in kernels:
+//! - Missing packets of a frame are filled before the frame is published, and count with their fill value unless a
+//! kernel's own keys say otherwise. With `fill = "nan"` on a ring of floats they are visible in every output that
+//! depends on them.
+//! - A frame shorter than its layout is counted as `failed` and not read.
+//! - An output carries the flags of all its input frames, and the epoch and timestamp of the first.
+//! - Each module contains the keys, the output layout and the registry entry; its submodules `cpu` and `cuda` compute.
+//! Shared code decides which input goes into which output, and the outputs' metadata.
+//! - On a GPU, a burst takes one set of launches per run of consecutive frames that are used; no thread waits for them.
+//! The device code is `KERNEL.cu`, compiled to PTX, which the driver of any GPU since compute capability 7.0 (2017) can
+//! compile. Frames of 2 GiB and more are processed on the CPU.
 
 mod account;
 mod blend;
@@ -44,7 +44,7 @@ pub use file::FileKernel;
 pub use power_spectrum::PowerSpectrum;
 pub use stats::Stats;
 
-/// Every built-in kernel, and the one that runs files of the user's own.
+/// All built-in kernels, and the kernel that runs user files.
 ///
 /// ```
 /// let names: Vec<_> = daq_pipelines::kernels::KERNELS.iter().map(|entry| entry.name).collect();
@@ -57,12 +57,12 @@ pub const KERNELS: &[KernelEntry] = &[
     file::ENTRY,
 ];
 
-/// Keys that can be wrong beyond their types.
+/// Keys with rules beyond their types.
 trait Keys: DeserializeOwned + KernelSpec + 'static {
-    /// What is wrong with them whatever the input is.
+    /// Checks everything that does not depend on the input.
     fn check(&self) -> Result<(), Problem>;
 
-    /// Reads them from what is left of a section.
+    /// Reads the keys from the rest of a section.
     fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn KernelSpec>> {
         let problems = |keys: &Self| keys.check().err().into_iter().collect();
         let keys: Self = section.finish_checked(&[], diagnostics, problems)?;
@@ -70,13 +70,13 @@ trait Keys: DeserializeOwned + KernelSpec + 'static {
     }
 }
 
-/// The bytes of a frame of `whole` bytes; `None` where the frame is shorter.
+/// Returns the first `whole` bytes of a frame; `None` if the frame is shorter.
 fn whole<'a>(frame: &Frame<'a>, whole: usize) -> Result<Option<&'a [u8]>, KernelError> {
     let bytes = frame.bytes().ok_or_else(|| not_host("input"))?;
     Ok(bytes.get(..whole))
 }
 
-/// Fills the current slot of `out` with a frame of `bytes` bytes and describes it by `meta`.
+/// Fills the current slot of `out` with a frame of `bytes` bytes and the metadata `meta`.
 fn emit(
     out: &mut SlotsMut<'_>,
     bytes: usize,
@@ -100,16 +100,16 @@ fn emit(
     Ok(())
 }
 
-/// Refuses an output of `bytes` where `remaining` slots of `have` bytes are left.
+/// Rejects an output of `bytes` bytes if no slot remains (`remaining`) or a slot's size (`have`) is too small.
 fn check_slot(remaining: usize, have: usize, bytes: usize) -> Result<(), KernelError> {
     if remaining == 0 {
         return Err(KernelError::Defect(
-            "more outputs are due than slots were given; this is a defect in daq".to_owned(),
+            "a kernel has more outputs than reserved slots; this is a defect in daq".to_owned(),
         ));
     }
     if bytes > have {
         return Err(KernelError::Defect(format!(
-            "an output frame has {bytes} bytes, a slot of the output ring {have}; raise its `slot`"
+            "an output frame of {bytes} bytes does not fit into a slot of {have} bytes; raise `slot` of the output ring"
         )));
     }
     Ok(())
@@ -117,15 +117,15 @@ fn check_slot(remaining: usize, have: usize, bytes: usize) -> Result<(), KernelE
 
 fn not_host(which: &str) -> KernelError {
     KernelError::Defect(format!(
-        "the {which} ring is not in host memory, where the CPU side of a kernel works"
+        "the {which} ring is not in host memory, but the kernel runs on the CPU"
     ))
 }
 
-/// Refuses layouts without numbers.
+/// Rejects layouts without points.
 fn not_empty(input: &Layout) -> Result<(), Problem> {
     if input.points == 0 || input.channels == 0 {
         return Err(
-            Problem::at("input", "its frames are smaller than one point")
+            Problem::at("input", "the input's frames are smaller than one point")
                 .help("raise the `slot` of the input ring"),
         );
     }

@@ -1,7 +1,7 @@
 //! `power-spectrum`: averaged power at each frequency.
 //!
-//! The points of a frame are cut into blocks of `size`, each block is multiplied by the window and transformed,
-//! and `integrate` successive spectra are averaged into one output. For one channel, with `x` the points of one
+//! Each frame is cut into blocks of `size` points. Each block is multiplied by the window and transformed, and
+//! `integrate` successive spectra are averaged into one output. For one channel, with `x` the points of one
 //! frame as an array, `N` the `size`, `w` the window and no overlap, the output of a whole frame is, in numpy,
 //!
 //! ```python
@@ -21,13 +21,13 @@
 //! | `"one-sided-density"` | `* d / (rate * (w ** 2).sum())` | as `"density"` |
 //!
 //! A complex tone of amplitude `A` in the middle of a bin gives `A ** 2` in `"power"`. Real input has equal powers at
-//! `f` and `-f`, of which the output has the bins from 0 Hz on. By default the spectrum is two-sided: each bin has the
+//! `f` and `-f`; the output has the bins from 0 Hz on. By default the spectrum is two-sided: each bin has the
 //! power of its own frequency alone, so a real tone of amplitude `A` gives `A ** 2 / 4`. The one-sided scalings add the
 //! power of the negative frequencies: `d` is 2, except that it is 1 in the first bin and, for even `N`, in the last. A
 //! real tone gives `A ** 2 / 2`, its mean square. Complex input has no one-sided spectrum.
 //!
-//! With `detrend = "constant"`, the mean of each block is subtracted from the block before the window. In terms of scipy,
-//! real input with `integrate` left out gives
+//! With `detrend = "constant"`, the mean of each block is subtracted before the window is applied. In terms of scipy,
+//! real input without `integrate` gives
 //!
 //! ```python
 //! scipy.signal.welch(x, rate, w, N, noverlap, detrend="constant", scaling="density")      # "one-sided-density"
@@ -36,16 +36,16 @@
 //! # detrend = "none": with detrend=False
 //! ```
 //!
-//! | `window` | `w`, with `t = 2 * np.pi * np.arange(N) / N` (periodic, as `scipy.signal.get_window` gives) |
+//! | `window` | `w`, with `t = 2 * np.pi * np.arange(N) / N` (periodic, as in `scipy.signal.get_window`) |
 //! |---|---|
 //! | `"hann"` | `0.5 - 0.5 * np.cos(t)` |
 //! | `"hamming"` | `0.54 - 0.46 * np.cos(t)` |
 //! | `"blackman-harris"` | `0.35875 - 0.48829 * np.cos(t) + 0.14128 * np.cos(2 * t) - 0.01168 * np.cos(3 * t)` |
 //! | `"rectangular"` | `np.ones(N)` |
 //!
-//! Samples are taken as float32 without scaling, transforms and outputs are float32, averages are kept in float64.
-//! The error of a bin is below 1e-5 of the bin or of the spectrum's mean, whichever is larger: a float32 transform
-//! says less of bins far below the mean. Decibels are compared as power.
+//! Samples are converted to float32 without scaling. Transforms and outputs are float32, averages are float64. The
+//! error of a bin is below 1e-5 of the bin or of the spectrum's mean, whichever is larger; bins far below the mean are
+//! less exact, as in any float32 transform. Decibels are compared as power.
 //!
 //! # Which frames go into an output
 //! Spectra never cross the end of a frame: points that are left over there are unused. `integrate` counts
@@ -53,18 +53,17 @@
 //! spectrum is finished. Where the input's epoch changes, or where a frame is missing (with `gap = "restart"`), what
 //! has been integrated is dropped and its frames count as `failed`.
 //!
-//! An output has the epoch of its first frame and the time of its first sample; its number is that of its first
-//! spectrum (frame number × spectra in a frame + place in the frame) divided by `integrate`, rounded down. So
-//! numbers grow by one while nothing is missing, and by more where at least one output's worth of spectra is.
-//! Its flags are those of all its frames, and `INCOMPLETE` also where a frame was skipped or missing inside.
+//! An output has the epoch of its first frame and the time of its first sample. Its number is that of its first
+//! spectrum (frame number × spectra per frame + index in the frame) divided by `integrate`, rounded down. Numbers grow
+//! by one while nothing is missing, and by more if at least the spectra of one output are missing. An output has the
+//! flags of all its frames, and also `INCOMPLETE` if a frame inside it was skipped or is missing.
 //!
 //! # On a GPU
-//! The CUDA side takes a `size` of 2 to 2^20 without a prime factor above 7; with other sizes the kernel stays on the
-//! CPU. Its transforms are its own, in float32 with roots computed in float64, and sums are kept in float64 as on the
-//! CPU; records of outputs are the same. Sizes up to 5120, and up to 8192 where 2 is the only prime factor and the GPU
-//! gives a block 68 KiB of shared memory, are transformed there, in one launch for as many spectra of a burst as fit
-//! into 32 MiB of partial sums; longer ones in two launches, by way of 32 MiB of work space. One more launch puts the
-//! partial sums together.
+//! The CUDA side supports a `size` of 2 to 2^20 without a prime factor above 7; with other sizes the kernel runs on the
+//! CPU. Transforms are float32 with roots computed in float64, sums are float64 as on the CPU, and the metadata of
+//! outputs is the same. Sizes up to 5120, and powers of two up to 8192 if the GPU has 68 KiB of shared memory per
+//! block, are transformed in shared memory, in one launch for as many spectra of a burst as fit into 32 MiB of partial
+//! sums. Larger sizes take two launches and 32 MiB of work space. One more launch combines the partial sums.
 
 mod cpu;
 mod cuda;
@@ -84,10 +83,10 @@ use serde::Deserialize;
 
 pub use window::Window;
 
-/// The length of transforms if none is given and frames have that many points.
+/// Maximum default length of transforms; frames with fewer points use their number of points.
 const USUAL_SIZE: usize = 4096;
 
-/// What `daq` knows of `power-spectrum`.
+/// Registry entry of `power-spectrum`.
 pub const ENTRY: KernelEntry = KernelEntry {
     name: "power-spectrum",
     summary: "Averages the power of windowed Fourier transforms at each frequency",
@@ -104,14 +103,14 @@ output = \"OUTPUT\"
 # overlap = 0.0
 # Spectra averaged into one output; all of one frame if left out.
 # integrate = 16
-# \"power\", \"density\" (needs the rate of the samples), \"db\" or \"none\"; of real samples also \"one-sided\" and
+# \"power\", \"density\" (requires the sample rate), \"db\" or \"none\"; for real samples also \"one-sided\" and
 # \"one-sided-density\", which contain the power of negative frequencies.
 # scaling = \"power\"
-# What is subtracted from each block before the window: \"none\", or \"constant\": its mean.
+# Subtracted from each block before the window: \"none\", or \"constant\" (the mean of the block).
 # detrend = \"none\"
-# Frames with missing places: \"use\" them as they were filled, or \"skip\" them and count them as failed.
+# Frames with missing packets: \"use\" them with their fill values, or \"skip\" them and count them as failed.
 # partial = \"use\"
-# Where a frame is missing inside an integration: \"restart\" it or \"continue\".
+# If a frame is missing inside an integration: \"restart\" the integration or \"continue\" it.
 # gap = \"restart\"
 ",
     schema: || schemars::schema_for!(PowerSpectrum),
@@ -136,46 +135,46 @@ output = \"OUTPUT\"
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PowerSpectrum {
-    /// Points of one transform, at least 2; any number, fastest where it has no prime factor above 7. Default:
-    /// 4096, or the points of a frame where those are fewer.
+    /// Number of points of one transform, at least 2; fastest without prime factors above 7. Default: 4096, or the
+    /// points of a frame if there are fewer.
     pub size: Option<usize>,
-    /// What each block is multiplied by: `"hann"` (default), `"hamming"`, `"blackman-harris"` or
+    /// Window by which each block is multiplied: `"hann"` (default), `"hamming"`, `"blackman-harris"` or
     /// `"rectangular"`.
     pub window: Window,
-    /// Part of a block that the next block of the same frame uses again, 0.0 (default) to 0.9. Blocks start
+    /// Fraction of a block that overlaps with the next block of the same frame, 0.0 (default) to 0.9. Blocks start
     /// `size - round(size * overlap)` points apart, at least 1.
     pub overlap: f64,
-    /// Spectra averaged into one output, at least 1. Default: all of one frame.
+    /// Number of spectra averaged into one output, at least 1. Default: all spectra of one frame.
     pub integrate: Option<u64>,
-    /// What the average is divided by: `"power"` (default), `"density"`, `"db"` or `"none"`; for real samples also
-    /// `"one-sided"` and `"one-sided-density"`. Real samples have `size / 2 + 1` bins, from 0 Hz to half the sample rate.
-    /// Their spectrum is two-sided by default: a tone of amplitude A has the power A²/4 at its positive frequency. The
-    /// one-sided scalings double all bins but the first and, for an even `size`, the last, so that the tone has A²/2; in
-    /// scipy they are `welch(scaling="spectrum")` and `welch(scaling="density")`.
+    /// Normalisation of the average: `"power"` (default), `"density"`, `"db"` or `"none"`; for real samples also
+    /// `"one-sided"` and `"one-sided-density"`. Real samples have `size / 2 + 1` bins, from 0 Hz to half the sample
+    /// rate. Their spectrum is two-sided by default: a tone of amplitude A has the power A²/4 at its positive
+    /// frequency. The one-sided scalings double all bins except the first and, for an even `size`, the last, so that
+    /// the tone has A²/2; in scipy they are `welch(scaling="spectrum")` and `welch(scaling="density")`.
     pub scaling: Scaling,
-    /// What is subtracted from each block before the window: `"none"` (default), or `"constant"`: the mean of the block,
+    /// Value subtracted from each block before the window: `"none"` (default), or `"constant"`: the mean of the block,
     /// which removes a constant offset.
     pub detrend: Detrend,
-    /// What is done with frames that have missing places: `"use"` (default) them as they were filled, or
-    /// `"skip"` them: their spectra do not go in, and they count as failed.
+    /// Treatment of frames with missing packets: `"use"` (default) processes them with their fill values; `"skip"`
+    /// leaves their spectra out and counts them as failed.
     pub partial: Partial,
-    /// What is done where a frame is missing inside an integration: `"restart"` it (default), so that an
-    /// output is of successive frames, or `"continue"` with the frames that come. A new epoch always restarts.
+    /// Behaviour if a frame is missing inside an integration: `"restart"` (default) restarts it, so that an output
+    /// consists of successive frames; `"continue"` goes on with the following frames. A new epoch always restarts.
     pub gap: Gap,
 }
 
-/// What an averaged spectrum is divided by.
+/// Normalisation of an averaged spectrum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scaling {
-    /// The square of the window's sum: the power of a tone.
+    /// Divides by the square of the window's sum: the power of a tone.
     #[default]
     Power,
-    /// The sample rate times the sum of the window's squares: power per Hz.
+    /// Divides by the sample rate times the sum of the window's squares: power per Hz.
     Density,
-    /// As `power`, in decibels relative to 1; no power at all is minus infinity.
+    /// As `power`, in decibels relative to 1; zero power gives minus infinity.
     Db,
-    /// Nothing: the mean of the squared magnitudes.
+    /// No normalisation: the mean of the squared magnitudes.
     None,
     /// As `power`, with the power of negative frequencies added.
     OneSided,
@@ -189,7 +188,7 @@ impl Scaling {
     }
 }
 
-/// What is subtracted from each block before the window.
+/// Value subtracted from each block before the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Detrend {
@@ -200,25 +199,25 @@ pub enum Detrend {
     Constant,
 }
 
-/// What is done with frames that have missing places.
+/// Treatment of frames with missing packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Partial {
-    /// They go in as they were filled; the output is flagged.
+    /// Processes them with their fill values; the output is flagged.
     #[default]
     Use,
-    /// They are left out and count as failed.
+    /// Leaves them out and counts them as failed.
     Skip,
 }
 
-/// What is done where a frame is missing inside an integration.
+/// Behaviour if a frame is missing inside an integration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Gap {
-    /// Restarts the integration. Frames in it count as failed.
+    /// Restarts the integration. Its frames count as failed.
     #[default]
     Restart,
-    /// The integration goes on with the frames that come; the output is flagged.
+    /// Continues with the following frames; the output is flagged.
     Continue,
 }
 
@@ -231,39 +230,37 @@ impl Keys for PowerSpectrum {
                 "size",
                 format!("a transform of {size} points has no frequencies"),
             )
-            .help("give at least 2"));
+            .help("write at least 2"));
         }
         if !(0.0..=0.9).contains(&self.overlap) {
             return Err(Problem::at(
                 "overlap",
                 format!("an overlap of {} is out of range", self.overlap),
             )
-            .help("give a number from 0.0 to 0.9"));
+            .help("write a number from 0.0 to 0.9"));
         }
         if self.integrate == Some(0) {
-            return Err(
-                Problem::at("integrate", "an average of 0 spectra is nothing")
-                    .help("give at least 1, or leave it out to average all spectra of a frame"),
-            );
+            return Err(Problem::at("integrate", "cannot average 0 spectra")
+                .help("write at least 1, or remove the key to average all spectra of a frame"));
         }
         Ok(())
     }
 }
 
-/// The shape of the work for one input.
+/// Sizes derived from the keys and the input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Shape {
     /// Points of one transform.
     size: usize,
-    /// Points between the starts of two blocks.
+    /// Number of points between the starts of two blocks.
     hop: usize,
     /// Spectra of one channel in one frame, at least 1.
     spectra: usize,
     /// Spectra of one channel in one output.
     integrate: u64,
-    /// Points of one channel in one output.
+    /// Number of points of one channel in one output.
     bins: usize,
-    /// Bins from 1 to below this one are doubled; 0 for none.
+    /// Bins 1 to `doubled` - 1 are doubled; 0 if none are.
     doubled: usize,
 }
 
@@ -274,25 +271,29 @@ impl PowerSpectrum {
         if !matches!(input.axis, Axis::Time { .. }) {
             return Err(Problem::at(
                 "input",
-                format!("its frames ({input}) are not samples in time"),
+                format!("the input's frames ({input}) are not samples over time"),
             )
-            .help("take the ring that a source or a `convert` kernel fills"));
+            .help("use a ring that a source or a `convert` kernel fills"));
         }
         let size = self.size.unwrap_or(USUAL_SIZE.min(input.points));
         if size > input.points {
             return Err(Problem::at(
                 "size",
-                format!("{size} points are more than a frame's {}", input.points),
+                format!(
+                    "a transform of {size} points is longer than a frame of {} points",
+                    input.points
+                ),
             )
             .help(
-                "spectra do not cross frames: lower `size`, or raise the `slot` of the input ring",
+                "spectra cannot cross frames; lower `size`, or raise the `slot` of the input ring",
             ));
         }
         if size < 2 {
-            return Err(
-                Problem::at("input", "its frames hold 1 point, a spectrum needs 2")
-                    .help("raise the `slot` of the input ring"),
-            );
+            return Err(Problem::at(
+                "input",
+                "the input's frames have 1 point, but a spectrum needs 2",
+            )
+            .help("raise the `slot` of the input ring"));
         }
         #[expect(
             clippy::cast_possible_truncation,
@@ -308,7 +309,7 @@ impl PowerSpectrum {
         if is_one_sided && input.complex {
             let message = "complex samples have no one-sided spectrum";
             return Err(Problem::at("scaling", message)
-                .help("write \"power\" or \"density\": positive and negative frequencies are bins of their own"));
+                .help("write \"power\" or \"density\": positive and negative frequencies have separate bins"));
         }
         // Neither 0 Hz nor, for even sizes, half the rate has a negative counterpart.
         let doubled = if is_one_sided { size.div_ceil(2) } else { 0 };
@@ -322,7 +323,7 @@ impl PowerSpectrum {
         })
     }
 
-    /// What the mean of squared magnitudes is multiplied by.
+    /// Returns the factor that turns the mean of squared magnitudes into the output.
     fn factor(&self, size: usize, rate: Option<f64>) -> Result<f64, Problem> {
         let sum = self.window.sum(size, |w| w);
         Ok(match self.scaling {
@@ -332,9 +333,9 @@ impl PowerSpectrum {
                 let rate = rate.filter(|rate| *rate > 0.0).ok_or_else(|| {
                     Problem::at(
                         "scaling",
-                        "a density is per Hz, and the rate of the samples is not known",
+                        "a density needs the sample rate, which is not known",
                     )
-                    .help("give the source's `samples` a `rate`, or choose \"power\" or \"one-sided\"")
+                    .help("set `rate` in the source's `samples`, or use \"power\" or \"one-sided\"")
                 })?;
                 1.0 / (rate * self.window.sum(size, |w| w * w))
             }
@@ -348,7 +349,7 @@ impl KernelSpec for PowerSpectrum {
         let rate = input.sample_rate();
         self.factor(shape.size, rate)?;
         let step = rate.map(|rate| rate / shape.size as f64);
-        // The places that numpy.fft.fftshift gives: size / 2 rounded down are negative.
+        // As in numpy.fft.fftshift: size / 2 rounded down frequencies are negative.
         let below = if input.complex { shape.size / 2 } else { 0 };
         let start = step.map(|step| {
             if below == 0 {
@@ -376,8 +377,8 @@ impl KernelSpec for PowerSpectrum {
     }
 
     fn memory(&self, input: &Layout) -> usize {
-        // Sums in float64, window and two real blocks in float32, the complex block, and the factors and work
-        // space of the transform, which for awkward sizes are about eight complex numbers a point.
+        // Sums in float64, window and two real blocks in float32, the complex block, and the transform's factors and
+        // work space, which take about eight complex numbers per point for sizes with large prime factors.
         self.shape(input).map_or(0, |shape| {
             shape.size * (input.channels as usize * 8 + 3 * 4 + 9 * 8)
         })

@@ -1,4 +1,4 @@
-//! Numbers of any [`Scalar`](daq_core::layout::Scalar) type, read out of the bytes of a frame.
+//! Reads numbers of any [`Scalar`](daq_core::layout::Scalar) type from the bytes of a frame.
 //!
 //! ```text
 //!   interleaved, 2 channels, complex     re im | re im | re im | re im     a "number" is one re or im
@@ -10,20 +10,20 @@ use daq_core::layout::{Layout, Order};
 
 /// A type of number in a frame, little-endian.
 pub(super) trait Number: 'static {
-    /// Its bytes.
+    /// Byte representation.
     type Raw: Copy + Send + Sync;
-    /// Whether binary32 holds every value.
+    /// Whether binary32 represents every value exactly.
     const EXACT_IN_F32: bool;
 
-    /// Cuts bytes into numbers; bytes that make no whole number are left out.
+    /// Splits bytes into numbers; an incomplete number at the end is dropped.
     fn cut(bytes: &[u8]) -> &[Self::Raw];
     /// The value, rounded to nearest.
     fn f32(raw: Self::Raw) -> f32;
     /// The value.
     fn f64(raw: Self::Raw) -> f64;
-    /// The lowest byte: all of an 8-bit number.
+    /// The lowest byte; the whole number for 8-bit types.
     fn code(raw: Self::Raw) -> u8;
-    /// The value of a number whose lowest byte is `code` and whose other bytes are 0.
+    /// Value of a number whose lowest byte is `code` and whose other bytes are 0.
     fn value(code: u8) -> f64;
 }
 
@@ -72,7 +72,7 @@ number! {
     f64, 8, false;
 }
 
-/// Evaluates an expression with `$N` standing for the number type of a scalar.
+/// Evaluates an expression with `$N` as the number type of a scalar.
 macro_rules! with_number {
     ($scalar:expr, $N:ident => $value:expr) => {
         match $scalar {
@@ -105,12 +105,12 @@ macro_rules! with_number {
 }
 pub(super) use with_number;
 
-/// Where the samples of a channel stand in a frame, counted in samples (a complex sample counts once).
+/// Positions of a channel's samples in a frame, in samples (a complex sample counts once).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk {
-    /// From one channel's sample to the next channel's of the same point.
+    /// Distance between two channels' samples of the same point.
     pub(super) channel: usize,
-    /// From one point to the next.
+    /// Distance between two points.
     pub(super) point: usize,
 }
 
@@ -132,9 +132,9 @@ impl Walk {
         Self::of(layout.order, layout.channels as usize, layout.points)
     }
 
-    /// Fills `target` with what `convert` makes of the samples of `channel` from point `first` on.
+    /// Fills `target` with the converted samples of `channel`, starting at point `first`.
     ///
-    /// Samples that stand side by side go through a loop of their own, which compilers make wide.
+    /// Contiguous samples use a separate loop, which compilers vectorise.
     #[inline]
     pub(super) fn gather<T: Copy, U>(
         self,

@@ -1,29 +1,30 @@
-//! `stats`: what values the numbers of each channel take.
+//! `stats`: statistics of the values in each channel.
 //!
-//! One output every `every` frames, normally one a frame, with these fields for each channel. Of complex samples,
-//! real and imaginary parts are both numbers of the channel. With `x` the numbers of one channel as an array of
-//! float64, without NaNs, the fields are, in numpy,
+//! One output per `every` frames (default 1), with these fields for each channel. For complex samples, real and
+//! imaginary parts both count as numbers of the channel. With `x` the numbers of one channel as a float64 array without
+//! NaNs, the fields are, in numpy,
 //!
 //! | field | value |
 //! |---|---|
 //! | `count` | `x.size` |
-//! | `min`, `max` | `x.min()`, `x.max()`; NaN where there is no number |
-//! | `mean` | `x.mean()`; NaN where there is no number |
-//! | `rms` | `np.sqrt((x ** 2).mean())`; NaN where there is no number |
-//! | `clip` | `(abs(x) >= clip).sum()`; without the key `clip` numbers at the lowest or the highest code of an integer type, infinite ones of a float type |
+//! | `min`, `max` | `x.min()`, `x.max()`; NaN without numbers |
+//! | `mean` | `x.mean()`; NaN without numbers |
+//! | `rms` | `np.sqrt((x ** 2).mean())`; NaN without numbers |
+//! | `clip` | `(abs(x) >= clip).sum()`; without the key `clip`, numbers at the lowest or highest code of an integer
+//! type, or infinite numbers of a float type |
 //! | `hist_0`, `hist_1`, … | `np.histogram(x, bins, range)[0]` |
 //!
-//! NaNs are left out and not counted, so with `fill = "nan"` on a ring of floats missing places are left out.
-//! Otherwise missing places count as what they were filled with.
+//! NaNs are skipped and not counted, so missing packets are skipped with `fill = "nan"` on a ring of floats. Otherwise
+//! missing packets count with their fill value.
 //!
-//! The number of an output is that of its first frame divided by `every`, rounded down. A new epoch of the input
-//! ends an output early: no output has frames of two epochs, and `count` is the number of samples. Missing frames
-//! do not end it; the output is then flagged `INCOMPLETE`.
+//! The number of an output is that of its first frame divided by `every`, rounded down. A new epoch of the input ends
+//! an output early, so no output contains frames of two epochs; `count` is the actual number of samples. Missing frames
+//! do not end an output; it is flagged `INCOMPLETE`.
 //!
-//! On a GPU counts, extremes and histograms are the same numbers as on the CPU; sums are added in another order, so
-//! `mean` and `rms` may differ in the last digits. Of 8-bit types only the codes are counted. Histograms of up to 8192
-//! bins are counted in shared memory, longer ones in the GPU's own. Two launches for all frames of a burst; more where
-//! frames are too short, or histograms so long that 16 MiB do not hold those of all outputs.
+//! Counts, extremes and histograms are identical on GPU and CPU. Sums are added in a different order, so the last
+//! digits of `mean` and `rms` may differ. For 8-bit types only the codes are counted. Histograms of up to 8192 bins are
+//! counted in shared memory, larger ones in GPU memory. A burst takes two launches, or more if frames are too short or
+//! the histograms of all outputs exceed 16 MiB.
 
 mod cpu;
 mod cuda;
@@ -41,14 +42,14 @@ use histogram::Histogram;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Bins of a histogram if not given.
+/// Default number of bins of a histogram.
 const USUAL_BINS: usize = 256;
-/// Most bins of a histogram.
+/// Maximum number of bins of a histogram.
 const MAX_BINS: usize = 65_536;
 /// Names of the fields before the histogram.
 const FIELDS: [&str; 6] = ["count", "min", "max", "mean", "rms", "clip"];
 
-/// What `daq` knows of `stats`.
+/// Registry entry of `stats`.
 pub const ENTRY: KernelEntry = KernelEntry {
     name: "stats",
     summary: "Minimum, maximum, mean, RMS, clip count and histogram of each channel",
@@ -87,17 +88,18 @@ output = \"OUTPUT\"
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Stats {
-    /// Frames that go into one output, at least 1 (default).
+    /// Number of frames per output, at least 1 (default).
     pub every: u64,
-    /// Numbers of this magnitude or above count as clipped; above 0. Default: the lowest and the highest code of
-    /// an integer type, infinite numbers of a float type.
+    /// Magnitude from which a number counts as clipped; must be above 0. Default: the lowest and highest code of an
+    /// integer type, infinite numbers of a float type.
     pub clip: Option<f64>,
-    /// Bins of the histogram, at most 65536; 0 for none. Default: 256 for integer types and where `range` is
-    /// given, else 0.
+    /// Number of bins of the histogram, at most 65536; 0 for none. Default: 256 for integer types or if `range` is set,
+    /// else 0.
     pub bins: Option<usize>,
-    /// `[low, high]` of the histogram: bins are equally wide, each holds its lower edge, the last one its upper
-    /// edge too, and numbers outside are in no bin. Default for integer types: from the lowest code to the
-    /// highest plus 1, so that 256 bins of an 8-bit type are one code each. Float types have no default.
+    /// Range `[low, high]` of the histogram. Bins are equally wide and contain their lower edge; the last bin also
+    /// contains its upper edge. Numbers outside the range are in no bin. Default for integer types: from the lowest
+    /// code to the highest code plus 1, so that 256 bins of an 8-bit type are one code each. Float types have no
+    /// default.
     pub range: Option<[f64; 2]>,
 }
 
@@ -116,16 +118,16 @@ impl Keys for Stats {
     fn check(&self) -> Result<(), Problem> {
         if self.every == 0 {
             return Err(
-                Problem::at("every", "an output of 0 frames is nothing").help("give at least 1")
+                Problem::at("every", "an output needs at least one frame").help("write at least 1")
             );
         }
         if self.clip.is_some_and(|clip| clip.is_nan() || clip <= 0.0) {
-            return Err(Problem::at("clip", "a magnitude is above 0")
-                .help("give the largest value that is not clipped"));
+            return Err(Problem::at("clip", "the magnitude must be above 0")
+                .help("write the smallest magnitude that counts as clipped"));
         }
         if self.bins.is_some_and(|bins| bins > MAX_BINS) {
             return Err(
-                Problem::at("bins", "too many bins").help(format!("give at most {MAX_BINS}"))
+                Problem::at("bins", "too many bins").help(format!("write at most {MAX_BINS}"))
             );
         }
         if let Some([low, high]) = self.range
@@ -133,14 +135,14 @@ impl Keys for Stats {
         {
             return Err(
                 Problem::at("range", format!("[{low}, {high}] is not a range"))
-                    .help("give two numbers, the lower one first"),
+                    .help("write two numbers, the lower one first"),
             );
         }
         Ok(())
     }
 }
 
-/// Where the bins of a histogram lie.
+/// Bins of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Bins {
     count: usize,
@@ -173,13 +175,15 @@ impl Stats {
             })),
             (Some(_), None) => Err(Problem::at(
                 "bins",
-                format!("a histogram of {scalar} needs a range, which the type does not give"),
+                format!(
+                    "a histogram of {scalar} needs `range`, because the type has no default range"
+                ),
             )
             .help("add a line such as `range = [-1.0, 1.0]`")),
         }
     }
 
-    /// The highest number below, and the lowest number above, which nothing is clipped.
+    /// Limits of the clipping test: numbers at or below the first, or at or above the second, are clipped.
     fn limits(&self, scalar: Scalar) -> (f64, f64) {
         let magnitude = self.clip.map(|clip| (-clip, clip));
         magnitude

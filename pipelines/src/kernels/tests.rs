@@ -179,7 +179,7 @@ fn small_slot_is_reported() {
     let mut slots = producer.reserve(1);
     let error = emit(&mut slots, 9, meta, |_| ()).unwrap_err().to_string();
     assert!(
-        error.contains("9 bytes") && error.contains("raise its `slot`"),
+        error.contains("9 bytes") && error.contains("raise `slot` of the output ring"),
         "{error}"
     );
     emit(&mut slots, 8, meta, |slot| slot.fill(1)).unwrap();

@@ -8,17 +8,17 @@ use daq_core::ledger::{ReaderLedger, RingLedger};
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 
-/// One frame: its record and its bytes.
+/// One frame: metadata and bytes.
 pub(super) type Record = (FrameMeta, Vec<u8>);
 
-/// What a kernel made of its input.
+/// Output of a kernel.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) outputs: Vec<Record>,
     pub(super) calls: Vec<Submitted>,
 }
 
-/// Sums of [`Submitted`] as an engine keeps them.
+/// Sums of [`Submitted`], as kept by the runtime.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Sums {
     pub(super) consumed: u64,
@@ -44,7 +44,7 @@ fn ring(name: &str, slots: usize, slot_bytes: usize) -> (Producer, Reader) {
     (producer, reader)
 }
 
-/// Runs `spec` over `frames`, given in bursts of the sizes `bursts` again and again.
+/// Runs `spec` over `frames`, in bursts whose sizes repeat `bursts`.
 pub(super) fn run(
     spec: &dyn KernelSpec,
     input: &Layout,
@@ -102,7 +102,7 @@ pub(super) fn run(
     outcome
 }
 
-/// Frames with consecutive numbers, a millisecond apart.
+/// Frames with consecutive numbers, one millisecond apart.
 pub(super) fn frames(contents: impl IntoIterator<Item = Vec<u8>>) -> Vec<Record> {
     let stamp = |i: u64| Timestamp {
         ns: 1_000_000 * i,
@@ -140,7 +140,7 @@ pub(super) fn as_f64(bytes: &[u8]) -> Vec<f64> {
         .collect()
 }
 
-/// Reads a kernel's section by way of its registry entry; errors are their text.
+/// Parses a kernel's section through its registry entry; errors are returned as text.
 pub(super) fn parse(text: &str) -> Result<Box<dyn KernelSpec>, String> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("test.toml", text, &mut diagnostics);
@@ -162,7 +162,7 @@ pub(super) fn parse(text: &str) -> Result<Box<dyn KernelSpec>, String> {
     }
 }
 
-/// Prints how fast `spec` goes over frames of `input` that lie in the cache of the host.
+/// Prints the throughput of `spec` for frames of `input` that are in the host's cache.
 pub(super) fn figure(what: &str, spec: &dyn KernelSpec, input: &Layout) {
     let output = spec.layout(input).unwrap();
     let mut kernel = spec.build(&KernelContext::alone(input, Side::Cpu)).unwrap();
@@ -174,7 +174,7 @@ pub(super) fn figure(what: &str, spec: &dyn KernelSpec, input: &Layout) {
         let mut slots = source.reserve(4);
         for _ in 0..4 {
             for (i, byte) in slots.bytes_mut().unwrap().iter_mut().enumerate() {
-                // No exponent of a float is all ones.
+                // The exponent of no float is all ones.
                 *byte = u8::try_from(i * 37 % 113).unwrap();
             }
             slots.finish(FrameMeta::whole(sequence, input.frame_bytes()));

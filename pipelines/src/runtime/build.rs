@@ -1,4 +1,4 @@
-//! A plan made to run: memory first, then code, then threads.
+//! Builds a running pipeline from a plan: first memory, then code, then threads.
 
 use super::control::{Heartbeat, Role};
 use super::monitor::{Monitor, Watched};
@@ -26,19 +26,19 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// Who makes a copy.
+/// The thread that makes a copy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Copier {
-    /// The staging thread of a GPU and direction.
+    /// The copy engine thread of a GPU and direction.
     Staging(u32, Direction),
     /// The thread of the kernel with this name.
     Kernel(String),
 }
 
-/// The bell of each thread that copies, which the rings that it copies ring.
+/// Notifiers of the copying threads; the copied rings notify them.
 type Bells = BTreeMap<Copier, Arc<Notifier>>;
 
-/// What is made before anything runs.
+/// Parts that are created before any thread runs.
 struct Parts<'a> {
     config: &'a Config,
     plan: &'a Plan,
@@ -47,14 +47,14 @@ struct Parts<'a> {
     profiles: BTreeMap<u32, Profile>,
     bells: Bells,
     producers: BTreeMap<String, Producer>,
-    /// What sources will run, by their names, made before any kernel stays on a GPU.
+    /// DMA engines of the sources by name, created before any persistent kernel starts.
     engines: BTreeMap<String, dma::Runner>,
-    /// The words that devices ring, by the names of the kernels that look at them.
+    /// Doorbells that devices ring, by the names of the kernels that poll them.
     device_bells: BTreeMap<String, DeviceDoorbell>,
 }
 
 impl Parts<'_> {
-    /// Who makes a copy: the kernel that the plan names where the CPU can store to the ring after all.
+    /// Returns the thread for a copy: the planned kernel if the CPU can store to the ring.
     fn copier(&self, copy: &PlannedCopy) -> Copier {
         let is_mapped = |ring: &String| self.regions[ring].mapping().is_some();
         match &copy.kernel_thread {
@@ -63,7 +63,7 @@ impl Parts<'_> {
         }
     }
 
-    /// The copies that staging threads make, by GPU and direction.
+    /// Copies of the copy engine threads, by GPU and direction.
     fn staged(&self) -> BTreeMap<(u32, Direction), Vec<&PlannedCopy>> {
         let mut staged = BTreeMap::<_, Vec<_>>::new();
         for copy in &self.plan.copies {
@@ -89,7 +89,7 @@ impl Parts<'_> {
         }
     }
 
-    /// What a ring is filled by, whose producer is taken from here once.
+    /// Takes the producer of a ring; each ring has exactly one.
     fn producer(&mut self, ring: &str) -> Producer {
         self.producers
             .remove(ring)
@@ -107,7 +107,7 @@ fn thread_name(source: &str, i: usize) -> String {
 
 fn two_kinds(source: &str) -> StartError {
     StartError::Unavailable(format!(
-        "source `{source}` builds another kind of producer than it has declared; this is a defect of its driver"
+        "source `{source}` builds a different kind of producer than declared; this is a defect in its driver"
     ))
 }
 
@@ -118,7 +118,7 @@ fn spec_of<'a>(config: &'a Config, name: &str) -> &'a dyn SourceSpec {
     &*component.spec
 }
 
-/// What is known of the copies of each GPU; what is not is measured.
+/// Returns the copy profiles of all GPUs; GPUs without a profile are measured.
 fn measured(
     config: &Config,
     plan: &Plan,
@@ -149,7 +149,8 @@ fn measured(
     Ok(profiles)
 }
 
-/// The memory of a ring. Where the CPU was to store to it and cannot, other memory of the GPU, which copies reach.
+/// Allocates the memory of a ring. If CPU stores were planned but are not possible, it allocates other GPU memory,
+/// which only copies can access.
 fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Region>, StartError> {
     let bytes = planned.options().region_bytes();
     let make = || -> Result<Arc<Region>, RegionError> {
@@ -158,7 +159,7 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
                 node: planned.node,
                 lock: planned.lock,
                 huge: planned.huge,
-                // A device may be another process.
+                // The device may be another process.
                 shared: plan
                     .sources
                     .iter()
@@ -178,7 +179,7 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
         if planned.mapping.is_some() || planned.writer.is_some() {
             match Region::mapped(device, bytes, writer, &config.staging.backends) {
                 Ok(region) => return Ok(region),
-                // It needs none, the CPU does as well without.
+                // The ring works as well without CPU stores.
                 Err(RegionError::Unmappable(error)) if writer == Writer::Nic => {
                     tracing::debug!("ring {}: {error}", planned.name);
                 }
@@ -200,10 +201,10 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
     } else if let Some(mapping) = region.mapping() {
         let costs = mapping.costs();
         tracing::info!(
-            "ring {}: {} stores to it, by {}: allocated in {:?}, pinned in {:?}, mapped in {:?}",
+            "ring {}: {} stores to GPU memory (backend {}); allocated in {:?}, pinned in {:?}, mapped in {:?}",
             planned.name,
             if planned.writer.is_some() {
-                "its device"
+                "the source's device"
             } else {
                 "the CPU"
             },
@@ -235,7 +236,7 @@ impl Pipeline {
             config,
             plan,
             options,
-            // Before the rings take the memory that measuring wants for a moment.
+            // Measure before the rings allocate, because the measurement needs memory for a moment.
             profiles: measured(config, plan, options)?,
             regions: BTreeMap::new(),
             bells: Bells::new(),
@@ -263,7 +264,7 @@ impl Pipeline {
         let kernels = self.kernels(&mut parts)?;
         self.engines(&mut parts)?;
         self.copies(&mut parts)?;
-        // Once a kernel stays on a GPU nothing is allocated or loaded there.
+        // After a persistent kernel has started, nothing is allocated or loaded on its GPU.
         for (planned, mut runner) in plan.kernels.iter().zip(kernels) {
             runner.begin().map_err(|source| StartError::Kernel {
                 name: planned.name.clone(),
@@ -277,7 +278,7 @@ impl Pipeline {
         self.monitor(&parts)
     }
 
-    /// Starts the thread that watches the sources.
+    /// Starts the thread that monitors the sources.
     fn monitor(&mut self, parts: &Parts<'_>) -> Result<(), StartError> {
         let sources = parts.config.sources.iter().filter_map(|source| {
             let name = source.name();
@@ -286,7 +287,7 @@ impl Pipeline {
                 .sources
                 .iter()
                 .find(|planned| planned.name == name)?;
-            // Names of further threads are the source's and a number.
+            // Names of additional threads consist of the source's name and a number.
             let threads = (0..planned.threads.max(1)).map(|i| thread_name(name, i));
             let heartbeat = |name: String| {
                 self.heartbeats
@@ -321,7 +322,7 @@ impl Pipeline {
     ) -> Result<(Ring, Producer), StartError> {
         let copies = parts.plan.copies.iter();
         let copies = copies.filter(|copy| copy.from == planned.name || copy.to == planned.name);
-        // The copy thread is its only reader.
+        // The copying thread is its only reader.
         let mut into = copies.clone().filter(|copy| copy.to == planned.name);
         let single_threaded = into.any(|copy| matches!(parts.copier(copy), Copier::Kernel(_)));
         let ring_options = RingOptions {
@@ -453,12 +454,12 @@ impl Pipeline {
                 parts.device_bells.insert(planned.name.clone(), bell);
             }
             let stream = match planned.side {
-                // A kernel that stays has a stream of its own.
+                // A persistent kernel has its own stream.
                 _ if planned.dispatch == Some(Dispatch::Persistent) => None,
                 Side::Cpu => None,
                 Side::Cuda(ordinal) => Some(driver::Stream::timed(
                     Device::open(ordinal)?,
-                    // One more for the last one that was timed.
+                    // One more for the last burst that was timed.
                     kernel::MAX_IN_FLIGHT + 1,
                 )?),
             };
@@ -498,7 +499,7 @@ impl Pipeline {
         Ok(runners)
     }
 
-    /// The copy that a kernel's thread makes itself, and the bell of the rings on either side.
+    /// Returns the copy that a kernel's thread makes itself, and the notifier of both rings.
     fn inline_copy(
         &self,
         parts: &mut Parts<'_>,
@@ -519,7 +520,7 @@ impl Pipeline {
         Ok(Some((inline_copy, bell)))
     }
 
-    /// Starts the staging threads: one a GPU and direction.
+    /// Starts the copy engine threads, one per GPU and direction.
     fn copies(&mut self, parts: &mut Parts<'_>) -> Result<(), StartError> {
         let keys = &parts.config.staging;
         let staged: Vec<_> = {
@@ -561,7 +562,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Opens the devices of DMA engines and maps their memory; none of them runs yet.
+    /// Opens the devices of DMA engines and maps their memory; starts none of them.
     fn engines(&self, parts: &mut Parts<'_>) -> Result<(), StartError> {
         let (config, plan) = (parts.config, parts.plan);
         for planned in &plan.sources {
@@ -628,7 +629,7 @@ impl Pipeline {
             let windows = ReorderWindow::new(producer, planned.geometry, fillers.len(), &ledger);
             let writing = Arc::new(AtomicU64::new(0));
             let mut runners = Vec::new();
-            // All of them before the first runs: none may find itself alone.
+            // Create all threads before the first runs, so that none sees itself as the only one.
             for (filler, window) in fillers.into_iter().zip(windows) {
                 runners.push(source::Runner {
                     name: planned.name.clone(),
@@ -673,10 +674,10 @@ impl Pipeline {
                     && let Err(errno) = daq_core::thread::pin(core)
                 {
                     tracing::warn!(
-                        "{component}: cannot run on core {core}: {errno}; running anywhere"
+                        "{component}: cannot pin to core {core}: {errno}; running on any core"
                     );
                 }
-                // A panic is a defect of ours; it must end the pipeline with its ledgers, not hang it.
+                // A panic is a defect in daq. It must end the pipeline with correct ledgers instead of hanging it.
                 let result =
                     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&heartbeat)));
                 heartbeat.end();
@@ -684,7 +685,7 @@ impl Pipeline {
                     control.fail(
                         FailureKind::Defect,
                         component,
-                        "stopped by a defect of daq; please report it with the lines above"
+                        "stopped by a defect in daq; please report it with the log lines above"
                             .to_owned(),
                     );
                 }

@@ -1,4 +1,4 @@
-//! State that the threads of a pipeline share: the stop request, failures, heartbeats.
+//! State shared by the threads of a pipeline: the stop request, failures, heartbeats.
 
 use super::{Failure, FailureKind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,11 +10,11 @@ pub(crate) const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time without a heartbeat after which a data thread counts as stalled.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// State that the threads and the pipeline share.
+/// State shared by the threads and the pipeline.
 #[derive(Debug)]
 pub struct Control {
     stop: AtomicBool,
-    /// When the end must not wait any longer for sinks that cannot write, in ms since `start`; 0 = not ending.
+    /// Deadline for sinks that cannot write, in ms since `start`; 0 while the pipeline is not ending.
     deadline: AtomicU64,
     drain: Duration,
     start: Instant,
@@ -22,7 +22,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Returns the state of a pipeline that runs; `drain` is how long sinks that cannot write may delay its end.
+    /// Creates the state of a running pipeline; `drain` is the maximum time that sinks that cannot write may delay the
+    /// end.
     pub fn new(drain: Duration) -> Self {
         Self {
             stop: AtomicBool::new(false),
@@ -57,7 +58,7 @@ impl Control {
         }
     }
 
-    /// What went wrong so far.
+    /// Failures so far.
     pub fn failures(&self) -> Vec<Failure> {
         self.failures
             .lock()
@@ -65,7 +66,7 @@ impl Control {
             .clone()
     }
 
-    /// Records what went wrong and stops the sources.
+    /// Records a failure and stops the sources.
     pub(crate) fn fail(&self, kind: FailureKind, component: String, why: String) {
         let failure = Failure {
             kind,
@@ -83,7 +84,7 @@ impl Control {
     }
 }
 
-/// What a data thread does.
+/// Role of a data thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Fills a ring.
@@ -101,7 +102,7 @@ pub struct Heartbeat {
     pub(crate) role: Role,
     beats: AtomicU64,
     ended: AtomicBool,
-    /// The beats at the last look, and when they last changed.
+    /// The value at the last check, and the time of its last change.
     seen: Mutex<(u64, Instant)>,
 }
 
@@ -129,7 +130,7 @@ impl Heartbeat {
         self.beats.load(Ordering::Relaxed)
     }
 
-    /// The thread has ended.
+    /// Marks the thread as ended.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -138,7 +139,7 @@ impl Heartbeat {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether the thread has not moved for [`STALL_TIMEOUT`], as far as earlier calls have seen: to be called regularly.
+    /// Whether earlier calls have seen no heartbeat for [`STALL_TIMEOUT`]. Call it regularly.
     pub(crate) fn is_stalled(&self) -> bool {
         let beats = self.beats.load(Ordering::Relaxed);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -149,8 +150,8 @@ impl Heartbeat {
     }
 }
 
-/// Whether a device makes progress. The thread of a device without progress has no heartbeat, so that it is reported
-/// as stalled.
+/// Monitors whether a device makes progress. While a device makes no progress, its thread gives no heartbeat, so that
+/// it is reported as stalled.
 #[derive(Debug)]
 pub(crate) struct Progress {
     since: Instant,
@@ -165,13 +166,13 @@ impl Progress {
         }
     }
 
-    /// Whether it takes so long that asking the driver costs nothing.
+    /// Whether the work takes so long that querying the driver costs nothing in comparison.
     pub(crate) fn is_slow(&self) -> bool {
         self.since.elapsed() > STOP_POLL_INTERVAL
     }
 
-    /// Takes note of one look at the device: whether it has work, and whether it has moved. True if it has work and last
-    /// moved so long ago that it seems to hang.
+    /// Records whether the device has work and whether it has made progress. Returns true if it has work but has made
+    /// no progress for so long that it seems to hang.
     pub(crate) fn look(&mut self, has_work: bool, has_moved: bool, heartbeat: &Heartbeat) -> bool {
         if !has_work || has_moved {
             *self = Self::new();
@@ -179,7 +180,7 @@ impl Progress {
         } else if !self.is_logged && self.since.elapsed() > STALL_TIMEOUT {
             self.is_logged = true;
             tracing::warn!(
-                "{}: the GPU has completed no work for {} s; the GPU or its driver hangs: check nvidia-smi; dmesg | grep -i xid",
+                "{}: the GPU has completed no work for {} s, so the GPU or its driver hangs; check nvidia-smi and dmesg | grep -i xid",
                 heartbeat.name,
                 STALL_TIMEOUT.as_secs()
             );

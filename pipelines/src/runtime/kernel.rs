@@ -1,4 +1,4 @@
-//! A kernel's thread: a burst in, slots out, both given up when the work is done.
+//! A kernel's thread: takes a burst, reserves output slots, and releases both when the work is done.
 
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::{self, CudaError, StreamEvent};
@@ -14,41 +14,41 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
-/// What a kernel's thread is made of.
+/// Inputs of a kernel's thread.
 pub struct Parts {
-    /// Its name.
+    /// Name of the kernel.
     pub name: String,
-    /// The input.
+    /// Reader of the input ring.
     pub reader: Reader,
-    /// The output.
+    /// Producer of the output ring.
     pub producer: Producer,
-    /// The stream of a kernel that is launched on a GPU.
+    /// The stream of a kernel with dispatch `launch`.
     pub stream: Option<driver::Stream>,
     /// The kernel.
     pub kernel: Box<dyn Kernel>,
-    /// Its counters.
+    /// Counters of the kernel.
     pub ledger: KernelLedger,
-    /// Most frames taken at once.
+    /// Maximum number of frames per burst.
     pub burst: usize,
     /// How the thread waits for frames.
     pub wait: Wait,
-    /// The state of its pipeline.
+    /// State of the pipeline.
     pub control: Arc<Control>,
-    /// Whether a device does the work, which rings no notifier.
+    /// Whether the work runs on a device, which does not notify the thread.
     pub on_device: bool,
-    /// What fills the input, where this thread does that itself, and the notifier that both its rings ring.
+    /// The copy into the input ring that this thread makes itself, with the notifier of both rings.
     pub inline_copy: Option<(InlineCopy, Arc<Notifier>)>,
 }
 
-/// A kernel with its ends. One that is dropped waits for its device; if that does not finish, what the device uses is
-/// never freed.
+/// A kernel with its rings. Dropping it waits for the device; if the device does not finish, the memory it uses is
+/// leaked.
 pub struct Runner {
     name: String,
     inline_copy: Option<InlineCopy>,
     reader: Reader,
     producer: Producer,
     stream: Option<driver::Stream>,
-    /// None once it is kept for ever.
+    /// `None` after the kernel was leaked.
     kernel: Option<Box<dyn Kernel>>,
     ledger: KernelLedger,
     burst: usize,
@@ -56,13 +56,13 @@ pub struct Runner {
     notifier: Arc<Notifier>,
     on_device: bool,
     control: Arc<Control>,
-    /// How long a device may go on with one burst once the end is overdue.
+    /// Maximum time for a device to finish one burst once the end is overdue.
     hang_timeout: Duration,
-    /// Since when the end is overdue and a device has finished nothing.
+    /// Since when the end is overdue and the device has completed nothing.
     hanging: Option<Instant>,
     /// Whether a persistent kernel was found to hang.
     hung: bool,
-    /// Whether work has failed: what ends from then on is not published, for the slots before it were never filled.
+    /// Whether work has failed. Later work is not published, because the slots before it were never filled.
     failed: bool,
     in_flight: VecDeque<InFlight>,
     timing: Timing,
@@ -71,26 +71,26 @@ pub struct Runner {
 /// Default timeout for a device to finish a burst when the end is overdue.
 pub(crate) const HANG_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a sleeping thread polls work that sends no notification.
+/// Polling interval of a sleeping thread for work that sends no notification.
 const DEVICE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Maximum number of bursts of one kernel on a GPU at a time. Enough to keep the GPU busy.
+/// Maximum number of bursts of one kernel on a GPU at a time; enough to keep the GPU busy.
 pub(crate) const MAX_IN_FLIGHT: usize = 8;
 
-/// Work that a device has not finished: what to count and publish when it has.
+/// Work in flight on a device: what to count and publish when it is complete.
 struct InFlight {
     frames: u64,
     outputs: u64,
     completion: Completion,
-    /// What the kernel took on; `None` where it failed half-way.
+    /// The accepted frames; `None` if the call failed.
     submitted: Option<Submitted>,
-    /// Where it ends on the kernel's stream.
+    /// Event on the kernel's stream after the work.
     mark: Option<Arc<StreamEvent>>,
-    /// Whether other work was under way when it was put on the stream.
+    /// Whether other work was in flight when this work was submitted.
     follows: bool,
 }
 
-/// How long a kernel's work takes on its GPU, counted as it is done.
+/// GPU time of a kernel's work, counted on completion.
 #[derive(Default)]
 struct Timing {
     last: Option<Arc<StreamEvent>>,
@@ -106,7 +106,7 @@ impl Timing {
         let ns = |milliseconds: f32| (f64::from(milliseconds.max(0.0)) * 1e6) as u64;
         ledger.launches.add(1);
         ledger.device_ns.add(mark.milliseconds().map_or(0, ns));
-        // Where nothing was under way the GPU waited for frames, not for the launch.
+        // If no work was in flight, the GPU waited for frames and not for the launch.
         if let Some(last) = self.last.take().filter(|_| follows) {
             ledger.gap_ns.add(mark.gap(&last).map_or(0, ns));
         }
@@ -114,16 +114,16 @@ impl Timing {
     }
 }
 
-/// What a step came to.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Something was begun or ended.
+    /// Work was submitted or completed.
     Moved,
     /// There are no frames.
     Idle,
-    /// What is under way must end first, or a reader of the output make room.
+    /// Work in flight must complete first, or a reader of the output must free a slot.
     Full,
-    /// The input is at its end, and everything of it is done.
+    /// The input has ended and all its frames are done.
     Finished,
 }
 
@@ -133,7 +133,7 @@ impl Runner {
         let (inline_copy, notifier) = parts.inline_copy.unzip();
         Self {
             in_flight: VecDeque::with_capacity(
-                // Bursts without outputs hold input slots alone.
+                // Bursts without outputs occupy only input slots.
                 parts
                     .producer
                     .options()
@@ -160,7 +160,7 @@ impl Runner {
         }
     }
 
-    /// Lets a persistent kernel begin.
+    /// Starts a persistent kernel.
     pub fn begin(&mut self) -> Result<(), KernelError> {
         self.kernel.as_mut().map_or(Ok(()), |kernel| kernel.begin())
     }
@@ -168,7 +168,7 @@ impl Runner {
     /// Runs until the input ends, the kernel fails or the end is overdue.
     pub fn run(mut self, heartbeat: &Heartbeat) {
         if self.on_device {
-            // Looks at what a device does must not come late.
+            // Polling of the device must not be delayed.
             daq_core::thread::wake_on_time();
         }
         if let Some(inline_copy) = &self.inline_copy {
@@ -185,7 +185,7 @@ impl Runner {
             // Frames that arrive while the sources stop are counted as discarded.
             while !self.is_finished() && !self.hangs() {
                 heartbeat.beat();
-                // Later failures have the cause that was already logged.
+                // Later failures are consequences of the one already logged.
                 let _ = self.reap();
                 if let Some(inline_copy) = &mut self.inline_copy {
                     inline_copy.discard();
@@ -199,7 +199,7 @@ impl Runner {
         }
     }
 
-    /// Whether the input is at its end; closes the ring that this thread fills once its source is.
+    /// Whether the input has ended; if this thread fills the input, also closes it when its source has ended.
     fn is_finished(&mut self) -> bool {
         if self
             .inline_copy
@@ -211,7 +211,7 @@ impl Runner {
         self.inline_copy.is_none() && self.reader.is_finished()
     }
 
-    /// Ends although the device has not finished: whatever it was given may be used by it at any time.
+    /// Ends although the device has not finished, and leaks everything that the device may still use.
     fn leak(&mut self) {
         if let Some(stream) = &self.stream {
             stream.device().mark_hung();
@@ -224,7 +224,7 @@ impl Runner {
         self.reader.detach_now();
     }
 
-    /// Whether a device has not finished a burst for so long that the end must not wait for it.
+    /// Whether a device has taken so long for a burst that the end must not wait for it.
     fn hangs(&mut self) -> bool {
         if self.hung {
             return true;
@@ -241,7 +241,7 @@ impl Runner {
         loop {
             let before = self.in_flight.len();
             let step = self.step()?;
-            // What is begun behind something that hangs is no sign of life: it can go on until the rings are full.
+            // New submissions do not count as progress, because they are possible until the rings are full.
             let has_ended = step == Step::Moved && self.in_flight.len() <= before;
             let stalled = progress.look(before > 0, has_ended, heartbeat);
             if let Some(kernel) = self.kernel.as_mut().filter(|_| progress.is_slow()) {
@@ -255,8 +255,8 @@ impl Runner {
                 Step::Moved => {}
                 Step::Idle | Step::Full if self.hangs() => {
                     return Err(KernelError::Defect(format!(
-                        "the device has not finished {} frames, and the end does not wait for it any longer; what it \
-                         holds is not freed",
+                        "the device has not finished {} frames in time; daq exits without waiting for it, and the memory \
+                         that it uses is not freed",
                         self.reader.held()
                     )));
                 }
@@ -265,10 +265,10 @@ impl Runner {
         }
     }
 
-    /// Waits until a step that came to `step` may come to something else, for a moment at most.
+    /// Waits briefly until the result of a step may differ from `step`.
     fn wait(&self, step: Step) {
         if step == Step::Full && !self.reader.has_in_flight() {
-            // What was in flight is frames in the output by now, and their readers make room.
+            // Completed bursts are frames in the output ring, whose readers may free slots.
             self.producer.wait(self.wait, STOP_POLL_INTERVAL);
         } else if step == Step::Full {
             self.reader.wait_in_flight(self.wait, STOP_POLL_INTERVAL);
@@ -291,7 +291,7 @@ impl Runner {
         }
     }
 
-    /// Publishes what is done and takes on what is there; never waits.
+    /// Publishes completed work and submits available frames; never waits.
     pub fn step(&mut self) -> Result<Step, KernelError> {
         let reaped = self.reap()?;
         let moved = |step| if reaped { Step::Moved } else { step };
@@ -300,13 +300,13 @@ impl Runner {
                 .step()
                 .map_err(|error| KernelError::Unavailable(error.to_string()))?;
         }
-        // What waits decides how many slots are taken: slots reserved for frames that are not there would
-        // look overwritten to readers of the output that are not waited for.
+        // The number of waiting frames determines the number of reserved slots. Readers without guarantee would see
+        // unused reserved slots as overwritten.
         let waiting = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
         let waiting = waiting.min(self.burst);
         if waiting == 0 {
             if self.inline_copy.is_some() && self.producer.open() == self.producer.submitted() {
-                // A slot for the next frame, while there is time: claiming one waits for what was stored to the GPU.
+                // Reserves a slot for the next frame early, because reserving waits for earlier stores to the GPU.
                 self.producer.claim(1);
             }
             return Ok(if self.is_finished() {
@@ -315,12 +315,12 @@ impl Runner {
                 moved(Step::Idle)
             });
         }
-        // A mark is free again when its burst has been reaped and is not the last one timed.
+        // An event is free again when its burst has been completed and is not the last one timed.
         let has_free_event = self
             .stream
             .as_ref()
             .is_none_or(driver::Stream::has_free_event);
-        // Not more than half of the output at a time: a reader that is not waited for must find something to lease.
+        // At most half of the output ring at a time, so that a reader without guarantee finds frames to lease.
         let slots = self.producer.options().slots as u64;
         let is_half = !self.in_flight.is_empty() && self.producer.submitted() >= slots.div_ceil(2);
         if !has_free_event || is_half {
@@ -331,7 +331,7 @@ impl Runner {
         };
         let mut slots = self.producer.reserve(kernel.outputs(waiting));
         let room = slots.remaining();
-        // Most often all of them; fewer when the output ring is nearly full.
+        // Usually all of them; fewer if the output ring is nearly full.
         let frames = (0..=waiting)
             .rev()
             .find(|frames| kernel.outputs(*frames) <= room)
@@ -346,7 +346,7 @@ impl Runner {
             return Ok(moved(Step::Full));
         }
         let position = self.reader.position();
-        // A reader that may be overrun, or drops incomplete frames, can find nothing after all.
+        // A reader that may be overrun or that drops incomplete frames may find no frame.
         let Some(lease) = self.reader.poll(frames) else {
             let has_passed = self.reader.position() > position;
             return Ok(if has_passed {
@@ -410,8 +410,8 @@ impl Runner {
         Ok(Step::Moved)
     }
 
-    /// Publishes the output of work that is done. Of work that the device failed in, nothing is published and all
-    /// frames are counted as failed. Says whether any was done.
+    /// Publishes the output of completed work. If the device failed, nothing is published and all frames count as
+    /// failed. Returns whether any work was completed.
     fn reap(&mut self) -> Result<bool, KernelError> {
         let Self {
             reader,
@@ -449,19 +449,19 @@ impl Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        // A panic can end a kernel with work under way.
+        // A panic can end a kernel while work is in flight.
         if !self.reader.detach() {
             self.leak();
         }
     }
 }
 
-/// What a launch came to, with the mark behind it. Of one that failed too there may be a mark behind what it has put on
-/// the stream; without a mark nothing of it is under way.
+/// Result of a launch with the event after it. A failed launch may also have an event, after the part that was
+/// submitted; without an event none of its work is in flight.
 type Launched =
     Result<(Submitted, Option<Arc<StreamEvent>>), (KernelError, Option<Arc<StreamEvent>>)>;
 
-/// Puts a burst's work on a stream, between two marks.
+/// Submits a burst's work to a stream, between two events.
 fn launch(
     kernel: &mut dyn Kernel,
     lease: &Lease<'_>,
@@ -481,7 +481,7 @@ fn launch(
         (Ok(submitted), Ok(mark)) => Ok((submitted, Some(mark))),
         (Err(error), Ok(mark)) => Err((error, Some(mark))),
         (ran, Err(unmarked)) => {
-            // Only waiting tells when it ends; a device that takes no mark does not take long either.
+            // Only waiting can tell when the work ends; a device without events is fast enough for that.
             let _ = stream.synchronize();
             Err((ran.err().unwrap_or_else(|| unmarked.into()), None))
         }

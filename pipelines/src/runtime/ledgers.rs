@@ -16,17 +16,17 @@ use std::time::Instant;
 /// The counters of every component, by name.
 #[derive(Debug)]
 pub struct Ledgers {
-    /// With what is counted of its DMA engine, if it has one, and what it counts itself.
+    /// Ledger of each source, with its engine's counters if it has a DMA engine, and driver-specific counters.
     sources: BTreeMap<String, (SourceLedger, Option<EngineCounters>, Counts)>,
     /// Why sources reject packets.
     rejections: BTreeMap<String, Rejections>,
-    /// With what made its memory, where the CPU can store to it on a GPU.
+    /// Ledger of each ring, with the mapping backend if the CPU can store to it on a GPU.
     rings: BTreeMap<String, (RingLedger, OnceLock<Backend>)>,
-    /// With the ring that is read.
+    /// Ledger of each reader, with the name of its ring.
     readers: BTreeMap<String, (String, ReaderLedger)>,
-    /// By the ring that is filled, with the one that is read.
+    /// Ledger of each copy by target ring, with the name of the source ring.
     copies: BTreeMap<String, (String, CopyLedger)>,
-    /// With how bursts reach it on a GPU; `None` on the CPU.
+    /// Ledger of each kernel, with its dispatch method on a GPU; `None` on the CPU.
     kernels: BTreeMap<String, (Option<Dispatch>, KernelLedger)>,
     sinks: BTreeMap<String, SinkLedger>,
     activity: Activity,
@@ -34,7 +34,7 @@ pub struct Ledgers {
 }
 
 impl Ledgers {
-    /// Counters on `board` for everything in `plan`.
+    /// Creates counters in `counter_file` for everything in `plan`.
     pub fn new(plan: &Plan, counter_file: &CounterFile) -> Result<Self, CounterFileError> {
         let mut ledgers = Self {
             sources: BTreeMap::new(),
@@ -105,17 +105,17 @@ impl Ledgers {
         self.sources[name].0.clone()
     }
 
-    /// What a source counts beside its ledger.
+    /// Driver-specific counters of a source.
     pub(super) fn counts(&self, name: &str) -> Counts {
         self.sources[name].2.clone()
     }
 
-    /// Where a source counts what it rejects by reason.
+    /// Counters of a source's rejected packets by reason.
     pub(super) fn rejections(&self, name: &str) -> Rejections {
         self.rejections[name].clone()
     }
 
-    /// When sources and rings last moved.
+    /// Times of the last activity of sources and rings.
     pub(super) fn activity(&self) -> &Activity {
         &self.activity
     }
@@ -129,9 +129,9 @@ impl Ledgers {
         self.rings[name].0.clone()
     }
 
-    /// Takes note that the CPU can store to a ring on a GPU.
+    /// Records the backend with which the CPU can store to a GPU ring.
     pub(super) fn mapped(&self, ring: &str, backend: Backend) {
-        // A ring is made once.
+        // Each ring is created once.
         let _ = self.rings[ring].1.set(backend);
     }
 
@@ -151,8 +151,8 @@ impl Ledgers {
         self.sinks[name].clone()
     }
 
-    /// The ledgers now. Those downstream are read first, so that none shows frames that the one it feeds on
-    /// does not show yet.
+    /// Reads all ledgers. Those downstream are read first, so that no ledger shows frames that the one before it does
+    /// not show yet.
     pub fn report(&self) -> Report {
         let sinks = self
             .sinks

@@ -4,9 +4,9 @@
 //!   source threads ──▶ ring ──▶ kernel thread ──▶ ring ──▶ sink thread
 //!        stop ▲          closes when its producer ends, and so on down the line
 //! ```
-//! Every component runs on its own thread. Stopping begins at the sources: their windows publish what is
-//! open and close their rings; kernels and sinks drain what is left and end in turn. After the start the
-//! threads allocate nothing, take no lock and make no system call a frame.
+//! Every component runs on its own thread. Stopping begins at the sources: they publish open frames and close their
+//! rings. Kernels and sinks then drain the remaining frames and end in turn. After startup, the threads allocate
+//! nothing, take no lock and make no system call per frame.
 
 mod build;
 pub mod control;
@@ -39,16 +39,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Why a pipeline did not start.
+/// Why a pipeline cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The plan needs hardware that is not available.
     #[error("{0}")]
     Unavailable(String),
-    /// No memory.
+    /// The memory of a ring cannot be allocated.
     #[error("ring `{ring}`: {source}")]
     Region {
-        /// The ring.
+        /// Name of the ring.
         ring: String,
         /// What happened.
         source: RegionError,
@@ -75,7 +75,7 @@ pub enum StartError {
         /// What happened.
         source: KernelError,
     },
-    /// A GPU refused what the start needs.
+    /// A GPU cannot do what the pipeline needs at startup.
     #[error("{0}")]
     Cuda(#[from] CudaError),
     /// A sink could not be opened.
@@ -86,7 +86,7 @@ pub enum StartError {
         /// What happened.
         source: SinkError,
     },
-    /// The system gave no thread.
+    /// The system cannot start a thread.
     #[error(
         "cannot start a thread for `{name}`: {source}; raise the limits on threads and memory (ulimit -u and -v, \
          TasksMax= and MemoryMax=)"
@@ -94,7 +94,7 @@ pub enum StartError {
     Thread {
         /// The component.
         name: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -102,33 +102,33 @@ pub enum StartError {
 /// The kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// A medium, a socket or a file failed.
+    /// A storage medium, a socket or a file failed.
     Io,
     /// A GPU failed.
     Device,
-    /// A defect of daq.
+    /// A defect in daq.
     Defect,
 }
 
-/// What went wrong while the pipeline ran; it drains and ends.
+/// A failure of the running pipeline; the pipeline drains and ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The kind of failure.
     pub kind: FailureKind,
     /// The component, such as ``sink `disk` ``.
     pub component: String,
-    /// What happened and what helps.
+    /// What happened and how to fix it.
     pub why: String,
 }
 
-/// How a pipeline is to run.
+/// Options for running a pipeline.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where relative paths start.
     pub directory: PathBuf,
-    /// Where counters live.
+    /// The counter file.
     pub counter_file: CounterFile,
-    /// How long sinks that cannot write may hold up the end.
+    /// Maximum time that sinks that cannot write may delay the end.
     pub drain: Duration,
     /// Saved profiles of GPUs by ordinal. GPUs without a profile are measured at startup.
     pub profiles: BTreeMap<u32, Profile>,
@@ -144,13 +144,13 @@ pub struct Pipeline {
     started: Arc<AtomicU64>,
     sources: usize,
     threads: Vec<JoinHandle<()>>,
-    /// Watches the sources; `None` until they run.
+    /// Monitors the sources; `None` until they run.
     monitor: Option<Monitor>,
     counter_file: CounterFile,
 }
 
 impl Pipeline {
-    /// Builds everything that `plan` says and starts it.
+    /// Builds everything in `plan` and starts it.
     ///
     /// Sinks and kernels are opened before sources, so that no packet is received before all can run.
     pub fn start(config: &Config, plan: &Plan, options: &Options) -> Result<Self, StartError> {
@@ -171,24 +171,24 @@ impl Pipeline {
         };
         let result = pipeline.build(config, plan, options);
         if result.is_err() {
-            // Threads that run already end because the producers of their rings are gone.
+            // Threads that are already running end because the producers of their rings are dropped.
             pipeline.control.stop();
             pipeline.join();
         }
         result.map(|()| pipeline)
     }
 
-    /// The ledgers now.
+    /// Reads all ledgers.
     pub fn report(&self) -> Report {
         self.ledgers.report()
     }
 
-    /// The ledgers, for threads that show them.
+    /// The ledgers, for threads that report them.
     pub fn ledgers(&self) -> Arc<Ledgers> {
         self.ledgers.clone()
     }
 
-    /// Signs of life, for threads that show them.
+    /// Health of the data threads, for threads that report it.
     pub fn health(&self) -> impl Fn() -> Health + Send + Sync + 'static {
         let (heartbeats, started, sources) = (
             self.heartbeats.clone(),
@@ -208,7 +208,7 @@ impl Pipeline {
         }
     }
 
-    /// Frames published in `ring` so far; `None` if there is no such ring.
+    /// Number of frames published in `ring`; `None` if there is no such ring.
     pub fn published(&self, ring: &str) -> Option<u64> {
         Some(self.rings.get(ring)?.published())
     }
@@ -223,14 +223,14 @@ impl Pipeline {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Whether the state file was truncated by another program, so that a kill would not be reported.
+    /// Whether another program truncated the counter file, so that a killed run would not be reported.
     pub fn is_state_lost(&self) -> bool {
         self.counter_file.is_state_lost()
     }
 
-    /// Names of sinks whose writes hang, if the time for draining is over and nothing else holds up the end.
+    /// Names of sinks whose writes hang, if the drain time is over and nothing else delays the end.
     ///
-    /// To be called regularly; empty otherwise.
+    /// Call it regularly; it is empty otherwise.
     pub fn hung_sinks(&self) -> Vec<String> {
         if !self.control.is_overdue() {
             return Vec::new();
@@ -251,13 +251,13 @@ impl Pipeline {
         stalled.collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// Ends without the threads that have not ended, because the writes of these sinks hang: the last report and what went
-    /// wrong. What those threads use is never freed; the frames that they hold stay `pending`.
+    /// Ends without waiting for threads whose sinks hang. Returns the last report and the failures. The memory of those
+    /// threads is leaked; the frames they hold remain `pending`.
     pub fn leave(mut self, hung: &[String]) -> (Report, Vec<Failure>) {
         for sink in hung {
             let why = format!(
-                "a write has not returned for {} s and the time for draining is over; the last file may be incomplete: check \
-                 the disk (dmesg), `--drain` sets the time",
+                "a write has not returned for {} s and the drain time is over; the last file may be incomplete; check \
+                 the disk (dmesg); `--drain` sets the drain time",
                 STALL_TIMEOUT.as_secs()
             );
             let component = format!("sink `{sink}`");
@@ -268,18 +268,18 @@ impl Pipeline {
         self.close()
     }
 
-    /// Waits until every thread has ended and closes the ledgers: the last report and what went wrong.
+    /// Waits until every thread has ended and closes the ledgers. Returns the last report and the failures.
     pub fn finish(mut self) -> (Report, Vec<Failure>) {
         self.join();
         self.monitor = None;
         self.close()
     }
 
-    /// The last report and what went wrong; the state file says that this run has ended.
+    /// Returns the last report and the failures; marks this run as ended in the counter file.
     fn close(&self) -> (Report, Vec<Failure>) {
         let report = self.report();
         for violation in report.violations() {
-            tracing::error!("the ledger does not balance (defect of daq): {violation}");
+            tracing::error!("the ledger does not balance: {violation}; this is a defect in daq");
         }
         self.counter_file.end();
         let failures = self.control.failures();

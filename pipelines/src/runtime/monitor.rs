@@ -1,6 +1,6 @@
-//! Watches the sources from a separate thread: silence, packets that are all rejected, the age of frames.
+//! Monitors the sources from a separate thread: silence, packets that are all rejected, the age of frames.
 //!
-//! Data threads read no clock for this: their counters are compared a few times a second.
+//! The data threads read no clock for this; the monitor compares their counters a few times per second.
 
 use super::Ledgers;
 use super::control::{Control, Heartbeat};
@@ -13,24 +13,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How often counters are compared.
+/// Interval between comparisons of the counters.
 const PERIOD: Duration = Duration::from_millis(200);
-/// How long packets must be rejected, and nothing else arrive, before that is logged.
+/// Time in which all packets must be rejected before it is logged.
 const REJECTING: Duration = Duration::from_secs(1);
-/// Rejected packets in that time; fewer are logged only if no packet was ever accepted.
+/// Minimum number of rejected packets in that time; fewer are logged only if no packet was ever accepted.
 const MANY: u64 = 10;
 
-/// When sources and rings last moved, as the monitor has seen it.
+/// Times of the last activity of sources and rings, as seen by the monitor.
 #[derive(Debug, Default)]
 pub(super) struct Activity(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// By source: when its last packet with data arrived, ns since 1970.
+    /// By source: arrival time of its last packet with data, ns since 1970.
     packets: BTreeMap<String, u64>,
     /// By ring: when its newest frame was published.
     frames: BTreeMap<String, Instant>,
-    /// By source that is silent: why it is not ready.
+    /// By silent source: the reason why it is not ready.
     silent: BTreeMap<String, String>,
 }
 
@@ -39,7 +39,7 @@ impl Activity {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Adds what is known to a report.
+    /// Adds the activity to a report.
     pub(super) fn add_to(&self, report: &mut Report) {
         self.with(|seen| {
             for (name, source) in &mut report.sources {
@@ -53,7 +53,7 @@ impl Activity {
         });
     }
 
-    /// A sentence for each source that is silent.
+    /// One sentence per silent source.
     pub(super) fn silences(&self) -> Vec<String> {
         self.with(|seen| seen.silent.values().cloned().collect())
     }
@@ -66,31 +66,31 @@ fn nanoseconds(duration: Duration) -> u64 {
 /// What the monitor needs to know about a source.
 pub(super) struct Watched {
     pub(super) name: String,
-    /// Silence that is an event; `None` = none is.
+    /// Time without data after which the source counts as silent; `None` to disable the check.
     pub(super) silent_after: Option<Duration>,
     pub(super) hint: SilenceHint,
     pub(super) rejections: Rejections,
-    /// Its threads: one that has ended is not silent.
+    /// The source's threads; a source whose threads have ended is not silent.
     pub(super) heartbeats: Vec<Arc<Heartbeat>>,
 }
 
-/// A source between two looks.
+/// A source between two checks.
 struct Source {
     watched: Watched,
     expected: u64,
-    /// When `expected` last grew, or the start.
+    /// Time at which `expected` last grew, or the startup time.
     moved: Instant,
-    /// Packets rejected when `expected` last grew, and when the first was rejected after that.
+    /// Number of rejected packets when `expected` last grew, and the time of the first rejection after that.
     rejected: u64,
     rejecting: Option<Instant>,
     is_rejection_logged: bool,
 }
 
-/// What a look at a source has found.
+/// Result of a check of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     None,
-    /// It has been silent for this long.
+    /// The source has been silent for this long.
     Silent(Duration),
     /// Data arrives again after this long.
     Resumed(Duration),
@@ -108,7 +108,7 @@ impl Source {
         }
     }
 
-    /// Compares the counters; `is_silent` = its silence is known already.
+    /// Compares the counters; `is_silent` is set if the silence is already known.
     fn look(&mut self, report: &SourceReport, is_silent: bool, now: Instant) -> Change {
         let quiet = now.saturating_duration_since(self.moved);
         if report.expected != self.expected {
@@ -127,7 +127,7 @@ impl Source {
         }
     }
 
-    /// Whether all arriving packets are rejected, which is returned once: the number of packets.
+    /// Returns the number of packets if all arriving packets are rejected; returns it only once.
     fn rejects_everything(&mut self, report: &SourceReport, now: Instant) -> Option<u64> {
         let rejected = report.rejected.saturating_sub(self.rejected);
         let least = if self.expected == 0 { 1 } else { MANY };
@@ -157,13 +157,13 @@ impl Source {
             None => "; the first message of the source above names the reason".to_owned(),
         };
         tracing::warn!(
-            "source {name}: all arriving packets are rejected, {} so far{why}",
+            "source {name}: all arriving packets are rejected ({} so far){why}",
             counted(rejected, "packet")
         );
     }
 }
 
-/// The thread; dropping it ends it.
+/// The monitor's thread; dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Monitor {
     stop: Option<Sender<()>>,
@@ -242,7 +242,7 @@ fn look(
             activity.with(|seen| seen.silent.remove(&name));
             continue;
         }
-        // Logged without the lock: a reader of the report must not wait for the log.
+        // Log without the lock, so that readers of the report do not wait for the log.
         match change {
             Change::None => {}
             Change::Silent(quiet) => {
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(source.rejects_everything(&report(0, 2), at(2)), Some(2));
         assert_eq!(source.rejects_everything(&report(0, 9), at(9)), None);
         source.look(&report(100, 9), false, at(10));
-        // Stragglers after the end of a stream are not everything.
+        // Single late packets after the end of a stream do not count.
         assert_eq!(source.rejects_everything(&report(100, 12), at(11)), None);
         assert_eq!(source.rejects_everything(&report(100, 12), at(20)), None);
         assert_eq!(

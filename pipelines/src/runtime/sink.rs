@@ -1,4 +1,4 @@
-//! A sink's thread: writes leases, and waits or drops frames while the medium is full.
+//! A sink's thread: writes leases, and waits or drops frames while the sink cannot write.
 
 use super::{Control, FailureKind, Heartbeat, STALL_TIMEOUT, STOP_POLL_INTERVAL};
 use daq_core::ledger::SinkLedger;
@@ -9,9 +9,9 @@ use daq_core::sink::{Sink, SinkError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a full medium is tried again.
+/// Interval between retries while the sink cannot write.
 const RETRY: Duration = Duration::from_millis(250);
-/// How often the sink's `tick` is called.
+/// Interval between calls of the sink's `tick`.
 const TICK: Duration = Duration::from_secs(1);
 
 pub(super) struct Runner {
@@ -60,7 +60,7 @@ impl Runner {
 
     fn work(&mut self, heartbeat: &Heartbeat) -> Result<(), SinkError> {
         let mut ticked = Instant::now();
-        // Of messages that it takes no frames, and that it does again.
+        // Limits messages about a sink that stops and continues to accept frames.
         let limits = <(LogLimit, LogLimit)>::default();
         loop {
             beat(&mut *self.sink, heartbeat);
@@ -97,7 +97,7 @@ impl Runner {
 }
 
 impl Writer<'_> {
-    /// Gives the burst to the sink and says how many frames it took.
+    /// Passes the burst to the sink; returns the number of frames it accepted.
     fn write(&mut self, lease: &Lease<'_>) -> (usize, Result<(), SinkError>) {
         let mut taken = 0;
         while taken < lease.len() {
@@ -108,10 +108,7 @@ impl Writer<'_> {
                     if self.ledger.full.get() != 0 {
                         self.ledger.full.set(0);
                         self.limits.1.run(|suppressed| {
-                            tracing::warn!(
-                                "sink {}: it accepts frames again{suppressed}",
-                                self.name
-                            );
+                            tracing::warn!("sink {}: accepts frames again{suppressed}", self.name);
                         });
                     }
                 }
@@ -142,7 +139,7 @@ impl Writer<'_> {
     }
 }
 
-/// Shows a sign of life, unless a write hangs on another thread of the sink.
+/// Gives a heartbeat, unless a write hangs on another thread of the sink.
 fn beat(sink: &mut dyn Sink, heartbeat: &Heartbeat) {
     if sink.blocked_for() < STALL_TIMEOUT {
         heartbeat.beat();
@@ -154,7 +151,7 @@ mod tests {
     use super::super::control::Role;
     use super::*;
 
-    /// A sink whose helper thread has been writing for a while.
+    /// A sink whose helper thread has been writing for the given time.
     struct Writing(Duration);
 
     impl Sink for Writing {

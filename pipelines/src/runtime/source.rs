@@ -1,4 +1,4 @@
-//! A source's thread: fill, tick, wait.
+//! A source's thread: fills frames, calls `tick`, waits.
 
 use super::{Control, FailureKind, Heartbeat, STOP_POLL_INTERVAL};
 use daq_core::notify::Wait;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the thread that closes frames may sleep while others fill the same window.
+/// Maximum sleep of the thread that closes frames while other threads fill the same window.
 const SHARED_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// One of the threads that fill a window; it leaves when it is dropped, whatever ends it.
+/// Membership of a thread among those that fill a window; ends when dropped.
 pub(super) struct Writing {
     count: Arc<AtomicU64>,
     is_in: bool,
@@ -48,9 +48,9 @@ pub(super) struct Runner {
     pub(super) filler: Box<dyn Filler>,
     pub(super) window: ReorderWindow,
     pub(super) wait: Wait,
-    /// This thread among those that fill the window.
+    /// This thread's membership among those that fill the window.
     pub(super) writing: Writing,
-    /// Threads of sources that have started.
+    /// Number of source threads that have started.
     pub(super) started: Arc<AtomicU64>,
     pub(super) control: Arc<Control>,
 }
@@ -67,7 +67,7 @@ impl Runner {
         }
         self.filler.finish(&mut self.window);
         self.writing.leave();
-        // Only the sequencer's window closes frames: it serves the others until they are done.
+        // Only the sequencer's window closes frames, so it continues until the other threads have ended.
         while self.window.is_sequencer() && self.writing.are_any() {
             heartbeat.beat();
             self.window.tick(Instant::now());

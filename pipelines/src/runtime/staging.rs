@@ -1,4 +1,4 @@
-//! A staging thread: the copies of one GPU and direction.
+//! A copy engine thread: the copies of one GPU and direction.
 
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL, kernel};
 use daq_core::notify::Wait;
@@ -12,11 +12,11 @@ pub(super) struct Runner {
     pub(super) copy_engine: CopyEngineThread,
     pub(super) wait: Wait,
     pub(super) control: Arc<Control>,
-    /// How long a device may go on with its copies once the end is overdue.
+    /// Maximum time for a device to finish its copies once the end is overdue.
     pub(super) hang_timeout: Duration,
 }
 
-/// How long a device has finished nothing although the end is overdue.
+/// Time in which a device has completed nothing although the end is overdue.
 #[derive(Default)]
 struct Hang(Option<Instant>);
 
@@ -47,7 +47,7 @@ impl Runner {
     }
 
     pub(super) fn run(mut self, heartbeat: &Heartbeat) {
-        // Sleeps end when they should, not up to 50 us later.
+        // Reduces the kernel timer slack, so that sleeps end on time and not up to 50 µs later.
         daq_core::thread::wake_on_time();
         self.copy_engine.warn_if_remote_numa("[staging] cores");
         let mut hang = Hang::default();
@@ -56,7 +56,7 @@ impl Runner {
             Ok(false) => self.control.fail(
                 FailureKind::Defect,
                 self.name.clone(),
-                "the GPU has not finished its copies, and the end does not wait for it any longer; what it holds is \
+                "the GPU has not finished its copies in time; daq exits without waiting for it, and the memory that it uses is \
                  not freed"
                     .to_owned(),
             ),
@@ -75,7 +75,7 @@ impl Runner {
         }
     }
 
-    /// Copies until all sources are at their end; false where the device hangs.
+    /// Copies until all sources have ended; returns false if the device hangs.
     fn work(&mut self, heartbeat: &Heartbeat, hang: &mut Hang) -> Result<bool, StagingError> {
         let mut progress = Progress::new();
         loop {

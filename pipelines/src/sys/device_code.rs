@@ -1,4 +1,4 @@
-//! Loading device code, for whose kernels someone must vouch.
+//! Loading device code. These calls are unsafe because the compiler cannot check the kernels.
 
 use daq_core::gpu::driver::{CudaError, Device, Module};
 use std::sync::Arc;
@@ -9,12 +9,12 @@ pub(crate) fn built_in(
     name: &str,
     ptx: &'static [u8],
 ) -> Result<Arc<Module>, CudaError> {
-    // SAFETY: the code is compiled from the .cu files beside the kernels (a test compares them). Their kernels touch
-    // only shared memory of their own and what their arguments lead to. The module goes to their host sides alone,
-    // which pass the arguments that the .cu files declare, and addresses of the slots of a burst, which are leased
-    // until its mark is done, of the slots for its output, which are reserved as long, and of memory that the host
-    // side owns, keeps until its last mark is done, and uses on one stream. The host sides compute grids and counts so
-    // that every index is inside, which the tests run through on the host.
+    // SAFETY: the code is compiled from the .cu files beside the kernels (a test compares them). These kernels access
+    // only their own shared memory and the memory that their arguments point to. Only their host sides get the module.
+    // They pass the arguments that the .cu files declare: addresses of the slots of a burst, which are leased until its
+    // event is complete, of its output slots, which are reserved as long, and of memory that the host side owns, keeps
+    // until its last event is complete, and uses on one stream. The host sides compute grids and counts so that every
+    // index is in range; tests run this code on the host.
     unsafe { Module::load(device, name, ptx) }
 }
 
@@ -24,14 +24,13 @@ pub(crate) fn user_code(
     name: &str,
     image: &[u8],
 ) -> Result<Arc<Module>, CudaError> {
-    // SAFETY: that kernels touch nothing but what their arguments lead to is the promise of the person who named the
-    // file in the configuration, as with any plug-in: daq.cuh, which is their contract, gives them one input slot to
-    // read, one output slot of the declared length to write, and their parameters. The module goes to `kernels::file`
-    // alone, which passes the arguments of the entry that the header makes: slots that are leased or reserved until
-    // the mark of the burst is done, or a kernel that stays has given its credit, and records in memory that it owns
-    // and keeps as long. What a kernel that stays reads the CPU stores while it runs: before the doorbell that announces
-    // it, and not again before the credit. Code compiled with another header is detected by the header's version before
-    // anything of it runs, and code whose entry declares other arguments is refused when it is launched, where the
-    // driver knows them.
+    // SAFETY: the person who names the file in the configuration vouches that its kernels access only the memory that
+    // their arguments point to, as with any plug-in. The contract is daq.cuh: one input slot to read, one output slot
+    // of the declared length to write, and the parameters. Only `kernels::file` gets the module. It passes the
+    // arguments of the entry that the header defines: slots that are leased or reserved until the burst's event is
+    // complete or a persistent kernel has returned its credit, and records in memory that it owns and keeps as long.
+    // The CPU stores what a persistent kernel reads while the kernel runs: before the doorbell that announces it, and
+    // not again before the credit. Code compiled with another header is detected by the header's version before it
+    // runs, and code whose entry declares other arguments is rejected at launch if the driver knows them.
     unsafe { Module::load(device, name, image) }
 }

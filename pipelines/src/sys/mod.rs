@@ -1,4 +1,4 @@
-//! Foreign calls of this crate: one thin, documented function each.
+//! System calls and other foreign calls of this crate: one thin, documented function each.
 
 pub(crate) mod device_code;
 pub(crate) mod terminal;

@@ -1,25 +1,26 @@
 //! `file`: writes frames to data files, each with a SigMF metadata file.
 //!
-//! A recording is a row of segments, `NAME-000000.sigmf-data` and `NAME-000000.sigmf-meta` and so on. [`segment`] describes
-//! how a segment is committed and what a kill leaves, [`sigmf`](crate::sigmf) the metadata. Segment numbers continue those
-//! of an earlier run. Files that a killed run left are recovered and logged at startup. Only one process at a time writes segments of one name in one directory, see [`lock`](crate::lock).
+//! A recording is a sequence of segments: `NAME-000000.sigmf-data` and `NAME-000000.sigmf-meta`, and so on. [`segment`]
+//! describes how a segment is committed and what remains after a kill; [`sigmf`](crate::sigmf) describes the metadata.
+//! Segment numbers continue those of an earlier run. Files of a killed run are recovered and logged at startup. Only
+//! one process at a time writes segments of one name in one directory, see [`lock`](crate::lock).
 //!
 //! # What is written
-//! The payload of every frame, byte for byte. A frame that ends inside a sample is written up to its last whole sample,
-//! a frame without a whole sample is skipped; the metadata records both. Samples over time of one channel or of
-//! interleaved channels are what SigMF means by samples. Everything else (spectra, planar channels, named values) is
-//! written as it is, with `core:num_channels` 1 and the shape of a frame in `daq:channels`, `daq:points`, `daq:order` and
-//! `daq:axis`, and the frames a second in `daq:frame_rate`.
+//! The sink writes the payload of every frame unchanged. A frame that ends inside a sample is written up to its last
+//! whole sample, and a frame without a whole sample is skipped; the metadata records both. Samples over time of one
+//! channel or of interleaved channels are SigMF samples. Other frames (spectra, planar channels, named values) are
+//! written unchanged, with `core:num_channels` 1, the shape of a frame in `daq:channels`, `daq:points`, `daq:order` and
+//! `daq:axis`, and the number of frames per second in `daq:frame_rate`.
 //!
 //! # Rotation
-//! A segment ends when the next frame would make it larger than `segment`, or when it is older than `rotate`. It is made
-//! whole before the next one begins: two open segments would be two partials after a kill. Meanwhile frames wait in the
-//! ring before the sink, which needs slots for as long as the disk takes to sync.
+//! A segment ends when the next frame would make it larger than `segment`, or when it is older than `rotate`. It is
+//! completed before the next one begins, because two open segments would leave two partial files after a kill.
+//! Meanwhile frames wait in the ring before the sink, which needs enough slots for the time of a disk sync.
 //!
 //! # A full disk
-//! A frame is taken whole or not at all, and space is reserved before it is taken. What happens to frames that are not
-//! taken is declared by the sink's `guarantee`: they wait, or they are dropped, counted, and annotated with the cause
-//! `disk_full` in the segment that goes on behind them.
+//! Each frame is accepted completely or not at all, and space is reserved before a frame is accepted. The sink's
+//! `guarantee` decides what happens to other frames: they wait, or they are dropped, counted, and annotated with the
+//! cause `disk_full` in the segment that continues after them.
 
 mod recording;
 pub mod segment;
@@ -41,7 +42,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
-/// What `daq` knows of `file`.
+/// Registry entry of `file`.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "file",
     summary: "Writes frames to data files with SigMF metadata, with direct I/O; files stay valid after a kill",
@@ -59,7 +60,7 @@ path = \"out\"
 # rotate = \"10 min\"
 # Written into the metadata.
 # description = \"What is recorded\"
-# hardware = \"What it is recorded with\"
+# hardware = \"Recording hardware\"
 # Write past the page cache, where the filesystem can.
 # direct = true
 # Bytes handed to the disk at once; three such buffers are held.
@@ -69,32 +70,32 @@ path = \"out\"
     parse,
 };
 
-/// The keys of a `file` sink.
+/// Keys of a `file` sink.
 ///
-/// Data and metadata of the files: [File formats](file-formats.md).
+/// Format of data and metadata: [File formats](file-formats.md).
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileKeys {
-    /// Directory of the files, made if it is not there; relative paths start from the working
-    /// directory.
+    /// Directory of the files; it is created if missing. Relative paths start at the working directory.
     pub path: PathBuf,
-    /// Stem of the files' names, `NAME` in `NAME-000000.sigmf-data`; default: the sink's name. Two sinks may share a
-    /// directory, not a stem.
+    /// Stem of the file names, `NAME` in `NAME-000000.sigmf-data`; default: the sink's name. Two sinks may share a
+    /// directory, but not a stem.
     pub name: Option<String>,
-    /// A new file begins before one gets larger than this, at least one frame each; default `"1 GiB"`.
+    /// Maximum file size; a new file begins before it is exceeded. Every file has at least one frame. Default `"1
+    /// GiB"`.
     #[serde(default = "gibibyte")]
     pub segment: ByteSize,
-    /// A new file begins when one is older than this, counted from its first frame; default: no such limit.
+    /// Maximum age of a file, counted from its first frame; then a new file begins. Default: no limit.
     pub rotate: Option<Span>,
     /// Free text for `core:description`; default: none.
     pub description: Option<String>,
-    /// What is recorded with, for `core:hw`; default: none.
+    /// Recording hardware, for `core:hw`; default: none.
     pub hardware: Option<String>,
-    /// Write past the page cache where the filesystem can, so that a long recording does not evict everything else;
-    /// default true.
+    /// Bypass the page cache if the filesystem supports it (direct I/O), so that a long recording does not evict other
+    /// data; default true.
     #[serde(default = "yes")]
     pub direct: bool,
-    /// Bytes handed to the disk at once, 4 KiB to 256 MiB; three such buffers are held. Default `"4 MiB"`.
+    /// Bytes per disk write, 4 KiB to 256 MiB; the sink holds three such buffers. Default `"4 MiB"`.
     #[serde(default = "four_mebibytes")]
     pub buffer: ByteSize,
 }
@@ -124,19 +125,19 @@ impl StemKeys for FileKeys {
         if self.segment.0 == 0 {
             return Err(
                 Problem::at("segment", "a segment must be larger than 0 bytes")
-                    .help("try \"1 GiB\""),
+                    .help("for example \"1 GiB\""),
             );
         }
         if self.rotate.is_some_and(|rotate| rotate.0.is_zero()) {
-            return Err(Problem::at("rotate", "a file cannot end when it begins")
-                .help("try \"10 min\", or leave it out"));
+            return Err(Problem::at("rotate", "`rotate` must be longer than zero")
+                .help("for example \"10 min\"; remove the key to disable the limit"));
         }
         if !(4 << 10..=256 << 20).contains(&self.buffer.0) {
             return Err(Problem::at(
                 "buffer",
-                format!("{} is not from 4 KiB to 256 MiB", self.buffer),
+                format!("{} is not between 4 KiB and 256 MiB", self.buffer),
             )
-            .help("try \"4 MiB\""));
+            .help("for example \"4 MiB\""));
         }
         Ok(())
     }
@@ -202,7 +203,7 @@ impl SinkSpec for File {
         }
         for path in &found.unclear {
             tracing::warn!(
-                "sink {}: {} belongs to no segment that daq would leave; it is left alone",
+                "sink {}: {} does not belong to any segment of daq; it is not changed",
                 context.name,
                 path.display()
             );
@@ -216,7 +217,7 @@ impl SinkSpec for File {
     }
 }
 
-/// A segment's error as a sink's.
+/// Converts a segment's error.
 fn sink_error(error: SegmentError) -> SinkError {
     match error {
         SegmentError::Full { path, .. } => no_space(&path),

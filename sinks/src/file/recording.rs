@@ -1,4 +1,4 @@
-//! What a layout is in the words of SigMF.
+//! Describes a layout in SigMF's terms.
 
 use crate::layout::{axis, order};
 use crate::sigmf::{Recording, Table};
@@ -34,7 +34,7 @@ pub(super) fn recording(
     }
 }
 
-/// The shape of frames that are not interleaved samples over time.
+/// Shape of frames that are not interleaved samples over time.
 fn table(layout: &Layout) -> Option<Table> {
     let interleaved = layout.order == Order::Interleaved || layout.channels == 1;
     if interleaved && matches!(layout.axis, Axis::Time { .. }) {

@@ -1,4 +1,4 @@
-//! The sink itself: frames into the open segment, rotation, the end.
+//! The sink itself: writes frames to the open segment, rotates segments and ends.
 
 use super::recording::recording;
 use super::{FileKeys, sink_error};
@@ -11,27 +11,27 @@ use daq_core::ring::{Frame, Lease};
 use daq_core::sink::{Sink, SinkContext, SinkError};
 use std::time::{Duration, Instant};
 
-/// What the annotation about frames says that were dropped while the disk was full.
+/// Cause in annotations of frames that were dropped while the disk was full.
 pub(super) const CAUSE_FULL: &str = "disk_full";
 
 /// Writes frames into segments.
 pub(super) struct FileSink {
-    /// The number of the next segment.
+    /// Number of the next segment.
     next: u64,
     limit: u64,
     rotate: Option<Duration>,
     builder: MetaBuilder,
     writer: SegmentWriter,
-    /// The open segment takes no more frames: it is to be closed, perhaps again.
+    /// The open segment accepts no more frames and must be closed, possibly again.
     ending: bool,
-    /// When the open segment took its first frame.
+    /// Time at which the open segment accepted its first frame.
     opened: Instant,
-    /// Epoch and number of the last frame that was refused for want of space.
+    /// Epoch and number of the last frame that was rejected for lack of space.
     refused: Option<(u32, u64)>,
     /// An error that occurred after frames were accepted in the same call. The next call returns it.
     failure: Option<SinkError>,
     ledger: SinkLedger,
-    /// Held until everything above is gone.
+    /// Keep last: the lock is released after everything above is dropped.
     lock: StemLock,
 }
 
@@ -59,7 +59,7 @@ impl FileSink {
         })
     }
 
-    /// Takes one frame whole; the bytes written, of which there are none if it fails.
+    /// Writes one whole frame; returns the number of bytes written. On failure nothing is written.
     fn write(&mut self, frame: &Frame<'_>) -> Result<u64, SinkError> {
         let meta = frame.meta();
         let bytes = frame.bytes().ok_or_else(|| SinkError::Failed {
@@ -112,7 +112,7 @@ impl FileSink {
         Ok(length)
     }
 
-    /// Makes the open segment whole if it is ending. Without space for that it stays so, to be tried again.
+    /// Closes the open segment if it is ending. If there is no space for that, a later call tries again.
     fn end_segment(&mut self) -> Result<(), SinkError> {
         if !self.ending {
             return Ok(());
@@ -124,7 +124,7 @@ impl FileSink {
                 Ok(())
             }
             Err(error @ SegmentError::Full { .. }) => Err(sink_error(error)),
-            // Committed, and counted as such.
+            // The segment is committed and counts as completed.
             Err(error @ SegmentError::Unsynced { .. }) => {
                 self.ending = false;
                 self.ledger.files.add(1);
@@ -134,8 +134,8 @@ impl FileSink {
         }
     }
 
-    /// Gives up the open segment, which could not be closed, and counts its frames that are not in the file, or not
-    /// wholly, as lost.
+    /// Abandons the open segment after it could not be closed, and counts its frames that are not completely in the
+    /// file as lost.
     fn give_up(&mut self, why: &dyn std::error::Error) -> SinkError {
         self.ending = false;
         let meta = self.builder.build();
@@ -160,21 +160,21 @@ impl FileSink {
         }
     }
 
-    /// Has the open segment end if it is old enough.
+    /// Ends the open segment if it has reached its maximum age.
     fn look_at_age(&mut self) {
         self.ending |= self.rotate.is_some_and(|rotate| {
             self.writer.is_open() && self.builder.frames() > 0 && self.opened.elapsed() >= rotate
         });
     }
 
-    /// Makes the open segment whole; one without frames leaves no file.
+    /// Closes the open segment; one without frames leaves no file.
     fn close(&mut self) -> Result<(), SinkError> {
         if !self.writer.is_open() {
             return Ok(());
         }
         if self.builder.frames() == 0 || self.writer.is_empty() {
             if let Some(path) = self.writer.abandon() {
-                // The file is empty. If it is not removed, the next start logs a partial of 0 bytes.
+                // The file is empty. If it cannot be removed, the next start logs a partial file of 0 bytes.
                 let _ = std::fs::remove_file(path);
             }
             return Ok(());
@@ -223,7 +223,7 @@ impl Sink for FileSink {
     fn tick(&mut self) -> Result<(), SinkError> {
         self.look_at_age();
         match self.end_segment() {
-            // Frames tell it when they need the space.
+            // The next frame reports an error if the space is needed.
             Err(SinkError::Full { .. }) => Ok(()),
             other => other,
         }
@@ -239,7 +239,7 @@ impl Sink for FileSink {
     }
 }
 
-/// When a frame was taken.
+/// Time at which a frame was acquired.
 fn moment(meta: &FrameMeta) -> Option<Moment> {
     let clock = meta.timestamp.clock;
     (clock != Clock::None).then(|| Moment {

@@ -1,4 +1,4 @@
-//! Gathers captures, annotations and totals while a segment is written.
+//! Collects captures, annotations and totals while a segment is written.
 
 use super::recording::{Moment, Record, Recording, nanoseconds};
 use daq_core::sigmf::{
@@ -8,30 +8,30 @@ use daq_core::sigmf::{
 use daq_core::units::counted;
 use daq_core::units::format_datetime;
 
-/// Captures that a segment's metadata lists.
+/// Maximum number of captures in a segment's metadata.
 pub const MAX_CAPTURES: usize = 10_000;
 
-/// Annotations that a segment's metadata lists, the one about the unlisted not counted.
+/// Maximum number of annotations in a segment's metadata, without the annotation for unlisted ones.
 pub const MAX_ANNOTATIONS: usize = 10_000;
 
-/// Upper bound on the bytes of one capture or annotation in the text of the metadata.
+/// Maximum number of bytes of one capture or annotation in the metadata text.
 const ENTRY_BYTES: u64 = 512;
 
-/// Upper bound on the bytes of everything else in it, beside the texts that are part of the recording.
+/// Maximum number of bytes of everything else in the text, without the texts of the recording.
 const GLOBAL_BYTES: u64 = 8 << 10;
 
-/// The label of the annotation that stands for all that were not listed.
+/// Label of the annotation that summarises all unlisted entries.
 pub const LABEL_UNLISTED: &str = "unlisted";
 
-/// Why samples are missing that the stream began behind or ended before.
+/// Cause of missing samples before the start or after the end of the stream.
 pub const CAUSE_TRUNCATED: &str = "truncated";
 
-/// A run of frames without a break.
+/// A run of continuous frames.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     start: u64,
     first: Record,
-    /// When its first sample was taken: by the first of its frames that has a time.
+    /// Time of its first sample, derived from the first frame with a time.
     moment: Option<Moment>,
     frames: u64,
     lost: u64,
@@ -54,7 +54,7 @@ struct Note {
     merged: u64,
 }
 
-/// What did not fit into the lists.
+/// Entries that did not fit into the lists.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unlisted {
     start: u64,
@@ -78,12 +78,12 @@ impl Unlisted {
     }
 }
 
-/// Gathers the metadata of one segment after the other.
+/// Collects the metadata of segments, one after another.
 #[derive(Debug)]
 pub struct MetaBuilder {
     recording: Recording,
     group: u64,
-    /// Upper bound on the bytes of the text that is the same for all segments.
+    /// Maximum number of bytes of the text that is the same for all segments.
     global_bytes: u64,
     segment: u64,
     max_runs: usize,
@@ -95,28 +95,28 @@ pub struct MetaBuilder {
     frames: u64,
     missing_samples: u64,
     missing_frames: u64,
-    /// Index of the sample behind the last missing one.
+    /// Index of the sample after the last missing one.
     missing_end: u64,
-    /// The last frame written, of whichever segment.
+    /// The last frame written, in this or an earlier segment.
     last: Option<Record>,
-    /// No frame of this segment was written yet.
+    /// Whether no frame of this segment was written yet.
     fresh: bool,
 }
 
 impl MetaBuilder {
-    /// A builder for the segments of `recording`; allocates all that it will need until [`build`](Self::build).
+    /// Creates a builder for the segments of `recording`; allocates everything needed before [`build`](Self::build).
     pub fn new(recording: Recording) -> Self {
         Self::with_limits(recording, MAX_CAPTURES, MAX_ANNOTATIONS)
     }
 
-    /// [`new`](Self::new) that lists at most `captures` and `annotations`.
+    /// [`new`](Self::new) with a maximum number of `captures` and `annotations`.
     pub fn with_limits(recording: Recording, captures: usize, annotations: usize) -> Self {
         let group = (recording.datatype.bytes() as u64 * u64::from(recording.channels)).max(1);
         let texts = [&recording.description, &recording.hardware];
         let texts = texts.into_iter().flatten().map(String::len).sum::<usize>();
         let axis = recording.table.as_ref();
         let axis = axis.map_or(0, |table| table.axis.to_string().len());
-        // JSON writes a control character with six, and a number on a line of its own with twelve more.
+        // JSON encodes a control character with six bytes, and a number on its own line with twelve more.
         let texts = 6 * (texts + recording.source.len()) + 8 * axis;
         Self {
             recording,
@@ -138,13 +138,13 @@ impl MetaBuilder {
         }
     }
 
-    /// Bytes of memory that a builder made by [`new`](Self::new) holds.
+    /// Bytes of memory used by a builder from [`new`](Self::new).
     pub const fn memory() -> usize {
         MAX_CAPTURES * size_of::<Run>() + MAX_ANNOTATIONS * size_of::<Note>()
     }
 
-    /// Starts over for segment number `segment`. The last frame is remembered, so frames lost between two segments are
-    /// told in the second.
+    /// Starts segment number `segment`. The last frame is remembered, so frames lost between two segments are recorded
+    /// in the second one.
     pub fn begin(&mut self, segment: u64) {
         self.segment = segment;
         self.runs.clear();
@@ -158,12 +158,13 @@ impl MetaBuilder {
         self.fresh = true;
     }
 
-    /// The largest part of `bytes` that is whole samples of all channels: what may be written of a short frame.
+    /// Returns the largest part of `bytes` that consists of whole samples of all channels, which is the part of a short
+    /// frame to write.
     pub fn whole(&self, bytes: u64) -> u64 {
         bytes / self.group * self.group
     }
 
-    /// Notes a frame that was just written, with its missing places as ascending `(first, count)`. Allocates nothing.
+    /// Records a written frame, with its missing packets as ascending `(first, count)`. Allocates nothing.
     pub fn frame(&mut self, record: &Record, missing: impl IntoIterator<Item = (u32, u32)>) {
         if std::mem::take(&mut self.recording.learns_sizes) && record.place_bytes > 0 {
             self.learn_sizes(record);
@@ -189,7 +190,7 @@ impl MetaBuilder {
                 && last.bytes == self.recording.frame_bytes
         });
         let frame_ns = self.recording.frame_ns();
-        // A capture without a time goes on in one that has it, where the time of its own start is not known.
+        // A capture without a time ends at the first frame with a time, if the time of its start cannot be derived.
         let follows = follows
             && !self.runs.last().is_some_and(|run| {
                 let is_first = run.moment.is_none() && record.moment.is_some();
@@ -252,7 +253,7 @@ impl MetaBuilder {
         self.last = Some(*record);
     }
 
-    /// Takes over the sizes of the first frame.
+    /// Takes the packet sizes from the first frame.
     fn learn_sizes(&mut self, first: &Record) {
         let recording = &mut self.recording;
         recording.frame_bytes = first.bytes;
@@ -267,7 +268,7 @@ impl MetaBuilder {
 
     fn note(&mut self, kind: Kind, mut start: u64, mut count: u64, cause: Option<&'static str>) {
         if matches!(kind, Kind::Missing | Kind::Truncated) {
-            // Two places may share a sample: it is missing once.
+            // Two packets may share a sample, which counts as missing once.
             let from = start.max(self.missing_end);
             count = (start + count).saturating_sub(from);
             start = from;
@@ -283,7 +284,7 @@ impl MetaBuilder {
             !matches!(kind, Kind::Lost { .. })
                 && (note.kind, note.cause, note.start + note.count) == (kind, cause, start)
         };
-        // Behind the first unlisted one, the last listed one is not the neighbour.
+        // After the first unlisted annotation, the last listed one is not adjacent.
         let neighbour = if self.unlisted.notes == 0 {
             self.notes.last_mut().filter(touches)
         } else {
@@ -313,25 +314,25 @@ impl MetaBuilder {
         }
     }
 
-    /// Upper bound on the bytes of the metadata's text after one more frame with `spans` spans of missing places.
+    /// Maximum number of bytes of the metadata text after one more frame with `spans` spans of missing packets.
     pub fn json_bytes(&self, spans: usize) -> u64 {
-        // One more capture; beside the spans the frame may be suspect, and lost ones may come before it.
+        // One more capture; besides the spans, the frame may be suspect, and lost frames may precede it.
         let captures = (self.runs.len() + 1).min(self.max_runs);
         let annotations = (self.notes.len() + spans + 2).min(self.max_notes) + 1;
         (captures + annotations) as u64 * ENTRY_BYTES + self.global_bytes
     }
 
-    /// Bytes of the frames noted for this segment.
+    /// Number of bytes of the frames recorded for this segment.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Frames noted for this segment.
+    /// Number of frames recorded for this segment.
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// The metadata of the frames noted since [`begin`](Self::begin).
+    /// Returns the metadata of the frames recorded since [`begin`](Self::begin).
     pub fn build(&self) -> Meta {
         let recording = &self.recording;
         let table = recording.table.as_ref();
@@ -348,7 +349,7 @@ impl MetaBuilder {
             global: Global {
                 datatype: recording.datatype,
                 version: SPECIFICATION.into(),
-                // The specification wants a rate above 0 and up to 1 THz.
+                // The specification requires a rate above 0 and up to 1 THz.
                 sample_rate: recording
                     .sample_rate
                     .filter(|rate| *rate > 0.0 && *rate <= 1e12),
@@ -378,7 +379,7 @@ impl MetaBuilder {
                     points: table.map(|table| table.points),
                     order: table.map(|table| table.order.into()),
                     axis: table.map(|table| table.axis.clone()),
-                    // JSON has no word for what is not finite.
+                    // JSON cannot represent values that are not finite.
                     frame_rate: table
                         .and_then(|table| table.frame_rate)
                         .filter(|rate| rate.is_finite()),
@@ -419,23 +420,23 @@ impl Note {
         let (label, comment, missing_frames) = match self.kind {
             Kind::Missing => (
                 LABEL_MISSING,
-                "samples that never arrived; the values here are filled in".into(),
+                "samples that never arrived; their values are fill values".into(),
                 0,
             ),
             Kind::Truncated => (
                 LABEL_MISSING,
-                "the stream began or ended inside this frame: these samples were never sent, the values here are filled in"
+                "the stream began or ended inside this frame; these samples were never sent, their values are fill values"
                     .into(),
                 0,
             ),
             Kind::Suspect => (
                 LABEL_SUSPECT,
-                "a check of this payload failed at the source".into(),
+                "the source detected an error in this payload".into(),
                 0,
             ),
             Kind::Lost { frames } => (
                 LABEL_MISSING,
-                format!("missing before this sample: {} that never arrived", counted(frames, "frame")),
+                format!("{} missing before this sample", counted(frames, "frame")),
                 frames,
             ),
         };
@@ -458,7 +459,7 @@ impl Unlisted {
             sample_count: Some(self.end - self.start),
             label: Some(LABEL_UNLISTED.into()),
             comment: Some(format!(
-                "too many to list one by one: in this range {} more annotations ({} missing samples, {} missing frames) \
+                "too many entries to list: this range has {} more annotations ({} missing samples, {} missing frames) \
                  and {} more captures",
                 self.notes, self.samples, self.frames, self.runs
             )),

@@ -1,34 +1,35 @@
-//! One chunk of frames in memory, with the rows of the other arrays that belong to it.
+//! One chunk of frames in memory, with the corresponding rows of the other arrays.
 
 use super::columns::{CLOCK, Column, EPOCH, FLAGS, FRAMES, LENGTH, PRESENT, SEQUENCE, TIMESTAMP};
 use super::store::Room;
 use daq_core::ring::Frame;
 use daq_core::sink::SinkError;
 
-/// One chunk of each array. The arrays beside `frames` may have chunks of more rows: those before are in them, too.
+/// One chunk of each array. The chunks of the arrays other than `frames` may have more rows, and then also contain
+/// earlier rows.
 pub(super) struct Batch {
-    /// Row of the store that the first frame is.
+    /// Row of the first frame in the store.
     pub(super) first: u64,
-    /// Frames taken.
+    /// Number of frames accepted.
     pub(super) rows: usize,
-    /// Where the frames will be written.
+    /// Reserved file for the frames.
     pub(super) room: Option<Room>,
-    /// It is committed, and then a sync failed.
+    /// Error of a sync that failed after the commit.
     pub(super) unsynced: Option<SinkError>,
     pub(super) columns: Vec<Buffer>,
 }
 
-/// A chunk of one array.
+/// Chunk of one array.
 pub(super) struct Buffer {
     pub(super) bytes: Vec<u8>,
-    /// Bytes of a row.
+    /// Bytes per row.
     width: usize,
-    /// Rows of a chunk.
+    /// Rows per chunk.
     rows: u64,
 }
 
 impl Buffer {
-    /// Byte where row `row` of the store begins.
+    /// Offset in bytes of row `row` of the store.
     fn at(&self, row: u64) -> usize {
         usize::try_from(row % self.rows).unwrap_or(usize::MAX) * self.width
     }
@@ -43,7 +44,7 @@ impl Batch {
     pub(super) fn new(columns: &[Column]) -> Self {
         let buffer = |column: &Column| {
             let mut bytes = vec![0; column.chunk_bytes()];
-            // A zeroed allocation is mapped lazily: write to it so that the pages exist.
+            // A zeroed allocation is mapped lazily; writing to it makes the pages exist.
             bytes.fill(0xA5);
             Buffer {
                 bytes,
@@ -60,7 +61,7 @@ impl Batch {
         }
     }
 
-    /// Frames that it can hold.
+    /// Maximum number of frames.
     pub(super) fn capacity(&self) -> usize {
         usize::try_from(self.columns[FRAMES].rows).unwrap_or(usize::MAX)
     }
@@ -69,13 +70,13 @@ impl Batch {
         self.rows == self.capacity()
     }
 
-    /// Rows of the store up to its last frame.
+    /// Number of rows of the store up to and including its last frame.
     pub(super) fn end(&self) -> u64 {
         self.first + self.rows as u64
     }
 
-    /// Takes `frame`, whose payload is `bytes`, and says how many of them it has room for. Not to be called when it is
-    /// full.
+    /// Adds `frame` with the payload `bytes`; returns the number of payload bytes that fit. Must not be called if the
+    /// batch is full.
     pub(super) fn push(&mut self, frame: &Frame<'_>, bytes: &[u8]) -> usize {
         let row = self.end();
         let meta = frame.meta();
@@ -94,7 +95,7 @@ impl Batch {
         if let Some(places) = self.columns.get_mut(PRESENT) {
             let at = places.at(row);
             let places = &mut places.bytes[at..at + places.width];
-            // What is no place of this frame is not missing.
+            // Packets beyond this frame's packets are not missing.
             places.fill(1);
             for (first, count) in frame.present().missing() {
                 let end = places.len().min(first as usize + count as usize);
@@ -111,7 +112,7 @@ impl Batch {
         length
     }
 
-    /// Makes this the chunk behind `other`.
+    /// Makes this the chunk after `other`.
     pub(super) fn follow(&mut self, other: &Self) {
         (self.first, self.rows) = (other.end(), 0);
         for (mine, theirs) in self.columns.iter_mut().zip(&other.columns) {
@@ -120,7 +121,7 @@ impl Batch {
         }
     }
 
-    /// Makes this a copy of `other`, whose room it takes over.
+    /// Makes this a copy of `other` and takes over its reserved file.
     pub(super) fn copy(&mut self, other: &mut Self) {
         (self.first, self.rows) = (other.first, other.rows);
         self.room = other.room.take();
@@ -133,7 +134,7 @@ impl Batch {
         }
     }
 
-    /// Clears the rows behind the last frame, which hold what was there before.
+    /// Clears the rows after the last frame, which contain stale data.
     pub(super) fn clear_tail(&mut self) {
         if self.rows == 0 {
             return;

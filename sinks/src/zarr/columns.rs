@@ -1,4 +1,4 @@
-//! The arrays of a store: what each holds, in which type and in chunks of how many rows.
+//! The arrays of a store: content, type and rows per chunk.
 
 use crate::layout::{axis, order};
 use daq_core::frame::{Clock, Flags};
@@ -10,13 +10,13 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use zarrs::array::{Array, ArrayBuilder, ChunkKeySeparator, DataType, FillValue, data_type};
 
-/// Rows that a chunk of the small arrays has at least, so that their files are worth a file.
+/// Minimum number of rows per chunk of the small arrays, so that their files are not too small.
 const INDEX_ROWS: u64 = 4096;
 
-/// Name of the array that holds the payload.
+/// Name of the payload array.
 pub(super) const FRAMES_NAME: &str = "frames";
 
-/// Place of each array in [`columns`].
+/// Index of the payload array in [`columns`].
 pub(super) const FRAMES: usize = 0;
 pub(super) const SEQUENCE: usize = 1;
 pub(super) const EPOCH: usize = 2;
@@ -29,9 +29,9 @@ pub(super) const PRESENT: usize = 7;
 /// One array of the store.
 pub(super) struct Column {
     pub(super) name: &'static str,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub(super) width: usize,
-    /// Rows of a chunk.
+    /// Rows per chunk.
     pub(super) rows: u64,
     /// Shape of a chunk.
     pub(super) chunk: Vec<NonZeroU64>,
@@ -40,13 +40,13 @@ pub(super) struct Column {
 }
 
 impl Column {
-    /// Bytes of a chunk.
+    /// Bytes per chunk.
     pub(super) fn chunk_bytes(&self) -> usize {
         self.width * usize::try_from(self.rows).unwrap_or(usize::MAX)
     }
 }
 
-/// Frames in a chunk of about `chunk` bytes.
+/// Number of frames in a chunk of about `chunk` bytes.
 pub(super) fn chunk_rows(chunk: ByteSize, frame_bytes: usize) -> u64 {
     (chunk.0 / (frame_bytes as u64).max(1)).max(1)
 }
@@ -54,7 +54,7 @@ pub(super) fn chunk_rows(chunk: ByteSize, frame_bytes: usize) -> u64 {
 /// Returns the arrays for frames of `context`, with `rows` frames per chunk.
 pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, SinkError> {
     let layout = &context.layout;
-    // A multiple of the rows of `frames`, so that one chunk of frames never spans two of these.
+    // A multiple of the rows of `frames`, so that one chunk of frames never spans two chunks of these arrays.
     let index = rows * (INDEX_ROWS / rows).max(1);
     let (kind, dims, mut names) = elements(layout);
     names.insert(0, "frame");
@@ -121,7 +121,7 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
     Ok(columns)
 }
 
-/// Type, dimensions and their names of one frame.
+/// Type, dimensions and dimension names of one frame.
 fn elements(layout: &Layout) -> (DataType, Vec<u64>, Vec<&'static str>) {
     let (points, channels) = (
         (layout.points as u64, "point"),
@@ -180,7 +180,7 @@ fn column(
     attributes: Value,
 ) -> Result<Column, SinkError> {
     let defect = |why: String| SinkError::Failed {
-        what: format!("the array `{name}`"),
+        what: format!("create the array `{name}`"),
         why,
     };
     let elements = usize::try_from(dims.iter().product::<u64>())
@@ -205,7 +205,7 @@ fn column(
     builder
         .dimension_names(Some(names.iter().copied()))
         .attributes(attributes);
-    // One flat directory for an array: `c.12.0.0`.
+    // One flat directory per array: `c.12.0.0`.
     builder.chunk_key_encoding_default_separator(ChunkKeySeparator::Dot);
     let array = builder
         .build(Arc::new(()), &format!("/{name}"))

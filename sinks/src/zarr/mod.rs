@@ -1,46 +1,48 @@
-//! `zarr`: frames as one growing chunked array in a Zarr version 3 store, with arrays that say what each frame is.
+//! `zarr`: writes frames to a growing chunked array in a Zarr version 3 store, with arrays that describe each frame.
 //!
-//! Every run writes a store of its own, the directory `NAME-000000.zarr` and so on. It is a group of arrays whose first
+//! Every run writes its own store, the directory `NAME-000000.zarr` and so on. A store is a group of arrays whose first
 //! dimension is the frame. Only one process at a time writes stores of one name in one directory; the
-//! [lock](crate::lock) lies beside them, not inside.
+//! [lock](crate::lock) is beside the stores.
 //!
 //! | array | type | shape | meaning |
 //! |---|---|---|---|
-//! | `frames` | see below | `[n, points, channels]`, planar ones `[n, channels, points]` | payload; a short frame is filled up with 0 |
-//! | `sequence` | uint64 | `[n]` | the frame's number in its epoch; where it jumps, frames are missing |
-//! | `epoch` | uint32 | `[n]` | how often the producer's counting has restarted |
-//! | `timestamp_ns` | uint64 | `[n]` | nanoseconds of the clock below |
-//! | `clock` | uint8 | `[n]` | the clock of the timestamp; the attribute `names` of the array maps numbers to names |
+//! | `frames` | see below | `[n, points, channels]`, planar `[n, channels, points]` | payload; short frames are padded
+//! with 0 |
+//! | `sequence` | uint64 | `[n]` | frame number in its epoch; frames are missing where it jumps |
+//! | `epoch` | uint32 | `[n]` | number of restarts of the producer's frame numbers |
+//! | `timestamp_ns` | uint64 | `[n]` | time in nanoseconds of `clock` |
+//! | `clock` | uint8 | `[n]` | clock of the timestamp; the array's attribute `names` maps numbers to names |
 //! | `length` | uint64 | `[n]` | valid bytes of the frame |
-//! | `flags` | uint32 | `[n]` | bits, spelled out in the attribute `bits` of the array |
-//! | `present` | bool | `[n, places]` | which places (packets) arrived; only where frames have places |
-//! | `places`, `first_bytes`, `place_bytes` | uint32 | `[n]` | number of places of the frame, bytes of its first and of its other places; only where they are learned at run time |
+//! | `flags` | uint32 | `[n]` | bits, described in the array's attribute `bits` |
+//! | `present` | bool | `[n, places]` | packets that arrived; only if frames consist of packets |
+//! | `places`, `first_bytes`, `place_bytes` | uint32 | `[n]` | number of packets of the frame, bytes of its first
+//! packet and of each other packet; only if they are determined at run time |
 //!
-//! Pairs of float32 are complex64, pairs of float64 complex128; pairs of integers, which Zarr has no type for, are a last
-//! dimension of 2 (real, imaginary). The attributes of `frames` tell its axis, order and rates.
+//! Pairs of float32 are complex64, pairs of float64 complex128. Pairs of integers, for which Zarr has no type, have a
+//! last dimension of 2 (real, imaginary). The attributes of `frames` contain its axis, order and rates.
 //!
-//! # What a kill leaves
-//! A store is made under the name `NAME-000000.zarr.partial` and renamed once its arrays and its group are there; the next
-//! start removes one that was not, which has no frame.
+//! # What remains after a kill
+//! A store is created as `NAME-000000.zarr.partial` and renamed when its arrays and its group exist. The next start
+//! removes a store that was not renamed, which has no frames.
 //!
-//! Every file is written under a temporary name (`*.partial`), synced, and renamed: none is ever seen half written. What
-//! is committed comes in this order, each step complete before the next begins:
+//! Every file is written under a temporary name (`*.partial`), synced and renamed, so no reader ever sees an incomplete
+//! file. A commit has these steps, each complete before the next one begins:
 //!
 //! 1. the chunk of `frames`,
 //! 2. the chunks of the other arrays,
 //! 3. the shapes of the other arrays (their `zarr.json`),
 //! 4. the shape of `frames` (its `zarr.json`): **the commit**.
 //!
-//! So at every moment the first `frames.shape[0]` rows of all arrays are whole and belong together; after a kill the other
-//! arrays may be longer by one commit. The next start truncates them to the length of `frames`, logs how many frames the
-//! store holds, and changes the attribute `state` of the group from `writing` to `recovered`; a store that was closed says
-//! `complete`. Frames taken since the last commit are lost with a kill: at most one chunk being written, another being
-//! filled, and never more than `flush` of time if the disk keeps up.
+//! So at every moment, the first `frames.shape[0]` rows of all arrays are complete and consistent; after a kill the
+//! other arrays may be longer by one commit. The next start truncates them to the length of `frames`, logs the number
+//! of frames in the store, and changes the attribute `state` of the group from `writing` to `recovered`; a closed store
+//! has `complete`. A kill loses the frames since the last commit: at most one chunk that is being written and another
+//! that is being filled, and no more than `flush` of time if the disk is fast enough.
 //!
 //! # A full disk
-//! Space for a chunk is reserved before its first frame is taken. What happens to frames that are not taken is declared by
-//! the sink's `guarantee`. Where a filesystem cannot reserve, frames taken wait in memory until there is space; if
-//! the disk is still full at the end, they are counted as lost and logged.
+//! Space for a chunk is reserved before its first frame is accepted. The sink's `guarantee` decides what happens to
+//! frames that are not accepted. If a filesystem cannot reserve space, accepted frames wait in memory until there is
+//! space; if the disk is still full at the end, they are counted as lost and logged.
 
 mod batch;
 mod columns;
@@ -64,7 +66,7 @@ use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What `daq` knows of `zarr`.
+/// Registry entry of `zarr`.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "zarr",
     summary: "Writes frames to a Zarr array for Python's zarr and xarray; it stays valid after a kill",
@@ -91,18 +93,17 @@ path = \"out\"
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ZarrKeys {
-    /// Directory of the stores, made if it is not there; relative paths start from the working
-    /// directory.
+    /// Directory of the stores; it is created if missing. Relative paths start at the working directory.
     pub path: PathBuf,
-    /// Stem of the stores' names, `NAME` in `NAME-000000.zarr`; default: the sink's name. Two sinks may share a
-    /// directory, not a stem.
+    /// Stem of the store names, `NAME` in `NAME-000000.zarr`; default: the sink's name. Two sinks may share a
+    /// directory, but not a stem.
     pub name: Option<String>,
-    /// Bytes of a chunk, rounded down to whole frames, up to 1 GiB; at least one frame. Two chunks are held in memory.
-    /// Default `"16 MiB"`.
+    /// Bytes per chunk, rounded down to whole frames, up to 1 GiB; at least one frame. The sink holds two chunks in
+    /// memory. Default `"16 MiB"`.
     #[serde(default = "sixteen_mebibytes")]
     pub chunk: ByteSize,
-    /// Frames are committed after about this time even if their chunk is not full: what a kill can cost. Default
-    /// `"10 s"`.
+    /// Time after which frames are committed even if their chunk is not full; a kill loses about this much data.
+    /// Default `"10 s"`.
     #[serde(default = "ten_seconds")]
     pub flush: Span,
     /// Free text for the attribute `description`; default: none.
@@ -129,8 +130,8 @@ impl StemKeys for ZarrKeys {
     fn check(&self) -> Result<(), Problem> {
         if !(1..=1 << 30).contains(&self.chunk.0) {
             return Err(
-                Problem::at("chunk", format!("{} is not from 1 B to 1 GiB", self.chunk))
-                    .help("try \"16 MiB\""),
+                Problem::at("chunk", format!("{} is not between 1 B and 1 GiB", self.chunk))
+                    .help("for example \"16 MiB\""),
             );
         }
         Ok(())
@@ -163,7 +164,7 @@ impl SinkSpec for Zarr {
     }
 
     fn memory(&self, slot_bytes: usize) -> usize {
-        // The arrays beside `frames` have chunks of at least 4096 rows of some 40 bytes.
+        // The arrays other than `frames` have chunks of at least 4096 rows of about 40 bytes.
         2 * (self
             .keys
             .chunk

@@ -1,4 +1,4 @@
-//! What an earlier, killed run left: stores whose arrays are not equally long.
+//! Recovers the stores that a killed run left with arrays of different lengths.
 
 use super::store::{META, PARTIAL, SUFFIX, failed, replace, set_state, sync_directory};
 use crate::file::segment::segment_index;
@@ -24,7 +24,8 @@ pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
         };
         next = next.max(index + 1);
         if made.is_some() {
-            // Killed while the store was made: it has no frame. One that stays costs a look at the next start.
+            // The run was killed while it created the store, which has no frames. If removal fails, the next start
+            // tries again.
             let _ = std::fs::remove_dir_all(&path);
             continue;
         }
@@ -35,7 +36,7 @@ pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
                 path.display(),
                 counted(frames, "frame")
             ),
-            // What an earlier run left is no reason not to record.
+            // Files of an earlier run must not prevent recording.
             Err(error) => {
                 tracing::warn!("sink {sink}: cannot check the files of an earlier run: {error}");
             }
@@ -44,10 +45,11 @@ pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
     Ok(next)
 }
 
-/// Makes the arrays of a store that was not closed equally long; how long, or `None` if there is nothing to do.
+/// Truncates the arrays of an unclosed store to the same length; returns the length, or `None` if nothing was
+/// necessary.
 fn settle(dir: &Path) -> Result<Option<u64>, SinkError> {
     if !dir.join(META).exists() {
-        // Killed while the store was made, before any frame: nothing is lost and nothing is to be settled.
+        // The run was killed while it created the store, before any frame, so nothing is lost.
         return Ok(None);
     }
     let group = read(&dir.join(META))?;
@@ -84,14 +86,14 @@ fn read(path: &Path) -> Result<Value, SinkError> {
         .map_err(|error| failed("read", path, std::io::Error::other(error)))
 }
 
-/// Removes files that were never whole, and the space reserved in them.
+/// Removes incomplete files and their reserved space.
 pub(super) fn remove_partials(dir: &Path) {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return;
     };
     for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
         if path.to_str().is_some_and(|name| name.ends_with(PARTIAL)) {
-            // It is never read; the space is all that a failure costs.
+            // The file is never read; a failed removal costs only its space.
             let _ = std::fs::remove_file(path);
         }
     }

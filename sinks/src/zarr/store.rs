@@ -1,4 +1,4 @@
-//! The store on disk: files that appear whole, in an order that makes the last one the commit.
+//! The store on disk: files that appear complete, in an order that makes the last one the commit.
 
 use super::ZarrKeys;
 use super::batch::Batch;
@@ -17,27 +17,27 @@ use std::sync::Arc;
 use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits as _, CodecOptions};
 use zarrs::group::GroupBuilder;
 
-/// The file that says what an array or a group is.
+/// Metadata file of an array or a group.
 pub(super) const META: &str = "zarr.json";
-/// The end of a store's name.
+/// Suffix of a store's name.
 pub(super) const SUFFIX: &str = ".zarr";
-/// The end of a file's or a store's name until it is whole.
+/// Suffix of incomplete files and stores.
 pub(super) const PARTIAL: &str = ".partial";
 
-/// A file that has the space for a chunk of frames.
+/// A file with reserved space for a chunk of frames.
 pub(super) struct Room {
     file: File,
     path: PathBuf,
     reserved: u64,
 }
 
-/// Where rooms are made; shared with the thread that fills them.
+/// Creates files with reserved space; shared with the thread that fills them.
 #[derive(Clone)]
 pub(super) struct Rooms {
     dir: PathBuf,
     /// Bytes of a chunk of frames.
     chunk: u64,
-    /// Bytes for all that is written with it.
+    /// Bytes reserved for everything that is written with it.
     slack: u64,
     made: u64,
 }
@@ -49,8 +49,8 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Makes the first store of the locked stem from number `next` on that is not there yet. Until it is whole its name
-    /// ends in [`PARTIAL`].
+    /// Creates the first store of the locked stem, from number `next` on, that does not exist yet. Until it is
+    /// complete, its name ends in [`PARTIAL`].
     pub(super) fn create(
         lock: &StemLock,
         next: u64,
@@ -82,7 +82,7 @@ impl Store {
             rename(&store.dir, &dir).map_err(|error| failed("rename", &store.dir, error))
         });
         if let Err(error) = made {
-            // There is no frame in it. What stays is removed by the next start.
+            // It contains no frames. If removal fails, the next start removes it.
             let _ = std::fs::remove_dir_all(&store.dir);
             return Err(error);
         }
@@ -91,7 +91,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Makes the arrays and, last, the group.
+    /// Creates the arrays and finally the group.
     fn make(&self, keys: &ZarrKeys, context: &SinkContext) -> Result<(), SinkError> {
         let store = self;
         for column in &store.columns {
@@ -126,9 +126,9 @@ impl Store {
         arrays.chain([self.dir.clone()]).collect()
     }
 
-    /// Where the chunks of frames are made room for.
+    /// Reserves space for chunks of frames.
     pub(super) fn rooms(&self) -> Rooms {
-        // Old and new files of the small arrays are there at a time; each has a block that is not full, and a name.
+        // Old and new files of the small arrays exist at the same time; each has a partly used block and a name.
         let small = self
             .columns
             .iter()
@@ -143,8 +143,8 @@ impl Store {
         }
     }
 
-    /// Commits all frames up to the end of `batch`. After an error it can be called again with the same; an error behind
-    /// the commit is left in the batch.
+    /// Commits all frames up to the end of `batch`. After an error it can be called again with the same batch. An error
+    /// after the commit is stored in the batch.
     pub(super) fn commit(&mut self, batch: &mut Batch) -> Result<(), SinkError> {
         let Batch {
             columns: buffers,
@@ -170,7 +170,7 @@ impl Store {
                 .array
                 .set_shape(shape)
                 .map_err(|error| failed("describe", &dir, std::io::Error::other(error)))?;
-            // The chunk's name before the shape that counts on it, also after a power cut.
+            // The chunk's name must be durable before the shape that depends on it, also after a power failure.
             sync_directory(&dir)?;
             store_meta(&dir, &column.array)?;
             let synced = sync_directory(&dir);
@@ -183,21 +183,21 @@ impl Store {
         Ok(())
     }
 
-    /// Says in the group's attributes that nothing more will come.
+    /// Marks the store as complete in the group's attributes.
     pub(super) fn complete(dir: &Path) -> Result<(), SinkError> {
         set_state(dir, "complete", None)
     }
 }
 
 impl Rooms {
-    /// Makes room for the next chunk.
+    /// Reserves space for the next chunk.
     pub(super) fn make(&mut self) -> Result<Room, SinkError> {
-        // At most two are there at a time: one being filled, one being written.
+        // At most two exist at a time: one being filled and one being written.
         let path = self.dir.join(format!("room-{}{PARTIAL}", self.made % 2));
         let file = daq_core::file::create(&path).map_err(|error| failed("make", &path, error))?;
         let reserved = self.chunk + self.slack;
         match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, reserved) {
-            // Where nothing can be reserved, the write itself will find out.
+            // If space cannot be reserved, the write itself detects a full disk.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
             Err(errno) => {
                 drop(file);
@@ -215,12 +215,12 @@ impl Rooms {
 }
 
 impl Room {
-    /// Writes `bytes`, gives back what is behind them, and gives the file its name.
+    /// Writes `bytes`, releases the reserved space after them, and gives the file its name.
     fn fill(&mut self, bytes: &[u8], to: &Path) -> Result<(), SinkError> {
         let length = bytes.len() as u64;
         std::os::unix::fs::FileExt::write_all_at(&self.file, bytes, 0)
             .map_err(|error| failed("write", &self.path, error))?;
-        // Not every filesystem frees what lies behind the end when the length does not change.
+        // Some filesystems release the space after the end only if the length changes.
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = rustix::fs::fallocate(
             &self.file,
@@ -261,7 +261,7 @@ fn store_chunk(
         .map_err(|error| failed("encode", &path, std::io::Error::other(error)))?;
     if let Some(mut room) = room {
         return room.fill(&encoded, &path).inspect_err(|_| {
-            // The next attempt makes a new file; this one's space is needed for it.
+            // The next attempt creates a new file and needs the space of this one.
             let _ = std::fs::remove_file(&room.path);
         });
     }
@@ -278,12 +278,12 @@ fn store_meta(dir: &Path, array: &zarrs::array::Array<()>) -> Result<(), SinkErr
 
 fn json_text(value: &impl serde::Serialize) -> Result<Vec<u8>, SinkError> {
     serde_json::to_vec_pretty(value).map_err(|error| SinkError::Failed {
-        what: "describing the store".to_owned(),
+        what: "create the store's metadata".to_owned(),
         why: error.to_string(),
     })
 }
 
-/// Puts a whole, synced file in the place of `name`.
+/// Replaces `name` with a complete, synced file.
 pub(super) fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), SinkError> {
     let partial = dir.join(format!("{name}{PARTIAL}"));
     let write = || {
@@ -295,7 +295,7 @@ pub(super) fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), SinkEr
     std::fs::rename(&partial, dir.join(name)).map_err(|error| failed("rename", &partial, error))
 }
 
-/// Changes the attribute `state` of the group in `dir`, and adds the attribute `frames` if given.
+/// Sets the attribute `state` of the group in `dir`, and the attribute `frames` if given.
 pub(super) fn set_state(dir: &Path, state: &str, frames: Option<u64>) -> Result<(), SinkError> {
     let path = dir.join(META);
     let text = daq_core::file::read(&path).map_err(|error| failed("read", &path, error))?;
@@ -313,13 +313,13 @@ pub(super) fn sync_directory(dir: &Path) -> Result<(), SinkError> {
     crate::directory::sync_directory(dir).map_err(|errno| failed("sync", dir, errno))
 }
 
-/// A failed file operation as a sink's error.
+/// Converts a failed file operation to a sink's error.
 pub(super) fn failed(action: &str, path: &Path, error: impl Into<std::io::Error>) -> SinkError {
     let error = error.into();
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     if matches!(errno, Some(Errno::NOSPC | Errno::DQUOT)) {
         return no_space(path);
     }
-    let why = format!("cannot {action} this: {error}; {}", remedy(&error));
+    let why = format!("cannot {action} it: {error}; {}", remedy(&error));
     failure(path.display().to_string(), why, &error)
 }

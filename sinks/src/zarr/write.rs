@@ -1,4 +1,4 @@
-//! The sink itself: frames into the chunk being filled, commits, the end.
+//! The sink itself: writes frames to the current chunk, commits chunks and ends.
 
 use super::batch::Batch;
 use super::recover::remove_partials;
@@ -15,22 +15,22 @@ use std::time::{Duration, Instant};
 /// Writes frames into a store.
 pub(super) struct ZarrSink {
     dir: PathBuf,
-    /// Its directories, and those of its arrays.
+    /// Directories of the store and its arrays.
     directories: Vec<PathBuf>,
     rooms: Rooms,
     active: Batch,
-    /// Commits the chunk before.
+    /// Commits the previous chunk.
     committer: Finisher<Batch, SinkError>,
-    /// Frames of the chunk being filled were taken since its last commit.
+    /// Whether the current chunk has frames that are not committed.
     dirty: bool,
     flush: Duration,
     flushed: Instant,
-    /// Rows committed.
+    /// Number of rows committed.
     committed: u64,
     /// An error that occurred after frames were accepted in the same call. The next call returns it.
     failure: Option<SinkError>,
     ledger: SinkLedger,
-    /// Held until everything above is gone.
+    /// Keep last: the lock is released after everything above is dropped.
     _lock: StemLock,
 }
 
@@ -60,7 +60,7 @@ impl ZarrSink {
         })
     }
 
-    /// Takes one frame; the bytes taken, of which there are none if it fails.
+    /// Adds one frame; returns the number of bytes. On failure nothing is added.
     fn write(&mut self, frame: &Frame<'_>) -> Result<u64, SinkError> {
         let bytes = frame.bytes().ok_or_else(|| SinkError::Failed {
             what: "this sink".to_owned(),
@@ -76,13 +76,13 @@ impl ZarrSink {
         let taken = self.active.push(frame, bytes) as u64;
         self.dirty = true;
         if self.active.is_full() {
-            // At once if the other chunk is free, else with the next frame.
+            // Immediately if the other chunk is free, otherwise with the next frame.
             self.ship();
         }
         Ok(taken)
     }
 
-    /// Hands the chunk over to be committed and goes on with the next, if that is free.
+    /// Submits the chunk for its commit and continues with the other one, if that is free.
     fn ship(&mut self) {
         let sent = self.committer.exchange(|mut next| {
             next.follow(&self.active);
@@ -96,7 +96,7 @@ impl ZarrSink {
         }
     }
 
-    /// Commits the frames of a chunk that is not full, if it is time and the other chunk's memory is free.
+    /// Commits the frames of an incomplete chunk if it is due and the other chunk's memory is free.
     fn flush(&mut self) {
         if !self.dirty || self.flushed.elapsed() < self.flush {
             return;
@@ -123,7 +123,7 @@ impl ZarrSink {
         Ok(())
     }
 
-    /// Commits everything.
+    /// Commits all frames.
     fn close(&mut self) -> Result<(), SinkError> {
         self.look(true)?;
         if self.dirty {
@@ -163,7 +163,7 @@ impl Sink for ZarrSink {
 
     fn tick(&mut self) -> Result<(), SinkError> {
         match self.look(false) {
-            // Frames tell it when they need the space.
+            // The next frame reports an error if the space is needed.
             Ok(()) | Err(SinkError::Full { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -182,7 +182,7 @@ impl Sink for ZarrSink {
     fn finish(&mut self) -> Result<(), SinkError> {
         let rows = self.active.end();
         let closed = self.close();
-        // Space reserved for chunks that will not come, and what a failed commit left.
+        // Removes space reserved for chunks that will not come, and files of a failed commit.
         for directory in &self.directories {
             remove_partials(directory);
         }
@@ -195,7 +195,7 @@ impl Sink for ZarrSink {
             error => SinkError::Failed {
                 what: self.dir.display().to_string(),
                 why: format!(
-                    "{error}. Lost: the last {} accepted frames",
+                    "{error}; the last {} accepted frames are lost",
                     counted(lost, "frame")
                 ),
             },

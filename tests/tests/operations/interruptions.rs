@@ -304,7 +304,7 @@ fn concurrent_runs_of_one_pipeline_are_rejected() {
     first.wait_count("sinks.disk.bytes", 1 << 20);
     let second = daq.run(&["--for", "50ms"]);
     assert_eq!(second.code, 74, "{}", second.stderr);
-    let message = format!("another writer has it (its lock names pid {})", first.pid());
+    let message = format!("locked by another writer (pid {})", first.pid());
     assert!(
         second.stderr.contains(&message) && second.stderr.contains("out/disk-*"),
         "{}",
@@ -337,7 +337,7 @@ fn output_lock_rejects_second_run_until_first_is_killed() {
     assert!(
         refused
             .stderr
-            .contains("another writer has it (its lock names pid 4242)"),
+            .contains("locked by another writer (pid 4242)"),
         "{}",
         refused.stderr
     );
@@ -470,7 +470,7 @@ fn disk_full_with_guarantee_applies_backpressure() {
     assert_eq!(ledger::lost(&report, "adc"), 0, "{report:#}");
     assert_eq!(live.get("/-/healthy").code, 200);
     std::fs::remove_file(ballast).unwrap();
-    live.wait_log("it accepts frames again");
+    live.wait_log("accepts frames again");
     let outcome = live.stop().ok();
     assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
     assert_eq!(
@@ -497,7 +497,7 @@ fn disk_full_without_guarantee_counts_drops() {
     live.wait_log("; dropping frames meanwhile");
     live.wait_count("sinks.disk.dropped", 100);
     std::fs::remove_file(ballast).unwrap();
-    live.wait_log("it accepts frames again");
+    live.wait_log("accepts frames again");
     let frames = ledger::count(&live.report(), "sinks.disk.frames");
     live.wait_count("sinks.disk.frames", frames + 10);
     let outcome = live.stop().ok();

@@ -1,13 +1,13 @@
-//! Log messages when a source starts to lose data, and when it has stopped.
+//! Log messages when a source starts to lose data, and when the loss has ended.
 
 use daq_core::ledger::{Report, SourceReport};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A source that lost nothing for this long no longer loses data.
+/// Time without loss after which a source counts as no longer losing data.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// The sources that lose data, with the time of the last loss seen.
+/// Sources that are losing data, with the time of their last loss.
 #[derive(Debug, Default)]
 pub(super) struct LossChanges {
     losing: BTreeMap<String, Instant>,
@@ -21,7 +21,7 @@ enum Change {
 }
 
 impl LossChanges {
-    /// Logs what has changed between two reports, of which `now` was taken at `at`.
+    /// Logs the changes between two reports; `now` was taken at `at`.
     pub(super) fn log(&mut self, now: &Report, before: &Report, at: Instant) {
         for change in self.find(now, before, at) {
             match change {
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(find(0, 2, 2), [Change::Starts(text.to_owned())]);
         assert_eq!(find(2, 3, 3), []);
         assert_eq!(find(3, 3, 4), []);
-        assert_eq!(find(3, 4, 11), [], "the loss goes on");
+        assert_eq!(find(3, 4, 11), [], "the loss continues");
         assert_eq!(find(4, 4, 20), []);
         let text = "source adc: no further loss for 10 s, lost 4 of 100 packets (late 4)";
         assert_eq!(find(4, 4, 21), [Change::Ends(text.to_owned())]);

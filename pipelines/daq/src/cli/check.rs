@@ -1,4 +1,4 @@
-//! `daq check`: what can be found wrong with a configuration without running it, and what was not looked at.
+//! `daq check`: finds errors of a configuration without running it, and lists what was not checked.
 
 use super::load::{Hardware, Loaded, Sources};
 use super::{exit, show};
@@ -62,13 +62,13 @@ pub(super) fn check(sources: &Sources, no_hardware: bool) -> u8 {
     show(&text)
 }
 
-/// What only a run can find out: whether ports are free and devices answer.
+/// Facts that only a run can verify: whether ports are free and devices respond.
 fn claims(config: &Config) -> Vec<String> {
     let all = config.claims().flat_map(|(section, claims)| {
         claims.into_iter().filter_map(move |claim| {
             let what = match &claim {
                 Claim::UdpPort(_) | Claim::TcpPort(_) => format!("whether {claim} is free"),
-                Claim::Device(device) => format!("whether {device} answers"),
+                Claim::Device(device) => format!("whether {device} responds"),
                 Claim::Path(_) | Claim::Stem(_) => return None,
             };
             Some(format!("[{}]: {what}", section.title()))
@@ -79,8 +79,8 @@ fn claims(config: &Config) -> Vec<String> {
 
 /// Examines the files that `config` names; returns what was not examined.
 ///
-/// Kernels belong to the configuration. Other files belong to the machine that it will run on, and are examined where
-/// `is_here`.
+/// Kernels are part of the configuration and are always examined. Other files belong to the machine that runs the
+/// pipeline; they are examined if `is_here`.
 pub(super) fn files(
     config: &Config,
     directory: &Path,

@@ -9,7 +9,7 @@ pub(super) fn list() -> String {
     section(&mut text, "sources", REGISTRY.sources);
     section(&mut text, "kernels", REGISTRY.kernels);
     section(&mut text, "sinks", REGISTRY.sinks);
-    text + "\n`daq new NAME` prints a configuration to begin with.\n"
+    text + "\n`daq new NAME` prints a starting configuration.\n"
 }
 
 fn section<S: ?Sized>(text: &mut String, title: &str, entries: &[Entry<S>]) {

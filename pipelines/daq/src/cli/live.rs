@@ -1,4 +1,4 @@
-//! What a run shows while it runs: a live block on a terminal, else a log line from time to time.
+//! Output during a run: a live block on a terminal, otherwise periodic log lines.
 
 use super::changes::LossChanges;
 use daq_core::gpu::Dispatch;
@@ -8,17 +8,17 @@ use daq_core::units::{ByteSize, counted};
 use daq_pipelines::console;
 use std::time::{Duration, Instant};
 
-/// How often the block is drawn.
+/// Interval between two drawings of the block.
 const DRAW: Duration = Duration::from_millis(200);
-/// Characters of a ring's bar.
+/// Width of a ring's bar in characters.
 const BAR: u64 = 20;
 
-/// How a run is shown.
+/// How the state of a run is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     /// A live block at the bottom of the terminal.
     Block,
-    /// A log line every so often.
+    /// A log line at this interval.
     Lines(Duration),
 }
 
@@ -45,7 +45,7 @@ impl Live {
         }
     }
 
-    /// Shows what `report` returns, if it is time.
+    /// Shows the result of `report` if it is due.
     pub(super) fn show(&mut self, report: impl FnOnce() -> Report) {
         let passed = self.last.1.elapsed();
         let period = match self.style {
@@ -72,7 +72,7 @@ impl Live {
         self.last = (report, Instant::now());
     }
 
-    /// Removes the live block; the log stays.
+    /// Removes the live block; the log remains.
     pub(super) fn clear(&mut self) {
         if self.style == Style::Block {
             console::show_block(Vec::new());
@@ -80,7 +80,7 @@ impl Live {
     }
 }
 
-/// Logs that a sender restarted: the packets that were skipped are in no equation.
+/// Logs restarts of senders, because skipped packets are not part of the ledger's equation.
 fn log_epochs(now: &Report, before: &Report, limit: &LogLimit) {
     for (name, source) in &now.sources {
         let empty = SourceReport::default();
@@ -98,7 +98,7 @@ fn log_epochs(now: &Report, before: &Report, limit: &LogLimit) {
     }
 }
 
-/// The lines of the block.
+/// Returns the lines of the block.
 fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
     let mut lines = Vec::new();
     let names = now
@@ -141,7 +141,7 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
             String::new()
         };
         lines.push(format!(
-            "ring   {name:<width$}  {bar}  {waiting:>4} of {} waiting, most {}{full}",
+            "ring   {name:<width$}  {bar}  {waiting:>4} of {} waiting, max {}{full}",
             ring.capacity, ring.high_water
         ));
     }
@@ -207,7 +207,7 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
     lines
 }
 
-/// A copy since `old`, `passed` ago: rate and mean size; and what is under way and was lost.
+/// Describes a copy since `old`, which was taken `passed` ago: rate, mean size, copies in flight and failed copies.
 fn copying(copy: &CopyReport, old: &CopyReport, passed: Duration) -> String {
     let bytes = copy.bytes.saturating_sub(old.bytes);
     let rate = daq_pipelines::systemd::shown_rate(bytes as f64 * 8.0 / passed.as_secs_f64());
@@ -218,18 +218,18 @@ fn copying(copy: &CopyReport, old: &CopyReport, passed: Duration) -> String {
         String::new()
     };
     format!(
-        "{rate:>14}  {:>9} frames  {size:>8} a copy  {} in flight{failed}",
+        "{rate:>14}  {:>9} frames  {size:>8} per copy  {} in flight{failed}",
         copy.frames, copy.in_flight
     )
 }
 
-/// The mean size of copies; 0 of none.
+/// Mean size of the copies; 0 if there are none.
 fn mean(bytes: u64, copies: u64) -> ByteSize {
     ByteSize(bytes.checked_div(copies).unwrap_or(0)).rounded()
 }
 
-/// The share of `seconds` that `busy_ns` are, in percent. Work is counted when it is done, so that in a short
-/// time more may end than has room in it; more than all is not shown.
+/// Percentage of `seconds` that `busy_ns` amounts to, at most 100. Work is counted when it is complete, so the counted
+/// time of a short interval can exceed the interval.
 fn percent(busy_ns: u64, seconds: f64) -> f64 {
     if seconds > 0.0 {
         (busy_ns as f64 / 1e9 / seconds * 100.0).min(100.0)
@@ -238,7 +238,7 @@ fn percent(busy_ns: u64, seconds: f64) -> f64 {
     }
 }
 
-/// What a kernel cost its GPU in a run of `seconds`.
+/// GPU use of a kernel during a run of `seconds`.
 fn on_gpu(device: &DeviceReport, seconds: f64) -> String {
     let cost = match device.dispatch {
         Dispatch::Launch => format!(
@@ -254,7 +254,7 @@ fn on_gpu(device: &DeviceReport, seconds: f64) -> String {
     format!("; {cost}, occupancy {occupancy:.1} %")
 }
 
-/// The final ledger as text.
+/// Formats the final ledger as text.
 pub(super) fn ledger(report: &Report) -> String {
     let mut text = String::new();
     for (name, source) in &report.sources {
@@ -305,7 +305,7 @@ pub(super) fn ledger(report: &Report) -> String {
     }
     for (name, ring) in &report.rings {
         text += &format!(
-            "ring {name}: produced {}, published {}, refused {}; most in use {} of {}\n",
+            "ring {name}: produced {}, published {}, refused {}; max in use {} of {}\n",
             ring.produced, ring.published, ring.ring_full, ring.high_water, ring.capacity
         );
     }
@@ -378,7 +378,7 @@ pub(super) fn ledger(report: &Report) -> String {
             String::new()
         };
         let lost = if sink.lost > 0 {
-            format!(", lost {} of the frames", sink.lost)
+            format!(", of which {} lost", sink.lost)
         } else {
             String::new()
         };
@@ -395,7 +395,7 @@ mod tests {
     use super::*;
     use daq_core::ledger::KernelReport;
 
-    /// A report of a GPU pipeline after `seconds`, whose counters grow by the same every second.
+    /// Report of a GPU pipeline after `seconds`, whose counters grow at constant rates.
     fn report(seconds: u64, failed: u64) -> Report {
         let copy = CopyReport {
             from: "raw@host".to_owned(),
@@ -449,7 +449,7 @@ mod tests {
         for part in [
             "  33.6 Gbit/s",
             " 6000 frames",
-            " 1 MiB a copy",
+            " 1 MiB per copy",
             "2 in flight",
             "lag 0",
         ] {
@@ -460,7 +460,9 @@ mod tests {
         let still = lines(&report(6, 3), &report(6, 3), passed);
         let copy = line(still.iter().map(String::as_str), "copy   raw ");
         assert!(
-            copy.contains("  0 bit/s") && copy.contains(" 0 B a copy") && copy.contains("failed 3"),
+            copy.contains("  0 bit/s")
+                && copy.contains(" 0 B per copy")
+                && copy.contains("failed 3"),
             "{copy}"
         );
         let first = lines(&report(2, 0), &Report::default(), passed);

@@ -1,4 +1,4 @@
-//! From files, environment and `--set` to a plan; whatever is wrong is shown.
+//! Builds a plan from files, environment and `--set`, and prints all errors.
 
 use super::{check, exit, state, tune};
 use clap::Args;
@@ -15,26 +15,26 @@ use daq_pipelines::http::Http;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-/// Where the configuration comes from.
+/// Arguments that name the configuration.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Sources {
-    /// TOML files; together they are one configuration.
+    /// TOML files, which are merged into one configuration.
     #[arg(value_name = "FILE", required_unless_present = "directory")]
     files: Vec<PathBuf>,
-    /// A directory: all its *.toml files in order of their names.
+    /// Directory of the configuration: all its *.toml files, in the order of their names.
     #[arg(short = 'C', long, value_name = "DIR", conflicts_with = "files")]
     directory: Option<PathBuf>,
-    /// Where counters outlive a kill, and what was measured of this machine is; without it, by the rules of systemd and
-    /// XDG.
+    /// Directory for counters of killed runs and for measurements of this machine. Default: set by systemd or XDG
+    /// variables.
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Set one value, as in `--set ring.raw.slots=128`; wins over files and `DAQ__…` variables.
+    /// Set one value, for example `--set ring.raw.slots=128`; overrides files and `DAQ__…` variables.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }
 
 impl Sources {
-    /// The same from a command line of another shape.
+    /// Creates the sources from other commands' arguments.
     pub(super) fn of(files: &[PathBuf], set: &[String]) -> Self {
         Self {
             files: files.to_vec(),
@@ -50,12 +50,12 @@ impl Sources {
         path.map_or(Path::new(""), PathBuf::as_path)
     }
 
-    /// The state directory, if there is a place for it.
+    /// The state directory; `None` if no location is known.
     pub(super) fn state(&self) -> Option<PathBuf> {
         state::resolve_directory(self.state_dir.as_deref())
     }
 
-    /// The name of a pipeline that gives itself none.
+    /// Default name of the pipeline.
     fn name(&self) -> String {
         let path = self.directory.as_ref().or(self.files.first());
         path.and_then(|path| path.file_stem()).map_or_else(
@@ -65,10 +65,10 @@ impl Sources {
     }
 }
 
-/// Which hardware the plan uses.
+/// The hardware that the plan uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hardware<'a> {
-    /// None.
+    /// No hardware.
     None,
     /// The devices of this machine, without opening them.
     Detect,
@@ -88,12 +88,12 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// Reads and plans. Prints errors and returns the exit code.
+    /// Reads the configuration and plans it. Prints errors and returns the exit code on failure.
     pub(super) fn read(sources: &Sources, hardware: Hardware<'_>) -> Result<Self, u8> {
         Self::load(sources, hardware, None)
     }
 
-    /// As [`read`](Self::read), and also checks the files that the configuration names. Returns the checks that were
+    /// Like [`read`](Self::read), but also checks the files that the configuration names. Returns the checks that were
     /// skipped.
     pub(super) fn examine(
         sources: &Sources,

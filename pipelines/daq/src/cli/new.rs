@@ -1,4 +1,4 @@
-//! `daq new`: a configuration to begin with, put together from the examples of registry entries.
+//! `daq new`: builds a starting configuration from the examples of registry entries.
 
 use daq_core::config::nearest;
 use daq_core::entry::Entry;
@@ -6,16 +6,16 @@ use daq_core::plan::FILE_KERNEL;
 use daq_pipelines::REGISTRY;
 use std::fmt::Write;
 
-/// Why no configuration could be made.
+/// Why no configuration can be built.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NewError {
-    #[error("nothing is called `{name}`; {help}")]
+    #[error("no source, kernel or sink is called `{name}`; {help}")]
     Unknown { name: String, help: String },
-    #[error("{what} `{name}` cannot stand there: the order is SOURCE/KERNEL/SINK")]
+    #[error("{what} `{name}` is in the wrong place; the order is SOURCE/KERNEL/SINK")]
     Order { what: &'static str, name: String },
 }
 
-/// A configuration made of `parts`, such as `udp/power-spectrum/file`.
+/// Builds a configuration from `parts`, for example `udp/power-spectrum/file`.
 pub(super) fn new(parts: &str) -> Result<String, NewError> {
     let mut source = None;
     let mut kernels = Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn new(parts: &str) -> Result<String, NewError> {
     let mut parts = parts.split('/').filter(|name| !name.is_empty()).peekable();
     while let Some(name) = parts.next() {
         let is_first = source.is_none() && kernels.is_empty() && sink.is_none();
-        // `file` is a kernel where something follows it.
+        // `file` is a kernel unless it is the last part.
         let is_sink = parts.peek().is_none() && find(REGISTRY.sinks, name).is_some();
         if let Some(entry) = find(REGISTRY.sources, name).filter(|_| is_first) {
             source = Some(entry);
@@ -51,7 +51,7 @@ pub(super) fn new(parts: &str) -> Result<String, NewError> {
             let names: Vec<_> = names().collect();
             let help = match nearest(name, &names) {
                 Some(meant) => format!("did you mean `{meant}`?"),
-                None => "`daq list` shows what there is".to_owned(),
+                None => "run `daq list` to list all names".to_owned(),
             };
             return Err(NewError::Unknown {
                 name: name.to_owned(),
@@ -93,7 +93,7 @@ fn find<S: ?Sized>(entries: &'static [Entry<S>], name: &str) -> Option<&'static 
     entries.iter().find(|entry| entry.name == name)
 }
 
-/// The name of a section for kernel `name`: its own, unless a sink may have that.
+/// Section name of kernel `name`: the same name, unless a sink may use it.
 fn called(name: &str) -> &str {
     if name == FILE_KERNEL {
         "my-kernel"
@@ -118,7 +118,7 @@ fn example<S: ?Sized>(text: &mut String, entry: &Entry<S>, name: &str, input: &s
     text.push('\n');
 }
 
-/// The keys that every reader of a ring has.
+/// Keys that every reader of a ring has.
 const READER: &str = "\
 # guarantee = true       # true: the ring waits for this reader or counts ring_full; false: the reader may be overrun
 # wait = \"adaptive\"      # or \"busy\", \"event\"
@@ -126,7 +126,7 @@ const READER: &str = "\
 # burst = 16             # maximum number of frames per call
 ";
 
-/// The keys that every kernel has beside those.
+/// Keys that every kernel has in addition.
 const KERNEL: &str = "\
 # dispatch = \"launch\"    # on a GPU: one launch per burst; \"persistent\": the kernel of your .cu file keeps running
 ";

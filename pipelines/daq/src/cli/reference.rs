@@ -1,4 +1,4 @@
-//! `daq reference`: the schema and the pages that are derived from registry entries.
+//! `daq reference`: prints the schema and the reference pages, which are generated from the registry.
 
 use clap::ValueEnum;
 use daq_core::entry::Entry;
@@ -10,7 +10,7 @@ use schemars::{Schema, schema_for};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
-/// A page.
+/// A generated page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Page {
     /// The JSON schema of configurations.
@@ -19,7 +19,7 @@ pub(super) enum Page {
     Config,
     /// Every metric, as Markdown.
     Metrics,
-    /// The header that kernels of your own are compiled against, `daq.cuh`.
+    /// The header `daq.cuh`, for compiling your own kernels.
     KernelHeader,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn page(page: Page) -> String {
     }
 }
 
-/// The schema of a whole configuration.
+/// Returns the schema of a whole configuration.
 fn schema() -> Value {
     let mut definitions = Map::new();
     let sources = variants(
@@ -75,7 +75,7 @@ fn schema() -> Value {
     })
 }
 
-/// Moves a schema's definitions to the common ones.
+/// Moves a schema's definitions to the shared definitions.
 fn hoist(mut schema: Value, definitions: &mut Map<String, Value>) -> Value {
     if let Some(object) = schema.as_object_mut() {
         object.remove("$schema");
@@ -85,7 +85,7 @@ fn hoist(mut schema: Value, definitions: &mut Map<String, Value>) -> Value {
                 let known = definitions.insert(name.clone(), definition.clone());
                 debug_assert!(
                     known.is_none_or(|known| known == definition),
-                    "two types are called {name}: rename one of them for schemas"
+                    "two types are called {name}; rename one of them for schemas"
                 );
             }
         }
@@ -93,7 +93,7 @@ fn hoist(mut schema: Value, definitions: &mut Map<String, Value>) -> Value {
     schema
 }
 
-/// One schema an entry: its own keys, the engine's keys and the tag.
+/// Returns one schema per entry: its own keys, the runtime's keys and the tag.
 fn variants<S: ?Sized>(
     entries: &[Entry<S>],
     tag: &str,
@@ -107,7 +107,7 @@ fn variants<S: ?Sized>(
             let mut own = hoist((entry.schema)().to_value(), definitions);
             let mut properties = object(&common, "properties");
             properties.extend(object(&own, "properties"));
-            // A kernel of the user's own is named by its file alone.
+            // A kernel file is selected by its key `file` alone.
             let is_named = tag != "use" || entry.name != FILE_KERNEL;
             let mut required = Vec::new();
             if is_named {
@@ -201,7 +201,7 @@ fn group<S: ?Sized>(
     }
 }
 
-/// What the documentation of an entry's keys says after its first paragraph, without code blocks, which are tests.
+/// Returns the text of an entry's documentation after the first paragraph, without code blocks, which are tests.
 fn notes(schema: &Value) -> Option<String> {
     let (_, notes) = schema.get("description")?.as_str()?.split_once("\n\n")?;
     let notes: String = notes.split("```").step_by(2).collect();
@@ -209,7 +209,7 @@ fn notes(schema: &Value) -> Option<String> {
     (!notes.is_empty()).then(|| notes.to_owned())
 }
 
-/// A table of the keys of `schema`; keys of inner tables follow with their path.
+/// Appends a table of the keys of `schema`; keys of nested tables follow with their path.
 fn keys(text: &mut String, path: &str, schema: &Value, definitions: &Map<String, Value>) {
     if path.is_empty() {
         text.push_str("| key | type | default | meaning |\n|---|---|---|---|\n");
@@ -262,7 +262,7 @@ fn keys(text: &mut String, path: &str, schema: &Value, definitions: &Map<String,
     }
 }
 
-/// The schema behind references and options.
+/// Resolves references and options of a schema.
 fn follow<'a>(schema: &'a Value, definitions: &'a Map<String, Value>) -> &'a Value {
     if let Some(name) = schema
         .get("$ref")
@@ -336,7 +336,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// The generated files are those that the registry gives; `DAQ_UPDATE=1` rewrites them.
+    /// Compares the generated files with the registry; `DAQ_UPDATE=1` rewrites them.
     #[test]
     fn generated_files_are_current() {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -352,7 +352,7 @@ mod tests {
             let committed = std::fs::read_to_string(&path).unwrap_or_default();
             assert!(
                 committed == text,
-                "{file} is stale: run the tests once with DAQ_UPDATE=1"
+                "{file} is out of date; run the tests once with DAQ_UPDATE=1"
             );
         }
     }

@@ -26,12 +26,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
-/// A stop that takes longer is logged.
+/// Stops that take longer than this are logged.
 const SOON: Duration = Duration::from_secs(1);
 /// How often the main thread checks for a stop request.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often the state is logged without `--verbose`.
+/// Interval of the state's log lines without `--verbose`.
 const SUMMARY: Duration = Duration::from_mins(1);
 
 /// Arguments of `daq run`.
@@ -57,7 +57,7 @@ pub(super) struct Args {
     verbose: bool,
 }
 
-/// Help on what runs outside of the options.
+/// Help text about signals, environment and exit codes.
 const AFTER_HELP: &str = "\
 Signals:
   SIGINT, SIGTERM, SIGHUP  stop the sources, drain the rings, close the files, print the report, exit.
@@ -180,7 +180,7 @@ pub(super) fn run(args: &Args) -> u8 {
     conclude(args, &report, &failures)
 }
 
-/// The time of day in UTC, as in `18:27:55Z`: a terminal shows the date elsewhere, and has few columns.
+/// Time of day in UTC, for example `18:27:55Z`. It has no date, because terminals have few columns.
 struct TimeOfDay;
 
 impl FormatTime for TimeOfDay {
@@ -192,8 +192,8 @@ impl FormatTime for TimeOfDay {
     }
 }
 
-/// Starts the log on stderr: with the time of day on a terminal, with date and time elsewhere, and without time in the
-/// journal, which adds its own. `DAQ_LOG` sets the level.
+/// Starts the log on stderr: with the time of day on a terminal, without time in the journal (which adds its own),
+/// otherwise with date and time. `DAQ_LOG` sets the level.
 pub(super) fn log() {
     use tracing_subscriber::EnvFilter;
     console::start();
@@ -201,7 +201,7 @@ pub(super) fn log() {
     let wanted = std::env::var("DAQ_LOG").unwrap_or_default();
     let filter = EnvFilter::try_new(if wanted.is_empty() { "info" } else { &wanted });
     let filter = filter.unwrap_or_else(|error| {
-        print_error!("DAQ_LOG={wanted}: {error}; logging as with DAQ_LOG=info");
+        print_error!("cannot parse DAQ_LOG={wanted}: {error}; using DAQ_LOG=info");
         EnvFilter::new("info")
     });
     let builder = tracing_subscriber::fmt()
@@ -218,21 +218,21 @@ pub(super) fn log() {
     };
 }
 
-/// The signals that end a run. Their handlers only store to atomics: the first signal asks to stop, a SIGINT or SIGTERM
-/// after another of these two exits at once, whatever any thread waits for.
+/// Signals that end a run. Their handlers only store to atomics. The first signal requests a stop; a second SIGINT or
+/// SIGTERM exits immediately, even if threads are blocked.
 struct Signal {
     came: Arc<AtomicUsize>,
 }
 
 impl Signal {
     fn listen() -> std::io::Result<Self> {
-        // A file that reaches `ulimit -f` is an error of the write, and not the end of the process.
+        // A file that reaches `ulimit -f` causes a write error instead of ending the process.
         flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         let came = Arc::new(AtomicUsize::new(0));
         let again = Arc::new(AtomicBool::new(false));
         for (signal, number) in [(SIGINT, 2), (SIGTERM, 15), (SIGHUP, 1)] {
-            // Under `nohup` the run continues. A terminal that closes can send SIGHUP twice, and a service manager SIGTERM
-            // after it: SIGHUP neither exits at once nor makes the next signal do so.
+            // Under `nohup` the run continues after SIGHUP. A closing terminal can send SIGHUP twice, and a service
+            // manager SIGTERM after it, so SIGHUP neither exits immediately nor makes the next signal do so.
             if signal == SIGHUP {
                 if crate::sys::signal::is_ignored(SIGHUP) {
                     continue;
@@ -258,7 +258,7 @@ impl Signal {
     }
 }
 
-/// What runs beside the data threads.
+/// Services that run beside the data threads.
 struct Side {
     server: Option<Server>,
     watchdog: Option<Watchdog>,
@@ -307,14 +307,14 @@ impl Side {
     }
 }
 
-/// What was last reported of the pipeline's state.
+/// The pipeline state that was last reported.
 #[derive(Default)]
 struct Reported {
     ready: bool,
     stopping: bool,
-    /// What systemd still has to be sent: its socket may be full.
+    /// Messages that could not be sent to systemd because its socket was full.
     unsent: Vec<&'static str>,
-    /// The last status, and when it was sent.
+    /// The last status line and the time it was sent.
     status: Option<(Instant, Report)>,
 }
 
@@ -325,7 +325,7 @@ impl Reported {
             tracing::info!("running: all sources have started");
             self.unsent.push(systemd::READY);
         }
-        // A signal or a failure.
+        // The cause is a signal or a failure.
         if health.stopping && !std::mem::replace(&mut self.stopping, true) {
             self.unsent.push(systemd::STOPPING);
         }
@@ -347,7 +347,7 @@ impl Reported {
     }
 }
 
-/// Chooses how a run is shown.
+/// Selects how a run is shown.
 fn style(args: &Args) -> Style {
     let interactive = console::is_interactive();
     if args.verbose || (interactive && args.report.is_some()) {
@@ -359,7 +359,7 @@ fn style(args: &Args) -> Style {
     }
 }
 
-/// The main thread while data flows.
+/// Runs the main thread while data flows.
 fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Failure>) {
     let start = Instant::now();
     let health = pipeline.health();
@@ -399,12 +399,12 @@ fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Fail
             tracing::info!("stopping: draining rings (at most {})", args.drain);
         }
         live.show(|| pipeline.report());
-        // Read here as well, so that stalls are timed even without HTTP requests.
+        // Read here as well, so that stalls are detected even without HTTP requests.
         let health = health();
         reported.update(&health, &pipeline);
         if pipeline.is_state_lost() && !std::mem::replace(&mut is_state_lost, true) {
             tracing::warn!(
-                "another program truncated this run's counter file; the counters are correct, but they are lost if the \
+                "another program truncated the counter file of this run; the counters are correct, but they are lost if the \
                  process is killed; exclude the state directory from clean-up jobs"
             );
         }
@@ -433,7 +433,7 @@ fn conclude(args: &Args, report: &Report, failures: &[Failure]) -> u8 {
         _ => ledger(report),
     };
     let shown = match console::print(text) {
-        // A closed pipe is not an error. Neither is an unread report that was not requested.
+        // A closed pipe is not an error. An unread report that was not requested is not an error either.
         Err(error) if error.kind() == ErrorKind::BrokenPipe || is_hangup(&error) => 0,
         Err(error) if error.kind() == ErrorKind::TimedOut && args.report.is_none() => 0,
         Err(error) => {

@@ -1,25 +1,24 @@
-//! The state directory: where counters outlive a killed process.
+//! The state directory, in which counters survive a killed process.
 
 use daq_core::ledger::{CounterFile, CounterFileError, LastRun};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Returns the declared state directory, or the one that this process' environment implies.
+/// Returns the configured state directory, or the default derived from the environment.
 pub(super) fn resolve_directory(declared: Option<&Path>) -> Option<PathBuf> {
     let declared = declared.map(Path::to_owned);
     declared.or_else(|| directory(|name| std::env::var_os(name)))
 }
 
-/// The directory by the rules of systemd and XDG: `$STATE_DIRECTORY`, `$XDG_STATE_HOME/daq`,
-/// `~/.local/state/daq`.
+/// The default directory according to systemd and XDG: `$STATE_DIRECTORY`, `$XDG_STATE_HOME/daq`, `~/.local/state/daq`.
 fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let get = |name: &str| {
         get(name)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
-    // systemd gives several directories separated by colons.
+    // systemd separates several directories with colons.
     if let Some(first) = get("STATE_DIRECTORY") {
         let first = first.to_string_lossy();
         return Some(PathBuf::from(first.split(':').next().unwrap_or_default()));
@@ -30,7 +29,7 @@ fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         .map(|path| path.join("daq"))
 }
 
-/// The counters' counter file, in a file if there can be one, and the last run if it ended uncleanly.
+/// Opens the counter file, or keeps counters in memory if that fails. Also returns the last run if it ended uncleanly.
 pub(super) fn counter_file(directory: Option<&Path>, file: &str) -> (CounterFile, Option<LastRun>) {
     let Some(directory) = directory else {
         tracing::warn!(
@@ -83,12 +82,13 @@ fn patiently(
     open()
 }
 
-/// Returns the name of a pipeline's counter file. It differs for pipelines of the same name in different files.
+/// Returns the name of a pipeline's counter file. Pipelines of the same name in different files have different counter
+/// files.
 pub(super) fn file_name(pipeline: &str, configuration: &Path) -> String {
     let place = configuration
         .canonicalize()
         .unwrap_or_else(|_| configuration.to_owned());
-    // FNV-1a, as it is the same on every machine and in every version.
+    // FNV-1a, because it is the same on every machine and in every version.
     let hash = place
         .as_os_str()
         .as_encoded_bytes()
@@ -113,7 +113,7 @@ pub(super) fn log_last_run(last: &LastRun) {
     }
 }
 
-/// Everything that was counted, a line for each component, gauges as they stood.
+/// All counters, one line per component; gauges show their last value.
 fn counted(last: &LastRun) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut owner = "";

@@ -42,15 +42,15 @@ enum Format {
     Mermaid,
 }
 
-/// A source whose bytes come over the bus or not.
+/// A source or sink with its data path.
 struct Row {
-    /// The pair; `None` where no device writes, or no GPU is written.
+    /// The path; `None` if no device writes, or no GPU is written.
     way: Option<DevicePath>,
-    /// What the plan says of it.
+    /// The plan's description of the path.
     planned: String,
 }
 
-/// This machine, its GPUs asked for all that decides a path.
+/// Reads this machine's topology, and queries GPUs for everything that decides a path.
 fn here() -> Topology {
     let mut topology = Topology::detect();
     let gpus = topology.gpus.into_iter();
@@ -61,7 +61,7 @@ fn here() -> Topology {
     topology
 }
 
-/// The machine kept in `dir`; on errors shows them and gives the exit code.
+/// Loads the topology recorded in `dir`; prints errors and returns the exit code on failure.
 pub(super) fn load(dir: &Path) -> Result<Topology, u8> {
     Topology::load(dir).map_err(|error| {
         print_error!("error: {error}");
@@ -115,17 +115,17 @@ fn record(topology: &Topology, dir: &Path) -> u8 {
     }
     let mut bridges = topology.pci.devices.iter().filter(|d| d.is_bridge());
     let hint = if bridges.any(|bridge| bridge.acs.redirects().is_none()) {
-        "It lacks what only root may read (ACS): sudo daq topo --record …\n"
+        "Without root the recording lacks PCIe ACS settings; to include them, run sudo daq topo --record …\n"
     } else {
         ""
     };
     let dir = dir.display();
     show(&format!(
-        "{dir} holds what was read of this machine, without serial numbers: tar czf machine.tar.gz {dir}\n{hint}"
+        "topology saved in {dir}, without serial numbers; to pack it, run tar czf machine.tar.gz {dir}\n{hint}"
     ))
 }
 
-/// The paths of all devices that could be sources; also those of network cards that read, where they differ.
+/// Paths of all devices that could be sources; also the read paths of network cards if they differ.
 fn candidates(topology: &Topology, ring: ByteSize) -> Vec<DevicePath> {
     let pairs = topology.pci.pairs(&topology.gpus);
     pairs
@@ -145,7 +145,7 @@ fn candidates(topology: &Topology, ring: ByteSize) -> Vec<DevicePath> {
         .collect()
 }
 
-/// The path of `name` between a device and a ring on a GPU: its ordinal, the ring's bytes.
+/// Path between the device `name` and a ring on a GPU, given by its ordinal and the ring's bytes.
 fn way(
     topology: &Topology,
     name: String,
@@ -200,7 +200,8 @@ fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
                 }
                 _ => None,
             };
-            // The plan knows more than the machine: who reads the frames, what the device can be given.
+            // The plan has more information than the machine: the ring's readers and the memory that the device can
+            // use.
             let is_listed = way
                 .as_ref()
                 .is_some_and(|way| way.path.data_path() == planned.path);
@@ -219,7 +220,7 @@ fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
         .collect()
 }
 
-/// The sinks whose network card could read a ring on a GPU.
+/// Sinks whose network card could read a ring on a GPU.
 fn readers(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
     let sinks = config.sinks.iter();
     sinks

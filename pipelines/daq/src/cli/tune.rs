@@ -21,11 +21,10 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Where the driver's kernel module describes itself; the first line has its version and is another one after every
-/// update.
+/// Version file of the driver's kernel module; its first line changes with every update.
 const MODULE: &str = "/proc/driver/nvidia/version";
 
-/// Shown if there is no directory for the profiles.
+/// Error if there is no directory for the profiles.
 const NOWHERE: &str = "cannot save the profile: no state directory; set HOME or XDG_STATE_HOME";
 
 /// Returns the key of `gpu`'s profile. It changes with hardware, driver and topology, which invalidates the profile.
@@ -80,7 +79,7 @@ pub(super) fn save(measured: Measured, directory: Option<&Path>) -> Result<PathB
     profile.cards.insert(measured.card, measured.sending);
     profiles.set(fingerprint, profile);
     let kept = profiles.save(directory);
-    kept.map_err(|error| format!("{}: {error}", directory.display()))
+    kept.map_err(|error| format!("cannot save in {}: {error}", directory.display()))
 }
 
 pub(super) fn tune(args: &Args) -> u8 {
@@ -105,7 +104,7 @@ pub(super) fn tune(args: &Args) -> u8 {
         let profile = match measure(device) {
             Ok(profile) => profile,
             Err(error) => {
-                print_error!("error: {name}: {error}");
+                print_error!("error: cannot measure {name}: {error}");
                 return exit::UNAVAILABLE;
             }
         };
@@ -134,7 +133,7 @@ pub(super) fn tune(args: &Args) -> u8 {
         Ok(file) if !args.json => show(&format!("saved in {}\n", file.display())),
         Ok(_) => 0,
         Err(error) => {
-            print_error!("error: {}: {error}", directory.display());
+            print_error!("error: cannot save in {}: {error}", directory.display());
             exit::IO
         }
     }
@@ -147,7 +146,7 @@ fn describe(profile: &Profile) -> String {
         let rate = rates.bytes_per_second / 1e9;
         let chunk = ByteSize(tuning.chunk as u64);
         let mut text = format!(
-            "  {name:<4} {rate:6.2} GB/s, a small copy takes {latency:.1} us; chunk {chunk}, {} in flight\n",
+            "  {name:<4} {rate:6.2} GB/s, small copy {latency:.1} µs; chunk {chunk}, {} in flight\n",
             tuning.depth
         );
         for (bytes, rate) in &rates.by_size {

@@ -1,4 +1,4 @@
-//! Which signals this process ignores.
+//! Reads which signals this process ignores.
 
 /// Returns whether `signal` is ignored, as under `nohup`.
 pub(crate) fn is_ignored(signal: libc::c_int) -> bool {

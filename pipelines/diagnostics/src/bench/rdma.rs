@@ -2,8 +2,8 @@
 //! ring to ring, as `daq run` builds them; the ratio is the cost of the protocol and the rings.
 //!
 //! ```text
-//! connecting side ── requests, one per line ───────▶ listening side     (control: TCP)
-//!      ══ writes, or frames ════════════════════▶    memory, or a source
+//!   connecting side ── requests, one per line ───────▶ listening side     (control: TCP)
+//!        ══ writes, or frames ════════════════════▶    memory, or a source
 //! ```
 
 mod control;

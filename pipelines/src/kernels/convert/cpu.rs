@@ -8,7 +8,7 @@ use daq_core::layout::{Layout, Order};
 use daq_core::ring::{Lease, SlotsMut};
 use std::marker::PhantomData;
 
-/// Samples of one channel that are reordered at a time: their output stays in the first-level cache.
+/// Number of samples per channel that are reordered together, so that their output stays in the L1 cache.
 const TILE: usize = 512;
 
 pub(super) fn build(input: &Layout, output: &Layout, factor: f64, offset: f64) -> Box<dyn Kernel> {
@@ -31,7 +31,7 @@ struct Shape {
     output_bytes: usize,
     points: usize,
     channels: usize,
-    /// How to walk the input and how to lay the output, where the two differ.
+    /// Access patterns of input and output, if the order changes.
     reordered: Option<(Walk, Order)>,
     complex: bool,
 }
@@ -44,11 +44,11 @@ struct Line {
 }
 
 impl Line {
-    /// The function that converts one number, chosen once for a whole frame.
+    /// Returns the function that converts one number, chosen once per frame.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "float32 is what is asked for"
+        reason = "the output type is float32"
     )]
     fn convert<N: Number>(self) -> impl Fn(N::Raw) -> [u8; 4] {
         let (factor, offset) = (self.factor as f32, self.offset as f32);
@@ -123,8 +123,8 @@ fn straight<N: Number>(numbers: &[N::Raw], target: &mut [[u8; 4]], line: Line) {
     }
 }
 
-/// Converts sample by sample into the other order, in tiles of points so that lines read once are used for
-/// every channel.
+/// Converts sample by sample into the other order, in tiles of points, so that cache lines read once are used for every
+/// channel.
 fn reorder<S: Copy, T: Copy>(
     source: &[S],
     target: &mut [T],

@@ -8,14 +8,14 @@ use daq_core::layout::{Layout, Order};
 use daq_core::ring::{Lease, Slice, SlotsMut};
 
 const THREADS: u32 = 256;
-/// Numbers that a thread converts at a time.
+/// Number of numbers that a thread converts at a time.
 const WIDTH: usize = 4;
-/// Samples of a tile, and most channels of one.
+/// Number of samples of a tile, and its maximum number of channels.
 const TILE: usize = 1024;
 const MAX_WIDE: usize = 32;
-/// Blocks that a multiprocessor is given.
+/// Number of blocks per multiprocessor.
 const BLOCKS: u32 = 16;
-/// Most frames of one launch.
+/// Maximum number of frames per launch.
 const MAX_FRAMES: usize = 65_535;
 
 pub(super) fn build(
@@ -58,11 +58,11 @@ struct Converter {
     points: usize,
     channels: usize,
     parts: usize,
-    /// The order of the output, where it is another one.
+    /// Order of the output, if it differs from the input's.
     reordered: Option<Order>,
     factor: f64,
     offset: f64,
-    /// Blocks that fill the device.
+    /// Number of blocks that fill the device.
     blocks: u32,
     function: Function,
     occupancy: f64,
@@ -103,7 +103,7 @@ impl Kernel for Converter {
 }
 
 impl Converter {
-    /// Converts frames that follow each other in both rings.
+    /// Converts frames that are adjacent in both rings.
     fn launch(
         &self,
         stream: &driver::Stream,

@@ -1,4 +1,4 @@
-//! The user's code on its device: loaded, checked against the configuration, its parameters set.
+//! The user's code on its device: loads it, checks it against the configuration and sets its parameters.
 
 use super::FileKernel;
 use super::params::{Member, refused};
@@ -7,23 +7,23 @@ use daq_core::gpu::driver::{Device, Function, Grid, Module};
 use daq_core::kernel::{KernelContext, KernelError, KernelSpec};
 use daq_core::layout::Layout;
 
-/// What the header's version is, and the variable in which code says which it was made with.
+/// The header's version, and the variable in which code stores the version it was compiled with.
 const HEADER_VERSION: (&str, u32) = ("daq_header", 1);
-/// Dynamic shared memory that need not be asked for.
+/// Dynamic shared memory that every kernel may use without a request.
 const FREE_SHARED: u32 = 48 << 10;
 
-/// Code of the user's, ready to be launched.
+/// User code, ready to be launched.
 pub(super) struct Code {
     pub(super) device: &'static Device,
     pub(super) function: Function,
-    /// The blocks of one frame.
+    /// Blocks of one frame.
     pub(super) grid: Grid,
     pub(super) occupancy: f64,
     pub(super) input: Shape,
     pub(super) output: Shape,
 }
 
-/// The frame metadata that the code receives.
+/// The kind of frame metadata that the code receives.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) bytes: usize,
@@ -42,7 +42,7 @@ impl From<&Layout> for Shape {
 }
 
 impl Code {
-    /// Loads `image`, whose kernel is called `entry` where the configuration names no other.
+    /// Loads `image`; its kernel is called `entry` unless the configuration sets another name.
     pub(super) fn load(
         keys: &FileKernel,
         context: &KernelContext,
@@ -57,7 +57,7 @@ impl Code {
         let module = device_code::user_code(device, file, image).map_err(|error| {
             let (major, minor) = device.attributes().capability;
             match error.code {
-                // Not of a form that the driver knows, of another architecture, wrong PTX.
+                // The image has an unknown format, another architecture or invalid PTX.
                 200 | 209 | 218 => KernelError::Refused(format!(
                     "{error}; compile {file} for this GPU: nvcc -cubin -arch=sm_{major}{minor}"
                 )),
@@ -79,7 +79,7 @@ impl Code {
         let entry = keys.entry.as_deref().unwrap_or(entry);
         let function = module.function(entry).map_err(|error| match error.code {
             500 => KernelError::Refused(format!(
-                "`entry`: {file} has no kernel `{entry}`; DAQ_ENTRY({entry}, FUNCTION) in its source makes it"
+                "`entry`: {file} has no kernel `{entry}`; define it with DAQ_ENTRY({entry}, FUNCTION) in the source"
             )),
             _ => error.into(),
         })?;
@@ -101,7 +101,7 @@ impl Code {
     }
 }
 
-/// Sets the parameters that the configuration names.
+/// Sets the parameters of the configuration.
 fn set_params(keys: &FileKernel, module: &Module) -> Result<(), KernelError> {
     if keys.params.is_empty() {
         return Ok(());
@@ -116,12 +116,12 @@ fn set_params(keys: &FileKernel, module: &Module) -> Result<(), KernelError> {
     for (key, value) in &keys.params {
         let Some(bytes) = module.read_global(&format!("daq_param_{key}"))? else {
             return Err(KernelError::Refused(format!(
-                "`params.{key}`: {file} does not let `{key}` be set; put DAQ_PARAM(Params, {key}) at the end of its source"
+                "`params.{key}`: {file} does not export `{key}` as a parameter; put DAQ_PARAM(Params, {key}) at the end of its source"
             )));
         };
         let Some(member) = Member::read(&bytes) else {
             return Err(KernelError::Refused(format!(
-                "`params.{key}`: member `{key}` of `struct Params` in {file} is of a type that cannot be set; make it a \
+                "`params.{key}`: member `{key}` of `struct Params` in {file} has an unsupported type; make it a \
                  number, a boolean or an array of one dimension"
             )));
         };
@@ -133,7 +133,7 @@ fn set_params(keys: &FileKernel, module: &Module) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Refuses a grid that the device or the code cannot have.
+/// Rejects a grid that the device or the code does not support.
 fn fit(
     keys: &FileKernel,
     device: &Device,
@@ -144,7 +144,7 @@ fn fit(
     let most = function.max_threads()?;
     if keys.threads > most {
         return Err(KernelError::Refused(format!(
-            "`threads` = {}: blocks of {file} have {most} threads at most on {}; write at most {}",
+            "`threads` = {}: {file} supports at most {most} threads per block on {}; write at most {}",
             keys.threads,
             device.name(),
             most / super::WARP * super::WARP
@@ -153,7 +153,7 @@ fn fit(
     let most = u32::try_from(device.attributes().max_shared).unwrap_or(0);
     if grid.shared > most {
         return Err(KernelError::Refused(format!(
-            "`shared` = {} bytes: a block can have {most} on {}; write less",
+            "`shared` = {} bytes: the maximum per block is {most} on {}; reduce it",
             grid.shared,
             device.name()
         )));

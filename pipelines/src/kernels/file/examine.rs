@@ -9,19 +9,19 @@ use daq_core::examine::{Examination, Examined, FileFindings};
 use daq_core::gpu::driver::{CompileError, Compiler, Target};
 use std::path::Path;
 
-/// What code is compiled for where the GPU is not known. Code that only newer GPUs can run is no error.
+/// Targets to compile for if the GPU is unknown. Code that runs only on newer GPUs is not an error.
 const TARGETS: [Target; 3] = [Target::Ptx(8, 0), Target::Ptx(9, 0), Target::Ptx(10, 0)];
 
 pub(super) fn examine(keys: &FileKernel, examination: &Examination<'_>) -> Examined {
     let mut found = Examined::default();
-    // A file that cannot be read is reported as such.
+    // A file that cannot be read is reported elsewhere.
     let Ok((path, bytes)) = keys.read(examination.directory) else {
         return found;
     };
     let file = &keys.file;
     if keys.code() == Some(Code::Cubin) {
         let what = format!(
-            "`params` and `entry`: {file} is machine code, which only a GPU's driver reads"
+            "`params` and `entry`: {file} is machine code, which can be checked only by a GPU's driver"
         );
         found.unchecked.push(what);
         return found;
@@ -30,10 +30,10 @@ pub(super) fn examine(keys: &FileKernel, examination: &Examination<'_>) -> Exami
         Ok(text) => text,
         Err(error) => {
             let at = error.utf8_error().valid_up_to();
-            let message = format!("byte {at} of {} is not UTF-8 text", path.display());
+            let message = format!("byte {at} of {} is not valid UTF-8", path.display());
             found
                 .problems
-                .push(Problem::at("file", message).help("write the file in UTF-8"));
+                .push(Problem::at("file", message).help("save the file in UTF-8"));
             return found;
         }
     };
@@ -53,7 +53,7 @@ fn compile(keys: &FileKernel, unit: &Unit<'_>, found: &mut Examined) {
     let compiler = match Compiler::find() {
         Ok(compiler) => compiler,
         Err(error) => {
-            let what = format!("{file} was not compiled, nor `params` compared with it: {error}");
+            let what = format!("{file} was not compiled, and `params` were not checked: {error}");
             found.unchecked.push(what);
             return;
         }
@@ -74,11 +74,11 @@ fn compile(keys: &FileKernel, unit: &Unit<'_>, found: &mut Examined) {
         // NVRTC_ERROR_INVALID_OPTION
         Some(CompileError::Failed { code: 5, log, .. }) if !log.contains("architecture") => {
             let log = log.trim_start_matches(':').trim();
-            let message = format!("the compiler refuses an option: {log}");
+            let message = format!("the compiler rejects an option: {log}");
             let problem = Problem::at("options", message);
-            found
-                .problems
-                .push(problem.help("write options of nvcc that its run-time compiler knows"));
+            found.problems.push(
+                problem.help("use only nvcc options that the run-time compiler (NVRTC) supports"),
+            );
         }
         Some(error) => found
             .unchecked
@@ -111,7 +111,7 @@ fn refuse(unit: &Unit<'_>, log: &str, found: &mut Examined) {
     }
 }
 
-/// Whether compiled code has the kernel that is to be launched.
+/// Checks that compiled code contains the kernel to launch.
 fn check_entry(keys: &FileKernel, ptx: &str, found: &mut Examined) {
     let name = keys.entry.as_deref().unwrap_or(super::launch::ENTRY);
     if !ptx.contains(&format!(".entry {name}(")) {
@@ -122,7 +122,7 @@ fn check_entry(keys: &FileKernel, ptx: &str, found: &mut Examined) {
             "file"
         };
         let help = format!(
-            "put DAQ_KERNEL(on_frame, Params) or DAQ_ENTRY({name}, on_frame) at the end of its source and compile it again"
+            "put DAQ_KERNEL(on_frame, Params) or DAQ_ENTRY({name}, on_frame) at the end of the source and recompile it"
         );
         found
             .problems
@@ -130,7 +130,7 @@ fn check_entry(keys: &FileKernel, ptx: &str, found: &mut Examined) {
     }
 }
 
-/// Compares the parameters with the members that the code describes.
+/// Checks the parameters against the members that the code describes.
 fn check_params(keys: &FileKernel, ptx: &str, found: &mut Examined) {
     let file = &keys.file;
     for (key, value) in &keys.params {
@@ -140,26 +140,25 @@ fn check_params(keys: &FileKernel, ptx: &str, found: &mut Examined) {
         let Some(described) = in_ptx(ptx, &name) else {
             if ptx.contains(&name) {
                 found.unchecked.push(format!(
-                    "`params.{key}`: its description in {file} has an unknown form"
+                    "`params.{key}`: its description in {file} has an unknown format"
                 ));
             } else {
-                let message = format!("{file} does not let `{key}` be set");
+                let message = format!("{file} does not export `{key}` as a parameter");
                 let help = format!(
-                    "put DAQ_PARAM(Params, {key}) at the end of its source and compile it again"
+                    "put DAQ_PARAM(Params, {key}) at the end of the source and recompile it"
                 );
                 found.problems.push(wrong(message, &help));
             }
             continue;
         };
         let Some(member) = Member::read(&described) else {
-            let message = format!(
-                "member `{key}` of `struct Params` in {file} is of a type that cannot be set"
-            );
+            let message =
+                format!("member `{key}` of `struct Params` in {file} has an unsupported type");
             let help = "make it a number, a boolean or an array of one dimension";
             found.problems.push(wrong(message, help));
             continue;
         };
-        // The compiler has seen that the member lies inside of the struct.
+        // The compiler has checked that the member is inside the struct.
         let mut image = vec![0; member.end()];
         if let Err(why) = member.set(&mut image, value) {
             let message = refused(file, key, value, &member, &why);

@@ -1,4 +1,4 @@
-//! What an output frame means.
+//! Description of output frames.
 
 use daq_core::config::Problem;
 use daq_core::layout::{Axis, Layout, Order, Scalar};
@@ -6,7 +6,7 @@ use daq_core::units::Frequency;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// What the points of an output run over.
+/// Axis of an output's points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AxisKey {
@@ -16,14 +16,14 @@ pub enum AxisKey {
     Frequency,
 }
 
-/// The `frame` table: what differs between an output frame and an input frame.
+/// The table `frame`: differences between output frames and input frames.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FrameKeys {
     /// Type of each number: `int8`, `uint8`, `int16`, `int32`, `float32` or `float64`.
     #[serde(rename = "type")]
     pub scalar: Option<Scalar>,
-    /// Whether numbers come in pairs (real, imaginary).
+    /// Whether numbers are pairs of real and imaginary part.
     pub complex: Option<bool>,
     /// Channels in the frame, at least 1.
     pub channels: Option<u32>,
@@ -31,25 +31,27 @@ pub struct FrameKeys {
     pub points: Option<usize>,
     /// Order of the channels' points, `"interleaved"` or `"planar"`.
     pub order: Option<Order>,
-    /// What the points run over, `"time"` or `"frequency"`.
+    /// Axis of the points, `"time"` or `"frequency"`.
     pub axis: Option<AxisKey>,
-    /// Points per second and channel, such as `"1 MHz"`, where they run over time; with other `points` than the input's
-    /// it follows from the rate of the frames.
+    /// Points per second and channel, such as `"1 MHz"`, for points over time. If `points` differs from the input's,
+    /// the default follows from the frame rate.
     pub rate: Option<Frequency>,
-    /// Frequency of the first point, where they run over frequency.
+    /// Frequency of the first point, for points over frequency.
     pub start: Option<Frequency>,
-    /// Frequency between points, where they run over frequency.
+    /// Frequency step between points, for points over frequency.
     pub step: Option<Frequency>,
-    /// Names of the points, one each, where they are values of different meaning.
+    /// Names of the points, one each, for points with different meanings.
     pub fields: Option<Vec<String>>,
 }
 
 impl FrameKeys {
-    /// What is wrong whatever the input is.
+    /// Checks everything that does not depend on the input.
     pub(super) fn check(&self) -> Result<(), Problem> {
         let none = |key: &str, what: &str| {
-            Err(Problem::at(key, format!("a frame without {what}"))
-                .help("write at least 1, or leave it out: then it is as in the input"))
+            Err(
+                Problem::at(key, format!("a frame needs at least one of {what}"))
+                    .help("write at least 1, or remove the key to use the input's value"),
+            )
         };
         if self.channels == Some(0) {
             return none("frame.channels", "channels");
@@ -66,12 +68,15 @@ impl FrameKeys {
             {
                 return Err(Problem::at(
                     "frame.points",
-                    format!("{points} points have {} names in `fields`", fields.len()),
+                    format!(
+                        "`points` is {points}, but `fields` has {} names",
+                        fields.len()
+                    ),
                 )
-                .help("leave `points` out: there is one a name"));
+                .help("remove `points`; each name is one point"));
             }
         }
-        // Of keys that belong to different axes, only one kind may be there.
+        // Only keys of one axis are allowed.
         let (rate, start, step) = (
             self.rate.is_some(),
             self.start.is_some(),
@@ -79,24 +84,24 @@ impl FrameKeys {
         );
         let over = |axis| self.axis.is_none_or(|said| said == axis);
         let clash = if self.fields.is_some() && (self.axis.is_some() || rate || start || step) {
-            Some(("frame.fields", "named values run over nothing"))
+            Some(("frame.fields", "named values have no axis"))
         } else if rate && (start || step || !over(AxisKey::Time)) {
-            Some(("frame.rate", "a rate belongs to points that run over time"))
+            Some(("frame.rate", "`rate` requires points over time"))
         } else if (start || step) && !over(AxisKey::Frequency) {
             let key = if start { "frame.start" } else { "frame.step" };
-            Some((key, "this belongs to points that run over frequency"))
+            Some((key, "this key requires points over frequency"))
         } else {
             None
         };
         match clash {
             Some((key, why)) => Err(Problem::at(key, why).help(
-                "write either `rate`, or `start` and `step`, or `fields`, with the `axis` that goes with it",
+                "write either `rate`, or `start` and `step`, or `fields`, with the matching `axis`",
             )),
             None => Ok(()),
         }
     }
 
-    /// What a frame made of one of `input` means.
+    /// Returns the layout of an output frame for `input`.
     pub(super) fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
         let points = self
             .fields
@@ -114,14 +119,14 @@ impl FrameKeys {
             frame_rate: input.frame_rate,
         };
         let point = layout.sample_bytes() as u64 * u64::from(layout.channels);
-        // A ring's slots lie side by side in memory that is addressed by 63 bits at most.
+        // A ring's slots are contiguous in memory with 63-bit addresses.
         if point
             .checked_mul(points as u64)
             .is_none_or(|bytes| bytes > 1 << 40)
         {
             return Err(Problem::at(
                 "frame.points",
-                format!("{points} points of {point} bytes are more than 1 TiB a frame"),
+                format!("a frame of {points} points of {point} bytes is larger than 1 TiB"),
             ));
         }
         Ok(layout)
@@ -139,7 +144,7 @@ impl FrameKeys {
         } else {
             self.axis
         };
-        // As many points a second as there are in the frames of a second.
+        // The number of points in the frames of one second.
         let rate = || {
             let same = points == input.points;
             let follows = input.frame_rate.map(|frames| frames * points as f64);
@@ -152,14 +157,14 @@ impl FrameKeys {
             (None, Axis::Fields(names)) if names.len() != points => Err(Problem::at(
                 "frame.points",
                 format!(
-                    "the input's {} points have names, which {points} cannot keep",
+                    "the names of the input's {} points do not apply to {points} points",
                     names.len()
                 ),
             )
-            .help("name them in `fields`, or say what they run over in `axis`")),
+            .help("set their names in `fields`, or their axis in `axis`")),
             (None, Axis::Fields(names)) => Ok(Axis::Fields(names.clone())),
             (None, axis @ Axis::Frequency { .. }) if points == input.points => Ok(axis.clone()),
-            // The positions of other points are unknown.
+            // The positions of the new points are unknown.
             (Some(AxisKey::Frequency), _) | (None, Axis::Frequency { .. }) => Ok(Axis::Frequency {
                 start: self.start.map(|start| start.0),
                 step: self.step.map(|step| step.0),

@@ -1,4 +1,4 @@
-//! The kernel that is launched for each burst.
+//! A user kernel that is launched for each burst.
 
 use super::super::device as gpu;
 use super::FileKernel;
@@ -10,19 +10,19 @@ use daq_core::kernel::{Kernel, KernelContext, KernelError, Stream, Submitted};
 use daq_core::region::RegionError;
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 
-/// Tables of records: more than the bursts that an engine has in flight, so that none is written while it is read.
+/// Number of record tables; more than the bursts in flight, so that no table is overwritten while it is read.
 const TABLES: usize = 16;
-/// The kernel's name where no other is given.
+/// Default name of the kernel.
 pub(super) const ENTRY: &str = "daq_burst";
 
-/// Code of the user's that is launched.
+/// User code that is launched.
 pub(super) struct FileCode {
     code: Code,
     /// Tables of `burst` records each.
     records: Pinned,
     /// One record.
     record: Vec<u64>,
-    /// The table that the next burst takes.
+    /// Table of the next burst.
     turn: usize,
     burst: usize,
 }
@@ -39,7 +39,7 @@ impl FileCode {
         let burst = context.burst.max(1);
         let records = Pinned::new(device, TABLES * burst * words).map_err(|error| match error {
             RegionError::Cuda(error) => KernelError::Cuda(error),
-            other => KernelError::Unavailable(format!("records of frames: {other}")),
+            other => KernelError::Unavailable(format!("cannot allocate frame records: {other}")),
         })?;
         Ok(Self {
             code,
@@ -50,15 +50,15 @@ impl FileCode {
         })
     }
 
-    /// Writes what is known of `frame` where record `index` of the tables is.
+    /// Writes the metadata of `frame` to record `index` of the tables.
     fn describe(&mut self, index: usize, frame: &Frame<'_>) -> Result<(), KernelError> {
         record::describe(frame, &mut self.record)?;
         self.records.write(index * self.record.len(), &self.record);
         Ok(())
     }
 
-    /// Launches the code for `frames` frames: of the input from `first` of the burst on, of the output from the next
-    /// slot on; `record` is the first one's.
+    /// Launches the code for `frames` frames: input from frame `first` of the burst, output from the next slot;
+    /// `record` is the first frame's record.
     fn launch(
         &self,
         (source, first): (&Slice, usize),
@@ -121,7 +121,7 @@ impl Kernel for FileCode {
         let source = gpu::slots(burst)?;
         let frames = burst.len();
         if frames > self.burst || frames > out.remaining() {
-            return Err(defect("a burst is longer than was announced"));
+            return Err(defect("a burst is longer than its announced maximum"));
         }
         if self.code.input.bytes > source.stride || self.code.output.bytes > out.slice().stride {
             return Err(defect("frames are longer than slots"));
@@ -130,7 +130,7 @@ impl Kernel for FileCode {
         self.turn = (self.turn + 1) % TABLES;
         let (mut next, mut failed) = (0, 0);
         while next < frames {
-            // Frames that are shorter than they should be are left out: old bytes lie behind their end.
+            // Frames that are shorter than expected are skipped, because stale bytes follow their end.
             let first = next;
             while next < frames {
                 let frame = burst.frame(next);

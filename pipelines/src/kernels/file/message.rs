@@ -1,35 +1,35 @@
-//! What the compiler says, shown with the user's lines.
+//! Parses compiler messages and shows them with the user's lines.
 
 use super::unit::{HEADER_NAME, OURS, PARAMETER, Unit};
 use daq_core::config::{Diagnostic, Diagnostics, SourceMap, Span, nearest};
 
-/// What every file defines.
+/// Signature of the function that every file defines.
 const SIGNATURE: &str =
     "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p)";
 
 /// One message of the compiler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Message {
-    /// The file; empty for the end of all text.
+    /// The file; empty for the end of the text.
     pub(super) file: String,
     /// Counted from 1.
     pub(super) line: usize,
-    /// Counted from 1, in bytes; `None` where the compiler does not say.
+    /// Counted from 1, in bytes; `None` if the compiler does not report it.
     pub(super) column: Option<usize>,
     pub(super) is_error: bool,
     pub(super) text: String,
-    /// Other places that it speaks of.
+    /// Other places that the message refers to.
     pub(super) also: Vec<(String, usize)>,
 }
 
-/// The parts of `FILE(LINE): REST`.
+/// Splits `FILE(LINE): REST`.
 fn head(line: &str) -> Option<(&str, usize, &str)> {
     let (place, rest) = line.split_once("): ")?;
     let (file, number) = place.rsplit_once('(')?;
     Some((file, number.parse().ok()?, rest))
 }
 
-/// The text behind `error: `, `error #20: ` and the like; whether it is an error.
+/// Returns the text after `error: `, `error #20: ` and similar prefixes, and whether it is an error.
 fn severity(rest: &str) -> Option<(bool, &str)> {
     for (word, is_error) in [
         ("error", true),
@@ -48,7 +48,7 @@ fn severity(rest: &str) -> Option<(bool, &str)> {
     None
 }
 
-/// The place that a line about an instantiation names: `… at line 12` or `… at line 12 of my.cu`.
+/// The place in a line about an instantiation: `… at line 12` or `… at line 12 of my.cu`.
 fn place_in(line: &str, file: &str) -> Option<(String, usize)> {
     let (_, rest) = line.split_once("at line ")?;
     let digits = rest
@@ -59,7 +59,7 @@ fn place_in(line: &str, file: &str) -> Option<(String, usize)> {
     Some((file.trim_matches('"').to_owned(), number))
 }
 
-/// Takes a log apart.
+/// Parses a compiler log.
 pub(super) fn messages(log: &str) -> Vec<Message> {
     let mut messages: Vec<Message> = Vec::new();
     let mut lines = log.lines().peekable();
@@ -84,7 +84,7 @@ pub(super) fn messages(log: &str) -> Vec<Message> {
                     ..Message::default()
                 });
             } else if let Some(last) = messages.last_mut() {
-                // A note, or a sentence that goes on with a place.
+                // A note, or a continuation with a place.
                 if !rest.starts_with("note") {
                     last.text = format!("{} {rest}", last.text);
                 }
@@ -95,7 +95,7 @@ pub(super) fn messages(log: &str) -> Vec<Message> {
         let Some(last) = messages.last_mut() else {
             continue;
         };
-        // The line at fault, and a caret below it, both behind two blanks.
+        // The source line and the caret below it, both indented by two spaces.
         if let Some(under) = lines.peek()
             && under.trim() == "^"
         {
@@ -114,16 +114,16 @@ pub(super) fn messages(log: &str) -> Vec<Message> {
     messages
 }
 
-/// The errors in a compiler's log.
+/// Errors in a compiler's log.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    /// Errors in the user's text; places count from its start.
+    /// Errors in the user's text; positions count from its start.
     pub(super) text: Vec<Diagnostic>,
     /// Errors of parameters, by their keys.
     pub(super) params: Vec<(String, Diagnostic)>,
 }
 
-/// All that is wrong with the user's text and the parameters.
+/// Returns all errors in the user's text and the parameters.
 pub(super) fn findings(unit: &Unit<'_>, log: &str) -> Findings {
     let mut messages = messages(log);
     messages.retain(|message| message.is_error);
@@ -134,7 +134,7 @@ pub(super) fn findings(unit: &Unit<'_>, log: &str) -> Findings {
             .collect(),
         params: Vec::new(),
     };
-    // A brace that is not closed makes everything behind it wrong.
+    // After an unclosed brace, all later errors are consequences.
     let is_open = messages.iter().any(|message| message.file.is_empty());
     for message in messages.iter().filter(|_| !is_open) {
         if let Some(key) = message.file.strip_prefix(PARAMETER)
@@ -153,7 +153,7 @@ pub(super) fn findings(unit: &Unit<'_>, log: &str) -> Findings {
     found
 }
 
-/// All that is wrong with the user's text, with its lines, as one text.
+/// Returns all errors in the user's text with their lines, as one text.
 pub(super) fn compile_error(unit: &Unit<'_>, log: &str) -> String {
     let Findings { text, params } = findings(unit, log);
     let mut sources = SourceMap::default();
@@ -164,7 +164,7 @@ pub(super) fn compile_error(unit: &Unit<'_>, log: &str) -> String {
         diagnostics.push(diagnostic);
     }
     if diagnostics.is_empty() {
-        // A form of log that is not known.
+        // The log has an unknown format.
         return format!("{} does not compile:\n{log}", unit.name);
     }
     let count = match diagnostics.errors() {
@@ -175,10 +175,10 @@ pub(super) fn compile_error(unit: &Unit<'_>, log: &str) -> String {
     format!("{} has {count}\n\n{}", unit.name, rendered.trim_end())
 }
 
-/// The diagnostic for what lies in the user's text or in what it includes.
+/// Returns the diagnostic for an error in the user's text or in a file it includes.
 fn theirs(unit: &Unit<'_>, message: &Message) -> Option<Diagnostic> {
     if message.file.is_empty() {
-        // The brace that misses its other half.
+        // The brace without a counterpart.
         let (_, line) = message.also.iter().find(|(file, _)| file == unit.name)?;
         return Some(
             Diagnostic::error(&message.text)
@@ -194,23 +194,23 @@ fn theirs(unit: &Unit<'_>, message: &Message) -> Option<Diagnostic> {
     }
     let text = format!("{} ({}:{})", message.text, message.file, message.line);
     let diagnostic = Diagnostic::error(text);
-    // Code of a header fails for the sake of the line that uses it.
+    // An error in a header is caused by the line that uses the header.
     let user = message.also.iter().find(|(file, _)| file == unit.name);
     Some(match user {
-        Some((_, line)) => diagnostic.labelled(span(unit.text, *line, None, ""), "by way of this"),
+        Some((_, line)) => diagnostic.labelled(span(unit.text, *line, None, ""), "used here"),
         None if message.file == HEADER_NAME => {
-            diagnostic.help("look whether `options` change what the header means")
+            diagnostic.help("check whether `options` changes the meaning of the header")
         }
         None => diagnostic,
     })
 }
 
-/// The diagnostic for a parameter that cannot be set.
+/// Returns the diagnostic for a parameter that cannot be set.
 fn parameter(unit: &Unit<'_>, key: &str, message: &Message) -> Diagnostic {
     let file = unit.name;
     if message.text.contains("daq::NoParams") {
         return Diagnostic::error(format!("`params.{key}`: {file} has no `struct Params`")).help(
-            format!("add `struct Params {{ float {key} = 1; }};` to it, or leave `params` out"),
+            format!("add `struct Params {{ float {key} = 1; }};` to it, or remove `params`"),
         );
     }
     if message.text.contains("has no member") {
@@ -229,10 +229,10 @@ fn parameter(unit: &Unit<'_>, key: &str, message: &Message) -> Diagnostic {
         "`params.{key}`: member `{key}` of `struct Params` in {file} cannot be set: {}",
         message.text
     ))
-    .help("make it a public number, boolean or array of them that is not static")
+    .help("make it a public, non-static number, boolean or array of them")
 }
 
-/// The diagnostic for a line that daq added, where nothing else is wrong.
+/// Returns the diagnostic for an error in a line that daq added.
 fn added(unit: &Unit<'_>, message: &Message) -> Diagnostic {
     let file = unit.name;
     let end = Span::new(unit.text.trim_end().len(), unit.text.trim_end().len());
@@ -248,13 +248,13 @@ fn added(unit: &Unit<'_>, message: &Message) -> Diagnostic {
         return Diagnostic::error(format!(
             "the defaults of `struct Params` in {file} are not constants"
         ))
-        .help("write numbers after `=`, and no constructor");
+        .help("write numbers after `=`, and remove constructors");
     }
     if says("60 KiB") {
         return Diagnostic::error(format!(
-            "`struct Params` in {file} has more than the 60 KiB that it may have"
+            "`struct Params` in {file} is larger than the maximum of 60 KiB"
         ))
-        .help("make its arrays shorter: parameters lie in constant memory");
+        .help("make its arrays shorter; parameters are stored in constant memory");
     }
     let line = unit
         .text
@@ -262,17 +262,17 @@ fn added(unit: &Unit<'_>, message: &Message) -> Diagnostic {
         .position(|line| line.contains("on_frame"))
         .map(|line| span(unit.text, line + 1, None, "\"on_frame\""));
     let diagnostic = Diagnostic::error(format!(
-        "`on_frame` cannot be called as daq does: {}",
+        "`on_frame` has the wrong signature: {}",
         message.text
     ))
-    .help(format!("its form is `{SIGNATURE}`"));
+    .help(format!("declare it as `{SIGNATURE}`"));
     match line {
         Some(span) => diagnostic.at(span),
         None => diagnostic,
     }
 }
 
-/// What a message at `line` points at: the word at `column`; else what the message quotes; else the line.
+/// The span of a message at `line`: the word at `column`, else the text that the message quotes, else the line.
 fn span(text: &str, line: usize, column: Option<usize>, message: &str) -> Span {
     let mut start = 0;
     for _ in 1..line {
@@ -311,7 +311,7 @@ fn of_params(text: &str) -> &str {
     &text[from..end]
 }
 
-/// The names in a text of C++.
+/// Returns the identifiers in a C++ text.
 fn names(text: &str) -> Vec<&str> {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
         .filter(|word| super::params::is_identifier(word))

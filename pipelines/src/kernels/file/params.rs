@@ -1,4 +1,4 @@
-//! Values from the configuration, put into the bytes of the user's `struct Params`.
+//! Writes values from the configuration into the user's `struct Params`.
 
 use daq_core::config::Problem;
 use schemars::JsonSchema;
@@ -8,21 +8,21 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Bytes of a member's description in the module, as daq.cuh lays it out.
+/// Bytes of a member's description in the module, as defined in daq.cuh.
 const MEMBER_BYTES: usize = 24;
-/// Values of an array that are shown in messages.
+/// Maximum number of array values shown in messages.
 const SHOWN: usize = 6;
 
-/// A parameter as it is written.
+/// A parameter value in the configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// `true` or `false`.
     Boolean(bool),
-    /// A number without a point.
+    /// A number without a decimal point.
     Integer(i128),
-    /// A number with a point.
+    /// A number with a decimal point.
     Float(f64),
-    /// Several of them.
+    /// An array of values.
     Array(Vec<Self>),
 }
 
@@ -74,7 +74,7 @@ impl<'de> Deserialize<'de> for Value {
             }
 
             fn visit_str<E: de::Error>(self, value: &str) -> Result<Value, E> {
-                // Not-a-number and infinity come as text from outside of a file.
+                // NaN and infinity from environment variables and `--set` are strings.
                 match value.parse::<f64>() {
                     Ok(number) if !number.is_finite() => Ok(Value::Float(number)),
                     _ => Err(E::invalid_type(de::Unexpected::Str(value), &self)),
@@ -110,7 +110,7 @@ impl JsonSchema for Value {
     }
 }
 
-/// Whether C++ takes `name` for a name.
+/// Whether `name` is a valid C++ identifier.
 pub(super) fn is_identifier(name: &str) -> bool {
     let mut letters = name.bytes();
     letters
@@ -119,13 +119,13 @@ pub(super) fn is_identifier(name: &str) -> bool {
         && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == b'_')
 }
 
-/// What is wrong whatever the code is.
+/// Checks everything that does not depend on the code.
 pub(super) fn check(params: &BTreeMap<String, Value>) -> Result<(), Problem> {
     for (key, value) in params {
         if !is_identifier(key) {
             return Err(Problem::at(
                 format!("params.{key}"),
-                format!("{key:?} cannot be the name of a member in C++"),
+                format!("{key:?} is not a valid C++ member name"),
             )
             .help("write the member's name as in `struct Params`: letters, digits and `_`"));
         }
@@ -136,15 +136,15 @@ pub(super) fn check(params: &BTreeMap<String, Value>) -> Result<(), Problem> {
         {
             return Err(Problem::at(
                 format!("params.{key}.{i}"),
-                "an array inside of an array cannot be set",
+                "nested arrays are not supported",
             )
-            .help("make the member an array of one dimension and write all values in a row"));
+            .help("make the member a one-dimensional array and write all values in one list"));
         }
     }
     Ok(())
 }
 
-/// The bytes of variable `name` as PTX shows them; `None` where it is not there, or shown in another form.
+/// Returns the bytes of variable `name` in PTX text; `None` if it is missing or has another format.
 pub(super) fn in_ptx(ptx: &str, name: &str) -> Option<Vec<u8>> {
     let (_, rest) = ptx.split_once(&format!(".b8 {name}["))?;
     let (size, rest) = rest.lines().next()?.split_once(']')?;
@@ -157,12 +157,12 @@ pub(super) fn in_ptx(ptx: &str, name: &str) -> Option<Vec<u8>> {
         .map(str::parse)
         .collect::<Result<Vec<u8>, _>>()
         .ok()?;
-    // Zeroes at the end are left out.
+    // Trailing zeros are omitted.
     (bytes.len() <= size).then(|| bytes.resize(size, 0))?;
     Some(bytes)
 }
 
-/// What kind of number a member is.
+/// Type of a member's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Signed,
@@ -171,19 +171,19 @@ pub(super) enum Kind {
     Boolean,
 }
 
-/// A member of `struct Params`, as the compiler describes it.
+/// A member of `struct Params`, as described by the compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Member {
     pub(super) offset: usize,
-    /// Bytes of one number, 1 to 8.
+    /// Bytes per number, 1 to 8.
     pub(super) bytes: usize,
-    /// Numbers of an array; `None` where it is no array.
+    /// Length of an array; `None` if the member is not an array.
     pub(super) count: Option<usize>,
     pub(super) kind: Kind,
 }
 
 impl Member {
-    /// Reads a description from a module; `None` where it is of a type that cannot be set.
+    /// Reads a description from a module; `None` if the type is not supported.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; MEMBER_BYTES] = bytes.first_chunk()?;
         let (offset, rest) = bytes.split_first_chunk()?;
@@ -213,12 +213,12 @@ impl Member {
         })
     }
 
-    /// One past its last byte.
+    /// Offset after its last byte.
     pub(super) fn end(&self) -> usize {
         self.offset + self.bytes * self.count.unwrap_or(1)
     }
 
-    /// The type of one number, as it is called in C++.
+    /// C++ name of the type of one number.
     const fn type_name(&self) -> &'static str {
         match (self.kind, self.bytes) {
             (Kind::Boolean, _) => "bool",
@@ -235,34 +235,39 @@ impl Member {
         }
     }
 
-    /// Puts `value` into `image`, the bytes of the struct. On failure, why not and what helps; `image` may then have
-    /// changed in part.
+    /// Writes `value` to `image`, the bytes of the struct. On failure it returns the reason and a fix, and `image` may
+    /// be partly changed.
     pub(super) fn set(&self, image: &mut [u8], value: &Value) -> Result<(), String> {
         let values = match (self.count, value) {
             (Some(count), Value::Array(values)) if values.len() == count => &values[..],
             (Some(count), Value::Array(values)) => {
-                return Err(format!("there are {} values; write {count}", values.len()));
+                return Err(format!(
+                    "the array has {} values; write {count}",
+                    values.len()
+                ));
             }
             (Some(count), _) => {
                 return Err(format!(
-                    "this is one value; write an array of {count}, as in [{value}, …]"
+                    "the value is not an array; write an array of {count} values, for example [{value}, …]"
                 ));
             }
-            (None, Value::Array(_)) => return Err("this is an array; write one value".to_owned()),
+            (None, Value::Array(_)) => {
+                return Err("the value is an array; write one value".to_owned());
+            }
             (None, value) => std::slice::from_ref(value),
         };
         let place = self
             .offset
             .checked_add(self.bytes * values.len())
             .and_then(|end| image.get_mut(self.offset..end))
-            .ok_or("its description in the file leads outside of `struct Params`; compile it again with the header that `daq reference kernel-header` prints")?;
+            .ok_or("the description in the file points outside of `struct Params`; recompile the file with the header that `daq reference kernel-header` prints")?;
         for (i, (value, place)) in values
             .iter()
             .zip(place.chunks_exact_mut(self.bytes))
             .enumerate()
         {
             let bytes = self.bytes_of(value).map_err(|why| match self.count {
-                Some(_) => format!("value {value} at place {i}: {why}"),
+                Some(_) => format!("value {value} at index {i}: {why}"),
                 None => why,
             })?;
             place.copy_from_slice(&bytes[..self.bytes]);
@@ -270,19 +275,19 @@ impl Member {
         Ok(())
     }
 
-    /// The bytes of one value, of which the first `self.bytes` count.
+    /// Encodes one value; only the first `self.bytes` bytes are used.
     fn bytes_of(&self, value: &Value) -> Result<[u8; 8], String> {
         match (self.kind, value) {
             (Kind::Boolean, Value::Boolean(value)) => Ok(u64::from(*value).to_le_bytes()),
             (Kind::Boolean, _) => Err("write true or false".to_owned()),
-            (_, Value::Boolean(_)) => Err("a boolean is no number; write a number".to_owned()),
-            (_, Value::Array(_)) => Err("an array inside of an array cannot be set".to_owned()),
+            (_, Value::Boolean(_)) => Err("a boolean is not a number; write a number".to_owned()),
+            (_, Value::Array(_)) => Err("nested arrays are not supported".to_owned()),
             (Kind::Float, Value::Integer(value)) => self.float(*value as f64),
             (Kind::Float, Value::Float(value)) => self.float(*value),
             (Kind::Signed | Kind::Unsigned, Value::Float(value)) => Err(if value.fract() == 0.0 {
-                format!("a number with a point is no integer; write {value:.0}")
+                format!("the member is an integer; write {value:.0}")
             } else {
-                "a number with a point is no integer; write a whole number, or make the member a float".to_owned()
+                "the member is an integer; write an integer, or make the member a float".to_owned()
             }),
             (Kind::Signed | Kind::Unsigned, Value::Integer(value)) => self.integer(*value),
         }
@@ -297,7 +302,7 @@ impl Member {
         };
         if !(least..=most).contains(&value) {
             return Err(format!(
-                "it does not fit; write {least} to {most}, or give the member a wider type"
+                "the value is out of range; write {least} to {most}, or use a wider type for the member"
             ));
         }
         let mut low = [0; 8];
@@ -307,7 +312,7 @@ impl Member {
 
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "to the nearest float is what is meant; what becomes infinite is refused"
+        reason = "rounds to the nearest float; values that become infinite are rejected"
     )]
     fn float(&self, value: f64) -> Result<[u8; 8], String> {
         if self.bytes == 8 {
@@ -316,7 +321,7 @@ impl Member {
         let narrow = value as f32;
         if narrow.is_infinite() && value.is_finite() {
             return Err(format!(
-                "it does not fit; write {:e} to {:e}, or make the member a double",
+                "the value is out of range; write {:e} to {:e}, or make the member a double",
                 f32::MIN,
                 f32::MAX
             ));
@@ -337,7 +342,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// The message that parameter `key` of `file` cannot be set.
+/// Error message for parameter `key` of `file`.
 pub(super) fn refused(file: &str, key: &str, value: &Value, member: &Member, why: &str) -> String {
     format!(
         "`params.{key}` = {value}: member `{key}` of `struct Params` in {file} is {member}; {why}"

@@ -1,14 +1,14 @@
-//! The kernel that stays on its GPU: frames are posted to it, and it gives credits back.
+//! A persistent user kernel: frames are submitted to it, and it returns credits.
 //!
 //! ```text
-//!   host:  record ─▶ fence ─▶ bell (frames posted)            credits (frames done) ─▶ retire, publish
+//!   host:  record ─▶ fence ─▶ bell (frames submitted)         credits (frames done) ─▶ retire, publish
 //!                                │                               ▲
-//!   GPU:                      wait ──▶ on_frame ──▶ barrier ─────┘        by each block, for its team's frames
+//!   GPU:                      wait ──▶ on_frame ──▶ barrier ─────┘        by each block, for its own frames
 //! ```
-//! Frames are counted from the kernel's start. Frame `n` is in input slot `n + shift`, and its output goes to slot
-//! `n + shift` of the other ring; the shifts change only where frames are left out, and only once all frames before
-//! are done. Records, bell and shifts lie in GPU memory where the CPU can store there, the credits in host memory, so
-//! that neither side looks at anything over the bus.
+//! Frames are counted from the kernel's start. Frame `n` is in input slot `n + shift`, and its output goes to slot `n +
+//! shift` of the output ring. The shifts change only if frames are skipped, and only after all earlier frames are done.
+//! Records, doorbell and shifts are in GPU memory if the CPU can store there, and credits are in host memory, so that
+//! neither side polls over the bus.
 
 use super::super::device as gpu;
 use super::FileKernel;
@@ -30,24 +30,24 @@ use std::time::{Duration, Instant};
 
 /// The kernel's name.
 const ENTRY: &str = "daq_persistent";
-/// Where the shifts are, in bytes from the bell, as in daq.cuh.
+/// Offset of the shifts from the doorbell in bytes, as in daq.cuh.
 const SHIFTS: usize = 64;
-/// Where the records begin.
+/// Offset of the records in bytes.
 const RECORDS: usize = 128;
-/// A record begins on a line of its own.
+/// Alignment of records in words: each starts on its own cache line.
 const LINE_WORDS: usize = 8;
-/// Bits of the bell's word that count frames; the next ones count changes of the shifts.
+/// Bits of the doorbell word that count frames; the following bits count changes of the shifts.
 const POSTED_BITS: u32 = 48;
-/// Changes of the shifts are counted modulo this.
+/// Modulus of the count of shift changes.
 const GENERATIONS: u64 = 1 << 15;
-/// The bit of the bell's word that ends the kernel.
+/// The bit of the doorbell word that stops the kernel.
 const STOP: u64 = 1 << 63;
 /// Timeout for the kernel to stop, or to finish work that must be done before it continues.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// The part of a GPU that kernels may take for good without a warning.
+/// Share of a GPU that persistent kernels may occupy without a warning.
 const MUCH: f64 = 0.75;
 
-/// A kernel of the user's that stays on its GPU.
+/// A persistent user kernel.
 pub(super) struct PersistentKernel {
     code: Code,
     teams: u32,
@@ -58,40 +58,40 @@ pub(super) struct PersistentKernel {
     credits: Arc<Credits>,
     input: Slice,
     output: Slice,
-    /// Words from one record to the next.
+    /// Distance between records in words.
     record_words: usize,
-    /// Records on the board, a power of two, as many as can be under way.
+    /// Number of records, a power of two and at least the number of frames in flight.
     records: usize,
-    /// Records of a burst on their way to the board.
+    /// Buffer for the records of one burst.
     scratch: Vec<u64>,
-    /// What the device that writes the input rings; `None` where the host alone rings.
+    /// Doorbell that the device writing the input rings; `None` if only the host rings.
     rung: Option<DeviceDoorbell>,
     posted: u64,
     generation: u64,
-    /// The slots behind those of the last frame posted, where the kernel looks for the next one.
+    /// Slots after those of the last submitted frame, where the kernel expects the next frame.
     next: [usize; 2],
     running: Option<Running>,
 }
 
-/// A kernel that was launched.
+/// A launched kernel.
 struct Running {
-    /// Its end.
+    /// Event that marks the kernel's end.
     end: Arc<StreamEvent>,
     _stay: PersistentKernelGuard,
 }
 
 /// Records on the board.
 struct Records<'a> {
-    /// Words from one to the next.
+    /// Distance between records in words.
     words: usize,
-    /// As many as there are, a power of two.
+    /// Number of records, a power of two.
     count: usize,
-    /// Those of a burst on their way.
+    /// Buffer for the records of one burst.
     scratch: &'a mut [u64],
 }
 
 impl Records<'_> {
-    /// Writes those of `frames` frames from number `number` on, each made by `make`.
+    /// Writes the records of `frames` frames starting at number `number`; `make` creates each.
     fn write(
         &mut self,
         stores: &mut Stores<'_>,
@@ -118,12 +118,12 @@ impl Records<'_> {
     }
 }
 
-/// The bell's word.
+/// Returns the doorbell word.
 const fn word(posted: u64, generation: u64) -> u64 {
     posted | generation << POSTED_BITS
 }
 
-/// The slot that comes of going round once at most.
+/// Wraps a slot index that exceeds the ring at most once.
 const fn around(ring: &Slice, slot: usize) -> usize {
     if slot < ring.slots {
         slot
@@ -134,19 +134,19 @@ const fn around(ring: &Slice, slot: usize) -> usize {
 
 fn unmappable(error: &Unmappable) -> KernelError {
     KernelError::Unavailable(format!(
-        "no place for the doorbell: {error}; allow \"host\" among `backends` in [staging]"
+        "cannot allocate the doorbell: {error}; add \"host\" to `backends` in [staging]"
     ))
 }
 
 fn no_memory(error: RegionError) -> KernelError {
     match error {
         RegionError::Cuda(error) => KernelError::Cuda(error),
-        other => KernelError::Unavailable(format!("credits of a kernel: {other}")),
+        other => KernelError::Unavailable(format!("cannot allocate the kernel's credits: {other}")),
     }
 }
 
 fn lost(error: &BarMappingError) -> KernelError {
-    KernelError::Unavailable(format!("the doorbell cannot be reached: {error}"))
+    KernelError::Unavailable(format!("cannot write to the doorbell: {error}"))
 }
 
 fn defect(what: &str) -> KernelError {
@@ -163,7 +163,7 @@ impl PersistentKernel {
         let mut code = Code::load(keys, context, device, image, ENTRY)?;
         let teams = keys.teams.unwrap_or(1);
         if keys.blocks.is_none() {
-            // No more frames are submitted than there are slots.
+            // At most as many frames are submitted as there are slots.
             let most = code.function.concurrent_blocks(&code.grid)? / teams;
             code.grid.blocks[0] = code.grid.blocks[0].min(most.max(1));
         }
@@ -171,7 +171,8 @@ impl PersistentKernel {
             return Err(defect("frames are longer than slots"));
         }
         let record_words = record::words(context.places).next_multiple_of(LINE_WORDS);
-        // Where a device rings, the records of frames that it will write lie there with those of frames under way.
+        // If a device rings, the records of frames that it will write are stored in addition to those of frames in
+        // flight.
         let rounds = if context.device_rings_doorbell { 2 } else { 1 };
         let records = (rounds * context.slots.slots.max(1)).next_power_of_two();
         let bytes = RECORDS + records * record_words * size_of::<u64>();
@@ -211,7 +212,7 @@ impl PersistentKernel {
         })
     }
 
-    /// The blocks that stay.
+    /// All blocks of the persistent kernel.
     fn grid(&self) -> Grid {
         let Grid { blocks, .. } = self.code.grid;
         Grid {
@@ -220,15 +221,15 @@ impl PersistentKernel {
         }
     }
 
-    /// The part of the GPU that the kernel takes for good.
+    /// Share of the GPU that the kernel occupies.
     fn share(&self) -> Result<f64, KernelError> {
         let grid = self.grid();
         let wanted = u64::from(grid.blocks[0]) * u64::from(grid.blocks[1]);
         let most = u64::from(self.code.function.concurrent_blocks(&grid)?);
         if wanted > most {
             return Err(KernelError::Refused(format!(
-                "`teams` × `blocks` = {} × {} = {wanted}: {} runs at most {most} such blocks at a time, and all of a \
-                 kernel that stays must run; write less",
+                "`teams` × `blocks` = {} × {} = {wanted}: {} runs at most {most} such blocks at a time, but all blocks of a \
+                 persistent kernel must run at the same time; reduce them",
                 self.teams,
                 grid.blocks[0],
                 self.code.device.name()
@@ -237,7 +238,7 @@ impl PersistentKernel {
         Ok(wanted as f64 / most as f64)
     }
 
-    /// Waits until all frames posted so far are done.
+    /// Waits until all submitted frames are done.
     fn settle(&mut self) -> Result<(), KernelError> {
         let start = Instant::now();
         let mut looks = 0_u32;
@@ -254,7 +255,7 @@ impl PersistentKernel {
         Ok(())
     }
 
-    /// Posts `frames` frames of `burst`, which lie in `source` from frame `first` on, and whose outputs begin at the
+    /// Submits `frames` frames of `burst`, which are in `source` starting at frame `first`; their outputs start at the
     /// first slot of `target`.
     fn post(
         &mut self,
@@ -267,7 +268,9 @@ impl PersistentKernel {
         if slots != self.next {
             let is_rung = |rung: &DeviceDoorbell| rung.rings_for(self.posted);
             if self.rung.as_ref().is_some_and(is_rung) {
-                return Err(defect("slots change under a kernel that a device rings"));
+                return Err(defect(
+                    "slots were skipped while a device rings the kernel's doorbell",
+                ));
             }
             self.shift(slots)?;
         }
@@ -277,7 +280,7 @@ impl PersistentKernel {
             count: self.records,
             scratch: &mut self.scratch,
         };
-        // What the device rang for, the kernel has worked on already, by a pre-published record.
+        // The kernel has already processed frames that the device announced, with a pre-published record.
         let has_rung = |rung: &DeviceDoorbell| rung.rings_for(self.posted);
         if !self.rung.as_ref().is_some_and(has_rung) {
             records.write(&mut stores, self.posted, frames, |i, record| {
@@ -285,8 +288,8 @@ impl PersistentKernel {
             })?;
         }
         if self.rung.as_ref().is_some_and(DeviceDoorbell::may_ring) {
-            // The device may ring for a frame before the host knows of it: the records of those that come to the same slots
-            // are written before the slots are given back.
+            // The device may ring for a frame before the host sees it, so the records of the next frames in the same
+            // slots are written before the slots are released.
             let ahead = self.input.slots as u64;
             records.write(&mut stores, self.posted + ahead, frames, |i, record| {
                 let frame = burst.frame(first + i);
@@ -300,14 +303,14 @@ impl PersistentKernel {
             around(&self.input, slots[0] + frames),
             around(&self.output, slots[1] + frames),
         ];
-        // Rings after everything that was stored, here and by who fills the input.
+        // Rings after all stores of this thread and of the input's producer.
         let word = word(self.posted, self.generation);
         self.bell
             .ring_with(&mut stores, word)
             .map_err(|error| lost(&error))
     }
 
-    /// Writes the records of the frames that a device writes first.
+    /// Writes the records of the first frames that a device will write.
     fn prepublish_first(&mut self) -> Result<(), KernelError> {
         if self.rung.is_none() {
             return Ok(());
@@ -326,7 +329,7 @@ impl PersistentKernel {
 
     /// Publishes that the next frame is not in the slots after the last one.
     fn shift(&mut self, slots: [usize; 2]) -> Result<(), KernelError> {
-        // Frames under way are found by the shifts as they are.
+        // The kernel finds frames in flight by the current shifts.
         self.settle()?;
         let mut stores = self.board.stores().map_err(|error| lost(&error))?;
         for (i, (slot, ring)) in slots
@@ -344,7 +347,7 @@ impl PersistentKernel {
         Ok(())
     }
 
-    /// Whether frames are what a device that rings was taken to write: the kernel has worked on them already.
+    /// Checks that frames match their pre-published records, because the kernel has already processed them.
     fn check_rung(&self, burst: &Lease<'_>) -> Result<(), KernelError> {
         for i in 0..burst.len() {
             let frame = burst.frame(i);
@@ -352,8 +355,8 @@ impl PersistentKernel {
             let (found, due) = (meta.length, self.code.input.bytes);
             if found < due || meta.is_incomplete() {
                 return Err(KernelError::Refused(format!(
-                    "frame {} has {found} bytes of {due}: the device that rings has rung for it all the same, and the kernel \
-                     worked on bytes that are not the frame's; write doorbell = \"cpu\" for a source of frames that can be \
+                    "frame {} has only {found} of {due} bytes, but the device rang the doorbell for it, and the kernel \
+                     processed stale bytes; set doorbell = \"cpu\" for a source whose frames can be \
                      shorter",
                     meta.sequence
                 )));
@@ -362,14 +365,14 @@ impl PersistentKernel {
         Ok(())
     }
 
-    /// Ends the kernel once it has done what was posted; says whether it has ended.
+    /// Stops the kernel after it has processed all submitted frames; returns whether it has ended.
     fn stop(&mut self) -> bool {
         let Some(running) = &self.running else {
             return true;
         };
         let mut is_ended = running.end.is_done();
         if !is_ended {
-            // A bell that cannot be reached is one of a device that is lost.
+            // If the doorbell cannot be written, the device is lost.
             let _ = self.bell.ring(word(self.posted, self.generation) | STOP);
             let start = Instant::now();
             while !is_ended && start.elapsed() < STOP_TIMEOUT {
@@ -386,7 +389,7 @@ impl PersistentKernel {
 
 impl Kernel for PersistentKernel {
     fn outputs(&self, frames: usize) -> usize {
-        // A device may have written as many further frames as its ring has slots, and the kernel have worked on them.
+        // A device may have written up to a ring of further frames, and the kernel may have processed them.
         frames + self.rung.as_ref().map_or(0, |_| self.input.slots)
     }
 
@@ -403,8 +406,8 @@ impl Kernel for PersistentKernel {
         let device = self.code.device;
         let stay = device.add_persistent_kernel(share).ok_or_else(|| {
             KernelError::Unavailable(format!(
-                "{:.0} % of {} are taken by other kernels that stay, and this one wants {:.0} %; lower `blocks`, `teams` \
-                 or `threads` of either",
+                "other persistent kernels occupy {:.0} % of {}, and this kernel needs {:.0} %; reduce `blocks`, `teams` \
+                 or `threads` of one of them",
                 100.0 * device.share(),
                 device.name(),
                 100.0 * share
@@ -454,7 +457,7 @@ impl Kernel for PersistentKernel {
                 Ok(())
             }
             Err(unmarked) => {
-                // The end of the kernel is unknown while it runs: its memory is freed only after it.
+                // While the kernel runs, its end is unknown; its memory is freed only after the end.
                 let _ = self.bell.ring(word(self.posted, self.generation) | STOP);
                 let _ = self.stream.synchronize();
                 Err(unmarked.into())
@@ -472,7 +475,7 @@ impl Kernel for PersistentKernel {
         let error = running.end.failure().unwrap_or_else(|| CudaError {
             what: "a persistent kernel".to_owned(),
             code: 0,
-            name: "it ended without a stop request".to_owned(),
+            name: "the kernel ended without a stop request".to_owned(),
             detail: "on_frame must return, not exit".to_owned(),
         });
         self.credits.fail(error.clone());
@@ -487,8 +490,8 @@ impl Kernel for PersistentKernel {
         };
         let (frame, i) = values.into_iter().enumerate().map(first).min()?;
         Some(format!(
-            "on_frame does not return: of {} frames since the kernel's start, frame {frame} or one of the next that \
-             its team works on is not done by block {} (a block reports up to 8 at a time); look for a loop that does \
+            "on_frame does not return: of {} frames since the kernel's start, frame {frame} or one of the next frames that \
+             run concurrently is not finished by block {} (a block reports up to 8 frames at a time); check for a loop that does \
              not end and for __syncthreads() that not all threads reach",
             self.posted,
             i % blocks.max(1)
@@ -515,12 +518,12 @@ impl Kernel for PersistentKernel {
         _: Stream<'_>,
     ) -> Result<Submitted, KernelError> {
         if self.running.is_none() {
-            return Err(defect("a kernel is given frames before it was begun"));
+            return Err(defect("a kernel received frames before it was started"));
         }
         let source = gpu::slots(burst)?;
         let frames = burst.len();
         if frames * self.record_words > self.scratch.len() || frames > out.remaining() {
-            return Err(defect("a burst is longer than was announced"));
+            return Err(defect("a burst is longer than its announced maximum"));
         }
         if let Some(rung) = &self.rung
             && rung.rings_for(self.posted)
@@ -530,7 +533,7 @@ impl Kernel for PersistentKernel {
         let bytes = self.code.output.bytes;
         let (mut next, mut failed) = (0, 0);
         while next < frames {
-            // Frames that are shorter than they should be are left out: old bytes lie behind their end.
+            // Frames that are shorter than expected are skipped, because stale bytes follow their end.
             let first = next;
             while next < frames && burst.length(next) >= self.code.input.bytes {
                 next += 1;
@@ -565,7 +568,7 @@ impl Kernel for PersistentKernel {
 impl Drop for PersistentKernel {
     fn drop(&mut self) {
         if !self.stop() {
-            // Nothing that it was given is freed.
+            // The kernel's memory is leaked.
             self.code.device.mark_hung();
             self.credits.leak_memory();
             std::mem::forget(self.board.clone());

@@ -1,4 +1,4 @@
-//! The frame metadata that device code receives: a record of words, as in daq.cuh.
+//! Metadata of an input frame for device code: a record of words, as defined in daq.cuh.
 
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::KernelError;
@@ -7,12 +7,12 @@ use daq_core::ring::Frame;
 /// Words of a record before its bitmap.
 const HEAD: usize = 5;
 
-/// Words of a record of a frame of up to `places` places.
+/// Number of words of a record for a frame of up to `places` packets.
 pub(super) const fn words(places: u32) -> usize {
     HEAD + (places as usize).div_ceil(64)
 }
 
-/// Writes what is known of `frame` into `record`, which has the words for as many places as were announced.
+/// Writes the metadata of `frame` to `record`, which has room for the announced number of packets.
 pub(super) fn describe(frame: &Frame<'_>, record: &mut [u64]) -> Result<(), KernelError> {
     let meta = frame.meta();
     let places = meta.places;
@@ -22,7 +22,7 @@ pub(super) fn describe(frame: &Frame<'_>, record: &mut [u64]) -> Result<(), Kern
     let words = words.get(..(places as usize).div_ceil(64)).unwrap_or(words);
     let Some(bitmap) = bitmap.get_mut(..words.len()) else {
         return Err(KernelError::Defect(format!(
-            "a frame of {places} places came where at most {} were announced; this is a defect in daq",
+            "a frame has {places} packet slots, more than the announced maximum of {}; this is a defect in daq",
             64 * bitmap.len()
         )));
     };
@@ -30,7 +30,7 @@ pub(super) fn describe(frame: &Frame<'_>, record: &mut [u64]) -> Result<(), Kern
     Ok(())
 }
 
-/// Writes what will be known of a whole frame of one place that a device has not written yet: its number in an epoch.
+/// Writes the metadata of a whole single-packet frame that a device has not written yet: its number in an epoch.
 pub(super) fn prepublish(sequence: u64, epoch: u32, record: &mut [u64]) {
     let (head, bitmap) = record.split_at_mut(HEAD);
     let meta = FrameMeta {

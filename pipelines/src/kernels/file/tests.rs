@@ -143,7 +143,7 @@ fn wrong_keys_are_reported_with_location() {
         (
             "file = \"my.cu\"\noptions = [\"-G\", \"-arch=sm_80\"]",
             "5:18",
-            "leave this option out",
+            "remove this option",
         ),
         (
             "file = \"my.cu\"\nparams = { \"a-b\" = 1 }",

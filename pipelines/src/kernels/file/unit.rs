@@ -1,4 +1,4 @@
-//! The text that is compiled: the user's, and what goes with it.
+//! The compiled text: the user's file and the lines that daq adds.
 
 use super::HEADER;
 use daq_core::gpu::Dispatch;
@@ -8,17 +8,17 @@ use std::path::Path;
 
 /// The name of the header.
 pub(super) const HEADER_NAME: &str = "daq.cuh";
-/// File name of the lines that daq adds, in messages of the compiler.
+/// File name of the lines that daq adds, as shown in compiler messages.
 pub(super) const OURS: &str = "[daq]";
-/// The same of the line for a parameter; its key follows.
+/// File name of the line for a parameter, as shown in compiler messages; the key follows.
 pub(super) const PARAMETER: &str = "[params] ";
 
-/// How the code is to be called.
+/// How the code is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// For a burst at a time.
+    /// Launched once per burst.
     Burst,
-    /// Once, for all frames to come.
+    /// Launched once for all frames.
     Persistent,
 }
 
@@ -31,15 +31,15 @@ impl Entry {
     }
 }
 
-/// A file of the user's and how it is to be compiled.
+/// A user's file and how to compile it.
 #[derive(Clone, Debug)]
 pub(super) struct Unit<'a> {
-    /// The file's name, as the user wrote it.
+    /// File name as written by the user.
     pub(super) name: &'a str,
     pub(super) text: &'a str,
-    /// Where the file lies and what it includes.
+    /// Directory of the file and of the files it includes.
     pub(super) directory: Option<&'a Path>,
-    /// Members of `struct Params` that are to be set.
+    /// Members of `struct Params` to set.
     pub(super) params: Vec<&'a str>,
     pub(super) threads: u32,
     pub(super) options: &'a [String],
@@ -47,14 +47,14 @@ pub(super) struct Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// Everything in one text. Lines keep the numbers that they have in the user's file.
+    /// The complete text. Lines keep their numbers in the user's file.
     pub(super) fn whole(&self) -> String {
         let name = self.name.replace('\\', "\\\\").replace('"', "\\\"");
         let mut text = format!(
             "#include \"{HEADER_NAME}\"\n#line 1 \"{name}\"\n{}\n#line 1 \"{OURS}\"\n",
             self.text
         );
-        // `::Params` is the user's if there is one: names that a using-directive brings are looked for last.
+        // `::Params` is the user's struct if it exists, because names from a using-directive are looked up last.
         text += "namespace daq_otherwise { using Params = daq::NoParams; }\n\
                  using namespace daq_otherwise;\n\
                  DAQ_DETAIL_PARAMS(::Params)\n";

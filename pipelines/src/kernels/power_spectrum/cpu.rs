@@ -1,8 +1,8 @@
 //! The CPU side of `power-spectrum`.
 //!
-//! Two blocks `a` and `b` of real samples go through one complex transform `Z` of `a + i b`. From the symmetry of
-//! their transforms, |A[k]|² + |B[k]|² = (|Z[k]|² + |Z[N-k]|²) / 2. So where both go into one sum, |Z|² is summed
-//! as for complex samples, and the sum is folded once when it is finished.
+//! One complex transform `Z` of `a + i b` processes two blocks `a` and `b` of real samples. From the symmetry of their
+//! transforms, |A[k]|² + |B[k]|² = (|Z[k]|² + |Z[N-k]|²) / 2. If both blocks go into the same sum, |Z|² is summed as
+//! for complex samples, and the sum is folded once when it is finished.
 
 use super::super::samples::{Number, Walk, with_number};
 use super::super::{emit, whole};
@@ -54,13 +54,13 @@ pub(super) fn build(
     }))
 }
 
-/// What does not change.
+/// Constant data of the computation.
 struct Plan {
     shape: Shape,
     input_bytes: usize,
     walk: Walk,
     complex: bool,
-    /// What a sum is multiplied by.
+    /// Factor of a finished sum.
     factor: f64,
     db: bool,
 }
@@ -68,7 +68,7 @@ struct Plan {
 struct Transform {
     detrend: Detrend,
     window: Box<[f32]>,
-    /// Two blocks of real samples.
+    /// Buffers for two blocks of real samples.
     reals: [Box<[f32]>; 2],
     block: Box<[Complex<f32>]>,
     scratch: Box<[Complex<f32>]>,
@@ -76,7 +76,7 @@ struct Transform {
 }
 
 impl Transform {
-    /// The block of complex samples from point `first` on.
+    /// Loads the block of complex samples that starts at point `first`.
     fn load_complex<N: Number>(
         &mut self,
         pairs: &[[N::Raw; 2]],
@@ -98,7 +98,8 @@ impl Transform {
         }
     }
 
-    /// The block of real samples from point `first` on and, as imaginary parts, the one from `second` on.
+    /// Loads the block of real samples that starts at point `first` and, as imaginary parts, the block that starts at
+    /// `second`.
     fn load_real<N: Number>(
         &mut self,
         numbers: &[N::Raw],
@@ -141,7 +142,7 @@ impl Transform {
     }
 }
 
-/// The mean, summed in float64.
+/// Mean, summed in float64.
 #[expect(clippy::cast_possible_truncation, reason = "samples are float32")]
 fn mean(samples: impl ExactSizeIterator<Item = f32>) -> f32 {
     let count = samples.len() as f64;
@@ -169,7 +170,7 @@ impl<N: Number> Kernel for Averager<N> {
     }
 }
 
-/// A summer, and where it writes.
+/// The sums and the output slots they are written to.
 struct Writing<'a, 'b, N> {
     summer: &'a mut Summer<N>,
     out: &'a mut SlotsMut<'b>,
@@ -202,13 +203,13 @@ impl<N: Number> Sums for Writing<'_, '_, N> {
 struct Summer<N> {
     plan: Plan,
     transform: Transform,
-    /// Sums of squared magnitudes, `size` a channel, in the order of the transform.
+    /// Sums of squared magnitudes, `size` per channel, in the order of the transform.
     sums: Box<[f64]>,
     number: PhantomData<fn() -> N>,
 }
 
 impl<N: Number> Summer<N> {
-    /// Adds spectra `first` to `first + count` of every channel to the sums.
+    /// Adds `count` spectra of every channel to the sums, starting at `first`.
     fn sum(&mut self, numbers: &[N::Raw], first: usize, count: usize) {
         let Shape { size, hop, .. } = self.plan.shape;
         let (walk, transform) = (self.plan.walk, &mut self.transform);
@@ -235,7 +236,7 @@ impl<N: Number> Summer<N> {
         }
     }
 
-    /// Writes the sums out as one frame and empties them.
+    /// Writes the sums as one frame and resets them.
     fn finish(&mut self, meta: FrameMeta, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
         let Plan {
             shape,
@@ -253,7 +254,7 @@ impl<N: Number> Summer<N> {
             {
                 let places = slot.as_chunks_mut::<4>().0;
                 if complex {
-                    // The second half of the transform's order are the negative frequencies.
+                    // The second half of the transform contains the negative frequencies.
                     let (from_zero, negative) = sums.split_at(shape.size.div_ceil(2));
                     let ordered = negative.iter().chain(from_zero).copied();
                     write(places, ordered, factor, db);

@@ -1,8 +1,9 @@
 //! The CUDA side of `power-spectrum`.
 //!
-//! Spectra of successive frames that all go in are a stretch, which is done in as few launches as scratch memory
-//! allows. The spectra of one output are cut into pieces, so that there are enough blocks; each piece leaves its sums in
-//! scratch memory, and the last launch puts them together. What an output lacks at the end of a stretch is carried on.
+//! Spectra of consecutive frames that are all used form a run, which takes as few launches as scratch memory allows.
+//! The spectra of one output are divided into pieces, so that there are enough blocks. Each piece leaves its sums in
+//! scratch memory, and the last launch combines them. The sums of an unfinished output are carried over to the next
+//! run.
 
 use super::super::device::{self, code_of, promise, ring, slots, small};
 use super::super::samples::Walk;
@@ -15,33 +16,33 @@ use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 
-/// Bytes of partial sums, where one set for each channel does not take more.
+/// Maximum number of bytes of partial sums, unless one set per channel needs more.
 const PARTIAL_BYTES: usize = 32 << 20;
-/// Most sets of partial sums, where channels are not more.
+/// Maximum number of sets of partial sums, unless there are more channels.
 const MAX_PARTIAL: usize = 1 << 16;
-/// Bytes of work space of long transforms, where one transform for each channel does not take more.
+/// Maximum number of bytes of work space for long transforms, unless one transform per channel needs more.
 const WORK_BYTES: usize = 32 << 20;
-/// Shared memory that every GPU gives a block.
+/// Shared memory per block that every GPU has.
 const SURE_SHARED: usize = 48 << 10;
-/// Pieces for each block that the device can hold, so that none waits long for the last.
+/// Number of pieces per block that the device can hold, so that no block waits long for the last one.
 const PIECES: usize = 2;
-/// Bytes of means, where one for each channel does not take more.
+/// Maximum number of bytes of means, unless one per channel needs more.
 const MEAN_BYTES: usize = 4 << 20;
 const MEAN_THREADS: u32 = 256;
 const COMBINE_THREADS: u32 = 256;
-/// Bins of a block that puts pieces together.
+/// Number of bins per block in the launch that combines pieces.
 const COMBINE_BINS: usize = 32;
 
-/// Sizes of what is allocated.
+/// Sizes of allocations.
 #[derive(Clone, Copy)]
 struct Scratch {
-    /// Sets of partial sums.
+    /// Number of sets of partial sums.
     partial: usize,
-    /// Numbers in a set.
+    /// Numbers per set.
     width: usize,
-    /// Spectra for which there is work space for every channel; 0 where none is needed.
+    /// Number of spectra with work space for every channel; 0 if none is needed.
     work: usize,
-    /// Spectra for which there is space for the means of every channel; 0 where none is needed.
+    /// Number of spectra with space for the means of every channel; 0 if none is needed.
     means: usize,
 }
 
@@ -72,7 +73,7 @@ impl Scratch {
     }
 }
 
-/// Bytes that the side allocates on a device at most.
+/// Maximum number of bytes allocated on a device.
 pub(super) fn memory(keys: &PowerSpectrum, input: &Layout, shape: &Shape) -> usize {
     let most = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
     Passes::new(shape.size, most, SURE_SHARED).map_or(0, |passes| {
@@ -102,8 +103,8 @@ pub(super) fn build(
     let most = most.div_ceil(if input.complex { 1 } else { 2 });
     let passes = Passes::new(shape.size, most, max_shared).ok_or_else(|| {
         KernelError::Refused(format!(
-            "a transform of {} points cannot be done on a GPU; choose a `size` up to 1048576 without a prime factor \
-             above 7, or give the input ring `memory = \"host\"`",
+            "the GPU cannot transform {} points; choose a `size` up to 1048576 without a prime factor \
+             above 7, or set `memory = \"host\"` for the input ring",
             shape.size
         ))
     })?;
@@ -194,7 +195,7 @@ fn grid(blocks: usize, batch: &Batch) -> Grid {
 struct Tables {
     memory: Memory,
     window: usize,
-    /// Where the roots of a short transform are, or of columns, rows and the whole.
+    /// Offsets of the roots: of a short transform, or of columns, rows and the whole transform.
     roots: [usize; 3],
 }
 
@@ -234,7 +235,7 @@ impl Tables {
     }
 }
 
-/// The kernels that sum spectra.
+/// Kernels that sum spectra.
 enum Work {
     Short {
         batch: Batch,
@@ -245,7 +246,7 @@ enum Work {
         rows: Batch,
         down: Function,
         across: Function,
-        /// Transforms between columns and rows.
+        /// Work space between columns and rows.
         space: Memory,
     },
 }
@@ -293,17 +294,17 @@ impl Kernel for Averager {
     }
 }
 
-/// Spectra that follow each other.
+/// Consecutive spectra.
 #[derive(Clone, Copy)]
 struct Stretch {
-    /// The first, counted from the first spectrum of the burst.
+    /// The first one, counted from the first spectrum of the burst.
     first: u64,
     count: u64,
-    /// Slots of the outputs, from the one on that the first spectrum goes into.
+    /// Output slots, starting with the slot of the first spectrum.
     to: Slice,
 }
 
-/// A summer at work on a burst.
+/// State while a burst is launched.
 struct Launching<'a, 'b> {
     stream: &'a driver::Stream,
     from: Slice,
@@ -313,7 +314,7 @@ struct Launching<'a, 'b> {
 }
 
 impl Launching<'_, '_> {
-    /// Puts what has come together on the stream.
+    /// Launches the collected run.
     fn launch(&mut self) -> Result<(), KernelError> {
         match self.stretch.take() {
             Some(stretch) => self.summer.launch(self.stream, &self.from, stretch),
@@ -365,35 +366,35 @@ struct Summer {
     complex: bool,
     walk: Walk,
     channels: usize,
-    /// What a sum is multiplied by.
+    /// Factor of a finished sum.
     factor: f64,
     db: bool,
-    /// Pieces that keep the device busy.
+    /// Number of pieces that keep the device busy.
     blocks: usize,
     scratch: Scratch,
     partial: Memory,
-    /// Sums carried from one launch to the next, read from the current one and written to the other.
+    /// Sums carried from one launch to the next, read from the current buffer and written to the other.
     carry: [Memory; 2],
     current: usize,
-    /// Spectra in the current one.
+    /// Number of spectra in the current buffer.
     pending: u64,
-    /// What computes the means that are subtracted, and where it puts them.
+    /// The function that computes the means to subtract, and their memory.
     means: Option<(Function, Memory)>,
     tables: Tables,
     work: Work,
     combine: Function,
 }
 
-/// How the spectra of one round are cut into outputs and pieces.
+/// How the spectra of one round are divided into outputs and pieces.
 #[derive(Clone, Copy)]
 struct Cut {
     total: u64,
-    /// Spectra of the first output and of later ones, at most `total`.
+    /// Number of spectra of the first output and of later ones, at most `total`.
     left: u64,
     each: u64,
     outputs: usize,
     complete: usize,
-    /// Spectra of a piece, and most pieces of an output.
+    /// Number of spectra per piece, and maximum number of pieces per output.
     chunk: u64,
     pieces: usize,
 }
@@ -420,11 +421,11 @@ impl Summer {
         Ok(())
     }
 
-    /// What of `rest` spectra is done in one round.
+    /// Selects which of the `rest` spectra are processed in one round.
     fn cut(&self, rest: u64) -> Cut {
         let integrate = self.shape.integrate;
         let left = integrate - self.pending;
-        // One output for each set of partial sums.
+        // One output per set of partial sums.
         let most_outputs = (self.scratch.partial / self.channels) as u64;
         let room = left.saturating_add((most_outputs - 1).saturating_mul(integrate));
         let mut total = rest.min(room);
@@ -451,7 +452,7 @@ impl Summer {
         let mut chunk = all
             .div_ceil(self.blocks as u64)
             .next_multiple_of(step as u64);
-        // With one piece for each output they fit.
+        // They fit with one piece per output.
         while as_usize(longest.div_ceil(chunk)) * outputs * self.channels > self.scratch.partial {
             chunk *= 2;
         }
@@ -466,7 +467,7 @@ impl Summer {
         }
     }
 
-    /// Sums the spectra of `cut` from spectrum `first` of the burst on and writes the outputs that are complete.
+    /// Sums the spectra of `cut`, starting at spectrum `first` of the burst, and writes the finished outputs.
     fn round(
         &mut self,
         stream: &driver::Stream,
@@ -618,7 +619,7 @@ impl Summer {
         self.combine(stream, cut, to)
     }
 
-    /// Puts the pieces of a round together.
+    /// Combines the pieces of a round.
     fn combine(
         &mut self,
         stream: &driver::Stream,
@@ -670,7 +671,7 @@ impl Summer {
     }
 }
 
-/// A count that is known to fit.
+/// Converts a count that is known to fit.
 fn as_usize(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! Which spectra go into which output, on CPU and GPU.
+//! Decides which spectra go into which output, on CPU and GPU.
 
 use super::super::account::Account;
 use super::super::blend::{Blend, Step};
@@ -8,9 +8,9 @@ use daq_core::kernel::{KernelError, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease};
 
-/// Sums of spectra on one side.
+/// Sums of spectra, implemented by the CPU and the CUDA side.
 pub(super) trait Sums {
-    /// Adds spectra `first` to `first + count` of every channel of frame `i` of the burst.
+    /// Adds `count` spectra of every channel of frame `i` of the burst, starting at `first`.
     fn add(
         &mut self,
         i: usize,
@@ -19,14 +19,14 @@ pub(super) trait Sums {
         count: usize,
     ) -> Result<(), KernelError>;
 
-    /// Writes the sums out as an average, with this record, and empties them.
+    /// Writes the sums as an average with this metadata, and resets them.
     fn finish(&mut self, meta: FrameMeta) -> Result<(), KernelError>;
 
     /// Empties the sums.
     fn clear(&mut self) -> Result<(), KernelError>;
 }
 
-/// The course of an integration.
+/// State of the current integration.
 pub(super) struct Integration {
     shape: Shape,
     input_bytes: usize,
@@ -34,7 +34,7 @@ pub(super) struct Integration {
     rate: Option<f64>,
     skip: bool,
     restart: bool,
-    /// Spectra in the sums.
+    /// Number of spectra in the sums.
     summed: u64,
     account: Account,
     blend: Blend,
@@ -54,13 +54,13 @@ impl Integration {
         }
     }
 
-    /// Most outputs that `frames` further frames can yield.
+    /// Maximum number of outputs that `frames` more frames can produce.
     pub(super) fn outputs(&self, frames: usize) -> usize {
         let spectra = self.shape.spectra as u128 * frames as u128 + u128::from(self.summed);
         usize::try_from(spectra / u128::from(self.shape.integrate)).unwrap_or(usize::MAX)
     }
 
-    /// Puts a burst into `sums`.
+    /// Adds a burst to `sums`.
     pub(super) fn run(
         &mut self,
         burst: &Lease<'_>,
@@ -134,7 +134,7 @@ impl Integration {
         Ok(())
     }
 
-    /// The number of the output whose first spectrum is spectrum `i` of the frame.
+    /// Number of the output whose first spectrum is spectrum `i` of the frame.
     #[expect(clippy::cast_possible_truncation, reason = "numbers wrap at 64 bits")]
     fn number(&self, meta: &FrameMeta, i: usize) -> u64 {
         let first = u128::from(meta.sequence) * self.shape.spectra as u128 + i as u128;

@@ -1,42 +1,42 @@
-//! How the CUDA side cuts transforms into passes, and how many threads they take.
+//! Divides transforms into passes, and computes the number of threads.
 
 use std::f64::consts::TAU;
 
-/// Longest transform.
+/// Maximum length of a transform.
 const MAX_SIZE: usize = 1 << 20;
-/// Points of transforms that a thread holds at a time, as in the device code.
+/// Number of points that a thread holds at a time, as in the device code.
 const POINTS: usize = 8;
-/// Most threads of a block, as in the device code.
+/// Maximum number of threads per block, as in the device code.
 const MAX_THREADS: usize = 1024;
-/// Points that a block has at a time where sizes leave a choice: of short transforms few, so that blocks wait less for
-/// their own threads; of columns and rows many, so that memory is read in long stretches.
+/// Number of points per block if sizes leave a choice. Short transforms have few, so that blocks wait less for their
+/// own threads; columns and rows have many, so that memory is read in long contiguous parts.
 const SHORT_POINTS: usize = 2048;
 const LONG_POINTS: usize = 4096;
-/// Most short transforms side by side.
+/// Maximum number of short transforms side by side.
 const MAX_SIDE_BY_SIDE: usize = 64;
 
-/// Whether transforms of `size` points can be done.
+/// Whether transforms of `size` points are supported.
 pub(super) fn has(size: usize) -> bool {
     (2..=MAX_SIZE).contains(&size) && Radices::of(size).is_some()
 }
 
-/// The radices of the passes, in order.
+/// Radices of the passes, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Radices {
-    /// Four bits each, the first lowest.
+    /// Four bits per radix; the first is the lowest.
     packed: u64,
     count: u32,
 }
 
 impl Radices {
-    /// `None` where `size` has a prime factor above 7 or takes more than 16 passes.
+    /// Returns `None` if `size` has a prime factor above 7 or needs more than 16 passes.
     fn of(size: usize) -> Option<Self> {
         let mut radices = Self {
             packed: 0,
             count: 0,
         };
         let mut rest = size;
-        // Two passes of radix 4 instead of one of 2 and one of 8.
+        // Two passes of radix 4 instead of one of radix 2 and one of radix 8.
         let twos = size.trailing_zeros();
         let fours = match twos % 3 {
             1 if twos >= 4 => 2,
@@ -69,12 +69,12 @@ impl Radices {
     }
 }
 
-/// Transforms of one length that a block does side by side.
+/// Transforms of one length that a block computes side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Batch {
     pub(super) size: usize,
     pub(super) count: usize,
-    /// As the device code takes them.
+    /// Radices in the device code's format.
     pub(super) radices: u64,
     pub(super) threads: usize,
     /// Bytes of shared memory.
@@ -82,7 +82,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// `None` where they are too many for a block with `max_shared` bytes of shared memory.
+    /// Returns `None` if a block with `max_shared` bytes of shared memory cannot hold them.
     fn new(size: usize, count: usize, max_shared: usize) -> Option<Self> {
         let radices = Radices::of(size)?;
         let threads = radices
@@ -90,8 +90,8 @@ impl Batch {
             .map(|radix| (size / radix * count).div_ceil(POINTS / radix))
             .max()?
             .next_multiple_of(32);
-        // Points are spread and transforms set apart as the device code's `Batch` says; behind them are two addresses
-        // for each transform.
+        // Points are padded and transforms separated as in the device code's `Batch`; two addresses per transform
+        // follow.
         let pitch = (size + size / 16) | 1;
         let shared = count * (pitch + 2) * 8;
         let fits = threads <= MAX_THREADS && shared <= max_shared;
@@ -104,7 +104,7 @@ impl Batch {
         })
     }
 
-    /// As many as have `points` points together, at most `most`.
+    /// Uses as many transforms as have `points` points together, at most `most`.
     fn of(size: usize, points: usize, most: usize, max_shared: usize) -> Option<Self> {
         let wanted = (points / size).min(MAX_SIDE_BY_SIDE).min(most).max(1);
         (1..=wanted)
@@ -113,18 +113,18 @@ impl Batch {
     }
 }
 
-/// How transforms of one size are done.
+/// Method for transforms of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Passes {
-    /// In shared memory.
+    /// Transforms in shared memory.
     Short(Batch),
     /// Columns, then rows.
     Long { columns: Batch, rows: Batch },
 }
 
 impl Passes {
-    /// For transforms of `size` points, of which up to `most` go into one sum, in blocks with `max_shared` bytes of
-    /// shared memory. `None` where [`has`] says so.
+    /// Selects the method for transforms of `size` points, of which up to `most` go into one sum, in blocks with
+    /// `max_shared` bytes of shared memory. Returns `None` if [`has`] is false.
     pub(super) fn new(size: usize, most: usize, max_shared: usize) -> Option<Self> {
         if !has(size) {
             return None;
@@ -132,7 +132,7 @@ impl Passes {
         if let Some(batch) = Batch::of(size, SHORT_POINTS, most, max_shared) {
             return Some(Self::Short(batch));
         }
-        // Columns and rows about as long as each other.
+        // Columns and rows have similar lengths.
         (2..=size.isqrt())
             .rev()
             .filter(|down| size.is_multiple_of(*down))
@@ -146,7 +146,7 @@ impl Passes {
     }
 }
 
-/// `exp(-2 π i k / size)` for every `k` below `size`, real and imaginary parts in float32.
+/// Returns `exp(-2 π i k / size)` for every `k` below `size`, real and imaginary parts in float32.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the transform is float32; the angle is not"

@@ -4,8 +4,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use std::f64::consts::TAU;
 
-/// What a block is multiplied by before its transform. All are periodic: `w[n]` for `n` in `0..size` is one
-/// period, as spectra want it.
+/// Window by which a block is multiplied before its transform. All windows are periodic: `w[n]` for `n` in `0..size` is
+/// one period, as required for spectra.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Window {
@@ -21,7 +21,7 @@ pub enum Window {
 }
 
 impl Window {
-    /// `w[n]` of a window of `size`.
+    /// Returns `w[n]` of a window of `size` points.
     ///
     /// ```
     /// use daq_pipelines::kernels::power_spectrum::Window;
@@ -43,7 +43,7 @@ impl Window {
             .sum()
     }
 
-    /// The sum of `each` over a window of `size`.
+    /// Returns the sum of `each` over a window of `size` points.
     pub(super) fn sum(self, size: usize, each: impl Fn(f64) -> f64) -> f64 {
         (0..size).map(|n| each(self.at(n, size))).sum()
     }

@@ -1,7 +1,7 @@
 //! The CPU side of `stats`.
 //!
-//! Numbers are taken in tiles that stay in the first-level cache. Of 8-bit types only the codes are counted; what
-//! the fields are follows from how often each of the 256 codes came.
+//! Numbers are processed in tiles that stay in the L1 cache. For 8-bit types only the codes are counted; the fields are
+//! computed from the number of occurrences of each of the 256 codes.
 
 use super::super::samples::{Number, Walk, with_number};
 use super::super::{emit, whole};
@@ -14,13 +14,13 @@ use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease, SlotsMut};
 use std::marker::PhantomData;
 
-/// Samples of one channel that are looked at together.
+/// Number of samples per channel that are processed together.
 const TILE: usize = 512;
-/// Sums that run side by side.
+/// Number of parallel sums.
 const LANES: usize = 4;
-/// Tables of codes that are counted in turn, so that equal codes in a row do not wait for each other.
+/// Number of code tables used in turn, so that equal consecutive codes do not wait for each other.
 const TABLES: usize = 4;
-/// Samples after which the tables of codes are emptied, long before a count can overflow.
+/// Number of samples after which the code tables are flushed, long before a count can overflow.
 const MAX_COUNTED: usize = 1 << 30;
 /// Bytes of the buffers that do not depend on the configuration.
 pub(super) const WORK_BYTES: usize = TILE * 18 + TABLES * 256 * 4;
@@ -58,7 +58,7 @@ pub(super) fn build(
     }))
 }
 
-/// The fields of one channel, still as sums.
+/// Fields of one channel, as sums.
 #[derive(Clone, Copy, Debug)]
 struct Tally {
     count: u64,
@@ -83,7 +83,7 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Adds `numbers`, leaving NaNs out.
+    /// Adds `numbers`, skipping NaNs.
     fn add(&mut self, numbers: &[f64], limits: (f64, f64)) {
         let (chunks, rest) = numbers.as_chunks::<LANES>();
         let mut lanes = [Self::default(); LANES];
@@ -107,7 +107,7 @@ impl Tally {
 
     #[inline]
     fn add_one(&mut self, x: f64, (low, high): (f64, f64)) {
-        // Comparisons with a NaN are false, so it moves neither minimum nor maximum.
+        // Comparisons with NaN are false, so NaN changes neither minimum nor maximum.
         self.min = if x < self.min { x } else { self.min };
         self.max = if x > self.max { x } else { self.max };
         let value = if x.is_nan() { 0.0 } else { x };
@@ -117,7 +117,7 @@ impl Tally {
         self.clip += u64::from(x <= low) | u64::from(x >= high);
     }
 
-    /// Adds `x`, which is not a NaN, `times` times.
+    /// Adds `x`, which is not NaN, `times` times.
     fn add_many(&mut self, x: f64, times: u64, (low, high): (f64, f64)) {
         self.min = self.min.min(x);
         self.max = self.max.max(x);
@@ -142,17 +142,17 @@ impl Tally {
     }
 }
 
-/// All but what depends on the type of the numbers.
+/// State that does not depend on the type of the numbers.
 struct State {
     input_bytes: usize,
     walk: Walk,
     points: usize,
     complex: bool,
-    /// Numbers at or below the first, or at or above the second, are clipped.
+    /// Numbers at or below the first value, or at or above the second, are clipped.
     limits: (f64, f64),
     histogram: Option<Histogram>,
     channels: Box<[Tally]>,
-    /// The histogram's counts, channel after channel.
+    /// Counts of the histogram, channel by channel.
     counts: Box<[u64]>,
 }
 
@@ -167,7 +167,7 @@ impl State {
             for (c, tally) in channels.iter().enumerate() {
                 let histogram = counts[c * bins..][..bins].iter().map(|count| *count as f64);
                 let values = tally.fields().into_iter().chain(histogram);
-                // The values come first, so that the end of them takes no place.
+                // The numbers come first.
                 for (value, place) in values.zip(places.by_ref()) {
                     *place = value.to_le_bytes();
                 }
@@ -208,7 +208,7 @@ impl<N: Number> Kernel for Merger<N> {
     }
 }
 
-/// A counter, and where it writes.
+/// The counters and the output slots they are written to.
 struct Writing<'a, 'b, N> {
     counter: &'a mut Counter<N>,
     out: &'a mut SlotsMut<'b>,

@@ -1,8 +1,8 @@
 //! The CUDA side of `stats`.
 //!
-//! Successive frames that all go in are a stretch. Each block counts a part of one channel of one frame and leaves its
-//! sums in scratch memory; histograms are added up in a buffer for each output. A second launch puts the sums together,
-//! writes the outputs that are complete, and keeps the rest for the next stretch.
+//! Consecutive frames that are all used form a run. Each block counts a part of one channel of one frame and leaves its
+//! sums in scratch memory; histograms are added up in a buffer per output. A second launch combines the sums, writes
+//! the finished outputs, and keeps the rest for the next run.
 
 use super::super::device::{self, code_of, promise, ring, slots, small};
 use super::super::samples::Walk;
@@ -16,31 +16,31 @@ use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 
 const THREADS: u32 = 256;
-/// Blocks that a multiprocessor is given.
+/// Number of blocks per multiprocessor.
 const BLOCKS: usize = 16;
-/// Fewest numbers of a part, and what parts are multiples of, so that wide loads are aligned.
+/// Minimum number of numbers per part; parts are multiples of it, so that wide loads are aligned.
 const MIN_NUMBERS: usize = 8192;
 const WHOLE: usize = 64;
-/// Most numbers of a part: they are counted in 32 bits.
+/// Maximum number of numbers per part, because they are counted in 32 bits.
 const MAX_NUMBERS: usize = 1 << 30;
-/// Parts of one launch, where channels are not more.
+/// Maximum number of parts per launch, unless there are more channels.
 const MAX_PARTS: usize = 1 << 14;
-/// Bins of a histogram that is counted in shared memory.
+/// Maximum number of bins of a histogram in shared memory.
 const MAX_SHARED: usize = 8192;
-/// Bytes of histograms, where that of one output does not take more.
+/// Maximum number of bytes of histograms, unless one output needs more.
 const HISTOGRAM_BYTES: usize = 16 << 20;
-/// Most outputs that are counted at a time.
+/// Maximum number of outputs that are counted at a time.
 const MAX_BUFFERS: usize = 256;
-/// Bytes of the device code's `Tally`.
+/// Size of the device code's `Tally` in bytes.
 const TALLY_BYTES: usize = 48;
 
-/// Outputs that are counted at a time: one complete, one begun, and more where there is room.
+/// Number of outputs that are counted at a time: a finished one, a started one, and more if there is room.
 fn buffers(channels: usize, bins: usize) -> usize {
     let each = channels * bins.max(1) * 8;
     (HISTOGRAM_BYTES / each).clamp(2, MAX_BUFFERS)
 }
 
-/// Bytes that the side allocates on a device.
+/// Number of bytes allocated on a device.
 pub(super) fn memory(input: &Layout, bins: usize) -> usize {
     let channels = input.channels as usize;
     let kept = buffers(channels, bins) * channels * (bins * 8 + TALLY_BYTES);
@@ -72,7 +72,7 @@ pub(super) fn build(
     let buffers = buffers(channels, bins);
     let parts = MAX_PARTS.max(channels);
     let plain = |bytes: usize| Memory::with(device, bytes, Backing::Plain);
-    // The tally of nothing: no numbers, and the extremes of an empty set.
+    // The empty tally: no numbers, and the extremes of an empty set.
     let mut nothing = [0; TALLY_BYTES];
     nothing[16..24].copy_from_slice(&f64::INFINITY.to_le_bytes());
     nothing[24..32].copy_from_slice(&f64::NEG_INFINITY.to_le_bytes());
@@ -145,17 +145,17 @@ impl Kernel for Merger {
     }
 }
 
-/// Frames that follow each other.
+/// Consecutive frames.
 #[derive(Clone, Copy)]
 struct Stretch {
-    /// The first frame of the burst.
+    /// Index of the first frame in the burst.
     first: usize,
     count: usize,
-    /// Slots of the outputs, from the one on that the first frame goes into.
+    /// Output slots, starting with the slot of the first frame.
     to: Slice,
 }
 
-/// A counter at work on a burst.
+/// State while a burst is launched.
 struct Launching<'a, 'b> {
     stream: &'a driver::Stream,
     from: Slice,
@@ -165,7 +165,7 @@ struct Launching<'a, 'b> {
 }
 
 impl Launching<'_, '_> {
-    /// Puts what has come together on the stream. The last output is ended early if `early`.
+    /// Launches the collected run. Ends the last output early if `early`.
     fn launch(&mut self, early: bool) -> Result<(), KernelError> {
         match self.stretch.take() {
             Some(stretch) => self.counter.launch(self.stream, &self.from, stretch, early),
@@ -208,7 +208,7 @@ impl Tallies for Launching<'_, '_> {
     }
 }
 
-/// The histogram as device code takes it.
+/// The histogram in the device code's format.
 struct Table {
     count: usize,
     arguments: [Argument; 5],
@@ -237,7 +237,7 @@ impl Table {
 
 struct Counter {
     scalar: Argument,
-    /// Numbers of a sample.
+    /// Numbers per sample.
     parts: usize,
     points: usize,
     channels: usize,
@@ -247,25 +247,25 @@ struct Counter {
     bins: Table,
     in_shared: bool,
     grid: Grid,
-    /// Blocks that fill the device.
+    /// Number of blocks that fill the device.
     blocks: usize,
     most_parts: usize,
     partial: Memory,
-    /// Histograms of `buffers` outputs, all 0 but those of outputs under way.
+    /// Histograms of `buffers` outputs; all are 0 except those of unfinished outputs.
     counts: Memory,
     /// Sums of the same outputs.
     kept: Memory,
     edges: Memory,
     buffers: usize,
-    /// The buffer of the output under way.
+    /// Buffer of the unfinished output.
     buffer: usize,
-    /// Frames in it.
+    /// Number of frames in the unfinished output.
     pending: u64,
     count: Function,
     finish: Function,
 }
 
-/// How the frames of one round are cut into outputs and parts.
+/// How the frames of one round are divided into outputs and parts.
 #[derive(Clone, Copy)]
 struct Cut {
     frames: usize,
@@ -273,7 +273,7 @@ struct Cut {
     each: u64,
     outputs: usize,
     complete: usize,
-    /// Numbers of a part, and parts of a channel of a frame.
+    /// Number of numbers per part, and of parts per channel and frame.
     chunk: usize,
     pieces: usize,
 }
@@ -303,7 +303,7 @@ impl Counter {
         }
     }
 
-    /// What of `rest` frames is done in one round; with the last of them the output ends if `early`.
+    /// Selects which of the `rest` frames are processed in one round; the last one ends the output if `early`.
     fn cut(&self, rest: usize, early: bool) -> Cut {
         let left = self.every - self.pending;
         let more = (self.buffers as u64 - 1).saturating_mul(self.every);

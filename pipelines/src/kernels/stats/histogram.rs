@@ -1,14 +1,14 @@
-//! Where the bins of a histogram lie.
+//! Bins of a histogram.
 
 use super::Bins;
 
-/// Equally wide bins with the edges that numpy gives them.
+/// Equally wide bins with the same edges as in numpy.
 pub(super) struct Histogram {
     pub(super) bins: Bins,
     pub(super) per_unit: f64,
-    /// The lower edge of each bin, and the upper one of the last.
+    /// Lower edge of each bin, and the upper edge of the last bin.
     pub(super) edges: Box<[f64]>,
-    /// Whether rounding can put a number that lies at an edge into the neighbour.
+    /// Whether rounding can put a number at an edge into the neighbouring bin.
     pub(super) rounds: bool,
 }
 
@@ -23,7 +23,7 @@ impl Histogram {
             }
         };
         let per_unit = bins.count as f64 / (bins.high - bins.low);
-        // The difference of whole numbers of at most 33 bits is exact, and so is it divided by a power of two.
+        // The difference of integers of at most 33 bits is exact, and so is its quotient by a power of two.
         let whole = |x: f64| x.fract() == 0.0 && x.abs() <= 4_294_967_296.0;
         let exact = integers && whole(bins.low) && step >= 1.0 && step.log2().fract() == 0.0;
         Self {
@@ -34,7 +34,7 @@ impl Histogram {
         }
     }
 
-    /// The bin of `x`; `None` outside of the range.
+    /// Returns the bin of `x`; `None` outside the range.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,

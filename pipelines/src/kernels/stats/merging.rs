@@ -1,4 +1,4 @@
-//! Which frames go into which output, on CPU and GPU.
+//! Decides which frames go into which output, on CPU and GPU.
 
 use super::super::account::Account;
 use super::super::blend::{Blend, Step};
@@ -7,20 +7,20 @@ use daq_core::kernel::{KernelError, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease};
 
-/// What is counted on one side.
+/// Counters, implemented by the CPU and the CUDA side.
 pub(super) trait Tallies {
     /// Counts the numbers of frame `i` of the burst.
     fn add(&mut self, i: usize, frame: &Frame<'_>) -> Result<(), KernelError>;
 
-    /// Writes the counts as one frame with this record, and resets them.
+    /// Writes the counts as one frame with this metadata, and resets them.
     fn finish(&mut self, meta: FrameMeta) -> Result<(), KernelError>;
 }
 
-/// The course of an output.
+/// State of the current output.
 pub(super) struct Merging {
     input_bytes: usize,
     every: u64,
-    /// Frames that went in since the last output.
+    /// Number of frames merged since the last output.
     merged: u64,
     account: Account,
     blend: Blend,
@@ -37,13 +37,13 @@ impl Merging {
         }
     }
 
-    /// Most outputs that `frames` further frames can yield: a frame ends at most one, its own, or at a new epoch the
-    /// one before it.
+    /// Maximum number of outputs that `frames` more frames can produce: each frame ends at most its own output, or at a
+    /// new epoch the previous one.
     pub(super) const fn outputs(frames: usize) -> usize {
         frames
     }
 
-    /// Puts a burst into `tallies`.
+    /// Adds a burst to `tallies`.
     pub(super) fn run(
         &mut self,
         burst: &Lease<'_>,

@@ -1,4 +1,4 @@
-//! How the frames of an engine count: their numbers, epochs, and what is missing between them.
+//! Numbers and epochs of an engine's frames, and the frames missing between them.
 
 use daq_core::dma::{FrameSequence, Origin, Step};
 use daq_core::frame::{Flags, FrameMeta};
@@ -9,21 +9,21 @@ use daq_core::ledger::{Cause, SourceLedger};
 #[derive(Debug)]
 pub(super) struct FrameNumbering {
     numbers: Option<FrameSequence>,
-    /// The next frame's number.
+    /// Number of the next frame.
     next: u64,
     epoch: u32,
-    /// Whether the next frame opens an epoch.
+    /// Whether the next frame starts an epoch.
     opens: bool,
-    /// Whether no frame of the epoch has said yet that it opens it.
+    /// Flags of the epoch's first frame until a frame carries them.
     flags: Flags,
-    /// Frames that were lost here since the last one that carried a number, by cause: the next number says how many are
-    /// missing, and these say why.
+    /// Number of frames lost in this process since the last frame that carried a number, by cause. The next number shows
+    /// how many frames are missing, and these counts assign the causes.
     owed: [u64; Cause::ALL.len()],
-    /// What the sender of the last frame that had one called its epoch.
+    /// The sender's epoch of the last frame that reported one.
     origin: Option<u64>,
-    /// The same of frames up to one whose number is doubted, that one too: they are before what goes on from it.
+    /// Losses up to and including the last frame with a doubtful number; they precede the frames after it.
     doubted: [u64; Cause::ALL.len()],
-    /// Frames in a row whose numbers are doubted.
+    /// Number of consecutive frames with doubtful numbers.
     doubtful_frames: u32,
     is_logged: bool,
 }
@@ -47,12 +47,12 @@ impl FrameNumbering {
         }
     }
 
-    /// What the numbers are read by; `None` where transfers are counted.
+    /// Where frame numbers are read from; `None` if transfers are counted.
     pub(super) const fn numbers(&self) -> Option<&FrameSequence> {
         self.numbers.as_ref()
     }
 
-    /// The stream was interrupted: what comes is not known to go on where it was.
+    /// Marks an interruption of the stream: the next frame may not continue the numbering.
     pub(super) const fn interrupt(&mut self) {
         match &mut self.numbers {
             Some(numbers) => numbers.interrupt(),
@@ -60,16 +60,17 @@ impl FrameNumbering {
         }
     }
 
-    /// Returns whether to log that frame numbers do not continue: the design may not write them, or not in every frame.
+    /// Returns whether to log that frame numbers do not continue, because the design may not write them, or not in
+    /// every frame.
     ///
-    /// True once.
+    /// Returns true only once.
     pub(super) const fn has_lost_sync(&mut self) -> bool {
         self.doubtful_frames >= MAX_DOUBTFUL_FRAMES && !std::mem::replace(&mut self.is_logged, true)
     }
 
-    /// Counts `transfers` of which nothing can be known any more, lost to `cause`.
+    /// Counts `transfers` whose content is unknown as lost to `cause`.
     ///
-    /// Where frames carry numbers the next one shows how many are missing; they are counted then.
+    /// If frames carry numbers, the next number shows how many frames are missing, and they are counted then.
     pub(super) fn lose(&mut self, transfers: u64, cause: Cause, ledger: &SourceLedger) {
         if self.numbers.is_some() {
             self.owed[cause as usize] += transfers;
@@ -81,14 +82,14 @@ impl FrameNumbering {
         ledger.lost(cause).add(transfers);
     }
 
-    /// Counts `frames` that their sender reports as lost to `cause`, and `missing` frames before them as wire gap.
+    /// Counts `frames` that the sender reports as lost to `cause`, and `missing` frames before them as wire gap.
     pub(super) fn lose_reported(frames: u64, missing: u64, cause: Cause, ledger: &SourceLedger) {
         ledger.expected.add(frames + missing);
         ledger.lost(cause).add(frames);
         ledger.lost(Cause::WireGap).add(missing);
     }
 
-    /// Counts `missing` frames as lost to what is known to have been lost here, and the rest to `gap`.
+    /// Counts `missing` frames: first those known to be lost in this process, the rest as `gap`.
     fn miss(&mut self, missing: u64, gap: Cause, ledger: &SourceLedger) {
         ledger.expected.add(missing);
         let mut left = missing;
@@ -110,7 +111,7 @@ impl FrameNumbering {
         self.flags = Flags::EPOCH;
     }
 
-    /// The record of the next frame, which stands at `next`.
+    /// Returns the metadata of the next frame.
     fn meta(&mut self) -> FrameMeta {
         FrameMeta {
             sequence: self.next,
@@ -122,8 +123,9 @@ impl FrameNumbering {
         }
     }
 
-    /// The next frame, which carries `raw` where frames carry numbers: counts it as expected, and what is missing before
-    /// it as lost to what was lost here, else to `gap`. One whose number goes on from nothing is [damaged](Self::damaged).
+    /// Counts the next frame as expected, with its number bytes `raw` if frames carry numbers. Missing frames before it
+    /// count as losses in this process, the rest as `gap`. A frame whose number continues no sequence is
+    /// [damaged](Self::damaged).
     pub(super) fn frame(
         &mut self,
         raw: Option<u64>,
@@ -169,8 +171,8 @@ impl FrameNumbering {
         meta
     }
 
-    /// Returns the record of the next frame, for which its sender reports `origin`. Counts it as expected, and `missing`
-    /// frames before it as wire gap.
+    /// Returns the metadata of the next frame, for which the sender reports `origin`. Counts the frame as expected, and
+    /// `missing` frames before it as wire gap.
     pub(super) fn reported(
         &mut self,
         origin: Origin,
@@ -192,14 +194,15 @@ impl FrameNumbering {
         }
     }
 
-    /// What was lost before a doubtful frame and after it is one.
+    /// Merges the losses before and after a doubtful frame.
     fn join(&mut self) {
         for (owed, doubted) in self.owed.iter_mut().zip(&mut self.doubted) {
             *owed += std::mem::take(doubted);
         }
     }
 
-    /// The same of a frame whose payload is damaged: counted as lost, and its record says that nothing of it arrived.
+    /// As `reported`, for a frame with a damaged payload: it counts as lost, and its metadata marks all of it as
+    /// missing.
     pub(super) fn reported_damaged(
         &mut self,
         origin: Origin,
@@ -215,8 +218,8 @@ impl FrameNumbering {
         }
     }
 
-    /// The next frame, whose payload is damaged, or has no room for its number: counted as lost, at once or, where frames
-    /// carry numbers, with the next number. Its record says that nothing of it arrived.
+    /// Handles a frame whose payload is damaged or too short for its number. It counts as lost, immediately or, if
+    /// frames carry numbers, with the next number. Its metadata marks all of it as missing.
     pub(super) fn damaged(&mut self, ledger: &SourceLedger) -> FrameMeta {
         let meta = if self.numbers.is_some() {
             self.owed[Cause::BadPacket as usize] += 1;
@@ -238,14 +241,14 @@ impl FrameNumbering {
         }
     }
 
-    /// The end, of the stream or of its count: no number will tell of what was lost here.
+    /// Counts the open losses at the end of the stream or of its numbering, because no later number will reveal them.
     pub(super) fn settle(&mut self, ledger: &SourceLedger) {
         settle(&mut self.doubted, ledger);
         settle(&mut self.owed, ledger);
     }
 }
 
-/// Counts `losses` as what they are.
+/// Counts `losses` under their causes.
 fn settle(losses: &mut [u64; Cause::ALL.len()], ledger: &SourceLedger) {
     for (lost, cause) in losses.iter_mut().zip(Cause::ALL) {
         let lost = std::mem::take(lost);

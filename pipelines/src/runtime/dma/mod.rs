@@ -1,12 +1,12 @@
-//! A DMA engine's thread: credits out, completions in, frames published.
+//! The thread of a DMA engine: submits credits, takes completions, publishes frames.
 //!
 //! ```text
 //!   ring's slots ──addresses once──▶ engine ──completion──▶ describe ─▶ publish
-//!        ▲                             │
-//!        └────────── credits ──────────┘        an engine that can be held back writes the ring itself
+//!      ▲                             │
+//!        └────────── credits ──────────┘        an engine with backpressure writes the ring itself
 //!
-//!   slots of its own ◀── engine goes round        one that cannot, or may not write where the ring lies
-//!        └──copy──▶ open slots of the ring ──▶ overtaken meanwhile? ──▶ publish
+//!   slots of its own ◀── free-running engine     without backpressure, or if it cannot write the ring's memory
+//!        └──copy──▶ open slots of the ring ──▶ overwritten meanwhile? ──▶ publish
 //! ```
 
 mod frame_numbering;
@@ -33,11 +33,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Timeout for an engine to stop; after it bus mastering is disabled.
+/// Timeout for an engine to stop; afterwards bus mastering is disabled.
 const STOP: Duration = Duration::from_millis(500);
 /// Number of consecutive faults without a frame after which the pipeline fails.
 const FAULTS: u32 = 8;
-/// How long the thread polls before it sleeps.
+/// Polling time before the thread sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 /// Sleep time without interrupts.
 const IDLE_SLEEP: Duration = Duration::from_micros(50);
@@ -55,12 +55,12 @@ pub(super) enum DmaError {
     Region(#[from] RegionError),
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// What it says of its transfers cannot be.
+    /// The engine reported an impossible transfer.
     #[error("{0}")]
     Unbelievable(String),
 }
 
-/// What an engine's thread is made of.
+/// Inputs of an engine's thread.
 pub(super) struct Parts {
     pub(super) name: String,
     pub(super) engine: Box<dyn Engine>,
@@ -71,19 +71,19 @@ pub(super) struct Parts {
     pub(super) wait: Wait,
     pub(super) started: Arc<AtomicU64>,
     pub(super) control: Arc<Control>,
-    /// The doorbell that it is to ring, once its path is proved.
+    /// Doorbell that the engine rings after its path is verified.
     pub(super) bell: Option<DeviceDoorbell>,
-    /// What may make GPU memory that a device stores to, and what that device is to it.
+    /// Backends that can allocate GPU memory for a device, and the device's role.
     pub(super) backends: Vec<Backend>,
     pub(super) writer: Writer,
 }
 
-/// What is known of the way of its bytes.
+/// State of the engine's data path.
 enum Path {
-    /// The next transfers are looked at; whether one has been.
+    /// The next transfers are verified; the flag is set after the first one.
     Unproven(Prover, bool),
     Proven,
-    /// It does not work, and there is no other: nothing is published any more.
+    /// The path does not work and there is no other; nothing is published any more.
     GivenUp,
 }
 
@@ -96,11 +96,11 @@ pub(super) struct Runner {
     path: Path,
     backends: Vec<Backend>,
     completions: Completions,
-    /// Transfers since the engine was armed.
+    /// Number of transfers since the engine was armed.
     transfers: u64,
-    /// Bytes of a frame's number, read without allocating.
+    /// Buffer for a frame's number, so that reading it does not allocate.
     number: [u8; 8],
-    /// Faults since the last frame.
+    /// Number of faults since the last frame.
     faults: u32,
     ledger: SourceLedger,
     counters: EngineCounters,
@@ -110,14 +110,14 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// Maps memory and makes whatever the thread needs; the engine does not run yet.
+    /// Maps memory and creates everything the thread needs; does not start the engine.
     pub(super) fn new(parts: Parts) -> Result<Self, DmaError> {
         let Parts {
             engine, producer, ..
         } = parts;
         let faults = engine.faults().len();
         let (slots, places) = (producer.options().slots, producer.options().places);
-        // Half of the slots at a time where frames are carried: the other half is filled meanwhile.
+        // If frames are copied, half of the slots at a time; the engine fills the other half meanwhile.
         let capacity = if engine.caps().supports_backpressure {
             slots
         } else {
@@ -152,13 +152,13 @@ impl Runner {
 
     pub(super) fn run(mut self, heartbeat: &Heartbeat) {
         if let Err(error) = self.work(heartbeat) {
-            // The device, or what the machine gives it.
+            // Writes to the device or its host memory may be the cause.
             let kind = FailureKind::Device;
             let name = format!("source `{}`", self.name);
             self.control.fail(kind, name, error.to_string());
         }
         if let Err(error) = self.stop() {
-            tracing::warn!("source {}: at its end: {error}", self.name);
+            tracing::warn!("source {}: cannot stop cleanly: {error}", self.name);
         }
     }
 
@@ -187,11 +187,11 @@ impl Runner {
         Ok(())
     }
 
-    /// Says that nothing comes from a card that has something to fill.
+    /// Logs that a device with free slots completes no transfers.
     fn log_silence(&self, idle: Duration) {
         if !self.port.is_starved(&self.producer) {
             tracing::warn!(
-                "source {}: {} has finished no transfer for {} s: its sender is silent, sends to another address, or hangs",
+                "source {}: {} has completed no transfer for {} s; its sender is silent, sends to another address, or hangs",
                 self.name,
                 self.port.name(),
                 idle.as_secs()
@@ -203,7 +203,7 @@ impl Runner {
         matches!(self.path, Path::Proven)
     }
 
-    /// Has the engine fill what is free, from the slot of the next frame on.
+    /// Gives the engine the free slots, starting at the slot of the next frame.
     fn arm(&mut self) -> Result<(), DmaError> {
         self.transfers = 0;
         if let Path::Unproven(prover, is_looked_at) = &mut self.path {
@@ -213,8 +213,8 @@ impl Runner {
         self.port.arm(&self.producer, self.is_proven())
     }
 
-    /// Gives the engine what is free, one slot alone before the path is proved, and takes what it has finished; says
-    /// whether there was any.
+    /// Gives the engine the free slots (only one until the path is verified), and publishes what it has completed.
+    /// Returns whether anything was completed.
     fn step(&mut self) -> Result<bool, DmaError> {
         let is_proving = !self.is_proven();
         self.port.credit(&mut self.producer, is_proving);
@@ -222,7 +222,7 @@ impl Runner {
         self.completions.clear(limit);
         let polled = self.port.poll(&mut self.completions);
         self.count_faults();
-        // What was finished before a fault is whole.
+        // Transfers completed before a fault are intact.
         let moved = self.take()?;
         polled?;
         Ok(moved)
@@ -233,7 +233,7 @@ impl Runner {
         for (name, times) in names.iter().zip(self.completions.faults()) {
             if *times > 0 && self.counters.fault(name, *times) {
                 tracing::warn!(
-                    "source {}: its engine reports {name}; further faults are counted only",
+                    "source {}: the DMA engine reports fault {name}; further faults are only counted",
                     self.name
                 );
             }
@@ -279,10 +279,10 @@ impl Runner {
         Ok(true)
     }
 
-    /// Looks whether the first transfer wrote what it says; true if what was finished can be published. If it did not its
-    /// frame is not, and the path is given up for another.
+    /// Verifies that the first transfer wrote exactly the reported bytes. Returns true if completed transfers can be
+    /// published. Otherwise its frame is not published, and the engine changes to another path.
     fn prove(&mut self) -> Result<bool, DmaError> {
-        // Until it has been looked at, whatever ends this leaves nothing to publish.
+        // Until the verification is complete, an error must leave nothing to publish.
         let Path::Unproven(prover, is_looked_at) = std::mem::replace(&mut self.path, Path::GivenUp)
         else {
             return Ok(false);
@@ -291,7 +291,7 @@ impl Runner {
             self.path = Path::Unproven(prover, is_looked_at);
             return Ok(false);
         };
-        // One of which parts never came tells nothing either, where what is missing is not written by anyone.
+        // A transfer with missing parts proves nothing if no one writes the missing parts.
         let is_whole = !self.port.writes_past_length()
             || first
                 .origin
@@ -302,11 +302,11 @@ impl Runner {
             self.done(0)?.length
         };
         let slot = self.port.slot_of(self.transfers + first.passed);
-        // The kernel maps host memory for a card that has a driver: it is the sender that may lie, or may have died over an
-        // earlier frame in this slot.
+        // Linux maps host memory for a device that has a driver. The fault may then lie with the sender, which may also
+        // have died during an earlier frame in this slot.
         let is_mapped = first.origin.is_some() && !self.port.can_fall_back();
         let Some(seen) = prover.look(&self.port, slot, written, !is_looked_at)? else {
-            // Nothing can be verified with this transfer, so it counts as damaged and the next one is checked.
+            // This transfer cannot be verified, so it counts as damaged, and the next one is checked.
             self.path = Path::Unproven(prover, true);
             if !is_mapped {
                 self.completions.mark_first_bad();
@@ -314,7 +314,7 @@ impl Runner {
             return Ok(true);
         };
         if self.port.overwritten()? > self.transfers + first.passed {
-            // Another one has come over it meanwhile.
+            // Another transfer has overwritten it meanwhile.
             self.path = Path::Unproven(prover, is_looked_at);
             self.completions.mark_first_bad();
             return Ok(true);
@@ -332,11 +332,11 @@ impl Runner {
             return Ok(true);
         }
         self.counters.prove(Proof::Disproved);
-        // The device has it no more, and it is nowhere here.
+        // The device no longer has the data, and host memory does not contain it.
         self.drop_frames(0, 1, Cause::BadPacket);
         let seen = seen.own + seen.beside;
         let why = format!(
-            "{} says that it has written {written} bytes, but {} words of them are as they were, and {} words beside them \
+            "{} reported {written} bytes written, but {} words of them are unchanged, and {} neighbouring words \
              changed",
             self.port.name(),
             seen.unwritten,
@@ -344,14 +344,14 @@ impl Runner {
         );
         if !self.port.can_fall_back() {
             return Err(DmaError::Unbelievable(format!(
-                "{why}; look for refused accesses: dmesg | grep -iE 'dmar|iommu|aer'"
+                "{why}; check for rejected accesses: dmesg | grep -iE 'dmar|iommu|aer'"
             )));
         }
         if self.control.is_stopping() {
             return Ok(false);
         }
         tracing::warn!(
-            "source {}: {why}; the direct path does not work on this machine, its frames now go through host memory",
+            "source {}: {why}; the direct path does not work on this machine, so frames now go through host memory",
             self.name
         );
         self.counters.ledger.fallbacks.add(1);
@@ -364,10 +364,10 @@ impl Runner {
         Ok(false)
     }
 
-    /// The first transfer is right, and can be published unless that is done here.
+    /// The first transfer is correct; it can be published unless this function publishes it.
     fn proved(&mut self, written: usize) -> Result<bool, DmaError> {
         self.path = Path::Proven;
-        // That another path does not work stays to be seen.
+        // The other path is verified separately.
         if self.counters.ledger.fallbacks.get() == 0 {
             self.counters.prove(Proof::Proven);
         }
@@ -383,14 +383,14 @@ impl Runner {
         Ok(true)
     }
 
-    /// Arms the engine again so that it rings a kernel's doorbell.
+    /// Rearms the engine so that it rings a kernel's doorbell.
     fn ring_from_now_on(&mut self) -> Result<(), DmaError> {
         self.stop_to_go_on()?;
         self.port.ring_from(self.producer.published())?;
         self.arm()
     }
 
-    /// After a fault: what is not finished is not known, the rest goes on.
+    /// Restarts the engine after a fault. Unfinished transfers are lost; the stream continues.
     fn restart(&mut self, error: EngineError) -> Result<(), DmaError> {
         let EngineError::Faulted { faults, .. } = &error else {
             return Err(error.into());
@@ -401,14 +401,14 @@ impl Runner {
         self.faults += 1;
         if self.faults >= FAULTS {
             return Err(DmaError::Unbelievable(format!(
-                "{error}; {FAULTS} times in a row, so it is given up: look at the design, and for errors of the bus: dmesg | grep \
+                "{error}; stopped after {FAULTS} consecutive faults; check the FPGA design, and bus errors: dmesg | grep \
                  -iE 'dmar|iommu|aer'"
             )));
         }
         if self.port.is_ringing() {
             return Err(DmaError::Unbelievable(format!(
-                "{error}; it rings the doorbell of a persistent kernel, whose count cannot restart; set doorbell = \
-                 \"cpu\" for a source that is to go on after faults"
+                "{error}; the engine rings the doorbell of a persistent kernel, whose frame count cannot restart; set doorbell = \
+                 \"cpu\" for a source that must continue after faults"
             )));
         }
         tracing::warn!("source {}: {error}; restarting the engine", self.name);
@@ -419,7 +419,7 @@ impl Runner {
         self.arm()
     }
 
-    /// Stops the engine, whatever it takes; true if it had to be cut off.
+    /// Stops the engine; returns true if bus mastering had to be disabled.
     fn stop_engine(&mut self) -> bool {
         let is_cut_off = self.port.stop(STOP);
         if is_cut_off {
@@ -428,24 +428,25 @@ impl Runner {
         is_cut_off
     }
 
-    /// Stops the engine to arm it again, which one that was cut off cannot be.
+    /// Stops the engine in order to rearm it, which is impossible if bus mastering had to be disabled.
     fn stop_to_go_on(&mut self) -> Result<(), DmaError> {
         if self.stop_engine() {
             return Err(DmaError::Unbelievable(format!(
-                "{} did not stop within {STOP:?} and was cut off the bus: it is not armed again in this run",
+                "{} did not stop within {STOP:?}, so its bus mastering was disabled; it stays stopped in this run",
                 self.port.name()
             )));
         }
         Ok(())
     }
 
-    /// The end: the engine is quiet, what it had finished is published, or counted where that cannot be.
+    /// Ends the stream: stops the engine, and publishes completed transfers, or counts them if they cannot be
+    /// published.
     fn stop(&mut self) -> Result<(), DmaError> {
         let drained = if self.port.is_armed() {
             self.stop_engine();
             self.drain()
         } else {
-            // Nothing says where what it has to tell of lies: its slots are to be another arming's.
+            // The remaining completions refer to slots of an earlier arming, so their frames cannot be located.
             Ok(())
         };
         let rest = self.lose_rest();
@@ -453,7 +454,7 @@ impl Runner {
         drained.and(rest)
     }
 
-    /// Counts what an engine that is quiet has still to tell of as lost.
+    /// Counts the remaining completions of a stopped engine as lost.
     fn lose_rest(&mut self) -> Result<(), DmaError> {
         let cause = match self.path {
             Path::GivenUp => Cause::BadPacket,
@@ -468,14 +469,14 @@ impl Runner {
             self.drop_frames(0, count, cause);
             match polled {
                 Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) if count > 0 => {}
-                // The reason was logged.
+                // The reason has already been logged.
                 Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Takes all that an engine that is quiet had finished.
+    /// Takes all completions of a stopped engine.
     fn drain(&mut self) -> Result<(), DmaError> {
         while !matches!(self.path, Path::GivenUp) {
             let most = if self.is_proven() { usize::MAX } else { 1 };
@@ -484,7 +485,7 @@ impl Runner {
             self.count_faults();
             let taken = self.take()?;
             match polled {
-                // The reason was logged.
+                // The reason has already been logged.
                 Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) if taken => {}
                 Ok(()) | Err(DmaError::Engine(EngineError::Faulted { .. })) => break,
                 Err(error) => return Err(error),
@@ -493,7 +494,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Publishes what the engine has written into the ring itself.
+    /// Publishes transfers that the engine has written to the ring itself.
     fn publish_in_place(&mut self) -> Result<(), DmaError> {
         let Self {
             producer,
@@ -503,7 +504,7 @@ impl Runner {
         let count = completions.as_slice().len() as u64;
         if count > producer.open() {
             return Err(DmaError::Unbelievable(format!(
-                "{} has finished {count} transfers where it had {} slots",
+                "{} reported {count} completed transfers, but it had only {} slots",
                 self.port.name(),
                 producer.open()
             )));
@@ -512,7 +513,7 @@ impl Runner {
             let done = self.done(i)?;
             if done.passed > 0 {
                 return Err(DmaError::Unbelievable(format!(
-                    "{} has passed over {} slots that it was to fill in turn",
+                    "{} skipped {} slots that it had to fill in order",
                     self.port.name(),
                     done.passed
                 )));
@@ -524,13 +525,13 @@ impl Runner {
         Ok(())
     }
 
-    /// The `i`-th completion, if it can be.
+    /// Returns the `i`-th completion if it is plausible.
     fn done(&self, i: u64) -> Result<Done, DmaError> {
         let done = self.completions.as_slice()[usize::try_from(i).unwrap_or(usize::MAX)];
         let most = self.producer.options().slot_bytes;
         if done.length > most {
             return Err(DmaError::Unbelievable(format!(
-                "{} says that it has written {} bytes into a slot of {most}",
+                "{} reported {} bytes written to a slot of {most} bytes",
                 self.port.name(),
                 done.length
             )));
@@ -538,8 +539,8 @@ impl Runner {
         Ok(done)
     }
 
-    /// Fills those places of the `i`-th open slot that did not arrive with the frame that `done`, the `at`-th completion, tells
-    /// of; false where the CPU does not reach them, so that they hold something else, or none arrived.
+    /// Fills the packets of the `i`-th open slot that did not arrive, according to `done`, the `at`-th completion.
+    /// Returns false if the CPU cannot access the slot, so that it contains other data, or if no packet arrived.
     fn fill_missing(&self, i: u64, at: u64, done: &Done) -> bool {
         let bytes = self.port.place_bytes();
         let Some(origin) = done.origin.filter(|origin| origin.arrived < origin.places) else {
@@ -565,7 +566,7 @@ impl Runner {
             .all(|extent| self.producer.fill(i, extent))
     }
 
-    /// Writes the record of the `i`-th open slot, which holds what `done`, the `at`-th completion, tells of.
+    /// Writes the metadata of the `i`-th open slot, which contains the frame of `done`, the `at`-th completion.
     fn describe(&mut self, i: u64, at: u64, done: Done) {
         let raw = self.numbering.numbers().and_then(|numbers| {
             let bytes = &mut self.number[..numbers.bytes.min(8)];
@@ -589,13 +590,13 @@ impl Runner {
             ),
             None => {
                 let meta = self.numbering.frame(raw, Cause::WireGap, &self.ledger);
-                // One whose number is doubted.
+                // A frame with a doubtful number.
                 (meta, meta.arrived == 0)
             }
         };
         if self.numbering.has_lost_sync() {
             tracing::warn!(
-                "source {}: frame numbers do not continue any known sequence, and its frames count as damaged; check `offset`, \
+                "source {}: frame numbers do not continue any known sequence, so the frames count as damaged; check `offset`, \
                  `bytes`, `endian` and `step` of `sequence`, and that each frame begins with a packet of the design, which \
                  a packet that is longer than a slot of the ring prevents",
                 self.name
@@ -603,7 +604,7 @@ impl Runner {
         }
         if is_blank {
             self.producer.blank(i);
-            // Where frames are shorter than slots, all are as long as they say.
+            // If frames are shorter than slots, their length is as reported.
             let length = if self.port.writes_past_length() {
                 done.length
             } else {
@@ -633,12 +634,13 @@ impl Runner {
         self.producer.describe(i, &meta, present.iter().copied());
     }
 
-    /// Copies frames out of the engine's own slots, throws away what it may have overtaken meanwhile, publishes the rest.
+    /// Copies frames out of the engine's own slots, drops those that the engine may have overwritten meanwhile, and
+    /// publishes the rest.
     fn bounce_copy(&mut self) -> Result<(), DmaError> {
         let count = self.completions.as_slice().len() as u64;
         let supports_backpressure = self.port.supports_backpressure();
         let mut at = 0;
-        // The transfer behind the last frame that was looked at.
+        // The transfer after the last checked frame.
         let mut turn = self.transfers;
         while at < count {
             let missing = (count - at).saturating_sub(self.producer.open());
@@ -671,7 +673,7 @@ impl Runner {
                 overwritten += 1;
             }
             if overwritten > 0 {
-                // The others lie behind slots that were filled for nothing: they are copied again.
+                // The remaining frames follow slots that were filled in vain; they are copied again.
                 self.drop_frames(at, overwritten, Cause::Overrun);
                 at += overwritten;
                 continue;
@@ -692,7 +694,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Counts `count` completions from the `at`-th on as lost to `cause`, with what was missing before them.
+    /// Counts `count` completions starting at the `at`-th as lost to `cause`, including the frames missing before them.
     fn drop_frames(&mut self, at: u64, count: u64, cause: Cause) {
         let done = self.completions.as_slice().iter();
         let at = usize::try_from(at).unwrap_or(usize::MAX);
@@ -705,7 +707,7 @@ impl Runner {
         }
     }
 
-    /// Waits for a moment: for a slot where the engine has none to fill, for the engine otherwise.
+    /// Waits briefly: for a free slot if the engine has none to fill, otherwise for the engine.
     fn pause(&mut self, idle: Duration) -> Result<(), DmaError> {
         if self.port.is_starved(&self.producer) {
             self.producer.wait(self.wait, STOP_POLL_INTERVAL);

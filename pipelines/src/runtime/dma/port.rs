@@ -1,4 +1,4 @@
-//! An engine with the slots that it fills: the ring's, or some of its own.
+//! An engine and the slots that it fills: the ring's slots, or its own.
 
 use super::DmaError;
 use daq_core::dma::{
@@ -18,7 +18,7 @@ use std::time::Duration;
 enum State {
     Idle(Box<dyn Engine>, DmaMap),
     Armed(Armed),
-    /// It would neither stop nor be cut off, or is on its way between two states.
+    /// The engine could be neither stopped nor disabled, or a state change failed.
     Lost,
 }
 
@@ -27,30 +27,30 @@ pub(super) struct Port {
     state: State,
     name: String,
     supports_backpressure: bool,
-    /// Whether the engine's slots are written packet by packet, and behind frames.
+    /// Whether the engine writes its slots packet by packet and beyond the frame's length.
     writes_past_length: bool,
     place_bytes: usize,
     faults: &'static [&'static str],
-    /// How frames get from slots of the engine's own to the ring's; `None` where it writes the ring.
+    /// Copies frames from the engine's own slots to the ring's slots; `None` if the engine writes the ring.
     bounce_copy: Option<BounceCopy>,
-    /// Slots of its own that it was not given yet.
+    /// Number of its own slots that the engine has not received yet.
     ungiven: u64,
-    /// Slots of the ring that it was given and has not finished.
+    /// Number of ring slots that the engine has received and not completed.
     given: u64,
-    /// An engine that is armed to ring it keeps its mapping, too.
+    /// The doorbell that an armed engine rings, with its mapping.
     bell: Option<(DeviceDoorbell, Arc<DmaMap>)>,
     is_ringing: bool,
-    /// The GPU that it writes, where its writes must be flushed to be seen.
+    /// The GPU whose incoming writes must be flushed.
     flushed: Option<&'static Device>,
-    /// Every slot, as the device sees it.
+    /// Device address of every slot.
     addresses: Vec<u64>,
-    /// The slot that the engine was armed with first.
+    /// The first slot after arming.
     first: usize,
     slots: usize,
     slot_bytes: usize,
 }
 
-/// Memory for slots of an engine's own on the GPU where `producer`'s ring lies, in host memory where that lies there.
+/// Allocates an engine's own slots on the GPU of `producer`'s ring, or in host memory if the ring is there.
 fn own(
     producer: &Producer,
     writer: Writer,
@@ -62,17 +62,17 @@ fn own(
     let bytes = producer.options().region_bytes();
     let device = Device::open(ordinal).map_err(RegionError::from)?;
     match Region::mapped(device, bytes, writer, backends) {
-        // A network card's driver receives the address of the memory, as for the unreliable writes of the source `rdma`: it needs no
-        // mapping. Where the CPU looks at what has come, the plan has asked for one.
+        // A network card's driver receives the memory's address, as for unreliable writes of the source `rdma`, so it
+        // needs no mapping. If the CPU reads received data, the plan has requested a mapping.
         Err(RegionError::Unmappable(error)) if writer == Writer::Nic => {
-            tracing::debug!("slots of its own: {error}");
+            tracing::debug!("cannot map the engine's own slots: {error}");
             Region::cuda(device, bytes)
         }
         made => made,
     }
 }
 
-/// The same in host memory.
+/// Allocates the slots in host memory.
 fn own_on_host(producer: &Producer) -> Result<Arc<Region>, RegionError> {
     Region::host(
         producer.options().region_bytes(),
@@ -85,7 +85,8 @@ fn own_on_host(producer: &Producer) -> Result<Arc<Region>, RegionError> {
     )
 }
 
-/// Makes `region` reachable for `device`; with the map, the addresses of the slots, which lie in it as in `producer`'s ring.
+/// Maps `region` for `device`; returns the map and the device addresses of the slots, which are arranged as in
+/// `producer`'s ring.
 fn map(
     device: &Arc<dyn DmaDevice>,
     region: &Arc<Region>,
@@ -100,9 +101,9 @@ fn map(
 }
 
 impl Port {
-    /// Maps the ring's slots for the engine, or slots of its own where it cannot be held back.
+    /// Maps the ring's slots for the engine, or its own slots if it does not support backpressure.
     ///
-    /// A ring on a GPU that the device cannot be given at all is fallen back from at once.
+    /// If the device cannot access a GPU ring at all, the engine uses host memory immediately.
     pub(super) fn new(
         engine: Box<dyn Engine>,
         producer: &Producer,
@@ -126,8 +127,8 @@ impl Port {
             Some(gpu) if gpu.needs_flush().is_none() => Err(EngineError::Unfit {
                 device: engine.device().name().to_owned(),
                 why: format!(
-                    "kernels on {} may see old bytes after it has written there, and nothing flushes them (attributes 117, \
-                     118); a newer driver may",
+                    "kernels on {} may read stale data after the device has written there, and the writes cannot be flushed (attributes 117, \
+                     118); a newer driver may support this",
                     gpu.name()
                 ),
             }),
@@ -199,7 +200,7 @@ impl Port {
         self.writes_past_length
     }
 
-    /// Bytes of a place, where those that did not arrive are to be filled.
+    /// Bytes per packet slot, if packets that did not arrive are to be filled.
     pub(super) const fn place_bytes(&self) -> usize {
         self.place_bytes
     }
@@ -212,7 +213,7 @@ impl Port {
         self.is_ringing
     }
 
-    /// Whether a doorbell waits to be rung by the device.
+    /// Whether the engine has a doorbell that it does not ring yet.
     pub(super) const fn wants_to_ring(&self) -> bool {
         self.bell.is_some() && !self.is_ringing
     }
@@ -226,13 +227,13 @@ impl Port {
         }
     }
 
-    /// The slot of a transfer, counted since the engine was armed.
+    /// Slot of a transfer, counted since the engine was armed.
     #[expect(clippy::cast_possible_truncation, reason = "a remainder of a usize")]
     pub(super) const fn slot_of(&self, transfer: u64) -> usize {
         ((self.first as u64 + transfer) % self.slots as u64) as usize
     }
 
-    /// Has the engine begin with the slot of the ring's next frame.
+    /// Arms the engine, starting at the slot of the ring's next frame.
     pub(super) fn arm(&mut self, producer: &Producer, is_proved: bool) -> Result<(), DmaError> {
         let State::Idle(engine, map) = std::mem::replace(&mut self.state, State::Lost) else {
             return Err(DmaError::Unbelievable(format!("{} is not idle", self.name)));
@@ -261,7 +262,7 @@ impl Port {
         Ok(())
     }
 
-    /// Takes an engine back that is quiet; says whether it had to be cut off.
+    /// Takes back a stopped engine; returns whether bus mastering had to be disabled.
     fn leak(&mut self, idle: Idle) -> bool {
         let stuck = idle.quiesce_timeout.is_some();
         self.state = match idle.memory {
@@ -271,7 +272,7 @@ impl Port {
         stuck
     }
 
-    /// Gives the engine slots that are free; one alone before the path is proved.
+    /// Gives free slots to the engine; only one until the path is verified.
     pub(super) fn credit(&mut self, producer: &mut Producer, is_proving: bool) {
         let State::Armed(armed) = &mut self.state else {
             return;
@@ -297,7 +298,7 @@ impl Port {
         }
     }
 
-    /// Completions that there is a use for.
+    /// Number of completions that can be processed.
     pub(super) fn wanted(&self, producer: &mut Producer, is_proving: bool) -> usize {
         if is_proving {
             return 1;
@@ -305,13 +306,13 @@ impl Port {
         if self.bounce_copy.is_none() || !self.supports_backpressure {
             return usize::MAX;
         }
-        // What the ring has no slot for waits with the engine, which can be held back.
+        // Completions without a free ring slot stay in the engine, which supports backpressure.
         let slots = self.slots as u64;
         producer.claim(slots.saturating_sub(producer.open()).min(self.given));
         usize::try_from(producer.open()).unwrap_or(usize::MAX)
     }
 
-    /// Whether the engine has nothing to fill until a reader frees a slot.
+    /// Whether the engine has no slot to fill until a reader frees one.
     pub(super) fn is_starved(&self, producer: &Producer) -> bool {
         self.supports_backpressure
             && match self.bounce_copy {
@@ -323,7 +324,7 @@ impl Port {
     pub(super) fn poll(&mut self, completions: &mut Completions) -> Result<(), DmaError> {
         let polled = match &mut self.state {
             State::Armed(armed) => armed.poll(completions),
-            // Completions outlive the engine's stop.
+            // Completions remain valid after the engine has stopped.
             State::Idle(engine, _) => engine.poll(completions),
             State::Lost => Ok(()),
         };
@@ -334,7 +335,7 @@ impl Port {
         Ok(polled?)
     }
 
-    /// Waits for an interrupt; false where there is none.
+    /// Waits for an interrupt; returns false if there are no interrupts.
     pub(super) fn wait(&mut self, limit: Duration) -> Result<bool, DmaError> {
         match &mut self.state {
             State::Armed(armed) => Ok(armed.wait(limit)?),
@@ -342,7 +343,7 @@ impl Port {
         }
     }
 
-    /// Transfers that may have been overwritten by now.
+    /// Number of transfers that may have been overwritten by now.
     pub(super) fn overwritten(&mut self) -> Result<u64, DmaError> {
         match &mut self.state {
             State::Armed(armed) => Ok(armed.overwritten()?),
@@ -373,13 +374,13 @@ impl Port {
         }
     }
 
-    /// Slots of the engine's own that it may fill again.
+    /// Returns slots to the engine for refilling.
     pub(super) fn give_back(&mut self, slots: u64) {
         self.given = self.given.saturating_sub(slots);
         self.ungiven += slots;
     }
 
-    /// Stops the engine; true if it had to be cut off.
+    /// Stops the engine; returns true if bus mastering had to be disabled.
     pub(super) fn stop(&mut self, timeout: Duration) -> bool {
         match std::mem::replace(&mut self.state, State::Lost) {
             State::Armed(armed) => {
@@ -393,17 +394,17 @@ impl Port {
         }
     }
 
-    /// Whether there is another path: through slots of the engine's own in host memory.
+    /// Whether the engine can change to slots of its own in host memory.
     pub(super) fn can_fall_back(&self) -> bool {
         let region = self.region();
         region.is_some_and(|region| region.placement() != Placement::Host)
     }
 
-    /// Gives the engine, which is idle, slots of its own in host memory.
+    /// Gives a stopped engine slots of its own in host memory.
     pub(super) fn fall_back(&mut self, producer: &Producer) -> Result<(), DmaError> {
         let State::Idle(engine, old) = std::mem::replace(&mut self.state, State::Lost) else {
             return Err(DmaError::Unbelievable(format!(
-                "{} cannot be stopped, so it cannot be given other memory",
+                "{} cannot be stopped, so its memory cannot be changed",
                 self.name
             )));
         };
@@ -416,7 +417,7 @@ impl Port {
         let (bounce_copy, map, addresses) = match made {
             Ok(made) => made,
             Err(error) => {
-                // What it has still to tell of is asked for at the end.
+                // Remaining completions are queried at the end.
                 self.state = State::Idle(engine, old);
                 return Err(error);
             }
@@ -432,7 +433,7 @@ impl Port {
         Ok(())
     }
 
-    /// From the next arming on the device rings, and counts from `posted` on.
+    /// From the next arming on, the device rings the doorbell and counts from `posted`.
     pub(super) fn ring_from(&mut self, posted: u64) -> Result<(), DmaError> {
         if let Some((bell, _)) = &self.bell {
             bell.ring_from(posted).map_err(BounceCopyError::from)?;
@@ -441,7 +442,7 @@ impl Port {
         Ok(())
     }
 
-    /// Makes what the engine has written so far visible to kernels.
+    /// Makes the engine's writes visible to kernels.
     pub(super) fn flush(&self) -> Result<(), DmaError> {
         match self.flushed {
             Some(gpu) => Ok(gpu.flush_writes()?),

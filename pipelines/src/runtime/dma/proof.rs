@@ -1,11 +1,11 @@
-//! The proof of a path: the first transfer must have written exactly what it says.
+//! Verification of a data path: the first transfer must write exactly the reported bytes.
 //!
 //! ```text
 //!   slot N-1          slot 0 (the first)            slot 1
-//!   sentinels         payload │ sentinels           sentinels        after one transfer that went right
+//!   sentinels         payload │ sentinels           sentinels        after a correct transfer
 //! ```
-//! What lies on a GPU is read by a kernel there, for it is kernels that are to find the bytes; beside kernels that
-//! stay and leave no room, by the CPU. Only slots that no other transfer can have reached are looked at.
+//! A kernel reads GPU memory, because kernels must see the data. If persistent kernels leave no room for it, the CPU
+//! reads it. Only slots that no other transfer can have written are checked.
 
 use super::DmaError;
 use super::port::Port;
@@ -22,14 +22,14 @@ use std::time::{Duration, Instant};
 
 /// The device code, as PTX for compute capability 7.0.
 const CODE: &[u8] = include_bytes!("../../../generated/proof.ptx");
-/// How long the kernel may take.
+/// Timeout of the kernel.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The part of a GPU that kernels may take for good and leave room for the look.
+/// Share of a GPU that persistent kernels may occupy and still leave room for the verification.
 const ROOMY: f64 = 0.75;
 const BLOCKS: u32 = 32;
 const THREADS: u32 = 256;
 
-/// What became of sentinels, in the slot that was written and in those beside it that were not.
+/// Sentinel words that changed, in the written slot and in its neighbours.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     pub(super) own: Seen,
@@ -37,33 +37,33 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// Whether exactly what should have been written was.
+    /// Whether exactly the expected words changed.
     pub(super) const fn is_exact(self) -> bool {
         self.own.is_exact() && self.beside.is_exact()
     }
 }
 
-/// A kernel that counts sentinels.
+/// The kernel that counts sentinels.
 struct OnGpu {
     function: Function,
     stream: Stream,
-    /// What it found: words not written, words touched.
+    /// Its results: words not written, words changed.
     found: Arc<BarMapping>,
     device: &'static Device,
 }
 
-/// Looks at the first transfer.
+/// Verifies the first transfer.
 pub(super) struct Prover {
     sentinel: Sentinel,
     gpu: Option<OnGpu>,
     slots: usize,
     stride: usize,
-    /// Whether no slot but the first can have been written.
+    /// Whether only the first slot can have been written.
     alone: bool,
 }
 
 impl Prover {
-    /// Makes what the look needs.
+    /// Creates the resources for the verification.
     pub(super) fn new(
         port: &Port,
         producer: &Producer,
@@ -96,7 +96,7 @@ impl Prover {
         })
     }
 
-    /// Lays sentinels in all slots: an engine that goes round may be seen at any of them first.
+    /// Writes sentinels to all slots, because the first checked transfer of a free-running engine can be in any slot.
     pub(super) fn lay(&self, port: &Port) -> Result<(), DmaError> {
         let laid = port
             .region()
@@ -105,13 +105,13 @@ impl Prover {
             return Ok(());
         }
         Err(DmaError::Unbelievable(format!(
-            "the slots of {} lie where the CPU cannot store, so its path cannot be proved; write path = \"staged\"",
+            "the CPU cannot write to the slots of {}, so the data path cannot be verified; set path = \"staged\"",
             port.name()
         )))
     }
 
-    /// Compares them: `written` bytes of slot `slot` were reported as written, by the first transfer that
-    /// was looked at if it `is_first`. `None` where so few bytes tell nothing.
+    /// Compares the sentinels. `written` bytes of slot `slot` were reported as written, by the first checked transfer
+    /// if `is_first`. Returns `None` if the transfer has too few bytes to prove anything.
     pub(super) fn look(
         &self,
         port: &Port,
@@ -124,7 +124,7 @@ impl Prover {
         }
         let own = self.look_at(port, slot, written)?;
         let mut beside = Seen::default();
-        // Slots that no transfer has reached, where it was one alone.
+        // Slots that no transfer has written, if there was only one transfer.
         if self.alone {
             let (next, last) = (
                 (slot + 1) % self.slots,
@@ -140,9 +140,9 @@ impl Prover {
 
     fn look_at(&self, port: &Port, slot: usize, written: usize) -> Result<Seen, DmaError> {
         let gone =
-            || DmaError::Unbelievable(format!("the slots of {} cannot be looked at", port.name()));
+            || DmaError::Unbelievable(format!("the CPU cannot read the slots of {}", port.name()));
         let region = port.region().ok_or_else(gone)?;
-        // Whole words of the frame alone, where the engine writes behind it as well.
+        // Only whole words of the frame, if the engine also writes beyond it.
         let bytes = if port.writes_past_length() && written > 0 {
             written / 8 * 8
         } else {
@@ -150,7 +150,7 @@ impl Prover {
         };
         let offset = slot * self.stride;
         match &self.gpu {
-            // A kernel that stays may have left no room for another: then the CPU looks, through the bus.
+            // If a persistent kernel leaves no room for another kernel, the CPU reads the slot over the bus.
             Some(gpu) if gpu.device.share() <= ROOMY => {
                 let base = region.address().as_ptr().addr();
                 gpu.look(self.sentinel, base, offset, bytes, written)

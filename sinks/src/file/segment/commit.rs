@@ -1,4 +1,4 @@
-//! A segment's files and the steps that make them a whole segment.
+//! A segment's files, and the steps that commit them.
 
 use super::disk::DataFile;
 use super::error::SegmentError;
@@ -35,7 +35,7 @@ impl SegmentPaths {
     }
 }
 
-/// The steps of a close, in their order; see the table of [`segment`](super).
+/// Steps of a close, in order; see the table of [`segment`](super).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     /// The tail is written and the file has its exact length.
@@ -54,14 +54,14 @@ pub enum Step {
     Done,
 }
 
-/// A segment that is whole.
+/// A complete segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {
     /// The data file.
     pub data: PathBuf,
     /// The metadata file.
     pub meta: PathBuf,
-    /// Bytes of data.
+    /// Size of the data in bytes.
     pub bytes: u64,
 }
 
@@ -71,12 +71,12 @@ pub(super) struct Open {
     pub(super) dir: PathBuf,
     pub(super) paths: SegmentPaths,
     pub(super) file: Arc<DataFile>,
-    /// Bytes taken.
+    /// Number of bytes accepted.
     pub(super) len: u64,
     /// Space reserved from the start of the file.
     pub(super) reserved: u64,
     pub(super) can_reserve: bool,
-    /// The data has its final name.
+    /// Whether the data file has its final name.
     pub(super) named: bool,
     pub(super) unsure: bool,
 }
@@ -87,7 +87,8 @@ impl Open {
         match step {
             Step::Tail => Ok(()),
             Step::DataSynced => rustix::fs::fdatasync(&self.file.fd).map_err(|errno| {
-                // The kernel may have dropped the pages it failed to write: a second sync that succeeds proves nothing.
+                // Linux may have dropped the pages that it failed to write, so a second, successful sync proves
+                // nothing.
                 self.unsure = true;
                 SegmentError::io("sync", &paths.partial, errno)
             }),
@@ -126,12 +127,12 @@ impl Open {
     }
 }
 
-/// Renames `from` to `to` unless something is there already.
+/// Renames `from` to `to` unless `to` exists.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SegmentError> {
     let at = rustix::fs::CWD;
     let errno = match rustix::fs::renameat_with(at, from, at, to, RenameFlags::NOREPLACE) {
         Ok(()) => return Ok(()),
-        // Some network filesystems know no flags.
+        // Some network filesystems do not support the flag.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if to.symlink_metadata().is_err() => {
             match rustix::fs::rename(from, to) {
                 Ok(()) => return Ok(()),
@@ -141,7 +142,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SegmentError> {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Errno::EXIST,
         Err(errno) => errno,
     };
-    // A server of network files may have renamed it and failed afterwards, or lost its answer.
+    // A network file server may have renamed the file and then failed, or its answer was lost.
     if from
         .symlink_metadata()
         .is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)

@@ -1,4 +1,4 @@
-//! The data file of a segment and the thread that writes it: aligned buffers in, results out.
+//! The data file of a segment and the thread that writes it: it receives aligned buffers and returns results.
 //!
 //! ```text
 //!  SegmentWriter ──Job{file, buffer, offset}──▶ disk thread ──pwrite──▶ file
@@ -6,8 +6,8 @@
 //!        └──────────────Done{buffer, errno}─────────┘
 //! ```
 //!
-//! The thread writes strictly in the order of offsets. After a failed write it refuses what is queued behind it, untried,
-//! until the failed buffer comes again: the file is a prefix of the stream at every moment, never one with holes.
+//! The thread writes strictly in the order of offsets. After a failed write it rejects all queued buffers until the
+//! failed buffer is submitted again. So the file is a prefix of the stream at every moment and never has holes.
 
 use crate::channel::{receive, spawn_server, wait_without_answer};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -19,28 +19,29 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Alignment of memory, offset and length of direct I/O: the largest logical block size in use.
+/// Alignment of memory, offset and length for direct I/O: the largest logical block size in use.
 pub(super) const ALIGN: usize = 4096;
 
 /// [`ALIGN`] as an offset in a file.
 pub(super) const ALIGN_U64: u64 = ALIGN as u64;
 
-/// Memory whose start is aligned for direct I/O, filled from the front.
+/// Memory that is aligned for direct I/O and filled from the start.
 #[derive(Debug)]
 pub(super) struct Buffer {
     store: Vec<u8>,
     start: usize,
     capacity: usize,
     fill: usize,
-    /// Where the first byte goes in the file; a multiple of [`ALIGN`].
+    /// File offset of the first byte; a multiple of [`ALIGN`].
     pub(super) offset: u64,
 }
 
 impl Buffer {
-    /// A buffer of `capacity` bytes, a multiple of [`ALIGN`]; its pages are touched here, not on the data path.
+    /// Allocates a buffer of `capacity` bytes, a multiple of [`ALIGN`], and touches its pages, so that the data path
+    /// does not have to.
     pub(super) fn new(capacity: usize) -> Self {
         let mut store = vec![0_u8; capacity + ALIGN];
-        // A zeroed allocation is mapped lazily: write to it so that the pages exist.
+        // A zeroed allocation is mapped lazily; writing to it makes the pages exist.
         store.fill(0xA5);
         // `align_offset` counts in elements, which are bytes.
         let start = store.as_ptr().align_offset(ALIGN);
@@ -58,7 +59,7 @@ impl Buffer {
         &self.store[self.start..self.start + self.fill]
     }
 
-    /// Offset in the file just behind the last filled byte.
+    /// File offset after the last filled byte.
     pub(super) fn end(&self) -> u64 {
         self.offset + self.fill as u64
     }
@@ -67,7 +68,7 @@ impl Buffer {
         self.fill == self.capacity
     }
 
-    /// Takes as much of `bytes` as fits and returns how much that was.
+    /// Copies as much of `bytes` as fits; returns the number of bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) -> usize {
         let n = bytes.len().min(self.capacity - self.fill);
         let at = self.start + self.fill;
@@ -84,13 +85,13 @@ impl Buffer {
         self.fill = 0;
     }
 
-    /// Keeps only what lies before `end` in the file.
+    /// Drops all bytes at or after file offset `end`.
     pub(super) fn cut(&mut self, end: u64) {
         let keep = end.saturating_sub(self.offset);
         self.fill = self.fill.min(usize::try_from(keep).unwrap_or(usize::MAX));
     }
 
-    /// Fills the buffer from the block of `file` that holds the byte before `end`, up to `end`.
+    /// Fills the buffer up to `end` from the block of `file` that contains the byte before `end`.
     pub(super) fn load(&mut self, file: &DataFile, end: u64) -> Result<(), Errno> {
         self.clear();
         self.offset = end / ALIGN_U64 * ALIGN_U64;
@@ -105,7 +106,7 @@ impl Buffer {
     }
 }
 
-/// An open data file, written by direct I/O as long as its filesystem allows.
+/// An open data file. It uses direct I/O while its filesystem supports it.
 #[derive(Debug)]
 pub(super) struct DataFile {
     pub(super) fd: OwnedFd,
@@ -125,14 +126,14 @@ impl DataFile {
         self.direct.load(Ordering::Relaxed)
     }
 
-    /// Writes `bytes` at `offset`. Whole blocks go by direct I/O, what is left behind them through the page cache.
+    /// Writes `bytes` at `offset`: whole blocks with direct I/O, the rest through the page cache.
     pub(super) fn write(&self, bytes: &[u8], offset: u64) -> Result<(), Errno> {
         let blocks = bytes.len() / ALIGN * ALIGN;
         if !self.is_direct() {
             return self.write_all(bytes, offset);
         }
         match self.write_all(&bytes[..blocks], offset) {
-            // The filesystem took O_DIRECT at open and refuses this write: buffered from here on.
+            // The filesystem accepted O_DIRECT at open but rejects this write; use buffered writes from here on.
             Err(Errno::INVAL) => {
                 self.set_direct(false)?;
                 self.direct.store(false, Ordering::Relaxed);
@@ -164,7 +165,7 @@ impl DataFile {
         let mut stalled = false;
         while !bytes.is_empty() {
             let n = retry(|| pwrite(&self.fd, bytes, offset))?;
-            // A short write may end inside a block; direct I/O can only go on from the block's start.
+            // A short write may end inside a block; direct I/O must continue at the block's start.
             let n = if n < bytes.len() && self.is_direct() {
                 n / ALIGN * ALIGN
             } else {
@@ -196,28 +197,28 @@ struct Job {
     buffer: Buffer,
 }
 
-/// A buffer on its way back.
+/// A buffer returned by the thread.
 pub(super) struct Done {
     pub(super) buffer: Buffer,
     pub(super) result: Result<(), Errno>,
 }
 
-/// The thread that writes buffers, and the two channels to it. Dropping it waits for the writes under way.
+/// The thread that writes buffers, and the channels to and from it. Dropping it waits for writes in progress.
 #[derive(Debug)]
 pub(super) struct Disk {
     jobs: Option<SyncSender<Job>>,
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
-    /// Buffers handed over and not yet back.
+    /// Number of submitted buffers that were not returned yet.
     in_flight: usize,
-    /// When the oldest of them was handed over, or the one before it came back.
+    /// Time at which the oldest of them was submitted, or at which the one before it was returned.
     since: Instant,
-    /// Counts data files, so that an error of one does not hold up the next.
+    /// Counts data files, so that an error of one file does not block the next.
     stream: u64,
 }
 
 impl Disk {
-    /// Starts the thread with room for `depth` buffers on their way.
+    /// Starts the thread; at most `depth` buffers may be in flight.
     pub(super) fn start(depth: usize) -> std::io::Result<Self> {
         let (jobs, queue) = sync_channel::<Job>(depth);
         let (finished, done) = sync_channel::<Done>(depth);
@@ -232,7 +233,7 @@ impl Disk {
         })
     }
 
-    /// The buffers that follow belong to another file.
+    /// Marks that the following buffers belong to another file.
     pub(super) fn next_stream(&mut self) {
         if self.stream == 0 && self.in_flight == 0 {
             wait_without_answer(&self.done);
@@ -258,7 +259,7 @@ impl Disk {
         done
     }
 
-    /// Hands `buffer` over. Never waits: the channel holds as many buffers as exist.
+    /// Submits `buffer`. Never waits, because the channel has room for all buffers.
     pub(super) fn submit(&mut self, file: &Arc<DataFile>, buffer: Buffer) {
         if self.in_flight == 0 {
             self.since = Instant::now();
@@ -276,13 +277,13 @@ impl Disk {
         self.in_flight += 1;
     }
 
-    /// A finished buffer, if one is there.
+    /// Returns a finished buffer, if there is one.
     pub(super) fn poll(&mut self) -> Option<Done> {
         let done = self.done.try_recv().ok()?;
         Some(self.returned(done))
     }
 
-    /// The next finished buffer; `None` if none is on its way.
+    /// Waits for the next finished buffer; `None` if no buffer is in flight.
     pub(super) fn wait(&mut self) -> Option<Done> {
         if self.in_flight == 0 {
             return None;
@@ -297,14 +298,14 @@ impl Drop for Disk {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // The thread returns when its queue is closed and empty; there is nothing to do about a panic in it here.
+            // The thread returns when its queue is closed and empty. A panic in it cannot be handled here.
             let _ = thread.join();
         }
     }
 }
 
 fn serve(queue: &Receiver<Job>, finished: &SyncSender<Done>) {
-    // (file, offset, error) of the write that everything behind it waits for.
+    // (file, offset, error) of the failed write that blocks all later ones.
     let mut stuck: Option<(u64, u64, Errno)> = None;
     while let Some(Job {
         file,

@@ -7,40 +7,40 @@ use thiserror::Error;
 /// Why a segment could not be written.
 #[derive(Debug, Error)]
 pub enum SegmentError {
-    /// The disk or the quota is full. None of the `wanted` bytes was taken; the same call can be repeated.
+    /// The disk or the quota is full. None of the `wanted` bytes was accepted; the same call can be repeated.
     #[error(
-        "no space for {path}: {wrote} B of this segment are taken, {wanted} B more do not fit; \
-         free some space on that filesystem, and writing goes on"
+        "no space for {path}: {wrote} B of this segment are written, {wanted} B more do not fit; \
+         free some space on that filesystem; writing then continues"
     )]
     Full {
         /// The data file.
         path: PathBuf,
-        /// Bytes of the segment taken before.
+        /// Bytes of the segment accepted before.
         wrote: u64,
-        /// Bytes refused.
+        /// Bytes that were not accepted.
         wanted: u64,
     },
     /// A file operation failed.
     #[error("cannot {action} {path}: {source}; {remedy}")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
-        /// On which file.
+        /// Its file.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
-        /// What helps.
+        /// Advice.
         remedy: &'static str,
     },
-    /// A file of this segment is there already; it is left alone.
+    /// A file of this segment already exists; it is not changed.
     #[error(
-        "{path} exists already and is not overwritten; choose another directory or name, or move it away"
+        "{path} already exists and is not overwritten; choose another directory or name, or move the file away"
     )]
     Exists {
-        /// The file in the way.
+        /// The existing file.
         path: PathBuf,
     },
-    /// Syncing failed once: what the disk holds is unknown, so the segment can only be abandoned.
+    /// A sync failed: the content of the disk is unknown, so the segment can only be abandoned.
     #[error(
         "an earlier sync of {path} failed; the file keeps the suffix .partial; check the disk (dmesg)"
     )]
@@ -57,7 +57,7 @@ pub enum SegmentError {
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
-        /// What helps.
+        /// Advice.
         remedy: &'static str,
     },
     /// [`SegmentWriter::open`](super::SegmentWriter::open) while a segment is open.
@@ -66,7 +66,7 @@ pub enum SegmentError {
         /// The open segment's data file.
         path: PathBuf,
     },
-    /// A call that needs an open segment.
+    /// The call requires an open segment.
     #[error("no segment is open: call open first")]
     NotOpen,
 }

@@ -1,10 +1,10 @@
 //! Segments: a stream of bytes in one data file, committed by the metadata beside it.
 //!
-//! # Files, and what a kill leaves
-//! A segment `NAME` is a pair of files. [`SegmentWriter::close`] brings it about in this order, each step complete before
-//! the next begins:
+//! # Files, and what remains after a kill
+//! A segment `NAME` is a pair of files. [`SegmentWriter::close`] creates it in this order; each step is complete before
+//! the next one begins:
 //!
-//! | step | what happens | a kill after it leaves | [`recover()`] makes of it |
+//! | step | action | files after a kill | result of [`recover()`] |
 //! |---|---|---|---|
 //! | open | `NAME.sigmf-data.partial` is created and written to | the partial | a partial, reported |
 //! | [`Step::Tail`] | the tail is written, the file cut to its exact length | the partial | a partial, reported |
@@ -15,27 +15,28 @@
 //! | [`Step::MetaNamed`] | the tmp is renamed to `NAME.sigmf-meta`: **the commit** | the pair | nothing to do |
 //! | [`Step::Done`] | `fsync` of the directory | the pair | nothing to do |
 //!
-//! So at every moment: a `.sigmf-meta` stands beside whole, synced data. What has no `.sigmf-meta` is the one segment that
-//! was being written; it carries the mark `.partial` except between the two renames, and there the synced tmp proves that
-//! the data is whole, so [`recover()`] finishes the commit. A tmp that is torn proves nothing: its data is marked
-//! `.partial` (again). The directory is synced between the renames so that a power cut keeps their order, too.
+//! So at every moment, a `.sigmf-meta` exists only beside complete, synced data. Data without `.sigmf-meta` is the
+//! segment that was being written. It has the suffix `.partial` except between the two renames; there the synced tmp
+//! proves that the data is complete, so [`recover()`] finishes the commit. A truncated tmp proves nothing, so its data
+//! is marked `.partial` (again). The directory is synced between the renames so that the order also survives a power
+//! failure.
 //!
 //! The writer of a stem holds its [lock](crate::lock), which [`recover()`] requires.
 //!
-//! Bytes reach the data file strictly in order: a partial is a prefix of what was written to the segment, cut anywhere.
-//! Nothing here ever deletes or overwrites data.
+//! Bytes reach the data file strictly in order, so a partial file is a prefix of the segment's data, cut at any byte.
+//! This module never deletes or overwrites data.
 //!
 //! # A full disk
-//! [`SegmentWriter::write`] takes all of the bytes or none. Space is reserved (`fallocate`) before bytes are taken, so a
-//! full disk is seen early and nothing taken is at risk; where a filesystem cannot reserve, the failed write is seen
-//! later, what was taken before stays in memory and is written again with the next call. Either way the error is
-//! [`SegmentError::Full`] and the same call can be repeated when there is room. The reservation keeps
-//! [`META_SLACK`] bytes spare, or what [`SegmentWriter::keep_spare`] says, and gives them back before the metadata is
-//! written, so that a full disk does not keep a segment from being closed.
+//! [`SegmentWriter::write`] accepts all bytes or none. Space is reserved (`fallocate`) before bytes are accepted, so a
+//! full disk is detected early and accepted data is safe. If a filesystem cannot reserve space, the failed write is
+//! detected later; accepted data stays in memory and is written again with the next call. In both cases the error is
+//! [`SegmentError::Full`], and the same call can be repeated when there is space. The reservation includes
+//! [`META_SLACK`] bytes, or the number set by [`SegmentWriter::keep_spare`], which are released before the metadata is
+//! written, so that a segment can be closed even on a full disk.
 //!
 //! # Memory and threads
-//! A writer owns one thread and [`Options::buffers`] aligned buffers, all made by [`SegmentWriter::new`] and used again for
-//! every segment: writing copies into a buffer and allocates nothing. While the thread writes one buffer the next is
+//! A writer owns one thread and [`Options::buffers`] aligned buffers, which [`SegmentWriter::new`] allocates and every
+//! segment reuses. Writing copies into a buffer and allocates nothing. While the thread writes one buffer, the next is
 //! filled.
 
 mod commit;
@@ -55,22 +56,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes kept spare at least while a segment is written, and given back for its metadata.
+/// Minimum number of bytes that stay reserved for the metadata while a segment is written.
 pub const META_SLACK: u64 = 2 << 20;
 
-/// Bytes reserved ahead where the disk has that much.
+/// Number of bytes reserved ahead if the disk has that much space.
 const RESERVE_AHEAD: u64 = 64 << 20;
 
-/// Memory and ways of a [`SegmentWriter`].
+/// Settings of a [`SegmentWriter`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Bytes of one buffer, rounded up to whole blocks of 4096; large writes are what direct I/O is good at.
+    /// Buffer size in bytes, rounded up to whole blocks of 4096; direct I/O is most efficient with large writes.
     pub buffer_bytes: usize,
-    /// Buffers, at least 2: one is filled while others are written.
+    /// Number of buffers, at least 2: one is filled while others are written.
     pub buffers: usize,
-    /// Whether to try direct I/O, which leaves the page cache to others.
+    /// Whether to try direct I/O, which does not fill the page cache.
     pub direct: bool,
-    /// Whether to reserve space ahead, where the filesystem can.
+    /// Whether to reserve space ahead if the filesystem supports it.
     pub reserve: bool,
 }
 
@@ -85,7 +86,7 @@ impl Default for Options {
     }
 }
 
-/// Writes segments, one after the other.
+/// Writes segments, one after another.
 ///
 /// ```
 /// use daq_sinks::file::segment::{Options, SegmentWriter};
@@ -108,19 +109,19 @@ pub struct SegmentWriter {
     /// The buffer being filled.
     current: Option<Buffer>,
     open: Option<Open>,
-    /// Bytes kept spare for the metadata.
+    /// Bytes reserved for the metadata.
     spare: u64,
     has_logged_buffered: bool,
 }
 
 impl SegmentWriter {
-    /// Makes the buffers and starts the thread.
+    /// Allocates the buffers and starts the thread.
     pub fn new(options: &Options) -> Result<Self, SegmentError> {
         let mut options = options.clone();
         options.buffers = options.buffers.clamp(2, 256);
         options.buffer_bytes = options.buffer_bytes.max(1).next_multiple_of(ALIGN);
         let disk = Disk::start(options.buffers).map_err(|e| {
-            SegmentError::io("start the thread that writes", Path::new("daq-disk"), e)
+            SegmentError::io("start the writing thread", Path::new("daq-disk"), e)
         })?;
         Ok(Self {
             disk,
@@ -137,7 +138,7 @@ impl SegmentWriter {
         })
     }
 
-    /// Bytes of memory that a writer with `options` holds.
+    /// Bytes of memory used by a writer with `options`.
     pub fn memory(options: &Options) -> usize {
         options.buffers.clamp(2, 256)
             * (options.buffer_bytes.max(1).next_multiple_of(ALIGN) + ALIGN)
@@ -202,17 +203,17 @@ impl SegmentWriter {
         self.open.as_ref().is_some_and(|open| open.file.is_direct())
     }
 
-    /// Bytes taken by the open segment; 0 if none is open.
+    /// Number of bytes accepted for the open segment; 0 if none is open.
     pub fn len(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.len)
     }
 
-    /// Whether no byte was taken yet.
+    /// Whether no byte was accepted yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Keeps `bytes` bytes spare for the metadata from the next write on, at least [`META_SLACK`].
+    /// Reserves `bytes` bytes for the metadata from the next write on, but at least [`META_SLACK`].
     pub fn keep_spare(&mut self, bytes: u64) {
         self.spare = bytes.max(META_SLACK);
     }
@@ -225,7 +226,7 @@ impl SegmentWriter {
         self.disk.blocked_for()
     }
 
-    /// Appends all of `bytes`, or none of them if it fails. Waits for the disk when every buffer is on its way.
+    /// Appends all of `bytes`, or none of them on failure. Waits for the disk if every buffer is in flight.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), SegmentError> {
         let before = self.usable()?.len;
         self.reserve(bytes.len() as u64)?;
@@ -245,8 +246,8 @@ impl SegmentWriter {
         }
     }
 
-    /// Takes back everything behind the first `len` bytes; more than were taken changes nothing.
-    // The one panic is proven impossible where it stands.
+    /// Removes everything after the first `len` bytes; has no effect if there are fewer bytes.
+    // The `expect` below cannot panic; it states why.
     #[allow(clippy::missing_panics_doc)]
     pub fn truncate(&mut self, len: u64) -> Result<(), SegmentError> {
         let len = self.usable()?.len.min(len);
@@ -256,7 +257,8 @@ impl SegmentWriter {
         if let Some(buffer) = self.current.take() {
             self.failed.push(buffer);
         }
-        // Whichever buffer holds byte `len` becomes the current one; what lies behind it is free, before it still failed.
+        // The buffer that contains byte `len` becomes the current one. Buffers after it become free; those before it
+        // keep their failure.
         let mut i = 0;
         while i < self.failed.len() {
             if self.failed[i].end() < len || self.failed[i].is_full() && self.failed[i].end() == len
@@ -300,17 +302,17 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Makes the segment whole: writes what is in memory, syncs, and commits it with `meta`, the text of its metadata.
+    /// Completes the segment: writes buffered data, syncs it, and commits it with `meta`, the text of its metadata.
     ///
-    /// After [`SegmentError::Full`] or another error the segment is still open: close it again later, or [`abandon`] it.
-    /// Only after [`SegmentError::Unsynced`] it is closed and whole: the commit is never undone.
+    /// After [`SegmentError::Full`] or another error, the segment is still open: close it again later, or [`abandon`]
+    /// it. Only after [`SegmentError::Unsynced`] it is closed and complete, because a commit is never undone.
     ///
     /// [`abandon`]: Self::abandon
     pub fn close(&mut self, meta: &[u8]) -> Result<Closed, SegmentError> {
         self.close_until(meta, Step::Done)
     }
 
-    /// [`close`](Self::close) that stops after step `last`, for tests of what a kill there leaves. The segment stays open
+    /// [`close`](Self::close) that stops after step `last`, to test what remains after a kill. The segment stays open
     /// unless `last` is [`Step::Done`].
     #[doc(hidden)]
     pub fn close_until(&mut self, meta: &[u8], last: Step) -> Result<Closed, SegmentError> {
@@ -344,7 +346,7 @@ impl SegmentWriter {
         Ok(closed)
     }
 
-    /// Takes a step behind [`Step::Tail`]. Behind the commit the segment is closed whatever happens.
+    /// Executes a step after [`Step::Tail`]. After the commit, the segment is closed even if the step fails.
     fn take(&mut self, step: Step, meta: &[u8]) -> Result<(), SegmentError> {
         let open = self.open.as_mut().ok_or(SegmentError::NotOpen)?;
         let taken = open.take(step, meta);
@@ -354,23 +356,23 @@ impl SegmentWriter {
         taken
     }
 
-    /// Forgets the segment, which is committed.
+    /// Resets the state after a commit.
     fn end(&mut self) {
         self.log_buffered();
         self.open = None;
         self.recycle();
     }
 
-    /// Gives the open segment up and returns the file that holds what reached the disk, marked `.partial`.
+    /// Abandons the open segment and returns the file with the data that reached the disk, marked `.partial`.
     ///
-    /// What is in memory and has not been written is lost; `None` if no segment is open.
+    /// Buffered data that was not written is lost. Returns `None` if no segment is open.
     pub fn abandon(&mut self) -> Option<PathBuf> {
         while let Some(done) = self.disk.wait() {
             self.take_back(done);
         }
         self.recycle();
         let open = self.open.take()?;
-        // Perhaps torn, and a proof of wholeness for `recover` if it is not: this segment was given up.
+        // The temporary metadata may be complete; `recover` would then take the abandoned data for complete.
         let _ = std::fs::remove_file(&open.paths.meta_tmp);
         if open.named && rename(&open.paths.data, &open.paths.partial).is_err() {
             return Some(open.paths.data);
@@ -403,7 +405,7 @@ impl SegmentWriter {
         }
     }
 
-    /// Makes sure that `more` bytes and the metadata have room.
+    /// Ensures that `more` bytes and the metadata have space.
     fn reserve(&mut self, more: u64) -> Result<(), SegmentError> {
         let Some(open) = self.open.as_mut() else {
             return Err(SegmentError::NotOpen);
@@ -412,7 +414,7 @@ impl SegmentWriter {
         if !open.can_reserve || need <= open.reserved {
             return Ok(());
         }
-        // In large steps where there is room, else exactly what is needed.
+        // In large steps if there is space, otherwise exactly as much as needed.
         let mut full = false;
         for ahead in [RESERVE_AHEAD, RESERVE_AHEAD / 16, 0] {
             let end = need + ahead;
@@ -427,7 +429,7 @@ impl SegmentWriter {
                     return Ok(());
                 }
                 Err(Errno::NOSPC | Errno::DQUOT) => full = true,
-                // Says nothing about space: the write itself will find out.
+                // The error is unrelated to space; the write itself will fail if there is none.
                 Err(Errno::INTR | Errno::FBIG) => full = false,
                 Err(_) => {
                     open.can_reserve = false;
@@ -483,16 +485,16 @@ impl SegmentWriter {
         match done.result {
             Ok(()) => self.free.push(done.buffer),
             Err(errno) => {
-                // The first in the file is the one that really failed; the rest was only held back behind it.
+                // The first buffer in the file failed; the others were only blocked by it.
                 self.failure = self.failure.or(Some(errno));
                 self.failed.push(done.buffer);
             }
         }
     }
 
-    /// Writes the failed buffers again and waits for everything on its way.
+    /// Writes the failed buffers again and waits for all buffers in flight.
     fn write_failed(&mut self) -> Result<(), Errno> {
-        // Those still on their way lie behind the failed ones and are refused by the disk thread: they come first.
+        // Buffers in flight come after the failed ones and are rejected by the disk thread, so wait for them first.
         while let Some(done) = self.disk.wait() {
             self.take_back(done);
         }
@@ -509,7 +511,7 @@ impl SegmentWriter {
         self.failure.map_or(Ok(()), Err)
     }
 
-    /// Writes all that is in memory and cuts the file to its length, which also frees what was reserved behind it.
+    /// Writes all buffered data and cuts the file to its length, which also releases the reserved space after it.
     fn write_tail(&mut self) -> Result<(), SegmentError> {
         self.write_failed()
             .map_err(|errno| self.refused(errno, 0))?;
@@ -520,7 +522,7 @@ impl SegmentWriter {
                 .map_err(|errno| self.refused(errno, 0))?;
         }
         if open.reserved > open.len {
-            // Not every filesystem frees what lies behind the end when the length does not change.
+            // Some filesystems release the space after the end only if the length changes.
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let _ = rustix::fs::fallocate(&open.file.fd, punch, open.len, open.reserved - open.len);
         }
@@ -543,14 +545,14 @@ impl SegmentWriter {
         );
     }
 
-    /// Says once that direct I/O was asked for and is not to be had.
+    /// Logs once that direct I/O was requested but is not supported.
     fn log_buffered(&mut self) {
         let Some(open) = &self.open else { return };
         if self.options.direct && !open.file.is_direct() && !self.has_logged_buffered {
             self.has_logged_buffered = true;
             tracing::warn!(
                 path = %open.dir.display(),
-                "this filesystem refuses direct I/O: writing through the page cache"
+                "this filesystem does not support direct I/O; writing through the page cache"
             );
         }
     }
@@ -567,7 +569,7 @@ mod tests {
         writer.open(dir.path(), "a-000000").unwrap();
         writer.write(b"samples").unwrap();
         let closed = writer.close_until(b"{}", Step::MetaNamed).unwrap();
-        // What remains is the sync of the directory, which now fails.
+        // The last step is the sync of the directory, which now fails.
         writer.open.as_mut().unwrap().dir = dir.path().join("gone");
         let error = writer.take(Step::Done, b"{}").unwrap_err();
         assert!(matches!(error, SegmentError::Unsynced { .. }), "{error}");

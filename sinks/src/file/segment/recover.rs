@@ -1,4 +1,4 @@
-//! What an earlier, killed run left in a directory.
+//! Recovers the files that a killed run left in a directory.
 
 use super::commit::{SegmentPaths, rename, sync_directory};
 use super::error::SegmentError;
@@ -24,7 +24,7 @@ pub fn segment_name(stem: &str, index: u64) -> String {
 pub fn segment_index(stem: &str, name: &str) -> Option<u64> {
     let digits = name.strip_prefix(stem)?.strip_prefix('-')?;
     let plain = digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit());
-    // Only the form that `segment_name` makes: "0000042" would be another file with the same index.
+    // Only the form that `segment_name` creates: "0000042" would be another file with the same index.
     let index = digits.parse().ok().filter(|_| plain)?;
     (digits.len() == 6 || !digits.starts_with('0')).then_some(index)
 }
@@ -34,28 +34,28 @@ pub fn segment_index(stem: &str, name: &str) -> Option<u64> {
 pub struct Leftover {
     /// The file, marked `.partial`.
     pub path: PathBuf,
-    /// Its bytes: a prefix of what was written to the segment.
+    /// Size in bytes; the content is a prefix of the segment's data.
     pub bytes: u64,
 }
 
-/// What [`recover`] found and did.
+/// Result of [`recover`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Segments whose commit it finished: whole and valid.
+    /// Segments whose commit was finished; they are complete and valid.
     pub completed: Vec<PathBuf>,
     /// Segments that stay partial.
     pub partial: Vec<Leftover>,
-    /// Files that fit no step of a close (someone moved or copied them); left alone.
+    /// Files that match no step of a close, because someone moved or copied them; they are not changed.
     pub unclear: Vec<PathBuf>,
-    /// Whole segments, those completed now included.
+    /// Number of complete segments, including those completed now.
     pub whole: u64,
-    /// The first index above those of all files of the stem.
+    /// First index above those of all files of the stem.
     pub next_index: u64,
 }
 
-/// Which files of one segment are there.
+/// Existing files of one segment.
 #[derive(Default)]
-// Four files, each there or not: that is what the booleans say.
+// Four independent files, each present or absent.
 #[allow(clippy::struct_excessive_bools)]
 struct Found {
     data: bool,
@@ -64,10 +64,10 @@ struct Found {
     meta_tmp: bool,
 }
 
-/// Looks at the segments of the stem that `lock` is of, finishes or marks what a kill left, and reports it. Deletes no
-/// data.
+/// Examines the segments of the lock's stem, finishes commits or marks partial data after a kill, and reports both.
+/// Deletes no data.
 ///
-/// Only names made by [`segment_name`] are looked at. The lock excludes other writers.
+/// Only names created by [`segment_name`] are examined. The lock excludes other writers.
 pub fn recover(lock: &StemLock) -> Result<Recovered, SegmentError> {
     let (dir, stem) = (lock.dir(), lock.stem());
     let mut found: BTreeMap<u64, Found> = BTreeMap::new();
@@ -177,7 +177,7 @@ fn settle(
             if proof == Proof::Other {
                 report.unclear.push(paths.meta_tmp.clone());
             } else if *meta_tmp {
-                // Half a text about data that is still here; a failure to remove it costs a look at the next start.
+                // An incomplete text about data that still exists. If it cannot be removed, the next start tries again.
                 let _ = std::fs::remove_file(&paths.meta_tmp);
             }
             report.partial.push(Leftover {
@@ -195,14 +195,14 @@ fn settle(
     }
 }
 
-/// What a metadata file under its temporary name says about the data. It is written only after the data was synced.
+/// State of a metadata file with a temporary name, which is written only after the data was synced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Proof {
-    /// It is whole and speaks of exactly this much data.
+    /// It is complete and matches the size of the data.
     Whole,
-    /// It is whole and speaks of something else.
+    /// It is complete but does not match the data.
     Other,
-    /// It is not whole.
+    /// It is incomplete.
     Torn,
 }
 

@@ -273,7 +273,7 @@ fn errors_in_generated_code_are_explained() {
                     .replace(", const Params& p", "")
                     .replace("p.gain + ", "")
             ),
-            "`on_frame` cannot be called as daq does",
+            "`on_frame` has the wrong signature",
         ),
         (
             format!(

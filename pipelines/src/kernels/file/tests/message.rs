@@ -68,7 +68,7 @@ fn compiler_message_keeps_secondary_locations() {
         "{shown}"
     );
     assert!(
-        shown.contains("my.cu:4:5") && shown.contains("by way of this"),
+        shown.contains("my.cu:4:5") && shown.contains("used here"),
         "{shown}"
     );
     assert!(
