@@ -14,7 +14,7 @@ enum Second<T> {
     /// Free.
     Spare(T),
     /// With the thread, or used by a call in progress.
-    Away,
+    InUse,
     /// It could not be finished and waits for another attempt.
     Stuck(T),
 }
@@ -61,7 +61,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
 
     /// If the second item is free, swaps it for the filled item, which is then finished. Returns whether it was free.
     pub(crate) fn exchange(&mut self, full_for: impl FnOnce(T) -> T) -> bool {
-        match std::mem::replace(&mut self.second, Second::Away) {
+        match std::mem::replace(&mut self.second, Second::InUse) {
             Second::Spare(spare) => {
                 self.send(full_for(spare));
                 true
@@ -76,7 +76,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
     /// Time for which the thread has been finishing the second item; zero if it is idle.
     pub(crate) fn blocked_for(&self) -> Duration {
         match self.second {
-            Second::Away => self.since.elapsed(),
+            Second::InUse => self.since.elapsed(),
             Second::Spare(_) | Second::Stuck(_) => Duration::ZERO,
         }
     }
@@ -91,14 +91,14 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
 
     /// Checks the item being finished, or waits for it if `wait`, and returns it if it is now finished. An item that
     /// could not be finished before is tried again.
-    pub(crate) fn look(&mut self, wait: bool) -> Result<Option<&mut T>, E> {
-        match std::mem::replace(&mut self.second, Second::Away) {
+    pub(crate) fn poll(&mut self, wait: bool) -> Result<Option<&mut T>, E> {
+        match std::mem::replace(&mut self.second, Second::InUse) {
             spare @ Second::Spare(_) => {
                 self.second = spare;
                 return Ok(None);
             }
             Second::Stuck(job) => self.send(job),
-            Second::Away => {}
+            Second::InUse => {}
         }
         let outcome = if wait {
             receive(&self.done).ok_or(TryRecvError::Disconnected)
@@ -157,13 +157,13 @@ mod tests {
             }
         };
         let mut finisher = Finisher::start("finisher", 0, finish).unwrap();
-        assert_eq!(finisher.look(true), Ok(None));
+        assert_eq!(finisher.poll(true), Ok(None));
         assert!(finisher.exchange(|spare| spare + 7) && !finisher.exchange(|_| 9));
-        assert_eq!(finisher.look(true), Err(7));
+        assert_eq!(finisher.poll(true), Err(7));
         assert!(!finisher.exchange(|_| 9), "a stuck item is not free");
-        assert_eq!(finisher.look(true), Ok(Some(&mut 7)));
+        assert_eq!(finisher.poll(true), Ok(Some(&mut 7)));
         assert!(finisher.exchange(|spare| spare + 1));
-        assert_eq!(finisher.look(true), Ok(Some(&mut 8)));
+        assert_eq!(finisher.poll(true), Ok(Some(&mut 8)));
     }
 
     #[test]
@@ -172,8 +172,8 @@ mod tests {
         let mut finisher = Finisher::start("finisher", 6, finish).unwrap();
         assert!(finisher.exchange(|spare| spare + 1));
         let mut failure = || {
-            let look = std::panic::AssertUnwindSafe(|| finisher.look(true).is_ok());
-            let panic = std::panic::catch_unwind(look).unwrap_err();
+            let poll = std::panic::AssertUnwindSafe(|| finisher.poll(true).is_ok());
+            let panic = std::panic::catch_unwind(poll).unwrap_err();
             let text = panic.downcast_ref::<String>().cloned();
             text.unwrap_or_else(|| (*panic.downcast_ref::<&str>().unwrap()).to_owned())
         };

@@ -23,9 +23,9 @@ use thiserror::Error;
 
 /// Maximum number of attempts if the lock file was deleted while it was locked. This happens when another process ends
 /// at that moment. Many repetitions mean that the filesystem has no stable inode numbers.
-const TRIES: u32 = 100;
+const MAX_ATTEMPTS: u32 = 100;
 /// The operation, for error messages.
-const LOCKING: &str = "locking its files";
+const LOCK_ACTION: &str = "locking its files";
 
 /// Why a stem could not be locked.
 #[derive(Debug, Error)]
@@ -40,7 +40,7 @@ pub enum LockError {
     },
     /// The lock file was replaced during every attempt.
     #[error(
-        "cannot lock {path}: the file was replaced during each of {TRIES} attempts; try again while no other daq starts or \
+        "cannot lock {path}: the file was replaced during each of {MAX_ATTEMPTS} attempts; try again while no other daq starts or \
          ends there. If the error remains, choose a `path` on another filesystem, because this one has no stable inode numbers"
     )]
     Replaced {
@@ -70,9 +70,9 @@ impl LockError {
                     writing(pid)
                 ),
             },
-            Self::Io { ref source, .. } => failure(LOCKING, self.to_string(), source),
+            Self::Io { ref source, .. } => failure(LOCK_ACTION, self.to_string(), source),
             error @ Self::Replaced { .. } => SinkError::Failed {
-                what: LOCKING.to_owned(),
+                what: LOCK_ACTION.to_owned(),
                 why: error.to_string(),
             },
         }
@@ -157,7 +157,7 @@ impl StemLock {
             file,
         };
         let mut is_opened = false;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let opened = open(&path).map_err(|errno| LockError::io("open", &path, errno))?;
             is_opened = opened.is_some();
             let Some(file) = opened else {
@@ -291,7 +291,7 @@ mod tests {
             let error = StemLock::take_by(dir.path(), "adc", held, |_, _| false).unwrap_err();
             assert!(matches!(error, LockError::Replaced { .. }), "{error}");
             let races = Cell::new(0);
-            let is_named = |_: &File, _: &Path| races.replace(races.get() + 1) == TRIES - 1;
+            let is_named = |_: &File, _: &Path| races.replace(races.get() + 1) == MAX_ATTEMPTS - 1;
             let last = StemLock::take_by(dir.path(), "adc", held, is_named);
             assert!(
                 !matches!(last, Err(LockError::Replaced { .. })),
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn lock_interrupted_by_signal_is_retried() {
         let dir = tempfile::tempdir().unwrap();
-        let signals = Cell::new(2 * TRIES);
+        let signals = Cell::new(2 * MAX_ATTEMPTS);
         let lock = |_: &File| match signals.replace(signals.get().saturating_sub(1)) {
             0 => Ok(()),
             _ => Err(Errno::INTR),

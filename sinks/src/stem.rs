@@ -63,16 +63,16 @@ impl Stem {
 }
 
 /// A file name may have 255 bytes; the part after the stem has up to 40.
-const LONGEST: usize = 200;
+const MAX_STEM_BYTES: usize = 200;
 
 /// Rejects names that cannot be part of a file name, whether from the key `name` or from the sink's own name.
 fn check_name(name: &str) -> Result<(), Problem> {
     let shown: String = name.chars().take(40).collect();
     let problem = if name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.') {
         format!("{shown:?} cannot be the start of a file name")
-    } else if name.len() > LONGEST {
+    } else if name.len() > MAX_STEM_BYTES {
         format!(
-            "{shown:?}… has {} bytes; the maximum is {LONGEST}",
+            "{shown:?}… has {} bytes; the maximum is {MAX_STEM_BYTES}",
             name.len()
         )
     } else {

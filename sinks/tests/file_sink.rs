@@ -327,7 +327,8 @@ fn file_keys_invalid_are_rejected() {
     }
     let error = spec("file", "\"../x\"", "path = \"out\"").err().unwrap();
     assert!(
-        error.contains("\"../x\" cannot be the start of a file name") && error.contains("daq.toml:1"),
+        error.contains("\"../x\" cannot be the start of a file name")
+            && error.contains("daq.toml:1"),
         "{error}"
     );
     let claims = spec("file", "disk", "path = \"out\"").unwrap().claims();

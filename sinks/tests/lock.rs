@@ -52,10 +52,7 @@ fn stem_of_other_process_is_rejected_between_its_files() {
         let other = File::create(dir.path().join(LOCK)).unwrap();
         flock(&other, FlockOperation::LockExclusive).unwrap();
         for (text, message) in [
-            (
-                "4242\n",
-                "locked by another writer (pid 4242); stop that",
-            ),
+            ("4242\n", "locked by another writer (pid 4242); stop that"),
             ("", "locked by another writer; stop that"),
             ("nonsense", "locked by another writer; stop that"),
         ] {

@@ -320,7 +320,10 @@ fn incomplete_store_is_removed_and_fifo_does_not_block() {
 fn zarr_keys_invalid_are_rejected() {
     for (keys, wanted) in [
         ("path = \"out\"\nchunks = 1", "did you mean `chunk`?"),
-        ("path = \"out\"\nchunk = 0", "0 B is not between 1 B and 1 GiB"),
+        (
+            "path = \"out\"\nchunk = 0",
+            "0 B is not between 1 B and 1 GiB",
+        ),
         (
             "path = \"out\"\nname = \"../x\"",
             "cannot be the start of a file name",

@@ -57,9 +57,9 @@ const MAX_BLOCKS: u32 = 65_535;
 /// Maximum number of concurrent frames of a persistent kernel.
 const MAX_TEAMS: u32 = 4096;
 /// Input bytes per thread, if the number of blocks is not configured.
-const BYTES_A_THREAD: usize = 64;
+const BYTES_PER_THREAD: usize = 64;
 /// Maximum number of blocks per frame, if the number is not configured.
-const USUAL_BLOCKS: usize = 256;
+const DEFAULT_MAX_BLOCKS: usize = 256;
 /// More shared memory per block than any device has.
 const MAX_SHARED: u64 = 1 << 20;
 
@@ -112,7 +112,7 @@ pub struct FileKernel {
     /// `blocks` blocks in turn. Default: 1.
     pub teams: Option<u32>,
     /// Threads per block, a multiple of 32 up to 1024.
-    #[serde(default = "usual_threads")]
+    #[serde(default = "default_threads")]
     pub threads: u32,
     /// Dynamic shared memory per block, such as `"16 KiB"`; default none.
     pub shared: Option<ByteSize>,
@@ -124,7 +124,7 @@ pub struct FileKernel {
     pub options: Vec<String>,
 }
 
-const fn usual_threads() -> u32 {
+const fn default_threads() -> u32 {
     256
 }
 
@@ -145,7 +145,7 @@ impl FileKernel {
             frame: FrameKeys::default(),
             blocks: None,
             teams: None,
-            threads: usual_threads(),
+            threads: default_threads(),
             shared: None,
             entry: None,
             options: Vec::new(),
@@ -164,8 +164,8 @@ impl FileKernel {
     /// Number of blocks for a frame of `input`.
     fn blocks(&self, input: &Layout) -> u32 {
         self.blocks.unwrap_or_else(|| {
-            let block = self.threads as usize * BYTES_A_THREAD;
-            let blocks = input.frame_bytes().div_ceil(block).clamp(1, USUAL_BLOCKS);
+            let block = self.threads as usize * BYTES_PER_THREAD;
+            let blocks = input.frame_bytes().div_ceil(block).clamp(1, DEFAULT_MAX_BLOCKS);
             u32::try_from(blocks).unwrap_or(MAX_BLOCKS)
         })
     }

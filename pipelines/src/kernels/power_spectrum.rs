@@ -84,7 +84,7 @@ use serde::Deserialize;
 pub use window::Window;
 
 /// Maximum default length of transforms; frames with fewer points use their number of points.
-const USUAL_SIZE: usize = 4096;
+const DEFAULT_SIZE: usize = 4096;
 
 /// Registry entry of `power-spectrum`.
 pub const ENTRY: KernelEntry = KernelEntry {
@@ -275,7 +275,7 @@ impl PowerSpectrum {
             )
             .help("use a ring that a source or a `convert` kernel fills"));
         }
-        let size = self.size.unwrap_or(USUAL_SIZE.min(input.points));
+        let size = self.size.unwrap_or(DEFAULT_SIZE.min(input.points));
         if size > input.points {
             return Err(Problem::at(
                 "size",

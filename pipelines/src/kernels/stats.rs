@@ -43,7 +43,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// Default number of bins of a histogram.
-const USUAL_BINS: usize = 256;
+const DEFAULT_BINS: usize = 256;
 /// Maximum number of bins of a histogram.
 const MAX_BINS: usize = 65_536;
 /// Names of the fields before the histogram.
@@ -169,7 +169,7 @@ impl Stats {
         match (self.bins, range) {
             (Some(0), _) | (None, None) => Ok(None),
             (bins, Some([low, high])) => Ok(Some(Bins {
-                count: bins.unwrap_or(USUAL_BINS),
+                count: bins.unwrap_or(DEFAULT_BINS),
                 low,
                 high,
             })),

@@ -1,7 +1,7 @@
 //! Builds a running pipeline from a plan: first memory, then code, then threads.
 
 use super::control::{Heartbeat, Role};
-use super::monitor::{Monitor, Watched};
+use super::monitor::{Monitor, MonitoredSource};
 use super::{FailureKind, Options, Pipeline, StartError, dma, kernel, sink, source, staging};
 use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::gpu::Dispatch;
@@ -295,7 +295,7 @@ impl Pipeline {
                     .find(|heartbeat| heartbeat.name == name)
                     .cloned()
             };
-            Some(Watched {
+            Some(MonitoredSource {
                 name: name.to_owned(),
                 silent_after: source.keys.silent_after.map(|span| span.0),
                 hint: source.spec.silence_hint(),

@@ -14,11 +14,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Interval between comparisons of the counters.
-const PERIOD: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Time in which all packets must be rejected before it is logged.
-const REJECTING: Duration = Duration::from_secs(1);
+const REJECTION_TIME: Duration = Duration::from_secs(1);
 /// Minimum number of rejected packets in that time; fewer are logged only if no packet was ever accepted.
-const MANY: u64 = 10;
+const MIN_REJECTED: u64 = 10;
 
 /// Times of the last activity of sources and rings, as seen by the monitor.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 /// What the monitor needs to know about a source.
-pub(super) struct Watched {
+pub(super) struct MonitoredSource {
     pub(super) name: String,
     /// Time without data after which the source counts as silent; `None` to disable the check.
     pub(super) silent_after: Option<Duration>,
@@ -76,7 +76,7 @@ pub(super) struct Watched {
 
 /// A source between two checks.
 struct Source {
-    watched: Watched,
+    watched: MonitoredSource,
     expected: u64,
     /// Time at which `expected` last grew, or the startup time.
     moved: Instant,
@@ -97,7 +97,7 @@ enum Change {
 }
 
 impl Source {
-    fn new(watched: Watched, now: Instant) -> Self {
+    fn new(watched: MonitoredSource, now: Instant) -> Self {
         Self {
             watched,
             expected: 0,
@@ -130,12 +130,12 @@ impl Source {
     /// Returns the number of packets if all arriving packets are rejected; returns it only once.
     fn rejects_everything(&mut self, report: &SourceReport, now: Instant) -> Option<u64> {
         let rejected = report.rejected.saturating_sub(self.rejected);
-        let least = if self.expected == 0 { 1 } else { MANY };
+        let least = if self.expected == 0 { 1 } else { MIN_REJECTED };
         if rejected == 0 || self.is_rejection_logged {
             return None;
         }
         let since = *self.rejecting.get_or_insert(now);
-        let is_due = now.saturating_duration_since(since) >= REJECTING && rejected >= least;
+        let is_due = now.saturating_duration_since(since) >= REJECTION_TIME && rejected >= least;
         self.is_rejection_logged = is_due;
         is_due.then_some(rejected)
     }
@@ -174,14 +174,14 @@ impl Monitor {
     pub(super) fn start(
         ledgers: Arc<Ledgers>,
         control: Arc<Control>,
-        sources: Vec<Watched>,
+        sources: Vec<MonitoredSource>,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let now = Instant::now();
         let mut sources: Vec<_> = sources.into_iter().map(|s| Source::new(s, now)).collect();
         let watch = move || {
             let mut published = BTreeMap::new();
-            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(CHECK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let report = ledgers.report();
                 look(
                     &ledgers,
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     fn source(silent_after: Option<u64>, start: Instant) -> Source {
-        let watched = Watched {
+        let watched = MonitoredSource {
             name: "adc".to_owned(),
             silent_after: silent_after.map(Duration::from_secs),
             hint: Box::new(String::new),

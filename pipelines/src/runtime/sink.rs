@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval between retries while the sink cannot write.
-const RETRY: Duration = Duration::from_millis(250);
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// Interval between calls of the sink's `tick`.
-const TICK: Duration = Duration::from_secs(1);
+const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct Runner {
     pub(super) name: String,
@@ -64,7 +64,7 @@ impl Runner {
         let limits = <(LogLimit, LogLimit)>::default();
         loop {
             beat(&mut *self.sink, heartbeat);
-            if ticked.elapsed() >= TICK {
+            if ticked.elapsed() >= TICK_INTERVAL {
                 ticked = Instant::now();
                 self.sink.tick()?;
             }
@@ -130,7 +130,7 @@ impl Writer<'_> {
                     if self.control.is_overdue() {
                         return (taken, Err(error));
                     }
-                    std::thread::sleep(RETRY);
+                    std::thread::sleep(RETRY_INTERVAL);
                 }
                 Err(error) => return (taken, Err(error)),
             }

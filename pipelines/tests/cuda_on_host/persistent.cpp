@@ -36,7 +36,7 @@ struct Random {
 };
 static thread_local Random chance;
 
-// Whoever looks at a word lets others run: the threads of its block are then apart, as warps are.
+// A thread that polls a word lets other threads run, so the threads of a block diverge like warps.
 static void look() {
     if (chance.below(2)) leave(State::ready);
 #ifdef SANITIZED
@@ -266,7 +266,7 @@ int main(int count, char** given) {
         size_t most = std::min((size_t)(frames - host.posted), host.room());
         // Now one frame, now all that there is room for.
         size_t burst = most == 0 || chance.below(2) ? most : 1 + chance.below(most);
-        if (left != teams * blocks) fail("a block has ended that was not told to");
+        if (left != teams * blocks) fail("a block has ended without a stop request");
         if (burst > 0) host.post(burst, host.posted + burst == frames ? STOP : 0);
         // Now all is waited for, now nothing.
         if (chance.below(3) == 0) host.settle();

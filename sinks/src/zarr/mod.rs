@@ -129,10 +129,11 @@ impl StemKeys for ZarrKeys {
 
     fn check(&self) -> Result<(), Problem> {
         if !(1..=1 << 30).contains(&self.chunk.0) {
-            return Err(
-                Problem::at("chunk", format!("{} is not between 1 B and 1 GiB", self.chunk))
-                    .help("for example \"16 MiB\""),
-            );
+            return Err(Problem::at(
+                "chunk",
+                format!("{} is not between 1 B and 1 GiB", self.chunk),
+            )
+            .help("for example \"16 MiB\""));
         }
         Ok(())
     }

@@ -67,7 +67,7 @@ impl ZarrSink {
             why: "its frames are not in host memory; this is a defect in the plan".to_owned(),
         })?;
         if self.active.is_full() {
-            self.look(true)?;
+            self.poll(true)?;
             self.ship();
         }
         if self.active.room.is_none() {
@@ -112,8 +112,8 @@ impl ZarrSink {
         }
     }
 
-    fn look(&mut self, wait: bool) -> Result<(), SinkError> {
-        if let Some(batch) = self.committer.look(wait)? {
+    fn poll(&mut self, wait: bool) -> Result<(), SinkError> {
+        if let Some(batch) = self.committer.poll(wait)? {
             self.committed = batch.end();
             self.ledger.files.add(u64::from(batch.is_full()));
             if let Some(error) = batch.unsynced.take() {
@@ -125,11 +125,11 @@ impl ZarrSink {
 
     /// Commits all frames.
     fn close(&mut self) -> Result<(), SinkError> {
-        self.look(true)?;
+        self.poll(true)?;
         if self.dirty {
             let rest = self.active.rows > 0 && !self.active.is_full();
             self.ship();
-            self.look(true)?;
+            self.poll(true)?;
             self.ledger.files.add(u64::from(rest));
         } else {
             self.ledger.files.add(u64::from(self.active.rows > 0));
@@ -162,7 +162,7 @@ impl Sink for ZarrSink {
     }
 
     fn tick(&mut self) -> Result<(), SinkError> {
-        match self.look(false) {
+        match self.poll(false) {
             // The next frame reports an error if the space is needed.
             Ok(()) | Err(SinkError::Full { .. }) => {}
             Err(error) => return Err(error),

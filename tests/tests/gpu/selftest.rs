@@ -138,7 +138,10 @@ fn selftest_after_leaked_device_skips_rest() {
         ]
     );
     let why = report["results"][2]["detail"].as_str().unwrap();
-    assert!(why.contains("lost during check kernel-sees with host"), "{why}");
+    assert!(
+        why.contains("lost during check kernel-sees with host"),
+        "{why}"
+    );
 }
 
 #[test]

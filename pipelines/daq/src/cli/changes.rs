@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Time without loss after which a source counts as no longer losing data.
-const QUIET: Duration = Duration::from_secs(10);
+const RECOVERY_TIME: Duration = Duration::from_secs(10);
 
 /// Sources that are losing data, with the time of their last loss.
 #[derive(Debug, Default)]
@@ -41,10 +41,10 @@ impl LossChanges {
                     changes.push(Change::Starts(text));
                 }
             } else if let Some(last) = self.losing.get(name)
-                && at.duration_since(*last) >= QUIET
+                && at.duration_since(*last) >= RECOVERY_TIME
             {
                 self.losing.remove(name);
-                let seconds = QUIET.as_secs();
+                let seconds = RECOVERY_TIME.as_secs();
                 let text = format!(
                     "source {name}: no further loss for {seconds} s, {}",
                     source.loss()

@@ -9,9 +9,9 @@ use daq_pipelines::console;
 use std::time::{Duration, Instant};
 
 /// Interval between two drawings of the block.
-const DRAW: Duration = Duration::from_millis(200);
+const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 /// Width of a ring's bar in characters.
-const BAR: u64 = 20;
+const BAR_WIDTH: u64 = 20;
 
 /// How the state of a run is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Live {
     pub(super) fn show(&mut self, report: impl FnOnce() -> Report) {
         let passed = self.last.1.elapsed();
         let period = match self.style {
-            Style::Block => DRAW,
+            Style::Block => DRAW_INTERVAL,
             Style::Lines(_) => Duration::from_secs(1),
         };
         if passed < period {
@@ -131,8 +131,8 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
             .max()
             .unwrap_or(0)
             .min(ring.capacity);
-        let filled = (waiting * BAR).div_ceil(ring.capacity.max(1));
-        let bar: String = (0..BAR)
+        let filled = (waiting * BAR_WIDTH).div_ceil(ring.capacity.max(1));
+        let bar: String = (0..BAR_WIDTH)
             .map(|i| if i < filled { '█' } else { '·' })
             .collect();
         let full = if ring.ring_full > 0 {

@@ -27,12 +27,12 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
 /// Stops that take longer than this are logged.
-const SOON: Duration = Duration::from_secs(1);
+const SLOW_STOP: Duration = Duration::from_secs(1);
 /// How often the main thread checks for a stop request.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Interval of the state's log lines without `--verbose`.
-const SUMMARY: Duration = Duration::from_mins(1);
+const SUMMARY_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Arguments of `daq run`.
 #[derive(Debug, ClapArgs)]
@@ -355,7 +355,7 @@ fn style(args: &Args) -> Style {
     } else if interactive {
         Style::Block
     } else {
-        Style::Lines(SUMMARY)
+        Style::Lines(SUMMARY_INTERVAL)
     }
 }
 
@@ -394,7 +394,7 @@ fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Fail
                 );
             }
         }
-        if stopping.is_some_and(|since| since.elapsed() >= SOON) && !is_logged {
+        if stopping.is_some_and(|since| since.elapsed() >= SLOW_STOP) && !is_logged {
             is_logged = true;
             tracing::info!("stopping: draining rings (at most {})", args.drain);
         }

@@ -50,7 +50,7 @@ pub(super) fn counter_file(directory: Option<&Path>, file: &str) -> (CounterFile
         })
         .and_then(|()| {
             last = LastRun::read(&path).filter(|last| !last.ended);
-            patiently(|| CounterFile::in_file(&path, std::process::id(), start))
+            with_retry(|| CounterFile::in_file(&path, std::process::id(), start))
         });
     match made {
         Ok(counter_file) => (counter_file, last),
@@ -70,7 +70,7 @@ pub(super) fn counter_file(directory: Option<&Path>, file: &str) -> (CounterFile
 }
 
 /// Retries for 1 s: a process that was just killed may still hold its file.
-fn patiently(
+fn with_retry(
     open: impl Fn() -> Result<CounterFile, CounterFileError>,
 ) -> Result<CounterFile, CounterFileError> {
     for _ in 0..20 {

@@ -25,7 +25,7 @@ pub(super) struct Args {
 const MODULE: &str = "/proc/driver/nvidia/version";
 
 /// Error if there is no directory for the profiles.
-const NOWHERE: &str = "cannot save the profile: no state directory; set HOME or XDG_STATE_HOME";
+const NO_DIRECTORY: &str = "cannot save the profile: no state directory; set HOME or XDG_STATE_HOME";
 
 /// Returns the key of `gpu`'s profile. It changes with hardware, driver and topology, which invalidates the profile.
 fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
@@ -62,7 +62,7 @@ pub(super) fn known(topology: &Topology, directory: Option<&Path>) -> BTreeMap<u
 ///
 /// Returns the file, or what failed.
 pub(super) fn save(measured: Measured, directory: Option<&Path>) -> Result<PathBuf, String> {
-    let directory = directory.ok_or(NOWHERE)?;
+    let directory = directory.ok_or(NO_DIRECTORY)?;
     let topology = Topology::detect();
     let ordinal = measured.device;
     let mut gpus = topology.gpus.iter();
@@ -126,7 +126,7 @@ pub(super) fn tune(args: &Args) -> u8 {
         show(&(serde_json::to_string_pretty(&output).unwrap_or_default() + "\n"));
     }
     let Some(directory) = directory else {
-        print_error!("error: {NOWHERE}, or give --state-dir");
+        print_error!("error: {NO_DIRECTORY}, or give --state-dir");
         return exit::IO;
     };
     match profiles.save(&directory) {

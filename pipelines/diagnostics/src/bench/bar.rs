@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Largest store in bytes.
-pub(super) const LARGEST: usize = 4 << 20;
+pub(super) const MAX_STORE_BYTES: usize = 4 << 20;
 /// Largest load in bytes. Loads are slow: every few bytes take one round trip over the bus.
-const LARGEST_LOAD: usize = 64 << 10;
+const MAX_LOAD_BYTES: usize = 64 << 10;
 /// Offsets of target and source from the start of a page, in bytes.
 const SKEWS: [(usize, usize); 4] = [(0, 0), (1, 0), (0, 3), (3, 1)];
 /// Number of turns per round of each method; the methods alternate.
-const TURNS: usize = 8;
+const TURNS_PER_ROUND: usize = 8;
 /// Bytes per turn; each turn makes at least one copy and at most [`MAX_COPIES_PER_TURN`] copies.
 const TURN_BYTES: usize = 256 << 10;
 const MAX_COPIES_PER_TURN: usize = 256;
@@ -59,7 +59,7 @@ impl Row {
 
 /// Opens a mapping for CPU stores.
 pub(super) fn open(device: &'static Device) -> Result<Arc<BarMapping>, Unmappable> {
-    let bytes = LARGEST + SKEWS.len();
+    let bytes = MAX_STORE_BYTES + SKEWS.len();
     BarMapping::new(device, bytes, Writer::Cpu, &Backend::ALL)
 }
 
@@ -90,21 +90,21 @@ fn time(
 
 /// Returns source bytes that differ from each other.
 fn source() -> Vec<u8> {
-    (0..=250).cycle().take(LARGEST + SKEWS.len()).collect()
+    (0..=250).cycle().take(MAX_STORE_BYTES + SKEWS.len()).collect()
 }
 
 fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, BenchError> {
     let stores = RawStores::new(mapped)?;
     let source = source();
     let mut rows = Vec::new();
-    for bytes in sizes.iter().map(|bytes| (*bytes).clamp(1, LARGEST)) {
+    for bytes in sizes.iter().map(|bytes| (*bytes).clamp(1, MAX_STORE_BYTES)) {
         let here = StoreMethod::ALL.map(StoreMethod::is_supported);
         for skew in SKEWS {
             let (to, from) = (skew.0, &source[skew.1..][..bytes]);
             let copies = (TURN_BYTES / bytes).clamp(1, MAX_COPIES_PER_TURN);
             let mut own = Vec::new();
             let mut methods = StoreMethod::ALL.map(|method| (method, Vec::new()));
-            for turn in 0..rounds * TURNS {
+            for turn in 0..rounds * TURNS_PER_ROUND {
                 // Each method follows a different one in every turn, so that none always benefits from the same
                 // predecessor.
                 for i in 0..=methods.len() {
@@ -161,7 +161,7 @@ fn title(mapped: &BarMapping, common: &Common, unit: &str) -> String {
         "{}, mapped by {}: {unit} of a CPU store over the bus, until the store has left the CPU; medians of {} rounds",
         mapped.device().name(),
         mapped.backend(),
-        common.rounds * TURNS
+        common.rounds * TURNS_PER_ROUND
     )
 }
 
@@ -202,8 +202,8 @@ fn loads(common: &Common, mapped: &BarMapping, sizes: &[usize]) -> Result<Table,
     );
     let columns = ["load", "daq", "memcpy", "memcpy ÷ daq"];
     let mut table = Table::new(title, &columns);
-    let mut to = vec![0; LARGEST_LOAD];
-    for bytes in sizes.iter().filter(|bytes| **bytes <= LARGEST_LOAD) {
+    let mut to = vec![0; MAX_LOAD_BYTES];
+    for bytes in sizes.iter().filter(|bytes| **bytes <= MAX_LOAD_BYTES) {
         for (skew, _) in [SKEWS[0], SKEWS[1]] {
             let to = &mut to[..*bytes];
             let (mut own, mut plain) = (Vec::new(), Vec::new());

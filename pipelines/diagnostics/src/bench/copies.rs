@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes of each source and target buffer.
-const STRETCH: usize = 64 << 20;
+const BUFFER_BYTES: usize = 64 << 20;
 /// Copies in flight while rates are measured.
 const DEPTH: usize = 4;
 /// Number of timed copies per round.
-const TIMES: usize = 400;
+const TIMED_COPIES: usize = 400;
 
 fn size(bytes: usize) -> Cell {
     ByteSize(bytes as u64).to_string().into()
@@ -42,12 +42,12 @@ pub fn bandwidth(
         ("in, pageable", Direction::In, true),
         ("out, pageable", Direction::Out, true),
     ];
-    let mut pinned = BaselineCopy::new(device, Direction::In, STRETCH, false)?;
-    let mut pageable = BaselineCopy::new(device, Direction::In, STRETCH, true)?;
+    let mut pinned = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, false)?;
+    let mut pageable = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, true)?;
     let mut figures = vec![Vec::new(); sizes.len() * methods.len()];
     for _ in 0..common.rounds {
         let mut cells = figures.iter_mut();
-        for bytes in sizes.iter().map(|bytes| (*bytes).min(STRETCH)) {
+        for bytes in sizes.iter().map(|bytes| (*bytes).min(BUFFER_BYTES)) {
             for (_, direction, is_pageable) in methods {
                 let baseline = if is_pageable {
                     &mut pageable
@@ -148,7 +148,7 @@ impl Pair {
         times: &mut Times,
         mut step: impl FnMut() -> Result<(), StagingError>,
     ) -> Result<(), BenchError> {
-        for frame in 0..TIMES as u64 {
+        for frame in 0..TIMED_COPIES as u64 {
             let start = Instant::now();
             let mut slots = source.reserve(1);
             slots.finish(FrameMeta::whole(frame, bytes));
@@ -205,8 +205,8 @@ pub fn latency(
     let device = common.open()?;
     let profile = measure(device)?;
     let tuning = profile.tuning(Direction::In);
-    let baseline = BaselineCopy::new(device, Direction::In, STRETCH, false)?;
-    let place = Place::new(device, STRETCH)?;
+    let baseline = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, false)?;
+    let place = Place::new(device, BUFFER_BYTES)?;
     let columns = [
         "frame",
         "copy + wait p50",
@@ -219,24 +219,24 @@ pub fn latency(
     let title = format!(
         "{}: microseconds per copy to the GPU; {} copies",
         device.name(),
-        TIMES * common.rounds
+        TIMED_COPIES * common.rounds
     );
     let mut table = Table::new(title, &columns);
     let mut waits = Vec::new();
     let sizes: Vec<_> = sizes
         .iter()
-        .map(|bytes| (*bytes).min(STRETCH / 8))
+        .map(|bytes| (*bytes).min(BUFFER_BYTES / 8))
         .collect();
     for &bytes in &sizes {
         let (mut wait, mut poll, mut engine) = (Times::new(), Times::new(), Times::new());
         for _ in 0..common.rounds {
-            for _ in 0..TIMES {
+            for _ in 0..TIMED_COPIES {
                 let start = Instant::now();
                 baseline.begin(0, bytes)?;
                 baseline.finish()?;
                 wait.push(since(start));
             }
-            for _ in 0..TIMES {
+            for _ in 0..TIMED_COPIES {
                 let start = Instant::now();
                 baseline.begin(0, bytes)?;
                 BaselineCopy::wait(&*baseline.record_event()?);
@@ -294,18 +294,18 @@ fn stored(
         mapped.device().name(),
         mapped.backend(),
         ByteSize(tuning.cpu_store_threshold as u64),
-        TIMES * common.rounds
+        TIMED_COPIES * common.rounds
     );
     let mut table = Table::new(title, &columns);
     let source = vec![0x5a; sizes.iter().copied().max().unwrap_or(0)];
     for (seed, (&bytes, wait)) in (1..).zip(sizes.iter().zip(waits)) {
         let (mut store, mut inline_copy, mut engine) = (Times::new(), Times::new(), Times::new());
-        for _ in 0..TIMES * common.rounds {
+        for _ in 0..TIMED_COPIES * common.rounds {
             let start = Instant::now();
             mapped.copy_to(0, &source[..bytes])?;
             store.push(since(start));
         }
-        let verify = |seed| place.verify(Direction::In, seed, bytes, TIMES as u64);
+        let verify = |seed| place.verify(Direction::In, seed, bytes, TIMED_COPIES as u64);
         place.prepare(Direction::In, 2 * seed)?;
         for _ in 0..common.rounds {
             Pair::new(place, bytes)?.inline_copy(bytes, &mut inline_copy)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Nanoseconds per tick in `stat`; USER_HZ is 100 on all supported systems.
-const TICK: u64 = 10_000_000;
+const TICK_NS: u64 = 10_000_000;
 
 /// CPU time that this process has used.
 pub(super) fn of_process() -> Duration {
@@ -34,7 +34,7 @@ fn of_task(task: &Path) -> Option<Duration> {
     let read = |file: &str| std::fs::read_to_string(task.join(file)).ok();
     let nanos = read("schedstat")
         .and_then(|text| text.split_ascii_whitespace().next()?.parse().ok())
-        .or_else(|| ticks(&read("stat")?).map(|ticks| ticks * TICK));
+        .or_else(|| ticks(&read("stat")?).map(|ticks| ticks * TICK_NS));
     nanos.map(Duration::from_nanos)
 }
 

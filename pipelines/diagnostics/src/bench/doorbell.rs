@@ -19,7 +19,7 @@ const WARM_UP: usize = 1000;
 /// Methods that include launches make this many times fewer round trips, because launches take longer and vary less.
 const LAUNCH_DIVISOR: usize = 8;
 /// Bytes of a doorbell's memory.
-const BELL: usize = 4096;
+const DOORBELL_BYTES: usize = 4096;
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -114,7 +114,7 @@ impl Bench {
         let echo = Echo::new(device)?;
         let (mut bells, mut refused) = (Vec::new(), Vec::new());
         for &backend in Writer::Doorbell.backends() {
-            match BarMapping::with(device, BELL, backend) {
+            match BarMapping::with(device, DOORBELL_BYTES, backend) {
                 Ok(mapped) => bells.push(mapped),
                 Err(refusal) => refused.push(refusal),
             }

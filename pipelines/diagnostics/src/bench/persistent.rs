@@ -18,20 +18,20 @@ use daq_core::staging::Direction;
 use daq_core::staging::measure;
 use daq_core::units::ByteSize;
 use fixture::Bench;
-use packets::Speech;
-use rate::RATED;
+use packets::Protocol;
+use rate::RATE_FRAME_BYTES;
 use std::time::{Duration, Instant};
 
 /// The built-in kernel for this benchmark.
 const CODE: &str = include_str!("touch.cu");
 /// Number of threads that get their own core: the measuring thread, the runtime's thread and a source's thread.
-const THREADS: usize = 3;
+const CORES: usize = 3;
 /// Maximum packet size in bytes.
 const PACKET: usize = 8 << 10;
 /// Numbers of concurrent frames for which the rate is measured.
-const TEAMS: [u32; 4] = [1, 8, 32, 64];
+const CONCURRENT_FRAMES: [u32; 4] = [1, 8, 32, 64];
 /// Frame size and memory size per side, in bytes, of the copies that run beside the kernel.
-const BESIDE: (usize, usize) = (1 << 20, 256 << 20);
+const CONCURRENT_COPIES: (usize, usize) = (1 << 20, 256 << 20);
 /// Longest chunk of those copies: the size measured as best, and shorter ones.
 const CHUNKS: [Option<usize>; 4] = [None, Some(1 << 20), Some(512 << 10), Some(256 << 10)];
 
@@ -52,7 +52,7 @@ pub struct PersistentArgs {
 pub fn persistent(args: &PersistentArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = args.common.open()?;
     let bench = Bench {
-        cores: Cores::near(device, THREADS),
+        cores: Cores::near(device, CORES),
         device,
         scratch: Scratch::new("touch.cu", CODE, args.file.as_deref())?,
         is_checked: args.file.is_none(),
@@ -127,7 +127,7 @@ fn latencies(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> 
 
 fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     let profile = measure(bench.device)?;
-    let (frame, memory) = BESIDE;
+    let (frame, memory) = CONCURRENT_COPIES;
     let place = Place::new(bench.device, memory)?;
     let load = Load {
         direction: Direction::In,
@@ -217,11 +217,11 @@ fn packets(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     let sizes = args.frames.iter().copied();
     let sizes = sizes.filter(|frame| *frame <= PACKET);
     let mut methods: Vec<_> = sizes
-        .flat_map(|size| Speech::ALL.map(|speech| (size, speech, Figures::default())))
+        .flat_map(|size| Protocol::ALL.map(|protocol| (size, protocol, Figures::default())))
         .collect();
     for _ in 0..args.common.rounds {
-        for (size, speech, figures) in &mut methods {
-            figures.add(&bench.packets(*speech, *size, args.round_trips / 8)?);
+        for (size, protocol, figures) in &mut methods {
+            figures.add(&bench.packets(*protocol, *size, args.round_trips / 8)?);
         }
     }
     let mut table = Table::new(
@@ -233,33 +233,33 @@ fn packets(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
         ),
         &["payload", "source", "p50", "p99", "p99.9"],
     );
-    for (size, speech, figures) in &methods {
+    for (size, protocol, figures) in &methods {
         let [p50, p99, p999] = figures.cells();
         let size = ByteSize(*size as u64).to_string();
-        table.row(vec![size.into(), speech.name().into(), p50, p99, p999]);
+        table.row(vec![size.into(), protocol.name().into(), p50, p99, p999]);
     }
     Ok(table)
 }
 
 fn rates(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
-    let mut rates = vec![Vec::new(); TEAMS.len()];
+    let mut rates = vec![Vec::new(); CONCURRENT_FRAMES.len()];
     for _ in 0..args.common.rounds {
-        for (teams, rates) in TEAMS.into_iter().zip(&mut rates) {
-            rates.push(bench.rate(teams, args.common.window)? / 1e6);
+        for (concurrent_frames, rates) in CONCURRENT_FRAMES.into_iter().zip(&mut rates) {
+            rates.push(bench.rate(concurrent_frames, args.common.window)? / 1e6);
         }
     }
     let mut table = Table::new(
         format!(
             "{}: million frames of {} per second, committed by one thread and read by another; medians of {} rounds",
             bench.device.name(),
-            ByteSize(RATED as u64),
+            ByteSize(RATE_FRAME_BYTES as u64),
             args.common.rounds
         ),
         &["concurrent frames", "million/s"],
     );
-    for (teams, rates) in TEAMS.into_iter().zip(&rates) {
+    for (concurrent_frames, rates) in CONCURRENT_FRAMES.into_iter().zip(&rates) {
         table.row(vec![
-            teams.to_string().into(),
+            concurrent_frames.to_string().into(),
             Cell::Number(median(rates), 2),
         ]);
     }

@@ -14,7 +14,7 @@ mod stream;
 use super::scratch::Scratch;
 use super::table::{Cell, Table};
 use super::{BenchError, Common, Publish, median, quantile};
-use control::{Reply, Request, Wire};
+use control::{Reply, Request, ControlConnection};
 use daq_core::gpu::driver::Device;
 use daq_core::staging::{Sending, measure};
 use daq_core::topology::Topology;
@@ -30,7 +30,7 @@ use stream::Bench;
 /// Maximum message size in bytes that the listening side accepts.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 /// Minimum speed-up for which the direct method is preferred.
-const NEARLY: f64 = 1.05;
+const MIN_SPEEDUP: f64 = 1.05;
 /// Maximum number of round trips per request that the listening side accepts.
 const MAX_ROUND_TRIPS: usize = 1 << 20;
 
@@ -181,7 +181,7 @@ impl Host {
     }
 
     /// Serves one connected peer until it has no more requests.
-    fn serve(&self, wire: &mut Wire) -> Result<(), BenchError> {
+    fn serve(&self, wire: &mut ControlConnection) -> Result<(), BenchError> {
         let here = wire.ends()?[0].ip();
         loop {
             let served = match wire.receive()? {
@@ -216,7 +216,7 @@ impl Host {
     /// Measures bytes per second.
     fn bandwidth(
         &self,
-        wire: &mut Wire,
+        wire: &mut ControlConnection,
         method: Method,
         size: usize,
         args: &RdmaArgs,
@@ -249,7 +249,7 @@ impl Host {
     /// Measures half round trips in µs.
     fn latency(
         &self,
-        wire: &mut Wire,
+        wire: &mut ControlConnection,
         method: Method,
         size: usize,
         args: &RdmaArgs,
@@ -271,7 +271,7 @@ impl Host {
 
 /// Asks the listening side to prepare, measures, and waits until the listening side has finished.
 fn ask<T>(
-    wire: &mut Wire,
+    wire: &mut ControlConnection,
     request: &Request,
     measure: impl FnOnce(SocketAddr) -> Result<T, BenchError>,
 ) -> Result<T, BenchError> {
@@ -334,7 +334,7 @@ fn bound(address: SocketAddr) -> Result<TcpListener, BenchError> {
 fn listen(args: &RdmaArgs, listener: &TcpListener) -> Result<(), BenchError> {
     let host = Host::new(args)?;
     let (stream, _) = listener.accept().map_err(failed)?;
-    host.serve(&mut Wire::new(stream)?)
+    host.serve(&mut ControlConnection::new(stream)?)
 }
 
 /// Results of one method by size, one value per round; empty if not measured.
@@ -352,7 +352,7 @@ fn dial(
             "cannot connect to {address}: {error}; first start `daq bench rdma --listen {address}` on that host"
         ))
     })?;
-    let mut wire = Wire::new(stream)?;
+    let mut wire = ControlConnection::new(stream)?;
     let mut refused = BTreeSet::new();
     let methods = Method::all();
     let mut bandwidths: Vec<Figures> = vec![vec![Vec::new(); args.sizes.len()]; methods.len()];
@@ -425,11 +425,11 @@ fn rates(args: &RdmaArgs, methods: &[Method], figures: &[Figures], about: &str) 
             .map(|(_, rates)| rates)
             .next();
         for (i, &size) in args.sizes.iter().enumerate() {
-            let rate = middle(&rates[i]);
+            let rate = median_or_nan(&rates[i]);
             if rate.is_nan() {
                 continue;
             }
-            let floor = alone.map_or(f64::NAN, |rates| middle(&rates[i]));
+            let floor = alone.map_or(f64::NAN, |rates| median_or_nan(&rates[i]));
             table.row(vec![
                 method.name().into(),
                 ByteSize(size as u64).to_string().into(),
@@ -443,7 +443,7 @@ fn rates(args: &RdmaArgs, methods: &[Method], figures: &[Figures], about: &str) 
 }
 
 /// Median; NaN if there are no values.
-fn middle(figures: &[f64]) -> f64 {
+fn median_or_nan(figures: &[f64]) -> f64 {
     if figures.is_empty() {
         return f64::NAN;
     }
@@ -502,7 +502,7 @@ fn pairs(args: &RdmaArgs, figures: &[Figures], gpus: [bool; 2]) -> Vec<(usize, f
             path: Some(path),
         };
         let at = methods.iter().position(|other| *other == method);
-        at.map_or(f64::NAN, |at| middle(&figures[at][i]))
+        at.map_or(f64::NAN, |at| median_or_nan(&figures[at][i]))
     };
     let sizes = args.sizes.iter().enumerate();
     sizes
@@ -532,7 +532,7 @@ fn turn(pairs: &[(usize, f64, f64)]) -> Turn {
     let tail = pairs
         .iter()
         .rev()
-        .take_while(|(_, staged, direct)| *staged * NEARLY >= *direct);
+        .take_while(|(_, staged, direct)| *staged * MIN_SPEEDUP >= *direct);
     tail.last()
         .map_or(Turn::Never, |(size, _, _)| Turn::From(*size))
 }

@@ -39,7 +39,7 @@ pub(super) struct Drops {
 
 /// One counter at two moments.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct CounterChange {
     pub(super) finding: Finding,
     /// The counted thing, in the plural.
     pub(super) what: &'static str,
@@ -86,7 +86,7 @@ impl Drops {
     }
 
     /// Returns each counter with its growth until now.
-    pub(super) fn watched(&self, root: &Root) -> Vec<Watched> {
+    pub(super) fn watched(&self, root: &Root) -> Vec<CounterChange> {
         let now = Self::read(root);
         let grown = |grown: Option<u64>| Some((grown?, self.watched?));
         let cores = |column| self.cores_grown(&now, column);
@@ -103,7 +103,7 @@ impl Drops {
             card_drops = card_drops.read(Verdict::Unknown, "no hardware card found");
         }
         vec![
-            Watched {
+            CounterChange {
                 finding: Finding::new(GROUP, "backlog drops", SOFTNET),
                 what: "packets",
                 total: now.core_total(BACKLOG),
@@ -112,7 +112,7 @@ impl Drops {
                 why: "Linux dropped packets before they reached a socket, because netdev_max_backlog is too small",
                 fix: format!("sudo sysctl -w net.core.netdev_max_backlog={wanted}"),
             },
-            Watched {
+            CounterChange {
                 finding: Finding::new(GROUP, "receive rounds cut short", SOFTNET),
                 what: "rounds",
                 total: now.core_total(SQUEEZED),
@@ -123,7 +123,7 @@ impl Drops {
                 fix: "sudo sysctl -w net.core.netdev_budget=600 net.core.netdev_budget_usecs=8000"
                     .to_owned(),
             },
-            Watched {
+            CounterChange {
                 finding: Finding::new(GROUP, "UDP buffer drops", SNMP),
                 what: "packets",
                 total: now.sockets,
@@ -138,7 +138,7 @@ impl Drops {
                     "sudo sysctl -w net.core.rmem_max={RMEM_WANTED}  # if daq lost them: see kernel_drop in its ledger"
                 ),
             },
-            Watched {
+            CounterChange {
                 finding: card_drops,
                 what: "packets",
                 total: now.cards.as_ref().map(|cards| cards.values().sum()),
@@ -191,7 +191,7 @@ impl Drops {
     }
 }
 
-impl Watched {
+impl CounterChange {
     pub(super) fn finding(self) -> Finding {
         let Some(total) = self.total else {
             return self.finding;
@@ -286,7 +286,7 @@ mod tests {
 
     fn named(before: &Drops, now: &[(&str, &str)], name: &str) -> Finding {
         let (_dir, root) = machine(now);
-        let mut findings = before.watched(&root).into_iter().map(Watched::finding);
+        let mut findings = before.watched(&root).into_iter().map(CounterChange::finding);
         findings.find(|finding| finding.name == name).unwrap()
     }
 

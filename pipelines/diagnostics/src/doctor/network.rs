@@ -1,6 +1,6 @@
 //! Network: Linux's buffers, and the drops it counts.
 
-use super::drops::{Drops, Watched};
+use super::drops::{Drops, CounterChange};
 use super::root::Root;
 use super::{Finding, Verdict};
 use daq_core::units::ByteSize;
@@ -8,14 +8,14 @@ use daq_core::units::ByteSize;
 pub(super) const GROUP: &str = "network";
 pub(super) const CORE: &str = "/proc/sys/net/core";
 /// Holds 13 ms of data at 10 Gbit/s, longer than a busy system delays a thread.
-const RMEM_ENOUGH: u64 = 16 << 20;
+const RECOMMENDED_RMEM: u64 = 16 << 20;
 pub(super) const RMEM_WANTED: u64 = 64 << 20;
 /// Linux's default; an administrator has set any smaller value.
 const RMEM_DEFAULT: u64 = 212_992;
 const BACKLOG_ENOUGH: u64 = 10_000;
 pub(super) const BACKLOG_WANTED: u64 = 30_000;
 /// Linux's default.
-const BUDGET: u64 = 300;
+const DEFAULT_BUDGET: u64 = 300;
 
 /// `before` are the counters of the first reading.
 pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
@@ -23,7 +23,7 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
         setting(
             root,
             "rmem_max",
-            RMEM_ENOUGH,
+            RECOMMENDED_RMEM,
             RMEM_WANTED,
             true,
             "limits the receive buffer of sources; packets are dropped if the buffer fills while the source's thread waits for a core",
@@ -47,13 +47,13 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
         setting(
             root,
             "netdev_budget",
-            BUDGET,
-            2 * BUDGET,
+            DEFAULT_BUDGET,
+            2 * DEFAULT_BUDGET,
             false,
             "maximum number of packets per receive round of Linux",
         ),
     ];
-    findings.extend(before.watched(root).into_iter().map(Watched::finding));
+    findings.extend(before.watched(root).into_iter().map(CounterChange::finding));
     findings
 }
 

@@ -12,15 +12,15 @@ const URING: &str = "/proc/sys/kernel/io_uring_disabled";
 const LIMITS: &str = "/proc/self/limits";
 const CLOCKSOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 /// The oldest Linux that Rust's standard library supports.
-const OLDEST: (u32, u32) = (3, 2);
+const MIN_LINUX: (u32, u32) = (3, 2);
 /// The first Linux with UDP_GRO.
-const COALESCING: (u32, u32) = (5, 0);
+const UDP_GRO_LINUX: (u32, u32) = (5, 0);
 /// The first Linux with the setting that disables io_uring; before, io_uring is always allowed.
 const URING_SETTING: (u32, u32) = (6, 6);
 /// Enough for a socket and a file for each of some hundred sources and sinks.
-const FILES_ENOUGH: u64 = 1024;
+const RECOMMENDED_FILES: u64 = 1024;
 /// Fewer do not suffice for the sockets and files of a small pipeline.
-const FILES_LEAST: u64 = 32;
+const MIN_FILES: u64 = 32;
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
     // Only the running machine has a clock.
@@ -52,12 +52,12 @@ fn kernel(root: &Root) -> Finding {
         return finding;
     };
     let fix = "sudo apt install linux-image-amd64  # Ubuntu: linux-generic; then reboot";
-    if version < OLDEST {
+    if version < MIN_LINUX {
         finding
             .read(Verdict::Bad, text)
             .why("daq requires 3.2 or newer")
             .fix(fix)
-    } else if version < COALESCING {
+    } else if version < UDP_GRO_LINUX {
         finding
             .read(Verdict::Warn, text)
             .why("Linux before 5.0 cannot coalesce UDP packets (UDP_GRO): receiving costs about three times as much CPU time")
@@ -102,11 +102,11 @@ fn files(root: &Root) -> Finding {
     let fix = "ulimit -n 65536  # this shell; LimitNOFILE=65536 in a unit";
     match count {
         None => finding,
-        Some(..FILES_LEAST) => finding
+        Some(..MIN_FILES) => finding
             .read(Verdict::Bad, soft)
             .why("one source and one sink need more")
             .fix(fix),
-        Some(..FILES_ENOUGH) => finding
+        Some(..RECOMMENDED_FILES) => finding
             .read(Verdict::Warn, soft)
             .why("may not suffice for many sources and sinks")
             .fix(fix),

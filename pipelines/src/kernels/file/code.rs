@@ -10,7 +10,7 @@ use daq_core::layout::Layout;
 /// The header's version, and the variable in which code stores the version it was compiled with.
 const HEADER_VERSION: (&str, u32) = ("daq_header", 1);
 /// Dynamic shared memory that every kernel may use without a request.
-const FREE_SHARED: u32 = 48 << 10;
+const DEFAULT_SHARED: u32 = 48 << 10;
 
 /// User code, ready to be launched.
 pub(super) struct Code {
@@ -158,7 +158,7 @@ fn fit(
             device.name()
         )));
     }
-    if grid.shared > FREE_SHARED {
+    if grid.shared > DEFAULT_SHARED {
         function.allow_shared(grid.shared)?;
     }
     Ok(())

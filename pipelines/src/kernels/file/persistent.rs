@@ -45,7 +45,7 @@ const STOP: u64 = 1 << 63;
 /// Timeout for the kernel to stop, or to finish work that must be done before it continues.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Share of a GPU that persistent kernels may occupy without a warning.
-const MUCH: f64 = 0.75;
+const WARN_SHARE: f64 = 0.75;
 
 /// A persistent user kernel.
 pub(super) struct PersistentKernel {
@@ -413,7 +413,7 @@ impl Kernel for PersistentKernel {
                 100.0 * share
             ))
         })?;
-        if device.share() > MUCH {
+        if device.share() > WARN_SHARE {
             tracing::warn!(
                 "persistent kernels occupy {:.0} % of {}; other kernels on this GPU wait for free multiprocessors",
                 100.0 * device.share(),

@@ -23,7 +23,7 @@ const MAX_PARTIAL: usize = 1 << 16;
 /// Maximum number of bytes of work space for long transforms, unless one transform per channel needs more.
 const WORK_BYTES: usize = 32 << 20;
 /// Shared memory per block that every GPU has.
-const SURE_SHARED: usize = 48 << 10;
+const MIN_SHARED: usize = 48 << 10;
 /// Number of pieces per block that the device can hold, so that no block waits long for the last one.
 const PIECES: usize = 2;
 /// Maximum number of bytes of means, unless one per channel needs more.
@@ -76,7 +76,7 @@ impl Scratch {
 /// Maximum number of bytes allocated on a device.
 pub(super) fn memory(keys: &PowerSpectrum, input: &Layout, shape: &Shape) -> usize {
     let most = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
-    Passes::new(shape.size, most, SURE_SHARED).map_or(0, |passes| {
+    Passes::new(shape.size, most, MIN_SHARED).map_or(0, |passes| {
         let channels = input.channels as usize;
         let scratch = Scratch::new(keys, &passes, input, shape);
         let means = scratch.means * channels * 8;
@@ -98,7 +98,7 @@ pub(super) fn build(
     factor: f64,
 ) -> Result<Box<dyn Kernel>, KernelError> {
     let (device, module) = device::POWER_SPECTRUM.load(ordinal)?;
-    let max_shared = usize::try_from(device.attributes().max_shared).unwrap_or(SURE_SHARED);
+    let max_shared = usize::try_from(device.attributes().max_shared).unwrap_or(MIN_SHARED);
     let most = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
     let most = most.div_ceil(if input.complex { 1 } else { 2 });
     let passes = Passes::new(shape.size, most, max_shared).ok_or_else(|| {
@@ -112,7 +112,7 @@ pub(super) fn build(
     let channels = input.channels as usize;
     let function = |name: &str, batch: &Batch| -> Result<Function, KernelError> {
         let function = module.function(name)?;
-        if batch.shared > SURE_SHARED {
+        if batch.shared > MIN_SHARED {
             function.allow_shared(small(batch.shared))?;
         }
         Ok(function)

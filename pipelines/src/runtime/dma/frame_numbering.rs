@@ -18,11 +18,11 @@ pub(super) struct FrameNumbering {
     flags: Flags,
     /// Number of frames lost in this process since the last frame that carried a number, by cause. The next number shows
     /// how many frames are missing, and these counts assign the causes.
-    owed: [u64; Cause::ALL.len()],
+    unassigned: [u64; Cause::ALL.len()],
     /// The sender's epoch of the last frame that reported one.
     origin: Option<u64>,
     /// Losses up to and including the last frame with a doubtful number; they precede the frames after it.
-    doubted: [u64; Cause::ALL.len()],
+    doubtful_losses: [u64; Cause::ALL.len()],
     /// Number of consecutive frames with doubtful numbers.
     doubtful_frames: u32,
     is_logged: bool,
@@ -39,9 +39,9 @@ impl FrameNumbering {
             epoch: 0,
             opens: true,
             flags: Flags(0),
-            owed: [0; Cause::ALL.len()],
+            unassigned: [0; Cause::ALL.len()],
             origin: None,
-            doubted: [0; Cause::ALL.len()],
+            doubtful_losses: [0; Cause::ALL.len()],
             doubtful_frames: 0,
             is_logged: false,
         }
@@ -73,7 +73,7 @@ impl FrameNumbering {
     /// If frames carry numbers, the next number shows how many frames are missing, and they are counted then.
     pub(super) fn lose(&mut self, transfers: u64, cause: Cause, ledger: &SourceLedger) {
         if self.numbers.is_some() {
-            self.owed[cause as usize] += transfers;
+            self.unassigned[cause as usize] += transfers;
             return;
         }
         self.begin(ledger);
@@ -94,7 +94,7 @@ impl FrameNumbering {
         ledger.expected.add(missing);
         let mut left = missing;
         for cause in Cause::ALL {
-            let here = self.owed[cause as usize].min(left);
+            let here = self.unassigned[cause as usize].min(left);
             ledger.lost(cause).add(here);
             left -= here;
         }
@@ -133,14 +133,14 @@ impl FrameNumbering {
         ledger: &SourceLedger,
     ) -> FrameMeta {
         if let (Some(numbers), Some(raw)) = (&mut self.numbers, raw) {
-            let lost = self.owed.iter().chain(&self.doubted).sum();
+            let lost = self.unassigned.iter().chain(&self.doubtful_losses).sum();
             let step = numbers.next(raw, lost);
             let position = numbers.position();
             if step == Step::Doubtful {
                 self.doubtful_frames = self.doubtful_frames.saturating_add(1);
                 let meta = self.damaged(ledger);
                 self.join();
-                self.doubted = std::mem::take(&mut self.owed);
+                self.doubtful_losses = std::mem::take(&mut self.unassigned);
                 return meta;
             }
             self.doubtful_frames = 0;
@@ -154,14 +154,14 @@ impl FrameNumbering {
                     if missing == 0 {
                         self.join();
                     }
-                    settle(&mut self.doubted, ledger);
+                    settle(&mut self.doubtful_losses, ledger);
                     ledger.skipped.add(skipped);
                     self.opens = true;
                     self.miss(missing, gap, ledger);
                 }
             }
-            self.owed = [0; Cause::ALL.len()];
-            self.doubted = [0; Cause::ALL.len()];
+            self.unassigned = [0; Cause::ALL.len()];
+            self.doubtful_losses = [0; Cause::ALL.len()];
             self.next = position;
         }
         self.begin(ledger);
@@ -196,8 +196,8 @@ impl FrameNumbering {
 
     /// Merges the losses before and after a doubtful frame.
     fn join(&mut self) {
-        for (owed, doubted) in self.owed.iter_mut().zip(&mut self.doubted) {
-            *owed += std::mem::take(doubted);
+        for (unassigned, doubtful_losses) in self.unassigned.iter_mut().zip(&mut self.doubtful_losses) {
+            *unassigned += std::mem::take(doubtful_losses);
         }
     }
 
@@ -222,11 +222,11 @@ impl FrameNumbering {
     /// frames carry numbers, with the next number. Its metadata marks all of it as missing.
     pub(super) fn damaged(&mut self, ledger: &SourceLedger) -> FrameMeta {
         let meta = if self.numbers.is_some() {
-            self.owed[Cause::BadPacket as usize] += 1;
+            self.unassigned[Cause::BadPacket as usize] += 1;
             self.begin(ledger);
-            let owed: u64 = self.owed.iter().chain(&self.doubted).sum();
+            let unassigned: u64 = self.unassigned.iter().chain(&self.doubtful_losses).sum();
             FrameMeta {
-                sequence: self.next + owed - 1,
+                sequence: self.next + unassigned - 1,
                 ..self.meta()
             }
         } else {
@@ -243,8 +243,8 @@ impl FrameNumbering {
 
     /// Counts the open losses at the end of the stream or of its numbering, because no later number will reveal them.
     pub(super) fn settle(&mut self, ledger: &SourceLedger) {
-        settle(&mut self.doubted, ledger);
-        settle(&mut self.owed, ledger);
+        settle(&mut self.doubtful_losses, ledger);
+        settle(&mut self.unassigned, ledger);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   ring's slots ──addresses once──▶ engine ──completion──▶ describe ─▶ publish
-//!      ▲                             │
+//!        ▲                             │
 //!        └────────── credits ──────────┘        an engine with backpressure writes the ring itself
 //!
 //!   slots of its own ◀── free-running engine     without backpressure, or if it cannot write the ring's memory
@@ -34,11 +34,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Timeout for an engine to stop; afterwards bus mastering is disabled.
-const STOP: Duration = Duration::from_millis(500);
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 /// Number of consecutive faults without a frame after which the pipeline fails.
-const FAULTS: u32 = 8;
+const MAX_CONSECUTIVE_FAULTS: u32 = 8;
 /// Polling time before the thread sleeps.
-const SPIN: Duration = Duration::from_micros(20);
+const SPIN_TIME: Duration = Duration::from_micros(20);
 /// Sleep time without interrupts.
 const IDLE_SLEEP: Duration = Duration::from_micros(50);
 /// Maximum wait for an interrupt, so that freed slots are credited in time.
@@ -399,9 +399,9 @@ impl Runner {
             self.counters.fault(name, 1);
         }
         self.faults += 1;
-        if self.faults >= FAULTS {
+        if self.faults >= MAX_CONSECUTIVE_FAULTS {
             return Err(DmaError::Unbelievable(format!(
-                "{error}; stopped after {FAULTS} consecutive faults; check the FPGA design, and bus errors: dmesg | grep \
+                "{error}; stopped after {MAX_CONSECUTIVE_FAULTS} consecutive faults; check the FPGA design, and bus errors: dmesg | grep \
                  -iE 'dmar|iommu|aer'"
             )));
         }
@@ -421,7 +421,7 @@ impl Runner {
 
     /// Stops the engine; returns true if bus mastering had to be disabled.
     fn stop_engine(&mut self) -> bool {
-        let is_cut_off = self.port.stop(STOP);
+        let is_cut_off = self.port.stop(STOP_TIMEOUT);
         if is_cut_off {
             self.counters.ledger.quiesce_timeouts.add(1);
         }
@@ -432,7 +432,7 @@ impl Runner {
     fn stop_to_go_on(&mut self) -> Result<(), DmaError> {
         if self.stop_engine() {
             return Err(DmaError::Unbelievable(format!(
-                "{} did not stop within {STOP:?}, so its bus mastering was disabled; it stays stopped in this run",
+                "{} did not stop within {STOP_TIMEOUT:?}, so its bus mastering was disabled; it stays stopped in this run",
                 self.port.name()
             )));
         }
@@ -715,7 +715,7 @@ impl Runner {
         }
         match self.wait {
             Wait::Busy => std::hint::spin_loop(),
-            Wait::Adaptive if idle < SPIN => std::hint::spin_loop(),
+            Wait::Adaptive if idle < SPIN_TIME => std::hint::spin_loop(),
             _ => {
                 if !self.port.wait(CREDIT_INTERVAL)? {
                     std::thread::sleep(IDLE_SLEEP);

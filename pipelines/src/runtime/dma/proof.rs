@@ -25,7 +25,7 @@ const CODE: &[u8] = include_bytes!("../../../generated/proof.ptx");
 /// Timeout of the kernel.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Share of a GPU that persistent kernels may occupy and still leave room for the verification.
-const ROOMY: f64 = 0.75;
+const MAX_OCCUPANCY: f64 = 0.75;
 const BLOCKS: u32 = 32;
 const THREADS: u32 = 256;
 
@@ -151,7 +151,7 @@ impl Prover {
         let offset = slot * self.stride;
         match &self.gpu {
             // If a persistent kernel leaves no room for another kernel, the CPU reads the slot over the bus.
-            Some(gpu) if gpu.device.share() <= ROOMY => {
+            Some(gpu) if gpu.device.share() <= MAX_OCCUPANCY => {
                 let base = region.address().as_ptr().addr();
                 gpu.look(self.sentinel, base, offset, bytes, written)
             }

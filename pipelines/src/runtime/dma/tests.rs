@@ -10,7 +10,7 @@ use daq_core::ring::{Fill, Reader, Ring, RingOptions};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// Places of a frame, more than a word tells of, and bytes of each; the last one is shorter.
+/// Number of packets of a frame, more than the bits of one word, and bytes per packet; the last one is shorter.
 const PLACES: u32 = 70;
 const PLACE: usize = 16;
 const FRAME: usize = PLACES as usize * PLACE - 8;

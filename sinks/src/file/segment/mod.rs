@@ -120,9 +120,8 @@ impl SegmentWriter {
         let mut options = options.clone();
         options.buffers = options.buffers.clamp(2, 256);
         options.buffer_bytes = options.buffer_bytes.max(1).next_multiple_of(ALIGN);
-        let disk = Disk::start(options.buffers).map_err(|e| {
-            SegmentError::io("start the writing thread", Path::new("daq-disk"), e)
-        })?;
+        let disk = Disk::start(options.buffers)
+            .map_err(|e| SegmentError::io("start the writing thread", Path::new("daq-disk"), e))?;
         Ok(Self {
             disk,
             free: (0..options.buffers)

@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Offset of the first frame in bytes, after the doorbell.
-const FRAMES: usize = 4096;
+const FRAMES_OFFSET: usize = 4096;
 /// Number of slots of the ring.
 const SLOTS: usize = 512;
 /// Numbers of frames per doorbell for which the rate is measured.
 const BATCHES: [usize; 4] = [1, 8, 32, 128];
 /// Frame size in bytes for the rate measurement.
-const RATED: usize = 256;
+const RATE_FRAME_BYTES: usize = 256;
 
 impl Bench {
     /// Opens frame memory for each backend that supports doorbells, except host memory.
@@ -42,7 +42,7 @@ impl Bench {
         threads: u32,
     ) -> Result<PersistentKernel, BenchError> {
         let arguments = [
-            Argument::U64(target.address() + FRAMES as u64),
+            Argument::U64(target.address() + FRAMES_OFFSET as u64),
             Argument::U64(stride(bytes) as u64),
             Argument::U64(slots as u64),
             Argument::U64(bytes as u64),
@@ -62,7 +62,7 @@ pub(super) fn latencies(
     /// Number of slots that frames use in turn.
     const TURNS: usize = 16;
     let most = args.frames.iter().copied().max().unwrap_or(1);
-    let targets = bench.data(device, FRAMES + TURNS * stride(most));
+    let targets = bench.data(device, FRAMES_OFFSET + TURNS * stride(most));
     let from = vec![1; most];
     let mut figures = vec![vec![Figures::default(); targets.len() + 1]; args.frames.len()];
     for _ in 0..args.rounds {
@@ -75,7 +75,7 @@ pub(super) fn latencies(
                 let mut slots = (0..TURNS).cycle();
                 let times = timed(args.round_trips, || {
                     let slot = slots.next().unwrap_or(0);
-                    let at = FRAMES + slot * stride(bytes);
+                    let at = FRAMES_OFFSET + slot * stride(bytes);
                     let at = kernel.post([at].into_iter(), &from[..bytes])?;
                     kernel.wait(at)
                 })?;
@@ -130,13 +130,13 @@ pub(super) fn rates(
     bench: &Bench,
     args: &DoorbellArgs,
 ) -> Result<Table, BenchError> {
-    let targets = bench.data(device, FRAMES + SLOTS * stride(RATED));
-    let from = vec![1; RATED];
+    let targets = bench.data(device, FRAMES_OFFSET + SLOTS * stride(RATE_FRAME_BYTES));
+    let from = vec![1; RATE_FRAME_BYTES];
     let mut figures = vec![vec![Vec::new(); BATCHES.len()]; targets.len()];
     for _ in 0..args.rounds {
         for (target, row) in targets.iter().zip(&mut figures) {
             for (batch, figures) in BATCHES.iter().zip(row) {
-                let mut kernel = bench.reader(target, RATED, SLOTS, 512)?;
+                let mut kernel = bench.reader(target, RATE_FRAME_BYTES, SLOTS, 512)?;
                 let frames = args.round_trips.next_multiple_of(*batch) * 8;
                 let start = Instant::now();
                 for first in (0..frames).step_by(*batch) {
@@ -144,7 +144,7 @@ pub(super) fn rates(
                     let due = (first + batch).saturating_sub(SLOTS);
                     kernel.wait(due as u64)?;
                     let slots = (first..first + batch).map(|frame| frame % SLOTS);
-                    let offsets = slots.map(|slot| FRAMES + slot * stride(RATED));
+                    let offsets = slots.map(|slot| FRAMES_OFFSET + slot * stride(RATE_FRAME_BYTES));
                     kernel.post(offsets, &from)?;
                 }
                 kernel.wait(frames as u64)?;
@@ -156,7 +156,7 @@ pub(super) fn rates(
     let title = format!(
         "{}: million frames of {} per second through a ring with credits, stored by one thread; medians of {} rounds",
         device.name(),
-        ByteSize(RATED as u64),
+        ByteSize(RATE_FRAME_BYTES as u64),
         args.rounds
     );
     let mut table = Table::new(title, &["method", "frames per doorbell", "million/s"]);

@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// `daq emulate xdma` as a child, which ends after one user.
-pub(super) struct Served(Child);
+pub(super) struct DeviceProcess(Child);
 
-impl Served {
+impl DeviceProcess {
     /// Starts the process; when this returns, it listens at `socket`.
     pub(super) fn start(socket: &Path) -> Result<Self, BenchError> {
         let failed = |why: String| BenchError::Thread(format!("starting `daq emulate`: {why}"));
@@ -50,7 +50,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for DeviceProcess {
     fn drop(&mut self) {
         // The process has already ended if a user connected and disconnected.
         let _ = self.0.kill();
@@ -84,7 +84,7 @@ impl Marks {
 
 /// An emulated XDMA device that records the time after the last byte of each payload, before the device reports
 /// completion.
-struct Timed {
+struct TimedDevice {
     card: Box<dyn EmulatedDevice>,
     marks: Marks,
 }
@@ -96,11 +96,11 @@ struct TimedHost<'a> {
 }
 
 /// Bytes of the result that XDMA writes after a transfer's payload; no piece of a payload is this short.
-const RESULT: usize = 8;
+const RESULT_BYTES: usize = 8;
 
 impl Host for TimedHost<'_> {
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        if bytes.len() == RESULT {
+        if bytes.len() == RESULT_BYTES {
             self.marks.add();
         }
         self.host.write(address, bytes)
@@ -115,7 +115,7 @@ impl Host for TimedHost<'_> {
     }
 }
 
-impl EmulatedDevice for Timed {
+impl EmulatedDevice for TimedDevice {
     fn identity(&self) -> Identity {
         self.card.identity()
     }
@@ -141,13 +141,13 @@ impl EmulatedDevice for Timed {
 }
 
 /// A planned source whose device is a timed one.
-pub(super) struct Watched {
+pub(super) struct TimedSource {
     pub(super) planned: Box<dyn SourceSpec>,
     pub(super) config: FpgaConfig,
     pub(super) marks: Marks,
 }
 
-impl SourceSpec for Watched {
+impl SourceSpec for TimedSource {
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
         self.planned.geometry(slot_bytes)
     }
@@ -173,7 +173,7 @@ impl SourceSpec for Watched {
         let options = self.config.emulated.clone().unwrap_or_default();
         let card = daq_emulators::build("xdma", &options).map_err(failed)?;
         let marks = self.marks.clone();
-        let device = in_process::open(Box::new(Timed { card, marks }))
+        let device = in_process::open(Box::new(TimedDevice { card, marks }))
             .map_err(|error| failed(error.to_string()))?;
         let engine = self.config.engine();
         let engine = engine.ok_or_else(|| failed("the planned source has no engine".to_owned()))?;

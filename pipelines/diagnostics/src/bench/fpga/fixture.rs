@@ -1,6 +1,6 @@
 //! Whole pipelines from an FPGA device, as `daq run` builds them.
 
-use super::card::{Marks, Watched};
+use super::card::{Marks, TimedSource};
 use crate::bench::BenchError;
 use crate::bench::cpu;
 use crate::bench::scratch::Scratch;
@@ -115,7 +115,7 @@ impl Bench {
             let sources = std::mem::take(&mut config.sources).into_iter();
             config.sources = sources
                 .map(|source| {
-                    let spec: Box<dyn SourceSpec> = Box::new(Watched {
+                    let spec: Box<dyn SourceSpec> = Box::new(TimedSource {
                         planned: source.spec,
                         config: of_card.clone(),
                         marks: marks.clone(),

@@ -1,6 +1,6 @@
 //! Methods to bring data from a device into a ring: throughput and CPU use.
 
-use super::card::Served;
+use super::card::DeviceProcess;
 use super::fixture::{Bench, Spent};
 use crate::bench::{BenchError, median, rate};
 use daq_core::units::{ByteSize, counted};
@@ -145,10 +145,10 @@ impl Bench {
         window: Duration,
     ) -> Result<(f64, [f64; 2], [u64; 2]), BenchError> {
         let served = match method {
-            Method::Served => Some(Served::start(&self.scratch.path().join("card.sock"))?),
+            Method::Served => Some(DeviceProcess::start(&self.scratch.path().join("card.sock"))?),
             _ => None,
         };
-        let process = served.as_ref().map(Served::process);
+        let process = served.as_ref().map(DeviceProcess::process);
         let fixture = self.start(&method.text(self, frame, gpu, pace), None)?;
         let warm = slots(frame) as u64;
         let measured = fixture.await_frames("raw", warm).and_then(|()| {

@@ -25,17 +25,17 @@ pub(super) enum RoundTrip {
     /// The device writes frames to the GPU; the CPU rings.
     Direct,
     /// The device writes frames to the GPU and rings the doorbell.
-    Rung,
+    DeviceDoorbell,
 }
 
 impl RoundTrip {
-    pub(super) const ALL: [Self; 3] = [Self::Staged, Self::Direct, Self::Rung];
+    pub(super) const ALL: [Self; 3] = [Self::Staged, Self::Direct, Self::DeviceDoorbell];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Staged => "staged, the CPU rings",
             Self::Direct => "direct, the CPU rings",
-            Self::Rung => "direct, the card rings",
+            Self::DeviceDoorbell => "direct, the card rings",
         }
     }
 
@@ -43,7 +43,7 @@ impl RoundTrip {
         let (path, bell) = match self {
             Self::Staged => ("staged", "cpu"),
             Self::Direct => ("direct", "cpu"),
-            Self::Rung => ("direct", "device"),
+            Self::DeviceDoorbell => ("direct", "device"),
         };
         let rate = BitRate(frame as f64 * 8.0 / pause(frame).as_secs_f64());
         format!(

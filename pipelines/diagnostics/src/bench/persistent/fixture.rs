@@ -1,6 +1,6 @@
 //! Rings and the kernel under test.
 
-use super::rate::BURST;
+use super::rate::MAX_BATCH;
 use super::round_trips::Running;
 use crate::bench::BenchError;
 use crate::bench::cores::Cores;
@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 /// Frames at the start of each method that are not counted.
 pub(super) const WARM_UP: usize = 500;
 /// Distance between results in bytes.
-const LINE: usize = 64;
+const RESULT_STRIDE: usize = 64;
 /// Number of slots of each ring.
 pub(super) const SLOTS: usize = 4096;
 /// Bytes of a frame that one thread reads with one load.
-const THREAD: usize = 16;
+const BYTES_PER_THREAD: usize = 16;
 /// How long a result may take.
 pub(super) const RESULT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -46,7 +46,7 @@ pub(super) struct Fixture {
 
 /// Threads of a block for frames of `frame` bytes.
 pub(super) fn threads(frame: usize) -> u32 {
-    let threads = (frame / THREAD).next_multiple_of(32).clamp(32, 256);
+    let threads = (frame / BYTES_PER_THREAD).next_multiple_of(32).clamp(32, 256);
     u32::try_from(threads).unwrap_or(256)
 }
 
@@ -63,7 +63,7 @@ impl Output {
         let Some(memory) = self.region.memory().filter(|_| self.is_checked) else {
             return Ok(());
         };
-        let mut results = vec![0; SLOTS * LINE];
+        let mut results = vec![0; SLOTS * RESULT_STRIDE];
         memory.read(0, &mut results)?;
         compare(&results, made)
     }
@@ -71,9 +71,9 @@ impl Output {
 
 /// Compares the first word of each result slot with the sum of the words of the slot's last frame.
 fn compare(results: &[u8], made: u64) -> Result<(), BenchError> {
-    let slots = results.len() / LINE;
+    let slots = results.len() / RESULT_STRIDE;
     for frame in made.saturating_sub(slots as u64)..made {
-        let at = usize::try_from(frame).unwrap_or(0) % slots * LINE;
+        let at = usize::try_from(frame).unwrap_or(0) % slots * RESULT_STRIDE;
         let Some(found) = results[at..].first_chunk().copied().map(u32::from_le_bytes) else {
             continue;
         };
@@ -129,14 +129,14 @@ impl Bench {
     fn kernel(
         &self,
         frame: usize,
-        teams: u32,
+        concurrent_frames: u32,
         dispatch: Dispatch,
         rings: Option<(&Ring, &Ring)>,
     ) -> Result<Box<dyn Kernel>, BenchError> {
         let keys = FileKernel {
             threads: threads(frame),
             blocks: Some(1),
-            teams: Some(teams),
+            teams: Some(concurrent_frames),
             frame: FrameKeys {
                 points: Some(1),
                 ..FrameKeys::default()
@@ -147,7 +147,7 @@ impl Bench {
         let mut context = KernelContext {
             name: "touch".to_owned(),
             directory: self.scratch.path().to_owned(),
-            burst: BURST,
+            burst: MAX_BATCH,
             dispatch,
             ..KernelContext::alone(&input, Side::Cuda(self.device.ordinal()))
         };
@@ -158,7 +158,7 @@ impl Bench {
     }
 
     /// Creates rings for frames of `frame` bytes and starts a persistent kernel.
-    pub(super) fn fixture(&self, frame: usize, teams: u32) -> Result<Fixture, BenchError> {
+    pub(super) fn fixture(&self, frame: usize, concurrent_frames: u32) -> Result<Fixture, BenchError> {
         let bell = Arc::new(Notifier::default());
         let options = |name: &str, bytes: usize| RingOptions::new(name, SLOTS, bytes);
         let carried = |name: &str| RingOptions {
@@ -180,9 +180,9 @@ impl Bench {
         };
         let (input, copied) = Ring::new(gpu, quiet, RingLedger::default())?;
         let (out, made) = Ring::new(output.clone(), options("out", 4), RingLedger::default())?;
-        let attach = |ring: &Ring| ring.attach(true, BURST, ReaderLedger::default());
-        let inline_copy = InlineCopy::new(attach(&source)?, copied, CopyLedger::default(), BURST);
-        let kernel = self.kernel(frame, teams, Dispatch::Persistent, Some((&input, &out)))?;
+        let attach = |ring: &Ring| ring.attach(true, MAX_BATCH, ReaderLedger::default());
+        let inline_copy = InlineCopy::new(attach(&source)?, copied, CopyLedger::default(), MAX_BATCH);
+        let kernel = self.kernel(frame, concurrent_frames, Dispatch::Persistent, Some((&input, &out)))?;
         let control = Arc::new(Control::new(RESULT_TIMEOUT));
         let mut runner = Runner::new(Parts {
             name: "touch".to_owned(),
@@ -191,7 +191,7 @@ impl Bench {
             stream: None,
             kernel,
             ledger: KernelLedger::default(),
-            burst: BURST,
+            burst: MAX_BATCH,
             wait: Wait::Busy,
             control: control.clone(),
             on_device: true,
@@ -303,14 +303,14 @@ mod tests {
 
     #[test]
     fn wrong_result_is_reported_until_overwritten() {
-        let mut results = vec![0; 4 * LINE];
+        let mut results = vec![0; 4 * RESULT_STRIDE];
         for frame in 0..6_u64 {
-            let at = usize::try_from(frame % 4).unwrap() * LINE;
+            let at = usize::try_from(frame % 4).unwrap() * RESULT_STRIDE;
             results[at..][..4].copy_from_slice(&total(frame).to_le_bytes());
         }
         assert!(compare(&results, 6).is_ok());
         assert!(compare(&[], 0).is_ok());
-        results[3 * LINE] ^= 1;
+        results[3 * RESULT_STRIDE] ^= 1;
         let error = compare(&results, 6).unwrap_err().to_string();
         assert!(error.contains("of frame 3,"), "{error}");
         assert!(compare(&results, 3).is_err(), "frame 0 is not in its slot");

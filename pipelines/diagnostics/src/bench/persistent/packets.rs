@@ -17,7 +17,7 @@ const WARM_UP: usize = 200;
 
 /// The protocol of the packets, one packet per frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Speech {
+pub(super) enum Protocol {
     /// Source `udp`: a sequence number precedes the payload.
     Udp,
     /// Source `hsb`: a RoCE v2 write that ends a frame, with the frame's metadata.
@@ -27,16 +27,16 @@ pub(super) enum Speech {
 /// Number of pages that a sensor writes in turn.
 const PAGES: u64 = 64;
 /// Alignment in bytes of a sensor's pages and packet payloads; also the size of its metadata.
-const GRAIN: usize = 128;
+const ALIGNMENT: usize = 128;
 /// Bytes of a write's headers: base transport, remote address, immediate.
-const HEADERS: usize = 12 + 16 + 4;
+const HEADER_BYTES: usize = 12 + 16 + 4;
 /// Bytes of the checksum at the end.
-const CHECKSUM: usize = 4;
+const CHECKSUM_BYTES: usize = 4;
 /// Queue pair and remote key of a sensor's packets.
 const QUEUE_PAIR: u32 = 7;
 const KEY: u32 = 9;
 
-impl Speech {
+impl Protocol {
     pub(super) const ALL: [Self; 2] = [Self::Udp, Self::Hsb];
 
     /// The driver's name.
@@ -55,7 +55,7 @@ impl Speech {
             ),
             Self::Hsb => format!(
                 "control = false\nqueue_pair = {QUEUE_PAIR}\nrkey = {KEY}\npages = {PAGES}\nframe = \"{frame} B\"\npacket = \"{} B\"",
-                frame.next_multiple_of(GRAIN)
+                frame.next_multiple_of(ALIGNMENT)
             ),
         }
     }
@@ -64,13 +64,13 @@ impl Speech {
     fn packet(self, frame: usize) -> Vec<u8> {
         match self {
             Self::Udp => vec![0; 8 + frame],
-            Self::Hsb => vec![0; HEADERS + Self::write(frame) + CHECKSUM],
+            Self::Hsb => vec![0; HEADER_BYTES + Self::write(frame) + CHECKSUM_BYTES],
         }
     }
 
     /// Number of bytes that a sensor writes for a frame of `frame` bytes.
     const fn write(frame: usize) -> usize {
-        frame.next_multiple_of(GRAIN) + GRAIN
+        frame.next_multiple_of(ALIGNMENT) + ALIGNMENT
     }
 
     /// Fills `packet` as the `i`-th packet, for frames of `frame` bytes.
@@ -97,7 +97,7 @@ impl Speech {
                 put(&KEY.to_be_bytes());
                 put(&(write as u32).to_be_bytes());
                 put(&(page as u32 | psn << 12).to_be_bytes());
-                let metadata = HEADERS + write - GRAIN;
+                let metadata = HEADER_BYTES + write - ALIGNMENT;
                 // Metadata: packet number, frame size and frame number; all other fields are zero.
                 packet[metadata + 4..metadata + 8].copy_from_slice(&psn.to_be_bytes());
                 packet[metadata + 24..metadata + 32].copy_from_slice(&(frame as u64).to_be_bytes());
@@ -108,7 +108,7 @@ impl Speech {
 }
 
 /// Returns the configuration of a pipeline in which every thread polls.
-fn text(speech: Speech, port: u16, frame: usize, device: u32) -> String {
+fn text(proto: Protocol, port: u16, frame: usize, device: u32) -> String {
     format!(
         r#"
 [source.wire]
@@ -141,8 +141,8 @@ slots = 1024
 driver = "null"
 input  = "sums"
 "#,
-        driver = speech.name(),
-        keys = speech.keys(frame),
+        driver = proto.name(),
+        keys = proto.keys(frame),
         threads = super::fixture::threads(frame),
     )
 }
@@ -152,7 +152,7 @@ impl Bench {
     /// send call until the result is in the output ring.
     pub(super) fn packets(
         &self,
-        speech: Speech,
+        proto: Protocol,
         frame: usize,
         packets: usize,
     ) -> Result<Vec<f64>, BenchError> {
@@ -164,7 +164,7 @@ impl Bench {
             .map_err(io)?
             .port();
         let path = self.scratch.path().join("packets.toml");
-        std::fs::write(&path, text(speech, port, frame, self.device.ordinal())).map_err(io)?;
+        std::fs::write(&path, text(proto, port, frame, self.device.ordinal())).map_err(io)?;
         let mut diagnostics = Diagnostics::new();
         let document = Document::load(&[path], &mut diagnostics);
         let config = Config::read(&document, &REGISTRY, "packets", &mut diagnostics);
@@ -191,7 +191,7 @@ impl Bench {
             Pipeline::start(&config, &plan, &options).map_err(|error| failed(error.to_string()))?;
         let times = self
             .cores
-            .first(|| send(&pipeline, speech, port, frame, packets));
+            .first(|| send(&pipeline, proto, port, frame, packets));
         pipeline.stop();
         let (_, failures) = pipeline.finish();
         match failures.first() {
@@ -203,7 +203,7 @@ impl Bench {
 
 fn send(
     pipeline: &Pipeline,
-    speech: Speech,
+    proto: Protocol,
     port: u16,
     frame: usize,
     packets: usize,
@@ -211,11 +211,11 @@ fn send(
     let io = |error: std::io::Error| BenchError::Thread(format!("cannot send packets: {error}"));
     let socket = UdpSocket::bind("127.0.0.1:0").map_err(io)?;
     socket.connect(("127.0.0.1", port)).map_err(io)?;
-    let mut packet = speech.packet(frame);
+    let mut packet = proto.packet(frame);
     let mut times = Vec::with_capacity(packets);
     let warm = WARM_UP.min(packets) as u64;
     for i in 0..warm + packets as u64 {
-        speech.number(&mut packet, i, frame);
+        proto.number(&mut packet, i, frame);
         let start = Instant::now();
         socket.send(&packet).map_err(io)?;
         let mut looks = 0_u32;

@@ -10,20 +10,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Frame size in bytes.
-pub(super) const RATED: usize = 256;
+pub(super) const RATE_FRAME_BYTES: usize = 256;
 /// Maximum number of frames committed and submitted in one batch.
-pub(super) const BURST: usize = 256;
+pub(super) const MAX_BATCH: usize = 256;
 
 impl Bench {
     /// Measures frames per second with the given number of concurrent frames.
-    pub(super) fn rate(&self, teams: u32, window: Duration) -> Result<f64, BenchError> {
+    pub(super) fn rate(&self, concurrent_frames: u32, window: Duration) -> Result<f64, BenchError> {
         let Fixture {
             producer,
             mut results,
             output,
             runner,
             control,
-        } = self.fixture(RATED, teams)?;
+        } = self.fixture(RATE_FRAME_BYTES, concurrent_frames)?;
         let stop = AtomicBool::new(false);
         let cores = &self.cores;
         let (rate, made) = std::thread::scope(|scope| {
@@ -69,7 +69,7 @@ impl Bench {
 fn commit(mut producer: Producer, is_over: impl Fn() -> bool) -> u64 {
     let mut made = 0;
     while !is_over() {
-        let mut slots = producer.reserve(BURST / 4);
+        let mut slots = producer.reserve(MAX_BATCH / 4);
         while slots.remaining() > 0 {
             if let Some(bytes) = slots.bytes_mut() {
                 // From a slot's first frame on, the words after the first one sum to 0.
@@ -78,7 +78,7 @@ fn commit(mut producer: Producer, is_over: impl Fn() -> bool) -> u64 {
                 }
                 bytes[..4].copy_from_slice(&total(made).to_le_bytes());
             }
-            slots.finish(FrameMeta::whole(made, RATED));
+            slots.finish(FrameMeta::whole(made, RATE_FRAME_BYTES));
             made += 1;
         }
         slots.publish();

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 /// Maximum line length in bytes.
-const LINE: u64 = 64 << 10;
+const MAX_LINE_BYTES: u64 = 64 << 10;
 
 /// Requests of the connecting side. Each measurement ends with [`Request::End`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ pub(super) enum Reply {
 }
 
 /// Control connection between the two sides.
-pub(super) struct Wire {
+pub(super) struct ControlConnection {
     input: BufReader<TcpStream>,
     output: TcpStream,
 }
@@ -54,7 +54,7 @@ fn failed(what: &str, why: impl std::fmt::Display) -> BenchError {
     ))
 }
 
-impl Wire {
+impl ControlConnection {
     pub(super) fn new(stream: TcpStream) -> Result<Self, BenchError> {
         let output = stream
             .try_clone()
@@ -84,7 +84,7 @@ impl Wire {
 
     pub(super) fn receive<T: DeserializeOwned>(&mut self) -> Result<T, BenchError> {
         let mut line = String::new();
-        let read = (&mut self.input).take(LINE).read_line(&mut line);
+        let read = (&mut self.input).take(MAX_LINE_BYTES).read_line(&mut line);
         read.map_err(|error| failed("receiving", error))?;
         if line.is_empty() {
             return Err(failed(

@@ -1,6 +1,6 @@
 //! A queue pair and memory alone: the baseline for streams.
 
-use super::control::{Reply, Request, Wire};
+use super::control::{Reply, Request, ControlConnection};
 use crate::bench::BenchError;
 use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;
@@ -243,7 +243,7 @@ impl Raw {
 
 /// Serves the listening side: provides memory and a queue pair, and answers the given number of writes.
 pub(super) fn serve(
-    wire: &mut Wire,
+    wire: &mut ControlConnection,
     nic: &Arc<dyn Nic>,
     gpu: Option<&'static Device>,
     here: IpAddr,

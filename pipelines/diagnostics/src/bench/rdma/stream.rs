@@ -1,6 +1,6 @@
 //! Whole pipelines: a source of silence, a ring, the sink `rdma`; and the source `rdma`, a ring, a null sink.
 
-use super::control::{Reply, Request, Wire};
+use super::control::{Reply, Request, ControlConnection};
 use super::fixture::{Fixture, PROGRESS_TIMEOUT, free_port};
 use super::raw::failed;
 use crate::bench::BenchError;
@@ -91,7 +91,7 @@ impl Bench {
     /// Serves the listening side: runs a source until the other side has finished.
     pub(super) fn serve(
         &self,
-        wire: &mut Wire,
+        wire: &mut ControlConnection,
         here: IpAddr,
         (is_gpu, size, path): (bool, usize, &str),
     ) -> Result<(), BenchError> {

@@ -1,6 +1,6 @@
 //! Port counters that indicate problems, read twice.
 
-use super::super::drops::Watched;
+use super::super::drops::CounterChange;
 use super::super::root::Root;
 use super::{CARDS, Card};
 use crate::doctor::Finding;
@@ -152,7 +152,7 @@ impl Counters {
             let grown: Option<u64> = counted.iter().map(|(_, _, grown)| *grown).sum();
             let interface = port.netdevs.first().map_or("INTERFACE", String::as_str);
             let fix = trouble.fix.replace("NETDEV", interface);
-            let watched = Watched {
+            let watched = CounterChange {
                 finding: card.of_port(port, trouble.name, format!("{of_port}{}", worst.0)),
                 what: trouble.what,
                 total: Some(counted.iter().map(|(_, total, _)| total).sum()),

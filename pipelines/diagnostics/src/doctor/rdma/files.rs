@@ -11,7 +11,7 @@ const UCM: &str = "/sys/module/rdma_ucm";
 const UCM_CLASS: &str = "/sys/class/misc/rdma_cm";
 const DEVICES: &str = "/dev/infiniband";
 /// Container options for RDMA, besides the device files.
-const GIVE: &str = "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1";
+const CONTAINER_OPTIONS: &str = "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1";
 
 pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
     let mut findings = vec![provider(machine)];
@@ -119,7 +119,7 @@ pub(super) fn judge(finding: Finding, found: Result<(), Errno>) -> Finding {
         Err(Errno::NOENT) => finding
             .read(Verdict::Warn, "missing")
             .why("Linux has the card, but its device file was not passed to this container")
-            .fix(format!("docker run {GIVE} …")),
+            .fix(format!("docker run {CONTAINER_OPTIONS} …")),
         Err(Errno::ACCESS | Errno::PERM) => finding
             .read(Verdict::Warn, "permission denied")
             .why("this user cannot open the card")

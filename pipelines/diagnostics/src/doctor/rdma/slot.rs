@@ -15,7 +15,7 @@ const MAX_READ_SHIFT: u16 = 12;
 /// Maximum number of capabilities in a configuration space.
 const MAX_CAPABILITIES: usize = 48;
 /// Minimum size of read requests that fills a link of 100 Gbit/s.
-const READ_ENOUGH: u32 = 512;
+const MIN_READ_BYTES: u32 = 512;
 const READ_WANTED: u32 = 4096;
 
 pub(super) fn examine(card: &Card<'_>) -> Vec<Finding> {
@@ -191,7 +191,7 @@ fn read(card: &Card<'_>, control: Option<u16>) -> Finding {
     let shown = format!("{bytes} B");
     let fix =
         format!("sudo setpci -s {address} CAP_EXP+8.w=5000:7000  # 4096 B, until the next boot");
-    if bytes < READ_ENOUGH {
+    if bytes < MIN_READ_BYTES {
         finding
             .read(Verdict::Warn, shown)
             .why("the card reads outgoing data in small requests and cannot send at its full rate")
