@@ -165,7 +165,10 @@ impl FileKernel {
     fn blocks(&self, input: &Layout) -> u32 {
         self.blocks.unwrap_or_else(|| {
             let block = self.threads as usize * BYTES_PER_THREAD;
-            let blocks = input.frame_bytes().div_ceil(block).clamp(1, DEFAULT_MAX_BLOCKS);
+            let blocks = input
+                .frame_bytes()
+                .div_ceil(block)
+                .clamp(1, DEFAULT_MAX_BLOCKS);
             u32::try_from(blocks).unwrap_or(MAX_BLOCKS)
         })
     }

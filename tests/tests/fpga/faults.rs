@@ -205,7 +205,11 @@ fn xdma_quiesce_timeout_disables_bus_mastering() {
             "{:#}",
             outcome.report
         );
-        assert!(outcome.stderr.contains("bus mastering was disabled"), "{}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains("bus mastering was disabled"),
+            "{}",
+            outcome.stderr
+        );
         is_whole_until(&daq, &outcome, 30);
     }
 }

@@ -25,7 +25,8 @@ pub(super) struct Args {
 const MODULE: &str = "/proc/driver/nvidia/version";
 
 /// Error if there is no directory for the profiles.
-const NO_DIRECTORY: &str = "cannot save the profile: no state directory; set HOME or XDG_STATE_HOME";
+const NO_DIRECTORY: &str =
+    "cannot save the profile: no state directory; set HOME or XDG_STATE_HOME";
 
 /// Returns the key of `gpu`'s profile. It changes with hardware, driver and topology, which invalidates the profile.
 fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {

@@ -90,7 +90,10 @@ fn time(
 
 /// Returns source bytes that differ from each other.
 fn source() -> Vec<u8> {
-    (0..=250).cycle().take(MAX_STORE_BYTES + SKEWS.len()).collect()
+    (0..=250)
+        .cycle()
+        .take(MAX_STORE_BYTES + SKEWS.len())
+        .collect()
 }
 
 fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, BenchError> {

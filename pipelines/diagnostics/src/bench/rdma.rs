@@ -14,7 +14,7 @@ mod stream;
 use super::scratch::Scratch;
 use super::table::{Cell, Table};
 use super::{BenchError, Common, Publish, median, quantile};
-use control::{Reply, Request, ControlConnection};
+use control::{ControlConnection, Reply, Request};
 use daq_core::gpu::driver::Device;
 use daq_core::staging::{Sending, measure};
 use daq_core::topology::Topology;

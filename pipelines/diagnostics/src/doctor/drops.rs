@@ -286,7 +286,10 @@ mod tests {
 
     fn named(before: &Drops, now: &[(&str, &str)], name: &str) -> Finding {
         let (_dir, root) = machine(now);
-        let mut findings = before.watched(&root).into_iter().map(CounterChange::finding);
+        let mut findings = before
+            .watched(&root)
+            .into_iter()
+            .map(CounterChange::finding);
         findings.find(|finding| finding.name == name).unwrap()
     }
 

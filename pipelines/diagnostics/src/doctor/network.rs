@@ -1,6 +1,6 @@
 //! Network: Linux's buffers, and the drops it counts.
 
-use super::drops::{Drops, CounterChange};
+use super::drops::{CounterChange, Drops};
 use super::root::Root;
 use super::{Finding, Verdict};
 use daq_core::units::ByteSize;

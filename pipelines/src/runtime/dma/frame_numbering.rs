@@ -196,7 +196,9 @@ impl FrameNumbering {
 
     /// Merges the losses before and after a doubtful frame.
     fn join(&mut self) {
-        for (unassigned, doubtful_losses) in self.unassigned.iter_mut().zip(&mut self.doubtful_losses) {
+        for (unassigned, doubtful_losses) in
+            self.unassigned.iter_mut().zip(&mut self.doubtful_losses)
+        {
             *unassigned += std::mem::take(doubtful_losses);
         }
     }

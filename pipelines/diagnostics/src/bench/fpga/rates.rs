@@ -145,7 +145,9 @@ impl Bench {
         window: Duration,
     ) -> Result<(f64, [f64; 2], [u64; 2]), BenchError> {
         let served = match method {
-            Method::Served => Some(DeviceProcess::start(&self.scratch.path().join("card.sock"))?),
+            Method::Served => Some(DeviceProcess::start(
+                &self.scratch.path().join("card.sock"),
+            )?),
             _ => None,
         };
         let process = served.as_ref().map(DeviceProcess::process);

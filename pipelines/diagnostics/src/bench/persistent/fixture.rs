@@ -46,7 +46,9 @@ pub(super) struct Fixture {
 
 /// Threads of a block for frames of `frame` bytes.
 pub(super) fn threads(frame: usize) -> u32 {
-    let threads = (frame / BYTES_PER_THREAD).next_multiple_of(32).clamp(32, 256);
+    let threads = (frame / BYTES_PER_THREAD)
+        .next_multiple_of(32)
+        .clamp(32, 256);
     u32::try_from(threads).unwrap_or(256)
 }
 
@@ -158,7 +160,11 @@ impl Bench {
     }
 
     /// Creates rings for frames of `frame` bytes and starts a persistent kernel.
-    pub(super) fn fixture(&self, frame: usize, concurrent_frames: u32) -> Result<Fixture, BenchError> {
+    pub(super) fn fixture(
+        &self,
+        frame: usize,
+        concurrent_frames: u32,
+    ) -> Result<Fixture, BenchError> {
         let bell = Arc::new(Notifier::default());
         let options = |name: &str, bytes: usize| RingOptions::new(name, SLOTS, bytes);
         let carried = |name: &str| RingOptions {
@@ -181,8 +187,14 @@ impl Bench {
         let (input, copied) = Ring::new(gpu, quiet, RingLedger::default())?;
         let (out, made) = Ring::new(output.clone(), options("out", 4), RingLedger::default())?;
         let attach = |ring: &Ring| ring.attach(true, MAX_BATCH, ReaderLedger::default());
-        let inline_copy = InlineCopy::new(attach(&source)?, copied, CopyLedger::default(), MAX_BATCH);
-        let kernel = self.kernel(frame, concurrent_frames, Dispatch::Persistent, Some((&input, &out)))?;
+        let inline_copy =
+            InlineCopy::new(attach(&source)?, copied, CopyLedger::default(), MAX_BATCH);
+        let kernel = self.kernel(
+            frame,
+            concurrent_frames,
+            Dispatch::Persistent,
+            Some((&input, &out)),
+        )?;
         let control = Arc::new(Control::new(RESULT_TIMEOUT));
         let mut runner = Runner::new(Parts {
             name: "touch".to_owned(),

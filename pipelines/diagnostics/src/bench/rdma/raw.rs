@@ -1,6 +1,6 @@
 //! A queue pair and memory alone: the baseline for streams.
 
-use super::control::{Reply, Request, ControlConnection};
+use super::control::{ControlConnection, Reply, Request};
 use crate::bench::BenchError;
 use crate::sys::shared_words::SharedWords;
 use daq_core::gpu::driver::Device;

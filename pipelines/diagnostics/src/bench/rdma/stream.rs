@@ -1,6 +1,6 @@
 //! Whole pipelines: a source of silence, a ring, the sink `rdma`; and the source `rdma`, a ring, a null sink.
 
-use super::control::{Reply, Request, ControlConnection};
+use super::control::{ControlConnection, Reply, Request};
 use super::fixture::{Fixture, PROGRESS_TIMEOUT, free_port};
 use super::raw::failed;
 use crate::bench::BenchError;
