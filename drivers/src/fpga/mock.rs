@@ -1,4 +1,4 @@
-//! A device of which a test decides what its registers do.
+//! A device for tests that define what its registers do.
 
 use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
 use super::engines::Opening;
@@ -26,7 +26,7 @@ const fn named(name: &'static str) -> EmulatedDeviceEntry {
     }
 }
 
-/// What a write to a register does, beside being written down; false if nothing is stored by it.
+/// Called for each register write. Returns whether the value is stored.
 pub type OnWrite = fn(&mut BTreeMap<u64, u32>, u64, u32) -> bool;
 
 pub struct MockRegisters {
@@ -34,17 +34,17 @@ pub struct MockRegisters {
     on_write: OnWrite,
     values: Mutex<BTreeMap<u64, u32>>,
     writes: Mutex<Vec<(u64, u32)>>,
-    /// A register that reads the same whatever is written.
+    /// A register with a fixed value.
     held: Mutex<Option<(u64, u32)>>,
 }
 
 impl MockRegisters {
-    /// What a register reads from now on.
+    /// Sets the value of a register.
     pub fn set(&self, offset: u64, value: u32) {
         self.values.lock().unwrap().insert(offset, value);
     }
 
-    /// A register reads `value` from now on, whatever is written.
+    /// Fixes the value of a register, so that writes have no effect.
     pub fn hold(&self, offset: u64, value: u32) {
         *self.held.lock().unwrap() = Some((offset, value));
     }
@@ -99,9 +99,9 @@ pub struct Mock {
     next: AtomicU64,
     pub mapped: AtomicUsize,
     pub disable_and_reset: AtomicUsize,
-    /// Why what was mapped for it is mapped no more.
+    /// Why its mappings were revoked.
     pub lost: Mutex<Option<&'static str>>,
-    /// The events of its interrupts.
+    /// The eventfds of its interrupts.
     pub events: Mutex<Vec<OwnedFd>>,
 }
 
@@ -124,7 +124,7 @@ impl Mock {
         })
     }
 
-    /// Opens an engine of it with further `keys`.
+    /// Opens an engine on this device with additional `keys`.
     pub fn open(
         self: &Arc<Self>,
         entry: &EngineEntry,
@@ -188,7 +188,10 @@ impl Device for Mock {
         if bar == 0 {
             Ok(self.registers.clone())
         } else {
-            Err(DeviceError::new("mock", format!("it has no BAR {bar}")))
+            Err(DeviceError::new(
+                "mock",
+                format!("the device has no BAR {bar}"),
+            ))
         }
     }
 

@@ -56,10 +56,10 @@ fn edu_fills_slot_by_several_copies() {
     mock.registers.set(0x98, 2);
     assert_eq!(poll(&mut *engine), Ok(1));
     assert_eq!(mock.registers.writes(), copy(0x1_0000, 2048));
-    // A copy cannot be called off.
+    // A copy cannot be aborted.
     assert!(engine.quiesce(Duration::ZERO).is_err());
     engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
-    assert!(engine.arm(&slots()).is_err(), "one is under way");
+    assert!(engine.arm(&slots()).is_err(), "a copy is in progress");
     mock.registers.set(0x98, 2);
     engine.arm(&slots()).unwrap();
     engine.credit(1);
@@ -92,7 +92,7 @@ fn edu_interrupts_are_acknowledged() {
         .open(&edu::ENTRY, "completion = \"interrupt\"", Path::new(""))
         .unwrap();
     engine.arm(&slots()).unwrap();
-    assert_eq!(engine.wait(Duration::MAX), Ok(false), "nothing under way");
+    assert_eq!(engine.wait(Duration::MAX), Ok(false), "no copy in progress");
     engine.credit(1);
     assert!(mock.registers.writes().contains(&(0x98, 7)));
     mock.registers.set(0x24, 0x100);
@@ -108,7 +108,10 @@ fn device_of_other_engine_is_detected() {
     let error = mock.open(&xdma::ENTRY, "", Path::new("")).err().unwrap();
     assert!(error.to_string().contains("1234:11e8"), "{error}");
     let hint = engines::suggest_engine(&*mock, "xdma");
-    assert_eq!(hint.as_deref(), Some("; it looks like `engine = \"edu\"`"));
+    assert_eq!(
+        hint.as_deref(),
+        Some("; the device looks like `engine = \"edu\"`")
+    );
     assert_eq!(engines::suggest_engine(&*mock, "edu"), None);
     let other = Mock::new(0x1000, Identity::default(), |_, _, _| true);
     assert!(other.open(&edu::ENTRY, "", Path::new("")).is_err());
@@ -139,7 +142,7 @@ fn registers_are_written_before_start_and_after_stop() {
     engine.quiesce(Duration::ZERO).unwrap();
     engine.quiesce(Duration::ZERO).unwrap();
     assert_eq!(mock.registers.writes(), [(0x200, 0), (0x210, 0)]);
-    // Waited for in vain: the design is stopped again.
+    // The wait times out, and the design is stopped again.
     mock.registers.set(0x208, 0x10);
     let mut engine = wrap(&mock, &steps.replace("1 h", "0 s")).unwrap();
     let error = engine.arm(&slots()).unwrap_err().to_string();
@@ -147,7 +150,7 @@ fn registers_are_written_before_start_and_after_stop() {
     mock.registers.writes();
     drop(engine);
     assert_eq!(mock.registers.writes(), [(0x200, 0), (0x210, 0)]);
-    // A card that is gone is no value.
+    // A removed card is not a register value.
     let mut engine = wrap(&mock, steps).unwrap();
     mock.registers.set(0x208, u32::MAX - 1);
     let gone = std::thread::scope(|scope| {
@@ -164,19 +167,19 @@ fn registers_are_written_before_start_and_after_stop() {
     assert!(wrap(&edu(), "registers = [{ bar = 1, offset = 0, value = 0 }]").is_err());
 }
 
-/// The source of a section, or what is told of it.
+/// Parses a section into a source, or returns the diagnostics.
 fn read(keys: &str) -> Result<Box<dyn SourceSpec>, String> {
     let mut diagnostics = Diagnostics::new();
     let text = format!("[source.adc]\n{keys}\n");
     let document = Document::from_text("daq.toml", &text, &mut diagnostics);
     let mut section = document.sections("source").remove(0);
     let spec = parse(&mut section, &mut diagnostics, mock::DEVICES);
-    let told = diagnostics.render(document.sources(), false);
-    if told.is_empty() {
+    let rendered = diagnostics.render(document.sources(), false);
+    if rendered.is_empty() {
         Ok(spec.unwrap())
     } else {
         assert!(spec.is_none());
-        Err(told)
+        Err(rendered)
     }
 }
 
@@ -226,23 +229,23 @@ fn plan_gets_engine_requirements() {
 
 #[test]
 fn config_errors_are_located() {
-    let told = |keys: &str| read(keys).err().unwrap();
-    let error = told("device = \"0000:3b:00\"\nengine = \"xdma\"");
+    let errors = |keys: &str| read(keys).err().unwrap();
+    let error = errors("device = \"0000:3b:00\"\nengine = \"xdma\"");
     assert!(
         error.contains("daq.toml:2:10") && error.contains("lspci -D"),
         "{error}"
     );
-    let error = told("device = \"3b:00.0\"\nengine = \"xmda\"");
+    let error = errors("device = \"3b:00.0\"\nengine = \"xmda\"");
     assert!(
         error.contains("daq.toml:3:10") && error.contains("xdma"),
         "{error}"
     );
-    let error = told("device = \"3b:00.0\"");
+    let error = errors("device = \"3b:00.0\"");
     assert!(
         error.contains("add `engine`") && error.contains("litepcie"),
         "{error}"
     );
-    let error = told(
+    let error = errors(
         "device = \"3b:00.0\"\nengine = \"xdma\"\nregisters = [{ bar = 0, offset = 2, value = 1 }]",
     );
     assert!(error.contains("daq.toml:4:34"), "{error}");
@@ -250,7 +253,7 @@ fn config_errors_are_located() {
 
 #[test]
 fn mock_implements_device() {
-    // Without BARs an engine says so.
+    // An engine reports a missing BAR.
     let mock = Mock::new(0x100, Identity::default(), |_, _, _| true);
     assert_eq!(mock.identity(), Identity::default());
     let error = mock.open(&xdma::ENTRY, "", Path::new("")).err().unwrap();

@@ -1,7 +1,7 @@
-//! `edu`: QEMU's device for teaching (its `docs/specs/edu.rst`), for trying VFIO in a guest.
+//! `edu`: QEMU's educational device (`docs/specs/edu.rst` in QEMU), for tests of VFIO in a guest.
 //!
-//! It copies from a buffer of its own when it is told to, so it is held back by itself. A slot is filled by as many
-//! copies of 2 KiB as it takes. The data is what the first half of the buffer holds, and QEMU takes 100 ms a copy.
+//! The device copies from its own buffer on command, which gives backpressure. A slot is filled by several copies of
+//! 2 KiB. The data is the first half of the buffer, and QEMU takes 100 ms per copy.
 
 use crate::fpga::config::{CompletionMode, FpgaConfig};
 use crate::fpga::device::{GONE, Interrupt, Registers};
@@ -15,10 +15,10 @@ use daq_core::dma::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The line in the list of engines.
+/// The registry entry.
 pub const ENTRY: EngineEntry = EngineEntry {
     name: "edu",
-    summary: "QEMU's device for teaching",
+    summary: "QEMU's educational device",
     limits: Limits {
         alignment: 64,
         max_slot: MAX_SLOT,
@@ -39,14 +39,14 @@ pub const ENTRY: EngineEntry = EngineEntry {
 
 /// Vendor and device.
 const IDS: (u16, u16) = (0x1234, 0x11e8);
-/// Bytes of a copy: half of the device's buffer. QEMU before version 8 ends itself over a copy that reaches its end.
+/// Bytes of a copy: half of the device's buffer. QEMU before version 8 exits if a copy reaches the end of the buffer.
 const COPY: usize = 2048;
-/// Where the buffer lies in the device's own addresses.
+/// Address of the buffer in the device's own address space.
 const BUFFER_AT: u32 = 0x4_0000;
-/// Most bytes of a slot: nobody waits for more, at 20 KiB a second.
+/// Maximum bytes of a slot; larger ones would take minutes at 20 KiB per second.
 const MAX_SLOT: usize = 1 << 20;
 const MAX_SLOTS: usize = 1024;
-/// Registers are written by halves, and the upper half of an address cannot be.
+/// Registers are written as 32-bit words, and the upper half of an address cannot be written.
 const ADDRESS_BITS: u32 = 32;
 
 /// Registers in BAR 0.
@@ -57,9 +57,9 @@ mod register {
     pub const CAUSES: u64 = 0x24;
     /// Causes written as 1 are cleared.
     pub const ACKNOWLEDGE: u64 = 0x64;
-    /// Where it is copied from.
+    /// Source address.
     pub const SOURCE: u64 = 0x80;
-    /// Where it is copied to.
+    /// Destination address.
     pub const TARGET: u64 = 0x88;
     /// How many bytes.
     pub const BYTES: u64 = 0x90;
@@ -87,13 +87,13 @@ pub struct Edu {
     interrupt: Option<Interrupt>,
     slots: Slots,
     is_armed: bool,
-    /// Slots that may be filled and are not.
+    /// Number of free slots that the engine may fill.
     credits: u64,
-    /// Slots that were filled.
+    /// Number of filled slots.
     filled: u64,
-    /// Bytes of the slot in progress that are copied.
+    /// Copied bytes of the slot in progress.
     copied: usize,
-    /// Bytes of the copy under way; 0 = none.
+    /// Bytes of the copy in progress; 0 = none.
     in_flight: usize,
 }
 
@@ -105,7 +105,7 @@ impl Edu {
             return Err(unfit(
                 name,
                 format!(
-                    "it is {:04x}:{:04x}, and QEMU's edu is {:04x}:{:04x}: correct `engine`",
+                    "the device is {:04x}:{:04x}, but QEMU's edu is {:04x}:{:04x}: correct `engine`",
                     identity.vendor, identity.device, IDS.0, IDS.1
                 ),
             ));
@@ -124,7 +124,7 @@ impl Edu {
         if id & 0xffff != 0xed {
             return Err(unfit(
                 name,
-                format!("its register at 0x0 reads {id:#010x}, and QEMU's edu reads 0x....00ed"),
+                format!("the register at 0x0 reads {id:#010x}, expected 0x....00ed for QEMU's edu"),
             ));
         }
         let interrupt = match opening.config.completion {
@@ -149,7 +149,7 @@ impl Edu {
         })
     }
 
-    /// Begins the next copy if one may begin.
+    /// Starts the next copy if a slot is free and no copy is in progress.
     fn start_copy(&mut self) {
         let Slots {
             addresses,
@@ -177,7 +177,7 @@ impl Edu {
             .write(register::COMMAND, RUN | TO_MEMORY | interrupt);
     }
 
-    /// Takes note of the copy under way if it has ended; reads the device.
+    /// Reads the device and updates the state if the copy in progress has finished. Returns whether it has.
     fn finish_copy(&mut self) -> Result<bool, EngineError> {
         let command = self.registers.read(register::COMMAND);
         if command == GONE {
@@ -228,7 +228,7 @@ impl Engine for Edu {
         if command & RUN != 0 {
             return Err(unfit(
                 self.device.name(),
-                "a copy is under way before it was started: reset the device",
+                "a copy is already in progress: reset the device",
             ));
         }
         self.slots = slots.clone();
@@ -262,7 +262,7 @@ impl Engine for Edu {
     fn credit(&mut self, slots: u32) {
         let was_out = self.credits == 0;
         self.credits += u64::from(slots);
-        // Else the next copy begins when the poll sees the end of this one.
+        // Otherwise `poll` starts the next copy when this one has finished.
         if was_out {
             self.start_copy();
         }
@@ -286,9 +286,9 @@ impl Engine for Edu {
         if !std::mem::take(&mut self.is_armed) || self.in_flight == 0 {
             return Ok(());
         }
-        // A copy cannot be called off. A device that is gone makes none.
+        // A copy cannot be aborted. A removed device does not copy.
         let is_over = wait_until(timeout, || self.finish_copy().unwrap_or(true));
-        // One that did not end in time is not told of, even if it ends later.
+        // A copy that did not finish in time is not reported, even if it finishes later.
         self.in_flight = 0;
         if is_over {
             Ok(())

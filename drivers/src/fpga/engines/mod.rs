@@ -1,4 +1,4 @@
-//! The engines that the source `fpga` knows, and what they share.
+//! The DMA engines of the source `fpga`, and shared functions.
 
 pub mod edu;
 pub mod external;
@@ -15,29 +15,29 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Every engine there is.
+/// All engines.
 pub const ENGINES: &[EngineEntry] = &[xdma::ENTRY, litepcie::ENTRY, edu::ENTRY, external::ENTRY];
 
-/// What an engine takes at most, as far as it is known without its device.
+/// Limits of an engine that are independent of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Slots and their addresses are multiples of so many bytes, a power of two.
+    /// Alignment of slot sizes and addresses in bytes, a power of two.
     pub alignment: usize,
-    /// Most bytes of a slot.
+    /// Maximum slot size in bytes.
     pub max_slot: usize,
-    /// Most slots.
+    /// Maximum number of slots.
     pub max_slots: usize,
-    /// Bytes of a slot where nobody asks for another size.
+    /// Default slot size in bytes.
     pub preferred: usize,
 }
 
-/// What an engine is opened with.
+/// Context for opening an engine.
 pub struct Opening<'a> {
     /// Its device.
     pub device: Arc<dyn Device>,
     /// The source's keys.
     pub config: &'a FpgaConfig,
-    /// The directory that relative paths start from.
+    /// The directory that relative paths are relative to.
     pub directory: &'a Path,
 }
 
@@ -48,21 +48,21 @@ pub struct EngineEntry {
     pub name: &'static str,
     /// One sentence without a full stop.
     pub summary: &'static str,
-    /// What it takes.
+    /// The limits.
     pub limits: Limits,
     /// The faults that it can report by name.
     pub faults: &'static [&'static str],
-    /// Keys of the source that mean something to this engine and not to all.
+    /// Keys of the source that only some engines support, this one among them.
     pub keys: &'static [&'static str],
-    /// Whether it takes credits under this configuration.
+    /// Whether the engine supports backpressure with this configuration.
     pub supports_backpressure: fn(&FpgaConfig) -> bool,
-    /// Whether it can write its count to an address of our choosing as the last write of each transfer.
+    /// Whether the engine can write its count to a given address as the last write of each transfer.
     pub rings: fn(&FpgaConfig) -> bool,
-    /// What is wrong with its keys.
+    /// Checks the keys of the configuration.
     pub problems: fn(&FpgaConfig) -> Vec<Problem>,
-    /// Whether a device shows in its identity or its registers that it has this engine; false where that cannot be told.
+    /// Whether identity or registers show that the device has this engine. False if they do not identify it.
     pub recognises: fn(&dyn Device) -> bool,
-    /// Finds it in its device; changes nothing that matters to a design.
+    /// Opens the engine of a device without changing the state of the design.
     pub open: fn(&Opening) -> Result<Box<dyn Engine>, EngineError>,
 }
 
@@ -74,15 +74,18 @@ impl fmt::Debug for EngineEntry {
     }
 }
 
-/// That the device looks like one of another engine than `tried`, as the rest of a sentence.
+/// Suggests another engine than `tried` that the device seems to have, as the end of a sentence.
 pub fn suggest_engine(device: &dyn Device, tried: &str) -> Option<String> {
     let other = ENGINES
         .iter()
         .find(|entry| entry.name != tried && (entry.recognises)(device))?;
-    Some(format!("; it looks like `engine = \"{}\"`", other.name))
+    Some(format!(
+        "; the device looks like `engine = \"{}\"`",
+        other.name
+    ))
 }
 
-/// The error that a device is not what its engine needs.
+/// Creates the error for a device that the engine cannot use.
 pub fn unfit(device: &str, why: impl Into<String>) -> EngineError {
     EngineError::Unfit {
         device: device.to_owned(),
@@ -96,7 +99,7 @@ impl From<DeviceError> for EngineError {
     }
 }
 
-/// The host's time, for completions that are found now.
+/// The current host time, for completions.
 pub fn now() -> Timestamp {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     Timestamp {
@@ -105,7 +108,7 @@ pub fn now() -> Timestamp {
     }
 }
 
-/// Asks until `holds` or `timeout` has passed; at least once, and once more at the end.
+/// Polls `holds` until it returns true or `timeout` has passed. Polls at least once, and once after the timeout.
 pub fn wait_until(timeout: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     let mut pause = Duration::from_micros(1);
@@ -122,15 +125,18 @@ pub fn wait_until(timeout: Duration, mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Cuts a device off whose engine would not stop.
+/// Disables bus mastering and resets the device after a quiesce timeout.
 pub fn disable_and_reset(device: &Arc<dyn DmaDevice>) {
     match device.disable_and_reset() {
-        Ok(()) => tracing::warn!("{}: did not stop; it was cut off and reset", device.name()),
-        Err(error) => tracing::error!("{error}: it may still write"),
+        Ok(()) => tracing::warn!(
+            "{}: quiesce timeout; disabled bus mastering and reset the device",
+            device.name()
+        ),
+        Err(error) => tracing::error!("{error}; the device may still write to memory"),
     }
 }
 
-/// The whole value of a counter of which a device shows the remainder.
+/// Extends a device counter that wraps.
 #[derive(Clone, Copy, Debug)]
 pub struct Count {
     total: u64,
@@ -143,12 +149,12 @@ impl Count {
         Self { total: 0, modulus }
     }
 
-    /// The value as last noted.
+    /// The last value.
     pub const fn total(&self) -> u64 {
         self.total
     }
 
-    /// The value of which `raw` is the remainder, if it has grown by less than the modulus since it was noted.
+    /// The extended value of `raw`, if the counter has grown by less than the modulus since the last value.
     pub const fn peek(&self, raw: u64) -> u64 {
         let known = self.total % self.modulus;
         let raw = raw % self.modulus;
@@ -160,14 +166,14 @@ impl Count {
         self.total + grown
     }
 
-    /// Notes and returns it.
+    /// Updates and returns the extended value.
     pub const fn advance(&mut self, raw: u64) -> u64 {
         self.total = self.peek(raw);
         self.total
     }
 }
 
-/// Checks what `slots` ask of an engine with `caps`, whose addresses have `address_bits`.
+/// Checks that an engine with `caps` and addresses of `address_bits` bits can use `slots`.
 pub fn check_slots(
     device: &str,
     slots: &Slots,
@@ -184,27 +190,27 @@ pub fn check_slots(
     let refuse = |why: String| Err(unfit(device, why));
     if count == 0 || count > caps.max_slots {
         return refuse(format!(
-            "a ring of {count} slots; this engine takes 1 to {}: change `slots` of the ring",
+            "the ring has {count} slots, but this engine supports 1 to {}: change `slots` of the ring",
             caps.max_slots
         ));
     }
     if *first >= count {
-        return refuse(format!("slot {first} of {count} cannot be the first"));
+        return refuse(format!("slot {first} of {count} cannot be the first slot"));
     }
     if *bytes == 0 || *bytes > caps.max_transfer || !(*bytes as u64).is_multiple_of(alignment) {
         return refuse(format!(
-            "slots of {bytes} bytes; this engine takes multiples of {alignment} up to {}: change `slot` of the ring",
+            "slots of {bytes} bytes are not supported; this engine needs multiples of {alignment} up to {}: change `slot` of the ring",
             caps.max_transfer
         ));
     }
     if doorbell.is_some() && caps.doorbell_bits == 0 {
-        return refuse("this engine cannot ring a doorbell".to_owned());
+        return refuse("this engine cannot write to a doorbell".to_owned());
     }
     let limit = u64::MAX >> (64 - address_bits.clamp(1, 64));
     for address in addresses {
         if !address.is_multiple_of(alignment) {
             return refuse(format!(
-                "a slot at {address:#x}; this engine takes addresses that are multiples of {alignment}"
+                "the slot address {address:#x} is not aligned; this engine needs multiples of {alignment}"
             ));
         }
         if address
@@ -212,7 +218,7 @@ pub fn check_slots(
             .is_none_or(|last| last > limit)
         {
             return refuse(format!(
-                "a slot at {address:#x}, and this engine has addresses of {address_bits} bits: give the ring less memory, or build the design with wider DMA addresses"
+                "the slot at {address:#x} is beyond the engine's addresses of {address_bits} bits: reduce the size of the ring, or build the design with wider DMA addresses"
             ));
         }
     }
@@ -271,9 +277,9 @@ mod tests {
             (&|slots| slots.doorbell = Some(0), "doorbell"),
             (&|slots| slots.addresses[0] += 64, "addresses of 32 bits"),
         ];
-        for (change, told) in bad {
+        for (change, expected) in bad {
             let error = check(change).unwrap_err();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
         let error = check(&|slots| slots.addresses[1] = 0x20).unwrap_err();
         assert!(error.contains("multiples of 64"), "{error}");

@@ -1,4 +1,4 @@
-//! The user's command that programs the card: what it is given, and how it is run.
+//! The user-supplied command that programs the card, and its input.
 
 use daq_core::dma::Slots;
 use rustix::fs::MemfdFlags;
@@ -13,16 +13,16 @@ use std::time::Duration;
 
 use crate::fpga::engines::wait_until;
 
-/// Most bytes of what the command said that an error repeats.
+/// Maximum bytes of the command's output in an error.
 const MAX_OUTPUT: usize = 2048;
 
-/// What the command is to do.
+/// The action that the command must perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// Have the card fill the slots.
+    /// Start the card.
     Start,
-    /// Stop it, and return once nothing that it has written is on its way.
+    /// Stop the card, and exit when no write is in flight.
     Stop,
 }
 
@@ -35,7 +35,7 @@ impl Action {
     }
 }
 
-/// Memory as the card sees it.
+/// A memory range in bus addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryRange {
     /// Bus address of its first byte.
@@ -44,25 +44,25 @@ pub struct MemoryRange {
     pub bytes: usize,
 }
 
-/// What the command reads, as JSON, from its standard input.
+/// The command's standard input, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CommandInput {
-    /// What to do.
+    /// The action.
     pub action: Action,
     /// The card's PCI address.
     pub device: String,
-    /// The slots, in the order in which they are filled, round and round.
+    /// The slots, in the order in which the card fills them; after the last, the first.
     pub slots: Vec<MemoryRange>,
     /// Index of the slot that is filled first.
     pub first: usize,
-    /// Where the card writes how many slots it has filled since the start: 64 bits, little-endian.
+    /// The card writes the number of slots filled since the start here: 64 bits, little-endian.
     pub count: MemoryRange,
-    /// Where the card reads how many slots it may have filled since the start; `null` where it does not wait.
+    /// The card reads the number of slots that it may fill since the start here; `null` without backpressure.
     pub credits: Option<MemoryRange>,
 }
 
 impl CommandInput {
-    /// The input for `slots`, with words at `count` and `credits`.
+    /// Creates the input for `slots`, with counters at `count` and `credits`.
     pub fn new(
         action: Action,
         device: &str,
@@ -97,12 +97,12 @@ pub struct ExternalCommand {
 }
 
 impl ExternalCommand {
-    /// The command of `words`, run in `directory`, which is to end timeout so long; `None` without words.
+    /// Creates the command from `words`, to run in `directory`. `None` if `words` is empty.
     pub fn new(words: &[String], directory: &Path, timeout: Duration) -> Option<Self> {
         let (program, arguments) = words.split_first()?;
         let directory = std::path::absolute(directory).ok()?;
         Some(Self {
-            // What has no `/` is looked for as a shell does.
+            // A name without `/` is searched in PATH.
             program: if program.contains('/') {
                 directory.join(program)
             } else {
@@ -114,20 +114,20 @@ impl ExternalCommand {
         })
     }
 
-    /// How long it may take.
+    /// Maximum run time.
     pub const fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Runs it for `input` and waits for its end; an error says what it said. It must exit with 0.
+    /// Runs the command with `input` and waits for it to exit with 0. An error contains its output.
     pub fn run(&self, input: &CommandInput) -> Result<(), String> {
         let action = input.action.name();
         let program = self.program.display();
         let cannot =
             |what: &str, error: &io::Error| format!("{program} ({action}) {what}: {error}");
         let document = serde_json::to_vec(input)
-            .map_err(|error| cannot("cannot be told what to do", &io::Error::other(error)))?;
-        // Files and no pipes: neither side waits for the other, and whoever inherits them keeps nobody waiting.
+            .map_err(|error| cannot("cannot be given its input", &io::Error::other(error)))?;
+        // Files instead of pipes: neither side blocks, and a process that inherits them does not delay the end.
         let files = || -> io::Result<(File, File)> {
             let mut input = memory_file()?;
             input.write_all(&document)?;
@@ -135,7 +135,7 @@ impl ExternalCommand {
             Ok((input, memory_file()?))
         };
         let (input, mut said) =
-            files().map_err(|error| cannot("cannot be told what to do", &error))?;
+            files().map_err(|error| cannot("cannot be given its input", &error))?;
         let output = || said.try_clone().map(Stdio::from);
         let run = || -> io::Result<Child> {
             Command::new(&self.program)
@@ -144,13 +144,13 @@ impl ExternalCommand {
                 .stdin(Stdio::from(input))
                 .stdout(output()?)
                 .stderr(output()?)
-                // So that what it has started can be ended with it, and Ctrl-C at a terminal is not for it.
+                // A process group of its own: its children can be killed with it, and Ctrl-C does not reach it.
                 .process_group(0)
                 .spawn()
         };
         let mut child = run().map_err(|error| {
-            cannot("does not run", &error)
-                + "; correct `command`: is the file there and executable?"
+            cannot("cannot be started", &error)
+                + "; correct `command`: check that the file exists and is executable"
         })?;
         let mut ended = None;
         let in_time = wait_until(self.timeout, || match child.try_wait() {
@@ -178,17 +178,17 @@ impl ExternalCommand {
             Some(Ok(status)) => Err(format!("{program} ({action}): {status}{said}")),
             Some(Err(error)) => Err(cannot("cannot be waited for", &error)),
             None => Err(format!(
-                "{program} ({action}) has not ended timeout {:?} and was killed; raise `timeout` if it needs longer{said}",
+                "{program} ({action}) did not exit within {:?} and was killed; raise `timeout` if it needs longer{said}",
                 self.timeout
             )),
         }
     }
 }
 
-/// Ends the command with what it has started, unless that has left its process group.
+/// Kills the process group of the command.
 fn kill(child: &mut Child) {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    // The child was not waited for yet, so the number is still its own.
+    // The child was not waited for yet, so its ID is still valid.
     if let Some(group) = group
         && let Err(error) = kill_process_group(group, Signal::KILL)
     {
@@ -204,7 +204,7 @@ fn memory_file() -> io::Result<File> {
     Ok(file.into())
 }
 
-/// The end of what was written to `said`, as the rest of a sentence.
+/// The end of the output in `said`, as the end of a sentence.
 fn output_tail(said: &mut File) -> String {
     let mut bytes = Vec::new();
     if said.rewind().is_err() || said.read_to_end(&mut bytes).is_err() {
@@ -216,7 +216,7 @@ fn output_tail(said: &mut File) -> String {
     if text.is_empty() {
         String::new()
     } else {
-        format!("; it says: {text}")
+        format!("; output: {text}")
     }
 }
 
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn command_input_matches_guide() {
-        let told = serde_json::to_value(input()).unwrap();
+        let input = serde_json::to_value(input()).unwrap();
         let expected = serde_json::json!({
             "action": "start",
             "device": "0000:3b:00.0",
@@ -257,25 +257,25 @@ mod tests {
             "count": { "address": 36864, "bytes": 8 },
             "credits": { "address": 36928, "bytes": 8 },
         });
-        assert_eq!(told, expected);
+        assert_eq!(input, expected);
         let mut stop = input();
         (stop.action, stop.credits) = (Action::Stop, None);
-        let told = serde_json::to_value(stop).unwrap();
-        assert_eq!(told["action"], "stop");
-        assert!(told["credits"].is_null());
+        let input = serde_json::to_value(stop).unwrap();
+        assert_eq!(input["action"], "stop");
+        assert!(input["credits"].is_null());
     }
 
     #[test]
     fn command_reads_document_from_stdin() {
         let folder = tempfile::tempdir().unwrap();
-        let words = ["sh", "-c", "cat >told"].map(str::to_owned);
+        let words = ["sh", "-c", "cat >input"].map(str::to_owned);
         let command = ExternalCommand::new(&words, folder.path(), LONG).unwrap();
         // Longer than a pipe holds.
         let mut long = input();
         long.slots = vec![long.slots[0]; 10_000];
         command.run(&long).unwrap();
-        let told = std::fs::read(folder.path().join("told")).unwrap();
-        assert_eq!(told, serde_json::to_vec(&long).unwrap());
+        let input = std::fs::read(folder.path().join("input")).unwrap();
+        assert_eq!(input, serde_json::to_vec(&long).unwrap());
     }
 
     #[test]
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn command_timeout_kills_process_group() {
-        // Its child would keep this test waiting for an hour if it were waited for.
+        // Waiting for the child of the command would take an hour.
         let why = shell("sleep 3600 & sleep 3600", Duration::ZERO).unwrap_err();
         assert!(why.contains("raise `timeout`"), "{why}");
     }

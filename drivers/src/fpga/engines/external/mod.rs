@@ -1,15 +1,15 @@
-//! `external`: an engine that daq does not program. A card that keeps its vendor's driver, or has none, is started and stopped
-//! by a command of the user's, which is given the addresses of the slots.
+//! `external`: an engine that daq does not program. The card keeps its vendor's driver or has none. A user-supplied
+//! command receives the addresses of the slots and starts and stops the card.
 //!
 //! ```text
-//!   daq ──▶ command ◀── JSON: slots, count, credits          daq_dmabuf says the addresses
+//!   daq ──▶ command ◀── JSON: slots, count, credits          addresses from daq_dmabuf
 //!              │ the vendor's way (driver, library, registers)
 //!              ▼
 //!   card ──DMA──▶ slots, in their order, and after each the count
 //! ```
-//! The design writes slot after slot, round and round, and after each a count of all that it has filled, 64 bits,
-//! little-endian, to a page of the host. It must not let the count pass the payload: both by posted writes, without relaxed
-//! ordering. One that is held back reads how many slots it may have filled, and waits.
+//! The design fills the slots in order and wraps around. After each slot it writes the total number of filled slots,
+//! 64 bits, little-endian, to a page in host memory. The count must not overtake the payload: both must be posted writes
+//! without relaxed ordering. With backpressure the design reads the number of slots that it may fill, and waits.
 
 mod command;
 #[cfg(test)]
@@ -27,10 +27,10 @@ use daq_core::dma::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The line in the list of engines.
+/// The registry entry.
 pub const ENTRY: EngineEntry = EngineEntry {
     name: "external",
-    summary: "a card under its own driver, which a program of yours starts and stops",
+    summary: "a card with its own driver, started and stopped by your program",
     limits: Limits {
         alignment: ALIGNMENT,
         max_slot: MAX_SLOT,
@@ -49,13 +49,13 @@ pub const ENTRY: EngineEntry = EngineEntry {
 const ALIGNMENT: usize = 64;
 const MAX_SLOT: usize = 1 << 30;
 const MAX_SLOTS: usize = 1 << 16;
-/// How long the command may take if nobody says.
+/// Default timeout of the command.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of the page with the two words, and where they lie: not in one cache line.
+/// Size of the page with the two counters, and their offsets, in different cache lines.
 const PAGE: usize = 4096;
 const COUNT: usize = 0;
 const CREDITS: usize = 64;
-/// Transfers that may be being written behind those that are counted: the count follows each.
+/// Number of transfers in progress beyond the counted ones, because the count is written after each transfer.
 const MAX_AHEAD: u64 = 1;
 /// How often the count is looked at between two polls whether the addresses still hold.
 const POLLS_PER_CHECK: u32 = 64;
@@ -76,8 +76,8 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
     must(
         matches!(config.device, DeviceKey::Pci(_)),
         "device",
-        "`external` is for cards in this machine",
-        "give the card's PCI address, as lspci -D shows it",
+        "`external` needs a PCI device",
+        "use the PCI address of the card, as printed by lspci -D",
     );
     must(
         config
@@ -85,45 +85,45 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
             .as_ref()
             .is_some_and(|words| words.first().is_some_and(|word| !word.is_empty())),
         "command",
-        "`external` does not know which program starts and stops the card",
+        "`external` needs the program that starts and stops the card",
         "add it: command = [\"./program-card\"]",
     );
     must(
         config.timeout.is_none_or(|timeout| !timeout.0.is_zero()),
         "timeout",
         "no program ends timeout no time",
-        "raise it, or remove it: 2 s",
+        "raise it, or remove it for the default of 2 s",
     );
     must(
         config
             .address_bits
             .is_none_or(|bits| (1..=64).contains(&bits)),
         "address_bits",
-        "addresses have 1 to 64 bits",
-        "give what the engine drives: 32 or 64 as a rule",
+        "`address_bits` must be 1 to 64",
+        "use the width of the engine's DMA addresses, usually 32 or 64",
     );
     must(
         config.channel == 0,
         "channel",
-        "`external` knows of no channels",
-        "give the channel to the command, among its arguments",
+        "`external` does not support channels",
+        "pass the channel to the command as an argument",
     );
     must(
         config.completion == CompletionMode::Poll,
         "completion",
-        "`external` knows of no interrupts, which are the driver's",
+        "`external` does not support interrupts, which belong to the card's driver",
         "remove it",
     );
     must(
         config.registers.is_empty(),
         "registers",
-        "the registers of a card under its own driver are not daq's",
-        "have the command write them",
+        "`external` cannot write registers, which belong to the card's driver",
+        "write them in the command",
     );
     found
 }
 
-/// An engine that the user's command programs.
+/// An engine that a user-supplied command programs.
 pub struct ExternalEngine {
     device: Arc<dyn Device>,
     dma: Arc<dyn DmaDevice>,
@@ -146,7 +146,7 @@ impl ExternalEngine {
         let words = config.command.as_deref().unwrap_or_default();
         let timeout = config.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
         let command = ExternalCommand::new(words, opening.directory, timeout)
-            .ok_or_else(|| unfit(device.name(), "it has no `command`"))?;
+            .ok_or_else(|| unfit(device.name(), "`command` is not configured"))?;
         Ok(Self {
             words: DmaBuffer::new(dma.clone(), PAGE)?,
             command,
@@ -181,7 +181,7 @@ impl ExternalEngine {
         ))
     }
 
-    /// The count as it is now, if it can be.
+    /// Reads the count and checks that it is possible.
     fn count(&self) -> Result<u64, EngineError> {
         let count = self.words.read64(COUNT);
         let new = count.wrapping_sub(self.finished);
@@ -199,7 +199,7 @@ impl ExternalEngine {
         })
     }
 
-    /// Transfers that may be overwritten once `finished` are finished.
+    /// Number of transfers that may be overwritten when `finished` transfers are finished.
     const fn overwritten_at(&self, finished: u64) -> u64 {
         if self.supports_backpressure {
             return 0;
@@ -236,14 +236,14 @@ impl Engine for ExternalEngine {
         let name = self.device.name();
         check_slots(name, slots, &self.caps(), 64)?;
         if !self.supports_backpressure && slots.addresses.len() as u64 <= MAX_AHEAD {
-            let why = "a ring of one slot, which is always being overwritten: give the ring at least 2 `slots`";
+            let why = "the only slot of the ring is always being overwritten: give the ring at least 2 `slots`";
             return Err(unfit(name, why));
         }
         self.device.check()?;
         self.words.clear();
         self.slots = slots.clone();
         (self.finished, self.reported, self.credited, self.polls) = (0, 0, 0, 0);
-        // A command that fails may have started it.
+        // A failed command may have started the engine.
         self.is_armed = true;
         self.run(Action::Start)
             .map_err(|why| unfit(self.device.name(), why))
@@ -293,12 +293,12 @@ impl Engine for ExternalEngine {
     }
 
     fn quiesce(&mut self, _: Duration) -> Result<(), QuiesceTimeout> {
-        // How long a stop takes is the command's to know, and the configuration's to allow.
+        // The configured timeout of the command applies.
         if !self.is_armed {
             return Ok(());
         }
         let stopped = self.run(Action::Stop);
-        // What it had finished can still be polled; an error is told by the stop itself, if it matters.
+        // Finished transfers can still be polled. The stop command reports errors.
         if let Ok(finished) = self.count() {
             self.finished = finished;
         }

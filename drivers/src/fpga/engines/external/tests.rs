@@ -1,4 +1,4 @@
-//! The engine `external` above a device of which the test is the card.
+//! The engine `external` with the test in the role of the card.
 
 use super::*;
 use crate::fpga::device::Identity;
@@ -70,17 +70,17 @@ fn faulted(engine: &mut ExternalEngine) -> Vec<&'static str> {
 #[test]
 fn external_engine_with_backpressure_reads_credits() {
     let fixture = Fixture::new();
-    let mut engine = fixture.engine("cat >>told; echo >>told", "credits = true");
-    // Left over from whoever had the page before.
+    let mut engine = fixture.engine("cat >>input; echo >>input", "credits = true");
+    // Stale values in the page.
     engine.words.write64(COUNT, 77);
     engine.words.write64(CREDITS, 77);
     engine.arm(&slots()).unwrap();
     let words =
         |engine: &ExternalEngine| (engine.words.read64(COUNT), engine.words.read64(CREDITS));
-    assert_eq!(words(&engine), (0, 0), "it begins from nothing");
+    assert_eq!(words(&engine), (0, 0), "the counters start at 0");
     assert_eq!(poll(&mut engine, 64).unwrap(), (0, 0));
     let mut filled = 0;
-    // Often enough that the ring goes round.
+    // Often enough that the ring wraps.
     for round in 0..2 * SLOTS as u64 {
         engine.credit(3);
         assert_eq!(words(&engine).1, 3 * (round + 1));
@@ -90,14 +90,14 @@ fn external_engine_with_backpressure_reads_credits() {
         assert_eq!(
             poll(&mut engine, 64).unwrap(),
             (0, 1),
-            "what did not fit comes next"
+            "the rest is reported next"
         );
         assert_eq!(engine.overwritten().unwrap(), 0);
     }
     engine.quiesce(Duration::ZERO).unwrap();
     engine.quiesce(Duration::ZERO).unwrap();
-    let told = fixture.read("told");
-    let jobs: Vec<serde_json::Value> = told
+    let inputs = fixture.read("input");
+    let jobs: Vec<serde_json::Value> = inputs
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
@@ -116,11 +116,11 @@ fn external_engine_with_backpressure_reads_credits() {
 #[test]
 fn external_engine_free_running_overrun_is_skipped() {
     let fixture = Fixture::new();
-    let mut engine = fixture.engine("cat >told", "");
+    let mut engine = fixture.engine("cat >input", "");
     assert!(!engine.caps().supports_backpressure);
     engine.arm(&slots()).unwrap();
     engine.credit(1);
-    assert_eq!(engine.words.read64(CREDITS), 0, "nobody waits for it");
+    assert_eq!(engine.words.read64(CREDITS), 0, "credits are not written");
     engine.words.write64(COUNT, 3);
     assert_eq!(poll(&mut engine, 64).unwrap(), (0, 3));
     assert_eq!(engine.overwritten().unwrap(), 0);
@@ -136,7 +136,7 @@ fn external_engine_free_running_overrun_is_skipped() {
     engine.words.write64(COUNT, 5);
     assert_eq!(poll(&mut engine, 64).unwrap(), (0, 2));
     assert_eq!(engine.overwritten().unwrap(), 999);
-    let input: serde_json::Value = serde_json::from_str(&fixture.read("told")).unwrap();
+    let input: serde_json::Value = serde_json::from_str(&fixture.read("input")).unwrap();
     assert!(input["credits"].is_null());
     let mut one = slots();
     (one.first, one.addresses) = (0, vec![0]);
@@ -147,7 +147,7 @@ fn external_engine_free_running_overrun_is_skipped() {
 #[test]
 fn external_engine_impossible_count_is_named_fault() {
     let fixture = Fixture::new();
-    let mut engine = fixture.engine("cat >told", "");
+    let mut engine = fixture.engine("cat >input", "");
     engine.arm(&slots()).unwrap();
     engine.words.write64(COUNT, 3);
     poll(&mut engine, 64).unwrap();
@@ -157,12 +157,12 @@ fn external_engine_impossible_count_is_named_fault() {
     assert_eq!(faulted(&mut engine), ["count-went-back"]);
     engine.quiesce(Duration::ZERO).unwrap();
 
-    let mut engine = fixture.engine("cat >told", "credits = true");
+    let mut engine = fixture.engine("cat >input", "credits = true");
     engine.arm(&slots()).unwrap();
     engine.credit(2);
     engine.words.write64(COUNT, 3);
     assert_eq!(faulted(&mut engine), ["more-than-credited"]);
-    // After a fault it is armed again, and begins from nothing.
+    // After a fault the engine is armed again and starts from 0.
     engine.quiesce(Duration::ZERO).unwrap();
     engine.arm(&slots()).unwrap();
     assert_eq!(poll(&mut engine, 64).unwrap(), (0, 0));
@@ -171,7 +171,7 @@ fn external_engine_impossible_count_is_named_fault() {
 #[test]
 fn external_engine_revoked_addresses_end_run_with_reason() {
     let fixture = Fixture::new();
-    let mut engine = fixture.engine("cat >told", "");
+    let mut engine = fixture.engine("cat >input", "");
     engine.arm(&slots()).unwrap();
     *fixture.mock.lost.lock().unwrap() = Some("the addresses hold no more");
     let error = (0..=POLLS_PER_CHECK).find_map(|_| poll(&mut engine, 64).err());
@@ -182,7 +182,7 @@ fn external_engine_revoked_addresses_end_run_with_reason() {
     assert!(error.contains("hold no more"), "{error}");
 }
 
-/// The engine in the hands of its owner, as the runner has it.
+/// Arms the engine as the runtime does.
 fn armed(fixture: &Fixture, script: &str) -> Result<Armed, Box<daq_core::dma::Refused>> {
     let engine = Box::new(fixture.engine(script, "credits = true"));
     let options = HostOptions {
@@ -209,11 +209,11 @@ fn external_engine_stop_failure_disables_bus_mastering() {
 #[test]
 fn external_engine_start_failure_runs_stop_command() {
     let fixture = Fixture::new();
-    let script = "tee -a told | grep -q stop || { echo no bitstream; exit 4; }";
+    let script = "tee -a input | grep -q stop || { echo no bitstream; exit 4; }";
     let refused = armed(&fixture, script).unwrap_err();
     assert!(refused.to_string().contains("no bitstream"), "{refused}");
     assert!(refused.idle.quiesce_timeout.is_none(), "the stop went well");
-    assert!(fixture.read("told").contains("\"stop\""));
+    assert!(fixture.read("input").contains("\"stop\""));
     assert_eq!(fixture.mock.disable_and_reset.load(Ordering::SeqCst), 0);
 
     let refused = armed(&fixture, "exit 4").unwrap_err();
@@ -224,10 +224,10 @@ fn external_engine_start_failure_runs_stop_command() {
 #[test]
 fn external_engine_dropped_is_stopped() {
     let fixture = Fixture::new();
-    let mut engine = fixture.engine("cat >told", "");
+    let mut engine = fixture.engine("cat >input", "");
     engine.arm(&slots()).unwrap();
     drop(engine);
-    assert!(fixture.read("told").contains("\"stop\""));
+    assert!(fixture.read("input").contains("\"stop\""));
     assert_eq!(fixture.mock.mapped.load(Ordering::SeqCst), 0);
 }
 

@@ -1,7 +1,7 @@
 //! LitePCIe: the DMA writer of the open core of that name (`litepcie/frontend/dma.py` of release 2024.12).
 //!
-//! A table of slot addresses is filled and then gone round for ever. Nothing holds the writer back, so frames may be
-//! overwritten; a counter tells how far it is, and each poll reads it once.
+//! The writer cycles through a table of slot addresses. It has no backpressure, so frames may be overwritten. A counter
+//! shows its progress, and each poll reads it once.
 //!
 //! # The counter
 //! `loop_status` has the index of the slot that was finished last and how often the table was gone round, 16 bits, both
@@ -9,11 +9,11 @@
 //! as for none): it is taken for their number, so that the last one waits for the next. That is also what keeps its
 //! last packet from being missed: the index moves on when that packet has been handed on, not when it has arrived.
 //! The value wraps at 65536 · N, which the count of transfers is unwrapped by: 65536 rounds of at least four slots of
-//! 512 bytes are 128 MiB, 10 ms at the least between two looks; whoever looks more rarely has lost all those frames
+//! 512 bytes are 128 MiB, 10 ms at the least between two looks; if polls are rarer, lost all those frames
 //! anyway, and loses count of multiples of 65536 rounds of them.
 //!
 //! # The stop
-//! What was finished and nobody had polled yet is whole and is told after the stop. Signals of `LitePCIeDMAWriter`, its
+//! Frames that were finished but not polled are complete and are reported after the stop. Signals of `LitePCIeDMAWriter`, its
 //! `table` and its `splitter`:
 //! - Off (`enable` low), the `fsm` still ends the packet that it is in (`MEM-WR`), for which it has all data, and stays
 //!   in `IDLE`. There it holds `splitter.reset`, so that no descriptor is accepted any more (`splitter.sink.ready`).
@@ -30,9 +30,9 @@
 //! - Whether the next one was begun. It is taken as begun: where a whole round was not polled, its oldest transfer, with
 //!   whose slot the next one begins, is counted as overrun even if it was not touched. That is at most one too many.
 //!
-//! A core that does not tell when it is idle is older, and nothing says that it may be switched off within a packet. Its
-//! table is reset first, while it runs, which clears the counter: what was not polled by then may be whole or overwritten,
-//! nobody knows, and all of it counts as overrun. That is an upper bound.
+//! Older cores do not report when they are idle, and it is not specified that they can be disabled within a packet. Their
+//! table is reset first, while the writer runs, which clears the counter. It is unknown whether frames that were not
+//! polled by then are complete, so all of them are counted as overrun. That is an upper bound.
 
 mod csr;
 #[cfg(test)]
@@ -51,7 +51,7 @@ use daq_core::dma::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The line in the list of engines.
+/// The registry entry.
 pub const ENTRY: EngineEntry = EngineEntry {
     name: "litepcie",
     summary: "the DMA writer of LitePCIe",
@@ -83,7 +83,7 @@ const AHEAD: u64 = 3;
 const HALF_DONE: u64 = 1;
 /// How long the core takes to give up what it has begun when its table is taken away, and its last packet to leave it.
 const SETTLE_TIME: Duration = Duration::from_millis(1);
-/// How long a writer that someone else left running may take to stop before it is armed.
+/// Timeout to stop a writer that was left running by another program.
 const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
 /// Registers of a writer.
@@ -120,25 +120,27 @@ const FAULTS: &[&str] = &["index-beyond-table", "count-went-back"];
 fn problems(config: &FpgaConfig) -> Vec<Problem> {
     let mut found = Vec::new();
     match (&config.csr, config.base) {
-        // The model in this process has registers that are known.
+        // The emulated device provides its register addresses.
         (None, None) if config.device == DeviceKey::Emulated("litepcie".to_owned()) => {}
         (None, None) => found.push(
-            Problem::at("csr", "it is not said where the design's registers are")
-                .help("add `csr = \"csr.csv\"`, the file that the design's build wrote"),
+            Problem::at(
+                "csr",
+                "the register addresses of the design are not configured",
+            )
+            .help("add `csr = \"csr.csv\"`, the file from the build of the design"),
         ),
         (Some(_), Some(_)) => found.push(
-            Problem::at("base", "`csr` and `base` both say where the registers are")
+            Problem::at("base", "`csr` and `base` are mutually exclusive")
                 .help("remove one of them"),
         ),
         (None, Some(base)) => {
             if !base.is_multiple_of(4) {
-                let message = format!("no register begins at {base:#x}");
-                found.push(Problem::at("base", message).help("give a multiple of 4"));
+                let message = format!("{base:#x} is not aligned to 4 bytes");
+                found.push(Problem::at("base", message).help("use a multiple of 4"));
             }
             if config.completion == CompletionMode::Interrupt {
-                let message = "`base` does not say where the registers of interrupts are";
-                found
-                    .push(Problem::at("completion", message).help("give `csr` in place of `base`"));
+                let message = "interrupts need register addresses that `base` does not give";
+                found.push(Problem::at("completion", message).help("use `csr` instead of `base`"));
             }
         }
         (Some(_), None) => {}
@@ -162,14 +164,14 @@ pub struct Writer {
     slots: u64,
     slot_bytes: usize,
     is_armed: bool,
-    /// Whether the core tells when it is idle; `None` until that was seen.
+    /// Whether the core reports when it is idle; `None` until known.
     reports_idle: Option<bool>,
     count: Count,
     /// Transfers that were finished when it was stopped.
     end: u64,
     /// Slots from the finished ones on that may have been written, in part or whole; `None` where that is not known.
     ahead: Option<u64>,
-    /// Transfers that were yielded or skipped.
+    /// Number of transfers that were reported or skipped.
     reported: u64,
 }
 
@@ -204,7 +206,7 @@ impl Writer {
             Err(unfit(
                 name,
                 format!(
-                    "the registers of {what} would lie at {at:#x}, in part beyond the {bytes:#x} bytes of BAR 0 or where no register begins: is this the csr.csv of the design that is loaded?"
+                    "the registers of {what} at {at:#x} are beyond the {bytes:#x} bytes of BAR 0 or not aligned: check that this csr.csv belongs to the loaded design"
                 ),
             ))
         };
@@ -224,7 +226,7 @@ impl Writer {
             return Err(unfit(
                 name,
                 format!(
-                    "no LitePCIe writer at {:#x} of BAR 0: its register at {:#x} reads {read:#x}, and 0 or 1 is possible; is this the csr.csv of the design that is loaded?",
+                    "no LitePCIe writer at {:#x} of BAR 0: its register at {:#x} reads {read:#x}, expected 0 or 1; check that this csr.csv belongs to the loaded design",
                     map.writer,
                     map.writer + register::LOOP
                 ),
@@ -294,14 +296,14 @@ impl Writer {
             return Err(self.faulted(0));
         }
         let finished = self.count.peek(count * self.slots + index);
-        // Half of all rounds within one look is a count that went back: the card was reset or loaded anew.
+        // Half of all rounds within one look is a count that went back: the card was reset or reprogrammed.
         if finished - self.count.total() > ROUNDS / 2 * self.slots {
             return Err(self.faulted(1));
         }
         Ok(finished)
     }
 
-    /// Transfers that may be overwritten once `finished` are finished: all of them where nobody knows how far it went.
+    /// Transfers that may be overwritten once `finished` are finished: all of them if the progress is unknown.
     const fn overwritten_at(&self, finished: u64) -> u64 {
         match self.ahead {
             Some(ahead) => (finished + ahead).saturating_sub(self.slots),
@@ -339,7 +341,7 @@ impl Writer {
         self.write(register::RESET, 1);
     }
 
-    /// Waits until the writer is idle, in a core that tells it; what it read last where it waited in vain.
+    /// Waits until the writer is idle, in a core that reports it; what it read last where it waited in vain.
     fn wait_idle(&self, timeout: Duration) -> Result<(), u32> {
         let mut enable = 0;
         let is_idle = wait_until(timeout, || {
@@ -392,7 +394,7 @@ impl Engine for Writer {
             return Err(unfit(
                 name,
                 format!(
-                    "a ring of {count} slots, all of which may be being overwritten: give the ring at least {} `slots`",
+                    "the ring has {count} slots, all of which the engine may be overwriting: give the ring at least {} `slots`",
                     AHEAD + 1
                 ),
             ));
@@ -414,12 +416,12 @@ impl Engine for Writer {
             return Err(unfit(
                 self.device.name(),
                 format!(
-                    "the writer is busy ({enable:#x} at {:#x}) before it was started: reset the card",
+                    "the writer is already busy ({enable:#x} at {:#x}): reset the card",
                     self.map.writer
                 ),
             ));
         }
-        // One that has not told it by now never does.
+        // A core that has not reported idle by now never does.
         self.reports_idle.get_or_insert(idle.is_ok());
         let entry = u32::try_from(slots.bytes).unwrap_or(0) | FULL_SLOT;
         let entry = entry
@@ -506,7 +508,7 @@ impl Engine for Writer {
         if !self.is_armed {
             return Ok(());
         }
-        // So that they are counted whatever comes; an error is told by the stop itself, if it matters.
+        // Counts them in every case; the stop reports errors.
         if let Ok(finished) = self.finished() {
             self.count.advance(finished);
         }

@@ -105,7 +105,7 @@ fn litepcie_loop_status_gives_completed_slots() {
     status(&mock, 2, 0);
     assert_eq!(engine.overwritten(), Ok(11));
     assert_eq!(poll(&mut engine, 8), Ok((5, 6)));
-    // The stop adds no loss: what was not polled is told after it, the last one as well.
+    // The stop adds no loss: what was not polled is reported after it, the last one as well.
     status(&mock, 2, 2);
     engine.quiesce(Duration::ZERO).unwrap();
     assert_eq!(mock.registers.get(0x2014), 0);
@@ -117,8 +117,8 @@ fn litepcie_loop_status_gives_completed_slots() {
 
 #[test]
 fn litepcie_stop_reports_known_transfers() {
-    // Index and round at the stop; transfers that are told, and those that are overwritten.
-    for (round, index, told, overrun) in [
+    // Index and round at the stop; transfers that are reported, and those that are overwritten.
+    for (round, index, reported, overrun) in [
         (0, 0, 0, 0),
         (0, 1, 2, 0),
         (0, 6, 7, 0),
@@ -130,13 +130,13 @@ fn litepcie_stop_reports_known_transfers() {
         let mut engine = armed(&mock, 8);
         status(&mock, round, index);
         engine.quiesce(Duration::ZERO).unwrap();
-        assert_eq!(poll(&mut engine, 8), Ok((told, overrun)), "{round} {index}");
+        assert_eq!(poll(&mut engine, 8), Ok((reported, overrun)), "{round} {index}");
         assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
         // A start counts from 0 again.
         engine.arm(&slots(8)).unwrap();
         assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
     }
-    // One that does not become idle: the transfer under way may yet end, and is not told.
+    // One that does not become idle: the transfer under way may yet end, and is not reported.
     let mock = device();
     let mut engine = armed(&mock, 8);
     status(&mock, 0, 7);
@@ -236,7 +236,7 @@ fn litepcie_running_writer_is_stopped_first() {
 #[test]
 fn litepcie_register_outside_bar_is_rejected_on_open() {
     let directory = tempfile::tempdir().unwrap();
-    let told = |writer: u64, enable: u64, clear: u64| {
+    let reported = |writer: u64, enable: u64, clear: u64| {
         let text = format!(
             "csr_register,pcie_dma0_writer_enable,{writer:#x},1,rw\n\
              csr_register,pcie_msi_enable,{enable:#x},1,rw\n\
@@ -246,7 +246,7 @@ fn litepcie_register_outside_bar_is_rejected_on_open() {
         let opened = open(&device(), "csr = \"csr.csv\"", directory.path());
         opened.err().map(|error| error.to_string())
     };
-    assert_eq!(told(0xffe0, 0xfffc, 0xfff8), None);
+    assert_eq!(reported(0xffe0, 0xfffc, 0xfff8), None);
     for (writer, enable, clear) in [
         (0xffe4, 0, 0),
         (0x2002, 0, 0),
@@ -255,7 +255,7 @@ fn litepcie_register_outside_bar_is_rejected_on_open() {
         (0x2000, 0x2802, 0),
         (0x2000, 0x2800, u64::MAX - 1),
     ] {
-        let error = told(writer, enable, clear).unwrap();
+        let error = reported(writer, enable, clear).unwrap();
         assert!(error.contains("csr.csv of the design"), "{error}");
     }
 }
@@ -315,15 +315,15 @@ proptest! {
     ) {
         let mock = device();
         let mut engine = armed(&mock, count);
-        let (mut truth, mut told) = (0, 0);
+        let (mut truth, mut reported) = (0, 0);
         for (step, room) in steps {
             truth += if room % 2 == 0 { step * count } else { step % 50 };
             status(&mock, truth / count % (1 << 16), truth % count);
             let (done, overrun) = poll(&mut engine, room).unwrap();
-            let first = told + overrun;
+            let first = reported + overrun;
             prop_assert!(first >= (truth + AHEAD).saturating_sub(count) || done == 0);
-            told = first + done as u64;
-            prop_assert!(told <= truth + AHEAD && (done == room || told >= truth));
+            reported = first + done as u64;
+            prop_assert!(reported <= truth + AHEAD && (done == room || reported >= truth));
             prop_assert_eq!(engine.overwritten(), Ok((truth + AHEAD).saturating_sub(count)));
         }
         engine.quiesce(Duration::ZERO).unwrap();
@@ -331,7 +331,7 @@ proptest! {
         let overwritten = engine.overwritten().unwrap();
         prop_assert_eq!(overwritten, (end + 1).saturating_sub(count));
         let (done, overrun) = poll(&mut engine, 512).unwrap();
-        prop_assert_eq!(told + overrun + done as u64, end);
-        prop_assert_eq!(overrun, overwritten.saturating_sub(told));
+        prop_assert_eq!(reported + overrun + done as u64, end);
+        prop_assert_eq!(overrun, overwritten.saturating_sub(reported));
     }
 }

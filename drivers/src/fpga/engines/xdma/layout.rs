@@ -151,13 +151,13 @@ pub const FAULTS: &[&str] = &[
     "packet-cut",
     "count-went-back",
 ];
-/// In [`FAULTS`]: the word with the count says that there was an error, the status does not say which.
+/// In [`FAULTS`]: the count word reports an error, but the status does not name it.
 pub const UNNAMED: usize = ERRORS.len();
-/// In [`FAULTS`]: a result that is none.
+/// In [`FAULTS`]: an invalid result.
 pub const DAMAGED: usize = UNNAMED + 1;
-/// In [`FAULTS`]: the count tells of a transfer whose result does not come.
+/// In [`FAULTS`]: the count includes a transfer whose result is missing.
 pub const MISSING: usize = UNNAMED + 2;
-/// In [`FAULTS`], and the engine goes on: a packet was longer than a slot and has become several frames.
+/// In [`FAULTS`], and the engine continues: a packet was longer than a slot and was split into several frames.
 pub const CUT: usize = UNNAMED + 3;
 /// In [`FAULTS`]: the count is lower than it was, or has moved by half of its range within one look.
 pub const WENT_BACK: usize = UNNAMED + 4;

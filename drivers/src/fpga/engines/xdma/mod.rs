@@ -1,9 +1,9 @@
-//! XDMA: AMD's DMA core for PCI Express, a channel from card to host that carries a stream.
+//! XDMA: AMD's DMA core for PCI Express; one card-to-host stream channel.
 //!
-//! The descriptors of all slots form a circle. Where the core has credits, a descriptor is taken only on credit, so the
-//! card waits for slots; without, it goes round and overwrites.
+//! The descriptors of all slots form a circle. With credits, the engine takes a descriptor only if it has a credit, so
+//! the card waits for slots. Without credits, the engine is free-running and overwrites slots.
 //!
-//! # How a finished transfer is learnt of
+//! # Detection of finished transfers
 //! The engine writes a result (length, end of packet) for each descriptor, and after it its count to an address of our
 //! choosing. With credits the results alone are checked_at at: one is zeroed before its slot is given again, so what is not
 //! zero is new; one that says no bytes may be half of another, and counts when it is seen a second time. Without, the engine may write a result at any time, so nothing can be zeroed, and the count says how far
@@ -11,11 +11,11 @@
 //! to see errors and that the card is still there.
 //!
 //! # Counts
-//! The count has 24 bits in memory and is zero when the engine starts. With credits at most 1023 transfers are under
-//! way, so it never is as far as 2^23 from what was told. Without, it would have to move by 2^23 within one look: so many
-//! transfers of at least 64 bytes are half a gigabyte, an eighth of a second at the least on any link that there is. More
-//! than that is taken for a count that went back, a fault by which the engine begins anew; whoever looks more rarely has
-//! lost all those frames anyway, and loses count of multiples of 2^24 of them.
+//! The count has 24 bits in memory and is zero when the engine starts. With credits, at most 1023 transfers are in
+//! flight, so the count is never 2^23 ahead of the reported transfers. Without credits, the count would have to advance
+//! by 2^23 between two polls. So many transfers of at least 64 bytes are 512 MiB, which takes at least 1/8 s on the
+//! fastest link. A larger step is treated as a count that went back, a fault that restarts the engine. If polls are
+//! rarer, all those frames are overwritten anyway, and multiples of 2^24 of them are not counted.
 
 mod layout;
 mod ring;
@@ -41,7 +41,7 @@ use ring::{Outcome, Ring};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The line in the list of engines.
+/// The registry entry.
 pub const ENTRY: EngineEntry = EngineEntry {
     name: "xdma",
     summary: "AMD/Xilinx XDMA, a stream from card to host",
@@ -73,7 +73,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const POLLS_PER_CLOCK_READ: u32 = 16;
 /// How long a result may come after its count.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long an engine that someone else left running may take to stop before it is armed.
+/// Timeout to stop an engine that was left running by another program.
 const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
 fn uses_credits(config: &FpgaConfig) -> bool {
@@ -84,8 +84,8 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
     if config.channel < CHANNELS {
         return Vec::new();
     }
-    let message = format!("there is no channel {} of XDMA", config.channel);
-    vec![Problem::at("channel", message).help("channels from card to host are 0 to 3")]
+    let message = format!("XDMA has no channel {}", config.channel);
+    vec![Problem::at("channel", message).help("use 0 to 3, the channels from card to host")]
 }
 
 /// The register space that shows the core's identifiers, and the number of its BAR.
@@ -133,21 +133,21 @@ pub struct Xdma {
     is_armed: bool,
     /// Transfers that may be begun.
     credited: u64,
-    /// Transfers that were yielded or skipped.
+    /// Number of transfers that were reported or skipped.
     reported: u64,
     count: Count,
-    /// Looks in idle_polls since something was found.
+    /// Number of empty polls since the last transfer.
     idle_polls: u32,
-    /// RegisterPhase the status was checked_at at, and how often it is at least.
+    /// Time of the last status check, and the maximum interval between checks.
     checked_at: Instant,
     check_interval: Duration,
     /// A transfer whose result, seen once, says no bytes.
     empty: Option<u64>,
     /// The transfer that goes on with the packet of the one before it.
     continues: Option<u64>,
-    /// Since when a result is missing that the count tells of.
+    /// Since when a counted result is missing.
     missing_since: Option<Instant>,
-    result_patience: Duration,
+    result_timeout: Duration,
     /// Error bits that were cleared by being read.
     errors: u32,
 }
@@ -171,7 +171,7 @@ impl Xdma {
             return Err(unfit(
                 name,
                 format!(
-                    "the register at {at:#x} reads {id:#010x}, a channel {channel} from card to host reads {ID_C2H:#x}8{channel}..: the core is built with fewer channels; lower `channel`"
+                    "the register at {at:#x} reads {id:#010x}, expected {ID_C2H:#x}8{channel}.. for card-to-host channel {channel}: the core was built with fewer channels; lower `channel`"
                 ),
             ));
         }
@@ -179,7 +179,7 @@ impl Xdma {
             return Err(unfit(
                 name,
                 format!(
-                    "channel {channel} is memory mapped (its identifier at {at:#x} is {id:#010x}, bit 15 is not set), and only streams carry samples: build the core with \"AXI Stream\""
+                    "channel {channel} is memory-mapped (identifier {id:#010x} at {at:#x}, bit 15 is not set), but daq needs a stream channel: build the core with \"AXI Stream\""
                 ),
             ));
         }
@@ -191,7 +191,7 @@ impl Xdma {
         };
         let bit = 1_u32 << (u64::from(common::C2H_BIT) + channel);
         let has_credits = uses_credits(config);
-        // One that somebody left running and that waits for credits would be let loose by what follows.
+        // The probe below would release an engine that was left running and waits for credits.
         let control = registers.read(at + channel::CONTROL);
         if control & RUN != 0 || registers.read(at + channel::STATUS) & BUSY != 0 {
             registers.write(at + channel::CONTROL_CLEAR, RUN);
@@ -209,7 +209,7 @@ impl Xdma {
                 return Err(unfit(
                     name,
                     format!(
-                        "this core takes no credits (bit {bit:#x} of the register at {at:#x} stays 0): set `credits = false`, and frames that it overwrites are counted as `overrun`"
+                        "this core does not support credits (bit {bit:#x} of the register at {at:#x} stays 0): set `credits = false`; frames that it overwrites are then counted as `overrun`"
                     ),
                 ));
             }
@@ -247,7 +247,7 @@ impl Xdma {
             empty: None,
             continues: None,
             missing_since: None,
-            result_patience: RESULT_TIMEOUT,
+            result_timeout: RESULT_TIMEOUT,
             errors: 0,
             device: device.clone().as_dma(),
         })
@@ -290,7 +290,7 @@ impl Xdma {
         Ok(finished)
     }
 
-    /// Yields transfers up to `bound` whose results are there; how many.
+    /// Reports transfers below `bound` that have results. Returns their number.
     fn collect(&mut self, bound: u64, done: &mut Completions) -> Result<usize, EngineError> {
         let Some(ring) = &self.ring else { return Ok(0) };
         let slots = ring.slots() as u64;
@@ -306,7 +306,7 @@ impl Xdma {
                 Outcome::Done(length, is_end) if length as usize <= self.slot_bytes => {
                     (length as usize, is_end)
                 }
-                // What was found before it is told first.
+                // Transfers that were found before are reported first.
                 Outcome::Done(..) | Outcome::Damaged if found > 0 => break,
                 Outcome::Done(..) | Outcome::Damaged => {
                     return Err(self.faulted(vec![FAULTS[DAMAGED]]));
@@ -321,7 +321,7 @@ impl Xdma {
                 timestamp: *timestamp.get_or_insert_with(now),
                 ..Done::default()
             });
-            // Told at the packet's end, so that a stream that has none has no packets.
+            // Reported at the end of the packet, because a stream without packets has no end.
             if is_end && self.continues == Some(self.reported) {
                 done.fault(CUT);
             }
@@ -332,14 +332,14 @@ impl Xdma {
         Ok(found)
     }
 
-    /// Looks why nothing was found.
+    /// Checks for errors after an empty poll.
     fn check_errors(&mut self) -> Result<(), EngineError> {
         let count = self
             .ring
             .as_ref()
             .filter(|_| self.counts_in_ring)
             .map_or(0, Ring::count);
-        // What the count tells beyond what was reported: results come before it, so it is at most behind.
+        // What the count includes beyond the reported transfers. Results are written before the count.
         #[expect(
             clippy::cast_possible_truncation,
             reason = "the lowest bits, as the count has"
@@ -347,7 +347,7 @@ impl Xdma {
         let beyond = count.wrapping_sub(self.reported as u32) & MASK;
         if self.counts_in_ring && (1..HALF).contains(&beyond) {
             let since = *self.missing_since.get_or_insert_with(Instant::now);
-            if since.elapsed() >= self.result_patience {
+            if since.elapsed() >= self.result_timeout {
                 return Err(self.faulted(vec![FAULTS[MISSING]]));
             }
         } else {
@@ -407,7 +407,7 @@ const MASK: u32 = (1 << COUNT_BITS) - 1;
 /// Half of its range.
 const HALF: u32 = 1 << (COUNT_BITS - 1);
 
-/// Waits until a channel that was told to stop is idle, or says what helps.
+/// Waits until a stopped channel is idle.
 fn idle(device: &str, registers: &dyn Registers, channel: u64) -> Result<(), EngineError> {
     let mut status = 0;
     let is_idle = wait_until(LEFT_RUNNING, || {
@@ -424,9 +424,7 @@ fn idle(device: &str, registers: &dyn Registers, channel: u64) -> Result<(), Eng
     }
     Err(unfit(
         device,
-        format!(
-            "channel {channel} is busy (status {status:#010x}) before it was started: reset the card"
-        ),
+        format!("channel {channel} is already busy (status {status:#010x}): reset the card"),
     ))
 }
 
@@ -445,12 +443,12 @@ fn not_found(device: &dyn Device) -> String {
         })
         .collect();
     let seen = if seen.is_empty() {
-        "it has no BAR with registers".to_owned()
+        "the device has no BAR with registers".to_owned()
     } else {
         seen.join(", ")
     };
     format!(
-        "no XDMA core in device {:04x}:{:04x}: a BAR of it reads {ID_IRQ:#x}.... at {IRQ:#x} and {ID_CONFIG:#x}.... at {CONFIG:#x}, and here {seen}; is the design loaded (reset or rescan the bus after loading it)?",
+        "no XDMA core in device {:04x}:{:04x}: expected {ID_IRQ:#x}.... at {IRQ:#x} and {ID_CONFIG:#x}.... at {CONFIG:#x} of a BAR, but {seen}; check that the design is loaded (reset or rescan the bus after loading it)",
         identity.vendor, identity.device
     )
 }
@@ -487,7 +485,7 @@ impl Engine for Xdma {
             return Err(unfit(
                 name,
                 format!(
-                    "a ring of {count} slots, all of which may be being overwritten: give the ring at least {} `slots`",
+                    "the ring has {count} slots, all of which the engine may be overwriting: give the ring at least {} `slots`",
                     AHEAD + 1
                 ),
             ));

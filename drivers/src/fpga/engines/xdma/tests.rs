@@ -207,7 +207,7 @@ fn xdma_error_bits_are_named() {
         let mock = device();
         let mut engine = armed(&mock, "", &slots(3));
         engine.credit(3);
-        // Seen at once where the count tells it, and what came before it first.
+        // Seen at once where the count reports it, and what came before it first.
         mock.registers.set(0x1140, 1 << bit | 1);
         finish(&engine, 0, 0x52b4_0000, 64);
         count(&engine, 1 << 31 | 1);
@@ -250,7 +250,7 @@ fn xdma_error_bits_are_named() {
     engine.credit(3);
     count(&engine, 1);
     assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
-    engine.result_patience = Duration::ZERO;
+    engine.result_timeout = Duration::ZERO;
     assert_eq!(named(poll(&mut engine, 8)), ["result-missing"]);
     finish(&engine, 0, 0x52b4_0000, 1);
     assert_eq!(poll(&mut engine, 8), Ok((vec![1], 0)));
@@ -260,8 +260,8 @@ fn xdma_error_bits_are_named() {
 #[test]
 fn xdma_missing_result_after_wrap_is_reported() {
     let mut engine = armed(&device(), "", &slots(3));
-    engine.result_patience = Duration::ZERO;
-    // As after so many transfers that were told.
+    engine.result_timeout = Duration::ZERO;
+    // As after so many transfers that were reported.
     engine.reported = (1 << 24) - 1;
     engine.credited = engine.reported;
     engine.credit(3);
@@ -312,11 +312,11 @@ fn xdma_empty_packet_is_fault_without_stall() {
     engine.poll(&mut done).unwrap();
     assert_eq!(done.as_slice().len(), 0, "it may be half of a result");
     engine.poll(&mut done).unwrap();
-    let told = done
+    let reported = done
         .as_slice()
         .iter()
         .map(|done| (done.length, done.is_bad));
-    assert_eq!(told.collect::<Vec<_>>(), [(0, true), (5, false)]);
+    assert_eq!(reported.collect::<Vec<_>>(), [(0, true), (5, false)]);
 }
 
 #[test]
@@ -488,22 +488,22 @@ fn xdma_interrupts_are_per_channel() {
 
 #[test]
 fn xdma_foreign_device_is_rejected_with_register_value() {
-    let told = |mock: &Arc<Mock>, keys: &str| match open(mock, keys) {
+    let reported = |mock: &Arc<Mock>, keys: &str| match open(mock, keys) {
         Err(error) => error.to_string(),
         Ok(_) => panic!("opened"),
     };
     let mock = device();
     mock.registers.set(0x2000, 0xdead_beef);
-    let error = told(&mock, "");
+    let error = reported(&mock, "");
     assert!(
         error.contains("0xdeadbeef") && error.contains("0x1fc2"),
         "{error}"
     );
     let mock = device();
     mock.registers.set(0x1100, 0x1fc1_0106);
-    assert!(told(&mock, "").contains("AXI Stream"));
+    assert!(reported(&mock, "").contains("AXI Stream"));
     mock.registers.set(0x1100, 0);
-    assert!(told(&mock, "").contains("fewer channels"));
+    assert!(reported(&mock, "").contains("fewer channels"));
     let mock = Mock::new(0x1_0000, Identity::default(), |_, offset, _| {
         !(0x6000..0x7000).contains(&offset)
     });
@@ -514,7 +514,7 @@ fn xdma_foreign_device_is_rejected_with_register_value() {
     ] {
         mock.registers.set(offset, value);
     }
-    let error = told(&mock, "");
+    let error = reported(&mock, "");
     assert!(error.contains("credits = false"), "{error}");
     let engine = open(&mock, "credits = false").unwrap();
     assert_eq!(engine.caps().alignment, 1);
@@ -537,19 +537,19 @@ proptest! {
         for slot in 0..usize::try_from(count_slots).unwrap() {
             finish(&engine, slot, 0x52b4_0000, 4096);
         }
-        let (mut truth, mut told) = (0_u64, 0_u64);
+        let (mut truth, mut reported) = (0_u64, 0_u64);
         for (step, room) in steps {
             // Small steps and such that come near a whole turn of the count.
             truth += if room % 2 == 0 { step } else { step % 50 };
             count(&engine, u32::try_from(truth % (1 << 24)).unwrap());
             let (done, overrun) = poll(&mut engine, room).unwrap();
             // What is overwritten by now is never yielded.
-            let first = told + overrun;
+            let first = reported + overrun;
             prop_assert!(first >= (truth + AHEAD).saturating_sub(count_slots) || done.is_empty());
-            told = first + done.len() as u64;
-            prop_assert!(told <= truth + AHEAD);
-            prop_assert_eq!(told, engine.reported);
-            prop_assert!(done.len() == room || told >= truth);
+            reported = first + done.len() as u64;
+            prop_assert!(reported <= truth + AHEAD);
+            prop_assert_eq!(reported, engine.reported);
+            prop_assert!(done.len() == room || reported >= truth);
         }
     }
 }
