@@ -76,7 +76,7 @@ impl ConfigSpace {
             bars[bar] = TABLE_BYTES;
         }
         for (bar, bytes) in bars.into_iter().enumerate().filter(|(_, bytes)| *bytes > 0) {
-            // A power of two: the bits that can be set tell the size to whoever writes all ones.
+            // A power of two: after a write of all ones, the writable bits show the size.
             this.allow(BAR + 4 * bar, &(!(bytes - 1)).to_le_bytes());
         }
         this.capabilities(identity.vectors);

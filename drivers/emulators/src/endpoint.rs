@@ -1,4 +1,4 @@
-//! A card on its bus: what is between a card and whoever reaches it.
+//! An emulated device on its bus: configuration space, memory and interrupts.
 
 use super::config_space::{ConfigSpace, Effect, TABLE_BYTES, sizes};
 use super::{BARS, EmulatedDevice, Fault, Host, Identity, Step};
@@ -6,12 +6,12 @@ use crate::sys::memory::DeviceMemory;
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 
-/// What a register reads as that nobody answers for.
+/// The value of a register that does not respond.
 const ALL_ONES: u32 = u32::MAX;
 
 /// A card with its configuration space, the memory that it was given and its interrupts.
 ///
-/// One thread owns it and does everything to it: what was taken from the card is written by nobody when that returns.
+/// One thread owns it, so unmapped memory is not written after the unmapping returns.
 pub struct Endpoint {
     card: Box<dyn EmulatedDevice>,
     identity: Identity,
@@ -133,7 +133,7 @@ impl Endpoint {
         place.map(|place| *place = event).is_some()
     }
 
-    /// Raises a vector, as whoever tests the connection asks for.
+    /// Raises a vector, as a test of the connection.
     pub fn trigger(&self, vector: u16) {
         self.bus.raise(vector);
     }
@@ -149,7 +149,7 @@ impl Endpoint {
         self.bus.may_master = false;
     }
 
-    /// Takes everything from the card that its user gave it, and powers it on anew.
+    /// Removes all mappings and interrupts of the client, and power-cycles the device.
     pub fn detach(&mut self) {
         self.bus.memory.clear();
         self.bus.vectors.fill_with(|| None);
@@ -175,18 +175,18 @@ impl Endpoint {
 }
 
 impl Bus {
-    /// Counts an access that nothing answered. A machine's log would tell of it, so ours does, ever more rarely.
+    /// Counts an access that nothing answered. Logged with increasing intervals.
     fn fault(&self, what: &str, address: u64, bytes: usize) -> Fault {
         let count = self.faults.get() + 1;
         self.faults.set(count);
         if count.is_power_of_two() {
             let why = if self.may_master {
-                "nobody has given it that"
+                "the memory is not mapped"
             } else {
-                "its bus mastering is off"
+                "bus mastering is disabled"
             };
             tracing::warn!(
-                "the card {what} {bytes} bytes at {address:#x}, but {why} (such accesses: {count})"
+                "DMA fault: the emulated device {what} {bytes} bytes at {address:#x}, but {why} ({count} faults so far)"
             );
         }
         Fault { address, bytes }
@@ -194,7 +194,7 @@ impl Bus {
 
     fn raise(&self, vector: u16) {
         if let Some(Some(event)) = self.vectors.get(usize::from(vector)) {
-            // An eventfd takes 8 bytes, and refuses only at a count that nobody reaches.
+            // A write to an eventfd fails only at a count that is never reached.
             let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
         }
     }

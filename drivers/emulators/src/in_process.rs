@@ -1,11 +1,11 @@
-//! A card of software in this process, on a thread of its own.
+//! An emulated device in this process, on its own thread.
 //!
 //! ```text
 //!   registers ──▶ queue ──▶ the card's thread ──▶ memory of this process, GPUs' too
 //!   read ◀───── reply ◀──────┘
 //! ```
-//! Writes to registers are posted; everything else waits for its reply, which comes after what was posted before. The
-//! thread alone holds what the card may reach: memory that was unmapped is written by nobody from then on.
+//! Register writes are posted; every other request waits for its reply, which follows all earlier writes. Only the
+//! thread accesses mapped memory, so unmapped memory is not written afterwards.
 
 use crate::sys::memory::Piece;
 use crate::{EmulatedDevice, Step, endpoint::Endpoint};
@@ -59,7 +59,7 @@ struct State {
     /// Values of registers that were read, by the ticket of who waits for them.
     replies: Vec<(u64, u32)>,
     tickets: u64,
-    /// Nobody needs the card any more.
+    /// The device is being closed.
     is_over: bool,
     /// The thread has ended, and nothing is answered any more.
     is_gone: bool,
@@ -101,7 +101,12 @@ pub fn open(card: Box<dyn EmulatedDevice>) -> Result<Arc<dyn Device>, DeviceErro
             let queue = queue.clone();
             move || queue.serve(endpoint)
         })
-        .map_err(|error| DeviceError::new(&*name, format!("a thread for the card: {error}")))?;
+        .map_err(|error| {
+            DeviceError::new(
+                &*name,
+                format!("cannot start the thread of the emulated device: {error}"),
+            )
+        })?;
     Ok(Arc::new(InProcess {
         name,
         identity: Identity {
@@ -169,7 +174,7 @@ impl RequestQueue {
     ) -> Option<R> {
         let (reply, result) = mpsc::sync_channel(1);
         let call: Call = Box::new(move |endpoint| {
-            // Whoever asked waits below.
+            // The caller waits below.
             let _ = reply.send(work(endpoint));
         });
         {
@@ -232,7 +237,7 @@ impl RequestQueue {
     }
 }
 
-/// Tells whoever waits that the card's thread has ended, however it did.
+/// Wakes all waiting callers when the device's thread ends, also after a panic.
 struct End<'a>(&'a RequestQueue);
 
 impl Drop for End<'_> {
@@ -272,7 +277,7 @@ impl DmaDevice for InProcess {
         let refused = |why: String| DmaError::Refused {
             device: self.name.clone(),
             action: format!(
-                "{} bytes of {} memory for it",
+                "mapping {} bytes of {} memory",
                 region.bytes(),
                 region.placement()
             ),
@@ -281,7 +286,11 @@ impl DmaDevice for InProcess {
         let address = self
             .iovas()
             .allocate(region.bytes() as u64)
-            .ok_or_else(|| refused("no addresses are left; map less".to_owned()))?;
+            .ok_or_else(|| {
+                refused(
+                    "no free addresses are left; lower `slots` or `slot` of the ring".to_owned(),
+                )
+            })?;
         let piece = Piece::of(region);
         let given = match piece {
             Ok(piece) => self
@@ -305,7 +314,7 @@ impl DmaDevice for InProcess {
             .queue
             .call_thread(move |endpoint| endpoint.memory().unmap(address, bytes as u64));
         match taken {
-            // A card without a thread writes nothing.
+            // Without its thread the device does not write.
             None => Ok(()),
             Some(true) => {
                 self.iovas().free(address);
@@ -313,14 +322,14 @@ impl DmaDevice for InProcess {
             }
             Some(false) => Err(DmaError::Refused {
                 device: self.name.clone(),
-                action: format!("taking {bytes} bytes at {address:#x} from it"),
-                why: "it was never given them".to_owned(),
+                action: format!("unmapping {bytes} bytes at {address:#x}"),
+                why: "they are not mapped".to_owned(),
             }),
         }
     }
 
     fn disable_and_reset(&self) -> Result<(), DmaError> {
-        // A card without a thread is as quiet as can be.
+        // Without its thread the device does not write.
         let _ = self.reset_to(MEMORY_ALONE);
         Ok(())
     }
@@ -335,7 +344,7 @@ impl Device for InProcess {
         match self.sizes.get(bar).copied().unwrap_or(0) {
             0 => Err(DeviceError::new(
                 &*self.name,
-                format!("it has no base address register {bar}"),
+                format!("the device has no BAR {bar}"),
             )),
             bytes => Ok(Arc::new(Bar {
                 queue: self.queue.clone(),
@@ -349,7 +358,7 @@ impl Device for InProcess {
         let error = |why| DeviceError::new(&*self.name, why);
         if count > self.vectors {
             return Err(error(format!(
-                "{count} interrupt vectors were asked for, and it has {}",
+                "{count} interrupt vectors are needed, but the device has {}",
                 self.vectors
             )));
         }
@@ -357,8 +366,11 @@ impl Device for InProcess {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..count {
             let event = eventfd(0, flags).and_then(|event| Ok((rustix::io::dup(&event)?, event)));
-            let (copy, event) =
-                event.map_err(|errno| error(format!("an event for an interrupt: {errno}")))?;
+            let (copy, event) = event.map_err(|errno| {
+                error(format!(
+                    "cannot create an eventfd for an interrupt: {errno}"
+                ))
+            })?;
             ours.push(Interrupt::new(event));
             theirs.push(copy);
         }
@@ -369,12 +381,13 @@ impl Device for InProcess {
         });
         connected
             .map(|()| ours)
-            .ok_or_else(|| error("the card's thread has ended".to_owned()))
+            .ok_or_else(|| error("the thread of the emulated device has ended".to_owned()))
     }
 
     fn reset(&self) -> Result<(), DeviceError> {
-        self.reset_to(MEMORY_AND_MASTER)
-            .ok_or_else(|| DeviceError::new(&*self.name, "the card's thread has ended"))
+        self.reset_to(MEMORY_AND_MASTER).ok_or_else(|| {
+            DeviceError::new(&*self.name, "the thread of the emulated device has ended")
+        })
     }
 
     fn csr(&self) -> Option<&str> {
@@ -399,7 +412,7 @@ impl Drop for InProcess {
             && thread.join().is_err()
         {
             tracing::error!(
-                "{}: the card's thread has panicked: a defect of daq",
+                "{}: the thread of the emulated device panicked; this is a bug in daq",
                 self.name
             );
         }

@@ -1,11 +1,11 @@
-//! PCI devices made of software, for those who have no card on their desk.
+//! Emulated PCI devices.
 //!
 //! ```text
-//!   EmulatedDevice (registers, a step of work) ──▶ server: a vfio-user socket, for another process
-//!                                    └─▶ emulated: a device in this process
+//!   EmulatedDevice (registers, a step of work) ──▶ vfio_user: a socket for another process
+//!                                              └─▶ in_process: a device in this process
 //! ```
-//! A card knows nothing of how it is reached. Cards are written from what vendors tell of theirs, independently of the
-//! drivers in [`daq_drivers::fpga`]: no constant is shared, so that a mistake does not cancel itself.
+//! An emulated device is independent of its transport. The devices are written from vendor documentation, independently
+//! of the drivers in [`daq_drivers::fpga`]. They share no constants, so that a mistake does not cancel out.
 
 mod config_space;
 pub mod endpoint;
@@ -30,19 +30,19 @@ use std::time::Duration;
 /// The most base address registers of a PCI device.
 pub const BARS: usize = 6;
 
-/// A card that is shipped.
+/// A registry entry of an emulated device.
 pub struct DeviceEntry {
     /// Its name, as in configuration and on the command line.
     pub name: &'static str,
     /// What it is, in a line.
     pub summary: &'static str,
-    /// What can go wrong with it on request.
+    /// The faults that can be injected.
     pub faults: &'static [FaultKind],
-    /// Makes one; the error says what is wrong with the options, and what helps.
+    /// Creates the device. The error explains the invalid option and the fix.
     pub build: fn(&EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String>,
 }
 
-/// Every card there is.
+/// All emulated devices.
 pub const DEVICES: &[DeviceEntry] = &[
     DeviceEntry {
         name: "xdma",
@@ -82,14 +82,17 @@ fn start(name: &str, options: &EmulatedOptions) -> Result<Arc<dyn Device>, Devic
     in_process::open(card)
 }
 
-/// Makes the card `name`.
+/// Creates the emulated device `name`.
 pub fn build(name: &str, options: &EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String> {
     let names: Vec<&str> = DEVICES.iter().map(|card| card.name).collect();
     match DEVICES.iter().find(|card| card.name == name) {
         Some(card) => (card.build)(options),
         None => Err(match daq_core::config::nearest(name, &names) {
-            Some(near) => format!("there is no card `{name}`; did you mean `{near}`?"),
-            None => format!("there is no card `{name}`; there are {}", names.join(", ")),
+            Some(near) => format!("there is no emulated device `{name}`; did you mean `{near}`?"),
+            None => format!(
+                "there is no emulated device `{name}`; available: {}",
+                names.join(", ")
+            ),
         }),
     }
 }
@@ -107,9 +110,9 @@ pub struct Identity {
     pub vectors: u16,
 }
 
-/// A card reached for memory that nobody has given it, or that it may not reach: bus mastering is off.
+/// A DMA fault: the memory is not mapped, or bus mastering is disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{bytes} bytes at {address:#x} are not the card's to reach")]
+#[error("DMA fault: the device cannot access {bytes} bytes at {address:#x}")]
 pub struct Fault {
     /// The device address.
     pub address: u64,
@@ -117,7 +120,7 @@ pub struct Fault {
     pub bytes: usize,
 }
 
-/// The machine, as a card reaches it. Every access is refused while bus mastering is off.
+/// The host as the device accesses it. Every access fails while bus mastering is disabled.
 pub trait Host {
     /// Writes memory, in the order of calls.
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
@@ -138,11 +141,11 @@ pub enum Step {
     After(Duration),
     /// After an access to its registers.
     Idle,
-    /// Never: it was pulled out. Every register reads all ones from now on, and nothing is written any more.
+    /// Never: the device was removed. Every register reads all ones, and the device no longer writes.
     Removed,
 }
 
-/// A PCI device made of software. All calls come from one thread at a time.
+/// An emulated PCI device. Only one thread at a time calls it.
 pub trait EmulatedDevice: Send {
     /// What it shows.
     fn identity(&self) -> Identity;

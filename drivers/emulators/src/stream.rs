@@ -24,8 +24,8 @@ pub enum Ready {
 
 /// A stream of packets.
 ///
-/// One without a rate waits for whoever takes it. One with a rate does not: what its memory cannot hold is lost, by whole
-/// packets, and the payload that follows shows the gap.
+/// A stream without a rate waits for its reader. A stream with a rate does not wait: if its FIFO is full, whole packets
+/// are lost, and the following payload shows the gap.
 #[derive(Debug)]
 pub struct Stream {
     pattern: Pattern,

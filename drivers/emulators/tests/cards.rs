@@ -134,7 +134,7 @@ fn busy_device_can_be_dropped() {
     drop(device);
 }
 
-/// What can program a card's DMA can write the memory of whoever uses it.
+/// A client that programs the DMA of a device can write to its own memory.
 #[test]
 fn socket_in_use_rejects_second_client() {
     use std::os::unix::fs::PermissionsExt;
@@ -197,7 +197,7 @@ fn device_with_bus_mastering_off_is_quiet_and_recovers() {
         bench.wait_count(5);
         device.clone().as_dma().disable_and_reset().unwrap();
         bench.clear();
-        // As after power-on; it would begin anew if it were let.
+        // As after power-on.
         assert_eq!(bench.registers.read(0x1004), 0);
         bench.start();
         bench.credit(3);

@@ -242,7 +242,7 @@ fn device_errors_are_named() {
         ("descriptor-poisoned", "descriptor-poisoned"),
         ("descriptor-unexpected", "descriptor-unexpected"),
     ];
-    for (injected, told) in faults {
+    for (injected, expected) in faults {
         let mut bench = Bench::new(&format!(
             "device = \"emulated:xdma\"\ncard = {{ faults = [\"{injected}@5\"] }}"
         ));
@@ -255,11 +255,11 @@ fn device_errors_are_named() {
                 Err(error) => break error,
             }
         };
-        assert_eq!(seen, 5, "{injected}: what came before it is told first");
+        assert_eq!(seen, 5, "{injected}: earlier transfers are reported first");
         let EngineError::Faulted { faults, .. } = error else {
             panic!("{injected}: {error}");
         };
-        assert_eq!(faults, [told]);
+        assert_eq!(faults, [expected]);
         // And on it goes.
         bench.stop(armed);
         let mut armed = bench.arm(2, None);
@@ -345,8 +345,8 @@ fn sequence_format_not_sent_by_emulated_device_is_rejected() {
             "packet = 4104, pattern = \"sequence\"",
             "packet = 4096",
         ] {
-            let told = found(device, &card(wrong)).unwrap_err();
-            assert!(told.contains("do not carry this number"), "{told}");
+            let error = found(device, &card(wrong)).unwrap_err();
+            assert!(error.contains("do not carry this number"), "{error}");
         }
     }
     let short = card("packet = 1024, pattern = \"sequence\"");

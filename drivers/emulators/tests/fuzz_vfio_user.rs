@@ -164,7 +164,7 @@ fn answer(stream: &UnixStream, answers: &[Answer]) {
             return;
         }
         if header.bytes as usize != 16 + payload.len() {
-            // Whoever waits for the rest waits in vain.
+            // The rest of the message never arrives.
             return;
         }
     }

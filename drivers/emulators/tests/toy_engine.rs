@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Registers in BAR 0, as the card's documentation tells them.
+/// Registers in BAR 0, from the documentation of the card.
 mod register {
     /// Reads [`super::TOY`].
     pub const ID: u64 = 0x00;
@@ -38,7 +38,7 @@ mod register {
 }
 
 const TOY: u32 = 0x7079_0001;
-/// How long a card that somebody left running may take to stop.
+/// Timeout to stop an engine that was left running.
 const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
 struct Toy {
@@ -50,7 +50,7 @@ struct Toy {
     filled: u32,
     /// Slots that may be filled and are not.
     credits: u32,
-    /// Slots that were filled and not told of.
+    /// Number of filled slots that were not reported.
     finished: u32,
 }
 
@@ -97,7 +97,7 @@ impl Toy {
         EngineError::Gone { device }
     }
 
-    /// Tells it to stop, and waits until no write is in flight; false if it is still busy then.
+    /// Stops the engine and waits until no write is in flight. Returns false after a timeout.
     fn stop(&self, timeout: Duration) -> bool {
         self.registers.write(register::RUN, 0);
         wait_until(timeout, || {
@@ -147,7 +147,7 @@ impl Engine for Toy {
 
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
         check_slots(self.device.name(), slots, &self.caps(), 64)?;
-        // Somebody who was killed may have left it running.
+        // A killed process may have left the engine running.
         if !self.stop(LEFT_RUNNING) {
             let why = "it is busy before it was started: reset the card";
             return Err(unfit(self.device.name(), why));
@@ -318,7 +318,7 @@ fn toy_engine_fills_ring_in_order() {
         rustix::io::pread(file, &mut bytes, (slot * BYTES) as u64).unwrap();
         assert_eq!(bytes[..], frame.to_le_bytes().repeat(BYTES / 4));
     };
-    // Somebody left it running.
+    // Another program left the engine running.
     registers.write(register::RUN, 1);
     registers.write(register::PUSH, 0xffff);
     // Armed again and again; more frames than the count has numbers.
@@ -345,17 +345,17 @@ fn toy_engine_fills_ring_in_order() {
                 armed.credit(1);
             }
         }
-        // What is finished at the stop is told afterwards, once.
+        // Transfers that finished before the stop are reported once after it.
         while registers.read(register::FILLED) != (frames + 5) & 0xff {
             std::thread::yield_now();
         }
         let mut idle = armed.stop(Duration::from_secs(10));
         assert!(idle.quiesce_timeout.is_none());
-        for told in [3, 2, 0] {
+        for count in [3, 2, 0] {
             done.clear(3);
             idle.engine.poll(&mut done).unwrap();
-            assert_eq!(done.as_slice().len(), told);
-            for _ in 0..told {
+            assert_eq!(done.as_slice().len(), count);
+            for _ in 0..count {
                 check(first, frames);
                 frames += 1;
             }

@@ -66,7 +66,7 @@ unsafe fn bpf<T>(command: i32, attributes: &mut T) -> io::Result<i32> {
 
 /// A descriptor that a call has just returned.
 fn owned(fd: i32) -> OwnedFd {
-    // SAFETY: the kernel has just made this descriptor for us (close on exec), and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for us (close on exec), and no one else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

@@ -1,5 +1,5 @@
-//! The calls of the kernel module `daq_dmabuf`; what they mean is told in `kmod/daq_dmabuf/daq_dmabuf.h`. And the one of
-//! the kernel's own `udmabuf`, which makes a dma-buf of host memory.
+//! The ioctls of the Linux module `daq_dmabuf`, documented in `kmod/daq_dmabuf/daq_dmabuf.h`, and the ioctl of `udmabuf`,
+//! which creates a dma-buf from host memory.
 
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -202,7 +202,7 @@ pub fn udmabuf(
         let error = std::io::Error::last_os_error();
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     }
-    // SAFETY: the kernel just made it for us, nobody else owns it.
+    // SAFETY: the kernel just made it for us, no one else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -80,7 +80,7 @@ fn name_of(address: Ipv4Addr) -> io::Result<Option<String>> {
     let mut name = None;
     let mut next = first;
     while !next.is_null() && name.is_none() {
-        // SAFETY: `next` is an element of the list, which is not freed yet; nobody writes to it.
+        // SAFETY: `next` is an element of the list, which is not freed yet; no one writes to it.
         let element = unsafe { &*next };
         let found = element.ifa_addr;
         // SAFETY: an address that is there begins with its family, whatever it is.
@@ -149,7 +149,7 @@ impl Interface {
         Ok(std::array::from_fn(|i| address.sa_data[i].cast_unsigned()))
     }
 
-    /// Its receive queues, where its driver tells.
+    /// The receive queues, if the driver reports them.
     pub fn queues(&self) -> Option<u32> {
         let mut channels = Channels {
             command: ETHTOOL_GCHANNELS,

@@ -1,4 +1,4 @@
-//! A network of one's own: interfaces, addresses and ports that nobody else has.
+//! A network namespace for tests: interfaces, addresses and ports that no other process uses.
 
 use rustix::io::Errno;
 use rustix::thread::UnshareFlags;

@@ -38,7 +38,7 @@ pub struct Message {
     pub bytes: usize,
     /// Bytes of each packet in it but the last; equal to `bytes` where nothing was coalesced.
     pub segment: usize,
-    /// When the kernel received it (the first of its packets, where coalesced): nanoseconds since 1970, where told.
+    /// When the kernel received it (the first of its packets, where coalesced): nanoseconds since 1970, if reported.
     pub timestamp_ns: Option<u64>,
     /// The message was longer than the memory given for it; what did not fit is gone.
     pub truncated: bool,
@@ -179,7 +179,7 @@ impl RecvBatch {
     /// Appends a piece of memory to what `message` is received into; `false` where there is no room for it.
     ///
     /// # Safety
-    /// The `length` bytes at `start` must be valid for writes, and nobody may read, write or refer to them
+    /// The `length` bytes at `start` must be valid for writes, and no one else may read, write or refer to them
     /// while [`Self::recv`] runs, from now until [`Self::clear`] is called for `message` or the batch is dropped.
     ///
     /// # Panics
@@ -350,7 +350,7 @@ impl RecvBatch {
     /// many they were.
     ///
     /// # Safety
-    /// The pieces given for `message` must be valid for reads, and nobody may write to them meanwhile; `out` must
+    /// The pieces given for `message` must be valid for reads, and no one else may write to them meanwhile; `out` must
     /// not overlap them.
     ///
     /// # Panics

@@ -69,7 +69,7 @@ impl Scatter {
     }
 
     /// Receives at most `messages` messages of up to `segments` packets each into the places that `batch` predicts;
-    /// `header` tells the header bytes to expect of a packet. Never blocks.
+    /// `header` returns the expected header bytes of a packet. Never blocks.
     ///
     /// `None` if no place can be predicted: nothing was received then.
     pub fn receive<'a, 'w>(
@@ -227,7 +227,7 @@ impl Received<'_, '_> {
             self.messages
         );
         // SAFETY: the pieces are parts of `scatter`'s own boxes, borrowed here, and places of open slots, kept open by
-        // the batch that is borrowed here since they were predicted; nobody else writes to them, and none overlaps
+        // the batch that is borrowed here since they were predicted; no one else writes to them, and none overlaps
         // `out`, which the caller borrows from elsewhere.
         unsafe { self.scatter.recv.gather(message, from, out) }
     }

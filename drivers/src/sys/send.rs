@@ -175,9 +175,9 @@ impl Sender {
     }
 }
 
-/// Repeats a call that was interrupted, found the queue full, or was told of an earlier packet's refusal.
+/// Repeats a call that was interrupted, found the queue full, or reported the rejection of an earlier packet.
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    // Each refusal reported by the far end's host is told once; a bound keeps a broken network from hanging us.
+    // Each rejection by the remote host is reported once; the limit prevents an endless loop in a broken network.
     for _ in 0..10_000 {
         match call() {
             Err(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {

@@ -1,7 +1,7 @@
 //! UDP sockets as a source needs them: large receive buffer, coalescing, kernel timestamps, multicast.
 //!
 //! Everything that is a wish (buffer size, coalescing, timestamps, busy polling) is asked for, and what
-//! came of it is told; everything that is a must (address, group, interface) is an error with its remedy.
+//! was granted is logged; everything that is a must (address, group, interface) is an error with its remedy.
 
 use super::filter;
 use crate::sender::Allowed;
@@ -291,7 +291,7 @@ impl UdpSocket {
         self.coalesces
     }
 
-    /// Whether the kernel tells when it received a message.
+    /// Whether Linux reports receive timestamps.
     pub fn stamps(&self) -> bool {
         self.stamps
     }

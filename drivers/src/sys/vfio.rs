@@ -42,7 +42,7 @@ pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     if copy < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor, and no one else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 

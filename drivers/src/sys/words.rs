@@ -4,7 +4,7 @@ use daq_core::region::Region;
 use std::sync::atomic::{Ordering, fence};
 
 /// Reads the bytes from `offset` on, a multiple of 8, into `to`, of which only whole 8 bytes are read; false where they are
-/// not inside or the CPU does not reach them. What the device wrote before it told of them is seen.
+/// not inside or the CPU does not reach them. Data that the device wrote before is visible.
 pub fn read(region: &Region, offset: usize, to: &mut [u8]) -> bool {
     let is_inside = offset
         .checked_add(to.len())

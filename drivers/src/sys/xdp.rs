@@ -28,7 +28,7 @@ pub const HEADROOM: usize = 256;
 /// From `asm-generic/socket.h`, Linux 5.11; the libc crate does not have them.
 const SO_PREFER_BUSY_POLL: i32 = 69;
 const SO_BUSY_POLL_BUDGET: i32 = 70;
-/// Entries of the ring that tells of sent packets, which must be there although nothing is sent.
+/// Entries of the completion ring, which is required although nothing is sent.
 const SENT: u32 = 64;
 
 /// What is asked of a socket.
@@ -143,7 +143,7 @@ impl Ring {
         }
     }
 
-    /// Whether the kernel must be told that there is something in the ring.
+    /// Whether Linux must be woken up for the entries in the ring.
     fn needs_wakeup(&self) -> bool {
         self.offsets.flags.is_some_and(|flags| {
             self.word(flags).load(Ordering::Relaxed) & XdpRingFlags::XDP_RING_NEED_WAKEUP.bits()
@@ -349,7 +349,7 @@ impl XdpSocket {
         );
         // SAFETY: inside the memory, as just seen, which this socket holds. The kernel has handed the chunk over and writes
         // to it no more until it is given back: `give_back` empties `taken` and borrows the socket mutably, so no such
-        // reference is left then. Nobody else writes to the memory, which was zeroed when it was made.
+        // reference is left then. No one else writes to the memory, which was zeroed when it was made.
         unsafe {
             let start = self.memory.address().as_ptr().add(piece.start);
             std::slice::from_raw_parts(start, piece.bytes)

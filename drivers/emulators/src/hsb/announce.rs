@@ -1,4 +1,4 @@
-//! What a board tells once a second, so that hosts find it: 300 bytes laid out like a BOOTP request (RFC 951), with its
+//! The announcement that a board sends once a second for discovery: 300 bytes laid out like a BOOTP request (RFC 951), with its
 //! addresses and, in the vendor's part, what it is.
 
 use super::SensorError;
@@ -51,7 +51,7 @@ impl Announcer {
                     let seconds = u16::try_from(start.elapsed().as_secs()).unwrap_or(u16::MAX);
                     match self.socket.send_to(&message(self.board, seconds), self.to) {
                         Ok(_) => shared.lock().announcements += 1,
-                        // Nobody listens: the next one may be heard.
+                        // No host listens. The next announcement may be received.
                         Err(error) => tracing::debug!("announcing to {}: {error}", self.to),
                     }
                     number += 1;

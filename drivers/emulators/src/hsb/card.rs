@@ -1,7 +1,7 @@
 //! Writes a sensor's packets by a queue pair of a network card, to a host that has one too.
 //!
-//! The card makes the packets: of those that are given here it takes address, key, immediate and payload. It has run
-//! on cards of software and soft-RoCE, not yet on a real one.
+//! The card builds the packets from address, key, immediate and payload. Tested on emulated cards and soft-RoCE, not on
+//! hardware.
 
 use super::packet::{OVERHEAD, WRITE, WRITE_IMMEDIATE};
 use super::registers::Target;
@@ -25,7 +25,7 @@ const LOOKS: u32 = 100;
 /// Faults that take a packet which no card makes.
 pub(super) const IMPOSSIBLE: [&str; 3] = ["bad-length", "bad-opcode", "bad-icrc"];
 
-/// Why nothing can be written.
+/// Why the writer failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CardError {
     /// The card refuses a queue, or to connect it.
@@ -36,7 +36,7 @@ pub(super) enum CardError {
     Memory(#[from] DmaError),
 }
 
-/// A queue pair that a host has told a sensor of.
+/// A queue pair that a host has configured for a sensor.
 pub(super) struct Writer {
     /// Destroyed before the keys of what it reads.
     queue: Box<dyn QueuePair>,
@@ -60,13 +60,13 @@ impl Writer {
     ) -> Result<Self, CardError> {
         // A frame's last packet may have its metadata behind its payload.
         let place = (target.packet + OVERHEAD + 256).next_multiple_of(64);
-        let registrar = RegistrationSet::new(
+        let registrations = RegistrationSet::new(
             std::slice::from_ref(nic),
             Access::default(),
             Box::new(|| Ok(())),
         );
-        let memory = DmaBuffer::new(registrar.clone(), PLACES * place)?;
-        let keys = registrar.acquire(memory.address())?;
+        let memory = DmaBuffer::new(registrations.clone(), PLACES * place)?;
+        let keys = registrations.acquire(memory.address())?;
         let mut queue = nic.create_queue_pair(&QueuePairOptions {
             service: Service::Uc,
             sends: u32::try_from(PLACES).unwrap_or(u32::MAX),
@@ -106,7 +106,7 @@ impl Writer {
 
     fn send(&mut self, packet: &[u8]) -> io::Result<()> {
         let Some((address, key, immediate, payload)) = parts(packet) else {
-            return Err(io::Error::other("no card makes such a packet"));
+            return Err(io::Error::other("a card cannot send such a packet"));
         };
         while self.under_way == PLACES {
             self.wait()?;
@@ -161,7 +161,7 @@ impl Writer {
         self.idle = if count > 0 { 0 } else { self.idle + 1 };
         if self.idle > LOOKS {
             return Err(io::Error::other(
-                "the card does not say that it has written",
+                "timeout: the card does not complete the writes",
             ));
         }
         if count == 0 {

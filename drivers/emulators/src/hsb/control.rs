@@ -197,20 +197,20 @@ impl Server {
             self.shared.lock().ecb_faults += 1;
             return None;
         }
-        let mut told = sequence;
+        let mut reply_sequence = sequence;
         if self.faults.hits("ecb-sequence", number) {
             self.shared.lock().ecb_faults += 1;
-            told = sequence.wrapping_add(0x100);
+            reply_sequence = sequence.wrapping_add(0x100);
         }
         let mut reply = vec![command | REPLY, flags];
-        reply.extend(told.to_be_bytes());
+        reply.extend(reply_sequence.to_be_bytes());
         reply.extend([status, 0]);
         reply.extend(done);
         reply.extend(sequence.to_be_bytes());
         Some(reply)
     }
 
-    /// Reads or writes registers one after the other until one is refused; `done` is what the reply tells of them.
+    /// Reads or writes registers one after the other until one is refused; `done` is the reply's payload for them.
     fn carry_out(&mut self, is_write: bool, pairs: &[[u8; ACCESS]], done: &mut Vec<u8>) -> u8 {
         for &[a, b, c, d, e, f, g, h] in pairs {
             let address = u32::from_be_bytes([a, b, c, d]);

@@ -61,7 +61,7 @@ pub struct SensorCounts {
     pub duplicates: u64,
     /// Packets that a fault damaged.
     pub damaged: u64,
-    /// Times the packet sequence numbers began anew.
+    /// Number of restarts of the packet sequence numbers.
     pub restarts: u64,
     /// Times it fell silent.
     pub silences: u64,
@@ -102,7 +102,7 @@ impl Shared {
         self.lock().clone()
     }
 
-    /// Counts are whole whoever panicked while holding them.
+    /// The counts are valid even if a thread panicked while it held the lock.
     pub(super) fn lock(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }

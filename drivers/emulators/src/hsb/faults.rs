@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// What the number behind a fault's name counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Packets of a sensor, from 0, those that faults keep back with them; begun anew by nothing.
+    /// Packets of a sensor, from 0, including packets that faults suppress. Never restarts.
     Packet,
     /// Frames of a sensor, from 0.
     Frame,
@@ -76,12 +76,12 @@ pub const FAULTS: &[(&str, Unit, &str)] = &[
     (
         "silent",
         Unit::Frame,
-        "this frame and all later ones are not sent, until the sensor is armed anew",
+        "this frame and all later ones are not sent until the sensor is armed again",
     ),
     (
         "restart",
         Unit::Frame,
-        "packet and frame numbers begin anew, as after a reset",
+        "packet and frame numbers restart, as after a reset",
     ),
     (
         "reboot",

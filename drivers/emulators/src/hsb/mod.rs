@@ -1,14 +1,14 @@
-//! A Holoscan Sensor Bridge made of software, for those who have none on their desk.
+//! An emulated Holoscan Sensor Bridge.
 //!
 //! ```text
-//!   discovery: tells once a second where it is ──▶ whoever listens
+//!   discovery: announces its address once a second ──▶ hosts
 //!   control:   one request at a time ◀──▶ host ──▶ registers ──▶ arms and disarms
 //!   stream:    a thread a sensor: frames ──▶ packets of RoCE v2 in UDP ──▶ what the registers name
 //!              or writes by a queue pair of a card
 //! ```
-//! Written from what the vendor tells of the protocol, independently of the source that receives it: no constant is
-//! shared, so that a mistake does not cancel itself. It also watches its host: what a real board would take silently,
-//! and stream into the wrong memory for, is counted and told.
+//! Written from the vendor's documentation of the protocol, independently of the source `hsb`. They share no constants,
+//! so that a mistake does not cancel out. The emulator also checks the host: requests that a real board would accept
+//! silently, and that would make it write to wrong memory, are counted and logged.
 //!
 //! What it does not do: the invariant checksum is right for IP packets that carry identification 0 and must not be
 //! fragmented; what the kernel really puts there a UDP socket cannot know, so a card that checks it against the IP
@@ -50,7 +50,7 @@ pub const MAX_SENSORS: usize = 32;
 /// The most planes of a board.
 pub const MAX_PLANES: usize = 8;
 
-/// What a board is told.
+/// Options of an emulated board.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where its control plane listens; data comes from the same address.
@@ -107,13 +107,13 @@ impl Default for Options {
     }
 }
 
-/// Why there is no board.
+/// Why a board cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SensorError {
     /// The options are wrong.
     #[error("{0}")]
     Options(String),
-    /// A socket cannot be had.
+    /// A socket cannot be opened.
     #[error(
         "{what} on {address}: {source}; each board takes an address of its own; on the loopback interface 127.0.0.2, 127.0.0.3 and so on"
     )]
@@ -125,11 +125,11 @@ pub enum SensorError {
         /// What the system says.
         source: io::Error,
     },
-    /// The card cannot be had.
+    /// The card cannot be opened.
     #[error(transparent)]
     Nic(#[from] VerbsError),
     /// A thread cannot be started.
-    #[error("a thread cannot be started: {0}")]
+    #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
 
@@ -222,7 +222,7 @@ impl Board {
         arms > 0 && arms == disarms
     }
 
-    /// Ends it, and tells what has happened.
+    /// Stops the board and returns its counts.
     pub fn stop(mut self) -> Counts {
         self.end();
         self.counts()
@@ -234,7 +234,7 @@ impl Board {
             line.end();
         }
         for thread in self.threads.drain(..) {
-            // It has told of its panic itself.
+            // The panic was already logged.
             let _ = thread.join();
         }
     }
@@ -264,13 +264,13 @@ fn check(options: &Options) -> Result<(), SensorError> {
     let wrong = |why: String| Err(SensorError::Options(why));
     if !(1..=MAX_SENSORS).contains(&options.sensors) {
         return wrong(format!(
-            "sensors = {}: a board has 1 to {MAX_SENSORS}",
+            "sensors = {}: must be 1 to {MAX_SENSORS}",
             options.sensors
         ));
     }
     if !(1..=MAX_PLANES).contains(&options.planes) {
         return wrong(format!(
-            "planes = {}: a board has 1 to {MAX_PLANES}",
+            "planes = {}: must be 1 to {MAX_PLANES}",
             options.planes
         ));
     }

@@ -105,7 +105,7 @@ pub(super) fn checksum(flow: &Flow, packet: &[u8]) -> u32 {
         .value()
 }
 
-/// What a frame's metadata tells.
+/// The metadata of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Metadata {
     /// The sequence number of the packet with the immediate.

@@ -10,7 +10,7 @@ const PLACE: u32 = 24;
 /// Bits of a frame's number in a word.
 const FRAME: u32 = 32;
 
-/// The most bytes of a frame: words of it can be told apart.
+/// Maximum bytes of a frame, so that all its words are distinct.
 pub const LARGEST_FRAME: u64 = (WORD as u64) << PLACE;
 
 /// What the 64-bit little-endian words of a frame are.

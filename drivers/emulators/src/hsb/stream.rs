@@ -114,7 +114,7 @@ impl Line {
         }
     }
 
-    /// The state is whole whoever panicked while holding it.
+    /// The state is valid even if a thread panicked while it held the lock.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -162,7 +162,7 @@ impl Way {
     }
 }
 
-/// Where a stream stands. It goes on where it was when the sensor is armed anew, as a sensor does that never stops.
+/// The position of a stream. It continues from there when the sensor is armed again, like a sensor that never stops.
 struct Stream {
     /// Number of the frame, counted over everything.
     frame: u64,
@@ -297,7 +297,7 @@ impl Worker {
             return Err(End::Done);
         }
         if self.faults.count("silent", number).is_some() {
-            // Once: armed anew, it goes on with the next frame.
+            // Once: when armed again, it continues with the next frame.
             stream.frame += 1;
             self.shared
                 .sensor(self.sensor, |counts| counts.silences += 1);
@@ -324,7 +324,7 @@ impl Worker {
             cut,
             number,
             first_psn: self.psn(stream.packet - stream.restarted.1),
-            told: number - stream.restarted.0,
+            metadata_number: number - stream.restarted.0,
             page: stream.page,
             began: now(),
         };
@@ -483,8 +483,8 @@ struct Make<'a> {
     number: u64,
     /// Sequence number of the first packet.
     first_psn: u32,
-    /// The frame's number as its metadata tells it.
-    told: u64,
+    /// The frame number in the metadata.
+    metadata_number: u64,
     page: u32,
     began: (u64, u32),
 }
@@ -546,7 +546,7 @@ impl Make<'_> {
                 frame,
             );
             if has_metadata {
-                let [.., a, b] = self.told.to_be_bytes();
+                let [.., a, b] = self.metadata_number.to_be_bytes();
                 let metadata = Metadata {
                     psn,
                     start: self.began,

@@ -313,10 +313,10 @@ fn frame_faults_are_applied() {
     again.splice(22..22, 11..22);
     assert_eq!(received("replay@1", 7), again);
     assert_eq!(received("no-metadata@1", 6), all[..65]);
-    let anew: Vec<u32> = (0..22).chain(0..44).collect();
-    assert_eq!(received("restart@2", 6), anew);
+    let restarted: Vec<u32> = (0..22).chain(0..44).collect();
+    assert_eq!(received("restart@2", 6), restarted);
 
-    // Silent until it is armed anew, then with the frame behind.
+    // Silent until the sensor is armed again, then with the next frame.
     let board = Board::start(&options(&["silent@2"])).unwrap();
     let mut host = Host::new(&board);
     host.arm(1);

@@ -7,8 +7,8 @@
 //! ```
 //! Where its registers are says [`CSR`]; what they do was taken from what LitePCIe's gateware does, against which the
 //! repository's tests compare it. Nothing can hold the writer back while its table goes round: who reads too slowly is
-//! overrun, and learns of it from the rounds that were counted alone. `loop_status` tells of the **last** descriptor that
-//! was done, so that it reads 0 before the first and after it. The stream begins anew whenever the writer is enabled,
+//! overrun, and detects it only from the number of rounds. `loop_status` shows the **last** finished descriptor, so it
+//! reads 0 before and after the first. The stream restarts whenever the writer is enabled,
 //! and has no marks at the ends of packets.
 
 mod table;
@@ -27,15 +27,18 @@ pub const CSR: &str = include_str!("csr.csv");
 pub const FAULTS: &[FaultKind] = &[
     (
         "overrun",
-        "a burst of more than a whole round, faster than anybody reads",
+        "a burst of more than a whole round, faster than any reader",
     ),
-    ("stuck", "it moves nothing any more until a reset"),
-    ("remove", "the card is pulled out"),
+    ("stuck", "the writer hangs until a reset"),
+    ("remove", "the card is removed"),
     (
         "lie",
-        "it is told as complete, and its payload was never written",
+        "the transfer is reported as complete, but its payload is not written",
     ),
-    ("lost-interrupt", "its interrupt is never raised"),
+    (
+        "lost-interrupt",
+        "the interrupt of the transfer is not raised",
+    ),
 ];
 
 /// What is written at once; whole payloads of the bus.
@@ -216,7 +219,7 @@ impl LitePcie {
             return;
         }
         if !transfer.is_lie {
-            // A refusal is counted where it is met; the bus tells nobody.
+            // The endpoint counts faults; the device is not notified.
             let _ = host.write(transfer.address.into(), &self.buffer[..bytes]);
         }
         self.buffer.copy_within(bytes..self.held, 0);
@@ -326,7 +329,7 @@ impl EmulatedDevice for LitePcie {
     fn step(&mut self, host: &dyn Host) -> Step {
         let now = Instant::now();
         let mut moved = 0;
-        // A burst is one step, however long: nobody may read between its transfers.
+        // A burst is one step, however long: no read may occur between its transfers.
         while moved < STEP || self.burst > 0 {
             match self.advance(host, now) {
                 Ok(bytes) => moved += bytes,

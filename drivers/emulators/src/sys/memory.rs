@@ -20,7 +20,7 @@ pub const PAGE: u64 = 4096;
 pub enum MapError {
     /// It is empty, passes the end of the addresses, or overlaps what the card has.
     #[error(
-        "{bytes} bytes at {address:#x} are none, too many, or overlap what the card has already"
+        "cannot map {bytes} bytes at {address:#x}: the range is empty, too long, or overlaps another mapping"
     )]
     InvalidRange {
         /// Its first address.
@@ -29,10 +29,10 @@ pub enum MapError {
         bytes: u64,
     },
     /// The CPU cannot reach it.
-    #[error("the CPU does not reach this memory")]
+    #[error("the CPU cannot access this memory")]
     Unreachable,
     /// The file does not hold so much.
-    #[error("the file has {have} bytes, and the memory ends at {end}")]
+    #[error("the file has {have} bytes, but the mapping ends at {end}")]
     Short {
         /// Bytes of the file.
         have: u64,
@@ -40,15 +40,15 @@ pub enum MapError {
         end: u64,
     },
     /// The system refused to map the file.
-    #[error("mapping the file: {0}")]
+    #[error("cannot map the file: {0}")]
     System(#[from] Errno),
     /// It cannot be guarded against being cut off below us.
     #[error("{0}")]
     GuardError(#[from] daq_core::dma::GuardError),
 }
 
-/// What a card may reach. Everything that it does goes through the one that owns this, so that what was taken away is
-/// written by nobody afterwards.
+/// What a card may reach. The owner of this value does every access, so unmapped memory is not
+/// written afterwards.
 #[derive(Debug, Default)]
 pub struct DeviceMemory {
     /// By their first address.
@@ -266,10 +266,10 @@ impl Piece {
     }
 }
 
-/// A part of a file, mapped and guarded: whoever gave it may cut it off at any time.
+/// A part of a file, mapped and guarded: the client may truncate the file at any time.
 #[derive(Debug)]
 struct FileMap {
-    /// Goes before the mapping does: from then on the addresses may be somebody else's.
+    /// Dropped before the mapping, because afterwards the addresses may be reused.
     guard: Guard,
     address: NonNull<u8>,
     /// What was mapped, from page to page.

@@ -41,11 +41,11 @@ const MESSAGES: u32 = 64;
 /// Why a card cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Somebody else serves there.
-    #[error("{}: another card is served there; choose another path, or stop it", .0.display())]
+    /// Another process serves at this path.
+    #[error("{}: another process serves at this path; choose another path, or stop it", .0.display())]
     Live(PathBuf),
     /// Something else is there.
-    #[error("{}: this is not a socket; choose another path", .0.display())]
+    #[error("{}: not a socket; choose another path", .0.display())]
     NoSocket(PathBuf),
     /// The socket could not be made, or failed.
     #[error("{}: {action}: {source}", path.display())]
@@ -74,7 +74,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `path`, where a socket that nobody listens at any more is replaced; nobody but this user may connect.
+    /// Listens at `path` and replaces a stale socket. Only this user may connect.
     pub fn bind(path: &Path) -> Result<Self, ServerError> {
         let failed = |action| {
             move |source| ServerError::System {
@@ -161,9 +161,7 @@ impl Server {
             }
             if faults > 0 {
                 FAULTS.run(|suppressed| {
-                    tracing::warn!(
-                        "{faults} accesses to memory that the card was not given{suppressed}"
-                    );
+                    tracing::warn!("{faults} DMA faults of the emulated device{suppressed}");
                 });
             }
             if is_once && was_user {
@@ -195,8 +193,8 @@ impl Drop for Server {
 }
 
 /// Serves one connection until the user leaves or breaks the protocol, or until `stop` can be read, which alone is no
-/// error. Whether anybody spoke the protocol there, and how it ended; what the user gave the card is still there. Whoever
-/// connects with `others` meanwhile is turned away at once.
+/// error. Returns whether the client spoke the protocol, and how the connection ended. The mappings of the client still
+/// exist. Other connections to `others` are rejected at once.
 pub fn serve_connection(
     endpoint: &mut Endpoint,
     stream: &UnixStream,
@@ -251,7 +249,7 @@ impl<'a> Session<'a> {
             let mut fds = [
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
                 PollFd::new(self.stream, PollFlags::IN),
-                // Where nobody else may come, `stop` once more.
+                // Without a listener, polls `stop` twice.
                 PollFd::from_borrowed_fd(others.map_or(stop, AsFd::as_fd), PollFlags::IN),
             ];
             wait(&mut fds, limit)?;
@@ -273,7 +271,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Closes the connection of somebody else, unless the user left before it was made: then the card is free.
+    /// Rejects another connection, unless the client disconnected before it: then the device is free.
     fn reject_connection(&self, others: &UnixListener) -> Result<(), ConnectionError> {
         let mut fds = [PollFd::new(self.stream, PollFlags::IN)];
         wait(&mut fds, Some(Duration::ZERO))?;

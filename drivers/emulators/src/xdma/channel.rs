@@ -27,7 +27,7 @@ const ALIGN: u32 = 1 << 3;
 const MAGIC: u32 = 1 << 4;
 const LENGTH: u32 = 1 << 5;
 const IDLE: u32 = 1 << 6;
-/// The first kind of error of fetching descriptors: nobody answered.
+/// The first kind of error of fetching descriptors: no response.
 const FETCH: u32 = 1 << 19;
 
 /// What payload addresses are multiples of.
@@ -290,7 +290,7 @@ impl Channel {
         let room = left.min(state.buffer.len());
         let (moved, is_end) = self.stream.take(&mut state.buffer[..room]);
         if !current.is_lie {
-            // A posted write: a card never learns that nobody took it.
+            // A posted write: the device is not notified of a fault.
             let at = current.descriptor.destination + u64::from(current.done);
             let _ = host.write(at, &state.buffer[..moved]);
         }
@@ -320,7 +320,7 @@ impl Channel {
             self.is_busy = false;
             self.log(STOPPED);
         }
-        if descriptor.is_told() {
+        if descriptor.is_reported() {
             self.log(COMPLETED);
             self.write_back(0, host);
         }

@@ -52,8 +52,8 @@ impl Descriptor {
         self.control & 1 != 0
     }
 
-    /// Whether its completion is told.
-    pub const fn is_told(&self) -> bool {
+    /// Whether its completion is reported.
+    pub const fn is_reported(&self) -> bool {
         self.control & 2 != 0
     }
 }

@@ -51,42 +51,45 @@ pub const FAULTS: &[FaultKind] = &[
         "invalid-length",
         "status bit 5: a descriptor with an invalid length",
     ),
-    ("read-decode", "status bit 9: reading the stream failed"),
-    ("read-slave", "status bit 10: the same, the next kind"),
-    ("read-2", "status bit 11: the same, the next kind"),
-    ("read-3", "status bit 12: the same, the next kind"),
-    ("read-4", "status bit 13: the same, the next kind"),
+    (
+        "read-decode",
+        "status bit 9: read error of the stream, decode error",
+    ),
+    (
+        "read-slave",
+        "status bit 10: read error of the stream, slave error",
+    ),
+    ("read-2", "status bit 11: read error of the stream, bit 2"),
+    ("read-3", "status bit 12: read error of the stream, bit 3"),
+    ("read-4", "status bit 13: read error of the stream, bit 4"),
     (
         "descriptor-unsupported",
-        "status bit 19: fetching a descriptor failed",
+        "status bit 19: descriptor fetch error, unsupported request",
     ),
-    ("descriptor-abort", "status bit 20: the same, the next kind"),
+    (
+        "descriptor-abort",
+        "status bit 20: descriptor fetch error, completer abort",
+    ),
     (
         "descriptor-parity",
-        "status bit 21: the same, the next kind",
+        "status bit 21: descriptor fetch error, parity",
     ),
     (
         "descriptor-poisoned",
-        "status bit 22: the same, the next kind",
+        "status bit 22: descriptor fetch error, poisoned data",
     ),
     (
         "descriptor-unexpected",
-        "status bit 23: the same, the next kind",
+        "status bit 23: descriptor fetch error, unexpected completion",
     ),
-    ("overrun", "the stream loses a packet before it"),
-    (
-        "stuck",
-        "it moves nothing any more and stays busy until a reset",
-    ),
-    ("remove", "the card is pulled out"),
+    ("overrun", "the stream loses the packet before the transfer"),
+    ("stuck", "the channel hangs and stays busy until a reset"),
+    ("remove", "the card is removed"),
     (
         "lie",
-        "it is told as complete, and its payload was never written",
+        "the transfer is reported as complete, but its payload is not written",
     ),
-    (
-        "late",
-        "its result is written some milliseconds after all else",
-    ),
+    ("late", "the result is written some milliseconds late"),
 ];
 
 /// The status bits that faults set, by name.

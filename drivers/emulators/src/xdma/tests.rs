@@ -313,7 +313,7 @@ fn enabled_error_bits_are_logged_and_stop_channel() {
             assert_eq!(bench.status(), 0);
             bench.set(0x1004 + 0x100 * CHANNEL, 0);
             bench.start(true, log | POLL);
-            assert_eq!(bench.completed(), 0, "the count begins anew");
+            assert_eq!(bench.completed(), 0, "the count restarts");
             bench.credit(5);
             bench.run();
             assert_eq!((bench.completed(), bench.status()), (5, 1 << 2 | 1));

@@ -123,7 +123,7 @@ impl Bench {
     }
 }
 
-/// Waits until `what` has come, which `is_so` tells.
+/// Waits until `is_so` returns true; `what` is for the error.
 pub fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {

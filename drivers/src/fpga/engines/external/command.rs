@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn command_input_matches_guide() {
-        let input = serde_json::to_value(input()).unwrap();
+        let document = serde_json::to_value(input()).unwrap();
         let expected = serde_json::json!({
             "action": "start",
             "device": "0000:3b:00.0",
@@ -257,7 +257,7 @@ mod tests {
             "count": { "address": 36864, "bytes": 8 },
             "credits": { "address": 36928, "bytes": 8 },
         });
-        assert_eq!(input, expected);
+        assert_eq!(document, expected);
         let mut stop = input();
         (stop.action, stop.credits) = (Action::Stop, None);
         let input = serde_json::to_value(stop).unwrap();

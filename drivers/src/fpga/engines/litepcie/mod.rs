@@ -5,12 +5,12 @@
 //!
 //! # The counter
 //! `loop_status` has the index of the slot that was finished last and how often the table was gone round, 16 bits, both
-//! 0 before the first. With N slots, `count · N + index` is one less than the transfers that are finished (and 0 for one
-//! as for none): it is taken for their number, so that the last one waits for the next. That is also what keeps its
-//! last packet from being missed: the index moves on when that packet has been handed on, not when it has arrived.
-//! The value wraps at 65536 · N, which the count of transfers is unwrapped by: 65536 rounds of at least four slots of
-//! 512 bytes are 128 MiB, 10 ms at the least between two looks; if polls are rarer, lost all those frames
-//! anyway, and loses count of multiples of 65536 rounds of them.
+//! 0 before the first. With N slots, `count · N + index` is one less than the number of finished transfers, or 0 if
+//! none is finished. This module uses the value as the number of finished transfers, so the last one is reported after
+//! the next. The delay also covers its last packet: the index advances when that packet is sent, not when it arrives.
+//! The value wraps at 65536 · N and is extended. 65536 rounds of at least four slots of 512 bytes are 128 MiB, which
+//! takes at least 10 ms. If polls are rarer, all those frames are overwritten anyway, and multiples of 65536 rounds are
+//! not counted.
 //!
 //! # The stop
 //! Frames that were finished but not polled are complete and are reported after the stop. Signals of `LitePCIeDMAWriter`, its
@@ -25,10 +25,10 @@
 //!   written in part, and that is the only one that can be.
 //!
 //! So with L as above, L + 1 transfers are finished, the last one with them. Two things the gateware does not show:
-//! - At L = 0, whether the first was finished (`loop_first` is no register). It is taken as not: a run that is stopped
-//!   before its second transfer is done may have one more than it tells, which is counted nowhere.
-//! - Whether the next one was begun. It is taken as begun: where a whole round was not polled, its oldest transfer, with
-//!   whose slot the next one begins, is counted as overrun even if it was not touched. That is at most one too many.
+//! - At L = 0, whether the first was finished (`loop_first` is no register). It is treated as not finished: a run that
+//!   stops before its second transfer is finished may have written one more frame than it reports.
+//! - Whether the next one was begun. It is treated as started: if a whole round was not polled, its oldest transfer is
+//!   counted as overrun even if it was not overwritten. That is at most one too many.
 //!
 //! Older cores do not report when they are idle, and it is not specified that they can be disabled within a packet. Their
 //! table is reset first, while the writer runs, which clears the counter. It is unknown whether frames that were not
@@ -341,7 +341,7 @@ impl Writer {
         self.write(register::RESET, 1);
     }
 
-    /// Waits until the writer is idle, in a core that reports it; what it read last where it waited in vain.
+    /// Waits until the writer is idle, in a core that reports it. The error is the last value of the register.
     fn wait_idle(&self, timeout: Duration) -> Result<(), u32> {
         let mut enable = 0;
         let is_idle = wait_until(timeout, || {

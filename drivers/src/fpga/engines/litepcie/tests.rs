@@ -130,7 +130,11 @@ fn litepcie_stop_reports_known_transfers() {
         let mut engine = armed(&mock, 8);
         status(&mock, round, index);
         engine.quiesce(Duration::ZERO).unwrap();
-        assert_eq!(poll(&mut engine, 8), Ok((reported, overrun)), "{round} {index}");
+        assert_eq!(
+            poll(&mut engine, 8),
+            Ok((reported, overrun)),
+            "{round} {index}"
+        );
         assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
         // A start counts from 0 again.
         engine.arm(&slots(8)).unwrap();

@@ -4,11 +4,12 @@
 //! the card waits for slots. Without credits, the engine is free-running and overwrites slots.
 //!
 //! # Detection of finished transfers
-//! The engine writes a result (length, end of packet) for each descriptor, and after it its count to an address of our
-//! choosing. With credits the results alone are checked_at at: one is zeroed before its slot is given again, so what is not
-//! zero is new; one that says no bytes may be half of another, and counts when it is seen a second time. Without, the engine may write a result at any time, so nothing can be zeroed, and the count says how far
-//! the results are valid. No register is read but every `POLLS_PER_CHECK`th time that nothing was found, and each `CHECK_INTERVAL`,
-//! to see errors and that the card is still there.
+//! The engine writes a result (length, end of packet) for each descriptor, and then its count to a given address.
+//! With credits, only the results are read. A result is zeroed before its slot is credited again, so a nonzero result is
+//! new. A result with length 0 may be half written, and is valid when it is read a second time. Without credits, the
+//! engine may write a result at any time, so results cannot be zeroed; the count shows which results are valid.
+//! Registers are read only after every `POLLS_PER_CHECK` empty polls and every `CHECK_INTERVAL`, to detect errors and
+//! a removed card.
 //!
 //! # Counts
 //! The count has 24 bits in memory and is zero when the engine starts. With credits, at most 1023 transfers are in

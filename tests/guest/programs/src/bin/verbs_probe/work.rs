@@ -112,7 +112,7 @@ pub fn many(nic: &Arc<dyn Nic>) -> Outcome<String> {
                 signaled: false,
                 ..payload
             })?;
-            let record = write(&other.key, 0x8000, Payload::Inline(b"told"));
+            let record = write(&other.key, 0x8000, Payload::Inline(b"data"));
             one.queue.post_send(&telling(record, sent))?;
             sent += 1;
         }
