@@ -177,16 +177,16 @@ fn udp(packet: usize, length: Duration) -> Outcome {
     );
     let spec =
         common::spec(&daq_drivers::udp::ENTRY, &text).unwrap_or_else(|errors| panic!("{errors}"));
-    let mut rig = common::rig(&*spec, SLOT, SLOTS).expect("a free port");
-    let ledger = rig.ledger.clone();
+    let mut fixture = common::new_fixture(&*spec, SLOT, SLOTS).expect("a free port");
+    let ledger = fixture.ledger.clone();
     let outcome = beside_sender("udp", port, packet, length, move |stop| {
-        let common::Rig {
+        let common::Fixture {
             fillers,
             windows,
             reader,
             ledger,
             ..
-        } = &mut rig;
+        } = &mut fixture;
         let (filler, window) = (&mut fillers[0], &mut windows[0]);
         let start = cpu();
         while !stop.load(Ordering::Relaxed) {

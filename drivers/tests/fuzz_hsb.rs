@@ -8,7 +8,7 @@ mod common;
 #[path = "common/hsb_packet.rs"]
 mod hsb_packet;
 
-use common::{free_port, rig, spec};
+use common::{free_port, new_fixture, spec};
 use daq_drivers::hsb::pages::Pages;
 use daq_drivers::hsb::placer::Placer;
 use daq_drivers::hsb::{ENTRY, roce};
@@ -46,9 +46,11 @@ fn fuzz_roce() {
             for packet in [packet, &likely] {
                 if let Ok(write) = roce::parse(packet) {
                     assert!(write.payload.end + 4 <= packet.len());
-                    if let Ok(spot) = PAGES.find(&write) {
+                    if let Ok(position) = PAGES.find(&write) {
                         assert!(
-                            spot.page < 4 && spot.index <= 3 && spot.bytes <= write.payload.len()
+                            position.page < 4
+                                && position.index <= 3
+                                && position.bytes <= write.payload.len()
                         );
                     }
                 }
@@ -67,18 +69,18 @@ fn fuzz_packet_position() {
         free_port()
     );
     let spec = spec(&ENTRY, &text).unwrap();
-    let mut rig = rig(&*spec, 704, 8).unwrap();
-    let placer = Placer::new("camera", PAGES, rig.geometry.window, 4);
+    let mut fixture = new_fixture(&*spec, 704, 8).unwrap();
+    let placer = Placer::new("camera", PAGES, fixture.geometry.window, 4);
     let mut psn = 0_u32;
     let mut frame = 0_u16;
     let mut sent = 0_u64;
-    let state = RefCell::new((&mut rig, placer, &mut psn, &mut frame, &mut sent));
+    let state = RefCell::new((&mut fixture, placer, &mut psn, &mut frame, &mut sent));
     let shared = AssertUnwindSafe(&state);
     bolero::check!()
         .with_type::<Vec<Step>>()
         .with_test_time(time())
         .for_each(move |steps| {
-            let (rig, placer, psn, frame, sent) = &mut *shared.borrow_mut();
+            let (fixture, placer, psn, frame, sent) = &mut *shared.borrow_mut();
             for (page, index, jump, fault) in steps {
                 let index = u64::from(index % 4);
                 **psn = psn.wrapping_add_signed(if fault & 1 == 0 {
@@ -111,11 +113,11 @@ fn fuzz_packet_position() {
                     ..Packet::default()
                 };
                 **sent += 1;
-                placer.place(&mut rig.windows[0], [&packet.bytes()[..]]);
-                while rig.reader.poll(1).is_some() {}
+                placer.place(&mut fixture.windows[0], [&packet.bytes()[..]]);
+                while fixture.reader.poll(1).is_some() {}
             }
-            rig.windows[0].tick(Instant::now());
-            let report = rig.report();
+            fixture.windows[0].tick(Instant::now());
+            let report = fixture.report();
             let lost: u64 = report.lost.values().sum();
             assert_eq!(
                 report.expected,
@@ -123,10 +125,10 @@ fn fuzz_packet_position() {
                 "{report:?}"
             );
         });
-    let (rig, mut placer, ..) = state.into_inner();
-    placer.finish(&mut rig.windows[0]);
-    rig.windows[0].finish();
-    let report = rig.report();
+    let (fixture, mut placer, ..) = state.into_inner();
+    placer.finish(&mut fixture.windows[0]);
+    fixture.windows[0].finish();
+    let report = fixture.report();
     let lost = |cause| report.lost.get(cause).copied().unwrap_or(0);
     let lost = lost("late") + lost("ring_full");
     let counted = report.delivered + report.duplicates + report.rejected + report.control + lost;

@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{Rig, rig, spec};
+use common::{Fixture, new_fixture, spec};
 use daq_core::frame::Clock;
 use daq_core::ledger::SourceReport;
 use daq_core::sigmf::{Annotation, Capture, Datatype, Global, LABEL_MISSING, Meta, Number, Stream};
@@ -26,34 +26,34 @@ const PAYLOAD: usize = 64;
 type Frame = (u64, u32, Vec<u8>, Vec<bool>);
 
 /// Runs to the end while the reader keeps up.
-fn run(rig: &mut Rig) -> Vec<Frame> {
+fn run(fixture: &mut Fixture) -> Vec<Frame> {
     let mut frames = Vec::new();
     let mut held = 0;
     loop {
-        let polled = rig.fillers[0]
-            .fill(&mut rig.windows[0], Duration::ZERO)
+        let polled = fixture.fillers[0]
+            .fill(&mut fixture.windows[0], Duration::ZERO)
             .unwrap();
         match polled {
             Polled::Ended => break,
             Polled::Full => {
                 held += 1;
-                assert!(held < 1000, "held back for ever: {:?}", rig.report());
-                frames.append(&mut rig.read());
-                rig.windows[0].tick(Instant::now());
+                assert!(held < 1000, "held back for ever: {:?}", fixture.report());
+                frames.append(&mut fixture.read());
+                fixture.windows[0].tick(Instant::now());
             }
             Polled::Until(wait) => std::thread::sleep(wait.min(Duration::from_millis(20))),
             _ => held = 0,
         }
     }
-    frames.append(&mut rig.read());
-    rig.windows[0].finish();
-    frames.append(&mut rig.read());
+    frames.append(&mut fixture.read());
+    fixture.windows[0].finish();
+    frames.append(&mut fixture.read());
     frames
 }
 
-fn open(text: &str, slot: usize, slots: usize) -> Rig {
+fn open(text: &str, slot: usize, slots: usize) -> Fixture {
     let spec = spec(&ENTRY, text).unwrap_or_else(|errors| panic!("{errors}"));
-    rig(&*spec, slot, slots).unwrap()
+    new_fixture(&*spec, slot, slots).unwrap()
 }
 
 fn lost(report: &SourceReport) -> BTreeMap<&'static str, u64> {
@@ -181,9 +181,9 @@ fn capture_with_loss_and_reorder_gives_exact_ledger() {
     pcap(&path, &packets);
     for slots in [4, 16] {
         let text = pcap_text(&format!("{path:?}"), "speed = \"free\"\nwindow = 3");
-        let mut rig = open(&text, PAYLOAD * 8, slots);
-        let frames = run(&mut rig);
-        let report = rig.report();
+        let mut fixture = open(&text, PAYLOAD * 8, slots);
+        let frames = run(&mut fixture);
+        let report = fixture.report();
         assert_eq!(
             (report.expected, report.delivered),
             (400, 397),
@@ -213,18 +213,18 @@ fn captures_are_filtered_by_port_and_played_in_order() {
     pcap(&first, &packets(0..32));
     pcap(&second, &packets(32..64));
     let text = pcap_text(&format!("[{first:?}, {second:?}]"), "port = 4950");
-    let mut rig = open(&text, PAYLOAD * 8, 16);
-    let frames = run(&mut rig);
-    let report = rig.report();
+    let mut fixture = open(&text, PAYLOAD * 8, 16);
+    let frames = run(&mut fixture);
+    let report = fixture.report();
     assert_eq!(
         (report.expected, report.delivered, report.rejected),
         (64, 64, 0)
     );
     assert_eq!(arrived(&frames), (0..64).collect::<Vec<_>>());
     let text = pcap_text(&format!("{first:?}"), "destination = \"10.0.0.9\"");
-    let mut rig = open(&text, PAYLOAD * 8, 16);
-    assert!(run(&mut rig).is_empty());
-    assert_eq!(rig.report().expected, 0);
+    let mut fixture = open(&text, PAYLOAD * 8, 16);
+    assert!(run(&mut fixture).is_empty());
+    assert_eq!(fixture.report().expected, 0);
 }
 
 /// Records of 1 to 11 datagrams each, into a ring that is full in the middle of some.
@@ -242,9 +242,9 @@ fn coalesced_datagrams_are_split() {
     }
     records_to(&path, &records, false);
     for more in ["speed = \"free\"", "speed = \"free\"\nhold = false", ""] {
-        let mut rig = open(&pcap_text(&format!("{path:?}"), more), PAYLOAD * 8, 64);
-        let frames = run(&mut rig);
-        let report = rig.report();
+        let mut fixture = open(&pcap_text(&format!("{path:?}"), more), PAYLOAD * 8, 64);
+        let frames = run(&mut fixture);
+        let report = fixture.report();
         assert_eq!(
             (report.expected, report.delivered, report.rejected),
             (400, 400, 0),
@@ -252,8 +252,8 @@ fn coalesced_datagrams_are_split() {
         );
         assert_eq!(arrived(&frames), numbers);
     }
-    let mut rig = open(&pcap_text(&format!("{path:?}"), ""), PAYLOAD * 8, 4);
-    assert_eq!(arrived(&run(&mut rig)), numbers);
+    let mut fixture = open(&pcap_text(&format!("{path:?}"), ""), PAYLOAD * 8, 4);
+    assert_eq!(arrived(&run(&mut fixture)), numbers);
 }
 
 #[test]
@@ -265,22 +265,22 @@ fn capture_that_cannot_be_split_is_rejected_with_fix() {
     let records = [(packet(0), 1, 5), (odd, 1, 5)];
     let text = pcap_text(&format!("{path:?}"), "");
     records_to(&path, &records, false);
-    let mut rig = open(&text, PAYLOAD * 8, 4);
-    let error = rig.fillers[0]
-        .fill(&mut rig.windows[0], Duration::ZERO)
+    let mut fixture = open(&text, PAYLOAD * 8, 4);
+    let error = fixture.fillers[0]
+        .fill(&mut fixture.windows[0], Duration::ZERO)
         .unwrap_err()
         .to_string();
     for part in [
-        "packet 2 holds 270 bytes of UDP payload where a packet has 80",
+        "packet 2 contains 270 bytes of UDP payload, but a packet has 80",
         "ethtool -K IFACE gso off gro off tso off",
     ] {
         assert!(error.contains(part), "{error}");
     }
     // A checksum that holds proves that each record is one datagram.
     records_to(&path, &records, true);
-    let mut rig = open(&text, PAYLOAD * 8, 4);
-    run(&mut rig);
-    let report = rig.report();
+    let mut fixture = open(&text, PAYLOAD * 8, 4);
+    run(&mut fixture);
+    let report = fixture.report();
     assert_eq!((report.delivered, report.rejected), (1, 1), "{report:?}");
 }
 
@@ -290,27 +290,27 @@ fn recorded_times_are_kept_with_and_without_backpressure() {
     let path = dir.path().join("a.pcap");
     let packets: Vec<_> = (0..64).map(|i| (i, 1, 7_000_000_000 + i * 1000)).collect();
     pcap(&path, &packets);
-    let mut rig = open(
+    let mut fixture = open(
         &pcap_text(&format!("{path:?}"), "window = 1"),
         PAYLOAD * 8,
         16,
     );
-    run(&mut rig);
-    let mut rig = open(
+    run(&mut fixture);
+    let mut fixture = open(
         &pcap_text(&format!("{path:?}"), "window = 1"),
         PAYLOAD * 8,
         2,
     );
     loop {
-        let polled = rig.fillers[0]
-            .fill(&mut rig.windows[0], Duration::ZERO)
+        let polled = fixture.fillers[0]
+            .fill(&mut fixture.windows[0], Duration::ZERO)
             .unwrap();
         if polled == Polled::Full {
             break;
         }
         assert_ne!(polled, Polled::Ended);
     }
-    let lease = rig.reader.poll(1).unwrap();
+    let lease = fixture.reader.poll(1).unwrap();
     let meta = *lease.frame(0).meta();
     assert_eq!(
         (meta.timestamp.ns, meta.timestamp.clock),
@@ -321,28 +321,28 @@ fn recorded_times_are_kept_with_and_without_backpressure() {
         &format!("{path:?}"),
         "window = 1\nhold = false\nspeed = \"free\"",
     );
-    let mut rig = open(&text, PAYLOAD * 8, 2);
-    while rig.fillers[0]
-        .fill(&mut rig.windows[0], Duration::ZERO)
+    let mut fixture = open(&text, PAYLOAD * 8, 2);
+    while fixture.fillers[0]
+        .fill(&mut fixture.windows[0], Duration::ZERO)
         .unwrap()
         != Polled::Ended
     {}
-    rig.windows[0].finish();
-    let report = rig.report();
+    fixture.windows[0].finish();
+    let report = fixture.report();
     assert_eq!((report.expected, report.delivered), (64, 16));
     assert_eq!(lost(&report), BTreeMap::from([("ring_full", 48)]));
 }
 
 /// Plays until `epochs` epochs are complete; the reader keeps up.
-fn play(rig: &mut Rig, epochs: u64) -> Vec<Frame> {
+fn play(fixture: &mut Fixture, epochs: u64) -> Vec<Frame> {
     let mut frames = Vec::new();
-    while rig.report().epochs <= epochs {
-        let polled = rig.fillers[0]
-            .fill(&mut rig.windows[0], Duration::ZERO)
+    while fixture.report().epochs <= epochs {
+        let polled = fixture.fillers[0]
+            .fill(&mut fixture.windows[0], Duration::ZERO)
             .unwrap();
-        assert_ne!(polled, Polled::Ended, "{:?}", rig.report());
-        frames.append(&mut rig.read());
-        rig.windows[0].tick(Instant::now());
+        assert_ne!(polled, Polled::Ended, "{:?}", fixture.report());
+        frames.append(&mut fixture.read());
+        fixture.windows[0].tick(Instant::now());
     }
     frames.retain(|frame| u64::from(frame.1) <= epochs);
     frames
@@ -366,8 +366,8 @@ fn capture_is_looped() {
                 &format!("[{first:?}, {second:?}]"),
                 &format!("loop = true\n{more}"),
             );
-            let mut rig = open(&text, PAYLOAD * 8, 12);
-            let frames = play(&mut rig, 3);
+            let mut fixture = open(&text, PAYLOAD * 8, 12);
+            let frames = play(&mut fixture, 3);
             for epoch in 1..=3 {
                 let pass: Vec<_> = frames
                     .iter()
@@ -377,8 +377,8 @@ fn capture_is_looped() {
                 let numbers: Vec<_> = packets.iter().map(|packet| packet.0).collect();
                 assert_eq!(arrived(&pass), numbers, "pass {epoch} with {more:?}");
             }
-            rig.windows[0].finish();
-            let report = rig.report();
+            fixture.windows[0].finish();
+            let report = fixture.report();
             assert_eq!(
                 (report.rejected, report.duplicates, report.skipped),
                 (0, 0, 0),
@@ -392,8 +392,8 @@ fn capture_is_looped() {
     }
     // What brings nothing is not looked through for ever.
     let text = pcap_text(&format!("{first:?}"), "loop = true\nport = 9");
-    let mut rig = open(&text, PAYLOAD * 8, 12);
-    assert!(run(&mut rig).is_empty());
+    let mut fixture = open(&text, PAYLOAD * 8, 12);
+    assert!(run(&mut fixture).is_empty());
 }
 
 const FRAME: u64 = 256;
@@ -489,9 +489,9 @@ fn recording_replay_has_same_bytes_and_gaps() {
         (3, dir.path()),
         (16, &*path.with_extension("sigmf-data")),
     ] {
-        let mut rig = open(&sigmf_text(path, ""), 256, slots);
-        let frames = run(&mut rig);
-        let report = rig.report();
+        let mut fixture = open(&sigmf_text(path, ""), 256, slots);
+        let frames = run(&mut fixture);
+        let report = fixture.report();
         assert_eq!(
             (report.expected, report.delivered),
             (8 * 4 + 3 * 4, 8 * 4 - 3),
@@ -557,8 +557,8 @@ fn recording_is_looped() {
     for more in ["loop = true", "loop = true\nspeed = 1e6"] {
         let text = sigmf_text(&path, more)
             .replace("speed = \"free\"\nloop = true\nspeed", "loop = true\nspeed");
-        let mut rig = open(&text, 256, 3);
-        let frames = play(&mut rig, 6);
+        let mut fixture = open(&text, 256, 3);
+        let frames = play(&mut fixture, 6);
         for pass in 0..3 {
             let of_pass = [2 * pass + 1, 2 * pass + 2];
             let whole: Vec<_> = frames
@@ -586,7 +586,7 @@ fn recording_is_looped() {
                 }
             }
         }
-        let report = rig.report();
+        let report = fixture.report();
         assert_eq!((report.rejected, report.duplicates), (0, 0), "{report:?}");
         // A place and two frames in each pass.
         assert_eq!(lost(&report), BTreeMap::from([("wire_gap", 3 * 9)]));
@@ -607,14 +607,17 @@ fn segments_of_directory_are_played_in_order() {
             &data[half..half + 512],
         );
     }
-    let mut rig = open(&sigmf_text(dir.path(), ""), 256, 4);
-    let frames = run(&mut rig);
+    let mut fixture = open(&sigmf_text(dir.path(), ""), 256, 4);
+    let frames = run(&mut fixture);
     assert_eq!(
         frames.iter().map(|frame| frame.0).collect::<Vec<_>>(),
         [0, 1, 2, 3, 4, 5]
     );
     assert_eq!(frames.concat_bytes(), data);
-    assert_eq!((rig.report().expected, rig.report().delivered), (24, 24));
+    assert_eq!(
+        (fixture.report().expected, fixture.report().delivered),
+        (24, 24)
+    );
     // A second recording makes it ambiguous.
     store(
         dir.path(),
@@ -631,8 +634,8 @@ fn segments_of_directory_are_played_in_order() {
         problem.to_string().contains("\"other\", \"raw\""),
         "{problem}"
     );
-    let mut rig = open(&sigmf_text(dir.path(), "name = \"other\""), 256, 4);
-    assert_eq!(run(&mut rig).concat_bytes(), &data[..256]);
+    let mut fixture = open(&sigmf_text(dir.path(), "name = \"other\""), 256, 4);
+    assert_eq!(run(&mut fixture).concat_bytes(), &data[..256]);
     let problem = spec(&ENTRY, &sigmf_text(dir.path(), "name = \"rwa\""))
         .unwrap()
         .geometry(256)
@@ -665,20 +668,20 @@ fn third_party_recording_is_split_into_frames_without_rest() {
             annotations: Vec::new(),
         };
         let path = store(dir.path(), name, &meta, &data);
-        let mut rig = open(&sigmf_text(&path, ""), 3000, 4);
+        let mut fixture = open(&sigmf_text(&path, ""), 3000, 4);
         let layout = spec(&ENTRY, &sigmf_text(&path, ""))
             .unwrap()
-            .layout(&rig.geometry)
+            .layout(&fixture.geometry)
             .unwrap();
         assert_eq!(
             (layout.channels, layout.complex, layout.sample_rate()),
             (2, true, Some(1e6))
         );
-        let frames = run(&mut rig);
+        let frames = run(&mut fixture);
         let got: Vec<u8> = frames
             .iter()
             .flat_map(|(_, _, bytes, present)| {
-                let place = rig.geometry.place_bytes;
+                let place = fixture.geometry.place_bytes;
                 bytes
                     .chunks(place)
                     .zip(present)
@@ -692,7 +695,7 @@ fn third_party_recording_is_split_into_frames_without_rest() {
             data.clone()
         };
         assert_eq!(got, expected);
-        let report = rig.report();
+        let report = fixture.report();
         assert_eq!((report.expected, report.bytes), (report.delivered, 8000));
         assert!(
             frames
@@ -712,7 +715,10 @@ fn example_is_valid_and_errors_are_reported() {
     let example = spec(&ENTRY, &example).unwrap_or_else(|errors| panic!("{errors}"));
     assert!(example.claims().is_empty() && example.supports_backpressure());
     assert_eq!(example.geometry(1 << 20).unwrap().places, 128);
-    let why = rig(&*example, 1 << 20, 9).err().unwrap().to_string();
+    let why = new_fixture(&*example, 1 << 20, 9)
+        .err()
+        .unwrap()
+        .to_string();
     assert!(
         why.contains("recording.pcap") && why.contains("path"),
         "{why}"

@@ -5,7 +5,7 @@
 mod common;
 
 use common::loopback::{self, Queue};
-use common::{Rig, free_port, rig, spec};
+use common::{Fixture, free_port, new_fixture, spec};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::SourceReport;
 use daq_drivers::packet::datagram::Placer;
@@ -66,7 +66,7 @@ fn datagram(format: &Format, sequence: u64) -> Sent {
 }
 
 /// Sends `packets` in order, neighbours of equal length as one message where `offload`, and fills meanwhile.
-fn deliver(rig: &mut Rig, to: SocketAddr, packets: &[Sent], offload: bool) {
+fn deliver(fixture: &mut Fixture, to: SocketAddr, packets: &[Sent], offload: bool) {
     loopback::stay();
     let mut sender = Sender::open(to, offload, None).unwrap();
     for run in packets.chunk_by(|a, b| a.len() == b.len() && !a.is_empty()) {
@@ -76,24 +76,27 @@ fn deliver(rig: &mut Rig, to: SocketAddr, packets: &[Sent], offload: bool) {
             } else {
                 sender.send_packets(&part.concat(), part[0].len()).unwrap();
             }
-            rig.fill_all();
+            fixture.fill_all();
         }
     }
-    rig.fill_all();
+    fixture.fill_all();
 }
 
 /// What a window makes of the same packets, one at a time.
-fn reference(rig: &mut Rig, format: &Format, packets: &[Sent]) {
+fn reference(fixture: &mut Fixture, format: &Format, packets: &[Sent]) {
     let mut placer = Placer::new("reference", format.clone());
     for packet in packets {
-        placer.place(&mut rig.windows[0], [(&packet[..], Timestamp::default())]);
+        placer.place(
+            &mut fixture.windows[0],
+            [(&packet[..], Timestamp::default())],
+        );
     }
 }
 
 /// Checks each place of each frame; returns what to compare.
-fn verify(rig: &mut Rig) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
-    let geometry = rig.geometry;
-    let frames = rig.read();
+fn verify(fixture: &mut Fixture) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
+    let geometry = fixture.geometry;
+    let frames = fixture.read();
     for (number, _, bytes, present) in &frames {
         for (place, present) in (0_u32..).zip(present) {
             let extent = geometry.extent(place);
@@ -115,9 +118,9 @@ fn verify(rig: &mut Rig) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
     frames
 }
 
-fn open(text: &str, slot: usize, slots: usize) -> Rig {
+fn open(text: &str, slot: usize, slots: usize) -> Fixture {
     let spec = spec(&ENTRY, text).unwrap_or_else(|errors| panic!("{errors}"));
-    rig(&*spec, slot, slots).unwrap()
+    new_fixture(&*spec, slot, slots).unwrap()
 }
 
 #[test]
@@ -132,7 +135,7 @@ fn packets_in_order_of_any_size_arrive_intact() {
     ] {
         for offload in [false, true] {
             let port = free_port();
-            let mut rig = open(
+            let mut fixture = open(
                 &raw_text(&format!("\"{port}\""), payload, 64, ""),
                 payload * 50,
                 64,
@@ -141,16 +144,16 @@ fn packets_in_order_of_any_size_arrive_intact() {
             let packets: Vec<_> = (100..100 + count)
                 .map(|sequence| datagram(&format, sequence))
                 .collect();
-            deliver(&mut rig, port, &packets, offload);
-            rig.windows[0].finish();
-            let report = rig.report();
+            deliver(&mut fixture, port, &packets, offload);
+            fixture.windows[0].finish();
+            let report = fixture.report();
             assert_eq!(
                 (report.expected, report.delivered, report.rejected),
                 (count, count, 0),
                 "{payload} {offload}"
             );
             assert_eq!(report.bytes, count * payload as u64);
-            let frames = verify(&mut rig);
+            let frames = verify(&mut fixture);
             assert_eq!(frames.len() as u64, count / 50);
             assert!(
                 (2_u64..)
@@ -255,8 +258,8 @@ fn same_as_one_by_one(
     let mut expected = open(&other, slot, 1024);
     deliver(&mut received, port, packets, offload);
     reference(&mut expected, format, packets);
-    for rig in [&mut received, &mut expected] {
-        rig.windows[0].finish();
+    for fixture in [&mut received, &mut expected] {
+        fixture.windows[0].finish();
     }
     let (left, right) = (
         without_causes(received.report()),
@@ -334,15 +337,15 @@ proptest! {
         let port = free_port();
         let more = format!("window = {window}\nmax_gap = 1000\nagree = 3");
         let packets = schedule(&format, 0, &fates);
-        let mut rig = open(&raw_text(&format!("\"{port}\""), payload, 64, &more), payload * places, slots);
-        deliver(&mut rig, port, &packets, offload);
-        rig.windows[0].finish();
-        let report = rig.report();
+        let mut fixture = open(&raw_text(&format!("\"{port}\""), payload, 64, &more), payload * places, slots);
+        deliver(&mut fixture, port, &packets, offload);
+        fixture.windows[0].finish();
+        let report = fixture.report();
         prop_assert_eq!((report.pending, report.expected), (0, report.delivered + report.lost_total()));
         let of = |cause| report.lost.get(cause).copied().unwrap_or(0);
         let counted = report.delivered + of("ring_full") + of("late") + report.duplicates + report.rejected;
         prop_assert_eq!(counted, packets.len() as u64, "{:?}", &report);
-        let frames = verify(&mut rig);
+        let frames = verify(&mut fixture);
         let present = frames.iter().flat_map(|frame| &frame.3).filter(|present| **present).count();
         prop_assert_eq!(present as u64, report.delivered);
         prop_assert!(frames.is_sorted_by_key(|frame| (frame.1, frame.0)));
@@ -364,7 +367,7 @@ fn gaps_jumps_and_restarts_are_distinguished() {
         let port = free_port();
         let more = "window = 3\nmax_gap = 1000\nagree = 3";
         let text = raw_text(&format!("\"{port}\""), payload, 64, more);
-        let mut rig = open(&text, payload * 10, 256);
+        let mut fixture = open(&text, payload * 10, 256);
         // A gap within the window, one beyond it, one that is too long for a gap, a restart.
         let numbers = [0..100, 105..200, 700..800, 1_000_000..1_000_100, 0..100];
         let packets: Vec<_> = numbers
@@ -372,9 +375,9 @@ fn gaps_jumps_and_restarts_are_distinguished() {
             .flatten()
             .map(|number| datagram(&format, number))
             .collect();
-        deliver(&mut rig, port, &packets, true);
-        rig.windows[0].finish();
-        let report = without_causes(rig.report());
+        deliver(&mut fixture, port, &packets, true);
+        fixture.windows[0].finish();
+        let report = without_causes(fixture.report());
         assert_eq!(
             (report.epochs, report.skipped),
             (3, 1_000_000 - 800),
@@ -387,7 +390,7 @@ fn gaps_jumps_and_restarts_are_distinguished() {
             (report.expected, report.delivered),
             (800 + 100 + 100, 100 + 95 + 100 + 100 + 100)
         );
-        let epochs: Vec<_> = verify(&mut rig).iter().map(|frame| frame.1).collect();
+        let epochs: Vec<_> = verify(&mut fixture).iter().map(|frame| frame.1).collect();
         assert!(
             epochs.is_sorted() && epochs.last() == Some(&3),
             "{epochs:?}"
@@ -407,7 +410,7 @@ fn descriptors_and_end_of_stream_are_not_loss() {
         let format = Format::Spead(spead.clone());
         let per = u64::from(format.numbering().places_per_unit);
         let port = free_port();
-        let mut rig = open(&spead_text(port, places, 3), places.unit_bytes, 64);
+        let mut fixture = open(&spead_text(port, places, 3), places.unit_bytes, 64);
         let descriptors = |unit| {
             let items = [
                 Item::immediate(item::HEAP_COUNTER, unit),
@@ -437,16 +440,16 @@ fn descriptors_and_end_of_stream_are_not_loss() {
         let mut end = Vec::new();
         spead.build_end(13, &mut end);
         packets.push(end);
-        deliver(&mut rig, port, &packets, true);
-        rig.windows[0].finish();
-        let report = rig.report();
+        deliver(&mut fixture, port, &packets, true);
+        fixture.windows[0].finish();
+        let report = fixture.report();
         assert_eq!(
             (report.expected, report.delivered, report.lost_total()),
             (9 * per, 9 * per, 0),
             "{report:?}"
         );
         assert_eq!((report.control, report.rejected, report.epochs), (6, 0, 1));
-        let frames = verify(&mut rig);
+        let frames = verify(&mut fixture);
         assert_eq!(
             frames.iter().map(|frame| frame.0).collect::<Vec<_>>(),
             [2, 3, 4, 5, 7, 8, 9, 11, 12]
@@ -466,12 +469,12 @@ fn flows_on_several_sockets_fill_one_window() {
         64,
         "sockets = 2\nwindow = 16",
     );
-    let mut rig = open(&text, payload * 40, 1024);
-    assert_eq!(rig.fillers.len(), 2);
+    let mut fixture = open(&text, payload * 40, 1024);
+    assert_eq!(fixture.fillers.len(), 2);
     let format = raw(payload, 64);
     let stop = AtomicBool::new(false);
     let others = AtomicU64::new(1);
-    let (fillers, windows) = (&mut rig.fillers, &mut rig.windows);
+    let (fillers, windows) = (&mut fixture.fillers, &mut fixture.windows);
     std::thread::scope(|scope| {
         let others = &others;
         for (filler, window) in fillers.iter_mut().zip(windows) {
@@ -507,8 +510,8 @@ fn flows_on_several_sockets_fill_one_window() {
         Queue::all_drained(port.port(), 2);
         stop.store(true, Ordering::Release);
     });
-    rig.windows[0].finish();
-    let report = rig.report();
+    fixture.windows[0].finish();
+    let report = fixture.report();
     // Before the first packet that is seen nothing is expected: those of other flows may be just behind it.
     assert_eq!(
         report.expected + report.rejected,
@@ -517,7 +520,7 @@ fn flows_on_several_sockets_fill_one_window() {
     );
     assert_eq!(report.expected, report.delivered + report.lost_total());
     assert!(report.delivered >= FLOWS * EACH - 100, "{report:?}");
-    verify(&mut rig);
+    verify(&mut fixture);
 }
 
 #[test]
@@ -530,8 +533,8 @@ fn multicast_group_is_joined() {
         "groups = [\"239.255.77.1\"]\ninterface = \"lo\"",
     );
     let spec = spec(&ENTRY, &text).unwrap();
-    let mut rig = match rig(&*spec, 1000, 64) {
-        Ok(rig) => rig,
+    let mut fixture = match new_fixture(&*spec, 1000, 64) {
+        Ok(fixture) => fixture,
         Err(error) => {
             println!("skipped: the loopback interface takes no group here: {error}");
             return;
@@ -548,8 +551,8 @@ fn multicast_group_is_joined() {
         println!("skipped: nothing can be sent to a group here: {error}");
         return;
     }
-    rig.fill_all();
-    let report = rig.report();
+    fixture.fill_all();
+    let report = fixture.report();
     if report.expected == 0 {
         println!("skipped: the loopback interface carries no multicast here");
         return;
@@ -561,19 +564,19 @@ fn multicast_group_is_joined() {
 fn frames_have_receive_or_sensor_time() {
     let port = free_port();
     let before = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    let mut rig = open(&raw_text(&format!("\"{port}\""), 100, 64, ""), 1000, 8);
+    let mut fixture = open(&raw_text(&format!("\"{port}\""), 100, 64, ""), 1000, 8);
     let packets: Vec<_> = (0..10)
         .map(|sequence| datagram(&raw(100, 64), sequence))
         .collect();
-    deliver(&mut rig, port, &packets, true);
-    let time = rig.reader.poll(1).unwrap().frame(0).meta().timestamp;
+    deliver(&mut fixture, port, &packets, true);
+    let time = fixture.reader.poll(1).unwrap().frame(0).meta().timestamp;
     assert_eq!(time.clock.name(), "kernel");
     assert!(u128::from(time.ns) >= before.as_nanos());
 
     let port = free_port();
     let more = "timestamp = { offset = 12, bytes = 4, tick = \"8 ns\", origin = \"1 s\" }\n";
     let text = raw_text(&format!("\"{port}\""), 100, 64, "") + more;
-    let mut rig = open(&text, 1000, 8);
+    let mut fixture = open(&text, 1000, 8);
     let scale = TimeScale {
         nanoseconds: 8,
         ticks: 1,
@@ -594,8 +597,8 @@ fn frames_have_receive_or_sensor_time() {
             out
         })
         .collect();
-    deliver(&mut rig, port, &packets, true);
-    let time = rig.reader.poll(1).unwrap().frame(0).meta().timestamp;
+    deliver(&mut fixture, port, &packets, true);
+    let time = fixture.reader.poll(1).unwrap().frame(0).meta().timestamp;
     assert_eq!((time.ns, time.clock.name()), (1_000_008_000, "sensor-utc"));
 }
 
@@ -609,7 +612,7 @@ fn frame_without_first_packets_has_start_time() {
         let port = free_port();
         let text = raw_text(&format!("\"{port}\""), 100, 64, rate)
             + "timestamp = { offset = 12, bytes = 4, tick = \"1 ns\", origin = \"1 ms\" }\n";
-        let mut rig = open(&text, 1000, 8);
+        let mut fixture = open(&text, 1000, 8);
         let field = Field::new(12, 4, Endian::Big, 0, 32);
         let scale = TimeScale {
             nanoseconds: 1,
@@ -630,9 +633,9 @@ fn frame_without_first_packets_has_start_time() {
                 out
             })
             .collect();
-        deliver(&mut rig, port, &packets, true);
-        rig.windows[0].finish();
-        let time = rig.reader.poll(1).unwrap().frame(0).meta().timestamp;
+        deliver(&mut fixture, port, &packets, true);
+        fixture.windows[0].finish();
+        let time = fixture.reader.poll(1).unwrap().frame(0).meta().timestamp;
         assert_eq!(
             (time.ns, time.clock.name()),
             (expected, "sensor-utc"),
@@ -645,7 +648,10 @@ fn frame_without_first_packets_has_start_time() {
 fn open_failure_is_reported_with_fix() {
     let fails = |text: &str| {
         let spec = spec(&ENTRY, text).unwrap();
-        rig(&*spec, 1 << 20, 8).err().expect("an error").to_string()
+        new_fixture(&*spec, 1 << 20, 8)
+            .err()
+            .expect("an error")
+            .to_string()
     };
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap();
@@ -670,8 +676,8 @@ fn open_failure_is_reported_with_fix() {
         .unwrap()
     };
     let port = free_port();
-    let _first = rig(&*spec_of(port), 1 << 20, 8).unwrap();
-    assert!(rig(&*spec_of(port), 1 << 20, 8).is_err());
+    let _first = new_fixture(&*spec_of(port), 1 << 20, 8).unwrap();
+    assert!(new_fixture(&*spec_of(port), 1 << 20, 8).is_err());
     let error = fails(&raw_text("\"192.0.2.1:4950\"", 100, 64, ""));
     assert!(error.contains("does not have this address"), "{error}");
     let more = "groups = [\"239.1.2.3\"]\ninterface = \"nonesuch0\"";
@@ -685,7 +691,7 @@ fn open_failure_is_reported_with_fix() {
 }
 
 #[test]
-fn section_errors_are_reported_together() {
+fn all_problems_of_a_section_are_reported_together() {
     let errors = spec(
         &ENTRY,
         "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = [\"0.0.0.0:4950\", \"127.0.0.1:4950\"]\n\
@@ -695,24 +701,24 @@ fn section_errors_are_reported_together() {
     .err()
     .expect("errors");
     for part in [
-        "127.0.0.1:4950 takes what another address",
+        "127.0.0.1:4950 overlaps with another address",
         "2 sockets for a multicast group",
-        "10.0.0.1 is no multicast group",
+        "10.0.0.1 is not a multicast group",
         "1 core for 4 threads",
-        "a window of no frames",
-        "8 bytes at offset 0 do not lie in the header of 4 bytes",
+        "`window` must be at least 1 frame",
+        "8 bytes at offset 0 exceed the header of 4 bytes",
         "is not between 1 B and",
     ] {
         assert!(errors.contains(part), "{part} is not in\n{errors}");
     }
     let errors = spec(
         &ENTRY,
-        "[source.adc]\ndriver = \"udp\"\nlisten = \"4950\"\nbufer = 3\n",
+        "[source.adc]\ndriver = \"udp\"\nlisten = \"4950\"\nunknown_key = 3\n",
     )
     .err()
     .expect("errors");
     assert!(
-        errors.contains("missing key `format`") && errors.contains("unknown key `bufer`"),
+        errors.contains("missing key `format`") && errors.contains("unknown key `unknown_key`"),
         "{errors}"
     );
     assert!(errors.contains("write an address and a port"), "{errors}");

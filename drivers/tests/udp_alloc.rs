@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{free_port, loopback, rig, spec};
+use common::{free_port, loopback, new_fixture, spec};
 use daq_core::source::Polled;
 use daq_drivers::packet::{Endian, Field, Format, Raw};
 use daq_drivers::sys::send::Sender;
@@ -46,7 +46,7 @@ fn udp_reception_allocates_nothing() {
              header = 16\npayload = {payload}\nsequence = {{ offset = 0, bytes = 8 }}\n"
         );
         let spec = spec(&ENTRY, &text).unwrap();
-        let mut rig = rig(&*spec, payload * 64, 64).unwrap();
+        let mut fixture = new_fixture(&*spec, payload * 64, 64).unwrap();
         let format = Format::Raw(Raw::new(
             16,
             payload,
@@ -54,7 +54,11 @@ fn udp_reception_allocates_nothing() {
             Field::new(0, 8, Endian::Big, 0, 64),
             1,
         ));
-        let (filler, window, reader) = (&mut rig.fillers[0], &mut rig.windows[0], &mut rig.reader);
+        let (filler, window, reader) = (
+            &mut fixture.fillers[0],
+            &mut fixture.windows[0],
+            &mut fixture.reader,
+        );
         filler.start().unwrap();
         loopback::stay();
         let mut sender = Sender::open(port, true, None).unwrap();
@@ -83,7 +87,7 @@ fn udp_reception_allocates_nothing() {
             }
             allocated += COUNT.get() - before;
         }
-        let report = rig.report();
+        let report = fixture.report();
         assert!(
             report.delivered > 1000 && report.epochs > 3 && report.rejected > 100,
             "{report:?}"

@@ -7,7 +7,7 @@ mod common;
 #[path = "../../src/sys/own_network.rs"]
 mod own_network;
 
-use common::{Rig, free_port, rig, spec};
+use common::{Fixture, free_port, new_fixture, spec};
 use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::ledger::SourceReport;
 use daq_core::source::{Polled, Producers};
@@ -36,35 +36,35 @@ fn options(faults: &[&str]) -> Options {
     }
 }
 
-fn source(board: &Board, more: &str) -> Rig {
+fn source(board: &Board, more: &str) -> Fixture {
     let (listen, device) = (free_port(), board.address());
     let text = format!(
         "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"{listen}\"\nframe = {FRAME}\n\
          packet = {PACKET}\ndevice = \"{device}\"\n{more}\n"
     );
     let spec = spec(&ENTRY, &text).unwrap();
-    rig(&*spec, 8192, 2 * usize::try_from(FRAMES).unwrap()).unwrap()
+    new_fixture(&*spec, 8192, 2 * usize::try_from(FRAMES).unwrap()).unwrap()
 }
 
 /// A frame: number, epoch, bytes, and the places that arrived.
 type Frame = (u64, u32, Vec<u8>, Vec<bool>);
 
 /// Arms, receives until `expected` packets are accounted for and nothing more is to come, and disarms.
-fn run(options: &Options, more: &str, expected: u64) -> (Vec<Frame>, Rig, Counts) {
+fn run(options: &Options, more: &str, expected: u64) -> (Vec<Frame>, Fixture, Counts) {
     let board = Board::start(options).unwrap();
-    let mut rig = source(&board, more);
-    rig.fillers[0].start().unwrap();
-    rig.fill_while(|ledger| SourceReport::of(ledger).expected < expected);
+    let mut fixture = source(&board, more);
+    fixture.fillers[0].start().unwrap();
+    fixture.fill_while(|ledger| SourceReport::of(ledger).expected < expected);
     // The sensor has sent its last frame, and loopback has delivered it.
     while board.counts().sensors[0].frames < FRAMES {
         std::thread::yield_now();
     }
-    rig.fill_all();
-    rig.fillers.clear();
-    for window in &mut rig.windows {
+    fixture.fill_all();
+    fixture.fillers.clear();
+    for window in &mut fixture.windows {
         window.finish();
     }
-    let frames = rig.read();
+    let frames = fixture.read();
     let counts = board.stop();
     assert_eq!(counts.mistakes, Vec::<String>::new());
     assert_eq!(
@@ -72,7 +72,7 @@ fn run(options: &Options, more: &str, expected: u64) -> (Vec<Frame>, Rig, Counts
         (0, 0, 0)
     );
     assert_eq!((counts.sensors[0].arms, counts.sensors[0].disarms), (1, 1));
-    (frames, rig, counts)
+    (frames, fixture, counts)
 }
 
 /// Panics unless every byte that came is that of its frame.
@@ -110,8 +110,8 @@ fn frames_arrive_intact() {
             ..options(&[])
         };
         for pages in [1, 3, 64] {
-            let (frames, rig, _) = run(&options, &format!("pages = {pages}"), all);
-            let report = rig.report();
+            let (frames, fixture, _) = run(&options, &format!("pages = {pages}"), all);
+            let report = fixture.report();
             assert_eq!((report.expected, report.delivered), (all, all));
             assert_eq!((report.duplicates, report.rejected), (0, 0));
             assert_eq!(report.control, if embedded { 0 } else { FRAMES });
@@ -160,8 +160,8 @@ fn faults_are_counted() {
         (vec!["no-metadata@30"], Vec::new(), 0, 0),
         (vec!["ecb-silent@9:2", "ecb-sequence@14"], Vec::new(), 0, 0),
     ] {
-        let (frames, rig, _) = run(&options(&faults), wide, all);
-        let report = rig.report();
+        let (frames, fixture, _) = run(&options(&faults), wide, all);
+        let report = fixture.report();
         let lost = missing.len() as u64;
         let found = (
             report.expected,
@@ -188,9 +188,9 @@ fn faults_are_counted() {
 }
 
 #[test]
-fn restart_opens_epoch() {
-    let (frames, rig, _) = run(&options(&["restart@20"]), "", 0);
-    let report = rig.report();
+fn a_restart_opens_an_epoch() {
+    let (frames, fixture, _) = run(&options(&["restart@20"]), "", 0);
+    let report = fixture.report();
     // The packets before the one that confirms the new count are placed, too.
     assert_eq!((report.epochs, report.rejected), (2, 0));
     for (number, epoch, bytes, present) in &frames {
@@ -205,13 +205,13 @@ fn restart_opens_epoch() {
     assert_eq!(last.0, FRAMES - 21);
 }
 
-/// Fills each rig in turn until `is_done` says so of all of them.
-fn fill_all(rigs: &mut [Rig], is_done: impl Fn(&[Rig]) -> bool) {
+/// Fills each fixture in turn until `is_done` says so of all of them.
+fn fill_all(fixtures: &mut [Fixture], is_done: impl Fn(&[Fixture]) -> bool) {
     let deadline = Instant::now() + Duration::from_mins(1);
-    while !is_done(rigs) {
+    while !is_done(fixtures) {
         assert!(Instant::now() < deadline, "waited a minute for frames");
-        for rig in &mut *rigs {
-            let (filler, window) = (&mut rig.fillers[0], &mut rig.windows[0]);
+        for fixture in &mut *fixtures {
+            let (filler, window) = (&mut fixture.fillers[0], &mut fixture.windows[0]);
             filler.fill(window, Duration::from_millis(5)).unwrap();
             window.tick(Instant::now());
         }
@@ -225,23 +225,25 @@ fn restarted_device_is_rearmed_and_opens_epoch() {
         ..options(&["reboot@20"])
     };
     let board = Board::start(&options).unwrap();
-    let mut rigs = [source(&board, "rearm_after = \"200 ms\"")];
-    rigs[0].fillers[0].start().unwrap();
+    let mut fixtures = [source(&board, "rearm_after = \"200 ms\"")];
+    fixtures[0].fillers[0].start().unwrap();
     // Frame 20 is the one at which it restarts.
     let expected = 59 * PACKETS as u64;
-    fill_all(&mut rigs, |rigs| {
-        rigs.iter().all(|rig| rig.report().delivered >= expected)
+    fill_all(&mut fixtures, |fixtures| {
+        fixtures
+            .iter()
+            .all(|fixture| fixture.report().delivered >= expected)
     });
-    let [mut rig] = rigs;
-    rig.fillers.clear();
-    rig.windows[0].finish();
-    let report = rig.report();
+    let [mut fixture] = fixtures;
+    fixture.fillers.clear();
+    fixture.windows[0].finish();
+    let report = fixture.report();
     assert_eq!((report.expected, report.delivered), (expected, expected));
     assert_eq!(
         (report.epochs, report.rejected, report.duplicates),
         (2, 0, 0)
     );
-    let frames = rig.read();
+    let frames = fixture.read();
     assert_eq!(frames.len(), 59);
     for (number, epoch, bytes, present) in frames {
         let number = if epoch == 1 { number } else { number + 21 };
@@ -260,8 +262,8 @@ fn device_replying_from_other_address_is_armed() {
         ..options(&[])
     };
     let all = FRAMES * PACKETS as u64;
-    let (frames, rig, _) = run(&options, "", all);
-    assert_eq!(rig.report().delivered, all);
+    let (frames, fixture, _) = run(&options, "", all);
+    assert_eq!(fixture.report().delivered, all);
     check(&frames);
 }
 
@@ -275,19 +277,19 @@ fn silent_sensor_does_not_stop_others() {
     let board = Board::start(&options).unwrap();
     // Sensor 1 sends nothing, and there is no sensor 7.
     let keys = |sensor: usize| format!("sensor = {sensor}\nrearm_after = \"100 ms\"");
-    let mut rigs = [0, 1, 2, 7].map(|sensor| source(&board, &keys(sensor)));
-    for rig in &mut rigs {
-        rig.fillers[0].start().unwrap();
+    let mut fixtures = [0, 1, 2, 7].map(|sensor| source(&board, &keys(sensor)));
+    for fixture in &mut fixtures {
+        fixture.fillers[0].start().unwrap();
     }
     let all = FRAMES * PACKETS as u64;
-    fill_all(&mut rigs, |rigs| {
-        let delivered = |rig: &Rig| rig.report().delivered;
-        delivered(&rigs[0]) == all && delivered(&rigs[2]) == all
+    fill_all(&mut fixtures, |fixtures| {
+        let delivered = |fixture: &Fixture| fixture.report().delivered;
+        delivered(&fixtures[0]) == all && delivered(&fixtures[2]) == all
     });
-    for (rig, delivered) in rigs.iter_mut().zip([all, 0, all, 0]) {
-        rig.fillers.clear();
-        rig.windows[0].finish();
-        let report = rig.report();
+    for (fixture, delivered) in fixtures.iter_mut().zip([all, 0, all, 0]) {
+        fixture.fillers.clear();
+        fixture.windows[0].finish();
+        let report = fixture.report();
         assert_eq!((report.expected, report.delivered), (delivered, delivered));
     }
     let counts = board.stop();
@@ -322,22 +324,22 @@ fn sensor_rate_is_measured() {
          packet = {packet}\ndevice = \"{device}\"\n"
     );
     let spec = spec(&ENTRY, &text).unwrap();
-    let mut rig = rig(&*spec, FRAME, 32).unwrap();
-    rig.fillers[0].start().unwrap();
+    let mut fixture = new_fixture(&*spec, FRAME, 32).unwrap();
+    fixture.fillers[0].start().unwrap();
     let start = Instant::now();
     let mut last = Instant::now();
-    let (filler, window) = (&mut rig.fillers[0], &mut rig.windows[0]);
+    let (filler, window) = (&mut fixture.fillers[0], &mut fixture.windows[0]);
     while last.elapsed() < Duration::from_secs(1) {
         if filler.fill(window, Duration::from_millis(20)).unwrap() == Polled::Busy {
             last = Instant::now();
         }
         window.tick(Instant::now());
-        while let Some(lease) = rig.reader.poll(16) {
+        while let Some(lease) = fixture.reader.poll(16) {
             drop(lease);
         }
     }
     let seconds = (last - start).as_secs_f64();
-    let report = rig.report();
+    let report = fixture.report();
     let gbit = report.bytes as f64 * 8.0 / 1e9 / seconds;
     println!(
         "{packet} bytes: asked {rate} Gbit/s, {gbit:.2} came; expected {}, delivered {}, rejected {}",

@@ -1,51 +1,52 @@
-//! Making a sensor send, and making it stop.
+//! Arms a sensor, so that it sends, and disarms it.
 //!
-//! A sensor is sent to a host by a *virtual port* of the device, whose registers say where to. The ports of a plane share
-//! its host interface, which has a bit for each that sends. While the bit is set the registers are in use: it is cleared
-//! first and set last, and to stop all is undone in reverse, unless another has taken the sensor over meanwhile.
+//! The *virtual port* of a sensor sends its packets; the registers of the port hold the destination. The virtual ports of a
+//! plane share its host interface, which has one enable bit per port. The registers must not change while the bit is set, so
+//! arming clears the bit first and sets it last. Disarming reverses these steps, unless another host has armed the sensor
+//! meanwhile.
 //!
-//! Between the two the plane's packet size and source port are written before the sensor's registers, and the host's port is
-//! written last: the vendor's software keeps this order, and the vendor's emulator begins to send when the host's port is
-//! set, so that without a packet size it sends empty packets without end.
+//! In between, the plane's packet size and source port are written before the sensor's registers, and the host's port is
+//! written last. The vendor's software uses this order. The vendor's emulator starts to send as soon as the host's port is
+//! set; without a packet size it would send empty packets forever.
 //!
-//! The bits of the mask can only be changed together, by reading and writing them. Sources of one process take turns; of
-//! two processes that arm or stop sensors of one plane in the same moment, one can undo the other's bit. Arming reads it
-//! back, so that it fails rather than waits for a sensor that does not send; who is undone later sees silence.
+//! The enable bits can only be changed by reading and writing the whole mask. Sources of one process use a lock. If two
+//! processes arm or disarm sensors of one plane at the same moment, one can overwrite the other's bit. Arming reads the mask
+//! back and fails if its bit is not set; if the bit is cleared later, the supervisor detects the silence.
 
 use super::ecb::{Ecb, EcbError};
-use super::pages::{GRAIN, Pages};
+use super::pages::{ALIGNMENT, Pages};
 use daq_core::ledger::Counter;
 use std::net::SocketAddrV4;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Host interface of plane 0.
 const HOST_INTERFACE: u32 = 0x0200_0300;
-/// From one plane's host interface to the next.
+/// Distance between the host interfaces of two planes.
 const HOST_INTERFACE_STEP: u32 = 0x0001_0000;
-/// Host interface: payload bytes of a packet / 128.
+/// Host interface: payload bytes per packet / 128.
 const PACKET: u32 = 0x04;
-/// Host interface: the UDP port that packets come from.
+/// Host interface: source UDP port of the packets.
 const SOURCE_PORT: u32 = 0x08;
-/// Host interface: the virtual ports that send, a bit each.
+/// Host interface: enable mask of the virtual ports, one bit each.
 const MASK: u32 = 0x0c;
 
 /// Virtual port of sensor 0.
 const VIRTUAL_PORT: u32 = 0x1000;
-/// From one sensor's virtual port to the next.
+/// Distance between the virtual ports of two sensors.
 const VIRTUAL_PORT_STEP: u32 = 0x40;
 /// Virtual port: queue pair.
 const QUEUE_PAIR: u32 = 0x00;
-/// Virtual port: key of the memory.
+/// Virtual port: memory key.
 const RKEY: u32 = 0x04;
 /// Virtual port: address of page 0, its lower word.
 const PAGE_LOW: u32 = 0x08;
 /// Virtual port: address of page 0, its upper word.
 const PAGE_HIGH: u32 = 0x0c;
-/// Virtual port: bytes from page to page / 128.
+/// Virtual port: bytes between two pages / 128.
 const PAGE_STEP: u32 = 0x10;
-/// Virtual port: the last page.
+/// Virtual port: index of the last page.
 const LAST_PAGE: u32 = 0x14;
-/// Virtual port: bytes of a frame.
+/// Virtual port: bytes per frame.
 const FRAME: u32 = 0x18;
 /// Virtual port: the host's MAC address, its last four bytes.
 const MAC_LOW: u32 = 0x20;
@@ -56,58 +57,58 @@ const HOST: u32 = 0x28;
 /// Virtual port: the host's UDP port.
 const HOST_PORT: u32 = 0x2c;
 
-/// The UDP port that sensors send from.
+/// Source UDP port of sensors.
 pub const SENSOR_PORT: u32 = 12_288;
-/// Sensors of a device, at most: bits of the mask.
+/// Maximum number of sensors per device: the bits of the mask.
 pub const MAX_SENSORS: u32 = 32;
-/// Planes of a device, at most.
+/// Maximum number of planes per device.
 pub const MAX_PLANES: u32 = 32;
 
-/// Why a sensor could not be armed.
+/// Why a sensor cannot be armed.
 #[derive(Debug, thiserror::Error)]
 pub enum ArmError {
     /// A register could not be read or written.
     #[error(transparent)]
     Ecb(#[from] EcbError),
-    /// Other sensors of the plane send packets of another size.
+    /// Other sensors of the plane use another packet size.
     #[error(
-        "other sensors of plane {plane} send packets of {theirs} bytes, and a plane has one size: set \
+        "other sensors of plane {plane} send packets of {theirs} bytes, and all sensors of a plane share one packet size: set \
          `packet = \"{theirs} B\"`, or stop them"
     )]
     PacketSize {
         /// The plane.
         plane: u32,
-        /// Their size.
+        /// Packet size of the other sensors, in bytes.
         theirs: u64,
     },
-    /// It did not take effect.
+    /// The enable bit did not take effect.
     #[error(
-        "sensor {sensor} does not send although it was told to (mask {mask:#010x}): does the device have so many?"
+        "sensor {sensor} does not send although it was enabled (mask {mask:#010x}): check that the device has this sensor"
     )]
     NotSending {
         /// The sensor.
         sensor: u32,
-        /// What the register says.
+        /// Value of the mask register.
         mask: u32,
     },
 }
 
-/// What a sensor is to do.
+/// The parameters for arming a sensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Orders {
+pub struct ArmParameters {
     /// The sensor.
     pub sensor: u32,
     /// The plane that it sends through.
     pub plane: u32,
-    /// Where to write, and under which names.
+    /// Destination pages, queue pair and key.
     pub pages: Pages,
-    /// The host.
+    /// Destination address.
     pub host: SocketAddrV4,
-    /// The host's MAC address.
+    /// MAC address of the host.
     pub mac: [u8; 6],
 }
 
-impl Orders {
+impl ArmParameters {
     const fn interface(&self, register: u32) -> u32 {
         HOST_INTERFACE + HOST_INTERFACE_STEP * self.plane + register
     }
@@ -120,10 +121,10 @@ impl Orders {
         1 << self.sensor
     }
 
-    /// The words that go to its virtual port, in order: the host's port last.
+    /// The registers of its virtual port and their values, in write order: the host's port last.
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "halves of an address; the others are checked to fit"
+        reason = "halves of an address; the other values are checked to fit"
     )]
     fn words(&self) -> [(u32, u32); 11] {
         let Pages {
@@ -141,7 +142,7 @@ impl Orders {
             (RKEY, rkey),
             (PAGE_LOW, base as u32),
             (PAGE_HIGH, (base >> 32) as u32),
-            (PAGE_STEP, (stride / GRAIN as u64) as u32),
+            (PAGE_STEP, (stride / ALIGNMENT as u64) as u32),
             (LAST_PAGE, count - 1),
             (FRAME, frame as u32),
             (MAC_LOW, u32::from_be_bytes([m2, m3, m4, m5])),
@@ -152,86 +153,90 @@ impl Orders {
     }
 }
 
-/// What a sensor's registers say of an arming.
+/// The state of a sensor's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Registers {
-    /// Everything is as it was written.
-    Kept,
-    /// The sensor does not send, or not as it was armed: its device has restarted, or another process cleared its bit.
+    /// Unchanged since arming.
+    Unchanged,
+    /// The sensor does not send, or has other values: its device has restarted, or another process cleared its bit.
     Lost,
-    /// The sensor sends to another host, or with another host's key.
+    /// Another host has armed the sensor.
     TakenOver(SocketAddrV4),
 }
 
-/// A sensor that sends, until this is dropped.
+/// An armed sensor; dropping it disarms the sensor.
 #[derive(Debug)]
 pub struct Armed {
     ecb: Arc<Mutex<Ecb>>,
-    orders: Orders,
-    /// Whether there is something to undo.
-    is_begun: bool,
-    /// Whether it was told everything, so that who has it is seen from its registers.
-    is_told: bool,
+    parameters: ArmParameters,
+    /// Whether there is something to undo on drop.
+    is_started: bool,
+    /// Whether all registers were written, so that they show who armed the sensor.
+    is_complete: bool,
     errors: Counter,
 }
 
 impl Armed {
-    /// Has the sensor send as `orders` say. Where it fails, the sensor is stopped as far as it can be. Requests that are not
-    /// answered in time, or refused, now and when it is stopped, are added to `errors`.
-    pub fn arm(ecb: Arc<Mutex<Ecb>>, orders: Orders, errors: Counter) -> Result<Self, ArmError> {
+    /// Arms the sensor. If that fails, it is disarmed as far as possible. Register requests that fail, now and when it is
+    /// disarmed, are added to `errors`.
+    pub fn arm(
+        ecb: Arc<Mutex<Ecb>>,
+        parameters: ArmParameters,
+        errors: Counter,
+    ) -> Result<Self, ArmError> {
         let mut armed = Self {
             ecb,
-            orders,
-            is_begun: true,
-            is_told: false,
+            parameters,
+            is_started: true,
+            is_complete: false,
             errors,
         };
-        // A device that does not answer is not asked again to undo what was not begun.
+        // If the device does not answer, there is nothing to undo.
         if let Err(error) = armed.ask(|_, ecb| ecb.read_version()) {
             armed.forget();
             return Err(error.into());
         }
-        // From here on, whatever happens, what was begun is undone when `armed` is dropped.
+        // If a later step fails, dropping `armed` undoes the steps before.
         armed.ask(Self::start)?;
-        armed.is_told = true;
+        armed.is_complete = true;
         Ok(armed)
     }
 
-    /// Leaves the sensor as it is: its device has lost this arming, or cannot be reached.
+    /// Leaves the sensor as it is: the device has lost its registers, or cannot be reached.
     pub fn forget(mut self) {
-        self.is_begun = false;
+        self.is_started = false;
     }
 
-    /// How the sensor was armed.
-    pub const fn orders(&self) -> &Orders {
-        &self.orders
+    /// The arming parameters.
+    pub const fn parameters(&self) -> &ArmParameters {
+        &self.parameters
     }
 
-    /// Reads back what was written.
+    /// Reads the registers back.
     pub fn check(&self) -> Result<Registers, EcbError> {
         self.ask(Self::read_back)
     }
 
     fn read_back(&self, ecb: &mut Ecb) -> Result<Registers, EcbError> {
-        let orders = &self.orders;
-        let is_sending = ecb.read(orders.interface(MASK))? & orders.bit() != 0;
-        let mut is_kept = is_sending;
-        for (register, word) in orders.words() {
-            is_kept &= ecb.read(orders.port(register))? == word;
+        let parameters = &self.parameters;
+        let is_sending = ecb.read(parameters.interface(MASK))? & parameters.bit() != 0;
+        let mut is_unchanged = is_sending;
+        for (register, word) in parameters.words() {
+            is_unchanged &= ecb.read(parameters.port(register))? == word;
         }
-        if is_kept {
-            return Ok(Registers::Kept);
+        if is_unchanged {
+            return Ok(Registers::Unchanged);
         }
-        let host = ecb.read(orders.port(HOST))?;
-        let port = ecb.read(orders.port(HOST_PORT))?;
-        let is_others = is_sending && host != 0 && port != 0 && !self.is_ours(ecb)?;
+        let host = ecb.read(parameters.port(HOST))?;
+        let port = ecb.read(parameters.port(HOST_PORT))?;
+        let is_others = is_sending && host != 0 && port != 0 && !self.has_our_values(ecb)?;
         Ok(match u16::try_from(port) {
             Ok(port) if is_others => Registers::TakenOver(SocketAddrV4::new(host.into(), port)),
             _ => Registers::Lost,
         })
     }
 
-    /// Has `talk` ask what it will, and counts what fails: the device's registers are those of other sensors too.
+    /// Runs `talk` with exclusive access to the registers, which other sensors share, and counts failed requests.
     fn ask<T>(&self, talk: impl FnOnce(&Self, &mut Ecb) -> T) -> T {
         let mut ecb = self.ecb.lock().unwrap_or_else(PoisonError::into_inner);
         let before = ecb.failures();
@@ -241,45 +246,45 @@ impl Armed {
     }
 
     fn start(&self, ecb: &mut Ecb) -> Result<(), ArmError> {
-        let orders = &self.orders;
-        let mask = ecb.read(orders.interface(MASK))?;
-        if mask & orders.bit() != 0 {
+        let parameters = &self.parameters;
+        let mask = ecb.read(parameters.interface(MASK))?;
+        if mask & parameters.bit() != 0 {
             tracing::warn!(
-                "sensor {} of {} sends already, for another host or a process that was killed: it is taken over",
-                orders.sensor,
+                "sensor {} of {} is already enabled, for another host or by a process that was killed: taking it over",
+                parameters.sensor,
                 ecb.device()
             );
         }
-        let others = mask & !orders.bit();
-        ecb.write(orders.interface(MASK), others)?;
-        let packet = u32::try_from(orders.pages.packet / GRAIN).unwrap_or(u32::MAX);
-        let theirs = ecb.read(orders.interface(PACKET))?;
+        let others = mask & !parameters.bit();
+        ecb.write(parameters.interface(MASK), others)?;
+        let packet = u32::try_from(parameters.pages.packet / ALIGNMENT).unwrap_or(u32::MAX);
+        let theirs = ecb.read(parameters.interface(PACKET))?;
         if others != 0 && theirs != packet {
             return Err(ArmError::PacketSize {
-                plane: orders.plane,
-                theirs: u64::from(theirs) * GRAIN as u64,
+                plane: parameters.plane,
+                theirs: u64::from(theirs) * ALIGNMENT as u64,
             });
         }
-        ecb.write(orders.interface(PACKET), packet)?;
-        ecb.write(orders.interface(SOURCE_PORT), SENSOR_PORT)?;
-        for (register, word) in orders.words() {
-            ecb.write(orders.port(register), word)?;
+        ecb.write(parameters.interface(PACKET), packet)?;
+        ecb.write(parameters.interface(SOURCE_PORT), SENSOR_PORT)?;
+        for (register, word) in parameters.words() {
+            ecb.write(parameters.port(register), word)?;
         }
-        ecb.write(orders.interface(MASK), others | orders.bit())?;
-        let mask = ecb.read(orders.interface(MASK))?;
-        if mask & orders.bit() == 0 {
-            let sensor = orders.sensor;
+        ecb.write(parameters.interface(MASK), others | parameters.bit())?;
+        let mask = ecb.read(parameters.interface(MASK))?;
+        if mask & parameters.bit() == 0 {
+            let sensor = parameters.sensor;
             return Err(ArmError::NotSending { sensor, mask });
         }
         Ok(())
     }
 
-    /// Whether the sensor is still the one that [`start`](Self::start) told.
-    fn is_ours(&self, ecb: &mut Ecb) -> Result<bool, EcbError> {
-        let words = self.orders.words();
+    /// Whether the sensor still has the key and the host written by [`start`](Self::start).
+    fn has_our_values(&self, ecb: &mut Ecb) -> Result<bool, EcbError> {
+        let words = self.parameters.words();
         let of_ours = |(register, _): &&(u32, u32)| [RKEY, HOST, HOST_PORT].contains(register);
         for (register, word) in words.iter().filter(of_ours) {
-            if ecb.read(self.orders.port(*register))? != *word {
+            if ecb.read(self.parameters.port(*register))? != *word {
                 return Ok(false);
             }
         }
@@ -287,20 +292,20 @@ impl Armed {
     }
 
     fn stop(&self, ecb: &mut Ecb) -> Result<(), EcbError> {
-        let orders = &self.orders;
-        if self.is_told && !self.is_ours(ecb)? {
+        let parameters = &self.parameters;
+        if self.is_complete && !self.has_our_values(ecb)? {
             tracing::warn!(
-                "sensor {} of {} has another's key and host now: it was taken over, and is left as it is",
-                orders.sensor,
+                "sensor {} of {} now has another key or host: another process has armed it; leaving it unchanged",
+                parameters.sensor,
                 ecb.device()
             );
             return Ok(());
         }
-        let mask = ecb.read(orders.interface(MASK))?;
-        ecb.write(orders.interface(MASK), mask & !orders.bit())?;
-        // What comes nevertheless has nowhere to go. The host interface is the other sensors' as well.
-        for (register, _) in orders.words().iter().rev() {
-            ecb.write(orders.port(*register), 0)?;
+        let mask = ecb.read(parameters.interface(MASK))?;
+        ecb.write(parameters.interface(MASK), mask & !parameters.bit())?;
+        // Clears the destination. The host interface is shared with other sensors and stays unchanged.
+        for (register, _) in parameters.words().iter().rev() {
+            ecb.write(parameters.port(*register), 0)?;
         }
         Ok(())
     }
@@ -308,13 +313,13 @@ impl Armed {
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        if self.is_begun
+        if self.is_started
             && let Err(error) = self.ask(Self::stop)
         {
             tracing::warn!(
-                "sensor {} may go on sending to {}: {error}",
-                self.orders.sensor,
-                self.orders.host
+                "cannot disarm sensor {}, which may still send to {}: {error}",
+                self.parameters.sensor,
+                self.parameters.host
             );
         }
     }

@@ -2,7 +2,7 @@
 
 use super::arm::{MAX_PLANES, MAX_SENSORS};
 use super::ecb;
-use super::pages::{GRAIN, Pages};
+use super::pages::{ALIGNMENT, Pages};
 use super::placer;
 use crate::list::List;
 use crate::packet::frames;
@@ -17,12 +17,12 @@ use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// The largest UDP payload over IPv4.
+/// Maximum UDP payload over IPv4.
 const DATAGRAM: usize = 65_507;
-/// Pages of a sensor, at most: an immediate has 12 bits for them.
+/// Maximum number of pages of a sensor: the page number in an immediate has 12 bits.
 const MAX_PAGES: u32 = 4096;
-/// Bytes by which a queue pair tells whether a packet came.
-const MARK: usize = 8;
+/// Bytes of the marker that shows a queue pair whether a packet arrived.
+const MARKER_BYTES: usize = 8;
 /// Bits of a queue pair's number.
 const QUEUE_PAIR_BITS: u32 = 24;
 
@@ -30,96 +30,96 @@ const QUEUE_PAIR_BITS: u32 = 24;
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HsbConfig {
-    /// How frames come: `"socket"`, as packets through a UDP socket of any network card; `"queue-pair"`, written into memory
-    /// by a card that does RDMA, `nics`.
+    /// How frames are received: `"socket"`, as packets through a UDP socket on any NIC; `"queue-pair"`, written to memory by an
+    /// RDMA NIC, see `nics`.
     #[serde(default)]
     pub mode: Mode,
-    /// Address and port to receive on, such as `"192.168.0.101:4791"`. The sensor is told to send there; for `0.0.0.0` it is
-    /// told the address from which the device is reached. Each sensor needs a port of its own. A queue pair has the
-    /// address of its card, and port 4791.
+    /// Address and port to receive on, such as `"192.168.0.101:4791"`. The sensor is configured to send there; for `0.0.0.0`,
+    /// to the local address from which the device is reached. Each sensor needs its own port. Not for queue pairs, which use
+    /// the address of the NIC and port 4791.
     pub listen: Option<SocketAddr>,
-    /// The one card of a queue pair, by name as in `["mlx5_0"]`, `["mlx5_0:PORT"]` or `["mlx5_0:PORT@GID"]`, of which the
-    /// entry GID of its table of addresses must be one of RoCE v2 with an IPv4 address; `"auto"`, the card nearest to the
-    /// GPU of the ring, or, for a ring in host memory, the fastest that is up. `["software"]`, or `["software:ADDRESS"]`, is
-    /// a card made of software, to which `daq emulate hsb --nic software` writes and no real sensor.
+    /// The NIC of the queue pair, as in `["mlx5_0"]`, `["mlx5_0:PORT"]` or `["mlx5_0:PORT@GID"]`. The GID table entry must be a
+    /// RoCE v2 entry with an IPv4 address. `"auto"` selects the NIC nearest to the GPU of the ring or, for a ring in host
+    /// memory, the fastest NIC that is up. `["software"]` or `["software:ADDRESS"]` is an emulated NIC: only
+    /// `daq emulate hsb --nic software` can write to it, no real sensor.
     pub nics: Option<NicNames>,
-    /// Where a queue pair's writes go: `"auto"` and `"staged"`, into host memory, from where frames are copied to a ring on a
-    /// GPU; `"direct"`, straight into that GPU's memory, which the CPU must reach to see which packets came.
+    /// Destination of a queue pair's writes: `"auto"` and `"staged"`, host memory, from which frames are copied to a ring on a
+    /// GPU; `"direct"`, the memory of that GPU, which the CPU must be able to read to detect missing packets.
     #[serde(default)]
     pub path: P2pPreference,
-    /// Whether a queue pair's writes may pass each other on the bus. The write that ends a frame is among them: set it only
-    /// where the card completes no write before all those before it are visible.
+    /// Allow the PCIe writes of a queue pair to be reordered, including the write that ends a frame. Set it only if the NIC
+    /// completes a write after all earlier writes are visible.
     #[serde(default)]
     pub relaxed_ordering: bool,
-    /// Payload bytes of a frame: what the sensor is set to.
+    /// Payload bytes per frame, as configured in the sensor.
     pub frame: ByteSize,
-    /// Which device: its address, `ADDRESS:PORT` where its control port is not 8192, or `"auto"` for the only one that
-    /// announces itself.
+    /// The device: its address, `ADDRESS:PORT` if its control port is not 8192, or `"auto"` for the only device that announces
+    /// itself.
     #[serde(default = "auto")]
     pub device: String,
-    /// Which of the device's sensors, 0 to 31.
+    /// Index of the sensor in the device, 0 to 31.
     #[serde(default)]
     pub sensor: u32,
-    /// Which of the device's host interfaces (data planes) it sends through, 0 to 31.
+    /// Index of the host interface (data plane) that the sensor sends through, 0 to 31.
     #[serde(default)]
     pub plane: u32,
-    /// Whether to arm and disarm the sensor; false where somebody else does, who then says `queue_pair` and `rkey`.
+    /// Whether to arm and disarm the sensor. Set it to false if another program does; then set `queue_pair` and `rkey`.
     #[serde(default = "yes")]
     pub control: bool,
-    /// Payload bytes of each packet but a frame's last, a multiple of 128: with 64 bytes of headers and, in the last,
-    /// metadata, it must fit the network's MTU. All sensors of a plane have the same.
+    /// Payload bytes of each packet except the last of a frame, a multiple of 128. With 64 bytes of headers and, in the last
+    /// packet, the metadata, it must fit the network's MTU. All sensors of a plane have the same packet size.
     #[serde(default = "packet")]
     pub packet: ByteSize,
-    /// Pages that the sensor writes to in turn, 1 to 4096; without it 64. They are numbers only and take no memory; many tell
-    /// frames apart over long gaps. The pages of a queue pair are memory, as many as the ring has slots.
+    /// Number of pages that the sensor writes in turn, 1 to 4096; default 64. Pages are numbers only and need no memory; more
+    /// pages distinguish frames across longer gaps. Not for queue pairs: their pages are the slots of the ring.
     pub pages: Option<u32>,
-    /// The queue pair that packets are for, 24 bits; without it 1.
+    /// The queue pair number of the packets, 24 bits; default 1.
     pub queue_pair: Option<u32>,
-    /// The key that packets must carry, 32 bits; without it a new one each time the sensor is armed, so that packets of
-    /// before are refused.
+    /// The key that packets must carry, 32 bits; by default a new key each time the sensor is armed, so that packets of an
+    /// earlier arming are rejected.
     pub rkey: Option<u32>,
-    /// The address of page 0, as packets name it.
+    /// The address of page 0 in the packets.
     #[serde(default)]
     pub base: u64,
-    /// Bytes from page to page, a multiple of 128; without it a frame, rounded up to 128, and 128 for its metadata.
+    /// Distance between pages in bytes, a multiple of 128; by default a frame, rounded up to 128, plus 128 for its metadata.
     pub stride: Option<ByteSize>,
-    /// Receive buffer to ask of the kernel: what it holds while the thread is held up. Limited by `net.core.rmem_max` unless
-    /// the process has CAP_NET_ADMIN; what was granted is told.
+    /// Socket receive buffer. It stores packets while the thread is delayed. Limited by `net.core.rmem_max` unless the process
+    /// has CAP_NET_ADMIN; a smaller granted size is logged.
     #[serde(default = "receive_buffer")]
     pub receive_buffer: ByteSize,
-    /// How long a receiving call may poll the network card instead of sleeping, such as `"50 us"`; takes effect where the
-    /// card's driver supports it. Without it, the system's value.
+    /// How long a receive call may poll the NIC instead of sleeping, such as `"50 us"`, if the driver of the NIC supports it.
+    /// By default the system's value.
     #[serde(default)]
     pub busy_poll: Span,
     /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `"192.168.0.2"` or
-    /// `["192.168.0.0/24"]`; without it, every sender. The kernel drops the other packets, and counts them among the drops of
-    /// the socket, not among `rejected`. A queue pair accepts no packets but those with its number and key.
+    /// `["192.168.0.0/24"]`; by default every sender. Linux drops the other packets and counts them among the drops of the
+    /// socket, not among `rejected`. Not for queue pairs, which accept only packets with their number and key.
     pub from: Option<List<Allowed>>,
-    /// Core for its thread; without it, any.
+    /// CPU core for the receiving thread; by default any.
     pub core: Option<usize>,
-    /// Frames open at a time, so how far packets may come out of order, and for how many frames one with a gap is kept; at
-    /// least 1.
-    /// A frame that lacks packets is published when a packet of a frame `window` frames later arrives, or when the source
-    /// ends, and never because of time: while the sender is silent, it stays `pending`, and so do complete frames behind it.
+    /// Number of frames open at the same time, at min 1. It limits how far packets may arrive out of order and how long a
+    /// frame with a gap stays open. A frame with missing packets is published when a packet of a frame `window` frames later
+    /// arrives, or when the source ends. There is no timeout: while the sender is silent, the frame stays `pending`, and so do
+    /// complete frames behind it.
     #[serde(default = "window")]
     pub window: usize,
-    /// Packets beyond twice the window that may be missing in a row: a longer gap is no loss but a count that begins anew,
-    /// an epoch.
+    /// Maximum number of packets missing in a row, beyond twice the window. A larger gap is not counted as loss: it starts a
+    /// new epoch.
     #[serde(default = "max_gap")]
     pub max_gap: u64,
-    /// Number of packets in a row that must agree on a sequence number that does not continue the stream, before an epoch
-    /// opens. All of them are placed then. At least 1.
+    /// Number of packets in a row with consistent sequence numbers that start a new epoch when they do not continue the stream.
+    /// All of them are placed then. At min 1.
     #[serde(default = "frames::default_resync_after")]
     pub agree: u32,
     /// Silence of the sensor after which its registers are read back. If the device has lost them, as after a restart, the
-    /// sensor is armed again, with a new key unless `rkey` is given, and an epoch begins. `"0 s"` never reads them.
+    /// sensor is armed again, with a new key unless `rkey` is set, and a new epoch begins. `"0 s"` disables the check.
     #[serde(default = "rearm_after")]
     pub rearm_after: Span,
-    /// What the payload means; without it, real int8 of one channel.
+    /// Type and layout of the payload samples; by default real int8 with one channel.
     pub samples: Option<Samples>,
 }
 
-/// How frames come.
+/// How frames are received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "HsbMode")]
@@ -127,11 +127,11 @@ pub enum Mode {
     /// As packets through a UDP socket.
     #[default]
     Socket,
-    /// As writes of a card that does RDMA.
+    /// As writes of an RDMA NIC.
     QueuePair,
 }
 
-/// Pages where nothing else is said.
+/// Default number of pages.
 const PAGES: u32 = 64;
 
 /// The value of `device` for the only one that announces itself.
@@ -170,14 +170,14 @@ fn bytes(size: ByteSize) -> usize {
 }
 
 impl HsbConfig {
-    /// The device's control port; `None` for the only one that announces itself, or where it is no address.
+    /// The control port of the device; `None` for `"auto"`, or if `device` is not an address.
     pub fn device(&self) -> Option<SocketAddr> {
         let text = self.device.as_str();
         let with_port = || Some(SocketAddr::new(text.parse::<IpAddr>().ok()?, ecb::PORT));
         text.parse().ok().or_else(with_port)
     }
 
-    /// Everything that is wrong with it.
+    /// Returns every problem of the configuration.
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
@@ -189,77 +189,80 @@ impl HsbConfig {
             self.device == AUTO || self.device().is_some_and(|device| device.is_ipv4()),
             "device",
             format!("`{}` is neither an IPv4 address nor \"auto\"", self.device),
-            "give the device's address such as \"192.168.0.2\", or \"auto\" for the only one that there is",
+            "set the device's address such as \"192.168.0.2\", or \"auto\" for the only device in the network",
         );
         must(
             self.sensor < MAX_SENSORS,
             "sensor",
             format!(
-                "sensor {} of a device that has at most {MAX_SENSORS}",
+                "sensor index {} is too large: a device has at most {MAX_SENSORS} sensors",
                 self.sensor
             ),
-            "sensors count from 0",
+            "sensor indices start at 0",
         );
         must(
             self.plane < MAX_PLANES,
             "plane",
             format!(
-                "plane {} of a device that has at most {MAX_PLANES}",
+                "plane index {} is too large: a device has at most {MAX_PLANES} planes",
                 self.plane
             ),
-            "planes count from 0",
+            "plane indices start at 0",
         );
         must(
             (1..=1 << 31).contains(&self.frame.0),
             "frame",
-            format!("frames of {}", self.frame),
-            "give 1 B to 2 GiB: what the sensor makes",
+            format!("a frame cannot have {}", self.frame),
+            "set 1 B to 2 GiB, as configured in the sensor",
         );
         let packet = bytes(self.packet);
         must(
             packet > 0
-                && packet.is_multiple_of(GRAIN)
+                && packet.is_multiple_of(ALIGNMENT)
                 && placer::largest(packet.min(DATAGRAM)) <= DATAGRAM,
             "packet",
-            format!("packets of {}", self.packet),
-            "give a multiple of 128 B that fits the network: 1408 B for an MTU of 1500, 8704 B for one of 9000",
+            format!("a packet cannot have {}", self.packet),
+            "set a multiple of 128 B that fits the network: 1408 B for an MTU of 1500, 8704 B for an MTU of 9000",
         );
         must(
             (1..=MAX_PAGES).contains(&self.page_count()),
             "pages",
-            format!("{} pages", self.page_count()),
-            "give 1 to 4096",
+            format!("a sensor cannot have {} pages", self.page_count()),
+            "set 1 to 4096",
         );
         must(
             self.queue_pair
                 .is_none_or(|pair| pair >> QUEUE_PAIR_BITS == 0),
             "queue_pair",
-            "a queue pair has 24 bits".into(),
-            "give 0 to 16777215",
+            "a queue pair number has at most 24 bits".into(),
+            "set 0 to 16777215",
         );
         must(
             self.control || (self.rkey.is_some() && self.queue_pair.is_some()),
             "control",
-            "without control nobody knows which packets are for this source".into(),
-            "give `queue_pair` and `rkey` as they were told to the sensor, or let daq control it",
+            "without `control`, `queue_pair` and `rkey` are needed to identify the packets of this source".into(),
+            "set `queue_pair` and `rkey` as configured in the sensor, or set `control = true`",
         );
-        let least = Pages::page_bytes(bytes(self.frame).min(1 << 31));
+        let min = Pages::page_bytes(bytes(self.frame).min(1 << 31));
         let stride = self.stride();
         must(
-            stride >= least as u64
-                && stride.is_multiple_of(GRAIN as u64)
-                && u32::try_from(stride / (GRAIN as u64)).is_ok(),
+            stride >= min as u64
+                && stride.is_multiple_of(ALIGNMENT as u64)
+                && u32::try_from(stride / (ALIGNMENT as u64)).is_ok(),
             "stride",
-            format!("{} from page to page", ByteSize(stride)),
-            "give a multiple of 128 B that has room for a frame and 128 B of metadata, or leave it out",
+            format!("the distance between pages cannot be {}", ByteSize(stride)),
+            "set a multiple of 128 B that holds a frame and 128 B of metadata, or omit it",
         );
         must(
             self.base
                 .checked_add(stride.saturating_mul(self.page_count().into()))
                 .is_some(),
             "base",
-            format!("pages from {:#x} on end beyond all addresses", self.base),
-            "leave it out unless somebody else arms the sensor",
+            format!(
+                "pages from address {:#x} exceed the 64-bit address space",
+                self.base
+            ),
+            "omit it unless another program arms the sensor",
         );
         found.extend(frames::problems(self.window, self.agree));
         found.extend(match self.mode {
@@ -278,17 +281,17 @@ impl HsbConfig {
             None => report(
                 "listen",
                 "no address to receive on".into(),
-                "give an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
+                "set an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
             ),
             Some(listen) if !listen.is_ipv4() || listen.ip().is_multicast() => report(
                 "listen",
-                format!("{listen} is no address that a sensor can send to"),
-                "give an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
+                format!("a sensor cannot send to {listen}"),
+                "set an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
             ),
             Some(listen) if listen.port() == 0 && self.control => report(
                 "listen",
                 "no port".into(),
-                "give the port that the sensor is to send to, such as 4791",
+                "set the port that the sensor sends to, such as 4791",
             ),
             Some(_) => {}
         }
@@ -296,19 +299,19 @@ impl HsbConfig {
         let mut report = |key: &str, message: String, help: &str| {
             found.push(Problem::at(key, message).help(help));
         };
-        let left = "leave it out, or write mode = \"queue-pair\"";
+        let left = "omit it, or set mode = \"queue-pair\"";
         if self.nics.is_some() {
-            report("nics", "a socket goes through any card".into(), left);
+            report("nics", "a socket receives from any NIC".into(), left);
         }
         if self.path != P2pPreference::Auto {
             report(
                 "path",
-                "a socket's frames go through host memory".into(),
+                "in socket mode frames always pass through host memory".into(),
                 left,
             );
         }
         if self.relaxed_ordering {
-            let message = "no card writes what a socket receives".into();
+            let message = "in socket mode no NIC writes frames to memory".into();
             report("relaxed_ordering", message, left);
         }
         found
@@ -323,49 +326,57 @@ impl HsbConfig {
             [nic] if !nic.is_empty() => {}
             [] | [_] => report(
                 "nics",
-                "no card for the queue pair",
-                "name one, as in nics = [\"mlx5_0\"]; `rdma link` lists them",
+                "no NIC for the queue pair",
+                "set one, as in nics = [\"mlx5_0\"]; `rdma link` lists them",
             ),
             _ => report(
                 "nics",
-                "several cards for one sensor, which sends to one address",
-                "name one; each sensor of a device may have another",
+                "a sensor sends to one address and can use only one NIC",
+                "set one; each sensor of a device may use another",
             ),
         }
         if !self.control {
-            let help = "leave it out: the card chooses the queue pair's number and key, and the sensor must be told them";
+            let help = "omit it: the NIC chooses the queue pair's number and key, and this source must write them to the sensor";
             report(
                 "control",
-                "nobody else can arm a sensor for a queue pair",
+                "no other program can arm a sensor for this queue pair",
                 help,
             );
         }
-        let left = "leave it out";
+        let left = "omit it";
         if self.listen.is_some() {
-            report("listen", "a queue pair has the address of its card", left);
+            report("listen", "a queue pair uses the address of its NIC", left);
         }
         if self.queue_pair.is_some() {
-            report("queue_pair", "the card chooses the number", left);
+            report("queue_pair", "the NIC chooses the number", left);
         }
         if self.rkey.is_some() {
-            report("rkey", "the card chooses the key", left);
+            report("rkey", "the NIC chooses the key", left);
         }
         if self.from.is_some() {
-            let message = "a queue pair accepts no packets but those with its number and key";
+            let message = "a queue pair accepts only packets with its number and key";
             report("from", message, left);
         }
         if self.base != 0 {
-            report("base", "the card says where its memory begins", left);
+            report(
+                "base",
+                "the memory region of the NIC determines the address",
+                left,
+            );
         }
         if self.stride.is_some() {
-            let help = "leave it out; `slot` of the ring is what it follows from";
-            report("stride", "the pages are as far apart as slots", help);
+            let help = "omit it; set `slot` of the ring instead";
+            report(
+                "stride",
+                "the distance between pages is the slot size of the ring",
+                help,
+            );
         }
         if self.pages.is_some() {
-            let help = "leave it out; `slots` of the ring says how many";
-            report("pages", "the pages are slots", help);
+            let help = "omit it; set `slots` of the ring instead";
+            report("pages", "the pages are the slots of the ring", help);
         }
-        let is_usual = [
+        let is_default = [
             (
                 "receive_buffer",
                 self.receive_buffer.0 == receive_buffer().0,
@@ -375,15 +386,15 @@ impl HsbConfig {
             ("max_gap", self.max_gap == max_gap()),
             ("agree", self.agree == frames::default_resync_after()),
         ];
-        for (key, _) in is_usual.iter().filter(|(_, is_usual)| !is_usual) {
-            report(key, "it says nothing of a queue pair", left);
+        for (key, _) in is_default.iter().filter(|(_, is_default)| !is_default) {
+            report(key, "it has no effect on a queue pair", left);
         }
         let last = bytes(self.frame) % bytes(self.packet).max(1);
-        if (1..MARK).contains(&last) {
+        if (1..MARKER_BYTES).contains(&last) {
             let help = "choose another `packet`";
             report(
                 "frame",
-                "its last packet has fewer than 8 bytes, too few to tell whether it came",
+                "the last packet of a frame has fewer than 8 bytes, too few to detect whether it arrived",
                 help,
             );
         }
@@ -394,13 +405,13 @@ impl HsbConfig {
         self.pages.unwrap_or(PAGES)
     }
 
-    /// Bytes from page to page.
+    /// Bytes between two pages.
     fn stride(&self) -> u64 {
-        let usual = || Pages::page_bytes(bytes(self.frame).min(1 << 31)) as u64;
-        self.stride.map_or_else(usual, |stride| stride.0)
+        let default = || Pages::page_bytes(bytes(self.frame).min(1 << 31)) as u64;
+        self.stride.map_or_else(default, |stride| stride.0)
     }
 
-    /// Where the sensor writes to, with a key of `rkey` where none is given.
+    /// The pages that the sensor writes to; `rkey` is used unless the configuration sets a key.
     pub fn pages(&self, rkey: u32) -> Pages {
         Pages {
             base: self.base,

@@ -1,7 +1,7 @@
-//! Finding sensors: each says once a second, to everyone, that it is there.
+//! Device discovery: each device broadcasts an announcement once per second.
 //!
-//! The message is a request of the bootstrap protocol (RFC 951) on other ports, sent from 12268 to 12267. In the part that
-//! the protocol leaves to vendors the device tells which of its planes sends it; the address is the one that it comes from.
+//! The announcement is a BOOTP request (RFC 951) on other ports, sent from 12268 to 12267. The vendor area names the data
+//! plane that sends it. The device's address is the source address of the packet.
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::collections::BTreeMap;
@@ -10,37 +10,37 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// Where devices send it to.
+/// Destination port of announcements.
 pub const PORT: u16 = 12_267;
-/// How long they are listened for: two messages, with some time to spare.
+/// How long to listen: two announcements, with some margin.
 pub const TIMEOUT: Duration = Duration::from_millis(2_500);
 
-/// Bytes of a message.
+/// Minimum bytes of an announcement.
 const BYTES: usize = 300;
-/// Where the client's hardware address begins.
+/// Offset of the client's hardware address.
 const HARDWARE: usize = 28;
-/// Where the vendor's part begins.
+/// Offset of the vendor area.
 const VENDOR: usize = 236;
-/// How the vendor's part begins: a tag, a length, and who it is.
+/// Tag of the vendor area, followed by a length and the vendor's name.
 const TAG: u8 = 0xe0;
-/// Who it is.
+/// The vendor's name.
 const NAME: &[u8] = b"NVDA";
 
-/// What a device says of itself.
+/// The announcement of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announcement {
-    /// Its MAC address.
+    /// MAC address of the device.
     pub mac: [u8; 6],
-    /// Which of its planes says so, where it tells.
+    /// The plane that sends it, if the vendor area names it.
     pub plane: Option<u8>,
 }
 
-/// A device that was found.
+/// A discovered device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its address.
+    /// Address of the device.
     pub address: IpAddr,
-    /// What it says.
+    /// Its announcement.
     pub announcement: Announcement,
 }
 
@@ -62,9 +62,9 @@ impl fmt::Display for Found {
     }
 }
 
-/// Reads a message; `None` if it is another.
+/// Parses an announcement; `None` if the message is not one.
 pub fn parse(message: &[u8]) -> Option<Announcement> {
-    // A request, over Ethernet, with addresses of six bytes.
+    // A BOOTP request over Ethernet with six-byte addresses.
     if message.len() < BYTES || message[..3] != [1, 1, 6] {
         return None;
     }
@@ -77,10 +77,10 @@ pub fn parse(message: &[u8]) -> Option<Announcement> {
     })
 }
 
-/// Listens on `listen` until `patience` is over; everyone that was heard, each once.
-pub fn listen(listen: SocketAddr, patience: Duration) -> io::Result<Vec<Found>> {
+/// Listens on `listen` for `timeout`; returns each device once.
+pub fn listen(listen: SocketAddr, timeout: Duration) -> io::Result<Vec<Found>> {
     let socket = open(listen)?;
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     let mut found = BTreeMap::new();
     let mut message = [0; 2048];
     loop {
@@ -112,7 +112,7 @@ pub fn listen(listen: SocketAddr, patience: Duration) -> io::Result<Vec<Found>> 
     }
 }
 
-/// A socket that leaves the port to others as well: each gets what is sent to everyone.
+/// Opens a socket that shares its port: each socket receives the broadcasts.
 fn open(listen: SocketAddr) -> io::Result<UdpSocket> {
     let family = if listen.is_ipv4() {
         AddressFamily::INET
@@ -163,8 +163,8 @@ mod tests {
     }
 
     #[test]
-    fn device_is_discovered_once() {
-        // Bound first, so that the port is free for whoever shares it.
+    fn device_is_found_once() {
+        // Bound first to find a free port.
         let shared = open("127.0.0.1:0".parse().unwrap()).unwrap();
         let to = shared.local_addr().unwrap();
         drop(shared);
@@ -172,7 +172,7 @@ mod tests {
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         while !listener.is_finished() {
             for bytes in [&message()[..], b"hello"] {
-                // Refused while nobody listens yet.
+                // Fails until the listener is ready.
                 let _ = sender.send_to(bytes, to);
             }
             std::thread::sleep(Duration::from_millis(10));

@@ -1,11 +1,11 @@
-//! The control plane: a sensor's registers, read and written by UDP.
+//! The control plane: reads and writes the registers of a device over UDP.
 //!
 //! ```text
 //!   request  0  command │ flags │ sequence (2) │ reserved (2)        │ address (4) │ data (4)
 //!   reply    0  command with bit 7 │ flags │ sequence (2) │ status │ reserved │ address (4) │ data (4)
 //! ```
-//! Big-endian. One request at a time: the device answers the one that it has before it looks at the next, so all sources of
-//! a device share one [`Ecb`].
+//! Big-endian. Only one request at a time: the device answers a request before it reads the next, so all sources of a device
+//! share one [`Ecb`].
 //!
 //! A device with several interfaces may answer from another of its addresses. A reply is therefore accepted from any address,
 //! but only from the control port, and only if it repeats the command, the register and the sequence number of the one
@@ -28,67 +28,66 @@ pub const PORT: u16 = 8192;
 const WRITE: u8 = 0x04;
 /// Command: read a word.
 const READ: u8 = 0x14;
-/// What a reply adds to its request's command.
+/// Bit that a reply adds to the command of its request.
 const REPLY: u8 = 0x80;
-/// Flag: the device is to answer.
+/// Flag: request an answer.
 const ANSWER: u8 = 0x01;
-/// Bytes of a request, and of a reply at least.
+/// Bytes of a request; minimum bytes of a reply.
 const BYTES: usize = 14;
-/// How long the first answer is waited for; each next time twice as long.
+/// Timeout of the first attempt; doubled with each retry.
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// Times that a request is sent.
+/// Maximum number of times that a request is sent.
 const TRIES: u32 = 4;
 
-/// Why a register could not be read or written.
+/// Why a register access failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EcbError {
     /// The socket failed.
-    #[error("cannot reach the control port {device}: {source}; `ip route get {}` shows the way", device.ip())]
+    #[error("cannot reach the control port {device}: {source}; `ip route get {}` shows the route", device.ip())]
     Socket {
-        /// Which device.
+        /// The device.
         device: SocketAddr,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nothing came back.
+    /// The device did not answer.
     #[error(
-        "the device {device} does not answer (register {address:#010x}, asked {TRIES} times): `ping {}` shows whether it is \
-         there; `device = \"auto\"` finds what there is", device.ip()
+        "the device {device} does not answer (register {address:#010x}, {TRIES} attempts): check `ping {}`; `device = \"auto\"` \
+         discovers devices", device.ip()
     )]
     Silent {
-        /// Which device.
+        /// The device.
         device: SocketAddr,
-        /// Which register.
+        /// The register.
         address: u32,
     },
-    /// The device refused.
+    /// The device returned an error status.
     #[error(
-        "the device {device} refuses to {action} register {address:#010x}: status {status:#04x}"
+        "the device {device} refused to {action} register {address:#010x}: status {status:#04x}"
     )]
     Refused {
-        /// Which device.
+        /// The device.
         device: SocketAddr,
-        /// What was asked.
+        /// "read" or "write".
         action: &'static str,
-        /// Which register.
+        /// The register.
         address: u32,
-        /// What it said.
+        /// Status code of the device.
         status: u8,
     },
 }
 
-/// Register: the version of the device's gateware.
+/// Register: gateware version.
 const VERSION: u32 = 0x80;
-/// Register: the date of that version.
+/// Register: date of the gateware.
 const DATE: u32 = 0x84;
-/// The oldest version with the registers that [`arm`](super::arm) writes. Those before have one register for each of four
+/// The oldest version with the registers that [`arm`](super::arm) writes. Older versions have one register for each of four
 /// page addresses instead.
 const OLDEST: u32 = 0x2602;
 /// The newest version whose registers are known.
 const NEWEST: u32 = 0x2606;
 
-/// The version of a device's gateware: hexadecimal digits that read as decimal ones, as in 0x2602 for February 2026. All zero
-/// where the device does not report one.
+/// The gateware version of a device, in BCD: 0x2602 is February 2026. All zero if the device does not report one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     /// Year and month.
@@ -98,7 +97,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// Why a device with this version may not send; `None` for a known version.
+    /// Why a device with this version may not work; `None` for a known version.
     pub fn problem(self) -> Option<String> {
         match self.number {
             0 => Some(
@@ -106,12 +105,12 @@ impl Version {
                     .to_owned(),
             ),
             older @ 1..OLDEST => Some(format!(
-                "version {older:#06x} has other page registers than {OLDEST:#06x} and may send nothing, or to wrong \
+                "version {older:#06x} has other page registers than {OLDEST:#06x}: the device may send nothing or write to wrong \
                  addresses; update the gateware"
             )),
             OLDEST..=NEWEST => None,
             newer => Some(format!(
-                "version {newer:#06x} is newer than {NEWEST:#06x}, the newest known; its registers may differ"
+                "version {newer:#06x} is newer than the newest known version {NEWEST:#06x}; its registers may differ"
             )),
         }
     }
@@ -123,7 +122,6 @@ impl fmt::Display for Version {
     }
 }
 
-/// What a reply says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reply {
     command: u8,
@@ -168,39 +166,39 @@ fn parse(bytes: &[u8]) -> Option<Reply> {
     })
 }
 
-/// A device's registers.
+/// Access to the registers of a device.
 #[derive(Debug)]
 pub struct Ecb {
     socket: UdpSocket,
     device: SocketAddr,
     sequence: u16,
     failures: u64,
-    /// The other address that the device answered from last; logged once.
+    /// The other address from which the device answered last; logged once.
     answers_from: Option<IpAddr>,
-    /// Limits what is logged of addresses that answer.
+    /// Limits the log messages about other addresses.
     senders: LogLimit,
     /// The version that was read last.
     version: Option<Version>,
-    /// Sensors that a source of this process has, a bit each.
-    taken: u32,
+    /// Sensors used by sources of this process, one bit each.
+    reserved: u32,
 }
 
-/// A sensor of a device, for one source of this process alone, until it is dropped.
+/// Reserves a sensor of a device for one source of this process, until it is dropped.
 #[derive(Debug)]
-pub struct Taken {
+pub struct Reservation {
     ecb: Arc<Mutex<Ecb>>,
     sensor: u32,
 }
 
-impl Taken {
-    /// Takes sensor `sensor`, 0 to 31, of the device; none if another source has it.
-    pub fn take(ecb: &Arc<Mutex<Ecb>>, sensor: u32) -> Option<Self> {
-        let taken = &mut ecb.lock().unwrap_or_else(PoisonError::into_inner).taken;
+impl Reservation {
+    /// Reserves sensor `sensor`, 0 to 31; `None` if another source uses it.
+    pub fn new(ecb: &Arc<Mutex<Ecb>>, sensor: u32) -> Option<Self> {
+        let reserved = &mut ecb.lock().unwrap_or_else(PoisonError::into_inner).reserved;
         let bit = 1 << sensor;
-        if *taken & bit != 0 {
+        if *reserved & bit != 0 {
             return None;
         }
-        *taken |= bit;
+        *reserved |= bit;
         Some(Self {
             ecb: ecb.clone(),
             sensor,
@@ -208,18 +206,18 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for Reservation {
     fn drop(&mut self) {
         let mut ecb = self.ecb.lock().unwrap_or_else(PoisonError::into_inner);
-        ecb.taken &= !(1 << self.sensor);
+        ecb.reserved &= !(1 << self.sensor);
     }
 }
 
-/// The control planes in use, by device.
+/// The open control planes, by device.
 static SHARED: Mutex<Option<HashMap<SocketAddr, Weak<Mutex<Ecb>>>>> = Mutex::new(None);
 
 impl Ecb {
-    /// The registers of `device`, shared by all that use them in this process.
+    /// Returns the registers of `device`, shared by all users in this process.
     pub fn shared(device: SocketAddr) -> Result<Arc<Mutex<Self>>, EcbError> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = shared.get_or_insert_default();
@@ -243,26 +241,25 @@ impl Ecb {
             answers_from: None,
             senders: LogLimit::new(),
             version: None,
-            taken: 0,
+            reserved: 0,
         })
     }
 
-    /// Requests so far that were not answered in time, or refused.
+    /// Number of requests so far that were refused or not answered in time.
     pub const fn failures(&self) -> u64 {
         self.failures
     }
 
-    /// Which device it is.
     pub const fn device(&self) -> SocketAddr {
         self.device
     }
 
     /// This host's address as the device sees it.
     pub fn host(&self) -> Result<IpAddr, EcbError> {
-        host_towards(self.device).map_err(|source| self.failed(source))
+        local_address_to(self.device).map_err(|source| self.failed(source))
     }
 
-    /// Reads the version of the device, and logs it where it is not the one that was read last.
+    /// Reads the gateware version of the device, and logs it if it changed.
     pub fn read_version(&mut self) -> Result<Version, EcbError> {
         let mut read = || {
             let number = self.read(VERSION)?;
@@ -270,7 +267,7 @@ impl Ecb {
             Ok(Version { number, date })
         };
         let version = match read() {
-            // A device without these registers can be armed all the same.
+            // A device without these registers can still be armed.
             Err(EcbError::Refused { .. }) => Version::default(),
             read => read?,
         };
@@ -304,7 +301,7 @@ impl Ecb {
         self.sequence = self.sequence.wrapping_add(1);
         let bytes = request(command, self.sequence, address, data);
         for attempt in 0..TRIES {
-            // Sent again as it was: to write a word twice does no harm.
+            // The same request again: writing a value twice is harmless.
             let sent = self.socket.send_to(&bytes, self.device);
             sent.map_err(|source| self.failed(source))?;
             let Some(reply) = self.answer(command, address, TIMEOUT * 2_u32.pow(attempt))? else {
@@ -328,14 +325,14 @@ impl Ecb {
         })
     }
 
-    /// Waits for the reply to the last request, past those to earlier ones.
+    /// Waits for the reply to the last request; ignores replies to earlier requests.
     fn answer(
         &mut self,
         command: u8,
         address: u32,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Option<Reply>, EcbError> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut bytes = [0; 512];
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -367,7 +364,7 @@ impl Ecb {
         }
     }
 
-    /// Logs the first answer from an address that is not the one that was asked.
+    /// Logs the first answer from an address other than the configured one.
     fn note_sender(&mut self, from: IpAddr) {
         if from != self.device.ip() && self.answers_from != Some(from) {
             self.answers_from = Some(from);
@@ -378,7 +375,7 @@ impl Ecb {
     }
 }
 
-/// A socket on any free port, of the address family of `device`.
+/// Opens a socket on any free port, of the address family of `device`.
 fn unbound(device: SocketAddr) -> io::Result<UdpSocket> {
     let any: IpAddr = if device.is_ipv4() {
         [0; 4].into()
@@ -388,8 +385,8 @@ fn unbound(device: SocketAddr) -> io::Result<UdpSocket> {
     UdpSocket::bind((any, 0))
 }
 
-/// The address of this host from which packets to `device` leave. Sends nothing.
-pub fn host_towards(device: SocketAddr) -> io::Result<IpAddr> {
+/// Returns the local address from which packets to `device` leave. Sends nothing.
+pub fn local_address_to(device: SocketAddr) -> io::Result<IpAddr> {
     let socket = unbound(device)?;
     socket.connect(device)?;
     Ok(socket.local_addr()?.ip())
@@ -456,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_reply_is_retried_and_foreign_senders_are_ignored() {
+    fn lost_request_is_repeated_and_foreign_replies_are_ignored() {
         let (address, thread) = device(2, |n, request| {
             let mut stale = reply(request, 0, 1);
             stale[2] ^= 0xff;
@@ -498,18 +495,18 @@ mod tests {
     }
 
     #[test]
-    fn reply_from_other_address_of_device_is_accepted() {
-        // The device has two addresses: it is asked at one, and answers from the other, with the control port.
+    fn answer_from_another_address_of_the_device_is_accepted() {
+        // The device has two addresses. The request goes to one; the reply comes from the other, from the control port.
         let asked = UdpSocket::bind((Ipv4Addr::new(127, 77, 0, 1), 0)).unwrap();
         let address = asked.local_addr().unwrap();
         let other = UdpSocket::bind((Ipv4Addr::new(127, 77, 0, 2), address.port())).unwrap();
-        let stranger = UdpSocket::bind((Ipv4Addr::new(127, 77, 0, 3), 0)).unwrap();
+        let foreign = UdpSocket::bind((Ipv4Addr::new(127, 77, 0, 3), 0)).unwrap();
         let thread = std::thread::spawn(move || {
             let mut bytes = [0; 64];
             let (got, from) = asked.recv_from(&mut bytes).unwrap();
             let mut wrong = reply(&bytes[..got], 0, 1);
             // Not from the control port; then from it, with another sequence number.
-            stranger.send_to(&wrong, from).unwrap();
+            foreign.send_to(&wrong, from).unwrap();
             wrong[3] ^= 1;
             other.send_to(&wrong, from).unwrap();
             other.send_to(&reply(&bytes[..got], 0, 7), from).unwrap();
@@ -524,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn version_is_checked_by_registers() {
+    fn versions_with_unknown_registers_are_reported() {
         for (number, part) in [
             (0, Some("unknown")),
             (0x2511, Some("update the gateware")),

@@ -1,7 +1,7 @@
-//! The sensor's thread: arms it, and takes its packets from the kernel into the window.
+//! The receiving thread of a sensor: arms it, and places the packets of its socket in the window.
 
 use super::placer::Placer;
-use super::seen::{CONTROL_ERRORS, COUNTS, Counters, REARMED, Seen};
+use super::statistics::{CONTROL_ERRORS, COUNTS, Counters, REARMED, Statistics};
 use super::supervisor::{Link, Parts, Rearm, Supervisor, Target};
 use crate::sender::{SenderWatch, message_of};
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
@@ -13,27 +13,27 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Messages received by one system call, where each is one packet.
+/// Messages per system call if each message is one packet.
 const MESSAGES: usize = 64;
-/// Messages received by one system call, where each may be many packets: what is received is read at once, and should
-/// still be in a near cache then.
+/// Messages per system call if each message may contain many coalesced packets. Small, so that the received data is still in
+/// the CPU cache when it is placed.
 const COALESCED: usize = 8;
-/// The kernel's drops are read at most this often.
+/// Minimum time between two reads of the kernel's drop counter.
 const DROPS: Duration = Duration::from_millis(1);
 
-/// Bytes of its receive buffers.
+/// Bytes of the receive buffers.
 pub(super) const MEMORY: usize = MESSAGES * MESSAGE_BYTES;
 
-/// How the sensor of a source is kept armed.
+/// The parameters for arming the sensor of a source.
 pub(super) struct Supervision {
     pub(super) target: Target,
     pub(super) rearm: Rearm,
-    /// Silence after which registers are read back; zero for never.
+    /// Silence after which the registers are read back; zero = never.
     pub(super) rearm_after: Duration,
 }
 
 impl Supervision {
-    /// A supervisor for the source `name`, which arms nothing yet.
+    /// Creates a supervisor for the source `name`; it does not arm the sensor yet.
     pub(super) fn start(self, name: &str, counters: &Counters) -> Result<Supervisor, SourceError> {
         let Self {
             target,
@@ -59,25 +59,25 @@ impl Supervision {
 
 /// Receives from one sensor.
 pub(super) struct Receiver {
-    /// Disarms the sensor when it is dropped: before the socket that it sends to.
+    /// Disarms the sensor when it is dropped. Must be dropped before the socket that the sensor sends to.
     supervisor: Option<Supervisor>,
     link: Option<Arc<Link>>,
-    /// The last change of the key that was followed.
+    /// The last key change that was applied.
     generation: u64,
     socket: UdpSocket,
     placer: Placer,
     batch: RecvBatch,
     senders: SenderWatch,
-    /// Messages to receive at a time.
+    /// Maximum number of messages per receive call.
     messages: usize,
     drops_read: Option<Instant>,
-    is_begun: bool,
-    /// Those of [`COUNTS`], in their order.
+    is_started: bool,
+    /// In the order of [`COUNTS`].
     counters: Counters,
 }
 
 impl Receiver {
-    /// A receiver for the source of `context`, of a sensor that is armed as `supervision` says unless another program arms it.
+    /// Creates a receiver for the source of `context`. `supervision` is `None` if another program arms the sensor.
     pub(super) fn new(
         context: &SourceContext,
         socket: UdpSocket,
@@ -100,12 +100,12 @@ impl Receiver {
             batch: RecvBatch::plain(MESSAGES, MESSAGE_BYTES),
             messages: COALESCED,
             drops_read: None,
-            is_begun: false,
+            is_started: false,
             counters,
         })
     }
 
-    /// Receives and places what is there; whether there was anything.
+    /// Receives and places the available packets; returns whether there were any.
     fn receive(&mut self, window: &mut ReorderWindow) -> io::Result<bool> {
         self.batch.name_all(self.senders.wants_all());
         let count = self.batch.recv(&self.socket, self.messages)?;
@@ -122,7 +122,7 @@ impl Receiver {
             whole.chain(bytes.chunks(about.segment.max(1)))
         });
         self.senders.saw(batch.sender(0));
-        // After the packets were received: those with a new key were sent after it was stored.
+        // After the receive call, because packets with a new key were sent after the key was stored.
         if let Some(link) = &self.link
             && let Some(rkey) = link.renewed(&mut self.generation)
         {
@@ -143,15 +143,15 @@ impl Receiver {
         Ok(true)
     }
 
-    /// Tells what has changed since `before`.
-    fn count(&self, before: Seen) {
+    /// Updates the counters if they changed since `before`.
+    fn count(&self, before: Statistics) {
         let seen = self.placer.seen();
         if seen != before {
-            seen.tell(&self.counters);
+            seen.store(&self.counters);
         }
     }
 
-    /// Reads how many messages the kernel has dropped, if it is time to.
+    /// Reads the kernel's drop counter, at most once per interval.
     fn read_drops(&mut self, window: &ReorderWindow) {
         let now = Instant::now();
         let is_early = |read: Instant| now.saturating_duration_since(read) < DROPS;
@@ -174,7 +174,7 @@ impl Receiver {
 
 impl Filler for Receiver {
     fn start(&mut self) -> Result<(), SourceError> {
-        // A sensor that cannot be armed must not end the others: the supervisor tries again.
+        // If a sensor cannot be armed, the other sources continue and the supervisor retries.
         if let Some(supervisor) = &self.supervisor {
             supervisor.start();
         }
@@ -184,9 +184,9 @@ impl Filler for Receiver {
     fn fill(
         &mut self,
         window: &mut ReorderWindow,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Polled, SourceError> {
-        if !std::mem::replace(&mut self.is_begun, true) {
+        if !std::mem::replace(&mut self.is_started, true) {
             window.await_times();
         }
         let got = self.receive(window).map_err(|why| self.error(&why))?;
@@ -197,7 +197,7 @@ impl Filler for Receiver {
             return Ok(Polled::Busy);
         }
         let ready =
-            !patience.is_zero() && self.socket.wait(patience).map_err(|why| self.error(&why))?;
+            !timeout.is_zero() && self.socket.wait(timeout).map_err(|why| self.error(&why))?;
         Ok(if ready { Polled::Busy } else { Polled::Idle })
     }
 

@@ -1,4 +1,4 @@
-//! What a sensor tells of a frame: 128 bytes behind it.
+//! Frame metadata: 128 bytes that a sensor sends after each frame.
 //!
 //! ```text
 //!    0  flags (4) │ PSN (4) │ CRC (4) │ frame started: s (8), ns (4) │ bytes written (8)
@@ -14,28 +14,28 @@ pub const BYTES: usize = 128;
 /// A frame's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metadata {
-    /// The sensor's flags, as they are.
+    /// The sensor's flags, not interpreted.
     pub flags: u32,
-    /// Packet sequence number when the frame ended.
+    /// Packet sequence number at the end of the frame.
     pub psn: u32,
-    /// The sensor's CRC of the frame, as it is.
+    /// The sensor's CRC of the frame, not checked.
     pub crc: u32,
-    /// When the frame began: seconds of the sensor's clock.
+    /// Start of the frame: seconds of the sensor's clock.
     pub seconds: u64,
-    /// When the frame began: nanoseconds in that second.
+    /// Start of the frame: nanoseconds within the second.
     pub nanoseconds: u32,
-    /// Bytes of the frame that the sensor has written.
+    /// Number of bytes of the frame that the sensor has written.
     pub bytes_written: u64,
     /// The sensor's number of the frame.
     pub frame: u16,
-    /// When the metadata was made: seconds of the sensor's clock.
+    /// Creation time of the metadata: seconds of the sensor's clock.
     pub made_seconds: u64,
-    /// When the metadata was made: nanoseconds in that second.
+    /// Creation time of the metadata: nanoseconds within the second.
     pub made_nanoseconds: u32,
 }
 
 impl Metadata {
-    /// Reads it.
+    /// Parses the metadata.
     pub fn parse(bytes: &[u8; BYTES]) -> Self {
         fn at<const N: usize>(bytes: &[u8; BYTES], from: usize) -> [u8; N] {
             std::array::from_fn(|i| bytes[from + i])
@@ -53,10 +53,10 @@ impl Metadata {
         }
     }
 
-    /// When the frame began, by the sensor's clock.
+    /// Returns the start of the frame in the sensor's clock, or no timestamp if the values are out of range.
     ///
-    /// The clock follows PTP where the network has a grandmaster, and counts from power-on else. Nothing in the packet
-    /// says which, nor how far it is from UTC, so it is the sensor's clock and no other. None where the numbers are no time.
+    /// The clock follows PTP if the network has a grandmaster; otherwise it counts from power-on. The packet does not show
+    /// which, nor the offset from UTC, so the timestamp is marked as sensor time.
     pub fn time(&self) -> Timestamp {
         let whole = self.seconds.checked_mul(1_000_000_000);
         let ns = whole.and_then(|ns| ns.checked_add(u64::from(self.nanoseconds)));
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metadata_written_by_hand_is_parsed() {
+    fn metadata_bytes_are_parsed() {
         let mut bytes: [u8; BYTES] = std::array::from_fn(|i| u8::try_from(i).unwrap());
         bytes[12..24].copy_from_slice(&[0, 0, 0, 0, 0x65, 0, 0, 1, 0x3b, 0x9a, 0xc9, 0xff]);
         let metadata = Metadata::parse(&bytes);

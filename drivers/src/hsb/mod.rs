@@ -1,100 +1,101 @@
-//! The source `hsb`: sensors behind a Holoscan Sensor Bridge, which write their frames by RoCE v2.
+//! The source `hsb`: sensors behind a Holoscan Sensor Bridge, which send their frames as RoCE v2 writes.
 //!
 //! ```text
 //!   sensor ─ RDMA writes over UDP ─▶ socket ─▶ headers checked ─▶ window of open slots ─▶ ring
 //!     ▲
-//!     └─ registers (control plane) ─ armed at start, disarmed at the end
+//!     └─ registers (control plane) ─ armed at startup, disarmed at shutdown
 //! ```
-//! By default no RDMA card is needed: the packets are taken from a plain UDP socket, and each write is checked before it is
-//! placed. With `mode = "queue-pair"` an RDMA card takes the writes into memory itself, see [Queue pairs](#queue-pairs). A
-//! sensor has the data plane and the control plane of its device in common with others: one source a sensor.
+//! By default no RDMA NIC is needed: a plain UDP socket receives the packets, and each write is checked before its payload is
+//! placed. With `mode = "queue-pair"` an RDMA NIC writes the frames into memory, see [Queue pairs](#queue-pairs). One source
+//! handles one sensor. Several sensors can share the data plane and the control plane of one device.
 //!
 //! # From writes to frames
-//! A write's address names a page and a packet of the frame in it, see [`pages`]; its packet sequence number says which of
-//! the frames that this page holds in turn it is, see [`order`]. The window then knows it as (frame, packet). A frame is
-//! complete when all its packets have come and the one that ends it, which brings the sensor's time of the frame. Of one
-//! with gaps, what is missing is marked and filled when the window has left it behind.
+//! The address of a write names a page and the packet in that page, see [`pages`]. The sensor reuses the pages in turn; the
+//! packet sequence number (PSN) identifies which frame the page holds now, see [`psn`]. The window then handles the
+//! packet by (frame, packet). A frame is complete when all its packets and its end packet have arrived; the end packet
+//! carries the sensor's timestamp of the frame. When the window moves past a frame with gaps, the missing packets are marked
+//! and filled.
 //!
 //! # Ledger
 //! The unit is the packet that carries a part of a frame.
 //!
-//! | what happens | what is counted |
+//! | event | counted as |
 //! |---|---|
-//! | a packet never comes | lost, `wire_gap`; `kernel_drop` if the kernel counted drops at the socket meanwhile |
-//! | the sensor ends a frame early | what it did not send: lost, `wire_gap`, and the frame is counted as `short` |
-//! | it comes after its frame was closed | lost, `late` |
-//! | it comes twice, or so long after the others of its frame that nothing is known of it any more | `duplicates` |
-//! | it is no write, of another queue pair or key, outside the pages, not of a packet's length or at its place, or its number fits no frame | `rejected` |
-//! | it carries metadata alone | `control` |
-//! | its frame finds no slot | lost, `ring_full` |
+//! | a packet never arrives | lost, `wire_gap`; `kernel_drop` if the kernel counted drops at the socket meanwhile |
+//! | the sensor ends a frame early | the packets that it did not send: lost, `wire_gap`; the frame: `short` |
+//! | a packet arrives after its frame was closed | lost, `late` |
+//! | a packet arrives twice, or so late that its frame is no longer tracked | `duplicates` |
+//! | a packet is not a write, has another queue pair or key, an address outside the pages, a wrong length or offset, or a PSN that fits no frame | `rejected` |
+//! | a packet carries metadata only | `control` |
+//! | the ring has no free slot for its frame | lost, `ring_full` |
 //!
-//! `wire_gap` are packets that never came and those that were refused: compare it with `rejected`. A packet's invariant
-//! checksum (`ICRC`) is not looked at: it covers parts of the IP header that no socket tells. What guards the bytes on the
-//! way is the checksum of each Ethernet frame; cards that do RDMA look at both.
+//! `wire_gap` includes the packets that were rejected: compare it with `rejected`. The invariant checksum of a packet (`ICRC`)
+//! is not checked, because it covers parts of the IP header that a socket does not return. The checksum of each Ethernet frame
+//! protects the data on the wire; RDMA NICs check both.
 //!
-//! Beside it are counted: `metadata`, frames whose metadata came; `skipped`, frames that the sensor numbered and never
-//! sent; `short`, frames that it ended early; `control_errors`, requests of this source to the device's registers that it
-//! did not answer or refused; `rearmed`, times that the sensor was armed again.
+//! Further counters: `metadata`, frames whose metadata arrived; `skipped`, frames that the sensor numbered and never
+//! sent; `short`, frames that it ended early; `control_errors`, register requests that the device refused or did not
+//! answer; `rearmed`, the number of times that the sensor was armed again.
 //!
-//! # Restarts
-//! A device that restarts loses its registers, and its sensors send nothing. See `supervisor`: after `rearm_after` without
-//! a packet the registers are read back, and where they are lost the sensor is armed again with a new key (of a queue pair,
-//! with a new queue pair). The first packet opens an epoch. Packets with the old key are `rejected`. What the sensor did not
-//! send meanwhile is not known and not counted as lost; packets of frames that were open are lost, `wire_gap`. A sensor
-//! that cannot be armed at startup is tried again, so that it does not end other sources. With `device = "auto"`, a device
-//! that does not announce itself at startup is looked for until it does.
+//! # Device restarts
+//! A device that restarts loses its registers, and its sensors stop sending. See `supervisor`: after `rearm_after` without
+//! a packet, the registers are read back. If they are lost, the sensor is armed again with a new key (with a new queue pair
+//! in queue-pair mode). The first packet opens an epoch. Packets with the old key are `rejected`. The number of frames that
+//! the sensor could not send meanwhile is unknown, so they are not counted as lost; missing packets of open frames are lost,
+//! `wire_gap`. If a sensor cannot be armed at startup, arming is retried, and other sources continue to run. With
+//! `device = "auto"`, discovery is retried until the device announces itself.
 //!
-//! # Counting anew
-//! A sensor that restarts its count opens an epoch when `agree` packets in succession fit each other and no frame. Their
-//! numbers may also fit frames of long ago. Where the key is ours, new each time the sensor is armed, those are repeated
-//! packets for ever, because a sensor must be armed before it restarts its count; with `control = false` or an `rkey` that is
-//! given, two frames of nothing else open an epoch, and so does a long replay. The packets before the one that confirms the
-//! new count are kept, and placed once it is confirmed. If a packet of the old count comes first, or the run ends, they are
-//! counted as `rejected` or as `duplicates`. At most 64 MiB of them are kept.
+//! # Restarted sequence numbers
+//! If a sensor restarts its PSNs, an epoch opens as soon as `agree` packets in succession are consistent with each other and
+//! fit no current frame. The new PSNs may also match old frames. If the source chooses the key, a new one each time it arms
+//! the sensor, packets that match old frames are always duplicates, because a sensor must be armed before it restarts its
+//! PSNs. With `control = false` or a fixed `rkey`, two frames of nothing but old PSNs open an epoch, and so does a long replay.
+//! The packets before the one that confirms the restart are kept and placed once it is confirmed. If a packet of the old
+//! count arrives first, or the run ends, they are counted as `rejected` or `duplicates`. At most 64 MiB of them are kept.
 //!
 //! # Queue pairs
-//! A network card writes the frames into slots of the engine's own, from where they are copied to the ring, and completes
-//! the packet that ends each; see `queue_pair`. The unit of the ledger is the frame; the first whose end is heard after an
-//! arming begins the count, and of those before it nothing is known.
+//! A NIC writes the frames into slots owned by the DMA engine and reports a completion for the end packet of each frame. The
+//! frames are then copied to the ring; see `queue_pair`. The unit of the ledger is the frame. Counting starts with the first
+//! frame end that is received after arming; frames before it are unknown.
 //!
-//! | what happens | what is counted |
+//! | event | counted as |
 //! |---|---|
-//! | a frame's end never comes | lost, `wire_gap` |
-//! | packets inside of a frame never come | delivered as `incomplete`, those filled and marked as missing; lost, `bad_packet`, where nothing but its end came, or where the ring lies in memory that the CPU does not reach, so that nothing can be filled |
-//! | the sensor ends a frame early | the same with the packets that it did not write to their ends, and the frame is counted as `short`; lost, `bad_packet`, where none is whole |
-//! | the sensor comes round before a frame was copied | lost, `overrun`; `bad_packet` where its page was not ready for it, with the fault `overtaken` |
-//! | more frames end at a time than there are receives | those that were not copied: lost, `overrun`; those of which nothing is heard as ends that never come |
-//! | it is armed anew before frames were told of | lost, `overrun` |
-//! | its frame finds no slot | lost, `ring_full` |
-//! | an outage of more than 2^19 packets | by the metadata, lost, `wire_gap`; where they do not tell, a new epoch, with the fault `order`, and the loss is not known; without metadata one that is a multiple of 2^20 packets and of a round over the pages is not seen |
-//! | a frame's end comes again | the fault `repeated`; where its page has another end since, frames that were not copied are lost, `overrun` |
-//! | ends of the past that go on from each other | a new epoch, with the fault `order`; those that were not believed before: lost, `wire_gap`, with the fault `repeated` |
-//! | a number that fits no frame | a new epoch, with the fault `order`; where its page is not the next, frames that were not copied are lost, `overrun` |
-//! | the card refuses a write: key, address | nothing, as if it had never come |
-//! | metadata that came are not in the frame's page any more | lost, `bad_packet`, with the faults `metadata` and `overtaken` |
-//! | the queue or the card fails | the fault `queue` or `card`; all is made anew; unless the queue itself has stopped, frames that were not copied are lost, `overrun` or `bad_packet`, with the fault `overtaken` |
-//! | it is disarmed and does not fall silent | frames that were not copied: the same |
+//! | the end of a frame never arrives | lost, `wire_gap` |
+//! | packets inside a frame never arrive | the frame is delivered as `incomplete`, with these packets filled and marked as missing; lost, `bad_packet`, if only its end arrived, or if the ring is in memory that the CPU cannot access and fill |
+//! | the sensor ends a frame early | the same for the packets that it did not write completely, and the frame is counted as `short`; lost, `bad_packet`, if no packet is complete |
+//! | the sensor overwrites a frame before it was copied | lost, `overrun`; `bad_packet` if its page was not prepared, with the fault `overtaken` |
+//! | more frames end at once than receives are posted | frames that were not copied: lost, `overrun`; frame ends without a completion: as if the end never arrived |
+//! | the sensor is armed again before completed frames were reported | lost, `overrun` |
+//! | the ring has no free slot for a frame | lost, `ring_full` |
+//! | an outage of more than 2^19 packets | lost, `wire_gap`, if the metadata identify the gap; otherwise a new epoch with the fault `order`, and the number of lost frames is unknown; without metadata, an outage of a multiple of 2^20 packets and of a full round over the pages is not detected |
+//! | a frame end arrives again | the fault `repeated`; if its page has received another end since, frames that were not copied are lost, `overrun` |
+//! | old frame ends that continue each other | a new epoch with the fault `order`; the earlier ones that were ignored: lost, `wire_gap`, with the fault `repeated` |
+//! | a PSN that fits no frame | a new epoch with the fault `order`; if its page is not the next one, frames that were not copied are lost, `overrun` |
+//! | the NIC refuses a write (key, address) | nothing, as if the packet had never arrived |
+//! | metadata that arrived have been overwritten in the frame's page | lost, `bad_packet`, with the faults `metadata` and `overtaken` |
+//! | the queue pair or the NIC fails | the fault `queue` or `card`; the queue pair is created again; unless the queue pair itself has stopped, frames that were not copied are lost, `overrun` or `bad_packet`, with the fault `overtaken` |
+//! | the sensor is disarmed and does not stop sending | frames that were not copied: as in the previous row |
 //!
-//! Beside it the same is counted, from the metadata. It has run on cards of software, and on
-//! soft-RoCE in a QEMU guest, with a simulated bridge: not yet on a ConnectX, nor with a real one.
+//! The further counters are the same and come from the metadata. Tested on emulated NICs and on soft-RoCE in a QEMU guest,
+//! with an emulated bridge; not yet on a ConnectX or with a real bridge.
 
 mod arm;
-mod card;
 mod config;
 mod discovery;
 mod ecb;
 mod filler;
-#[cfg(test)]
-#[path = "../../tests/common/hsb_packet.rs"]
-mod hand;
 pub mod metadata;
-pub mod order;
+mod nic;
 pub mod pages;
 pub mod placer;
+pub mod psn;
 mod queue_pair;
 pub mod roce;
-mod seen;
+mod statistics;
 mod supervisor;
+#[cfg(test)]
+#[path = "../../tests/common/hsb_packet.rs"]
+mod test_packet;
 
 pub use config::{HsbConfig, Mode};
 
@@ -110,23 +111,22 @@ use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::{Geometry, Numbering};
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
-use ecb::{Ecb, Taken};
+use ecb::{Ecb, Reservation};
 use filler::{Receiver, Supervision};
 use placer::Placer;
-use seen::COUNTS;
+use statistics::COUNTS;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::PoisonError;
 use supervisor::{Control, Find, Rearm, Target};
 
-/// Bytes of a packet beside its payload that count towards the MTU: IPv4 20, UDP 8, base and RDMA headers 28, immediate 4,
-/// checksum 4.
+/// Bytes of a packet besides its payload that count towards the MTU: IPv4 20, UDP 8, BTH and RETH 28, immediate 4, ICRC 4.
 const OVERHEAD: usize = 64;
 
 /// The registry entry.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "hsb",
-    summary: "A sensor behind a Holoscan Sensor Bridge, over a UDP socket of any network card or a queue pair of one that does RDMA",
+    summary: "A sensor behind a Holoscan Sensor Bridge, received over a UDP socket on any NIC or a queue pair on an RDMA NIC",
     example: EXAMPLE,
     schema: || schemars::schema_for!(HsbConfig),
     parse,
@@ -135,31 +135,31 @@ pub const ENTRY: SourceEntry = SourceEntry {
 const EXAMPLE: &str = r#"[source.NAME]
 driver = "hsb"
 ring   = "OUTPUT"
-listen = "0.0.0.0:4791"       # the sensor is told to send there
-frame  = "1 MiB"              # payload bytes of a frame
-device = "192.168.0.2"        # or "auto": the only one that announces itself
+listen = "0.0.0.0:4791"       # the sensor is configured to send to this address
+frame  = "1 MiB"              # payload bytes per frame
+device = "192.168.0.2"        # or "auto": the only device that announces itself
 sensor = 0
 samples = { type = "uint8" }
-# plane   = 0                 # the device's host interface
+# plane   = 0                 # host interface of the device
 # packet  = "1408 B"          # a multiple of 128 that fits the MTU
-# pages   = 64                # that the sensor writes to in turn
-# control = true              # arm and disarm it; false where somebody else does, then:
+# pages   = 64                # number of pages that the sensor writes in turn
+# control = true              # arm and disarm the sensor; false if another program does, then set:
 # queue_pair = 1              #   24 bits
 # rkey    = 1                 #   32 bits
 # base    = 0                 #   address of page 0
-# stride  = "1048704 B"       #   from page to page
-# from    = "192.168.0.2"     # accept packets of this sender only
-# core    = 2                 # for its thread
+# stride  = "1048704 B"       #   distance between pages
+# from    = "192.168.0.2"     # accept packets from this sender only
+# core    = 2                 # CPU core for the receiving thread
 # receive_buffer = "64 MiB"   # limited by net.core.rmem_max
-# window  = 2                 # frames open at a time
-# max_gap = 524288            # packets that may be missing in a row
-# rearm_after = "2 s"         # silence after which a restarted device is looked for and armed again; 0 = never
-# agree   = 4                 # packets in a row that confirm a restarted count
-# mode    = "queue-pair"      # written by a card that does RDMA: with the keys below instead of `listen`, `pages` and those that
-                              # speak of packets
-# nics    = ["mlx5_0"]        #   the card; "auto": the one that suits the ring; ["software"]: for daq emulate hsb --nic software
-# path    = "direct"          #   straight into a GPU's memory, where the CPU reaches that
-# relaxed_ordering = true     #   let the card's writes pass each other on the bus
+# window  = 2                 # number of frames open at the same time
+# max_gap = 524288            # maximum number of packets missing in a row
+# rearm_after = "2 s"         # check and re-arm the device after this much silence; 0 = never
+# agree   = 4                 # packets in a row that confirm restarted sequence numbers
+# mode    = "queue-pair"      # an RDMA NIC writes the frames: use the keys below instead of `listen`, `pages` and the keys about
+                              # packets
+# nics    = ["mlx5_0"]        #   the NIC; "auto": the best one for the ring; ["software"]: for daq emulate hsb --nic software
+# path    = "direct"          #   write directly to GPU memory, if the CPU can access it
+# relaxed_ordering = true     #   allow reordering of the NIC's PCIe writes
 "#;
 
 /// A checked configuration.
@@ -186,16 +186,16 @@ impl Hsb {
         if self.config.control {
             format!("sensor {sensor} of {device}, plane {plane}")
         } else {
-            "sensor armed by others".to_owned()
+            "sensor armed by another program".to_owned()
         }
     }
 
-    /// Whether the sensor is given a new key each time it is armed.
+    /// Whether the source chooses a new key each time it arms the sensor.
     const fn has_own_key(&self) -> bool {
         self.config.control && self.config.rkey.is_none()
     }
 
-    /// The control port of the device, found where it is not named; `None` where no device announces itself.
+    /// Returns the control port of the device, using discovery for `"auto"`; `None` if no device announces itself.
     fn device(&self) -> Result<Option<SocketAddr>, SourceError> {
         if let Some(device) = self.config.device() {
             return Ok(Some(device));
@@ -203,13 +203,13 @@ impl Hsb {
         let error = |why: String| SourceError::new("device = \"auto\"", why);
         let port = discovery::PORT;
         tracing::debug!(
-            "looking for the device for {} s: it announces itself on UDP {port}",
+            "waiting {} s for a device to announce itself on UDP {port}",
             discovery::TIMEOUT.as_secs_f64()
         );
         let found = discovery::listen((Ipv4Addr::UNSPECIFIED, port).into(), discovery::TIMEOUT)
             .map_err(|why| {
                 error(format!(
-                    "cannot listen for devices on UDP {port}: {why}; name the device by its address"
+                    "cannot listen for announcements on UDP {port}: {why}; set `device` to the address of the device"
                 ))
             })?;
         let on_plane = |found: &discovery::Found| {
@@ -226,21 +226,21 @@ impl Hsb {
             several => {
                 let list: Vec<_> = several.iter().map(ToString::to_string).collect();
                 Err(error(format!(
-                    "several devices announce themselves, name one of {}",
+                    "several devices announce themselves; set `device` to one of {}",
                     list.join(", ")
                 )))
             }
         }
     }
 
-    /// The control port of the device; an error where no device announces itself.
+    /// Returns the control port of the device; an error if no device announces itself.
     fn announced_device(&self) -> Result<SocketAddr, SourceError> {
         self.device()?.ok_or_else(|| {
             SourceError::new(
                 "device = \"auto\"",
                 format!(
-                    "no device announced itself on UDP {} for plane {}: check that it is on and in this network, and that no \
-                     firewall drops broadcasts; or name the device by its address",
+                    "no device announced itself on UDP {} for plane {}: check that it has power, that it is in this network, and \
+                     that no firewall drops broadcasts; or set `device` to its address",
                     discovery::PORT,
                     self.config.plane
                 ),
@@ -248,7 +248,7 @@ impl Hsb {
         })
     }
 
-    /// The sensor that is to send to `local`: of a device that does not announce itself yet, what looks for it.
+    /// Returns the sensor that sends to `local`, or a function that discovers its device if that has not announced itself yet.
     fn target(&self, local: SocketAddr, pages: pages::Pages) -> Result<Target, SourceError> {
         if let Some(device) = self.device()? {
             return Ok(Target::Known(self.control(device, local, pages)?));
@@ -261,11 +261,11 @@ impl Hsb {
         Ok(Target::Unknown(find))
     }
 
-    /// The interface that the sensor's packets arrive on, as far as this machine has it. Sends nothing.
+    /// Returns the network interface that receives the sensor's packets, if it can be determined. Sends nothing.
     fn interface(&self) -> Option<Interface> {
         let address = match self.config.listen.map(|listen| listen.ip()) {
             Some(ip) if !ip.is_unspecified() => ip,
-            _ => ecb::host_towards(self.config.device()?).ok()?,
+            _ => ecb::local_address_to(self.config.device()?).ok()?,
         };
         match address {
             IpAddr::V4(address) => Interface::with_address(address).ok()?,
@@ -280,7 +280,7 @@ impl Hsb {
         too_large(packet, interface.name(), interface.mtu().ok()?)
     }
 
-    /// Everything that arms the sensor of `device` to send to `local`, as `pages` say.
+    /// Returns all parameters for arming the sensor of `device`, so that it sends to `local` and writes to `pages`.
     fn control(
         &self,
         device: SocketAddr,
@@ -303,17 +303,17 @@ impl Hsb {
             .map_err(|why| error(format!("cannot list interfaces: {why}")))?;
         let interface = interface.ok_or_else(|| {
             error(format!(
-                "{host} is no address of this machine: `ip address` lists them"
+                "{host} is not an address of this machine: `ip address` lists them"
             ))
         })?;
         if let Some(problem) = self.mtu_problem(&interface) {
             return Err(error(problem));
         }
         let sensor = self.config.sensor;
-        let taken = Taken::take(&ecb, sensor).ok_or_else(|| {
+        let reservation = Reservation::new(&ecb, sensor).ok_or_else(|| {
             error(format!(
-                "another source has its sensor {sensor} already, although they name the device differently: `device` is \"{}\" \
-                 here",
+                "sensor {sensor} of this device is already used by another source, which names the device differently; here \
+                 `device` is \"{}\"",
                 self.config.device
             ))
         })?;
@@ -323,14 +323,18 @@ impl Hsb {
                 interface.name()
             ))
         })?;
-        let orders = arm::Orders {
+        let parameters = arm::ArmParameters {
             sensor,
             plane: self.config.plane,
             pages,
             host: SocketAddrV4::new(host, local.port()),
             mac,
         };
-        Ok(Control { ecb, orders, taken })
+        Ok(Control {
+            ecb,
+            parameters,
+            reservation,
+        })
     }
 }
 
@@ -373,12 +377,12 @@ impl SourceSpec for Hsb {
             let help = format!("set `slot = \"{frame}\"` in the ring's section");
             return Err(Problem::at("frame", message).help(help));
         }
-        let least = pages::Pages::page_bytes(pages.frame);
-        if self.nic().is_some() && least > slot_bytes {
-            let (least, slot) = (ByteSize(least as u64), ByteSize(slot_bytes as u64));
+        let min = pages::Pages::page_bytes(pages.frame);
+        if self.nic().is_some() && min > slot_bytes {
+            let (min, slot) = (ByteSize(min as u64), ByteSize(slot_bytes as u64));
             let message =
-                format!("a frame and its metadata, {least}, do not fit into slots of {slot}");
-            let help = format!("set `slot = \"{least}\"` in the ring's section");
+                format!("a frame and its metadata, {min}, do not fit into slots of {slot}");
+            let help = format!("set `slot = \"{min}\"` in the ring's section");
             return Err(Problem::at("frame", message).help(help));
         }
         let places = u32::try_from(pages.packets()).unwrap_or(u32::MAX);
@@ -406,7 +410,8 @@ impl SourceSpec for Hsb {
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let bytes = geometry.frame_bytes;
         self.samples.layout(bytes).map_err(|rest| {
-            let message = format!("a frame of {bytes} bytes ends {rest} bytes into a sample");
+            let message =
+                format!("a frame of {bytes} bytes ends with {rest} bytes of an incomplete sample");
             Problem::at("samples", message)
                 .help("correct `type`, `complex` or `channels`, or `frame`")
         })
@@ -427,8 +432,8 @@ impl SourceSpec for Hsb {
     fn memory(&self, _geometry: &Geometry) -> usize {
         match self.config.mode {
             Mode::Socket => {
-                let (pages, can_return) = (self.config.pages(0), !self.has_own_key());
-                filler::MEMORY + placer::kept_bytes(&pages, self.config.agree, can_return)
+                let (pages, restarts_with_old) = (self.config.pages(0), !self.has_own_key());
+                filler::MEMORY + placer::kept_bytes(&pages, self.config.agree, restarts_with_old)
             }
             Mode::QueuePair => 0,
         }
@@ -444,7 +449,7 @@ impl SourceSpec for Hsb {
             notes.push("samples not declared: int8 assumed".to_owned());
         }
         if !self.config.control {
-            notes.push("the sensor is armed and disarmed by others".to_owned());
+            notes.push("another program arms and disarms the sensor".to_owned());
         }
         notes.extend(sender::note(self.config.from.as_ref()));
         if let Some(nic) = self.nic() {
@@ -477,10 +482,12 @@ impl SourceSpec for Hsb {
         if let Some(nic) = self.nic() {
             return self.build_queue_pair(nic, context);
         }
-        let listen = self
-            .config
-            .listen
-            .ok_or_else(|| SourceError::new("listen", "no address to receive on".to_owned()))?;
+        let listen = self.config.listen.ok_or_else(|| {
+            SourceError::new(
+                "listen",
+                "no address to receive on; set `listen`".to_owned(),
+            )
+        })?;
         let options = Options {
             receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
             coalesce: true,
@@ -513,7 +520,7 @@ impl SourceSpec for Hsb {
         let mut placer = Placer::new(&context.name, pages, window, self.config.agree)
             .with_rejections(context.rejections.clone());
         if has_own_key {
-            placer = placer.with_new_key();
+            placer = placer.with_unique_key();
         }
         let receiver = Receiver::new(context, socket, placer, supervision)?;
         Ok(Producers::Fillers(vec![
@@ -522,20 +529,23 @@ impl SourceSpec for Hsb {
     }
 }
 
-/// Why packets with `packet` bytes of payload do not fit through the interface `name`, if they do not.
+/// Returns why packets with `packet` bytes of payload do not fit through the interface `name`; `None` if they fit.
 fn too_large(packet: usize, name: &str, mtu: usize) -> Option<String> {
-    let max = mtu.saturating_sub(OVERHEAD) / pages::GRAIN * pages::GRAIN;
+    let max = mtu.saturating_sub(OVERHEAD) / pages::ALIGNMENT * pages::ALIGNMENT;
     (packet > max).then(|| {
         format!(
-            "packets of {packet} bytes and {OVERHEAD} bytes of headers do not fit the MTU of {name}, {mtu} bytes: set `packet = \
-             \"{max} B\"`, or raise the MTU on the whole way: ip link set {name} mtu {}",
+            "packets of {packet} bytes plus {OVERHEAD} bytes of headers exceed the MTU of {name}, {mtu} bytes: set `packet = \
+             \"{max} B\"`, or raise the MTU along the whole path: ip link set {name} mtu {}",
             packet + OVERHEAD
         )
     })
 }
 
-/// A key that was not used before, as far as can be.
-#[expect(clippy::cast_possible_truncation, reason = "any half of it will do")]
+/// Returns a random key.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "any half of the random number will do"
+)]
 fn key() -> u32 {
     RandomState::new().build_hasher().finish() as u32
 }

@@ -1,108 +1,112 @@
-//! Where a write belongs: from its address to a page, and to a packet of the frame in it.
+//! Assigns the address of a write to a page and to a packet of the frame in that page.
 //!
 //! ```text
 //!   base │ frame 0 … │ pad │ metadata │ … base + stride │ frame 1 … │ pad │ metadata │ …
 //!        └ packet 0 ┆ packet 1 ┆ … ┘  └ 128 bytes, behind the frame rounded up to 128
 //! ```
-//! A sensor goes round over its pages. Over a socket they are numbers only: what is written to page p goes to the slot of
-//! whichever frame is in page p now. Nothing is believed before its address and its length are those of a packet.
+//! A sensor reuses its pages in turn. In socket mode pages are numbers only: a write to page p goes to the slot of the frame
+//! that is currently in page p. A write is accepted only if its address and its length match a packet of a frame.
 
 use super::metadata;
 use super::roce::Write;
 
-/// The unit in which sensors count packets and pages.
-pub const GRAIN: usize = 128;
+/// The unit of the sensor's packet and page sizes, in bytes.
+pub const ALIGNMENT: usize = 128;
 
-/// The pages of a sensor, and who may write to them.
+/// The page layout of a sensor, and the queue pair and key that its packets must carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pages {
     /// Address of page 0.
     pub base: u64,
     /// Bytes from one page to the next.
     pub stride: u64,
-    /// Pages, 1 to 4096.
+    /// Number of pages, 1 to 4096.
     pub count: u32,
-    /// Payload bytes of a frame, at least 1.
+    /// Payload bytes of a frame, at min 1.
     pub frame: usize,
-    /// Payload bytes of each of its packets but the last, at least 1.
+    /// Payload bytes of each packet except the last of a frame, at min 1.
     pub packet: usize,
-    /// The queue pair.
+    /// Queue pair number that packets must carry.
     pub queue_pair: u32,
-    /// The key.
+    /// Key that packets must carry.
     pub rkey: u32,
 }
 
-/// Where a write belongs.
+/// The position of a write in the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spot {
-    /// The page.
+pub struct PacketPosition {
+    /// Page index.
     pub page: u32,
-    /// The packet of the frame in that page, counted from 0; metadata that come by themselves are behind the last.
+    /// Index of the packet in the frame, from 0. A separate metadata packet has the index after the last.
     pub index: u32,
-    /// Bytes of the frame, the first of the payload; 0 in metadata that come by themselves.
+    /// Number of payload bytes that belong to the frame, from the start of the payload; 0 in a separate metadata packet.
     pub bytes: usize,
-    /// Where in the payload the frame's metadata begin, if they are in it.
+    /// Offset of the frame's metadata in the payload, if the packet contains them.
     pub metadata: Option<usize>,
 }
 
-/// Why a write is refused.
+/// Why a write is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It is for another queue pair.
-    #[error("it is for queue pair {found}, not {expected}")]
+    /// Wrong queue pair.
+    #[error("the packet is for queue pair {found}, not {expected}")]
     QueuePair {
-        /// What it says.
+        /// Queue pair in the packet.
         found: u32,
-        /// Ours.
+        /// Queue pair of this source.
         expected: u32,
     },
-    /// It has another key.
-    #[error("its key is {found:#010x}, not {expected:#010x}: of an arming before, or forged")]
-    Key {
-        /// What it says.
-        found: u32,
-        /// Ours.
-        expected: u32,
-    },
-    /// It writes where no packet of a frame belongs.
+    /// Wrong key.
     #[error(
-        "it writes {bytes} bytes to {address:#x}, where no packet of a frame is: check `frame`, `packet` and `pages`"
+        "its key is {found:#010x}, not {expected:#010x}: the key of an earlier arming, or forged"
     )]
-    Place {
-        /// Where.
+    Key {
+        /// Key in the packet.
+        found: u32,
+        /// Key of this source.
+        expected: u32,
+    },
+    /// Wrong address or length.
+    #[error(
+        "the packet writes {bytes} bytes to {address:#x}, which is not the position of a packet of a frame: check `frame`, `packet` and `pages`"
+    )]
+    Position {
+        /// Destination address.
         address: u64,
-        /// How much.
+        /// Payload bytes.
         bytes: usize,
     },
-    /// It ends another frame than the one that it writes to, or one in its midst.
-    #[error("it writes to page {page} and says that it ends the frame in page {said}")]
+    /// The immediate names another page, or the packet is not the last of its frame.
+    #[error(
+        "the packet writes to page {page}, but its immediate says that it ends the frame in page {said}"
+    )]
     Immediate {
-        /// Where it writes.
+        /// Page of the address.
         page: u32,
-        /// What its immediate says.
+        /// Page in the immediate.
         said: u32,
     },
 }
 
 impl Pages {
-    /// Packets of a frame that carry some of it.
+    /// Number of packets of a frame that carry image data.
     pub const fn packets(&self) -> usize {
         self.frame.div_ceil(self.packet)
     }
 
-    /// Where metadata begin in a page.
+    /// Offset of the metadata in a page.
     pub const fn metadata_at(frame: usize) -> usize {
-        frame.next_multiple_of(GRAIN)
+        frame.next_multiple_of(ALIGNMENT)
     }
 
-    /// Bytes of a page, at least.
+    /// Minimum size of a page in bytes.
     pub const fn page_bytes(frame: usize) -> usize {
         Self::metadata_at(frame) + metadata::BYTES
     }
 
-    /// Where `write` belongs, if it may be written at all.
+    /// Returns the position of `write`, or why it is rejected.
     #[inline]
-    pub fn find(&self, write: &Write) -> Result<Spot, Refused> {
+    pub fn find(&self, write: &Write) -> Result<PacketPosition, Refused> {
         if write.queue_pair != self.queue_pair {
             return Err(Refused::QueuePair {
                 found: write.queue_pair,
@@ -116,28 +120,30 @@ impl Pages {
             });
         }
         let bytes = write.payload.len();
-        let spot = self.spot(write.address, bytes).ok_or(Refused::Place {
-            address: write.address,
-            bytes,
-        })?;
-        let is_last = spot.index as usize + 1 >= self.packets();
+        let position = self
+            .position(write.address, bytes)
+            .ok_or(Refused::Position {
+                address: write.address,
+                bytes,
+            })?;
+        let is_last = position.index as usize + 1 >= self.packets();
         match write.immediate {
-            Some(immediate) if immediate & 0xfff != spot.page || !is_last => {
+            Some(immediate) if immediate & 0xfff != position.page || !is_last => {
                 Err(Refused::Immediate {
-                    page: spot.page,
+                    page: position.page,
                     said: immediate & 0xfff,
                 })
             }
-            // Only the packet that ends a frame brings metadata.
-            None if spot.metadata.is_some() => Err(Refused::Place {
+            // Only the packet that ends a frame carries metadata.
+            None if position.metadata.is_some() => Err(Refused::Position {
                 address: write.address,
                 bytes,
             }),
-            _ => Ok(spot),
+            _ => Ok(position),
         }
     }
 
-    fn spot(&self, address: u64, bytes: usize) -> Option<Spot> {
+    fn position(&self, address: u64, bytes: usize) -> Option<PacketPosition> {
         let from_base = address.checked_sub(self.base)?;
         let page = u32::try_from(from_base / self.stride).ok()?;
         if page >= self.count {
@@ -147,7 +153,7 @@ impl Pages {
         let metadata_at = Self::metadata_at(self.frame);
         let packets = u32::try_from(self.packets()).ok()?;
         if offset == metadata_at {
-            return (bytes == metadata::BYTES).then_some(Spot {
+            return (bytes == metadata::BYTES).then_some(PacketPosition {
                 page,
                 index: packets,
                 bytes: 0,
@@ -166,7 +172,7 @@ impl Pages {
         } else {
             return None;
         };
-        Some(Spot {
+        Some(PacketPosition {
             page,
             index,
             bytes: belongs,
@@ -202,35 +208,44 @@ mod tests {
     }
 
     #[test]
-    fn page_packets_and_metadata_have_offsets() {
-        let spot = |page, index, bytes, metadata| {
-            Ok(Spot {
+    fn packets_and_metadata_have_positions() {
+        let position = |page, index, bytes, metadata| {
+            Ok(PacketPosition {
                 page,
                 index,
                 bytes,
                 metadata,
             })
         };
-        assert_eq!(PAGES.find(&write(0x1000, 256, None)), spot(0, 0, 256, None));
-        assert_eq!(PAGES.find(&write(0x1900, 256, None)), spot(2, 1, 256, None));
-        assert_eq!(PAGES.find(&write(0x1200, 188, None)), spot(0, 2, 188, None));
+        assert_eq!(
+            PAGES.find(&write(0x1000, 256, None)),
+            position(0, 0, 256, None)
+        );
+        assert_eq!(
+            PAGES.find(&write(0x1900, 256, None)),
+            position(2, 1, 256, None)
+        );
+        assert_eq!(
+            PAGES.find(&write(0x1200, 188, None)),
+            position(0, 2, 188, None)
+        );
         // The end of a frame: alone, with metadata, and metadata alone. 700 rounded up is 768.
         assert_eq!(
             PAGES.find(&write(0x1600, 188, Some(0x7001))),
-            spot(1, 2, 188, None)
+            position(1, 2, 188, None)
         );
         assert_eq!(
             PAGES.find(&write(0x1600, 256 + 128, Some(1))),
-            spot(1, 2, 188, Some(256))
+            position(1, 2, 188, Some(256))
         );
         assert_eq!(
             PAGES.find(&write(0x1700, 128, Some(1))),
-            spot(1, 3, 0, Some(0))
+            position(1, 3, 0, Some(0))
         );
     }
 
     #[test]
-    fn page_other_addresses_are_rejected() {
+    fn other_writes_are_rejected() {
         let mut other = write(0x1000, 256, None);
         other.rkey = 8;
         assert!(matches!(
@@ -260,7 +275,7 @@ mod tests {
         ] {
             let refused = PAGES.find(&write(address, bytes, None));
             assert!(
-                matches!(refused, Err(Refused::Place { .. })),
+                matches!(refused, Err(Refused::Position { .. })),
                 "{address:#x} {bytes}"
             );
         }
@@ -273,7 +288,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn page_offsets_stay_inside_frame(
+        fn positions_stay_inside_a_frame(
             frame in 1_usize..5000,
             packet in 1_usize..20,
             count in 1_u32..4097,
@@ -283,15 +298,15 @@ mod tests {
             bytes in 0_usize..6000,
             immediate: Option<u32>,
         ) {
-            let packet = packet * GRAIN;
+            let packet = packet * ALIGNMENT;
             let stride = Pages::page_bytes(frame) as u64;
             let pages = Pages { base, stride, count, frame, packet, ..PAGES };
             let address = if near { base.wrapping_add(address % (stride * u64::from(count) + 1000)) } else { address };
-            if let Ok(spot) = pages.find(&write(address, bytes, immediate)) {
-                prop_assert!(spot.page < count && spot.index as usize <= pages.packets());
-                prop_assert!(spot.index as usize * packet + spot.bytes <= frame || spot.bytes == 0);
-                prop_assert!(spot.bytes <= bytes);
-                prop_assert!(spot.metadata.is_none_or(|at| at + metadata::BYTES == bytes));
+            if let Ok(position) = pages.find(&write(address, bytes, immediate)) {
+                prop_assert!(position.page < count && position.index as usize <= pages.packets());
+                prop_assert!(position.index as usize * packet + position.bytes <= frame || position.bytes == 0);
+                prop_assert!(position.bytes <= bytes);
+                prop_assert!(position.metadata.is_none_or(|at| at + metadata::BYTES == bytes));
             }
         }
     }

@@ -1,16 +1,16 @@
-//! From datagrams to places: what becomes of each write.
+//! Places the payload of each write in its frame.
 
 use super::metadata::{self, Metadata};
-use super::order::{Course, Order};
-use super::pages::{Pages, Refused, Spot};
+use super::pages::{PacketPosition, Pages, Refused};
+use super::psn::{PsnMatch, PsnTracker};
 use super::roce::{self, Malformed, Write};
-use super::seen::Seen;
+use super::statistics::Statistics;
 use crate::packet::datagram::held::{HEAD, Held};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
 
-/// Why a datagram is refused.
+/// Why a datagram is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Reject {
     #[error(transparent)]
@@ -18,13 +18,16 @@ enum Reject {
     #[error(transparent)]
     Refused(#[from] Refused),
     #[error("packet sequence number {psn} does not belong in page {page}")]
-    Astray { psn: u32, page: u32 },
-    #[error("it ends a frame without {} bytes of metadata", metadata::BYTES)]
+    Psn { psn: u32, page: u32 },
+    #[error(
+        "the packet ends a frame, but has fewer than {} bytes of metadata",
+        metadata::BYTES
+    )]
     Metadata,
 }
 
 impl Reject {
-    /// The reason in counts.
+    /// The reason in the ledger.
     const fn name(&self) -> &'static str {
         match self {
             Self::Malformed(Malformed::Short { .. }) => "short",
@@ -33,73 +36,73 @@ impl Reject {
             Self::Malformed(Malformed::Length { .. }) => "length",
             Self::Refused(Refused::QueuePair { .. }) => "queue_pair",
             Self::Refused(Refused::Key { .. }) => "key",
-            Self::Refused(Refused::Place { .. }) => "misplaced",
+            Self::Refused(Refused::Position { .. }) => "misplaced",
             Self::Refused(Refused::Immediate { .. }) => "immediate",
-            Self::Astray { .. } => "sequence_number",
+            Self::Psn { .. } => "sequence_number",
             Self::Metadata => "metadata",
         }
     }
 }
 
-/// Maximum memory for datagrams that may begin a new count.
+/// Maximum memory for datagrams that may start a new count.
 const MAX_KEPT: usize = 64 << 20;
 
-/// What a datagram that is kept counts as, unless it turns out to be of a new count.
+/// How a kept datagram is counted unless it turns out to start a new count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doubt {
+enum KeptAs {
     /// `rejected`.
-    Astray,
+    Rejected,
     /// `duplicates`.
-    Past,
+    Duplicate,
 }
 
-/// Puts the payload of writes where it belongs.
+/// Places the payload of writes in the window.
 #[derive(Debug)]
 pub struct Placer {
     /// The source's name, for messages.
     name: String,
     pages: Pages,
-    order: Order,
+    tracker: PsnTracker,
     packets: u32,
-    agree: u32,
-    /// Frames whose metadata came, and one more than the number of each: as many as the window may know of, by number.
+    resync_after: u32,
+    /// For each recent frame, the frame number + 1 once its metadata arrived; indexed by frame number modulo length.
     ended: Box<[u64]>,
-    seen: Seen,
-    /// Number of packets with the right key at a place of a page.
+    seen: Statistics,
+    /// Number of packets with the right key and a valid position in a page.
     accepted: u64,
     rejections: Rejections,
     /// The packets in succession that may be the first of a new count, all of one kind.
     kept: Held,
-    doubt: Doubt,
+    kept_as: KeptAs,
 }
 
-/// The result for a datagram.
+/// The result of placing a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Put {
     Done,
-    /// Its packet had arrived already.
+    /// The packet had already arrived.
     Duplicate,
-    /// It confirms that the sender has restarted its count; nothing was placed.
+    /// The packet confirms that the sender has restarted its count; nothing was placed.
     Restart,
 }
 
 impl Placer {
-    /// For the source `name`, over `pages`; frames stay open while `window` are, and `agree` packets in succession are
-    /// believed against the stream.
-    pub fn new(name: &str, pages: Pages, window: usize, agree: u32) -> Self {
+    /// For the source `name` and `pages`. `window` is the maximum number of open frames. `resync_after` consistent packets in
+    /// succession confirm a restart.
+    pub fn new(name: &str, pages: Pages, window: usize, resync_after: u32) -> Self {
         let packets = u32::try_from(pages.packets()).unwrap_or(u32::MAX);
         let memory = window.saturating_sub(1) as u64;
         Self {
             name: name.to_owned(),
-            order: Order::new(pages.count, packets, memory, agree),
-            kept: Held::new(kept_bytes(&pages, agree, true)),
-            doubt: Doubt::Astray,
-            agree,
+            tracker: PsnTracker::new(pages.count, packets, memory, resync_after),
+            kept: Held::new(kept_bytes(&pages, resync_after, true)),
+            kept_as: KeptAs::Rejected,
+            resync_after,
             pages,
             packets,
             // Open frames, and as many that were closed.
             ended: vec![0; 2 * window.max(1)].into(),
-            seen: Seen::default(),
+            seen: Statistics::default(),
             accepted: 0,
             rejections: Rejections::default(),
         }
@@ -112,38 +115,38 @@ impl Placer {
         self
     }
 
-    /// Takes packets of the past for repeated ones for ever: for a key that is ours and new each time the sensor is armed, so
-    /// that a sensor that counts anew has another. Without it, a long row of nothing else opens an epoch.
+    /// Treats packets of old frames always as duplicates: for a source that chooses a new key each time it arms the sensor, so
+    /// that a restarted sensor has another key. Without it, a long sequence of such packets opens an epoch.
     #[must_use]
-    pub fn with_new_key(mut self) -> Self {
-        self.order = self.order.without_return();
-        self.kept = Held::new(kept_bytes(&self.pages, self.agree, false));
+    pub fn with_unique_key(mut self) -> Self {
+        self.tracker = self.tracker.ignore_old_restarts();
+        self.kept = Held::new(kept_bytes(&self.pages, self.resync_after, false));
         self
     }
 
-    /// What is known of the sensor so far.
-    pub const fn seen(&self) -> Seen {
+    /// The sensor's statistics so far.
+    pub const fn seen(&self) -> Statistics {
         self.seen
     }
 
-    /// Number of packets with the right key at a place of a page, so far.
+    /// Number of packets with the right key and a valid position in a page, so far.
     pub const fn accepted(&self) -> u64 {
         self.accepted
     }
 
-    /// Accepts packets with the key `rkey` only: the sensor was armed again. The next of them opens an epoch.
+    /// Accepts only packets with the key `rkey` from now on, because the sensor was armed again. The next one opens an epoch.
     pub fn rearm(&mut self, window: &mut ReorderWindow, rkey: u32) {
         self.finish(window);
         self.pages.rkey = rkey;
-        self.order.forget();
+        self.tracker.forget();
     }
 
-    /// Counts the packets that are still kept, as no more packets come that could confirm them.
+    /// Counts the packets that are still kept: no more packets will arrive to confirm them.
     pub fn finish(&mut self, window: &mut ReorderWindow) {
-        self.refute(&mut window.batch());
+        self.discard_kept(&mut window.batch());
     }
 
-    /// Places the payload of every datagram. Returns the index of the last one that had arrived already, if there was any.
+    /// Places the payload of every datagram. Returns the index of the last datagram that had already arrived, if any.
     pub fn place<'d>(
         &mut self,
         window: &mut ReorderWindow,
@@ -168,7 +171,7 @@ impl Placer {
         }
     }
 
-    /// Opens an epoch at the first of the datagrams that were kept, and places them and the one that confirms them.
+    /// Opens an epoch at the first kept datagram, and places the kept datagrams and the one that confirms them.
     #[cold]
     fn begin_epoch(&mut self, window: &mut ReorderWindow, confirms: &[u8]) {
         let mut kept = std::mem::take(&mut self.kept);
@@ -181,7 +184,7 @@ impl Placer {
         self.kept = kept;
     }
 
-    /// Puts one datagram that opens an epoch if it `begins` one, or must.
+    /// Places one datagram; opens an epoch if `begins` is true or the datagram confirms a restart.
     fn put_alone(&mut self, window: &mut ReorderWindow, datagram: &[u8], begins: bool) {
         if !begins && self.put(&mut window.batch(), datagram, false) != Put::Restart {
             return;
@@ -190,11 +193,11 @@ impl Placer {
         self.put(&mut window.batch(), datagram, true);
     }
 
-    /// Puts one datagram; `begins` = the window is prepared for an epoch that begins with it.
+    /// Places one datagram; `begins` = the window is prepared for an epoch that begins with this datagram.
     #[inline]
     fn put(&mut self, batch: &mut Batch<'_>, datagram: &[u8], begins: bool) -> Put {
-        let (write, spot) = match self.understand(datagram) {
-            Ok(understood) => understood,
+        let (write, position) = match self.parse(datagram) {
+            Ok(parsed) => parsed,
             Err(reject) => {
                 self.reject(batch, &reject, datagram);
                 return Put::Done;
@@ -204,47 +207,47 @@ impl Placer {
         let frame = if begins {
             self.seen.begin();
             self.ended.fill(0);
-            self.order.begin(write.psn, &spot);
+            self.tracker.begin(write.psn, &position);
             0
         } else {
             let knows = |unit| batch.knows(PacketId { unit, sub: 0 });
-            match self.order.find_known(write.psn, &spot, knows) {
-                Course::Frame(frame) => frame,
-                Course::Anew => return Put::Restart,
-                Course::Past => {
-                    self.keep(batch, datagram, Doubt::Past, false);
+            match self.tracker.find_tracked(write.psn, &position, knows) {
+                PsnMatch::Frame(frame) => frame,
+                PsnMatch::Restarted => return Put::Restart,
+                PsnMatch::Old => {
+                    self.keep(batch, datagram, KeptAs::Duplicate, false);
                     return Put::Duplicate;
                 }
-                Course::Astray { begins } => {
-                    self.keep(batch, datagram, Doubt::Astray, begins);
+                PsnMatch::LostSync { starts } => {
+                    self.keep(batch, datagram, KeptAs::Rejected, starts);
                     return Put::Done;
                 }
             }
         };
         let payload = &datagram[write.payload.clone()];
-        let metadata = spot
+        let metadata = position
             .metadata
             .and_then(|at| payload.get(at..)?.first_chunk());
         let metadata = metadata.map(Metadata::parse);
-        if spot.index == self.packets {
+        if position.index == self.packets {
             let Some(metadata) = metadata else {
                 self.reject(batch, &Reject::Metadata, datagram);
                 return Put::Done;
             };
-            return self.end(batch, frame, &write, &spot, metadata);
+            return self.end(batch, frame, &write, &position, metadata);
         }
         let id = PacketId {
             unit: frame,
-            sub: spot.index,
+            sub: position.index,
         };
         let time = metadata.map_or_else(Timestamp::default, |metadata| metadata.time());
-        let outcome = batch.put(id, &payload[..spot.bytes], time);
+        let outcome = batch.put(id, &payload[..position.bytes], time);
         match outcome {
             Outcome::Rejected | Outcome::Kept => self.log_far(frame),
             outcome => {
-                self.follow(batch, frame, write.psn, &spot);
+                self.follow(batch, frame, write.psn, &position);
                 if write.immediate.is_some() && outcome != Outcome::Duplicate {
-                    self.order.ends(false);
+                    self.tracker.set_separate_metadata(false);
                     if let Some(metadata) = metadata {
                         self.note(frame, &metadata);
                     }
@@ -258,32 +261,32 @@ impl Placer {
         }
     }
 
-    /// Says that a packet was put in frame `frame`: packets that were kept are of no new count.
+    /// Records that a packet was placed in frame `frame`; the kept packets therefore do not start a new count.
     #[inline]
-    fn follow(&mut self, batch: &mut Batch<'_>, frame: u64, psn: u32, spot: &Spot) {
+    fn follow(&mut self, batch: &mut Batch<'_>, frame: u64, psn: u32, position: &PacketPosition) {
         if !self.kept.is_empty() {
-            self.refute(batch);
+            self.discard_kept(batch);
         }
-        self.order.follow(frame, psn, spot);
+        self.tracker.follow(frame, psn, position);
     }
 
-    /// Keeps a datagram that is of no frame of this count and may be of the next; `begins` = it does not agree with those
-    /// that are kept.
+    /// Keeps a datagram that fits no frame of this count and may start the next; `begins` = it is not consistent with the
+    /// kept ones.
     #[cold]
-    fn keep(&mut self, batch: &mut Batch<'_>, datagram: &[u8], doubt: Doubt, begins: bool) {
-        if begins || self.doubt != doubt {
-            self.refute(batch);
+    fn keep(&mut self, batch: &mut Batch<'_>, datagram: &[u8], kept_as: KeptAs, begins: bool) {
+        if begins || self.kept_as != kept_as {
+            self.discard_kept(batch);
         }
-        self.doubt = doubt;
-        let may_begin = doubt == Doubt::Astray || self.order.can_return();
-        if !may_begin || !self.kept.push(datagram, Timestamp::default()) {
+        self.kept_as = kept_as;
+        let can_start = kept_as == KeptAs::Rejected || self.tracker.restarts_with_old();
+        if !can_start || !self.kept.push(datagram, Timestamp::default()) {
             self.dismiss(batch, datagram);
         }
     }
 
-    /// Counts the datagrams that were kept: they are of no new count.
+    /// Counts the kept datagrams as rejected or duplicate: they do not start a new count.
     #[cold]
-    fn refute(&mut self, batch: &mut Batch<'_>) {
+    fn discard_kept(&mut self, batch: &mut Batch<'_>) {
         let mut kept = std::mem::take(&mut self.kept);
         while let Some((datagram, _)) = kept.front() {
             self.dismiss(batch, datagram);
@@ -293,28 +296,28 @@ impl Placer {
     }
 
     fn dismiss(&self, batch: &mut Batch<'_>, datagram: &[u8]) {
-        match (self.doubt, self.understand(datagram)) {
-            (Doubt::Past, _) => batch.repeated(1),
-            (Doubt::Astray, Ok((Write { psn, .. }, Spot { page, .. }))) => {
-                self.reject(batch, &Reject::Astray { psn, page }, datagram);
+        match (self.kept_as, self.parse(datagram)) {
+            (KeptAs::Duplicate, _) => batch.repeated(1),
+            (KeptAs::Rejected, Ok((Write { psn, .. }, PacketPosition { page, .. }))) => {
+                self.reject(batch, &Reject::Psn { psn, page }, datagram);
             }
-            (Doubt::Astray, Err(reject)) => self.reject(batch, &reject, datagram),
+            (KeptAs::Rejected, Err(reject)) => self.reject(batch, &reject, datagram),
         }
     }
 
-    fn understand(&self, datagram: &[u8]) -> Result<(Write, Spot), Reject> {
+    fn parse(&self, datagram: &[u8]) -> Result<(Write, PacketPosition), Reject> {
         let write = roce::parse(datagram)?;
-        let spot = self.pages.find(&write)?;
-        Ok((write, spot))
+        let position = self.pages.find(&write)?;
+        Ok((write, position))
     }
 
-    /// Handles metadata that arrive in a packet of their own.
+    /// Handles metadata that arrive in a separate packet.
     fn end(
         &mut self,
         batch: &mut Batch<'_>,
         frame: u64,
         write: &Write,
-        spot: &Spot,
+        position: &PacketPosition,
         metadata: Metadata,
     ) -> Put {
         if self.ended[self.slot(frame)] == frame + 1 {
@@ -326,22 +329,22 @@ impl Placer {
             unit: frame,
             sub: self.packets - 1,
         };
-        // One alone ahead of what is open moves nothing: only packets that the window believes do.
-        if batch.end(id, metadata.time()) && self.order.is_near(frame) {
-            self.follow(batch, frame, write.psn, spot);
-            self.order.ends(true);
+        // A single metadata packet ahead of the open frames advances nothing: only packets accepted by the window do.
+        if batch.end(id, metadata.time()) && self.tracker.is_near(frame) {
+            self.follow(batch, frame, write.psn, position);
+            self.tracker.set_separate_metadata(true);
             self.note(frame, &metadata);
         }
         Put::Done
     }
 
-    /// Counts a frame's metadata, and the frames that the sensor says lie between it and the last.
+    /// Counts a frame's metadata, and the frames that the sensor skipped since the last frame.
     fn note(&mut self, frame: u64, metadata: &Metadata) {
         self.ended[self.slot(frame)] = frame + 1;
         self.seen.note(frame, self.pages.frame, metadata);
     }
 
-    /// Where [`ended`](Self::ended) has frame `frame`.
+    /// Returns the index of frame `frame` in [`ended`](Self::ended).
     #[expect(
         clippy::cast_possible_truncation,
         reason = "the remainder is below a usize"
@@ -365,11 +368,11 @@ impl Placer {
         }
     }
 
-    /// Logs the first packet that the window does not accept, or not yet; the window counts them.
+    /// Logs the first packet that the window rejects or keeps until it is confirmed; the window counts them.
     #[cold]
     fn log_far(&self, frame: u64) {
         let message = format_args!(
-            "a packet of frame {frame} is far from the packets before it; it is accepted if the packets after it agree"
+            "a packet of frame {frame} is far from the packets before it; it is accepted if the next packets are consistent with it"
         );
         if self.rejections.count(FAR_NUMBER, 0, message) {
             tracing::warn!(
@@ -380,15 +383,16 @@ impl Placer {
     }
 }
 
-/// Memory for the packets that come before a new count is confirmed by `agree` of them, where `can_return` = also by
-/// packets with numbers of the past.
-pub const fn kept_bytes(pages: &Pages, agree: u32, can_return: bool) -> usize {
-    let datagrams = Order::doubtful(pages.packets(), agree as usize, can_return);
+/// Maximum memory for the packets before a restart is confirmed by `resync_after` of them; `restarts_with_old` = packets of old
+/// frames can confirm a restart too.
+pub const fn kept_bytes(pages: &Pages, resync_after: u32, restarts_with_old: bool) -> usize {
+    let datagrams =
+        PsnTracker::max_unconfirmed(pages.packets(), resync_after as usize, restarts_with_old);
     let bytes = datagrams.saturating_mul(HEAD + largest(pages.packet));
     if bytes < MAX_KEPT { bytes } else { MAX_KEPT }
 }
 
-/// Bytes of the largest datagram of frames of `frame` bytes in packets of `packet`: headers, payload, metadata, CRC.
+/// Maximum size of a datagram with `packet` bytes of payload: headers, payload, padding, metadata, CRC.
 pub const fn largest(packet: usize) -> usize {
-    32 + packet + super::pages::GRAIN + metadata::BYTES + 4
+    32 + packet + super::pages::ALIGNMENT + metadata::BYTES + 4
 }

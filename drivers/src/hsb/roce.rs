@@ -8,8 +8,8 @@
 //! ```
 //! All big-endian. Source: InfiniBand Architecture Specification, volume 1, chapter 9 and annex A17.
 //!
-//! The invariant CRC is not checked: it covers the IP header's identification, which a UDP socket does not show. What
-//! comes damaged is refused by the network card (frame check) and the kernel (UDP checksum, where the sender sets one).
+//! The invariant CRC is not checked: it covers the identification field of the IP header, which a UDP socket does not return.
+//! The NIC (frame check sequence) and Linux (UDP checksum, if the sender sets one) reject damaged packets.
 
 use std::ops::Range;
 
@@ -17,47 +17,47 @@ use std::ops::Range;
 const WRITE_ONLY: u8 = 0x2a;
 /// Opcode of "UC RDMA WRITE Only with Immediate".
 const WRITE_ONLY_WITH_IMMEDIATE: u8 = 0x2b;
-/// The default partition, in which sensors send.
+/// The default partition key, which sensors use.
 const PARTITION: u16 = 0xffff;
-/// Bytes of base and RDMA headers.
+/// Bytes of BTH and RETH.
 const HEADERS: usize = 28;
 /// Bytes of an immediate.
 const IMMEDIATE: usize = 4;
 /// Bytes of the invariant CRC after the payload.
 const CRC: usize = 4;
 
-/// A write, as its packet tells.
+/// The headers of a write, and the range of its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// The queue pair that it is for, 24 bits.
+    /// Destination queue pair, 24 bits.
     pub queue_pair: u32,
     /// Packet sequence number, 24 bits.
     pub psn: u32,
-    /// Where it writes to.
+    /// Destination address.
     pub address: u64,
-    /// The key of the memory that it writes to.
+    /// Key of the destination memory.
     pub rkey: u32,
-    /// What comes with it, where something does.
+    /// Immediate data, if any.
     pub immediate: Option<u32>,
-    /// Where in the packet the payload lies.
+    /// Range of the payload in the packet.
     pub payload: Range<usize>,
 }
 
-/// Why bytes are no write of a sensor.
+/// Why a packet is not a valid write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Fewer bytes than the headers have.
-    #[error("{got} bytes where the headers alone have {need}")]
+    /// Shorter than its headers.
+    #[error("the packet has {got} bytes; its headers need {need}")]
     Short {
         /// Bytes needed.
         need: usize,
-        /// Bytes there.
+        /// Bytes present.
         got: usize,
     },
     /// Another operation.
     #[error("opcode {opcode:#04x} is not that of a write (0x2a, or 0x2b with an immediate)")]
     Opcode {
-        /// What was found.
+        /// Opcode in the packet.
         opcode: u8,
     },
     /// Another version of the transport, or another partition.
@@ -70,10 +70,10 @@ pub enum Malformed {
         /// The partition key.
         partition: u16,
     },
-    /// The packet is not as long as it says.
-    #[error("it says that it writes {said} bytes and carries {got}")]
+    /// The length in the header differs from the payload.
+    #[error("the header announces {said} bytes, but the packet carries {got}")]
     Length {
-        /// Bytes that the header tells of.
+        /// Length in the header.
         said: u32,
         /// Bytes of payload.
         got: usize,
@@ -132,11 +132,11 @@ pub fn parse(packet: &[u8]) -> Result<Write, Malformed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hsb::hand::Packet;
+    use crate::hsb::test_packet::Packet;
     use proptest::prelude::*;
 
     #[test]
-    fn packet_written_by_hand_is_parsed() {
+    fn packet_bytes_are_parsed() {
         let mut packet = vec![
             0x2b, 0x10, 0xff, 0xff, 0, 0x01, 0x02, 0x03, 0, 0x0a, 0x0b, 0x0c,
         ];
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_other_than_write_is_rejected() {
+    fn malformed_packets_are_rejected() {
         let good = Packet::default().bytes();
         assert!(parse(&good).is_ok());
         for length in 0..32 {
@@ -189,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packet_round_trips(
+        fn built_packets_are_parsed(
             queue_pair in 0_u32..1 << 24,
             psn in 0_u32..1 << 24,
             address: u64,
@@ -207,7 +207,7 @@ mod tests {
         }
 
         #[test]
-        fn random_bytes_are_parsed_or_rejected(mut packet in proptest::collection::vec(any::<u8>(), 0..80), opcode in 0x2a_u8..=0x2b, flags: bool) {
+        fn any_bytes_are_parsed_or_rejected(mut packet in proptest::collection::vec(any::<u8>(), 0..80), opcode in 0x2a_u8..=0x2b, flags: bool) {
             if flags && packet.len() > 4 {
                 packet[..4].copy_from_slice(&[opcode, 0, 0xff, 0xff]);
             }

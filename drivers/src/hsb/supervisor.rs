@@ -1,19 +1,19 @@
-//! Keeps a sensor armed: retries an arming that failed, and arms again when the device has lost its registers.
+//! Keeps a sensor armed: retries failed arming, and arms again when the device has lost its registers.
 //!
-//! It runs on a thread of its own, because each request to a device that does not answer takes 1.5 s, and the receiving
-//! thread has other sensors' data in its socket meanwhile. The two share a [`Link`].
+//! It runs on its own thread, because a request to a device that does not answer takes 1.5 s, and the receiving thread must
+//! keep its socket empty meanwhile. The two threads share a [`Link`].
 //!
-//! | what is seen | what follows |
+//! | event | action |
 //! |---|---|
-//! | the device does not announce itself (`device = "auto"`) | logged once, looked for again as after an arming that fails; the owner of a queue pair is notified when it is found |
-//! | arming fails | logged once per reason, tried again after 1 s, then after twice as long, at most 8 s |
-//! | nothing arrives for `rearm_after`, and the registers are as written | logged once: the sensor is idle or its packets are lost; arming it again would cut a frame |
-//! | the same, and the registers are lost | logged, armed again with a new key, counted as `rearmed` |
-//! | the same, and another host's values are there | logged once; the sensor is left to that host until it stops it |
-//! | the same, and the device does not answer | logged once, asked again after `rearm_after` |
+//! | the device does not announce itself (`device = "auto"`) | logged once; discovery is retried with the intervals of the next row; when it succeeds, the owner of a queue pair is notified |
+//! | arming fails | logged once per reason; retried after 1 s, then at doubled intervals of at most 8 s |
+//! | no packet for `rearm_after`, and the registers are unchanged | logged once: the sensor is idle, or its packets are lost; arming it again would interrupt a frame |
+//! | no packet for `rearm_after`, and the registers are lost | logged; the sensor is armed again with a new key; counted as `rearmed` |
+//! | no packet for `rearm_after`, and the registers contain another host's values | logged once; the sensor is left unchanged until that host stops it |
+//! | no packet for `rearm_after`, and the device does not answer | logged once; checked again after `rearm_after` |
 
-use super::arm::{Armed, Orders, Registers};
-use super::ecb::{Ecb, Taken};
+use super::arm::{ArmParameters, Armed, Registers};
+use super::ecb::{Ecb, Reservation};
 use super::key;
 use daq_core::ledger::Counter;
 use daq_core::source::SourceError;
@@ -24,19 +24,19 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time until an arming that failed is tried again; doubled after each failure.
+/// Time until a failed arming is retried; doubled after each failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// Maximum of that time.
+/// Maximum retry interval.
 const MAX_RETRY: Duration = Duration::from_secs(8);
-/// Bounds of the time between two looks at the link.
+/// Minimum and maximum interval between two checks of the link.
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-/// What the receiving thread and the supervisor share.
+/// State shared by the receiving thread and the supervisor.
 #[derive(Debug, Default)]
 pub(super) struct Link {
     /// Number of packets of the sensor that were accepted.
     accepted: AtomicU64,
-    /// Number of times that the sensor was given another key, after the key was stored.
+    /// Number of times that the sensor received another key; incremented after the key is stored.
     generation: AtomicU64,
     rkey: AtomicU32,
     /// Whether the owner must arm the sensor again.
@@ -51,7 +51,7 @@ impl Link {
         self.accepted.store(packets, Ordering::Relaxed);
     }
 
-    /// The key that the sensor is armed with from now on, if that changed since generation `known`, which is updated.
+    /// Returns the current key if it changed since generation `known`, and updates `known`.
     pub(super) fn renewed(&self, known: &mut u64) -> Option<u32> {
         let generation = self.generation.load(Ordering::Acquire);
         let is_new = generation != *known;
@@ -75,27 +75,27 @@ impl Link {
     }
 }
 
-/// How a sensor is armed again.
+/// Who arms a sensor again, and with which key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rearm {
     /// By the supervisor, with the key that the configuration gives.
     SameKey,
     /// By the supervisor, with a new key.
     NewKey,
-    /// By its owner, which has to make a new queue pair first.
+    /// By its owner, which must create a new queue pair first.
     Owner,
 }
 
-/// A sensor, and how it is armed.
+/// A sensor and its arming parameters.
 pub(super) struct Control {
     pub(super) ecb: Arc<Mutex<Ecb>>,
-    pub(super) orders: Orders,
-    /// No other source has the sensor meanwhile.
+    pub(super) parameters: ArmParameters,
+    /// Prevents other sources from using the sensor.
     #[expect(dead_code, reason = "reserves the sensor until it is dropped")]
-    pub(super) taken: Taken,
+    pub(super) reservation: Reservation,
 }
 
-/// Looks for a device; an error where it does not announce itself.
+/// Discovers a device; returns an error if it does not announce itself.
 pub(super) type Find = Box<dyn FnMut() -> Result<Control, SourceError> + Send>;
 
 /// The sensor of a supervisor.
@@ -112,11 +112,11 @@ pub(super) struct Parts {
     pub(super) name: String,
     pub(super) target: Target,
     pub(super) rearm: Rearm,
-    /// Silence after which registers are read back; zero for never.
+    /// Silence after which the registers are read back; zero = never.
     pub(super) rearm_after: Duration,
-    /// Requests that failed.
+    /// Number of failed register requests.
     pub(super) errors: Counter,
-    /// Times that the sensor was armed again.
+    /// Number of times that the sensor was armed again.
     pub(super) rearmed: Counter,
 }
 
@@ -158,31 +158,33 @@ impl Supervisor {
         })
     }
 
-    /// What the receiving thread reads and writes.
+    /// The state shared with the receiving thread.
     pub(super) const fn link(&self) -> &Arc<Link> {
         &self.link
     }
 
-    /// Arms the sensor; where that fails the supervisor logs it and tries again.
-    pub(super) fn arm(&self, orders: Orders) {
+    /// Arms the sensor; if that fails, the supervisor logs the error and retries.
+    pub(super) fn arm(&self, parameters: ArmParameters) {
         let mut core = lock(&self.core);
         if let Some(control) = &mut core.control {
-            control.orders = orders;
+            control.parameters = parameters;
         }
         self.link.is_lost.store(false, Ordering::Release);
         core.attempt();
     }
 
-    /// The address of the device, and what the sensor is to do; `None` until the device is found.
-    pub(super) fn sensor(&self) -> Option<(SocketAddr, Orders)> {
+    /// The address of the device and the arming parameters; `None` until the device is found.
+    pub(super) fn sensor(&self) -> Option<(SocketAddr, ArmParameters)> {
         let core = lock(&self.core);
-        let Control { ecb, orders, .. } = core.control.as_ref()?;
+        let Control {
+            ecb, parameters, ..
+        } = core.control.as_ref()?;
         let device = lock(ecb).device();
-        Some((device, *orders))
+        Some((device, *parameters))
     }
 
-    /// Arms the sensor as it was given to [`new`](Self::new); a device that is not known yet is looked for on the
-    /// supervisor's thread. Where the owner arms the sensor, [`Link::take_found`] then returns true.
+    /// Arms the sensor with the parameters given to [`new`](Self::new). An unknown device is discovered on the supervisor's
+    /// thread. If the owner arms the sensor, [`Link::take_found`] then returns true.
     pub(super) fn start(&self) {
         let mut core = lock(&self.core);
         if core.find.is_some() {
@@ -216,14 +218,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for `interval`; whether the thread must end.
+/// Waits for `interval`; returns whether the thread must end.
 fn is_stopped(stop: &(Mutex<bool>, Condvar), interval: Duration) -> bool {
     let (flag, changed) = stop;
     let waited = changed.wait_timeout_while(lock(flag), interval, |is_set| !*is_set);
     *waited.unwrap_or_else(PoisonError::into_inner).0
 }
 
-/// What was logged last, so that it is logged once.
+/// The condition that was logged last, so that each is logged once.
 #[derive(Debug, PartialEq, Eq)]
 enum Reported {
     Unarmed(String),
@@ -237,7 +239,7 @@ struct Core {
     armed: Option<Armed>,
     /// Dropped after the sensor is disarmed.
     control: Option<Control>,
-    /// Looks for the device until it is known.
+    /// Discovers the device until it is known.
     find: Option<Find>,
     rearm: Rearm,
     rearm_after: Duration,
@@ -247,9 +249,9 @@ struct Core {
     was_armed: bool,
     /// When an arming is due.
     retry_at: Option<Instant>,
-    /// Time until the next try after one that fails.
+    /// Current retry interval.
     retry: Duration,
-    /// Packets accepted when last looked at, and when that changed.
+    /// Number of accepted packets at the last check, and when it last changed.
     seen: u64,
     quiet_since: Instant,
     checked: Option<Instant>,
@@ -297,7 +299,7 @@ impl Core {
         let device = lock(&control.ecb).device();
         format!(
             "source {}: sensor {} of {device}",
-            self.name, control.orders.sensor
+            self.name, control.parameters.sensor
         )
     }
 
@@ -308,7 +310,7 @@ impl Core {
         is_news
     }
 
-    /// Looks for the device if it is not known yet, then arms the sensor.
+    /// Discovers the device if it is unknown, then arms the sensor.
     fn try_arm(&mut self) -> Result<Option<Armed>, String> {
         if let Some(find) = &mut self.find {
             let control = find().map_err(|error| error.to_string())?;
@@ -318,10 +320,13 @@ impl Core {
                 return Ok(None);
             }
         }
-        let Some(Control { ecb, orders, .. }) = &self.control else {
+        let Some(Control {
+            ecb, parameters, ..
+        }) = &self.control
+        else {
             return Ok(None);
         };
-        let armed = Armed::arm(ecb.clone(), *orders, self.errors.clone());
+        let armed = Armed::arm(ecb.clone(), *parameters, self.errors.clone());
         armed.map(Some).map_err(|error| error.to_string())
     }
 
@@ -332,7 +337,7 @@ impl Core {
         match armed {
             Ok(None) => (self.retry_at, self.retry) = (None, RETRY),
             Ok(Some(armed)) => {
-                let host = armed.orders().host;
+                let host = armed.parameters().host;
                 if self.was_armed {
                     self.rearmed.add_shared(1);
                     tracing::info!("{sensor} is armed again and sends to {host}");
@@ -346,7 +351,7 @@ impl Core {
             Err(error) => {
                 if self.is_news(Reported::Unarmed(error.clone())) {
                     tracing::error!(
-                        "{sensor} cannot be armed: {error}. It is tried again until it succeeds, at most {} s apart",
+                        "{sensor} cannot be armed: {error}. Retrying until it succeeds, at most every {} s",
                         MAX_RETRY.as_secs()
                     );
                 }
@@ -383,16 +388,16 @@ impl Core {
         }
         self.checked = Some(now);
         match armed.check() {
-            Ok(Registers::Kept) => {
-                let host = armed.orders().host;
+            Ok(Registers::Unchanged) => {
+                let host = armed.parameters().host;
                 self.report_idle(host, now);
             }
             Ok(Registers::Lost) => self.lose(),
             Ok(Registers::TakenOver(host)) => {
                 if self.is_news(Reported::TakenOver(host)) {
                     tracing::warn!(
-                        "{} sends to {host} now: another host or process has armed it. It is armed again here when that \
-                         one stops it",
+                        "{} now sends to {host}: another host or process has armed it. It is armed again here after that \
+                         host or process stops it",
                         self.sensor()
                     );
                 }
@@ -400,7 +405,7 @@ impl Core {
             Err(error) => {
                 if self.is_news(Reported::NoAnswer) {
                     tracing::warn!(
-                        "{} sends nothing, and {error}. It is armed again when the device answers without its registers",
+                        "{} sends nothing, and {error}. It is armed again when the device answers and has lost its registers",
                         self.sensor()
                     );
                 }
@@ -414,18 +419,18 @@ impl Core {
                 .saturating_duration_since(self.quiet_since)
                 .as_secs_f64();
             tracing::warn!(
-                "{} has sent nothing for {seconds:.1} s although its registers are as written: check what triggers it; if it \
-                 does send, check the firewall and the MTU on the way to {host}",
+                "{} has sent nothing for {seconds:.1} s although its registers are unchanged: check its trigger; if it \
+                 sends, check the firewall and the MTU along the path to {host}",
                 self.sensor(),
             );
         }
     }
 
-    /// Arms a sensor again whose registers are lost, or has its owner do so.
+    /// Arms a sensor whose registers are lost again, or notifies its owner.
     fn lose(&mut self) {
         tracing::warn!(
-            "{} has lost its registers: its device has restarted, or another process has stopped it. It is armed again, and \
-             an epoch begins",
+            "{} has lost its registers: its device has restarted, or another process has stopped it. The sensor is armed again, \
+             and a new epoch begins",
             self.sensor()
         );
         self.reported = None;
@@ -435,12 +440,12 @@ impl Core {
         if self.rearm == Rearm::Owner {
             return self.link.is_lost.store(true, Ordering::Release);
         }
-        if let Some(Control { orders, .. }) = &mut self.control {
+        if let Some(Control { parameters, .. }) = &mut self.control {
             if self.rearm == Rearm::NewKey {
-                orders.pages.rkey = key();
+                parameters.pages.rkey = key();
             }
             // Before the sensor can send with it.
-            self.link.renew(orders.pages.rkey);
+            self.link.renew(parameters.pages.rkey);
         }
         self.attempt();
     }

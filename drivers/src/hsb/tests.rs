@@ -31,52 +31,58 @@ fn context(spec: &dyn SourceSpec) -> SourceContext {
 }
 
 #[test]
-fn key_contradicting_mode_is_reported() {
+fn key_of_the_other_mode_is_reported() {
     let cases = [
         ("", "no address to receive on"),
-        ("listen = \"0.0.0.0:4791\"\nnics = [\"mlx5_0\"]", "any card"),
+        ("listen = \"0.0.0.0:4791\"\nnics = [\"mlx5_0\"]", "any NIC"),
         (
             "listen = \"0.0.0.0:4791\"\npath = \"staged\"",
             "host memory",
         ),
         (
             "listen = \"0.0.0.0:4791\"\nrelaxed_ordering = true",
-            "no card",
+            "no NIC",
         ),
-        ("mode = \"queue-pair\"", "no card"),
-        ("mode = \"queue-pair\"\nnics = []", "no card"),
+        ("mode = \"queue-pair\"", "no NIC"),
+        ("mode = \"queue-pair\"\nnics = []", "no NIC"),
         (
             "mode = \"queue-pair\"\nnics = [\"a\", \"b\"]",
-            "several cards",
+            "only one NIC",
         ),
         ("mode = \"queue-pairs\"", "queue-pair"),
     ];
-    for (text, told) in cases {
+    for (text, expected) in cases {
         let error = spec(text).err().unwrap_or_default();
-        assert!(error.contains(told), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
     let cases = [
-        ("listen = \"0.0.0.0:4791\"", "address of its card"),
-        ("window = 3", "nothing of a queue pair"),
-        ("busy_poll = \"50 us\"", "nothing of a queue pair"),
-        ("control = false\nqueue_pair = 1\nrkey = 1", "nobody else"),
+        ("listen = \"0.0.0.0:4791\"", "address of its NIC"),
+        ("window = 3", "no effect on a queue pair"),
+        ("busy_poll = \"50 us\"", "no effect on a queue pair"),
+        (
+            "control = false\nqueue_pair = 1\nrkey = 1",
+            "no other program",
+        ),
         ("queue_pair = 1", "chooses the number"),
         ("rkey = 1", "chooses the key"),
-        ("base = 4096", "where its memory begins"),
-        ("stride = \"2 MiB\"", "as far apart as slots"),
-        ("pages = 8", "the pages are slots"),
-        ("packet = \"349440 B\"", "packets of"),
-        ("packet = \"1152 B\"\nstride = \"1 B\"", "page to page"),
+        ("base = 4096", "determines the address"),
+        ("stride = \"2 MiB\"", "slot size of the ring"),
+        ("pages = 8", "the pages are the slots"),
+        ("packet = \"349440 B\"", "a packet cannot have"),
+        (
+            "packet = \"1152 B\"\nstride = \"1 B\"",
+            "distance between pages",
+        ),
     ];
-    for (text, told) in cases {
+    for (text, expected) in cases {
         let error = spec(&format!("{PAIR}nics = [\"mlx5_0\"]\n{text}"));
         let error = error.err().unwrap_or_default();
-        assert!(error.contains(told), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
 }
 
 #[test]
-fn ambiguous_short_last_packet_is_rejected() {
+fn last_packet_shorter_than_the_marker_is_rejected() {
     let of = |frame: usize| {
         let text = format!("[source.camera]\nframe = {frame}\n{PAIR}nics = [\"mlx5_0\"]");
         let mut diagnostics = Diagnostics::new();
@@ -89,7 +95,7 @@ fn ambiguous_short_last_packet_is_rejected() {
 }
 
 #[test]
-fn plan_gets_queue_pair_requirements() {
+fn queue_pair_declares_its_engine_needs() {
     let card = spec(&format!("{PAIR}nics = [\"mlx5_1:2@3\"]\npath = \"staged\"")).unwrap();
     let needs = card.engine().unwrap();
     assert_eq!(needs.device.as_deref(), Some("mlx5_1"));
@@ -117,7 +123,7 @@ fn plan_gets_queue_pair_requirements() {
         "{origins:?}"
     );
     let notes = card.notes().join("\n");
-    for words in ["waits for nobody", "not yet run on a ConnectX"] {
+    for words in ["cannot wait", "not yet tested on a ConnectX"] {
         assert!(notes.contains(words), "{notes}");
     }
 
@@ -133,7 +139,7 @@ fn plan_gets_queue_pair_requirements() {
     let software = spec(&format!("{PAIR}nics = [\"software\"]")).unwrap();
     let needs = software.engine().unwrap();
     assert!(needs.device.is_none() && needs.host_only.is_some());
-    assert!(software.notes().join("\n").contains("made of software"));
+    assert!(software.notes().join("\n").contains("emulated NIC"));
 
     let socket = spec("listen = \"127.0.0.1:4791\"").unwrap();
     assert!(socket.engine().is_none() && socket.counts().len() == 5);
@@ -150,14 +156,14 @@ fn missing_nic_is_named() {
     assert!(error.contains("4096 B"), "{error}");
     let software = spec(&format!("{PAIR}nics = [\"software\"]")).unwrap();
     let Producers::Engine(engine) = software.build(&context(&*software)).unwrap() else {
-        panic!("it is an engine")
+        panic!("not an engine")
     };
     let caps = engine.caps();
     assert!(!caps.supports_backpressure && engine.writes_past_length() && caps.alignment == 128);
 }
 
 #[test]
-fn packet_beyond_mtu_is_rejected_with_maximum() {
+fn packets_above_the_mtu_are_rejected_with_the_maximum() {
     for (packet, mtu, max) in [
         (1408, 1500, None),
         (1536, 1500, Some("1408 B")),

@@ -1,4 +1,4 @@
-//! The keys of `[source.NAME.format]`, and what makes them a format.
+//! The keys of `[source.NAME.format]`, and the format built from them.
 
 use super::spead::Given;
 use super::{Endian, Field, Format, Places, Raw, Spead, TimeScale};
@@ -7,54 +7,54 @@ use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// What UDP can carry at most over IPv4.
+/// Maximum UDP payload over IPv4.
 const LARGEST_PACKET: usize = 65_507;
-/// Bytes of a SPEAD header with the four items that every packet has.
+/// Bytes of a SPEAD header with the four mandatory items.
 const SPEAD_HEADER: usize = 40;
 
-/// A number at a fixed place of the header.
+/// An unsigned number at a fixed position of the header.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SequenceConfig {
-    /// Where it begins, in bytes from the start of the packet.
+    /// Offset in bytes from the start of the packet.
     pub offset: usize,
-    /// How many bytes it has: 1 to 8.
+    /// Size in bytes, 1 to 8.
     pub bytes: usize,
     /// Byte order.
     #[serde(default)]
     pub endian: Endian,
-    /// What it grows by from one packet to the next.
+    /// Increment from one packet to the next.
     #[serde(default = "one")]
     pub step: u64,
-    /// How many of its bits count, where not all do; the number wraps at 2 to this power.
+    /// Number of significant bits, by default all; the number wraps at 2 to this power.
     pub bits: Option<u32>,
-    /// How many of its lowest bits stand for something else.
+    /// Number of lowest bits that are not part of the number.
     #[serde(default)]
     pub shift: u32,
 }
 
-/// The time in the header of a `raw` packet. One of `tick` and `rate` says what it counts.
+/// The time in the header of a `raw` packet. Set at most one of `tick` and `rate`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TimestampConfig {
-    /// Where it begins, in bytes from the start of the packet.
+    /// Offset in bytes from the start of the packet.
     pub offset: usize,
-    /// How many bytes it has: 1 to 8.
+    /// Size in bytes, 1 to 8.
     pub bytes: usize,
     /// Byte order.
     #[serde(default)]
     pub endian: Endian,
-    /// How long one count lasts, such as `"8 ns"` or `"1 ps"`; `"1 ns"` if neither this nor `rate` is given.
+    /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
     pub tick: Option<Period>,
-    /// How many counts there are a second, where a count is no whole number of nanoseconds; a whole number of Hz.
+    /// Ticks per second, if a tick is not a whole number of nanoseconds; a whole number of Hz.
     pub rate: Option<Frequency>,
-    /// When the count was 0, in UTC: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as
-    /// `"10 s"`. With it times are UTC (the clock `sensor-utc`) and files have `core:datetime`; the count must not skip or
-    /// repeat leap seconds. Without it times are the count itself (the clock `sensor`).
+    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. With it
+    /// timestamps are UTC (clock `sensor-utc`) and files have `core:datetime`; the ticks must not skip or repeat leap seconds.
+    /// Without it timestamps are the ticks in nanoseconds (clock `sensor`).
     pub origin: Option<UtcTime>,
 }
 
-/// `kind = "raw"`: a fixed header with a running number in it, a fixed payload, optionally a trailer.
+/// `kind = "raw"`: a fixed header with a sequence number, a fixed payload, optionally a trailer.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RawConfig {
@@ -65,25 +65,25 @@ pub struct RawConfig {
     /// Bytes after the payload of each packet.
     #[serde(default)]
     pub trailer: ByteSize,
-    /// The running number of packets.
+    /// The sequence number of packets.
     pub sequence: SequenceConfig,
-    /// The time of a packet, where the header has one.
+    /// The time of a packet, if the header contains it.
     pub timestamp: Option<TimestampConfig>,
 }
 
-/// The time in an item of a `spead` heap. One of `tick` and `rate` says what it counts.
+/// The time in an item of a `spead` heap. Set at most one of `tick` and `rate`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ItemConfig {
-    /// Identifier of the item, as in `0x1600`; its value must be in the item pointer itself.
+    /// Identifier of the item, as in `0x1600`; the item must be immediate, with its value in the item pointer.
     pub item: u64,
-    /// How long one count lasts, such as `"8 ns"` or `"1 ps"`; `"1 ns"` if neither this nor `rate` is given.
+    /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
     pub tick: Option<Period>,
-    /// How many counts there are a second, where a count is no whole number of nanoseconds; a whole number of Hz.
+    /// Ticks per second, if a tick is not a whole number of nanoseconds; a whole number of Hz.
     pub rate: Option<Frequency>,
-    /// When the count was 0, in UTC: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as
-    /// `"10 s"`. With it times are UTC (the clock `sensor-utc`) and files have `core:datetime`; the count must not skip or
-    /// repeat leap seconds. Without it times are the count itself (the clock `sensor`).
+    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. With it
+    /// timestamps are UTC (clock `sensor-utc`) and files have `core:datetime`; the ticks must not skip or repeat leap seconds.
+    /// Without it timestamps are the ticks in nanoseconds (clock `sensor`).
     pub origin: Option<UtcTime>,
 }
 
@@ -91,19 +91,19 @@ pub struct ItemConfig {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SpeadConfig {
-    /// Payload bytes of one heap. Without it, the length is learned from the first heaps and then fixed; the ring's `slot`
-    /// is the maximum. Heaps of another length are counted as `control` and logged once.
+    /// Payload bytes of one heap. By default detected from the first heaps and then fixed, with the ring's `slot` as the
+    /// maximum. Heaps of another length are counted as `control` and logged once.
     pub heap: Option<ByteSize>,
-    /// Payload bytes of each packet of a heap but the first and the last. Without it, learned from the first heaps.
+    /// Payload bytes of each packet except the first and the last of a heap. By default detected from the first heaps.
     pub packet: Option<ByteSize>,
-    /// Payload bytes of a heap's first packet, where it has fewer: senders that do not repeat item pointers
-    /// lose 8 bytes there for each item of the heap. Without it, as `packet`, or learned where `heap` or `packet` is.
+    /// Payload bytes of a heap's first packet, if smaller: senders that do not repeat item pointers have 8 bytes less payload
+    /// there for each item of the heap. Default `packet`; detected if `heap` or `packet` is.
     pub first: Option<ByteSize>,
-    /// What the heap counter grows by from one heap to the next. Without it, 1, or learned where `heap` or `packet` is.
+    /// Increment of the heap counter from one heap to the next. Default 1; detected if `heap` or `packet` is.
     pub heap_step: Option<u64>,
-    /// Bits of an address: 40 for SPEAD-64-40, 48 for SPEAD-64-48. Without it, 40, or learned where `heap` or `packet` is.
+    /// Bits of an address: 40 for SPEAD-64-40, 48 for SPEAD-64-48. Default 40; detected if `heap` or `packet` is.
     pub address_bits: Option<u32>,
-    /// The item that tells when a heap's samples were taken.
+    /// The item that contains the time of a heap's first sample.
     pub timestamp: Option<ItemConfig>,
 }
 
@@ -111,7 +111,7 @@ fn one() -> u64 {
     1
 }
 
-/// Problems as they are found, with the keys as they stand below the source's section.
+/// Collects problems, with keys relative to the source's section.
 struct Check(Vec<Problem>);
 
 impl Check {
@@ -129,22 +129,22 @@ impl Check {
             let (least, most) = (ByteSize(least as u64), ByteSize(most as u64));
             (
                 format!("{size} is not between {least} and {most}"),
-                "give the size that the sender uses".to_owned(),
+                "set the size that the sender uses".to_owned(),
             )
         });
         bytes
     }
 
-    /// Whether a field of `bytes` bytes at `offset` is readable in a header of `header` bytes.
+    /// Checks that a field of `bytes` bytes at `offset` is readable in a header of `header` bytes.
     fn field(&mut self, key: &str, offset: usize, bytes: usize, header: usize) {
         self.must((1..=8).contains(&bytes), &format!("{key}.bytes"), || {
             (
-                format!("a number of {bytes} bytes cannot be read"),
-                "give 1 to 8".to_owned(),
+                format!("a number cannot have {bytes} bytes"),
+                "set 1 to 8".to_owned(),
             )
         });
         self.must(offset.checked_add(bytes).is_some_and(|end| end <= header), &format!("{key}.offset"), || {
-            let message = format!("{bytes} bytes at offset {offset} do not lie in the header of {header} bytes");
+            let message = format!("{bytes} bytes at offset {offset} exceed the header of {header} bytes");
             (message, "offsets count from the start of the packet; enlarge `header` or lower `offset`".to_owned())
         });
     }
@@ -156,10 +156,10 @@ impl Check {
             (1 << bits) / 2
         };
         self.must((1..=most.max(1)).contains(&step), key, || {
-            let message = format!("a number of {bits} bits cannot grow by {step}");
+            let message = format!("a number of {bits} bits cannot have an increment of {step}");
             (
                 message,
-                "give what the number grows by from one to the next, at least 1".to_owned(),
+                "set the increment from one number to the next, at least 1".to_owned(),
             )
         });
     }
@@ -172,8 +172,8 @@ impl Check {
     ) -> TimeScale {
         self.must(tick.is_none() || rate.is_none(), "timestamp.rate", || {
             (
-                "`tick` and `rate` both say what a count is".to_owned(),
-                "give one of them".to_owned(),
+                "`tick` and `rate` both set the duration of a tick".to_owned(),
+                "set only one of them".to_owned(),
             )
         });
         let mut scale = TimeScale {
@@ -187,16 +187,16 @@ impl Check {
             (scale.nanoseconds, scale.ticks) = (tick.0 / in_ns, 1000 / in_ns);
             self.must(tick.0 > 0, "timestamp.tick", || {
                 (
-                    format!("a count cannot last {tick}"),
-                    "give a time such as \"8 ns\"".to_owned(),
+                    format!("a tick cannot last {tick}"),
+                    "set a time such as \"8 ns\"".to_owned(),
                 )
             });
         } else if let Some(rate) = rate {
             let is_whole = rate.0 >= 1.0 && rate.0 <= 1e18 && rate.0.fract() == 0.0;
             self.must(is_whole, "timestamp.rate", || {
                 (
-                    format!("{rate} is no whole number of Hz"),
-                    "give a rate such as \"1712 MHz\"".to_owned(),
+                    format!("{rate} is not a whole number of Hz"),
+                    "set a rate such as \"1712 MHz\"".to_owned(),
                 )
             });
             #[expect(
@@ -220,7 +220,7 @@ impl Check {
 }
 
 impl RawConfig {
-    /// The format, or everything that is wrong with it.
+    /// Returns the format, or every problem of the configuration.
     pub fn build(&self) -> Result<Format, Vec<Problem>> {
         let mut check = Check(Vec::new());
         let header = check.size("header", self.header, 1, LARGEST_PACKET);
@@ -257,8 +257,7 @@ impl RawConfig {
             },
             || {
                 let shift = sequence.shift;
-                let message =
-                    format!("{bits} bits above the lowest {shift} do not lie in {width} bits");
+                let message = format!("{bits} bits above the lowest {shift} exceed {width} bits");
                 (
                     message,
                     "lower `bits` or `shift`, or raise `bytes`".to_owned(),
@@ -287,7 +286,7 @@ impl RawConfig {
 }
 
 impl SpeadConfig {
-    /// The format, or everything that is wrong with it.
+    /// Returns the format, or every problem of the configuration.
     pub fn build(&self) -> Result<Format, Vec<Problem>> {
         let mut check = Check(Vec::new());
         let most = LARGEST_PACKET - SPEAD_HEADER;
@@ -295,12 +294,12 @@ impl SpeadConfig {
             |key, size: Option<ByteSize>, most| size.map(|size| check.size(key, size, 1, most));
         let packet = size("packet", self.packet, most);
         let first = size("first", self.first, most);
-        // Places are numbered with 32 bits; a terabyte is far below that for any sensible packet.
+        // Packets are numbered with 32 bits; a terabyte is far below that for any realistic packet size.
         let heap = size("heap", self.heap, 1 << 40);
         let address_bits = self.address_bits.unwrap_or(40);
         check.must(matches!(address_bits, 40 | 48), "address_bits", || {
-            let message = format!("there is no SPEAD-64-{address_bits}");
-            (message, "give 40 or 48".to_owned())
+            let message = format!("SPEAD-64-{address_bits} is not supported");
+            (message, "set 40 or 48".to_owned())
         });
         let step = self.heap_step.unwrap_or(1);
         check.step("heap_step", step, address_bits.clamp(1, 48));
@@ -312,7 +311,7 @@ impl SpeadConfig {
                     || {
                         (
                             format!("a heap of {heap} bytes has too many packets of {packet}"),
-                            "give larger packets".to_owned(),
+                            "set larger packets".to_owned(),
                         )
                     },
                 );
@@ -337,12 +336,14 @@ impl SpeadConfig {
                 (7..1 << bits).contains(&time.item),
                 "timestamp.item",
                 || {
-                    let message =
-                        format!("{:#x} is no identifier of a sender's own item", time.item);
+                    let message = format!(
+                        "{:#x} is not the identifier of an item defined by the sender",
+                        time.item
+                    );
                     (
                         message,
                         format!(
-                            "give 0x7 to {:#x}, as the sender describes it",
+                            "set 0x7 to {:#x}, as the sender describes it",
                             (1u64 << bits) - 1
                         ),
                     )
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn format_errors_are_reported_together() {
+    fn all_problems_are_reported_together() {
         let found = raw(r#"
             header = "8 B"
             payload = "70 KB"

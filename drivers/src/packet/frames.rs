@@ -1,4 +1,4 @@
-//! How frames are made of a format's packets.
+//! How packets of a format form frames.
 
 use super::{Format, Places};
 use daq_core::config::Problem;
@@ -6,57 +6,60 @@ use daq_core::layout::{Layout, Order, Samples};
 use daq_core::reorder::{Arrival, Geometry};
 use daq_core::units::ByteSize;
 
-/// Bytes of a slot where nobody asks for another size, about.
+/// Approximate default slot size in bytes.
 const SLOT: usize = 1 << 20;
 
-/// Packets of a frame that a learned format may have where slots are small, and bytes of its packets where they are large.
+/// Maximum number of packets per frame of a detected format in small slots, and minimum packet size in large slots.
 const MAX_LEARNED_PLACES: usize = 4096;
 const MIN_LEARNED_PACKET: usize = 256;
 
-/// Frames open at a time, where the configuration does not say.
+/// Default number of frames open at the same time.
 pub(crate) const fn default_window() -> usize {
     8
 }
 
-/// Packets beyond twice the window that may be missing in a row, where nobody says.
+/// Default maximum number of packets missing in a row, beyond twice the window.
 pub(crate) const fn default_max_gap() -> u64 {
     1 << 16
 }
 
-/// Packets from far away that must agree, where nobody says.
+/// Default number of consistent packets far from the stream that are accepted.
 pub(crate) const fn default_resync_after() -> u32 {
     4
 }
 
-/// What is wrong with the keys `window` and `agree`.
+/// Checks the keys `window` and `agree`.
 pub(crate) fn problems(window: usize, agree: u32) -> Vec<Problem> {
     let mut found = Vec::new();
     if window == 0 {
-        found.push(Problem::at("window", "a window of no frames").help("give at least 1"));
+        found.push(
+            Problem::at("window", "`window` must be at least 1 frame").help("set at least 1"),
+        );
     }
     if agree == 0 {
-        found.push(Problem::at("agree", "no packet cannot agree").help("give at least 1"));
+        found
+            .push(Problem::at("agree", "`agree` must be at least 1 packet").help("set at least 1"));
     }
     found
 }
 
-/// What a source of packets is told about its frames.
+/// The frame parameters of a packet source.
 #[derive(Clone, Copy, Debug)]
 pub struct Frames<'a> {
-    /// How a packet is made.
+    /// The packet format.
     pub format: &'a Format,
-    /// What the payload means.
+    /// Type and layout of the payload samples.
     pub samples: &'a Samples,
     /// How packets arrive.
     pub arrival: Arrival,
-    /// Places beyond twice the window that may be missing in a row.
+    /// Maximum number of packets missing in a row, beyond twice the window.
     pub max_gap: u64,
-    /// Successive packets from far away that must agree.
+    /// Number of consistent packets far from the stream that are accepted.
     pub agree: u32,
 }
 
 impl Frames<'_> {
-    /// Payload bytes of a slot that frames would fill.
+    /// Preferred payload bytes of a slot.
     pub fn preferred_slot(&self) -> usize {
         match self.format {
             Format::Raw(_) => {
@@ -70,7 +73,7 @@ impl Frames<'_> {
         }
     }
 
-    /// What the plan says of a format that is learned.
+    /// Notes for the plan about a format that is detected.
     pub fn notes(&self) -> Vec<String> {
         let Format::Spead(spead) = self.format else {
             return Vec::new();
@@ -83,16 +86,16 @@ impl Frames<'_> {
             None => "; kernels that read the ring need heaps as long as its slots".to_owned(),
         };
         vec![format!(
-            "packet sizes and the step of heap counters are learned from the first heaps{limit}"
+            "packet sizes and the step of heap counters are detected from the first heaps{limit}"
         )]
     }
 
-    /// What the geometry is learned from; `None` where it is known.
+    /// What the geometry is detected from; `None` if it is known.
     pub fn detected_from(&self) -> Option<&'static str> {
         self.format.is_learning().then_some("the first heaps")
     }
 
-    /// Whether the length of frames is learned, too.
+    /// Whether the length of frames is detected too.
     pub fn detects_frame_size(&self) -> bool {
         matches!(self.format, Format::Spead(spead) if spead.given().is_some_and(|given| given.heap.is_none()))
     }
@@ -105,14 +108,14 @@ impl Frames<'_> {
             * samples.channels.max(1) as usize
     }
 
-    /// Packets of which one frame is made at least, so that it holds whole points.
+    /// Minimum number of packets per frame, so that a frame contains whole points.
     fn whole(&self) -> usize {
         let point = self.point();
         let payload = self.format.places().unit_bytes;
         point / gcd(point, payload)
     }
 
-    /// The most packets of `raw` in a slot, of which frames hold whole points if they can.
+    /// Maximum number of `raw` packets in a slot, as a multiple that contains whole points if possible.
     fn packets(&self, slot: usize) -> usize {
         let most = slot / self.format.places().unit_bytes.max(1);
         let whole = self.whole();
@@ -175,9 +178,9 @@ impl Frames<'_> {
         })
     }
 
-    /// Nanoseconds of signal in a frame, as far as they tell what a packet's time is worth for its frame.
+    /// Nanoseconds of signal in a frame, if packet timestamps can be converted to frame timestamps.
     fn frame_ns(&self, frame_bytes: usize) -> u64 {
-        // A heap's time is its frame's. In planar order a packet's time says nothing of its place.
+        // The timestamp of a heap is that of its frame. In planar order a packet's timestamp is independent of its position.
         let is_of_frame =
             matches!(self.format, Format::Spead(_)) && self.format.time_scale().is_some();
         let is_in_order = self.samples.order == Order::Interleaved;
@@ -196,22 +199,23 @@ impl Frames<'_> {
         }
     }
 
-    /// What frames of `geometry` mean.
+    /// The sample layout of frames of `geometry`.
     pub fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let mut bytes = geometry.frame_bytes;
         if self.detects_frame_size() {
-            // A slot may be longer than a heap, so it need not hold whole points.
+            // A slot may be longer than a heap, so it need not contain whole points.
             bytes -= bytes % self.point();
         }
         self.samples.layout(bytes).map_err(|rest| {
-            let message = format!("a frame of {bytes} bytes ends {rest} bytes into a sample");
+            let message =
+                format!("a frame of {bytes} bytes ends with {rest} bytes of an incomplete sample");
             Problem::at("samples", message)
                 .help("correct `type`, `complex` or `channels`, or choose another slot")
         })
     }
 }
 
-/// The finest cut of a frame of `bytes` bytes that packets of a learned format may have.
+/// The smallest packets that a detected format may use in a frame of `bytes` bytes.
 fn largest(bytes: usize) -> Places {
     let packet = (bytes / MAX_LEARNED_PLACES).clamp(1, MIN_LEARNED_PACKET);
     Places {
@@ -221,7 +225,7 @@ fn largest(bytes: usize) -> Places {
     }
 }
 
-/// `planned`, an upper bound, with what `format` has learned since.
+/// Replaces the upper bounds of `planned` with the sizes that `format` has detected.
 pub(crate) fn pinned(planned: &Geometry, format: &Format) -> Geometry {
     let places = format.places();
     let frame_ns = u128::from(planned.frame_ns) * places.unit_bytes as u128

@@ -1,4 +1,4 @@
-//! Brings the datagrams of captures to their places.
+//! Places the datagrams of captures in the window.
 
 use super::config::ReplayConfig;
 use super::offload;
@@ -13,34 +13,34 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Datagrams placed in one call at most.
+/// Maximum number of datagrams per call.
 const BATCH: usize = 64;
-/// The largest UDP payload.
-const LARGEST: usize = 1 << 16;
+/// Maximum UDP payload.
+const MAX_UDP_PAYLOAD: usize = 1 << 16;
 
-/// Replays captures, one after the other.
+/// Replays captures one after another.
 pub(super) struct CapturePlayer {
     /// The source's name, for messages.
     name: String,
     paths: Vec<PathBuf>,
-    /// Which of them is being read; its packets, until the end.
+    /// The index of the capture being read, and its packets until its end.
     present: usize,
     capture: Option<Capture>,
     filter: Filter,
-    /// Datagrams of this pass that were meant, and all others.
+    /// Datagrams of this pass that pass the filter, and all others.
     matched: u64,
     filtered: u64,
-    /// Records of the present capture that held several datagrams.
+    /// Records of the current capture that contained several datagrams.
     split: u64,
     repeats: bool,
     is_first_pass: bool,
     timetable: Timetable,
-    to_places: ToPlaces,
-    /// What waits for its time or for room of a record.
-    held: Held,
+    to_places: PacketPlacer,
+    /// Part of a record that waits until it is due or a slot is free.
+    held: WaitingRecord,
 }
 
-/// Which datagrams are meant.
+/// Selects datagrams by destination.
 #[derive(Clone, Copy, Debug)]
 struct Filter {
     port: Option<u16>,
@@ -48,7 +48,7 @@ struct Filter {
 }
 
 impl Filter {
-    fn takes(&self, datagram: &Datagram<'_>) -> bool {
+    fn matches(&self, datagram: &Datagram<'_>) -> bool {
         let to = datagram.destination;
         self.port.is_none_or(|port| port == to.port())
             && self.destination.is_none_or(|address| address == to.ip())
@@ -56,22 +56,22 @@ impl Filter {
 }
 
 #[derive(Debug)]
-struct Held {
+struct WaitingRecord {
     waits: bool,
     timestamp_ns: u64,
     payload: Vec<u8>,
-    /// Bytes of each datagram in it but the last.
+    /// Bytes of each datagram in it except the last.
     segment: usize,
 }
 
-struct ToPlaces {
+struct PacketPlacer {
     placer: Placer,
-    /// Whether datagrams wait for slots.
+    /// Whether to wait for free slots.
     hold: bool,
 }
 
 impl CapturePlayer {
-    /// Opens the first capture, and looks whether the others can be opened.
+    /// Opens the first capture, and checks that the others can be opened.
     pub(super) fn open(
         name: &str,
         directory: &Path,
@@ -98,35 +98,35 @@ impl CapturePlayer {
             repeats: config.repeats,
             is_first_pass: true,
             timetable: Timetable::new(config.speed),
-            to_places: ToPlaces {
+            to_places: PacketPlacer {
                 placer: Placer::new(name, format),
                 hold: config.hold,
             },
-            held: Held {
+            held: WaitingRecord {
                 waits: false,
                 timestamp_ns: 0,
-                payload: Vec::with_capacity(LARGEST),
-                segment: LARGEST,
+                payload: Vec::with_capacity(MAX_UDP_PAYLOAD),
+                segment: MAX_UDP_PAYLOAD,
             },
         })
     }
 
-    /// Places what was kept while the format was learned; false if some of it must wait for room.
+    /// Places the packets kept during format detection; returns false if some must wait for a free slot.
     fn flush(&mut self, window: &mut ReorderWindow) -> bool {
         let hold = self.to_places.hold;
         self.to_places.placer.flush(window, hold)
     }
 
-    /// Goes on with the next capture, or from the start again; false at the end.
-    fn go_on(&mut self, window: &mut ReorderWindow) -> Result<bool, SourceError> {
+    /// Continues with the next capture or the next pass; returns false at the end.
+    fn next_capture(&mut self, window: &mut ReorderWindow) -> Result<bool, SourceError> {
         if let Some(capture) = self.capture.take()
             && self.is_first_pass
         {
-            self.tell(&self.paths[self.present], &capture);
+            self.log_summary(&self.paths[self.present], &capture);
         }
         self.present += 1;
         if self.present >= self.paths.len() {
-            // After a pass that brought nothing no other would bring anything.
+            // If one pass yields nothing, no later pass will.
             if !self.repeats || self.matched == 0 {
                 return Ok(false);
             }
@@ -139,39 +139,39 @@ impl CapturePlayer {
         Ok(true)
     }
 
-    /// Tells what a capture held beside packets, once it is over.
-    fn tell(&self, path: &Path, capture: &Capture) {
+    /// Logs a summary of a finished capture.
+    fn log_summary(&self, path: &Path, capture: &Capture) {
         let (name, path) = (&self.name, path.display());
         if capture.is_torn() {
             tracing::warn!(
-                "source {name}: {path} ends in the middle of a packet, as after a killed capture"
+                "source {name}: {path} ends in the middle of a packet, as if the capture was interrupted"
             );
         }
         let skipped = capture.skipped();
         if skipped.total() > 0 {
             let frames = capture.frames();
             tracing::warn!(
-                "source {name}: of {frames} packets in {path} some are no whole UDP datagram: {skipped:?}"
+                "source {name}: some of {frames} packets in {path} are not complete UDP datagrams: {skipped:?}"
             );
         }
         if self.split > 0 {
             let (split, frames) = (self.split, capture.frames());
             tracing::info!(
-                "source {name}: {split} of {frames} packets in {path} hold several datagrams each (segmentation offload); \
-                 they were split, and the datagrams of one packet have the same time"
+                "source {name}: {split} of {frames} packets in {path} contain several datagrams each (segmentation offload); \
+                 they were split, and all datagrams of one packet have the same timestamp"
             );
         }
         if self.matched == 0 {
             let filtered = self.filtered;
             tracing::warn!(
-                "source {name}: {path} gave no datagram; `port` and `destination` passed over {filtered}"
+                "source {name}: {path} contains no matching datagram; `port` and `destination` excluded {filtered}"
             );
         }
     }
 }
 
-impl ToPlaces {
-    /// Places the datagrams of a record, of `segment` bytes each but the last; returns the bytes that must wait for room.
+impl PacketPlacer {
+    /// Places the datagrams of a record, each of `segment` bytes except the last; returns the bytes that must wait for a slot.
     fn put(&mut self, window: &mut ReorderWindow, bytes: &[u8], segment: usize, ns: u64) -> usize {
         let received = recorded(ns);
         if !self.hold {
@@ -217,7 +217,7 @@ impl Filler for CapturePlayer {
             {
                 return Ok(Polled::Until(wait));
             }
-            let Held {
+            let WaitingRecord {
                 payload, segment, ..
             } = &mut self.held;
             let rest = self.to_places.put(window, payload, *segment, ns);
@@ -240,10 +240,10 @@ impl Filler for CapturePlayer {
                 if is_last && !self.flush(window) {
                     return Ok(Polled::Full);
                 }
-                let goes_on = self.go_on(window)?;
+                let goes_on = self.next_capture(window)?;
                 return Ok(if goes_on { Polled::Busy } else { Polled::Ended });
             };
-            if !self.filter.takes(&datagram) {
+            if !self.filter.matches(&datagram) {
                 self.filtered += 1;
                 continue;
             }

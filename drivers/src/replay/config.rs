@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 /// One file or several.
 pub type Paths = List<PathBuf>;
 
-/// How fast a recording is replayed.
+/// The speed of a replay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Speed {
-    /// So many times as fast as it was recorded.
+    /// This many times the recorded speed.
     Times(f64),
     /// As fast as it can be read.
     Free,
@@ -38,7 +38,7 @@ impl<'de> Deserialize<'de> for Speed {
                 match text {
                     "free" => Ok(Speed::Free),
                     _ => Err(E::custom(format!(
-                        "\"{text}\" is no speed: give a number such as 1.0, or \"free\"; try \"free\""
+                        "\"{text}\" is not a valid speed: set a number such as 1.0, or \"free\"; try \"free\""
                     ))),
                 }
             }
@@ -72,45 +72,45 @@ impl JsonSchema for Speed {
     }
 }
 
-/// The keys of a `replay` source, but for the table `format`.
+/// The keys of a `replay` source, without the table `format`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayConfig {
-    /// What is replayed, or an array of such, one after the other: a capture (`.pcap` or `.pcapng`), a SigMF
+    /// The recording, or an array of recordings replayed one after another: a capture (`.pcap` or `.pcapng`), a SigMF
     /// recording (its `.sigmf-meta` or `.sigmf-data` file), or a directory, whose SigMF recording is replayed
     /// segment by segment in the order of the names.
     pub path: Paths,
-    /// Which recording of a directory that holds several: what its segments' names begin with, before the number.
+    /// The recording to replay from a directory with several: the common start of its segments' names, before the number.
     pub name: Option<String>,
-    /// How many times as fast as it was recorded, by the recorded times; or `"free"`: as fast as it can be read.
+    /// Factor relative to the recorded speed, based on the recorded times; or `"free"`: as fast as the data can be read.
     #[serde(default = "normal")]
     pub speed: Speed,
-    /// Whether it is played again from the start, until the run is stopped. Each time opens an epoch, with the recorded
-    /// times again. The speed is kept, and the last packet is followed by the first at once.
+    /// Whether to repeat the recording until the run is stopped. Each pass opens an epoch and has the recorded times again. The
+    /// speed is kept; the first packet follows the last one immediately.
     #[serde(default, rename = "loop")]
     pub repeats: bool,
-    /// Whether the recording waits for free slots; if not, what finds none is counted as `ring_full`, as with an
+    /// Whether the replay waits for free slots. If not, packets without a free slot are counted as `ring_full`, as with an
     /// instrument.
     #[serde(default = "yes")]
     pub hold: bool,
-    /// Captures: only packets that were sent to this UDP port.
+    /// Captures: replay only packets sent to this UDP port.
     pub port: Option<u16>,
-    /// Captures: only packets that were sent to this IP address.
+    /// Captures: replay only packets sent to this IP address.
     pub destination: Option<IpAddr>,
-    /// Captures: frames open at a time, so how far packets may come out of order; at least 1. Without it, as many as hold several
-    /// receive batches of each thread, at least 8, as far as the ring has slots: `daq plan` prints the number and the reason.
-    /// Where SPEAD sizes are learned, it is computed for the most packets that a slot may hold, not for those of the heaps: set
-    /// `window` if `late` grows.
+    /// Captures: number of frames open at the same time, at least 1. It limits how far packets may arrive out of order. By
+    /// default enough for several receive batches of each thread, at least 8, limited by the slots of the ring; `daq plan`
+    /// prints the number and the reason. If SPEAD sizes are detected automatically, the default is computed for the maximum
+    /// number of packets in a slot: set `window` if `late` grows.
     pub window: Option<usize>,
-    /// Captures: packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no
-    /// loss but a count that begins anew, an epoch.
+    /// Captures: maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not
+    /// counted as loss: it starts a new epoch.
     #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
-    /// Captures: packets in a row that must agree on a number beyond twice the window before any of them is believed. They are
-    /// kept aside until then, and rejected if they do not agree. At least 1.
+    /// Captures: number of packets in a row with consistent sequence numbers that are accepted if they differ from the stream by
+    /// more than twice the window. Until then they are kept; if they are not consistent, they are rejected. At least 1.
     #[serde(default = "frames::default_resync_after")]
     pub agree: u32,
-    /// Captures: what the payload means; without it, real int8 of one channel. SigMF recordings tell themselves.
+    /// Captures: type and layout of the payload samples; by default real int8 with one channel. SigMF metadata contain it.
     pub samples: Option<Samples>,
 }
 
@@ -122,8 +122,8 @@ const fn yes() -> bool {
     true
 }
 
-/// Whether a path's name says that it is a capture, or that it is SigMF.
-fn told(path: &Path) -> Option<bool> {
+/// Whether the file name extension denotes a capture (true) or SigMF (false).
+fn extension_is_capture(path: &Path) -> Option<bool> {
     let extension = path.extension()?.to_str()?;
     match extension {
         "pcap" | "pcapng" | "cap" => Some(true),
@@ -133,16 +133,16 @@ fn told(path: &Path) -> Option<bool> {
 }
 
 impl ReplayConfig {
-    /// Whether it names captures, whose packets need a format: by the names, else by whether a format is given.
+    /// Whether the paths are captures, whose packets need a format: by their names, otherwise by whether a format is set.
     pub fn is_capture(&self, has_format: bool) -> bool {
         let paths = &self.path.0;
         paths
             .iter()
-            .find_map(|path| told(path))
+            .find_map(|path| extension_is_capture(path))
             .unwrap_or(has_format && !paths.iter().any(|path| path.is_dir()))
     }
 
-    /// Everything that is wrong with it.
+    /// Returns every problem of the configuration.
     pub fn problems(&self, has_format: bool) -> Vec<Problem> {
         let mut found = frames::problems(self.window.unwrap_or(1), self.agree);
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
@@ -156,7 +156,7 @@ impl ReplayConfig {
             !paths.is_empty(),
             "path",
             "nothing to replay".into(),
-            "give a file such as \"recording.pcap\"",
+            "set a file such as \"recording.pcap\"",
         );
         for (i, path) in paths.iter().enumerate() {
             let at = if paths.len() == 1 {
@@ -167,23 +167,23 @@ impl ReplayConfig {
             must(
                 !path.as_os_str().is_empty(),
                 &at,
-                "no file has an empty name".into(),
-                "give the path of a file",
+                "a path must not be empty".into(),
+                "set the path of a file",
             );
             must(
-                told(path).is_none_or(|other| other == is_capture),
+                extension_is_capture(path).is_none_or(|other| other == is_capture),
                 &at,
-                "captures and SigMF recordings are not replayed by one source".into(),
-                "give each kind a source of its own",
+                "one source cannot replay both captures and SigMF recordings".into(),
+                "use one source for each kind",
             );
         }
         if let Speed::Times(times) = self.speed {
-            let message = format!("{times} is no speed");
+            let message = format!("{times} is not a valid speed");
             must(
                 times.is_finite() && times > 0.0,
                 "speed",
                 message,
-                "give a positive number, or \"free\"",
+                "set a positive number, or \"free\"",
             );
         }
         if is_capture {
@@ -191,11 +191,11 @@ impl ReplayConfig {
             must(
                 self.name.is_none(),
                 "name",
-                "captures are not chosen by `name`".into(),
+                "`name` does not select captures".into(),
                 help,
             );
         } else {
-            let help = "remove it; it is for packets in a capture";
+            let help = "remove it; it applies to captures only";
             for (given, key) in [
                 (has_format, "format"),
                 (self.samples.is_some(), "samples"),
@@ -205,7 +205,7 @@ impl ReplayConfig {
                 must(
                     !given,
                     key,
-                    format!("a SigMF recording has no use for `{key}`"),
+                    format!("`{key}` has no effect on a SigMF recording"),
                     help,
                 );
             }
@@ -247,7 +247,7 @@ mod tests {
         assert!(
             read("path = \"a\"\nspeed = \"fast\"")
                 .unwrap_err()
-                .contains("no speed")
+                .contains("not a valid speed")
         );
         assert!(read("path = \"a\"\nspeeds = 1").is_err());
     }

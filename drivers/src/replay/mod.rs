@@ -1,23 +1,23 @@
-//! The source `replay`: what was recorded before, at its own speed or another.
+//! The source `replay`: replays recorded data at its original speed or another.
 //!
 //! | recording | frames |
 //! |---|---|
-//! | a capture (pcap, pcapng) | its UDP datagrams go through a `format`, as packets that arrive at a `udp` source |
-//! | SigMF written by daq | the same frames and places again, under their recorded numbers |
-//! | SigMF of others | one gapless stream, cut into frames that fit the slot, numbered from 0 |
+//! | a capture (pcap, pcapng) | its UDP datagrams are parsed with a `format`, like packets of a `udp` source |
+//! | SigMF written by daq | the same frames and packets again, with their recorded numbers |
+//! | SigMF of other programs | one gapless stream, divided into frames that fit the slot and numbered from 0 |
 //!
-//! A record of a capture that holds several datagrams (segmentation offload) is split by the packet lengths of the format, or
-//! the capture is refused where that is not certain.
+//! If a record of a capture contains several datagrams (segmentation offload), it is split by the packet lengths of the format.
+//! If the lengths are ambiguous, the capture is rejected.
 //!
-//! Timestamps are the recorded ones ([`Clock::Recorded`](daq_core::frame::Clock::Recorded)), except where a packet's
-//! format carries a time of its own.
+//! Timestamps are the recorded ones ([`Clock::Recorded`](daq_core::frame::Clock::Recorded)), unless the packet format contains
+//! a timestamp.
 //!
 //! # Ledger
-//! Captures: as `udp`, but nothing is lost to the kernel. SigMF: places that the recording marks as missing, and frames
-//! that its numbers leave out, are lost again, to `wire_gap`; missing places before the first and after the last one of a
-//! recording are not expected. A frame that is left out within a window of the one before appears as a frame without
-//! places. Where the recorded count began anew, an epoch opens, and with `loop` each time it is played: a pass loses what
-//! another loses, and nothing is lost between them. Without `hold`, what finds no slot is lost to `ring_full`.
+//! Captures are counted like `udp`, but nothing is lost in the kernel. In SigMF recordings, packets that are marked as missing
+//! and frames that the numbers skip are lost again, `wire_gap`; packets missing before the first or after the last one of a
+//! recording are not expected. A skipped frame within a window of the previous frame appears as a frame without packets. An
+//! epoch opens wherever the recording starts one, and with `loop` at the start of each pass. Every pass loses the same
+//! packets, and nothing is lost between passes. With `hold = false`, packets without a free slot are lost, `ring_full`.
 
 mod capture;
 mod config;
@@ -45,7 +45,7 @@ use std::sync::OnceLock;
 /// The registry entry.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "replay",
-    summary: "Recorded data: captures (pcap, pcapng) and SigMF recordings, at their own speed or another",
+    summary: "Recorded data: captures (pcap, pcapng) and SigMF recordings, at original or other speed",
     example: EXAMPLE,
     schema: || packet::section::with_format(schemars::schema_for!(ReplayConfig), false),
     parse,
@@ -57,8 +57,8 @@ ring    = "OUTPUT"
 path    = "recording.pcap"    # or several: ["first.pcap", "second.pcap"]
 samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # path  = "recordings/"       # SigMF: a directory, a .sigmf-meta or a .sigmf-data file; without samples and format
-# name  = "raw"               # which recording of a directory that holds several
-# speed = 2.0                 # twice as fast as recorded; "free" = as fast as it can be read
+# name  = "raw"               # select a recording in a directory with several
+# speed = 2.0                 # twice the recorded speed; "free" = as fast as it can be read
 # loop  = true                # play it again from the start until stopped, as an epoch each time
 # hold  = false               # do not wait for slots: count `ring_full`, as an instrument
 # port  = 4950                # of a capture, only what was sent to this port
@@ -69,12 +69,12 @@ samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 
 [source.NAME.format]
 kind     = "raw"              # or "spead"
-header   = "16 B"             # before the payload of each packet
-payload  = "8 KiB"            # of each packet
+header   = "16 B"             # size of the header before the payload
+payload  = "8 KiB"            # payload size of each packet
 sequence = { offset = 0, bytes = 8, endian = "big" }
 "#;
 
-/// Packets of a capture that may have been received at a time.
+/// Assumed number of packets of a capture that one call received.
 const RECORDED_BATCH: usize = 64;
 
 /// A checked configuration.
@@ -90,7 +90,7 @@ enum Kind {
         format: Format,
         samples: Samples,
     },
-    /// What the metadata says, read when it is first asked for.
+    /// The metadata, read on first use.
     Recording(OnceLock<Result<Recording, Problem>>),
 }
 
@@ -108,7 +108,7 @@ fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn
             problems.push(
                 Problem::at(
                     "path",
-                    "a capture holds packets, and their format is not given",
+                    "a capture contains packets, but their format is not configured",
                 )
                 .help(format!("add a table `[source.{name}.format]`")),
             );

@@ -1,29 +1,29 @@
-//! Datagrams that segmentation offload captured as one record.
+//! Splits datagrams that segmentation offload captured as one record.
 //!
-//! A host that sends or receives with offload (GSO, GRO) hands `tcpdump` up to 64 KiB of UDP payload as one packet: datagrams
-//! of equal length, the last one possibly shorter. The format states how long each datagram is, so the record is split only
-//! where all of it agrees.
+//! With offload (GSO, GRO), `tcpdump` receives up to 64 KiB of UDP payload as one packet: datagrams of equal length, the last
+//! one possibly shorter. The format determines the length of each datagram, so a record is split only if all of its bytes are
+//! consistent with the format.
 
 use crate::packet::Format;
 use crate::packet::pcap::Datagram;
 
-/// A record that is longer than its first packet and cannot be split for certain.
+/// A record that is longer than its first packet and cannot be split reliably.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "holds {bytes} bytes of UDP payload where a packet has {packet}, and cannot be split into packets. If segmentation offload \
-     was on while it was captured, capture again with `ethtool -K IFACE gso off gro off tso off`, or on another host. \
-     If other senders use this port, select with `port` and `destination`. Else check the sizes of the format"
+    "contains {bytes} bytes of UDP payload, but a packet has {packet}, and it cannot be split into packets. If segmentation \
+     offload was enabled during capture, capture again with `ethtool -K IFACE gso off gro off tso off`, or on another host. \
+     If other senders use this port, select packets with `port` and `destination`. Otherwise check the sizes of the format"
 )]
 pub(super) struct NotSplit {
     bytes: usize,
     packet: usize,
 }
 
-/// Bytes of each datagram but the last in the payload of a captured record; all of them where the record is one datagram.
+/// Returns the length of each datagram except the last in a captured record; the whole length if it is one datagram.
 pub(super) fn segment(format: &Format, record: &Datagram<'_>) -> Result<usize, NotSplit> {
     let payload = record.payload;
     let packet = format.packet_len(payload).unwrap_or(0);
-    // Offload leaves the checksum to be completed, so one that holds is that of a single datagram.
+    // Offload leaves the checksum incomplete, so a valid checksum means a single datagram.
     if packet == 0 || packet >= payload.len() || record.has_valid_checksum() {
         return Ok(payload.len());
     }

@@ -1,4 +1,4 @@
-//! Brings the samples of a SigMF recording to their places.
+//! Places the samples of a SigMF recording in the window.
 
 use super::config::ReplayConfig;
 use super::recording::{Recording, Run};
@@ -11,10 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Replays a recording, a frame or the part of one that a run holds at a time.
+/// Replays a recording in pieces of at most one frame.
 pub(super) struct RecordingPlayer {
     recording: Recording,
-    /// One a data file, in the order of the recording's.
+    /// The data files, in the order of the recording.
     files: Vec<File>,
     geometry: Geometry,
     hold: bool,
@@ -23,23 +23,23 @@ pub(super) struct RecordingPlayer {
     byte_ns: Option<f64>,
     /// A frame.
     buffer: Box<[u8]>,
-    /// The present run, and how many of its bytes are behind.
+    /// The current run, and how many of its bytes were replayed.
     run: usize,
     done: u64,
-    /// The number of the next place.
+    /// Number of the next packet.
     position: u64,
-    /// The present file's missing ranges before this one are behind.
+    /// Index of the next missing range in the current file.
     gap: usize,
-    /// Whether this pass has brought anything.
+    /// Whether this pass has yielded anything.
     has_brought: bool,
 }
 
-/// What is brought at one go: places of one frame.
+/// Packets of one frame that are replayed together.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     file: usize,
     byte_start: u64,
-    /// Places `first..end` of the frame.
+    /// Packets `first..end` of the frame.
     first: u32,
     end: u32,
     bytes: usize,
@@ -98,7 +98,7 @@ impl RecordingPlayer {
         u64::from(self.geometry.places)
     }
 
-    /// Makes the run that `run` tells the present one.
+    /// Starts the run with index `run`.
     fn begin_run(&mut self) {
         self.done = 0;
         if let Some(sequence) = self
@@ -111,7 +111,7 @@ impl RecordingPlayer {
         }
     }
 
-    /// The next piece; `None` at the end of the recording.
+    /// Returns the next piece; `None` at the end of the recording.
     fn piece(&mut self) -> Option<Piece> {
         loop {
             let &Run {
@@ -132,7 +132,7 @@ impl RecordingPlayer {
                 end += 1;
             }
             if end == first {
-                // A short frame's last place is not whole, or nothing is left.
+                // The last packet of a short frame is incomplete, or nothing is left.
                 if first > 0 && sequence.is_some() {
                     self.position += self.places() - u64::from(first);
                 }
@@ -168,7 +168,7 @@ impl RecordingPlayer {
         }
     }
 
-    /// Goes back to the start; false if the recording is to be played once, or brings nothing.
+    /// Returns to the start; false if the recording is played once, or is empty.
     fn restart(&mut self, window: &mut ReorderWindow) -> bool {
         if !self.repeats || !self.has_brought {
             return false;
@@ -181,7 +181,7 @@ impl RecordingPlayer {
         true
     }
 
-    /// When `piece` is due on the recorded clock, or on one that only counts samples.
+    /// Recorded time of `piece`, or the time computed from the number of samples.
     fn due(&self, piece: &Piece) -> Option<u64> {
         #[expect(
             clippy::cast_possible_truncation,
@@ -194,19 +194,19 @@ impl RecordingPlayer {
         })
     }
 
-    /// Whether the window has memory for what `piece` brings.
+    /// Whether the window has a free slot for `piece`.
     fn has_room(&mut self, batch: &mut Batch<'_>, piece: &Piece) -> bool {
         let gap = self.gap;
         let first = (piece.first..piece.end).find(|place| !self.lacks(piece, *place));
         self.gap = gap;
-        // All its places are of one frame.
+        // All its packets belong to one frame.
         first.is_none_or(|first| {
             let position = self.position + u64::from(first - piece.first);
             batch.has_room_for(PacketId::of(position))
         })
     }
 
-    /// Whether a place of `piece` never arrived; to be asked in order.
+    /// Whether packet `place` of `piece` is missing; must be called in order.
     fn lacks(&mut self, piece: &Piece, place: u32) -> bool {
         let (start, extent) = (
             self.geometry.extent(piece.first).start,
@@ -216,7 +216,7 @@ impl RecordingPlayer {
         self.is_missing(piece.file, byte(extent.start), byte(extent.end))
     }
 
-    /// Whether a place never arrived. Marks are as wide as whole samples, so its neighbours' may reach into it.
+    /// Whether a packet is missing. Missing ranges cover whole samples, so those of its neighbours may reach into it.
     fn is_missing(&mut self, file: usize, from: u64, to: u64) -> bool {
         let missing = &self.recording.files[file].missing;
         while missing.get(self.gap).is_some_and(|gap| gap.1 <= from) {

@@ -1,4 +1,4 @@
-//! What a SigMF recording holds: runs of places, as its metadata tells.
+//! The content of a SigMF recording according to its metadata: runs of packets.
 
 use super::config::{ReplayConfig, Speed};
 use daq_core::config::Problem;
@@ -10,35 +10,35 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a slot for recordings that have no frames, about.
-const SLOT: usize = 1 << 20;
-/// Bytes of a place for recordings that have none, at most where a sample is not larger.
-const PLACE: usize = 8 << 10;
-/// Bytes of a place below which cutting so that nothing is left over costs too much.
+/// Approximate slot size in bytes for recordings without frames.
+const DEFAULT_SLOT: usize = 1 << 20;
+/// Maximum packet size in bytes for recordings without packets, unless a sample is larger.
+const MAX_PACKET: usize = 8 << 10;
+/// Minimum packet size in bytes; smaller packets that divide the data evenly would be too slow.
 const MIN_PACKET: usize = 64;
-/// The label of what the file sink could not list one by one.
+/// The label of missing data that the file sink could not list individually.
 const UNLISTED: &str = "unlisted";
 
-/// Samples without a break in one data file.
+/// Contiguous samples in one data file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Run {
     /// Index in [`Recording::files`].
     pub file: usize,
-    /// Where they start in the data file.
+    /// Offset in the data file.
     pub byte_start: u64,
-    /// How many bytes they are.
+    /// Length in bytes.
     pub bytes: u64,
-    /// The number of the first frame; `None` = goes on from the run before.
+    /// Number of the first frame; `None` = continues the previous run.
     pub sequence: Option<u64>,
-    /// Recorded nanoseconds of its first sample.
+    /// Recorded time of the first sample, in nanoseconds.
     pub time_ns: Option<u64>,
 }
 
-/// A data file and what is not in it.
+/// A data file and its missing ranges.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct DataFile {
     pub path: PathBuf,
-    /// Bytes that never arrived and are filled, as ascending `(start, end)` that do not touch.
+    /// Missing bytes that were filled, as ascending `(start, end)` that do not touch.
     pub missing: Vec<(u64, u64)>,
 }
 
@@ -47,20 +47,20 @@ pub(super) struct DataFile {
 pub(super) struct Recording {
     pub files: Vec<DataFile>,
     pub runs: Vec<Run>,
-    /// Bytes of a sample of all channels.
+    /// Bytes per sample of all channels.
     pub group: usize,
-    /// Bytes of each number if they are big-endian.
+    /// Bytes per number if they are big-endian.
     pub swap: Option<usize>,
     samples: Samples,
-    /// Our own keys of the first file.
+    /// The `daq:` keys of the first file.
     stream: Option<Stream>,
-    /// Frames that are missing in a row, at most.
+    /// Maximum number of frames missing in a row.
     longest_gap: u64,
     notes: Vec<String>,
 }
 
 impl Recording {
-    /// Reads the metadata that `config` names, relative to `directory`.
+    /// Reads the metadata selected by `config`, relative to `directory`.
     pub(super) fn open(directory: &Path, config: &ReplayConfig) -> Result<Self, Problem> {
         let mut metas = Vec::new();
         for path in &config.path.0 {
@@ -71,7 +71,7 @@ impl Recording {
         for path in &metas {
             let meta = Meta::read(path).map_err(|why| {
                 Problem::at("path", why.to_string())
-                    .help("give a .sigmf-meta file, or a directory that holds some")
+                    .help("set a .sigmf-meta file, or a directory that contains some")
             })?;
             let recording = match &mut recording {
                 Some(recording) => {
@@ -85,7 +85,7 @@ impl Recording {
         recording
             .filter(|recording| !recording.runs.is_empty())
             .ok_or_else(|| {
-                Problem::at("path", "the recording holds no samples").help("record some first")
+                Problem::at("path", "the recording contains no samples").help("record some first")
             })
     }
 
@@ -100,11 +100,11 @@ impl Recording {
             Number::F64 => Scalar::Float64,
             Number::U16 | Number::U32 => {
                 let message = format!(
-                    "{} holds {datatype}, which no frame can hold",
+                    "{} contains {datatype}, which frames do not support",
                     path.display()
                 );
                 return Err(
-                    Problem::at("path", message).help("convert it to signed numbers, or to floats")
+                    Problem::at("path", message).help("convert it to signed integers or floats")
                 );
             }
         };
@@ -154,12 +154,15 @@ impl Recording {
         if same {
             return Ok(());
         }
-        let message = format!("{} is not made as the files before it", path.display());
+        let message = format!(
+            "{} has another format than the files before it",
+            path.display()
+        );
         Err(Problem::at("path", message)
-            .help("give each recording a source of its own; `name` chooses one of several"))
+            .help("use one source for each recording; `name` selects one of several"))
     }
 
-    /// Adds a file; `last` is the last frame's number and epoch before it.
+    /// Adds a file; `last` is the frame number and epoch before it.
     fn add(
         &mut self,
         path: &Path,
@@ -169,7 +172,7 @@ impl Recording {
         let data = meta.data_path(path);
         let bytes = std::fs::metadata(&data).map_err(|why| {
             let message = format!("cannot open {}: {why}", data.display());
-            Problem::at("path", message).help("keep the data file beside its metadata")
+            Problem::at("path", message).help("keep the data file next to its metadata")
         })?;
         let bytes = bytes.len();
         if let Some(stream) = &meta.global.stream
@@ -177,7 +180,7 @@ impl Recording {
         {
             let lacking = ByteSize(stream.bytes - bytes);
             self.notes
-                .push(format!("{} lacks its last {lacking}", data.display()));
+                .push(format!("{} is truncated by {lacking}", data.display()));
         }
         if meta
             .annotations
@@ -186,7 +189,7 @@ impl Recording {
         {
             let path = path.display();
             self.notes.push(format!(
-                "{path} does not list all that is missing: what it leaves out is replayed as filled"
+                "{path} does not list all missing data: unlisted missing data is replayed as filled"
             ));
         }
         let file = self.files.len();
@@ -222,7 +225,7 @@ impl Recording {
             missing: Vec::new(),
         });
         let mut missing: Vec<(u64, u64)> = Vec::new();
-        // Samples to bytes by the span that they lie in: there may be headers between spans.
+        // Converts samples to bytes span by span, because there may be headers between spans.
         for (first, count) in meta.missing() {
             let end = first.saturating_add(count);
             for span in &spans {
@@ -247,34 +250,34 @@ impl Recording {
         Ok(())
     }
 
-    /// Bytes of a recorded frame, where there are such.
+    /// Bytes of a recorded frame, if the recording has frames.
     fn frame_bytes(&self) -> Option<usize> {
         self.stream
             .as_ref()
             .map(|stream| usize::try_from(stream.frame_bytes).unwrap_or(usize::MAX))
     }
 
-    /// Bytes of a place in recordings that have no places: the largest that leaves nothing over at the end of a run,
-    /// unless that makes too many of them.
-    fn place_bytes(&self, most: usize) -> usize {
+    /// Packet size for recordings without packets: the largest that divides every run evenly, unless that would make too many
+    /// packets.
+    fn place_bytes(&self, max: usize) -> usize {
         let common = self
             .runs
             .iter()
             .fold(0, |common, run| gcd(common, run.bytes / self.group as u64));
         let common = usize::try_from(common).unwrap_or(usize::MAX).max(1);
-        let most = (most.min(PLACE) / self.group).max(1);
-        let least = MIN_PACKET.div_ceil(self.group).min(most);
-        (least..=most)
+        let max = (max.min(MAX_PACKET) / self.group).max(1);
+        let least = MIN_PACKET.div_ceil(self.group).min(max);
+        (least..=max)
             .rev()
             .find(|groups| common.is_multiple_of(*groups))
-            .unwrap_or(most)
+            .unwrap_or(max)
             * self.group
     }
 
     pub(super) fn preferred_slot(&self) -> usize {
         self.frame_bytes().unwrap_or_else(|| {
-            let place = self.place_bytes(SLOT);
-            (SLOT / place).max(1) * place
+            let place = self.place_bytes(DEFAULT_SLOT);
+            (DEFAULT_SLOT / place).max(1) * place
         })
     }
 
@@ -314,7 +317,7 @@ impl Recording {
             place_bytes,
             frame_bytes,
             numbering: Numbering::PLAIN,
-            // Nothing comes out of order, and each number is to be believed.
+            // A recording is in order, and every number is valid.
             window: 1,
             max_gap: self
                 .longest_gap
@@ -322,7 +325,7 @@ impl Recording {
                 .saturating_mul(u64::from(places))
                 .min(1 << 48),
             resync_after: 1,
-            // Each piece is timed by its first place, whether that arrived or not.
+            // Each piece has the timestamp of its first packet, whether that is present or missing.
             frame_ns: 0,
         })
     }
@@ -349,41 +352,43 @@ impl Recording {
                 return Ok(layout);
             }
             let message = format!(
-                "frames of {bytes} bytes do not hold the channels and points that the metadata tells"
+                "frames of {bytes} bytes do not match the channels and points in the metadata"
             );
             return Err(Problem::at("path", message)
                 .help("correct `daq:channels` or `daq:points` in the metadata"));
         }
         self.samples.layout(bytes).map_err(|rest| {
-            let message =
-                format!("recorded frames of {bytes} bytes end {rest} bytes into a sample");
+            let message = format!(
+                "recorded frames of {bytes} bytes end with {rest} bytes of an incomplete sample"
+            );
             Problem::at("path", message).help("correct `daq:frame_bytes` in the metadata")
         })
     }
 
-    /// Nanoseconds of a byte of samples, where the rate is known.
+    /// Nanoseconds per byte of samples, if the rate is known.
     pub(super) fn byte_ns(&self) -> Option<f64> {
         let rate = self.samples.rate?.0;
         Some(1e9 / rate / self.group as f64)
     }
 
-    /// What the plan should tell.
+    /// Notes for the plan.
     pub(super) fn notes(&self, speed: Speed) -> Vec<String> {
         let mut notes = self.notes.clone();
         let is_timed =
             self.samples.rate.is_some() || self.runs.iter().any(|run| run.time_ns.is_some());
         if speed != Speed::Free && !is_timed {
             notes.push(
-                "the recording tells no times: replayed as fast as it can be read".to_owned(),
+                "the recording contains no times: it is replayed as fast as it can be read"
+                    .to_owned(),
             );
         }
         if self.stream.is_none() {
-            let place = self.place_bytes(SLOT) as u64;
+            let place = self.place_bytes(DEFAULT_SLOT) as u64;
             let rest = self.runs.iter().map(|run| run.bytes % place).sum::<u64>();
             if rest > 0 {
                 let rest = ByteSize(rest);
                 notes.push(format!(
-                    "{rest} at the end do not make a whole place and are not replayed"
+                    "the last {rest} do not fill a packet and are not replayed"
                 ));
             }
         }
@@ -391,12 +396,12 @@ impl Recording {
     }
 }
 
-/// The metadata files that `path` stands for, in order, onto `metas`.
+/// Appends the metadata files of `path` to `metas`, in order.
 fn find(path: &Path, name: Option<&str>, metas: &mut Vec<PathBuf>) -> Result<(), Problem> {
     if !path.is_dir() {
         let meta = path.with_extension("sigmf-meta");
         if !path.exists() && !meta.exists() {
-            let message = format!("there is no {}", path.display());
+            let message = format!("{} does not exist", path.display());
             return Err(Problem::at("path", message)
                 .help("correct it; relative paths start from the working directory"));
         }
@@ -405,7 +410,7 @@ fn find(path: &Path, name: Option<&str>, metas: &mut Vec<PathBuf>) -> Result<(),
     }
     let unreadable = |why: std::io::Error| {
         let message = format!("cannot read the directory {}: {why}", path.display());
-        Problem::at("path", message).help("give a directory that may be read")
+        Problem::at("path", message).help("set a readable directory")
     };
     let mut found = Vec::new();
     for entry in std::fs::read_dir(path).map_err(unreadable)? {
@@ -429,25 +434,25 @@ fn find(path: &Path, name: Option<&str>, metas: &mut Vec<PathBuf>) -> Result<(),
     if let Some(name) = name {
         found.retain(|path| stem(path) == name);
         if found.is_empty() && !stems.is_empty() {
-            let message = format!("{} holds no recording \"{name}\"", path.display());
-            return Err(Problem::at("name", message).help(format!("it holds {}", list())));
+            let message = format!("{} contains no recording \"{name}\"", path.display());
+            return Err(Problem::at("name", message).help(format!("it contains {}", list())));
         }
     } else if stems.len() > 1 {
-        let message = format!("{} holds {} recordings", path.display(), stems.len());
+        let message = format!("{} contains {} recordings", path.display(), stems.len());
         return Err(
-            Problem::at("path", message).help(format!("choose one with `name`: {}", list()))
+            Problem::at("path", message).help(format!("select one with `name`: {}", list()))
         );
     }
     if found.is_empty() {
-        let message = format!("there is no .sigmf-meta file in {}", path.display());
+        let message = format!("no .sigmf-meta file in {}", path.display());
         return Err(Problem::at("path", message)
-            .help("give the directory of a recording, or a capture's file"));
+            .help("set the directory of a recording, or a capture file"));
     }
     metas.append(&mut found);
     Ok(())
 }
 
-/// What the names of one recording's segments have in common: all before the number.
+/// The common start of the names of a recording's segments: all before the number.
 fn stem(path: &Path) -> String {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());

@@ -1,17 +1,17 @@
-//! When what was recorded is replayed.
+//! Schedules the replay of recorded packets.
 
 use super::config::Speed;
 use std::time::{Duration, Instant};
 
-/// A step back in recorded time of more than this is a clock that was set, not a packet out of order.
-const STEP: u64 = 1_000_000_000;
+/// A step back in recorded time of more than this means that the clock was set, not that a packet is out of order.
+const MAX_STEP_BACK: u64 = 1_000_000_000;
 
-/// Recorded times on the clock of this run: absolute, so that whoever falls behind catches up.
+/// Maps recorded times to the clock of this run. The mapping is absolute, so a replay that falls behind catches up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timetable {
-    /// Times as fast; `None` = as fast as can be.
+    /// Speed factor; `None` = as fast as possible.
     speed: Option<f64>,
-    /// A moment of this run and the recorded nanoseconds that belong to it.
+    /// A time of this run and the corresponding recorded nanoseconds.
     origin: Option<(Instant, u64)>,
     /// The latest recorded time seen.
     latest: u64,
@@ -30,21 +30,21 @@ impl Timetable {
         }
     }
 
-    /// Begins anew: what comes next is due at once.
+    /// Restarts the mapping: the next packet is due immediately.
     pub(super) const fn restart(&mut self) {
         self.origin = None;
     }
 
-    /// Whether times matter at all.
+    /// Whether recorded times are ignored.
     pub(super) const fn is_free(&self) -> bool {
         self.speed.is_none()
     }
 
-    /// How long after `now` what was recorded at `ns` is due; `None` = now. The first is due at once.
+    /// Time from `now` until data recorded at `ns` is due; `None` = now. The first packet is due immediately.
     pub(super) fn wait(&mut self, ns: u64, now: Instant) -> Option<Duration> {
         let speed = self.speed?;
         let (start, first) = match self.origin {
-            Some(origin) if ns.saturating_add(STEP) >= self.latest => origin,
+            Some(origin) if ns.saturating_add(MAX_STEP_BACK) >= self.latest => origin,
             _ => {
                 self.origin = Some((now, ns));
                 self.latest = ns;
@@ -87,11 +87,11 @@ mod tests {
     }
 
     #[test]
-    fn clock_set_back_restarts_timing() {
+    fn clock_set_back_restarts_the_mapping() {
         let now = Instant::now();
         let mut table = Timetable::new(Speed::Times(1.0));
         assert_eq!(table.wait(50_000_000_000, now), None);
-        // Out of order, then set back.
+        // Out of order, then the clock set back.
         assert_eq!(table.wait(49_500_000_000, now), None);
         assert_eq!(
             table.wait(50_001_000_000, now),

@@ -1,10 +1,10 @@
-//! The pattern `counter`: every byte of the stream is known from where it lies.
+//! The pattern `counter`: every byte of the stream follows from its position.
 //!
-//! The stream is a row of 64-bit little-endian words that count up from 0. Byte `n` of the stream is byte
+//! The stream consists of 64-bit little-endian words that count up from 0. Byte `n` of the stream is byte
 //! `n % 8` of the word `n / 8`. The packet with sequence number `s` begins at byte `s * packet`, a frame with
 //! sequence number `f` at byte `f * frame_bytes`.
 
-/// Bytes that [`write`] makes at a time: stays in the first-level cache.
+/// Bytes that [`write`] generates at a time: fits the first-level cache.
 const CHUNK: usize = 1024;
 
 /// The byte at `offset` of the stream.
@@ -19,8 +19,7 @@ pub const fn expected_byte(offset: u64) -> u8 {
     (offset / 8).to_le_bytes()[(offset % 8) as usize]
 }
 
-/// Compares `bytes` with the stream from `first_offset` on; the offset in the stream of the first byte that
-/// differs.
+/// Compares `bytes` with the stream from `first_offset` on; returns the stream offset of the first byte that differs.
 ///
 /// ```
 /// use daq_drivers::sim::verify;
@@ -48,7 +47,7 @@ pub fn verify(bytes: &[u8], first_offset: u64) -> Option<u64> {
     None
 }
 
-/// Hands `bytes` bytes of the stream from `offset` on to `out`, in pieces.
+/// Passes `bytes` bytes of the stream from `offset` on to `out`, in pieces.
 pub(super) fn write(offset: u64, bytes: usize, mut out: impl FnMut(&[u8])) {
     let mut scratch = [0; CHUNK];
     let mut done = 0;
@@ -59,7 +58,7 @@ pub(super) fn write(offset: u64, bytes: usize, mut out: impl FnMut(&[u8])) {
     }
 }
 
-/// The stream from `offset` on, at most `bytes` long and at least one byte.
+/// Generates the stream from `offset` on: at least one byte, at max `bytes`.
 fn make(scratch: &mut [u8; CHUNK], offset: u64, bytes: usize) -> &[u8] {
     let skip = (offset % 8) as usize;
     let end = skip.saturating_add(bytes).min(CHUNK);
@@ -68,7 +67,7 @@ fn make(scratch: &mut [u8; CHUNK], offset: u64, bytes: usize) -> &[u8] {
         .chunks_exact_mut(8)
         .zip(0_u64..)
     {
-        // The last word of a stream of 2^64 bytes is followed by its first.
+        // The last word of a stream of 2^64 bytes is followed by the first.
         let number = first.wrapping_add(number) & (u64::MAX >> 3);
         word.copy_from_slice(&number.to_le_bytes());
     }
@@ -82,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn counter_pattern_is_verified(offset in prop_oneof![0_u64..100_000, any::<u64>()], bytes in 0_usize..10_000) {
+        fn written_bytes_are_expected(offset in prop_oneof![0_u64..100_000, any::<u64>()], bytes in 0_usize..10_000) {
             let mut stream = Vec::new();
             write(offset, bytes, |piece| stream.extend_from_slice(piece));
             prop_assert_eq!(stream.len(), bytes);
@@ -93,7 +92,7 @@ mod tests {
         }
 
         #[test]
-        fn counter_pattern_wrong_byte_is_found(offset in 0_u64..100_000, bytes in 1_usize..10_000, at: prop::sample::Index, flip in 1_u8..) {
+        fn wrong_byte_is_found(offset in 0_u64..100_000, bytes in 1_usize..10_000, at: prop::sample::Index, flip in 1_u8..) {
             let mut stream: Vec<u8> = (0..bytes as u64).map(|i| expected_byte(offset + i)).collect();
             let at = at.index(bytes);
             stream[at] ^= flip;

@@ -1,4 +1,4 @@
-//! What goes wrong with packets, by chance and by sequence number.
+//! Packet faults, random and by sequence number.
 
 use super::signal::uniform;
 use daq_core::config::Problem;
@@ -8,22 +8,22 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use std::fmt;
 
-/// What becomes of one packet.
+/// What happens to one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Fate {
-    /// It is sent in its turn.
+pub enum Disposition {
+    /// Sent in order.
     Sent,
-    /// It is never sent: `wire_gap`.
+    /// Never sent: `wire_gap`.
     Lost,
-    /// It is sent with an unreadable sequence number: `rejected`, and its place is a `wire_gap`.
+    /// Sent with an unreadable sequence number: `rejected`, and its packet slot is a `wire_gap`.
     BadHeader,
-    /// It is sent with damaged payload: `bad_packet`.
+    /// Sent with damaged payload: `bad_packet`.
     BadPayload,
-    /// It is sent twice: one of `duplicates`.
-    Twice,
-    /// It is sent after its frame was closed: `late`.
+    /// Sent twice: one of `duplicates`.
+    Duplicated,
+    /// Sent after its frame was closed: `late`.
     Late,
-    /// It is sent some packets later, yet in time: nothing is lost.
+    /// Sent some packets later, but in time: nothing is lost.
     Reordered,
 }
 
@@ -32,13 +32,13 @@ pub enum Fate {
 pub struct Numbers(Vec<(u64, u64)>);
 
 impl Numbers {
-    /// Whether `number` is one of them.
+    /// Whether `number` is in the set.
     pub fn contains(&self, number: u64) -> bool {
         let after = self.0.partition_point(|(first, _)| *first <= number);
         after > 0 && number < self.0[after - 1].1
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -64,43 +64,46 @@ impl FromIterator<(u64, u64)> for Numbers {
 }
 
 /// One element of [`Numbers`].
-struct Run(u64, u64);
+struct NumberRange(u64, u64);
 
-impl<'de> Deserialize<'de> for Run {
+impl<'de> Deserialize<'de> for NumberRange {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
         impl de::Visitor<'_> for Visitor {
-            type Value = Run;
+            type Value = NumberRange;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a sequence number such as 5 or a range such as \"100..120\"")
             }
 
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Run, E> {
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<NumberRange, E> {
                 number
                     .checked_add(1)
-                    .map(|end| Run(number, end))
+                    .map(|end| NumberRange(number, end))
                     .ok_or_else(|| E::custom("the number is too large"))
             }
 
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Run, E> {
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<NumberRange, E> {
                 match u64::try_from(number) {
                     Ok(number) => self.visit_u64(number),
                     Err(_) => Err(E::invalid_value(de::Unexpected::Signed(number), &self)),
                 }
             }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Run, E> {
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<NumberRange, E> {
                 let run = text.split_once("..").and_then(|(first, end)| {
-                    Some(Run(first.trim().parse().ok()?, end.trim().parse().ok()?))
+                    Some(NumberRange(
+                        first.trim().parse().ok()?,
+                        end.trim().parse().ok()?,
+                    ))
                 });
                 match run {
-                    Some(Run(first, end)) if first < end => Ok(Run(first, end)),
+                    Some(NumberRange(first, end)) if first < end => Ok(NumberRange(first, end)),
                     Some(_) => Err(E::custom(format!(
                         "the range \"{text}\" is empty; try \"100..120\""
                     ))),
                     None => Err(E::custom(format!(
-                        "\"{text}\" is no range of sequence numbers; try \"100..120\""
+                        "\"{text}\" is not a range of sequence numbers; try \"100..120\""
                     ))),
                 }
             }
@@ -111,10 +114,10 @@ impl<'de> Deserialize<'de> for Run {
 
 impl<'de> Deserialize<'de> for Numbers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let runs = Vec::<Run>::deserialize(deserializer)?;
+        let runs = Vec::<NumberRange>::deserialize(deserializer)?;
         Ok(runs
             .into_iter()
-            .map(|Run(first, end)| (first, end))
+            .map(|NumberRange(first, end)| (first, end))
             .collect())
     }
 }
@@ -142,17 +145,17 @@ impl JsonSchema for Numbers {
     }
 }
 
-/// `[source.NAME.faults]`: every packet has one fate. Lists go before chance; among several that hit one packet
-/// the first in the order of the keys below wins. Numbers in lists are the sender's, before they are cut to
-/// `sequence_bits`; `"100..120"` is 100 to 119.
+/// `[source.NAME.faults]`: at max one fault applies to each packet. Lists take precedence over probabilities; if several lists
+/// contain a packet, the first in the order of the keys below applies. The numbers in lists are those of the sender, before they
+/// are reduced to `sequence_bits`; `"100..120"` is 100 to 119.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Faults {
-    /// Everything random follows from this number.
+    /// Seed of all random faults.
     pub seed: u64,
     /// Probability that a packet is never sent.
     pub loss: f64,
-    /// Packets that are lost in a row on average, at least 1; 1 is each for itself.
+    /// Average number of packets lost in a row, at least 1; with 1, losses are independent.
     pub loss_burst: f64,
     /// Sequence numbers of packets that are never sent.
     pub lose: Numbers,
@@ -168,16 +171,16 @@ pub struct Faults {
     pub duplicate: f64,
     /// Sequence numbers of packets that are sent twice.
     pub duplicate_at: Numbers,
-    /// Probability that a packet is held back until its frame was closed: until a packet `window` frames further
-    /// on has been sent. What is still held back at the end of the stream is sent then.
+    /// Probability that a packet is delayed until its frame is closed: until a packet `window` frames later has been sent.
+    /// Packets that are still delayed at the end of the stream are sent then.
     pub late: f64,
-    /// Sequence numbers of packets that are held back until their frames were closed.
+    /// Sequence numbers of packets that are delayed until their frames are closed.
     pub late_at: Numbers,
-    /// Probability that a packet is overtaken by others.
+    /// Probability that a packet is overtaken by later packets.
     pub reorder: f64,
-    /// By how many; 8 if not given. At most what keeps it in time: `window` less one frame.
+    /// Number of packets that overtake it, default 8. The packet must stay in time: the maximum is `window` minus one frame.
     pub reorder_by: Option<u64>,
-    /// Sequence numbers of packets that are overtaken.
+    /// Sequence numbers of packets that are overtaken by later packets.
     pub reorder_at: Numbers,
 }
 
@@ -204,35 +207,43 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Fates with their lists, in the order in which they are asked.
-    fn lists(&self) -> [(Fate, &Numbers); 6] {
+    /// Faults and their lists, in order of precedence.
+    fn lists(&self) -> [(Disposition, &Numbers); 6] {
         [
-            (Fate::Lost, &self.lose),
-            (Fate::BadHeader, &self.corrupt_header_at),
-            (Fate::BadPayload, &self.corrupt_payload_at),
-            (Fate::Twice, &self.duplicate_at),
-            (Fate::Late, &self.late_at),
-            (Fate::Reordered, &self.reorder_at),
+            (Disposition::Lost, &self.lose),
+            (Disposition::BadHeader, &self.corrupt_header_at),
+            (Disposition::BadPayload, &self.corrupt_payload_at),
+            (Disposition::Duplicated, &self.duplicate_at),
+            (Disposition::Late, &self.late_at),
+            (Disposition::Reordered, &self.reorder_at),
         ]
     }
 
-    /// Fates with their probabilities, but for loss, and their keys.
-    fn chances(&self) -> [(Fate, f64, &'static str); 5] {
+    /// Faults other than loss, with their probabilities and keys.
+    fn chances(&self) -> [(Disposition, f64, &'static str); 5] {
         [
-            (Fate::BadHeader, self.corrupt_header, "corrupt_header"),
-            (Fate::BadPayload, self.corrupt_payload, "corrupt_payload"),
-            (Fate::Twice, self.duplicate, "duplicate"),
-            (Fate::Late, self.late, "late"),
-            (Fate::Reordered, self.reorder, "reorder"),
+            (
+                Disposition::BadHeader,
+                self.corrupt_header,
+                "corrupt_header",
+            ),
+            (
+                Disposition::BadPayload,
+                self.corrupt_payload,
+                "corrupt_payload",
+            ),
+            (Disposition::Duplicated, self.duplicate, "duplicate"),
+            (Disposition::Late, self.late, "late"),
+            (Disposition::Reordered, self.reorder, "reorder"),
         ]
     }
 
-    /// Whether any packet may be overtaken.
+    /// Whether any packet may be reordered.
     pub fn reorders(&self) -> bool {
         self.reorder > 0.0 || !self.reorder_at.is_empty()
     }
 
-    /// What cannot be, each with its key below the source's section.
+    /// Returns every problem, with its key in the source's section.
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut sum = 0.0;
@@ -242,37 +253,38 @@ impl Faults {
             if (0.0..=1.0).contains(&chance) {
                 sum += chance;
             } else {
-                let message = format!("{chance} is no probability");
+                let message = format!("{chance} is not a probability");
                 found.push(
-                    Problem::at(format!("faults.{key}"), message).help("give a number from 0 to 1"),
+                    Problem::at(format!("faults.{key}"), message).help("set a number from 0 to 1"),
                 );
             }
         }
         if sum > 1.0 + 1e-9 {
-            let message = format!("the probabilities sum up to {sum}: a packet has one fate");
+            let message = format!(
+                "the probabilities sum up to {sum}, but at max one fault applies to a packet"
+            );
             found.push(
-                Problem::at("faults", message).help("lower them so that the sum is at most 1"),
+                Problem::at("faults", message).help("lower them so that the sum is at max 1"),
             );
         }
         if !(self.loss_burst.is_finite() && self.loss_burst >= 1.0) {
-            let message = format!("{} is no mean length of a burst", self.loss_burst);
+            let message = format!("{} is not a valid mean burst length", self.loss_burst);
             found.push(
                 Problem::at("faults.loss_burst", message)
-                    .help("give a number of packets, at least 1"),
+                    .help("set a number of packets, at least 1"),
             );
         }
         if self.reorder_by == Some(0) {
             found.push(
-                Problem::at("faults.reorder_by", "0 packets cannot overtake")
-                    .help("give at least 1"),
+                Problem::at("faults.reorder_by", "`reorder_by` cannot be 0").help("set at least 1"),
             );
         }
         found
     }
 
-    /// The dice that say each packet's fate.
-    pub fn dice(&self) -> Dice {
-        Dice {
+    /// Returns the generator of the packets' faults.
+    pub fn generator(&self) -> FaultGenerator {
+        FaultGenerator {
             random: Xoshiro256PlusPlus::seed_from_u64(self.seed),
             is_random: self.loss > 0.0 || self.chances().iter().any(|(_, chance, _)| *chance > 0.0),
             is_listed: self.lists().iter().any(|(_, numbers)| !numbers.is_empty()),
@@ -282,42 +294,42 @@ impl Faults {
     }
 }
 
-/// Fates, packet after packet.
+/// Generates the faults, packet by packet.
 #[derive(Clone, Debug)]
-pub struct Dice {
+pub struct FaultGenerator {
     faults: Faults,
     random: Xoshiro256PlusPlus,
     is_random: bool,
     is_listed: bool,
-    /// Whether the packet before was lost by chance.
+    /// Whether the previous packet was lost at random.
     bursting: bool,
 }
 
-impl Dice {
-    /// The fate of the next packet, which has the number `sequence`.
-    pub fn roll(&mut self, sequence: u64) -> Fate {
+impl FaultGenerator {
+    /// Returns what happens to the next packet, which has the number `sequence`.
+    pub fn next(&mut self, sequence: u64) -> Disposition {
         let chance = if self.is_random {
             self.by_chance()
         } else {
-            Fate::Sent
+            Disposition::Sent
         };
         let listed = self.is_listed.then(|| {
             let lists = self.faults.lists();
             lists
                 .iter()
                 .find(|(_, numbers)| numbers.contains(sequence))
-                .map(|(fate, _)| *fate)
+                .map(|(disposition, _)| *disposition)
         });
         listed.flatten().unwrap_or(chance)
     }
 
-    fn by_chance(&mut self) -> Fate {
-        // Always two numbers a packet, so that one probability does not change the others' packets.
+    fn by_chance(&mut self) -> Disposition {
+        // Always two random numbers per packet, so that changing one probability does not affect the other faults.
         let (for_loss, for_rest) = (uniform(&mut self.random), uniform(&mut self.random));
         let Faults {
             loss, loss_burst, ..
         } = self.faults;
-        // Two states: left with 1/burst, entered so often that the share of lost packets is `loss`.
+        // Two states: a burst ends with probability 1/burst, and begins so often that the fraction of lost packets is `loss`.
         let chance = if loss >= 1.0 || loss_burst <= 1.0 {
             loss
         } else if self.bursting {
@@ -327,17 +339,17 @@ impl Dice {
         };
         self.bursting = for_loss < chance;
         if self.bursting {
-            return Fate::Lost;
+            return Disposition::Lost;
         }
-        // Given that the packet is not lost, the others' probabilities are larger.
+        // The other probabilities are conditional on the packet not being lost.
         let mut left = for_rest * (1.0 - loss);
-        for (fate, chance, _) in self.faults.chances() {
+        for (disposition, chance, _) in self.faults.chances() {
             if left < chance {
-                return fate;
+                return disposition;
             }
             left -= chance;
         }
-        Fate::Sent
+        Disposition::Sent
     }
 }
 
@@ -350,50 +362,50 @@ mod tests {
         toml::from_str(text).unwrap()
     }
 
-    fn shares(faults: &Faults, packets: u64) -> BTreeMap<Fate, f64> {
-        let mut dice = faults.dice();
+    fn shares(faults: &Faults, packets: u64) -> BTreeMap<Disposition, f64> {
+        let mut generator = faults.generator();
         let mut shares = BTreeMap::new();
         for sequence in 0..packets {
-            *shares.entry(dice.roll(sequence)).or_insert(0.0) += 1.0 / packets as f64;
+            *shares.entry(generator.next(sequence)).or_insert(0.0) += 1.0 / packets as f64;
         }
         shares
     }
 
     #[test]
-    fn fault_probabilities_are_as_declared() {
+    fn fault_rates_match_their_probabilities() {
         let faults = faults(
             "loss = 0.1\ncorrupt_header = 0.05\ncorrupt_payload = 0.04\nduplicate = 0.03\nlate = 0.02\nreorder = 0.2",
         );
         let shares = shares(&faults, 200_000);
         let expected = [
-            (Fate::Lost, 0.1),
-            (Fate::BadHeader, 0.05),
-            (Fate::BadPayload, 0.04),
-            (Fate::Twice, 0.03),
-            (Fate::Late, 0.02),
-            (Fate::Reordered, 0.2),
-            (Fate::Sent, 0.56),
+            (Disposition::Lost, 0.1),
+            (Disposition::BadHeader, 0.05),
+            (Disposition::BadPayload, 0.04),
+            (Disposition::Duplicated, 0.03),
+            (Disposition::Late, 0.02),
+            (Disposition::Reordered, 0.2),
+            (Disposition::Sent, 0.56),
         ];
-        for (fate, share) in expected {
+        for (disposition, share) in expected {
             assert!(
-                (shares[&fate] - share).abs() < 0.004,
-                "{fate:?}: {} instead of {share}",
-                shares[&fate]
+                (shares[&disposition] - share).abs() < 0.004,
+                "{disposition:?}: {} instead of {share}",
+                shares[&disposition]
             );
         }
     }
 
     #[test]
-    fn loss_bursts_have_declared_mean_length_and_share() {
-        let mut dice = faults("loss = 0.05\nloss_burst = 10").dice();
-        let (mut lost, mut bursts, mut before) = (0.0, 0.0, Fate::Sent);
+    fn bursts_have_their_mean_length_and_keep_the_share() {
+        let mut generator = faults("loss = 0.05\nloss_burst = 10").generator();
+        let (mut lost, mut bursts, mut before) = (0.0, 0.0, Disposition::Sent);
         for sequence in 0..1_000_000 {
-            let fate = dice.roll(sequence);
-            if fate == Fate::Lost {
+            let disposition = generator.next(sequence);
+            if disposition == Disposition::Lost {
                 lost += 1.0;
-                bursts += f64::from(u8::from(before != Fate::Lost));
+                bursts += f64::from(u8::from(before != Disposition::Lost));
             }
-            before = fate;
+            before = disposition;
         }
         assert!((lost / 1e6 - 0.05_f64).abs() < 0.005, "{lost}");
         assert!((lost / bursts - 10.0_f64).abs() < 0.5, "{}", lost / bursts);
@@ -402,15 +414,15 @@ mod tests {
     #[test]
     fn same_seed_repeats_and_other_seed_differs() {
         let roll = |seed: u64| {
-            let mut dice = Faults {
+            let mut generator = Faults {
                 seed,
                 loss: 0.3,
                 late: 0.1,
                 ..Faults::default()
             }
-            .dice();
+            .generator();
             (0..500)
-                .map(|sequence| dice.roll(sequence))
+                .map(|sequence| generator.next(sequence))
                 .collect::<Vec<_>>()
         };
         assert_eq!(roll(7), roll(7));
@@ -418,14 +430,14 @@ mod tests {
     }
 
     #[test]
-    fn fault_lists_apply_to_listed_packets_only() {
+    fn lists_affect_only_their_packets() {
         let listed = faults("loss = 0.5\nlate_at = [3, \"10..13\", \"12..20\"]\nlose = [12]");
-        let (mut with, mut without) = (listed.dice(), faults("loss = 0.5").dice());
+        let (mut with, mut without) = (listed.generator(), faults("loss = 0.5").generator());
         for sequence in 0..200 {
-            let (with, without) = (with.roll(sequence), without.roll(sequence));
+            let (with, without) = (with.next(sequence), without.next(sequence));
             match sequence {
-                12 => assert_eq!(with, Fate::Lost),
-                3 | 10..20 => assert_eq!(with, Fate::Late),
+                12 => assert_eq!(with, Disposition::Lost),
+                3 | 10..20 => assert_eq!(with, Disposition::Late),
                 _ => assert_eq!(with, without, "{sequence}"),
             }
         }

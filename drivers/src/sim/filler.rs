@@ -1,4 +1,4 @@
-//! Brings the packets of a schedule to their places.
+//! Places the packets of a schedule in the window.
 
 use super::config::SimConfig;
 use super::pace::Pacer;
@@ -10,7 +10,7 @@ use daq_core::reorder::{Batch, Geometry, PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Packets made at one go at most.
+/// Maximum number of packets per call.
 const BATCH: u64 = 64;
 
 /// A running simulation.
@@ -19,17 +19,17 @@ pub(super) struct Simulator {
     geometry: Geometry,
     arrivals: Arrivals,
     signal: Signal,
-    /// Cuts a number to the bits that a packet carries.
+    /// Reduces a number to the bits that a packet carries.
     mask: u64,
-    /// Packets a second.
+    /// Packets per second.
     rate: Option<f64>,
-    /// Nanoseconds of signal in a packet.
+    /// Nanoseconds of signal per packet.
     packet_ns: Option<f64>,
     pacer: Option<Pacer>,
-    /// When the first packet's first sample is taken: nanoseconds since 1970.
+    /// Time of the first sample: nanoseconds since 1970.
     origin_ns: u64,
     hold: bool,
-    /// An arrival that waits for room.
+    /// A packet that waits for a free slot.
     waiting: Option<Arrival>,
 }
 
@@ -37,7 +37,7 @@ impl Simulator {
     pub(super) fn new(config: &SimConfig, geometry: Geometry) -> Self {
         Self {
             arrivals: config.arrivals(&geometry),
-            signal: config.recipe().build(geometry.frame_bytes),
+            signal: config.signal_config().build(geometry.frame_bytes),
             mask: u64::MAX >> (64 - config.sequence_bits),
             rate: config.packet_rate(&geometry),
             packet_ns: config.packet_ns(&geometry),
@@ -53,7 +53,7 @@ impl Simulator {
         u64::from(self.geometry.places)
     }
 
-    /// The next arrival, if it is due: no more than `due` packets are made.
+    /// Returns the next arrival if it is due: the sender sends no more than `due` packets.
     fn next(&mut self, due: u64) -> Option<Arrival> {
         if let Some(arrival) = self.waiting.take() {
             return Some(arrival);
@@ -66,7 +66,7 @@ impl Simulator {
             return Timestamp::default();
         };
         let packet = &arrival.packet;
-        // Packets from the start of the run to the start of this one's frame.
+        // Number of packets from the start of the run to the start of this packet's frame.
         let packets = packet.index as f64 - (packet.sequence % self.places()) as f64;
         #[expect(clippy::cast_possible_truncation, reason = "292 years of signal fit")]
         let ns = (packets * packet_ns) as i64;
@@ -76,7 +76,7 @@ impl Simulator {
         }
     }
 
-    /// Brings `arrival` to its place; false if it must wait for room.
+    /// Places `arrival`; returns false if it must wait for a free slot.
     fn put(&self, batch: &mut Batch<'_>, arrival: &Arrival) -> bool {
         let id = PacketId::of(arrival.packet.sequence & self.mask);
         if self.hold && arrival.state != State::BadHeader && !batch.has_room_for(id) {
@@ -87,7 +87,7 @@ impl Simulator {
             State::BadPayload => {
                 batch.put_bad(id);
             }
-            State::Whole => {
+            State::Intact => {
                 let frame = arrival.packet.sequence / self.places();
                 #[expect(clippy::cast_possible_truncation, reason = "below `places`, a u32")]
                 let extent = self
@@ -118,8 +118,8 @@ impl Filler for Simulator {
             self.start()?;
         }
         let now = Instant::now();
-        let made = self.arrivals.made();
-        // Packets that do not arrive count too, or a call would not end where all are lost.
+        let made = self.arrivals.produced();
+        // Lost packets count too; otherwise a call would not return if all packets are lost.
         let due = self
             .pacer
             .map_or(u64::MAX, |pacer| pacer.due(now))
@@ -131,8 +131,8 @@ impl Filler for Simulator {
                 _ => Polled::Busy,
             });
         };
-        // Packets that were held back come in the batch of the one that they waited for: between batches the window
-        // moves on over frames that are complete, and forgets those further back.
+        // Delayed packets must be placed in the same batch as the packet that they waited for: between batches the window
+        // moves past complete frames and forgets older ones.
         let mut batch = window.batch();
         loop {
             if !self.put(&mut batch, &arrival) {

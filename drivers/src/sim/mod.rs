@@ -1,8 +1,8 @@
-//! The source `sim`: a simulated sensor with faults on request.
+//! The source `sim`: a simulated sensor with configurable faults.
 //!
-//! It behaves as a network instrument does: numbered packets of equal length, a number that may be narrow and
-//! wrap, and whatever a network makes of them. Every packet's fate follows from the configuration
-//! ([`Schedule`]), so a ledger can be foretold:
+//! It behaves like a network instrument: it sends numbered packets of equal length, the sequence number may be narrow and
+//! wrap, and the network can lose, damage, delay or duplicate packets. The configuration determines what happens to every
+//! packet ([`Schedule`]), so the ledger can be predicted:
 //!
 //! | fault | ledger |
 //! |---|---|
@@ -12,15 +12,15 @@
 //! | `duplicate` | delivered, and one of `duplicates` |
 //! | `late` | lost `late` |
 //! | `reorder` | delivered |
-//! | `restart_at`, `jump` | a new one of `epochs`; all but the last of the packets that must agree on it are `rejected` |
-//! | no free slot, and not held back | lost `ring_full` |
+//! | `restart_at`, `jump` | one more of `epochs`; the packets that confirm it are `rejected`, except the last |
+//! | no free slot, and `hold = false` | lost `ring_full` |
 //!
-//! Before the first packet seen and after the last one nothing is expected, so what is lost there is not
-//! counted. More packets lost in a row than the window is long make a jump. For a source that waits for slots
-//! the window is no longer than the ring has slots.
+//! Packets lost before the first or after the last received packet are not expected and therefore not counted. If more
+//! packets are lost in a row than the window is long, a new epoch begins. For a source that waits for slots, the window is
+//! not longer than the number of slots in the ring.
 //!
-//! What a place holds depends on its sequence number alone ([`expected_byte`] for the pattern `counter`);
-//! timestamps go on where the count breaks.
+//! The content of a packet depends only on its sequence number ([`expected_byte`] for the pattern `counter`). Timestamps
+//! continue without a break when the sequence number jumps or restarts.
 
 mod config;
 mod counter;
@@ -33,11 +33,11 @@ mod signal;
 
 pub use config::SimConfig;
 pub use counter::{expected_byte, verify};
-pub use faults::{Dice, Fate, Faults, Numbers};
+pub use faults::{Disposition, FaultGenerator, Faults, Numbers};
 pub use pace::{Pace, Pacer};
 pub use pulses::Pulses;
 pub use schedule::{Arrival, Arrivals, Count, Jump, Packet, Schedule, State};
-pub use signal::{Pattern, Recipe, Signal, Tone};
+pub use signal::{Pattern, Signal, SignalConfig, Tone};
 
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
@@ -57,24 +57,24 @@ pub const ENTRY: SourceEntry = SourceEntry {
 const EXAMPLE: &str = r#"[source.NAME]
 driver  = "sim"
 ring    = "OUTPUT"
-# With a rate the source keeps to it and does not wait for slots, as an instrument.
+# With a rate, the source sends in real time and does not wait for slots, like an instrument.
 samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
-noise   = 0.01                # rms, as a part of full scale
+noise   = 0.01                # rms, relative to full scale
 tones   = [{ frequency = "125 kHz", amplitude = 0.5 }]
 # pulses  = [{ rate = "1 kHz", amplitude = 0.1, rise = "1 us", decay = "10 us", shared = 0.5 }]
 # pattern = "counter"         # instead of tones, pulses and noise: "ramp", "counter" or "silence"
 # packet  = "8 KiB"           # payload of one packet
-# pace    = "free"            # as fast as the ring takes it; or "100 Mbit/s"
-# speed   = 2.0               # twice as fast as the sample rate says
+# pace    = "free"            # as fast as the ring accepts data; or "100 Mbit/s"
+# speed   = 2.0               # twice the sample rate
 # hold    = true              # wait for free slots instead of counting `ring_full`
-# frames  = 1000              # end after so many; or packets = 100000
+# frames  = 1000              # end after this many frames; or packets = 100000
 
 # [source.NAME.faults]
 # loss         = 0.001        # also late, duplicate, reorder, corrupt_header, corrupt_payload
 # duplicate_at = [5, "100..120"]
 "#;
 
-/// A simulation, checked as far as it can be without a ring.
+/// A configuration, checked as far as possible without a ring.
 #[derive(Debug)]
 struct Sim {
     config: SimConfig,
@@ -100,7 +100,7 @@ impl SourceSpec for Sim {
             .layout(geometry.frame_bytes)
             .map_err(|rest| {
                 let message = format!(
-                    "a frame of {} bytes ends {rest} bytes into a point",
+                    "a frame of {} bytes ends with {rest} bytes of an incomplete point",
                     geometry.frame_bytes
                 );
                 Problem::at("samples", message).help("choose a slot that holds whole points")
@@ -112,7 +112,7 @@ impl SourceSpec for Sim {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.config.recipe().notes()
+        self.config.signal_config().notes()
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {

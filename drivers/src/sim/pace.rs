@@ -6,14 +6,14 @@ use serde::{Deserialize, Deserializer, de};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How fast packets are sent.
+/// The rate at which packets are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pace {
-    /// As `samples.rate` says.
+    /// At `samples.rate`.
     Realtime,
-    /// As fast as the ring takes them.
+    /// As fast as the ring accepts data.
     Free,
-    /// So much payload.
+    /// At a payload rate.
     Payload(BitRate),
 }
 
@@ -24,7 +24,7 @@ impl<'de> Deserialize<'de> for Pace {
             type Value = Pace;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"realtime\", \"free\" or a rate of payload such as \"100 Mbit/s\"")
+                f.write_str("\"realtime\", \"free\" or a payload rate such as \"100 Mbit/s\"")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Pace, E> {
@@ -38,7 +38,7 @@ impl<'de> Deserialize<'de> for Pace {
                         text.parse().map(Pace::Payload).map_err(E::custom)
                     }
                     _ => Err(E::custom(format!(
-                        "\"{text}\" is neither \"realtime\" nor \"free\" nor a rate of payload; try \"100 Mbit/s\""
+                        "\"{text}\" is neither \"realtime\" nor \"free\" nor a payload rate; try \"100 Mbit/s\""
                     ))),
                 }
             }
@@ -65,23 +65,23 @@ impl JsonSchema for Pace {
     }
 }
 
-/// An absolute timetable: packet `i` is due `(i + 1) / rate` after the start, when its last sample is taken.
+/// An absolute schedule: packet `i` is due `(i + 1) / rate` after the start, when its last sample is taken.
 ///
-/// Whoever falls behind catches up; nothing drifts.
+/// A sender that falls behind catches up, so the rate does not drift.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacer {
     start: Instant,
-    /// Packets a second.
+    /// Packets per second.
     rate: f64,
 }
 
 impl Pacer {
-    /// A timetable from `start` on with `rate` packets a second.
+    /// Creates a schedule from `start` with `rate` packets per second.
     pub const fn new(start: Instant, rate: f64) -> Self {
         Self { start, rate }
     }
 
-    /// Packets due until `now`, from the start.
+    /// Number of packets due from the start until `now`.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -91,7 +91,7 @@ impl Pacer {
         (now.saturating_duration_since(self.start).as_secs_f64() * self.rate) as u64
     }
 
-    /// How long after `now` the packet after the first `made` is due; at least a nanosecond.
+    /// Time from `now` until the packet after the first `made` is due; at least a nanosecond.
     pub fn until(&self, now: Instant, made: u64) -> Duration {
         let due =
             Duration::try_from_secs_f64((made as f64 + 1.0) / self.rate).unwrap_or(Duration::MAX);
@@ -106,9 +106,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Waiting as long as is asked for makes the next packet due, and not two; nothing drifts.
+        /// After the requested wait, exactly one more packet is due; nothing drifts.
         #[test]
-        fn packet_is_due_after_wait(rate in 0.1_f64..1e7, seconds in 0.0_f64..1e5) {
+        fn wait_makes_the_next_packet_due(rate in 0.1_f64..1e7, seconds in 0.0_f64..1e5) {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and not negative")]
             let made = (seconds * rate) as u64;
             let pacer = Pacer::new(Instant::now(), rate);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn overdue_packets_are_due_immediately() {
+    fn late_packets_are_due_immediately() {
         let pacer = Pacer::new(Instant::now(), 1000.0);
         let now = pacer.start + Duration::from_millis(500);
         assert_eq!(pacer.due(now), 500);

@@ -1,60 +1,59 @@
-//! Which packets there are, with which numbers, and in which order they arrive.
+//! The packets of a simulation: their numbers, faults and order of arrival.
 //!
-//! [`Schedule`] is what the sender makes: a packet after the other, each with its number and its [`Fate`].
-//! [`Arrivals`] is what reaches the window. In each step of the schedule
+//! [`Schedule`] yields the packets that the sender produces, each with its number and its [`Disposition`].
+//! [`Arrivals`] yields the packets that reach the window. In each step of the schedule
 //!
-//! 1. the packet itself arrives: once, twice, damaged or not now;
-//! 2. then, oldest first, those that were held back and whose time has come, until none is: a reordered one when
-//!    `reorder_by` more packets were made, a late one when a packet at least `window` frames further on has
-//!    arrived with a readable number.
+//! 1. the packet itself arrives once, twice, damaged or not yet;
+//! 2. then all delayed packets that are due arrive, oldest first: a reordered packet when `reorder_by` more packets were
+//!    produced, a late one when a packet at least `window` frames later has arrived with a readable number.
 //!
-//! Where the count breaks (`restart_at`, `jump`) and at the end, everything held back arrives before.
-//! Both are pure: they depend on nothing but their configuration, so a test can say what a ledger must hold.
+//! When the sequence number restarts or jumps (`restart_at`, `jump`) and at the end, all delayed packets arrive first.
+//! Both depend only on their configuration, so a test can predict the ledger.
 
-use super::faults::{Dice, Fate, Faults};
+use super::faults::{Disposition, FaultGenerator, Faults};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::collections::VecDeque;
 
-/// A jump of the sender's count.
+/// A jump of the sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Jump {
-    /// Packets before the jump.
+    /// Number of packets before the jump.
     pub at: u64,
-    /// Sequence numbers that are left out.
+    /// Number of sequence numbers that are skipped.
     pub by: u64,
 }
 
-/// How the sender counts.
+/// The sequence numbers of the sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// The first packet's number.
     pub start: u64,
-    /// Packets after which the count begins anew at 0.
+    /// Number of packets after which the numbers restart at 0.
     pub restart_at: Option<u64>,
-    /// A jump.
+    /// A jump of the numbers.
     pub jump: Option<Jump>,
 }
 
-/// A packet as the sender makes it.
+/// A packet as the sender produces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// How many were made before it in this run.
+    /// Number of packets before it in this run.
     pub index: u64,
-    /// Its number, before it is cut to the bits that a packet carries.
+    /// Its sequence number, before it is reduced to the bits that a packet carries.
     pub sequence: u64,
-    /// How often the count has broken before it.
+    /// Number of jumps and restarts before it.
     pub breaks: u32,
-    /// What becomes of it.
-    pub fate: Fate,
+    /// What happens to it.
+    pub disposition: Disposition,
 }
 
-/// The packets that a sender makes, in order.
+/// The packets that a sender produces, in order.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     count: Count,
-    dice: Dice,
+    generator: FaultGenerator,
     next: u64,
     end: u64,
     sequence: u64,
@@ -62,12 +61,12 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// `packets` packets (`None` for ever) counted as `count` says, with `faults`.
+    /// Yields `packets` packets (`None` = no end) with the numbers of `count` and `faults`.
     pub fn new(count: Count, faults: &Faults, packets: Option<u64>) -> Self {
         let end = packets.unwrap_or(u64::MAX);
         Self {
             count,
-            dice: faults.dice(),
+            generator: faults.generator(),
             next: 0,
             end,
             sequence: count.start,
@@ -75,12 +74,12 @@ impl Schedule {
         }
     }
 
-    /// Packets made so far.
-    pub const fn made(&self) -> u64 {
+    /// Number of packets produced so far.
+    pub const fn produced(&self) -> u64 {
         self.next
     }
 
-    /// Whether the last packet was made.
+    /// Whether the last packet was produced.
     pub const fn is_over(&self) -> bool {
         self.next >= self.end
     }
@@ -109,23 +108,23 @@ impl Iterator for Schedule {
             index,
             sequence,
             breaks: self.breaks,
-            fate: self.dice.roll(sequence),
+            disposition: self.generator.next(sequence),
         })
     }
 }
 
-/// In what state a packet arrives.
+/// The state in which a packet arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Whole.
-    Whole,
-    /// Its sequence number cannot be read.
+    /// Undamaged.
+    Intact,
+    /// The sequence number is unreadable.
     BadHeader,
-    /// Its payload is damaged.
+    /// The payload is damaged.
     BadPayload,
 }
 
-/// One packet that reaches the window.
+/// A packet that reaches the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// The packet.
@@ -134,47 +133,47 @@ pub struct Arrival {
     pub state: State,
 }
 
-/// What reaches the window, in order.
+/// The packets that reach the window, in order.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     schedule: Schedule,
     places: u64,
     window: u64,
     reorder_by: u64,
-    /// Packets held back, oldest first; never grows beyond its first capacity.
-    held: Vec<Packet>,
-    /// Arrivals of the present step.
+    /// Delayed packets, oldest first; never exceeds its initial capacity.
+    delayed: Vec<Packet>,
+    /// Arrivals of the current step.
     ready: VecDeque<Arrival>,
-    /// The highest frame seen since the count broke.
+    /// The highest frame number since the last jump or restart.
     front: u64,
     breaks: u32,
-    /// Whether the schedule has ended and everything held back is ready.
+    /// Whether the schedule has ended and all delayed packets are ready.
     is_over: bool,
 }
 
 impl Arrivals {
-    /// What arrives of `schedule` at a window of `window` frames of `places` places, where reordered packets
-    /// come `reorder_by` packets late.
+    /// The arrivals of `schedule` at a window of `window` frames of `places` packets, where reordered packets are delayed by
+    /// `reorder_by` packets.
     pub fn new(schedule: Schedule, places: u32, window: usize, reorder_by: u64) -> Self {
         let (places, window) = (u64::from(places), window as u64);
-        // Late packets wait for at most `window + 1` frames unless whole frames are missing.
-        let most = usize::try_from((window + 2) * places + reorder_by).unwrap_or(usize::MAX);
+        // Late packets wait for at max `window + 1` frames unless whole frames are missing.
+        let max = usize::try_from((window + 2) * places + reorder_by).unwrap_or(usize::MAX);
         Self {
             schedule,
             places,
             window,
             reorder_by,
-            held: Vec::with_capacity(most),
-            ready: VecDeque::with_capacity(most + 4),
+            delayed: Vec::with_capacity(max),
+            ready: VecDeque::with_capacity(max + 4),
             front: 0,
             breaks: 0,
             is_over: false,
         }
     }
 
-    /// Packets that the sender has made so far.
-    pub const fn made(&self) -> u64 {
-        self.schedule.made()
+    /// Number of packets that the sender has produced so far.
+    pub const fn produced(&self) -> u64 {
+        self.schedule.produced()
     }
 
     /// Whether everything has arrived.
@@ -182,23 +181,23 @@ impl Arrivals {
         self.is_over && self.ready.is_empty()
     }
 
-    /// The next arrival, if it comes before more than `due` packets are made.
+    /// Returns the next arrival unless the sender has already produced `due` packets.
     pub fn next_within(&mut self, due: u64) -> Option<Arrival> {
         loop {
             if let Some(arrival) = self.ready.pop_front() {
                 return Some(arrival);
             }
-            if self.is_over || (self.made() >= due && !self.schedule.is_over()) {
+            if self.is_over || (self.produced() >= due && !self.schedule.is_over()) {
                 return None;
             }
             self.step();
         }
     }
 
-    /// What the lists of packets held back and ready have room for.
+    /// Capacities of the lists of delayed and ready packets.
     #[cfg(test)]
     pub(super) fn capacities(&self) -> (usize, usize) {
-        (self.held.capacity(), self.ready.capacity())
+        (self.delayed.capacity(), self.ready.capacity())
     }
 
     fn arrive(&mut self, packet: Packet, state: State) {
@@ -208,12 +207,12 @@ impl Arrivals {
         self.ready.push_back(Arrival { packet, state });
     }
 
-    /// Everything held back arrives.
+    /// Delivers all delayed packets.
     fn release_all(&mut self) {
-        for i in 0..self.held.len() {
-            self.arrive(self.held[i], State::Whole);
+        for i in 0..self.delayed.len() {
+            self.arrive(self.delayed[i], State::Intact);
         }
-        self.held.clear();
+        self.delayed.clear();
     }
 
     fn step(&mut self) {
@@ -227,33 +226,33 @@ impl Arrivals {
             self.release_all();
             self.front = 0;
         }
-        match packet.fate {
-            Fate::Sent => self.arrive(packet, State::Whole),
-            Fate::Lost => {}
-            Fate::BadHeader => self.arrive(packet, State::BadHeader),
-            Fate::BadPayload => self.arrive(packet, State::BadPayload),
-            Fate::Twice => {
-                self.arrive(packet, State::Whole);
-                self.arrive(packet, State::Whole);
+        match packet.disposition {
+            Disposition::Sent => self.arrive(packet, State::Intact),
+            Disposition::Lost => {}
+            Disposition::BadHeader => self.arrive(packet, State::BadHeader),
+            Disposition::BadPayload => self.arrive(packet, State::BadPayload),
+            Disposition::Duplicated => {
+                self.arrive(packet, State::Intact);
+                self.arrive(packet, State::Intact);
             }
-            Fate::Late | Fate::Reordered => {
-                if self.held.len() == self.held.capacity() {
-                    let oldest = self.held.remove(0);
-                    self.arrive(oldest, State::Whole);
+            Disposition::Late | Disposition::Reordered => {
+                if self.delayed.len() == self.delayed.capacity() {
+                    let oldest = self.delayed.remove(0);
+                    self.arrive(oldest, State::Intact);
                 }
-                self.held.push(packet);
+                self.delayed.push(packet);
             }
         }
         self.release(packet.index);
     }
 
-    /// Those whose time has come arrive.
+    /// Delivers the delayed packets that are due.
     fn release(&mut self, index: u64) {
-        // One that arrives may be what another waits for, which must follow at once.
+        // A packet that arrives may make another one due, which must follow immediately.
         loop {
-            let before = self.held.len();
+            let before = self.delayed.len();
             self.release_once(index);
-            if self.held.len() == before || self.held.is_empty() {
+            if self.delayed.len() == before || self.delayed.is_empty() {
                 return;
             }
         }
@@ -261,20 +260,20 @@ impl Arrivals {
 
     fn release_once(&mut self, index: u64) {
         let mut kept = 0;
-        for i in 0..self.held.len() {
-            let packet = self.held[i];
-            let due = match packet.fate {
-                Fate::Late => packet.sequence / self.places + self.window <= self.front,
+        for i in 0..self.delayed.len() {
+            let packet = self.delayed[i];
+            let due = match packet.disposition {
+                Disposition::Late => packet.sequence / self.places + self.window <= self.front,
                 _ => packet.index + self.reorder_by <= index,
             };
             if due {
-                self.arrive(packet, State::Whole);
+                self.arrive(packet, State::Intact);
             } else {
-                self.held[kept] = packet;
+                self.delayed[kept] = packet;
                 kept += 1;
             }
         }
-        self.held.truncate(kept);
+        self.delayed.truncate(kept);
     }
 }
 

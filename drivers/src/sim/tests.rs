@@ -1,4 +1,4 @@
-//! The source through a window and a ring: every fault against the ledger that was foretold.
+//! The source through a window and a ring: every fault against the predicted ledger.
 
 use super::*;
 use daq_core::config::Document;
@@ -96,10 +96,10 @@ impl Bench {
         self.filler.fill(&mut self.window, Duration::ZERO).unwrap()
     }
 
-    /// Reads at most `most` frames, all bytes checked where they are the counter's.
-    fn read(&mut self, most: usize) -> usize {
+    /// Reads at max `max` frames, all bytes checked where they are the counter's.
+    fn read(&mut self, max: usize) -> usize {
         let mut read = 0;
-        while read < most
+        while read < max
             && let Some(lease) = self.reader.poll(1)
         {
             let frame = lease.frame(0);
@@ -114,7 +114,7 @@ impl Bench {
                 if !is_present {
                     assert!(
                         bytes[extent].iter().all(|byte| *byte == FILL),
-                        "old bytes in a missing place"
+                        "stale bytes in a missing packet slot"
                     );
                 } else if self.config.pattern == Some(Pattern::Counter) {
                     assert_eq!(
@@ -146,7 +146,7 @@ impl Bench {
                     idle += 1;
                     assert!(
                         idle < 1000,
-                        "held back for ever: {:?} {:?}",
+                        "blocked forever: {:?} {:?}",
                         self.report(),
                         self.ring_ledger
                     );
@@ -214,7 +214,7 @@ struct Case {
 }
 
 #[test]
-fn single_fault_has_documented_effect() {
+fn every_single_fault_matches_the_ledger() {
     let fault = |keys, lost| Case {
         keys,
         lost,
@@ -237,7 +237,7 @@ fn single_fault_has_documented_effect() {
         fault("late_at = [4, 23, 24, 61]", &[("late", 4)]),
     ];
     for (slot, packet) in SHAPES {
-        // Enough that what is held back finds its followers.
+        // Enough packets for the delayed ones to become due.
         let packets = 100 + 6 * (slot / packet) as u64;
         for hold in [true, false] {
             for case in &cases {
@@ -265,7 +265,7 @@ fn single_fault_has_documented_effect() {
 }
 
 #[test]
-fn loss_at_start_and_end_is_not_expected() {
+fn packets_lost_at_the_ends_are_not_expected() {
     let text = "packet = 64\npackets = 40\n[faults]\nlose = [0, 1, 38, 39]";
     let report = bench(text, 256, 16).run().report();
     assert_eq!(
@@ -274,10 +274,10 @@ fn loss_at_start_and_end_is_not_expected() {
     );
 }
 
-/// What a ledger must hold, from the schedule alone: the arrivals are put in order and counted without a
+/// Predicts the ledger from the schedule alone: orders and counts the arrivals without a
 /// window. `None` where so much is missing in a row that the window would not believe what follows or has
 /// forgotten what comes late.
-fn foretell(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
+fn predict(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
     let (places, window) = (u64::from(geometry.places), geometry.window as u64);
     let by = config
         .faults
@@ -288,16 +288,16 @@ fn foretell(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
     let mut held: BTreeMap<u64, Packet> = BTreeMap::new();
     let mut front = 0;
     for packet in config.schedule(geometry) {
-        let now = match packet.fate {
-            Fate::Sent | Fate::BadPayload | Fate::BadHeader => vec![packet],
-            Fate::Twice => vec![packet, packet],
-            Fate::Lost => vec![],
-            Fate::Late | Fate::Reordered => {
+        let now = match packet.disposition {
+            Disposition::Sent | Disposition::BadPayload | Disposition::BadHeader => vec![packet],
+            Disposition::Duplicated => vec![packet, packet],
+            Disposition::Lost => vec![],
+            Disposition::Late | Disposition::Reordered => {
                 held.insert(packet.index, packet);
                 vec![]
             }
         };
-        if !now.is_empty() && packet.fate != Fate::BadHeader {
+        if !now.is_empty() && packet.disposition != Disposition::BadHeader {
             front = front.max(packet.sequence / places);
         }
         order.extend(now);
@@ -305,8 +305,8 @@ fn foretell(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
         while held.len() < before {
             before = held.len();
             for (index, old) in held.clone() {
-                let due = match old.fate {
-                    Fate::Late => front >= old.sequence / places + window,
+                let due = match old.disposition {
+                    Disposition::Late => front >= old.sequence / places + window,
                     _ => packet.index >= index + by,
                 };
                 if due {
@@ -323,7 +323,7 @@ fn foretell(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
     let (mut floor, mut front, mut low, mut high) = (None, 0, u64::MAX, 0);
     for packet in &order {
         let (sequence, frame) = (packet.sequence, packet.sequence / places);
-        if packet.fate == Fate::BadHeader {
+        if packet.disposition == Disposition::BadHeader {
             report.rejected += 1;
             continue;
         }
@@ -347,8 +347,8 @@ fn foretell(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
         } else {
             front = front.max(frame);
             (low, high) = (low.min(sequence), high.max(sequence + 1));
-            let fresh = match packet.fate {
-                Fate::BadPayload => damaged.insert(sequence),
+            let fresh = match packet.disposition {
+                Disposition::BadPayload => damaged.insert(sequence),
                 _ => present.insert(sequence),
             };
             report.duplicates += u64::from(!fresh);
@@ -370,9 +370,9 @@ fn foretell(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
 }
 
 proptest! {
-    /// All faults at once, any shape: the ledger is the foretold one, held back or not, paced or not.
+    /// All faults at once, any shape: the ledger matches the prediction, with and without waiting and pacing.
     #[test]
-    fn combined_faults_match_prediction(
+    fn all_faults_together_match_the_prediction(
         // TOML has no integers beyond 63 bits.
         seed in 0..=i64::MAX,
         chances in prop::array::uniform6(0.0_f64..0.06),
@@ -399,17 +399,17 @@ proptest! {
             let report = bench.report();
             prop_assert_eq!(report.expected, report.delivered + report.lost_total());
             prop_assert_eq!(report.delivered, bench.arrived().len() as u64);
-            let foretold = foretell(&bench.config, &bench.geometry);
-            let Some(foretold) = foretold else { return Ok(()) };
-            prop_assert_eq!(&report, &foretold, "{}", keys);
+            let predicted = predict(&bench.config, &bench.geometry);
+            let Some(predicted) = predicted else { return Ok(()) };
+            prop_assert_eq!(&report, &predicted, "{}", keys);
             results.push(bench.arrived());
         }
         prop_assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "it depends on pacing");
     }
 
-    /// With slots for a part only and a reader that comes when it likes, a source that waits loses nothing.
+    /// With few slots and a reader that reads irregularly, a waiting source loses nothing.
     #[test]
-    fn backpressure_loses_nothing(slots in 2_usize..6, places in 1_usize..70, packets in 0_u64..600, reads in prop::collection::vec(0_usize..4, 1..20), window in 2_usize..5) {
+    fn waiting_source_loses_nothing(slots in 2_usize..6, places in 1_usize..70, packets in 0_u64..600, reads in prop::collection::vec(0_usize..4, 1..20), window in 2_usize..5) {
         let text = format!("pattern = \"counter\"\npacket = 24\npackets = {packets}\nwindow = {window}");
         let mut bench = bench(&text, places * 24, slots);
         let mut reads = reads.iter().cycle();
@@ -430,7 +430,7 @@ proptest! {
 }
 
 #[test]
-fn backpressure_with_faults_loses_only_faults() {
+fn waiting_source_loses_only_faults() {
     let text = "pattern = \"counter\"\npacket = 64\npackets = 5000\nwindow = 3\n[faults]\nloss = 0.02\nlate = 0.02\n\
                 reorder = 0.1\nreorder_by = 5\nduplicate = 0.05";
     let mut bench = bench(text, 512, 4);
@@ -440,7 +440,7 @@ fn backpressure_with_faults_loses_only_faults() {
             Polled::Ended => break,
             Polled::Full => {
                 turns += 1;
-                assert!(turns < 100_000, "held back for ever");
+                assert!(turns < 100_000, "blocked forever");
                 bench.read(1);
             }
             _ => {}
@@ -449,13 +449,13 @@ fn backpressure_with_faults_loses_only_faults() {
     bench.finish();
     assert_eq!(
         Some(bench.report()),
-        foretell(&bench.config, &bench.geometry)
+        predict(&bench.config, &bench.geometry)
     );
     assert!(turns > 500, "the ring was never full");
 }
 
 #[test]
-fn without_backpressure_stalled_reader_costs_its_slots() {
+fn free_running_source_loses_ring_full() {
     for pace in ["pace = \"1000 Gbit/s\"", "hold = false"] {
         let text = format!("pattern = \"counter\"\npacket = 64\npackets = 400\n{pace}");
         let mut bench = bench(&text, 256, 8);
@@ -477,7 +477,7 @@ fn without_backpressure_stalled_reader_costs_its_slots() {
 }
 
 #[test]
-fn sender_restart_opens_epoch() {
+fn restarted_sender_opens_an_epoch() {
     for (hold, slots) in [(true, 5), (false, 128)] {
         let text = format!(
             "pattern = \"counter\"\npacket = 64\npackets = 300\nrestart_at = 202\nhold = {hold}"
@@ -500,7 +500,7 @@ fn sender_restart_opens_epoch() {
 }
 
 #[test]
-fn sequence_jump_is_gap_or_epoch() {
+fn jump_is_a_gap_or_an_epoch() {
     let near = bench(
         "packet = 64\npackets = 300\njump = { at = 100, by = 20 }",
         512,
@@ -556,7 +556,7 @@ fn narrow_numbers_wrap_without_loss() {
 }
 
 #[test]
-fn frame_count_includes_faulty_packets() {
+fn frames_include_packets_removed_by_faults() {
     let text = "packet = 64\nframes = 50\n[faults]\nlose = [3]\nduplicate_at = [5]";
     let bench = bench(text, 512, 8).run();
     assert_eq!(
@@ -581,7 +581,7 @@ fn frame_time_is_time_of_first_sample() {
 }
 
 #[test]
-fn slow_rate_returns_wait_time_and_no_early_packet() {
+fn slow_rate_returns_the_next_time() {
     let mut bench = bench("pace = \"8 bit/s\"\npacket = \"8 KiB\"", 8192, 4);
     match bench.fill() {
         Polled::Until(wait) => assert!(
@@ -594,7 +594,7 @@ fn slow_rate_returns_wait_time_and_no_early_packet() {
 }
 
 #[test]
-fn total_loss_does_not_block_thread() {
+fn fill_returns_when_all_packets_are_lost() {
     let mut forever = bench("packet = 64\n[faults]\nloss = 1.0", 512, 4);
     for _ in 0..100 {
         assert_eq!(forever.fill(), Polled::Busy);
@@ -632,7 +632,7 @@ fn same_seed_gives_same_bytes() {
 }
 
 #[test]
-fn tones_are_continuous_across_packets_and_frames() {
+fn tones_continue_across_packets_and_frames() {
     let text = "samples = { type = \"float32\", complex = true, rate = \"1 MHz\" }\npacket = 72\nframes = 100\npace = \"free\"\n\
                 tones = [{ frequency = \"12.5 kHz\", amplitude = 0.5 }]";
     let bench = bench(text, 1000, 4).run();
@@ -723,11 +723,11 @@ fn sim_errors_are_located() {
         .err()
         .unwrap();
     assert!(
-        errors.contains("daq.toml:4:60") && errors.contains("there is no channel 7"),
+        errors.contains("daq.toml:4:60") && errors.contains("channel 7 does not exist"),
         "{errors}"
     );
     assert!(
-        errors.contains("daq.toml:6:8") && errors.contains("1.5 is no probability"),
+        errors.contains("daq.toml:6:8") && errors.contains("1.5 is not a probability"),
         "{errors}"
     );
     let errors = spec("pace = \"fast\"\nsampels = 1").err().unwrap();

@@ -5,19 +5,19 @@
 //!   socket 1 ─▶ thread 1 ─┼─▶ one window of open slots ─▶ ring
 //!      …          …      ─┘
 //! ```
-//! Each thread receives many packets with one call, coalesced where the kernel can, with the time at which
-//! the kernel received them. A single thread has the kernel write payload straight into the slots, see
-//! [`crate::sys::scatter`].
+//! Each thread receives many packets per system call, coalesced if Linux supports it, with their receive timestamps. If only one
+//! thread fills the window, Linux writes payload directly to the slots, see [`crate::sys::scatter`].
 //!
 //! # Ledger
 //! | what happens | what is counted |
+//! | event | counted as |
 //! |---|---|
-//! | a packet never comes | lost, `wire_gap`; `kernel_drop` if the kernel counted drops at the socket meanwhile |
-//! | it comes after its frame was closed | lost, `late` |
-//! | it comes twice | `duplicates` |
-//! | it is no packet of the format, or its number is not believable | `rejected` |
-//! | it says something instead of carrying data | `control` |
-//! | its frame finds no slot | lost, `ring_full` |
+//! | a packet never arrives | lost, `wire_gap`; `kernel_drop` if the kernel counted drops at the socket meanwhile |
+//! | it arrives after its frame was closed | lost, `late` |
+//! | it arrives twice | `duplicates` |
+//! | it does not match the format, or its number is implausible | `rejected` |
+//! | it carries a message instead of data | `control` |
+//! | the ring has no free slot for its frame | lost, `ring_full` |
 
 mod config;
 mod filler;
@@ -124,7 +124,7 @@ impl Udp {
         }
     }
 
-    /// The sockets of one address.
+    /// Opens the sockets of one address.
     fn open(&self, address: SocketAddr) -> Result<Vec<UdpSocket>, SocketError> {
         let count = self.config.sockets;
         let mut options = self.options(count > 1);

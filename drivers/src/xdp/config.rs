@@ -14,41 +14,41 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 
-/// Queues that one source takes, at most.
+/// Maximum number of queues of a source.
 const MAX_QUEUES: usize = 64;
 /// Queue numbers are below this.
 const QUEUE_NUMBERS: u32 = 4096;
-/// Packets that the kernel holds for a queue, at least and at most.
+/// Minimum and maximum number of packets that Linux stores per queue.
 const PACKETS: (u32, u32) = (64, 1 << 18);
 
-/// Who copies packets out of the card's memory.
+/// How packets reach the memory of daq.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "XdpMode")]
 pub enum Mode {
-    /// Nobody where the card's driver can do without, else the kernel.
+    /// Zero-copy if the NIC's driver supports it, otherwise copy.
     #[default]
     Auto,
-    /// The kernel.
+    /// Linux copies packets.
     Copy,
-    /// Nobody: the card writes to the memory that is shared with it.
+    /// The NIC writes to memory that it shares with daq.
     ZeroCopy,
 }
 
-/// Where the program that picks packets runs.
+/// Where the XDP program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Attach {
-    /// In the card's driver where it can, else behind it.
+    /// In the NIC's driver if supported, otherwise after it.
     #[default]
     Auto,
-    /// In the card's driver.
+    /// In the NIC's driver.
     Native,
-    /// Behind the driver: works with every interface, and costs more.
+    /// After the driver: works with every interface, but is slower.
     Generic,
 }
 
-/// Which queues of an interface are taken.
+/// The receive queues of an interface that the source uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queues(pub Vec<u32>);
 
@@ -72,7 +72,7 @@ impl<'de> Deserialize<'de> for Queues {
 
             fn visit_i64<E: Error>(self, count: i64) -> Result<Queues, E> {
                 u64::try_from(count)
-                    .map_err(|_| E::custom("there is no negative number of queues"))
+                    .map_err(|_| E::custom("the number of queues cannot be negative"))
                     .and_then(|count| self.visit_u64(count))
             }
 
@@ -105,64 +105,64 @@ impl JsonSchema for Queues {
     }
 }
 
-/// The keys of an `xdp` source, but for the table `format`.
+/// The keys of an `xdp` source, without the table `format`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct XdpConfig {
-    /// The network interface, such as `"eth1"`. One program sees its packets, so one source takes it.
+    /// The network interface, such as `"eth1"`. Only one XDP program can be attached to it, so only one source can use it.
     pub interface: String,
-    /// Address and port whose packets are taken, such as `"10.0.0.1:4950"`, or an array of up to 64; a multicast group is
-    /// joined. No other packet is touched.
+    /// Address and port to receive on, such as `"10.0.0.1:4950"`, or an array of up to 64. A multicast group is joined. All
+    /// other packets continue to the Linux network stack.
     pub listen: Listen,
     /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `["10.0.0.5",
-    /// "10.1.0.0/16", "10.0.0.7:4000"]`; without it, every sender. The program drops the other packets before anything counts
+    /// "10.1.0.0/16", "10.0.0.7:4000"]`; by default every sender. The XDP program drops the other packets without counting
     /// them.
     pub from: Option<List<Allowed>>,
-    /// Receive queues to take packets from, each with a socket and a thread: how many, counted from 0, or an array of their
-    /// numbers. Packets of other queues are received too, through the kernel's stack, which is slower and is told.
+    /// Receive queues to use, each with a socket and a thread: their number, counted from queue 0, or an array of queue
+    /// numbers. Packets of other queues are received through the Linux network stack, which is slower and is logged.
     #[serde(default = "one")]
     pub queues: Queues,
-    /// Cores for the threads, one each in the order of queues; without it, any.
+    /// CPU cores of the threads, one per thread in the order of queues; by default any.
     #[serde(default)]
     pub cores: Vec<usize>,
-    /// `"zero-copy"`: the card writes to memory that it shares with daq; `"copy"`: the kernel copies there; `"auto"`:
-    /// the first where the card's driver can, else the second; which one it became is told.
+    /// `"zero-copy"`: the NIC writes to memory that it shares with daq; `"copy"`: Linux copies packets there; `"auto"`:
+    /// zero-copy if the NIC's driver supports it, otherwise copy. The selected mode is logged.
     #[serde(default)]
     pub mode: Mode,
-    /// Where packets are picked: `"native"`, in the card's driver; `"generic"`, behind it, for drivers that cannot;
-    /// `"auto"`: the first where it works, else the second; which one it became is told.
+    /// Where the XDP program runs: `"native"`, in the NIC's driver; `"generic"`, after it, for drivers without XDP support;
+    /// `"auto"`: native if supported, otherwise generic. The selected mode is logged.
     #[serde(default)]
     pub attach: Attach,
-    /// Memory for a packet, 2 or 4 KiB, 256 bytes of which the kernel keeps. Longer packets take several, which needs
+    /// Memory per packet, 2 or 4 KiB, of which Linux reserves 256 bytes. Longer packets need several, which requires
     /// Linux 6.6 or newer.
     #[serde(default = "chunk")]
     pub chunk: ByteSize,
-    /// Packets that the kernel holds for each queue while its thread is held up: a power of two, 64 to 262144.
+    /// Number of packets that Linux stores per queue while its thread is delayed: a power of two, 64 to 262144.
     #[serde(default = "packets")]
     pub packets: u32,
-    /// How long a call may poll the card instead of having it interrupt, such as `"50 us"`; takes effect where the card's
-    /// driver supports it. Without it, interrupts.
+    /// How long a call may poll the NIC instead of waiting for interrupts, such as `"50 us"`, if the NIC's driver supports it.
+    /// By default interrupts are used.
     #[serde(default)]
     pub busy_poll: Span,
-    /// Receive buffer to ask of the kernel for packets that come through its stack: those of other queues, fragments.
+    /// Socket receive buffer for packets that arrive through the Linux network stack: those of other queues, and fragments.
     #[serde(default = "receive_buffer")]
     pub receive_buffer: ByteSize,
-    /// Frames open at a time, so how far packets may come out of order; at least 1. Without it, as many as hold several
-    /// receive batches of each thread, at least 8, as far as the ring has slots: `daq plan` prints the number and the reason.
-    /// Where SPEAD sizes are learned, it is computed for the most packets that a slot may hold, not for those of the heaps: set
-    /// `window` if `late` grows.
-    /// A frame that lacks packets is published when a packet of a frame `window` frames later arrives, or when the source
-    /// ends, and never because of time: while the sender is silent, it stays `pending`, and so do complete frames behind it.
+    /// Number of frames open at the same time, at least 1. It limits how far packets may arrive out of order. By default enough
+    /// for several receive batches of each thread, at least 8, limited by the slots of the ring; `daq plan` prints the number
+    /// and the reason. If SPEAD sizes are detected automatically, the default is computed for the maximum number of packets in
+    /// a slot: set `window` if `late` grows. A frame with missing packets is published when a packet of a frame `window` frames
+    /// later arrives, or when the source ends. There is no timeout: while the sender is silent, the frame stays `pending`, and
+    /// so do complete frames behind it.
     pub window: Option<usize>,
-    /// Packets beyond twice the window that may be missing in a row: a longer gap, or a step back, is no loss but a count
-    /// that begins anew, an epoch.
+    /// Maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not counted as
+    /// loss: it starts a new epoch.
     #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
-    /// Packets in a row that must agree on a number beyond twice the window before any of them is believed. They are
-    /// kept aside until then, and rejected if they do not agree. At least 1.
+    /// Number of packets in a row with consistent sequence numbers that are accepted if they differ from the stream by more than
+    /// twice the window. Until then they are kept; if they are not consistent, they are rejected. At least 1.
     #[serde(default = "frames::default_resync_after")]
     pub agree: u32,
-    /// What the payload means; without it, real int8 of one channel.
+    /// Type and layout of the payload samples; by default real int8 with one channel.
     pub samples: Option<Samples>,
 }
 
@@ -183,7 +183,7 @@ const fn receive_buffer() -> ByteSize {
 }
 
 impl XdpConfig {
-    /// Everything that is wrong with it.
+    /// Returns every problem of the configuration.
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
@@ -199,7 +199,7 @@ impl XdpConfig {
                 "{} addresses; 1 to {MAX_ADDRESSES} are possible",
                 listen.len()
             ),
-            "give one such as \"10.0.0.1:4950\"",
+            "set one such as \"10.0.0.1:4950\"",
         );
         for (i, address) in listen.iter().enumerate() {
             let at = format!("listen.{i}");
@@ -207,7 +207,7 @@ impl XdpConfig {
                 !address.ip().is_unspecified() && address.port() != 0,
                 &at,
                 format!("{address} is not one address and port"),
-                "packets are picked by address and port: name the interface's address (`ip address` lists them), or the \
+                "packets are selected by address and port: set the interface's address (`ip address` lists them), or the \
                  multicast group",
             );
             must(
@@ -232,7 +232,7 @@ impl XdpConfig {
                     "queue {queue} is listed twice, or is above {}",
                     QUEUE_NUMBERS - 1
                 ),
-                "give each number once",
+                "list each number once",
             );
         }
         must(
@@ -243,24 +243,24 @@ impl XdpConfig {
                 counted(self.cores.len(), "core"),
                 counted(queues.len(), "thread")
             ),
-            "give one core for each queue",
+            "list one core for each queue",
         );
         must(
             matches!(self.chunk.0, 2048 | 4096),
             "chunk",
-            format!("a chunk of {}", self.chunk),
-            "give \"2 KiB\" or \"4 KiB\": the kernel takes no others",
+            format!("a chunk cannot have {}", self.chunk),
+            "set \"2 KiB\" or \"4 KiB\": Linux supports no other sizes",
         );
         must(
             self.packets.is_power_of_two() && (PACKETS.0..=PACKETS.1).contains(&self.packets),
             "packets",
-            format!("memory for {} packets", self.packets),
-            "give a power of two from 64 to 262144, such as 4096",
+            format!("the number of packets cannot be {}", self.packets),
+            "set a power of two from 64 to 262144, such as 4096",
         );
         must(
             self.mode != Mode::ZeroCopy || self.attach != Attach::Generic,
             "attach",
-            "a card writes to shared memory only where its driver picks packets".into(),
+            "zero-copy needs an XDP program in the NIC's driver".into(),
             "set `attach = \"native\"`, or `mode = \"copy\"`",
         );
         found.extend(sender::problems(self.from.as_ref(), listen));
@@ -268,7 +268,7 @@ impl XdpConfig {
         found
     }
 
-    /// Bytes of a chunk.
+    /// Bytes per chunk.
     pub fn chunk_bytes(&self) -> usize {
         self.chunk.bytes().unwrap_or(usize::MAX)
     }

@@ -311,9 +311,9 @@ impl Receiver {
         window.note_drops(of_queue + of_stack);
     }
 
-    /// Waits until something has come, at most `patience`.
-    fn wait(&self, patience: Duration) -> Result<bool, SourceError> {
-        let timeout = Timespec::try_from(patience.min(LONGEST_WAIT)).unwrap_or(Timespec {
+    /// Waits until something has come, at most `timeout`.
+    fn wait(&self, timeout: Duration) -> Result<bool, SourceError> {
+        let timeout = Timespec::try_from(timeout.min(LONGEST_WAIT)).unwrap_or(Timespec {
             tv_sec: 1,
             tv_nsec: 0,
         });
@@ -396,7 +396,7 @@ impl Filler for Receiver {
     fn fill(
         &mut self,
         window: &mut ReorderWindow,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Polled, SourceError> {
         self.placer.poll(window);
         let mut any = self.receive(window);
@@ -407,7 +407,7 @@ impl Filler for Receiver {
         let is_time = self
             .looked_aside
             .is_none_or(|last| now.saturating_duration_since(last) >= ASIDE);
-        if is_time || (!any && !patience.is_zero()) {
+        if is_time || (!any && !timeout.is_zero()) {
             self.looked_aside = Some(now);
             let got = self
                 .receive_from_stack(window)
@@ -428,7 +428,7 @@ impl Filler for Receiver {
         if any {
             return Ok(Polled::Busy);
         }
-        let ready = !patience.is_zero() && self.wait(patience)?;
+        let ready = !timeout.is_zero() && self.wait(timeout)?;
         Ok(if ready { Polled::Busy } else { Polled::Idle })
     }
 

@@ -1,4 +1,4 @@
-//! The source `xdp`: packets of a network instrument past the kernel's stack (`AF_XDP`).
+//! The source `xdp`: packets of a network instrument, bypassing the Linux network stack (`AF_XDP`).
 //!
 //! ```text
 //!   queue 0 ─▶ program ─ours─▶ chunks of pinned memory ─▶ thread 0 ─┐
@@ -68,7 +68,7 @@ use std::sync::Arc;
 /// The registry entry.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "xdp",
-    summary: "Packets of a network instrument past the kernel's stack (AF_XDP), raw or SPEAD",
+    summary: "Packets of a network instrument, bypassing the Linux network stack (AF_XDP), raw or SPEAD",
     example: EXAMPLE,
     schema: || packet::section::with_format(schemars::schema_for!(XdpConfig), true),
     parse,
@@ -143,7 +143,7 @@ impl Xdp {
     fn stack(&self) -> Result<Vec<UdpSocket>, SourceError> {
         Card::find(&self.config.interface).map_err(|error| {
             let why = if error == Errno::NODEV {
-                "there is no such interface: `ip link` lists them".to_owned()
+                "the interface does not exist: `ip link` lists interfaces".to_owned()
             } else {
                 error.to_string()
             };
@@ -161,7 +161,7 @@ impl Xdp {
             UdpSocket::open(address, &options).map_err(|why| {
                 let why = match why {
                     SocketError::NoSuchAddress { .. } => format!(
-                        "this machine does not have this address: `ip address show {name}` lists those of {name}"
+                        "this machine does not have this address: `ip address show {name}` lists the addresses of {name}"
                     ),
                     other => other.to_string(),
                 };
@@ -189,7 +189,7 @@ impl SourceSpec for Xdp {
             } else {
                 ""
             };
-            format!("UDP {address} on {interface}{kind}, past the kernel's stack")
+            format!("UDP {address} on {interface}{kind}, bypassing the Linux network stack")
         });
         listen.collect()
     }

@@ -31,7 +31,7 @@ pub fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, Stri
 }
 
 /// A source with its ring and one reader.
-pub struct Rig {
+pub struct Fixture {
     pub fillers: Vec<Box<dyn Filler>>,
     pub windows: Vec<ReorderWindow>,
     pub reader: Reader,
@@ -42,7 +42,11 @@ pub struct Rig {
 }
 
 /// Opens `spec` on a ring of `slots` slots of `slot` bytes.
-pub fn rig(spec: &dyn SourceSpec, slot: usize, slots: usize) -> Result<Rig, SourceError> {
+pub fn new_fixture(
+    spec: &dyn SourceSpec,
+    slot: usize,
+    slots: usize,
+) -> Result<Fixture, SourceError> {
     let mut geometry = spec
         .geometry(slot)
         .map_err(|problem| SourceError::new("geometry", problem.to_string()))?;
@@ -78,7 +82,7 @@ pub fn rig(spec: &dyn SourceSpec, slot: usize, slots: usize) -> Result<Rig, Sour
     let reader = ring.attach(true, 16, ReaderLedger::default()).unwrap();
     let ledger = SourceLedger::default();
     let windows = ReorderWindow::new(producer, geometry, fillers.len(), &ledger);
-    Ok(Rig {
+    Ok(Fixture {
         fillers,
         windows,
         reader,
@@ -89,7 +93,7 @@ pub fn rig(spec: &dyn SourceSpec, slot: usize, slots: usize) -> Result<Rig, Sour
     })
 }
 
-impl Rig {
+impl Fixture {
     /// Fills for as long as `on` says, on this thread; one filler only.
     pub fn fill_while(&mut self, mut on: impl FnMut(&SourceLedger) -> bool) {
         let (filler, window) = (&mut self.fillers[0], &mut self.windows[0]);

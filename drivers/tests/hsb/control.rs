@@ -90,10 +90,10 @@ impl Device {
         assert_eq!(socket.recv(&mut [0; 64]).unwrap(), 14);
     }
 
-    fn sensor(&self, listen: SocketAddr, more: &str) -> Rig {
+    fn sensor(&self, listen: SocketAddr, more: &str) -> Fixture {
         let more = format!("device = \"{}\"\n{more}", self.address);
         let spec = spec(&ENTRY, &text(listen, &more)).unwrap();
-        rig(&*spec, FRAME.next_multiple_of(64), 8).unwrap()
+        new_fixture(&*spec, FRAME.next_multiple_of(64), 8).unwrap()
     }
 }
 
@@ -101,9 +101,9 @@ impl Device {
 fn sensor_is_armed_in_order_and_disarmed_in_reverse() {
     let device = Device::new(0b1_1000, 4, None);
     let listen = free_port();
-    let mut rig = device.sensor(listen, "sensor = 3");
+    let mut fixture = device.sensor(listen, "sensor = 3");
     assert_eq!(device.written(), []);
-    rig.fillers[0].start().unwrap();
+    fixture.fillers[0].start().unwrap();
     let port = [
         (0x00, 5),
         (0x04, 9),
@@ -126,10 +126,10 @@ fn sensor_is_armed_in_order_and_disarmed_in_reverse() {
 
     loopback::stay();
     let mut sender = Sender::open(listen, false, None).unwrap();
-    send(&mut rig, &mut sender, &SENSOR.frame(0));
-    assert_eq!(rig.report().delivered, PACKETS as u64);
+    send(&mut fixture, &mut sender, &SENSOR.frame(0));
+    assert_eq!(fixture.report().delivered, PACKETS as u64);
 
-    drop(rig);
+    drop(fixture);
     let mut expected = vec![(MASK, 0b1_0000)];
     expected.extend(port.iter().rev().map(|(register, _)| (*register, 0)));
     assert_eq!(device.written(), expected);
@@ -138,9 +138,9 @@ fn sensor_is_armed_in_order_and_disarmed_in_reverse() {
 #[test]
 fn sensor_arming_failure_leaves_it_disarmed_and_retries() {
     let device = Device::new(1, 4, Some(PORT_3 + 0x14));
-    let mut rig = device.sensor(free_port(), "sensor = 3");
+    let mut fixture = device.sensor(free_port(), "sensor = 3");
     // It must not end the run, and with it other sources.
-    rig.fillers[0].start().unwrap();
+    fixture.fillers[0].start().unwrap();
     let written = device.written();
     let (begun, undone) = written.split_at(9);
     assert_eq!(begun[0], (MASK, 1));
@@ -159,9 +159,9 @@ fn sensor_arming_failure_leaves_it_disarmed_and_retries() {
 #[test]
 fn sensors_of_one_data_plane_share_packet_size() {
     let device = Device::new(1, 11, None);
-    let mut rig = device.sensor(free_port(), "sensor = 3");
-    rig.fillers[0].start().unwrap();
-    drop(rig);
+    let mut fixture = device.sensor(free_port(), "sensor = 3");
+    fixture.fillers[0].start().unwrap();
+    drop(fixture);
     // The size is left to the sensors that send, and this one does not.
     assert_eq!(
         (device.register(PACKET_SIZE), device.register(MASK)),
@@ -169,8 +169,8 @@ fn sensors_of_one_data_plane_share_packet_size() {
     );
     device.written();
     // Another plane has a host interface of its own.
-    let mut rig = device.sensor(free_port(), "sensor = 3\nplane = 1");
-    rig.fillers[0].start().unwrap();
+    let mut fixture = device.sensor(free_port(), "sensor = 3\nplane = 1");
+    fixture.fillers[0].start().unwrap();
     assert!(device.written().contains(&(0x0201_030c, 0b1000)));
 }
 
@@ -179,11 +179,11 @@ fn sensor_taken_over_by_other_host_is_not_rearmed() {
     // Another key; another host with the same key; another port of the same host.
     for (register, word) in [(0x04, 10), (0x28, 0x7f00_0002), (0x2c, 1)] {
         let device = Device::new(0, 4, None);
-        let mut rig = device.sensor(free_port(), "sensor = 3");
-        rig.fillers[0].start().unwrap();
+        let mut fixture = device.sensor(free_port(), "sensor = 3");
+        fixture.fillers[0].start().unwrap();
         device.write(PORT_3 + register, word);
         device.written();
-        drop(rig);
+        drop(fixture);
         assert_eq!(device.written(), [], "{register:#x}");
     }
 }
@@ -194,20 +194,20 @@ fn sensor_used_twice_is_rejected_for_any_device_name() {
     let more = format!("device = \"{}\"\nsensor = 3", device.address);
     let build = || {
         let spec = spec(&ENTRY, &text(free_port(), &more)).unwrap();
-        rig(&*spec, FRAME.next_multiple_of(64), 8)
+        new_fixture(&*spec, FRAME.next_multiple_of(64), 8)
     };
     let first = build().unwrap();
     let error = build().err().unwrap().to_string();
-    assert!(error.contains("another source has its sensor 3"), "{error}");
+    assert!(error.contains("already used by another source"), "{error}");
     drop(first);
     let mut next = build().unwrap();
     next.fillers[0].start().unwrap();
     let error = build().err().unwrap().to_string();
-    assert!(error.contains("another source has its sensor 3"), "{error}");
+    assert!(error.contains("already used by another source"), "{error}");
 }
 
 #[test]
-fn sensor_opened_twice_is_rejected() {
+fn sensor_is_claimed_once() {
     let parsed = |more: &str| {
         spec(&ENTRY, &text("127.0.0.1:4791".parse().unwrap(), more))
             .unwrap()
@@ -276,15 +276,15 @@ fn hsb_keys_invalid_are_rejected() {
 fn device_absent_at_startup_is_armed_when_it_replies() {
     let (absent, listen) = (free_port(), free_port());
     let spec = spec(&ENTRY, &text(listen, &format!("device = \"{absent}\""))).unwrap();
-    let mut rig = rig(&*spec, FRAME.next_multiple_of(64), 8).unwrap();
-    rig.fillers[0].start().unwrap();
+    let mut fixture = new_fixture(&*spec, FRAME.next_multiple_of(64), 8).unwrap();
+    fixture.fillers[0].start().unwrap();
     let device = Device::at(absent, 0, 0, None);
     wait_for("the sensor to be armed", || device.register(MASK) == 1);
     loopback::stay();
     let mut sender = Sender::open(listen, false, None).unwrap();
-    send(&mut rig, &mut sender, &SENSOR.frame(0));
-    assert_eq!(rig.report().delivered, PACKETS as u64);
-    drop(rig);
+    send(&mut fixture, &mut sender, &SENSOR.frame(0));
+    assert_eq!(fixture.report().delivered, PACKETS as u64);
+    drop(fixture);
     assert_eq!(device.register(MASK), 0);
 }
 
@@ -295,13 +295,13 @@ fn device_without_registers_is_rearmed_with_new_key() {
     let listen = free_port();
     let more = format!("device = \"{}\"\nrearm_after = \"100 ms\"", device.address);
     let text = text(listen, &more).replace("rkey = 9\n", "");
-    let mut rig = rig(
+    let mut fixture = new_fixture(
         &*spec(&ENTRY, &text).unwrap(),
         FRAME.next_multiple_of(64),
         64,
     )
     .unwrap();
-    rig.fillers[0].start().unwrap();
+    fixture.fillers[0].start().unwrap();
     loopback::stay();
     let mut sender = Sender::open(listen, false, None).unwrap();
     let frame = |frame, rkey| {
@@ -312,7 +312,7 @@ fn device_without_registers_is_rearmed_with_new_key() {
     };
     let before = device.register(RKEY);
     for n in 0..10 {
-        send(&mut rig, &mut sender, &frame(n, before));
+        send(&mut fixture, &mut sender, &frame(n, before));
     }
     device.restart();
     wait_for("the sensor to be armed again", || {
@@ -321,18 +321,22 @@ fn device_without_registers_is_rearmed_with_new_key() {
     let after = device.register(RKEY);
     assert_ne!(after, before);
     // What was sent before the restart is recognised by its key.
-    send(&mut rig, &mut sender, &frame(10, before));
-    let report = rig.report();
+    send(&mut fixture, &mut sender, &frame(10, before));
+    let report = fixture.report();
     assert_eq!((report.epochs, report.rejected), (1, PACKETS as u64 + 1));
     // The device counts from the beginning again, with numbers of the past.
     for n in 0..5 {
-        send(&mut rig, &mut sender, &frame(n, after));
+        send(&mut fixture, &mut sender, &frame(n, after));
     }
-    rig.windows[0].finish();
-    let report = rig.report();
+    fixture.windows[0].finish();
+    let report = fixture.report();
     assert_eq!((report.epochs, report.rejected), (2, PACKETS as u64 + 1));
     assert_eq!((report.expected, report.delivered), (75, 75));
-    let frames: Vec<_> = rig.read().iter().map(|frame| (frame.0, frame.1)).collect();
+    let frames: Vec<_> = fixture
+        .read()
+        .iter()
+        .map(|frame| (frame.0, frame.1))
+        .collect();
     assert_eq!(
         frames[9..],
         [(9, 1), (0, 2), (1, 2), (2, 2), (3, 2), (4, 2)]
@@ -342,8 +346,8 @@ fn device_without_registers_is_rearmed_with_new_key() {
 #[test]
 fn idle_sensor_with_registers_is_not_rearmed() {
     let device = Device::new(0, 4, None);
-    let mut rig = device.sensor(free_port(), "rearm_after = \"100 ms\"");
-    rig.fillers[0].start().unwrap();
+    let mut fixture = device.sensor(free_port(), "rearm_after = \"100 ms\"");
+    fixture.fillers[0].start().unwrap();
     device.written();
     // Read back three times.
     let reads = |(writes, register, _): &&Asked| !*writes && *register == MASK;
@@ -368,8 +372,8 @@ fn long_replay_with_own_key_changes_nothing() {
     let listen = free_port();
     let text = text(listen, &format!("device = \"{}\"", device.address));
     let spec = spec(&ENTRY, &text.replace("rkey = 9\n", "")).unwrap();
-    let mut rig = rig(&*spec, FRAME.next_multiple_of(64), 64).unwrap();
-    rig.fillers[0].start().unwrap();
+    let mut fixture = new_fixture(&*spec, FRAME.next_multiple_of(64), 64).unwrap();
+    fixture.fillers[0].start().unwrap();
     let key = |(register, _): &&(u32, u32)| *register == 0x1004;
     let rkey = device.written().iter().find(key).unwrap().1;
     let frame = |frame| {
@@ -381,18 +385,18 @@ fn long_replay_with_own_key_changes_nothing() {
     loopback::stay();
     let mut sender = Sender::open(listen, false, None).unwrap();
     for n in 0..40 {
-        send(&mut rig, &mut sender, &frame(n));
+        send(&mut fixture, &mut sender, &frame(n));
     }
     for n in 3..23 {
-        send(&mut rig, &mut sender, &frame(n));
+        send(&mut fixture, &mut sender, &frame(n));
     }
     for n in 40..43 {
-        send(&mut rig, &mut sender, &frame(n));
+        send(&mut fixture, &mut sender, &frame(n));
     }
-    let report = rig.report();
+    let report = fixture.report();
     assert_eq!((report.epochs, report.rejected), (1, 0));
     assert_eq!(report.duplicates, 20 * (PACKETS as u64 + 1));
     assert_eq!((report.expected, report.delivered), (215, 215));
-    let frames: Vec<u64> = rig.read().iter().map(|frame| frame.0).collect();
+    let frames: Vec<u64> = fixture.read().iter().map(|frame| frame.0).collect();
     assert_eq!(frames, (0..43).collect::<Vec<_>>());
 }

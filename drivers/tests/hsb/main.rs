@@ -9,7 +9,7 @@ mod control;
 mod hsb_packet;
 
 use common::loopback;
-use common::{Rig, free_port, rig, spec};
+use common::{Fixture, free_port, new_fixture, spec};
 use daq_core::frame::{Clock, Timestamp};
 use daq_drivers::hsb::ENTRY;
 use daq_drivers::hsb::pages::Pages;
@@ -107,24 +107,28 @@ fn text(listen: SocketAddr, more: &str) -> String {
     )
 }
 
-fn receiver(more: &str) -> (Rig, Sender) {
+fn receiver(more: &str) -> (Fixture, Sender) {
     let to = free_port();
     let spec = spec(&ENTRY, &text(to, &format!("control = false\n{more}"))).unwrap();
-    let rig = rig(&*spec, FRAME.next_multiple_of(64), 64).unwrap();
+    let fixture = new_fixture(&*spec, FRAME.next_multiple_of(64), 64).unwrap();
     loopback::stay();
-    (rig, Sender::open(to, false, None).unwrap())
+    (fixture, Sender::open(to, false, None).unwrap())
 }
 
-fn send<'p>(rig: &mut Rig, sender: &mut Sender, packets: impl IntoIterator<Item = &'p Packet>) {
+fn send<'p>(
+    fixture: &mut Fixture,
+    sender: &mut Sender,
+    packets: impl IntoIterator<Item = &'p Packet>,
+) {
     for packet in packets {
         sender.send(&packet.bytes()).unwrap();
     }
-    rig.fill_all();
+    fixture.fill_all();
 }
 
-fn stamps(rig: &mut Rig) -> Vec<(u64, Timestamp)> {
+fn stamps(fixture: &mut Fixture) -> Vec<(u64, Timestamp)> {
     let mut stamps = Vec::new();
-    while let Some(lease) = rig.reader.poll(1) {
+    while let Some(lease) = fixture.reader.poll(1) {
         let meta = *lease.frame(0).meta();
         stamps.push((meta.sequence, meta.timestamp));
     }
@@ -134,17 +138,17 @@ fn stamps(rig: &mut Rig) -> Vec<(u64, Timestamp)> {
 #[test]
 fn frames_with_any_metadata_placement_arrive_intact() {
     for embeds in [false, true] {
-        let (mut rig, mut sender) = receiver("");
+        let (mut fixture, mut sender) = receiver("");
         let sensor = Sensor { embeds, ..SENSOR };
         for frame in 0..30 {
-            send(&mut rig, &mut sender, &sensor.frame(frame));
+            send(&mut fixture, &mut sender, &sensor.frame(frame));
             // At once: nothing is left to wait for.
-            let got = rig.read();
+            let got = fixture.read();
             assert_eq!(got.len(), 1, "frame {frame}");
             assert_eq!((got[0].0, got[0].1), (frame, 1));
             assert!(got[0].2 == payload(frame) && got[0].3 == [true; PACKETS]);
         }
-        let report = rig.report();
+        let report = fixture.report();
         let packets = 30 * PACKETS as u64;
         assert_eq!((report.expected, report.delivered), (packets, packets));
         assert_eq!((report.rejected, report.duplicates), (0, 0));
@@ -156,13 +160,13 @@ fn frames_with_any_metadata_placement_arrive_intact() {
 #[test]
 fn frame_has_sensor_time() {
     for embeds in [false, true] {
-        let (mut rig, mut sender) = receiver("");
+        let (mut fixture, mut sender) = receiver("");
         let sensor = Sensor { embeds, ..SENSOR };
         let mut packets: Vec<_> = (0..3).flat_map(|frame| sensor.frame(frame)).collect();
         // The packet with the middle frame's metadata overtakes the one before.
         let end = 2 * packets.len() / 3;
         packets.swap(end - 1, end - 2);
-        send(&mut rig, &mut sender, &packets);
+        send(&mut fixture, &mut sender, &packets);
         let expected: Vec<_> = (0..3)
             .map(|frame| {
                 let ns = (SECONDS + frame) * 1_000_000_000 + 5;
@@ -170,22 +174,22 @@ fn frame_has_sensor_time() {
                 (frame, Timestamp { ns, clock })
             })
             .collect();
-        assert_eq!(stamps(&mut rig), expected, "embeds {embeds}");
+        assert_eq!(stamps(&mut fixture), expected, "embeds {embeds}");
     }
 }
 
 #[test]
-fn frame_without_metadata_has_no_time() {
-    let (mut rig, mut sender) = receiver("");
+fn a_frame_whose_metadata_are_lost_has_no_time() {
+    let (mut fixture, mut sender) = receiver("");
     for frame in 0..4 {
         let mut packets = SENSOR.frame(frame);
         if frame == 1 {
             packets.pop();
         }
-        send(&mut rig, &mut sender, &packets);
+        send(&mut fixture, &mut sender, &packets);
     }
-    rig.windows[0].finish();
-    let got = stamps(&mut rig);
+    fixture.windows[0].finish();
+    let got = stamps(&mut fixture);
     assert_eq!(got.len(), 4);
     assert_eq!(got[1], (1, Timestamp::default()));
     assert!(
@@ -194,7 +198,7 @@ fn frame_without_metadata_has_no_time() {
             .count()
             == 3
     );
-    let report = rig.report();
+    let report = fixture.report();
     assert_eq!(
         (report.delivered, report.lost.values().sum::<u64>()),
         (20, 0)
@@ -204,7 +208,7 @@ fn frame_without_metadata_has_no_time() {
 #[test]
 fn missing_packets_are_marked_filled_and_counted() {
     for embeds in [false, true] {
-        let (mut rig, mut sender) = receiver("");
+        let (mut fixture, mut sender) = receiver("");
         let sensor = Sensor { embeds, ..SENSOR };
         let mut dropped = 0;
         for frame in 0..20_u64 {
@@ -223,10 +227,10 @@ fn missing_packets_are_marked_filled_and_counted() {
                 .filter(|packet| packet.payload.len() > 128)
                 .count();
             dropped += (PACKETS - kept) as u64;
-            send(&mut rig, &mut sender, &packets);
+            send(&mut fixture, &mut sender, &packets);
         }
-        rig.windows[0].finish();
-        let frames = rig.read();
+        fixture.windows[0].finish();
+        let frames = fixture.read();
         assert_eq!(frames.len(), 20);
         for (frame, (sequence, epoch, bytes, present)) in (0..).zip(frames) {
             assert_eq!((sequence, epoch), (frame, 1));
@@ -240,7 +244,7 @@ fn missing_packets_are_marked_filled_and_counted() {
                 }
             }
         }
-        let report = rig.report();
+        let report = fixture.report();
         assert_eq!(
             (report.expected, report.rejected),
             (100, 0),
@@ -254,16 +258,16 @@ fn missing_packets_are_marked_filled_and_counted() {
 #[test]
 fn sequence_wrap_loses_nothing() {
     for (bits, first) in [(20, 0xf_ffe0), (24, 0xff_ffe0), (24, 0xf_ffe0)] {
-        let (mut rig, mut sender) = receiver("");
+        let (mut fixture, mut sender) = receiver("");
         let sensor = Sensor {
             first,
             bits,
             ..SENSOR
         };
         for frame in 0..20 {
-            send(&mut rig, &mut sender, &sensor.frame(frame));
+            send(&mut fixture, &mut sender, &sensor.frame(frame));
         }
-        let report = rig.report();
+        let report = fixture.report();
         assert_eq!(
             (report.expected, report.delivered, report.rejected),
             (100, 100, 0),
@@ -274,15 +278,15 @@ fn sequence_wrap_loses_nothing() {
 }
 
 #[test]
-fn many_consecutive_lost_frames_are_counted() {
-    let (mut rig, mut sender) = receiver("");
-    send(&mut rig, &mut sender, &SENSOR.frame(0));
+fn many_frames_in_a_row_may_be_lost() {
+    let (mut fixture, mut sender) = receiver("");
+    send(&mut fixture, &mut sender, &SENSOR.frame(0));
     // As many as the pages go round five times, and some.
     for frame in 45..50 {
-        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+        send(&mut fixture, &mut sender, &SENSOR.frame(frame));
     }
-    rig.windows[0].finish();
-    let report = rig.report();
+    fixture.windows[0].finish();
+    let report = fixture.report();
     // Those far ahead are believed when four agree.
     assert_eq!((report.epochs, report.rejected), (1, 0));
     assert_eq!((report.expected, report.delivered), (250, 30));
@@ -290,12 +294,12 @@ fn many_consecutive_lost_frames_are_counted() {
 }
 
 #[test]
-fn malformed_packets_change_nothing() {
-    let (mut rig, mut sender) = receiver("");
-    send(&mut rig, &mut sender, &SENSOR.frame(0));
-    rig.read();
+fn a_hostile_sender_changes_nothing() {
+    let (mut fixture, mut sender) = receiver("");
+    send(&mut fixture, &mut sender, &SENSOR.frame(0));
+    fixture.read();
     let good = SENSOR.frame(1);
-    send(&mut rig, &mut sender, &good[..3]);
+    send(&mut fixture, &mut sender, &good[..3]);
     let with = |change: &dyn Fn(&mut Packet)| {
         let mut packet = good[3].clone();
         packet.payload.fill(0xbd);
@@ -320,18 +324,18 @@ fn malformed_packets_change_nothing() {
         with(&|packet| packet.psn = 0x80_0000),
         with(&|packet| packet.address += STRIDE),
     ];
-    send(&mut rig, &mut sender, &hostile);
+    send(&mut fixture, &mut sender, &hostile);
     let mut wrong = good[3].bytes();
     wrong[0] = 0x0a;
     sender.send(&wrong).unwrap();
     sender.send(&[]).unwrap();
     sender.send(&good[3].bytes()[..31]).unwrap();
-    rig.fill_all();
+    fixture.fill_all();
     let rejected = hostile.len() as u64 + 3;
     // The last one that fits no frame may be the first of a new count.
-    assert_eq!(rig.report().rejected, rejected - 1);
-    rig.fillers[0].finish(&mut rig.windows[0]);
-    let reasons = rig.rejections.read(rejected);
+    assert_eq!(fixture.report().rejected, rejected - 1);
+    fixture.fillers[0].finish(&mut fixture.windows[0]);
+    let reasons = fixture.rejections.read(rejected);
     assert_eq!(reasons.values().sum::<u64>(), rejected, "{reasons:?}");
     for reason in [
         "key",
@@ -345,14 +349,14 @@ fn malformed_packets_change_nothing() {
     }
     assert_eq!((reasons["key"], reasons["short"]), (1, 2));
     // Sent again: of the frame before, of this one, and of the one that comes next, with its end.
-    send(&mut rig, &mut sender, &SENSOR.frame(0)[2..4]);
-    send(&mut rig, &mut sender, &good[1..2]);
-    send(&mut rig, &mut sender, &good[3..]);
-    send(&mut rig, &mut sender, &good[5..]);
-    let frames = rig.read();
+    send(&mut fixture, &mut sender, &SENSOR.frame(0)[2..4]);
+    send(&mut fixture, &mut sender, &good[1..2]);
+    send(&mut fixture, &mut sender, &good[3..]);
+    send(&mut fixture, &mut sender, &good[5..]);
+    let frames = fixture.read();
     assert_eq!(frames.len(), 1);
     assert!(frames[0].2 == payload(1) && frames[0].3 == [true; PACKETS]);
-    let report = rig.report();
+    let report = fixture.report();
     assert_eq!((report.rejected, report.duplicates), (rejected, 4));
     assert_eq!(
         (report.expected, report.delivered, report.epochs),
@@ -361,8 +365,8 @@ fn malformed_packets_change_nothing() {
 }
 
 #[test]
-fn repeated_packet_index_is_returned() {
-    let (mut rig, _) = receiver("");
+fn index_of_a_repeated_packet_is_returned() {
+    let (mut fixture, _) = receiver("");
     let pages = Pages {
         base: 0x10_0000,
         stride: STRIDE,
@@ -372,11 +376,11 @@ fn repeated_packet_index_is_returned() {
         queue_pair: 5,
         rkey: 9,
     };
-    let mut placer = Placer::new("camera", pages, rig.geometry.window, 4);
+    let mut placer = Placer::new("camera", pages, fixture.geometry.window, 4);
     let mut place = |frame: u64, packets: &[usize]| {
         let all: Vec<_> = SENSOR.frame(frame).iter().map(Packet::bytes).collect();
         let sent = packets.iter().map(|packet| &all[*packet][..]);
-        placer.place(&mut rig.windows[0], sent)
+        placer.place(&mut fixture.windows[0], sent)
     };
     assert_eq!(place(0, &[0, 1, 2]), None);
     assert_eq!(place(0, &[3, 1, 4]), Some(1));
@@ -386,45 +390,45 @@ fn repeated_packet_index_is_returned() {
 }
 
 #[test]
-fn packet_repeated_much_later_is_duplicate() {
-    let (mut rig, mut sender) = receiver("");
+fn what_is_sent_again_long_after_is_a_duplicate() {
+    let (mut fixture, mut sender) = receiver("");
     for frame in 0..40 {
-        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+        send(&mut fixture, &mut sender, &SENSOR.frame(frame));
         if frame >= 20 {
-            send(&mut rig, &mut sender, &SENSOR.frame(frame - 17));
+            send(&mut fixture, &mut sender, &SENSOR.frame(frame - 17));
         }
     }
-    rig.fillers[0].finish(&mut rig.windows[0]);
-    let report = rig.report();
+    fixture.fillers[0].finish(&mut fixture.windows[0]);
+    let report = fixture.report();
     assert_eq!(
         (report.delivered, report.rejected, report.epochs),
         (200, 0, 1)
     );
     assert_eq!(report.duplicates, 20 * (PACKETS as u64 + 1));
-    for (frame, got) in (0..).zip(rig.read()) {
+    for (frame, got) in (0..).zip(fixture.read()) {
         assert_eq!((got.0, got.2 == payload(frame)), (frame, true));
     }
 }
 
 #[test]
-fn rearmed_sensor_opens_epoch() {
-    let (mut rig, mut sender) = receiver("");
+fn sensor_armed_again_begins_an_epoch() {
+    let (mut fixture, mut sender) = receiver("");
     for frame in 0..10 {
-        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+        send(&mut fixture, &mut sender, &SENSOR.frame(frame));
     }
-    let anew = Sensor {
+    let restarted = Sensor {
         first: 77_777,
         ..SENSOR
     };
     for frame in 0..10 {
-        send(&mut rig, &mut sender, &anew.frame(frame));
+        send(&mut fixture, &mut sender, &restarted.frame(frame));
     }
-    rig.windows[0].finish();
-    let report = rig.report();
+    fixture.windows[0].finish();
+    let report = fixture.report();
     assert_eq!((report.epochs, report.rejected), (2, 0));
     assert_eq!((report.expected, report.delivered), (100, 100));
     assert_eq!((report.control, report.duplicates), (20, 0));
-    let got = rig.read();
+    let got = fixture.read();
     for (n, frame) in (0..20).zip(&got) {
         assert_eq!((frame.0, frame.1), (n % 10, if n < 10 { 1 } else { 2 }));
         assert!(frame.2 == payload(n % 10) && frame.3 == [true; PACKETS]);
@@ -433,8 +437,8 @@ fn rearmed_sensor_opens_epoch() {
 }
 
 #[test]
-fn sequence_restart_with_duplicates_loses_nothing() {
-    let (mut rig, mut sender) = receiver("");
+fn a_restarted_count_loses_nothing_though_each_packet_comes_twice() {
+    let (mut fixture, mut sender) = receiver("");
     let other = Sensor {
         first: 77_777,
         ..SENSOR
@@ -443,30 +447,30 @@ fn sequence_restart_with_duplicates_loses_nothing() {
         for frame in 0..10 {
             let packets = sensor.frame(frame);
             let twice = packets.iter().flat_map(|packet| [packet, packet]);
-            send(&mut rig, &mut sender, twice);
+            send(&mut fixture, &mut sender, twice);
         }
     }
-    rig.windows[0].finish();
-    let report = rig.report();
+    fixture.windows[0].finish();
+    let report = fixture.report();
     assert_eq!((report.epochs, report.rejected), (2, 0));
     assert_eq!((report.expected, report.delivered), (100, 100));
     assert_eq!((report.control, report.duplicates), (20, 120));
 }
 
 #[test]
-fn sequence_restart_to_past_numbers_loses_nothing() {
-    let (mut rig, mut sender) = receiver("");
+fn a_count_that_restarts_with_numbers_of_the_past_loses_nothing() {
+    let (mut fixture, mut sender) = receiver("");
     for frame in (0..40).chain(0..10) {
-        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+        send(&mut fixture, &mut sender, &SENSOR.frame(frame));
     }
-    rig.windows[0].finish();
-    let report = rig.report();
+    fixture.windows[0].finish();
+    let report = fixture.report();
     assert_eq!(
         (report.epochs, report.rejected, report.duplicates),
         (2, 0, 0)
     );
     assert_eq!((report.expected, report.delivered), (250, 250));
-    let got = rig.read();
+    let got = fixture.read();
     for (n, frame) in (0..10).zip(&got[40..]) {
         assert_eq!((frame.0, frame.1, frame.2 == payload(n)), (n, 2, true));
     }
@@ -474,81 +478,87 @@ fn sequence_restart_to_past_numbers_loses_nothing() {
 }
 
 #[test]
-fn unconfirmed_packets_are_rejected_when_stream_continues() {
-    let (mut rig, mut sender) = receiver("");
-    send(&mut rig, &mut sender, &SENSOR.frame(0));
+fn packets_that_agree_with_nothing_are_rejected_when_the_stream_goes_on() {
+    let (mut fixture, mut sender) = receiver("");
+    send(&mut fixture, &mut sender, &SENSOR.frame(0));
     let other = Sensor {
         first: 77_777,
         ..SENSOR
     };
     // One fewer than confirm a new count.
-    send(&mut rig, &mut sender, &other.frame(0)[..3]);
-    assert_eq!(rig.report().rejected, 0);
-    send(&mut rig, &mut sender, &SENSOR.frame(1));
-    let report = rig.report();
+    send(&mut fixture, &mut sender, &other.frame(0)[..3]);
+    assert_eq!(fixture.report().rejected, 0);
+    send(&mut fixture, &mut sender, &SENSOR.frame(1));
+    let report = fixture.report();
     assert_eq!((report.epochs, report.rejected), (1, 3));
-    assert_eq!(rig.rejections.read(3)["sequence_number"], 3);
+    assert_eq!(fixture.rejections.read(3)["sequence_number"], 3);
     assert_eq!((report.expected, report.delivered), (10, 10));
 }
 
 #[test]
-fn first_packet_after_frame_close_is_late() {
-    let (mut rig, mut sender) = receiver("window = 2");
+fn what_comes_first_after_its_frame_was_closed_is_late() {
+    let (mut fixture, mut sender) = receiver("window = 2");
     for frame in 0..5 {
-        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+        send(&mut fixture, &mut sender, &SENSOR.frame(frame));
     }
     let mut packets = SENSOR.frame(5);
     let straggler = packets.remove(3);
-    send(&mut rig, &mut sender, &packets);
-    send(&mut rig, &mut sender, &SENSOR.frame(6));
+    send(&mut fixture, &mut sender, &packets);
+    send(&mut fixture, &mut sender, &SENSOR.frame(6));
     // The window slides to this one; once it is whole, too, nothing is known of frame 5 any more.
     let (last, begun) = (SENSOR.frame(7).pop().unwrap(), SENSOR.frame(7));
-    send(&mut rig, &mut sender, &begun[..PACKETS]);
-    assert_eq!(rig.report().delivered, 7 * PACKETS as u64 - 1);
-    send(&mut rig, &mut sender, [&straggler]);
+    send(&mut fixture, &mut sender, &begun[..PACKETS]);
+    assert_eq!(fixture.report().delivered, 7 * PACKETS as u64 - 1);
+    send(&mut fixture, &mut sender, [&straggler]);
     // Once late, then repeated.
-    send(&mut rig, &mut sender, [&straggler]);
-    send(&mut rig, &mut sender, [&last]);
+    send(&mut fixture, &mut sender, [&straggler]);
+    send(&mut fixture, &mut sender, [&last]);
     for frame in 8..12 {
-        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+        send(&mut fixture, &mut sender, &SENSOR.frame(frame));
     }
-    rig.windows[0].finish();
-    let report = rig.report();
+    fixture.windows[0].finish();
+    let report = fixture.report();
     assert_eq!(report.lost, BTreeMap::from([("late", 1)]));
     assert_eq!((report.duplicates, report.rejected), (1, 0));
     assert_eq!((report.expected, report.delivered), (60, 59));
 }
 
 #[test]
-fn metadata_out_of_order_are_not_duplicates() {
-    let (mut rig, mut sender) = receiver("");
+fn metadata_that_overtake_others_are_no_repetition() {
+    let (mut fixture, mut sender) = receiver("");
     let [mut first, second] = [0, 1].map(|frame| SENSOR.frame(frame));
     let overtaken = first.pop().unwrap();
-    send(&mut rig, &mut sender, &first);
-    send(&mut rig, &mut sender, &second);
-    send(&mut rig, &mut sender, [&overtaken]);
-    let times: Vec<_> = stamps(&mut rig)
+    send(&mut fixture, &mut sender, &first);
+    send(&mut fixture, &mut sender, &second);
+    send(&mut fixture, &mut sender, [&overtaken]);
+    let times: Vec<_> = stamps(&mut fixture)
         .into_iter()
         .map(|(frame, time)| (frame, time.ns / 1_000_000_000))
         .collect();
     assert_eq!(times, [(0, SECONDS), (1, SECONDS + 1)]);
-    assert_eq!((rig.report().control, rig.report().duplicates), (2, 0));
+    assert_eq!(
+        (fixture.report().control, fixture.report().duplicates),
+        (2, 0)
+    );
     // The same again is one.
-    send(&mut rig, &mut sender, [&overtaken, &second[PACKETS]]);
-    assert_eq!((rig.report().control, rig.report().duplicates), (2, 2));
+    send(&mut fixture, &mut sender, [&overtaken, &second[PACKETS]]);
+    assert_eq!(
+        (fixture.report().control, fixture.report().duplicates),
+        (2, 2)
+    );
 }
 
 #[test]
-fn metadata_alone_do_not_move_stream_position() {
-    let (mut rig, mut sender) = receiver("");
-    send(&mut rig, &mut sender, &SENSOR.frame(0));
+fn metadata_alone_do_not_lead_the_stream_away() {
+    let (mut fixture, mut sender) = receiver("");
+    send(&mut fixture, &mut sender, &SENSOR.frame(0));
     for frame in 1..30 {
-        send(&mut rig, &mut sender, &SENSOR.frame(frame)[PACKETS..]);
+        send(&mut fixture, &mut sender, &SENSOR.frame(frame)[PACKETS..]);
     }
     for frame in 1..6 {
-        send(&mut rig, &mut sender, &SENSOR.frame(frame));
+        send(&mut fixture, &mut sender, &SENSOR.frame(frame));
     }
-    let report = rig.report();
+    let report = fixture.report();
     assert_eq!((report.expected, report.delivered), (30, 30));
     // Those of the two frames that were open.
     assert_eq!((report.duplicates, report.rejected), (2, 0));

@@ -283,7 +283,7 @@ fn is_replayed_as_sent(kind: &str, format: &str, slot: usize, sends: usize, fram
             "[source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = \"{path}\"\n{keys}\n{format}\n{rest}"
         ));
         let outcome = again.run(&[]).ok();
-        let is_split = outcome.stderr.contains("hold several datagrams each");
+        let is_split = outcome.stderr.contains("contain several datagrams each");
         assert!(is_split, "{}", outcome.stderr);
         received.push((outcome, recording(&again, "disk")));
     }

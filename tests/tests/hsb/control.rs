@@ -43,7 +43,7 @@ fn run_after_killed_run_rearms_device() {
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc0.delivered", 100);
     let outcome = live.stop();
-    assert!(outcome.stderr.contains("taken over"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("taking it over"), "{}", outcome.stderr);
     let counts = board.stop();
     assert_eq!(counts.sensors[0].arms, 2);
     is_host_correct(&counts);
@@ -69,7 +69,7 @@ fn control_reply_lost_is_retried() {
 #[test]
 fn control_refusal_or_silence_is_reported_and_retried() {
     for (fault, reason) in [
-        ("ecb-status@5", "refuses to write register"),
+        ("ecb-status@5", "refused to write register"),
         ("ecb-silent@5:8", "does not answer"),
     ] {
         let board = Board::start(&endless(&[fault])).unwrap();
@@ -77,7 +77,7 @@ fn control_refusal_or_silence_is_reported_and_retried() {
         let mut live = daq.spawn(&[]);
         live.wait_count("sources.adc0.delivered", 100);
         let outcome = live.stop().ok();
-        for part in ["cannot be armed", reason, "tried again"] {
+        for part in ["cannot be armed", reason, "Retrying until"] {
             assert!(outcome.stderr.contains(part), "{}", outcome.stderr);
         }
         assert_ne!(outcome.count("sources.adc0.counts.control_errors"), 0);

@@ -1,24 +1,24 @@
-//! Makes the ring known to the card and the sensor, and undoes that.
+//! Registers the ring with the NIC, connects the queue pair and arms the sensor, and reverses that.
 
-use super::super::pages::{GRAIN, Pages};
-use super::{MAX_PAGES, MIN_PAGES, QueuePair, RECEIVES, Ring, order};
+use super::super::pages::{ALIGNMENT, Pages};
+use super::{MAX_PAGES, MIN_PAGES, MIN_RECEIVES, QueuePair, Ring, tracker};
 use daq_core::dma::{EngineError, Slots};
 use daq_rdma::verbs::{Endpoint, QueuePairOptions, Service, VerbsError};
 use std::net::IpAddr;
 
 impl QueuePair {
-    /// Looks at the ring and makes it known to the card and the sensor.
+    /// Checks the ring, registers it with the NIC and arms the sensor.
     pub(super) fn begin(&mut self, slots: &Slots) -> Result<(), EngineError> {
-        let least = Pages::page_bytes(self.pages.frame);
+        let min = Pages::page_bytes(self.pages.frame);
         let count = slots.addresses.len();
         if !(MIN_PAGES..=MAX_PAGES).contains(&count) {
             return Err(self.unfit(format!(
-                "{count} slots are no ring for a sensor that goes round: give the ring {MIN_PAGES} to {MAX_PAGES}"
+                "a sensor cannot use a ring of {count} slots: set {MIN_PAGES} to {MAX_PAGES} `slots`"
             )));
         }
-        if slots.bytes < least {
+        if slots.bytes < min {
             return Err(self.unfit(format!(
-                "slots of {} bytes have no room for a frame and its metadata: set `slot = \"{least} B\"` in the ring's \
+                "slots of {} bytes are too small for a frame and its metadata: set `slot = \"{min} B\"` in the ring's \
                  section",
                 slots.bytes
             )));
@@ -29,15 +29,15 @@ impl QueuePair {
             .addresses
             .windows(2)
             .all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
-        if !is_even || stride < slots.bytes || !stride.is_multiple_of(GRAIN) {
+        if !is_even || stride < slots.bytes || !stride.is_multiple_of(ALIGNMENT) {
             return Err(self.unfit(format!(
-                "slots that are {stride} bytes apart: a sensor takes multiples of {GRAIN}"
+                "slots are {stride} bytes apart: a sensor needs a multiple of {ALIGNMENT}"
             )));
         }
         let (memory, _) = self
             .registrar
             .find_containing(base)
-            .ok_or_else(|| self.unfit("it was given slots that were not mapped for it"))?;
+            .ok_or_else(|| self.unfit("its slots are not registered with the NIC"))?;
         let keys = self.registrar.acquire(memory)?;
         let key = keys.of(0);
         let offset = usize::try_from(base - memory).unwrap_or(usize::MAX);
@@ -46,7 +46,7 @@ impl QueuePair {
             .checked_mul(stride)
             .is_none_or(|last| last + slots.bytes > room)
         {
-            return Err(self.unfit("it was given slots that end beyond what was mapped for it"));
+            return Err(self.unfit("its slots exceed the registered memory region"));
         }
         let pages = Pages {
             base: key.address() + offset as u64,
@@ -55,10 +55,10 @@ impl QueuePair {
             rkey: key.rkey(),
             ..self.pages
         };
-        if !pages.base.is_multiple_of(GRAIN as u64) {
+        if !pages.base.is_multiple_of(ALIGNMENT as u64) {
             let base = pages.base;
             return Err(self.unfit(format!(
-                "pages at {base:#x}: a sensor takes multiples of {GRAIN}"
+                "pages start at {base:#x}: a sensor needs a multiple of {ALIGNMENT}"
             )));
         }
         let ring = Ring {
@@ -70,16 +70,16 @@ impl QueuePair {
         };
         if ring.region.cpu_address().is_none() {
             return Err(self.unfit(
-                "the CPU does not reach its pages, so nothing tells which packets came: write path = \"staged\"",
+                "the CPU cannot access its pages, so missing packets cannot be detected: set path = \"staged\"",
             ));
         }
         let limits = self.nic.limits();
-        let most = limits.max_work.min(limits.max_completions);
-        self.receives = RECEIVES.max(2 * pages.count).min(most);
+        let max = limits.max_work.min(limits.max_completions);
+        self.receives = MIN_RECEIVES.max(2 * pages.count).min(max);
         if self.receives < 2 * pages.count {
             return Err(self.unfit(format!(
-                "{count} slots where its queues take the ends of {most} frames while nobody looks: give the ring at most {}",
-                most / 2
+                "{count} slots exceed the NIC's limit: its queues hold at max {max} completions, and each slot needs two; set at max {} `slots`",
+                max / 2
             )));
         }
         self.keys = Some(keys);
@@ -87,22 +87,22 @@ impl QueuePair {
         self.connect(pages)
     }
 
-    /// Forgets the arming before.
+    /// Resets the state for a new arming.
     pub(super) fn reset(&mut self, ring: Ring) {
         let pages = usize::try_from(ring.pages).unwrap_or(0);
-        self.order = order(&self.pages, pages);
-        // What was not told of can no longer be: its pages are another arming's.
+        self.tracker = tracker(&self.pages, pages);
+        // Frames that were not reported are discarded: their pages now belong to the new arming.
         let gone = std::mem::take(&mut self.overrun) + self.ended.len() as u64;
         let missing = self.ended.iter().map(|ended| ended.missing).sum::<u64>();
         self.discarded.0 += gone;
-        self.discarded.1 += missing + std::mem::take(&mut self.owed).1;
-        (self.newest, self.last, self.past) = (None, None, None);
+        self.discarded.1 += missing + std::mem::take(&mut self.carried_over).1;
+        (self.newest, self.last, self.old_ends) = (None, None, None);
         self.epoch += 1;
         self.ended.clear();
         self.ended.reserve(pages);
         self.marked = vec![None; pages];
         self.ends = vec![None; pages];
-        (self.told, self.ready, self.failure) = (0, 0, None);
+        (self.reported, self.ready, self.failure) = (0, 0, None);
         (self.idle, self.floor, self.has_stopped) = (0, 0, false);
         self.seen.begin();
         for transfer in 0..ring.pages {
@@ -111,9 +111,9 @@ impl QueuePair {
         self.ring = Some(ring);
     }
 
-    /// Connects a queue pair with the sensor and arms the sensor, once its device is known.
+    /// Connects a queue pair and arms the sensor, once its device is known.
     pub(super) fn connect(&mut self, mut pages: Pages) -> Result<(), EngineError> {
-        let Some((device, mut orders)) = self.supervisor.sensor() else {
+        let Some((device, mut parameters)) = self.supervisor.sensor() else {
             self.deferred = Some(pages);
             self.supervisor.start();
             return Ok(());
@@ -147,14 +147,14 @@ impl QueuePair {
         let endpoint = queue.endpoint();
         pages.queue_pair = endpoint.number;
         self.queue = Some(queue);
-        orders.pages = pages;
+        parameters.pages = pages;
         if self.is_emulated_nic {
-            orders.host.set_port(endpoint.lid);
+            parameters.host.set_port(endpoint.lid);
         }
         tracing::info!(
-            "{}: sensor {} is to write through queue pair {} of {} into {} pages on {}",
+            "{}: sensor {} writes through queue pair {} of {} into {} pages on {}",
             self.name,
-            orders.sensor,
+            parameters.sensor,
             pages.queue_pair,
             self.nic.name(),
             pages.count,
@@ -162,11 +162,11 @@ impl QueuePair {
                 .as_ref()
                 .map_or_else(String::new, |keys| keys.methods())
         );
-        self.supervisor.arm(orders);
+        self.supervisor.arm(parameters);
         Ok(())
     }
 
-    /// Undoes an arming, in order.
+    /// Reverses an arming.
     pub(super) fn end(&mut self) {
         self.supervisor.disarm();
         self.deferred = None;

@@ -1,41 +1,41 @@
-//! Takes the ends of frames from the card, and keeps count of where the sensor may be.
+//! Handles completions of frame ends, and tracks which pages the sensor may have overwritten.
 
 use super::steps::Step;
-use super::{End, Ended, Fault, PAGE_BITS, QueuePair, UNHEARD};
+use super::{End, Ended, Fault, PAGE_BITS, QueuePair, UNREPORTED};
 use daq_rdma::verbs::{Side, Status, WorkCompletion};
 
 impl QueuePair {
-    /// Transfers that may be, or be being, overwritten by now.
+    /// Returns the transfer below which pages may have been, or are being, overwritten.
     pub(super) fn bound(&self) -> u64 {
         let pages = self.ring.as_ref().map_or(0, |ring| ring.pages);
-        let begun = self.newest.map_or(0, |(newest, _)| newest + 2 + UNHEARD);
+        let begun = self.newest.map_or(0, |(newest, _)| newest + 2 + UNREPORTED);
         begun.saturating_sub(pages).max(self.floor)
     }
 
-    /// Makes the pages ready whose frames were copied since the last poll.
+    /// Writes markers to the pages whose frames were copied since the last poll.
     pub(super) fn make_ready(&mut self) {
         if self.queue.is_none() {
-            // Nothing is written any more.
+            // The sensor does not write any more.
             return;
         }
         let before = self.bound();
         let Some(ring) = self.ring.take() else {
             return;
         };
-        let from = self.ready.max(self.told.saturating_sub(ring.pages));
-        if from < self.told {
-            for transfer in from..self.told {
+        let from = self.ready.max(self.reported.saturating_sub(ring.pages));
+        if from < self.reported {
+            for transfer in from..self.reported {
                 let is_marked = transfer >= before && self.mark(&ring, transfer);
                 self.marked[ring.page(transfer)] = is_marked.then_some(transfer + ring.pages);
             }
-            self.ready = self.told;
+            self.ready = self.reported;
             self.ring = Some(ring);
             self.collect();
             let after = self.bound();
             let Some(ring) = &self.ring else {
                 return;
             };
-            for transfer in from..self.told.min(after) {
+            for transfer in from..self.reported.min(after) {
                 self.marked[ring.page(transfer)] = None;
             }
         } else {
@@ -43,22 +43,22 @@ impl QueuePair {
         }
     }
 
-    /// Takes all completions that there are; how many there were.
+    /// Handles all available completions and updates the packet statistics; returns their number.
     pub(super) fn collect(&mut self) -> usize {
-        let count = self.gather();
+        let count = self.poll_completions();
         if count > 0 {
             self.accepted += count as u64;
             self.supervisor.link().set_accepted(self.accepted);
         }
         if self.queue.is_some() && count >= self.receives as usize {
-            // Others may have ended meanwhile without a receive, of which nothing is heard.
-            self.give_up();
+            // More frames may have ended without a posted receive and thus without a completion.
+            self.discard_all();
         }
         count
     }
 
-    /// The same; how many there were.
-    fn gather(&mut self) -> usize {
+    /// Polls and handles completions; returns their number.
+    fn poll_completions(&mut self) -> usize {
         let mut all = 0;
         while self.failure.is_none() {
             let Some(queue) = &mut self.queue else {
@@ -86,7 +86,7 @@ impl QueuePair {
         all
     }
 
-    /// Posts the receives that were used up.
+    /// Posts the used receives again.
     pub(super) fn post(&mut self) {
         let Some(queue) = &mut self.queue else {
             return;
@@ -121,50 +121,50 @@ impl QueuePair {
             return self.count(Fault::Immediate);
         };
         let psn = immediate >> PAGE_BITS;
-        let end = self.heard(page, psn, done.bytes as usize);
+        let end = self.frame_end(page, psn, done.bytes as usize);
         let Some((newest, frame)) = self.newest else {
             let transfer = (page + ring.pages - ring.first) % ring.pages;
-            self.begin_count(&end);
-            return self.put(&end, (transfer, 0), transfer, 0);
+            self.restart_count(&end);
+            return self.push_ended(&end, (transfer, 0), transfer, 0);
         };
         let next = ring.ahead(newest, page);
         match self.step(&end, frame) {
-            Step::Past => {}
-            Step::On(next) => {
+            Step::Old => {}
+            Step::Frame(next) => {
                 let ahead = next - frame;
                 self.follow(&end, next);
-                self.put(&end, (newest + ahead, next), ahead - 1, ahead - 1);
+                self.push_ended(&end, (newest + ahead, next), ahead - 1, ahead - 1);
             }
-            // How many frames it did not end before is not known.
-            Step::Anew(passed) => {
+            // The number of frames lost before the restart is unknown.
+            Step::Restarted(passed) => {
                 if next != passed + 1 {
-                    self.give_up();
+                    self.discard_all();
                 }
-                self.begin_count(&end);
+                self.restart_count(&end);
                 self.seen.begin();
                 self.epoch += 1;
                 self.count(Fault::Order);
-                self.put(&end, (newest + next, 0), next - 1, passed);
+                self.push_ended(&end, (newest + next, 0), next - 1, passed);
             }
         }
     }
 
-    /// Puts the frame of `end`, the transfer and frame `newest`, behind those that have ended.
-    fn put(&mut self, end: &End, newest: (u64, u64), passed: u64, missing: u64) {
+    /// Appends the frame of `end`, with transfer and frame number `newest`, to the frames that ended.
+    fn push_ended(&mut self, end: &End, newest: (u64, u64), passed: u64, missing: u64) {
         self.newest = Some(newest);
         if self.ended.len() == self.marked.len()
             && let Some(oldest) = self.ended.pop_front()
         {
             self.overrun += 1;
-            self.owed.0 += oldest.passed;
-            self.owed.1 += oldest.missing;
+            self.carried_over.0 += oldest.passed;
+            self.carried_over.1 += oldest.missing;
         }
         self.ended.push_back(Ended {
             transfer: newest.0,
             frame: newest.1,
             epoch: self.epoch,
             metadata: end.metadata,
-            is_torn: end.is_torn,
+            is_overwritten: end.is_overwritten,
             is_short: end.is_short,
             passed,
             missing,

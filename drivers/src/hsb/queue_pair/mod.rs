@@ -1,45 +1,46 @@
-//! The data plane by a real queue pair: a card that does RDMA takes the sensor's writes into the pages itself.
+//! The queue-pair engine: an RDMA NIC writes the sensor's frames directly into pages.
 //!
 //! ```text
-//!   sensor ─ writes, unreliable connection ─▶ card ─▶ pages: the slots of the engine's own ──copied──▶ ring
-//!     ▲                                        └─ the write that ends a frame ─▶ completion: page, number
+//!   sensor ─ writes, unreliable connection ─▶ NIC ─▶ pages: slots owned by the engine ──copied──▶ ring
+//!     ▲                                        └─ the write that ends a frame ─▶ completion: page, PSN
 //!     └─ armed with the queue pair's number, the pages' addresses and their key
 //! ```
-//! The sensor knows no credits: it goes round over the pages, and what it may have overtaken is thrown away.
+//! The sensor has no flow control: it overwrites the pages in turn, and frames that it may have overwritten are discarded.
 //!
-//! # What is known of a frame
-//! A completion tells the page and the low 20 bits of the number of the packet that ended the frame. By how far that is
-//! from the one before, [`Order`] says how many frames lie between them: those that never ended are missing. After an
-//! outage of more than 2^19 packets these bits have come round; then the metadata of both ends, which hold the number in
-//! full and the frame's own, say how many. Where they cannot either, or there are none, the sensor is taken to count anew.
+//! # Frame numbers
+//! A completion contains the page and the low 20 bits of the PSN of the packet that ended the frame. From the distance to the
+//! previous PSN, [`PsnTracker`] computes how many frames lie between the two: those whose end never arrived are missing.
+//! After an outage of more than 2^19 packets these bits are ambiguous. The metadata of both frame ends then resolve it,
+//! because they contain the full PSN and the frame number of the sensor. If the metadata do not resolve it, or there are
+//! none, the sensor is assumed to have restarted its count.
 //!
-//! Of packets lost inside of a frame no completion tells, for the number counts those that were sent. So each packet's
-//! place in a page is given a mark of 8 bytes before the page's turn comes, and a place that still has it was not written:
-//! it is missing, and filled once it is copied. A frame of which no place was written is lost. The CPU must reach the pages
-//! for that.
+//! # Missing packets
+//! No completion reports packets lost inside a frame, because a PSN counts the packets that were sent. A marker of 8 bytes is
+//! therefore written to the start of each packet's position in a page before the sensor reuses the page. If the marker is
+//! still there afterwards, the packet is missing, and its bytes are filled after the frame is copied. A frame without any
+//! packet is lost. The CPU must be able to access the pages for that.
 //!
-//! Metadata that came with an end and are in its page no more, or are another frame's, prove that the page was written
-//! since: the frame is lost.
+//! If metadata arrived with a frame end but the page now holds other metadata, the page was overwritten and the frame is lost.
 //!
-//! An end that comes again, as of a packet that the network has doubled, is left. Ends with numbers of the past that go
-//! on, each with another number to the next page, are a sensor that counts anew once there are a few of them; until then
-//! what it may have written is given up.
+//! A frame end that arrives again, for example because the network duplicated a packet, is ignored. If several old frame ends
+//! continue each other, each with a new PSN and in the next page, the sensor has restarted its count. Until that is
+//! confirmed, the pages that it may have written are treated as overwritten.
 //!
-//! # How far the sensor may be
-//! Behind the newest frame that ended, it may be writing the next one; and of frames whose end was lost on the way nothing
-//! is heard. [`UNHEARD`] of those in a row are allowed for. More of them, all within one copy of frames, and that on
-//! all the pages that are left, would leave a torn frame unseen unless its metadata were overwritten, too: many pages make
-//! that as unlikely as one likes. An end of the past to any other page than the next one, and more ends at a time than
-//! there were receives for, leave no page that is known to be whole: all frames that have ended are given up. So they are
-//! when the card or its completions fail while the sensor may go on, and where it is not seen to fall silent at its end.
+//! # How far the sensor may have written
+//! After the newest completed frame the sensor may already be writing the next frame, and a frame whose end was lost is not
+//! reported. Up to [`UNREPORTED`] such frames in a row are allowed for. If more frame ends are lost within one copy, on all
+//! remaining pages, a damaged frame goes undetected unless its metadata were overwritten too; more pages make this less
+//! likely. If an old frame end names a page other than the next, or if more frames end at once than receives are posted, no
+//! page is known to be intact: all completed frames are discarded. The same applies if the NIC or its completions fail while
+//! the sensor may continue, and if the sensor does not stop sending when it is disarmed.
 //!
-//! A card may deliver writes of one sensor in no other order than they came, unless it was asked for relaxed ordering.
-//! Not yet run on a ConnectX with a Holoscan Sensor Bridge.
+//! Without relaxed ordering, the NIC must make the writes of a sensor visible in the order of their arrival.
+//! Not yet tested on a ConnectX with a Holoscan Sensor Bridge.
 
 use super::filler::Supervision;
-use super::order::Order;
-use super::pages::{GRAIN, Pages};
-use super::seen::{Counters, Seen};
+use super::pages::{ALIGNMENT, Pages};
+use super::psn::PsnTracker;
+use super::statistics::{Counters, Statistics};
 use super::supervisor::{Rearm, Supervisor, Target};
 use daq_core::dma::{
     Caps, Completions, DmaDevice, Engine, EngineError, QuiesceTimeout, Sentinel, Slots,
@@ -55,58 +56,58 @@ use std::time::{Duration, Instant};
 mod arming;
 mod ends;
 mod parts;
+mod report;
 mod steps;
-mod tell;
 #[cfg(test)]
 mod tests;
 
-use parts::{End, Ended, Fault, Habits, Mark, Ring, Run};
+use parts::{End, EndPattern, Ended, Fault, LastMetadata, Ring, Run};
 
 pub(super) use parts::FAULTS;
 
-/// Fewest pages: the one that is copied, those that the sensor may be at, and one between them.
+/// Minimum number of pages: one being copied, the pages that the sensor may be writing, and one in between.
 pub(super) const MIN_PAGES: usize = 4;
-/// Most pages: an immediate has 12 bits for them.
+/// Maximum number of pages: the page number in an immediate has 12 bits.
 pub(super) const MAX_PAGES: usize = 4096;
-/// Frames in a row whose end may be lost without what they overwrite being taken for whole.
-pub(super) const UNHEARD: u64 = 1;
-/// Frames that may end while nobody looks, at least; twice as many as there are pages.
-const RECEIVES: u32 = 4096;
-/// Completions collected at a time, and receives that are posted anew together.
+/// Number of lost frame ends in a row for which overwritten frames are still detected.
+pub(super) const UNREPORTED: u64 = 1;
+/// Minimum number of posted receives; at min twice the number of pages.
+const MIN_RECEIVES: u32 = 4096;
+/// Number of completions that are polled at once.
 const BATCH: usize = 64;
-/// Polls that found nothing, after which the card is asked what has happened to it.
-const IDLE: u32 = 1024;
-/// A sensor that was disarmed is silent when nothing has ended for so long.
-const SILENCE: Duration = Duration::from_millis(20);
+/// Number of polls without a completion after which the NIC's asynchronous events are read.
+const EVENT_POLLS: u32 = 1024;
+/// A disarmed sensor is considered silent after this time without a completion.
+const SILENCE_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Bits of an immediate that name the page.
+/// Bits of an immediate that contain the page number.
 const PAGE_BITS: u32 = 12;
-/// Ends of the past that go on from each other and are given up; after more of them the sensor counts anew.
-const REPEATS: u64 = 4;
+/// Number of old frame ends in a row that are ignored; one more confirms that the sensor restarted its count.
+const MAX_OLD_ENDS: u64 = 4;
 
-/// What the engine is made of.
+/// The parameters of the engine.
 pub(super) struct Parts {
-    /// Whose it is, for messages.
+    /// Name for log messages.
     pub(super) name: String,
     pub(super) nic: Arc<dyn Nic>,
-    /// Whether the card is made of software, which listens on a port of its own.
+    /// Whether the NIC is emulated; an emulated NIC listens on its own port.
     pub(super) is_emulated_nic: bool,
-    /// The sensor; the pages in its orders are those of each arming.
+    /// The sensor; its arming parameters get the pages of each arming.
     pub(super) target: Target,
-    /// How the sensor cuts frames.
+    /// Frame and packet sizes of the sensor.
     pub(super) pages: Pages,
-    /// Silence after which registers are read back; zero for never.
+    /// Silence after which the registers are read back; zero = never.
     pub(super) rearm_after: Duration,
-    /// Whether writes may pass each other on the bus.
+    /// Whether PCIe writes may be reordered.
     pub(super) relaxed: bool,
-    /// Those of `COUNTS`.
+    /// In the order of `COUNTS`.
     pub(super) counters: Counters,
 }
 
-/// The source's engine: a queue pair, with the pages that a sensor writes through it.
+/// A queue pair and the pages that a sensor writes through it.
 pub(super) struct QueuePair {
     name: String,
-    // In the order in which they are undone: the sensor is disarmed, then nothing is written any more, then the keys end.
+    // Dropped in this order: the sensor is disarmed, then the queue pair ends all writes, then the memory keys are released.
     supervisor: Supervisor,
     queue: Option<Box<dyn verbs::QueuePair>>,
     keys: Option<Arc<RailRegions>>,
@@ -114,46 +115,46 @@ pub(super) struct QueuePair {
     registrar: Arc<RegistrationSet>,
     device: Arc<dyn DmaDevice>,
     pages: Pages,
-    /// The pages of an arming that waits until the device is found.
+    /// The pages for an arming that waits until the device is found.
     deferred: Option<Pages>,
     is_emulated_nic: bool,
-    /// Receives of a queue, and those that are not posted.
+    /// Total number of receives, and the number that must be posted again.
     receives: u32,
     unposted: u32,
     collected: [WorkCompletion; BATCH],
     ring: Option<Ring>,
-    order: Order,
-    /// The newest frame that ended, by its transfer and by its number.
+    tracker: PsnTracker,
+    /// Transfer and frame number of the newest frame that ended.
     newest: Option<(u64, u64)>,
-    /// The newest whose metadata came.
-    last: Option<Mark>,
-    habits: Habits,
+    /// The newest frame with metadata.
+    last: Option<LastMetadata>,
+    pattern: EndPattern,
     /// For each page, the end of the frame that it holds.
     ends: Vec<Option<End>>,
     epoch: u64,
     ended: VecDeque<Ended>,
-    /// Frames that were let go to make room, and the slots and frames that were passed over before them.
+    /// Number of frames discarded to make room, and the slots and frames skipped before them.
     overrun: u64,
-    owed: (u64, u64),
-    /// Frames that had ended when it was armed anew, and those missing before them.
+    carried_over: (u64, u64),
+    /// Number of frames that had ended when the sensor was armed again, and of those missing before them.
     discarded: (u64, u64),
     sentinel: Sentinel,
-    /// For each page, the transfer that will find marks in it.
+    /// For each page, the transfer for which markers were written to it.
     marked: Vec<Option<u64>>,
-    /// Transfers below it were told of, and are copied by the next poll; those below the other have their page marked.
-    told: u64,
+    /// Transfers below `reported` were reported and are copied by the next poll; those below `ready` have markers again.
+    reported: u64,
     ready: u64,
     present: Vec<u64>,
     faults: [u64; FAULTS.len()],
     failure: Option<Fault>,
-    /// The queue itself has failed: it takes no writes.
+    /// Whether the queue pair itself has failed, so that it accepts no writes.
     has_stopped: bool,
     idle: u32,
-    /// Ends of the past that go on from each other.
-    past: Option<Run>,
-    /// Transfers below it may have been overwritten, whatever else is known.
+    /// The current run of old frame ends that continue each other.
+    old_ends: Option<Run>,
+    /// Transfers below it may have been overwritten.
     floor: u64,
-    seen: Seen,
+    seen: Statistics,
     /// Number of frames that ended, for the supervisor.
     accepted: u64,
     counters: Counters,
@@ -183,7 +184,7 @@ impl QueuePair {
             remote_write: true,
             relaxed,
         };
-        // A link is a queue here, which `quiesce` destroys whatever happens.
+        // The only link is a queue pair, which `quiesce` always destroys.
         let registrar =
             RegistrationSet::new(std::slice::from_ref(&nic), access, Box::new(|| Ok(())));
         let places = pages.packets();
@@ -206,31 +207,31 @@ impl QueuePair {
             unposted: 0,
             collected: [none; BATCH],
             ring: None,
-            order: order(&pages, MIN_PAGES),
+            tracker: tracker(&pages, MIN_PAGES),
             pages,
             deferred: None,
             is_emulated_nic,
             newest: None,
             last: None,
-            habits: Habits::default(),
+            pattern: EndPattern::default(),
             ends: Vec::new(),
             epoch: 0,
             ended: VecDeque::new(),
             overrun: 0,
-            owed: (0, 0),
+            carried_over: (0, 0),
             discarded: (0, 0),
             sentinel: Sentinel::new(RandomState::new().build_hasher().finish()),
             marked: Vec::new(),
-            told: 0,
+            reported: 0,
             ready: 0,
             present: vec![0; places.div_ceil(64)],
             faults: [0; FAULTS.len()],
             failure: None,
             has_stopped: false,
             idle: 0,
-            past: None,
+            old_ends: None,
             floor: 0,
-            seen: Seen::default(),
+            seen: Statistics::default(),
             accepted: 0,
             counters,
         })
@@ -247,13 +248,13 @@ impl QueuePair {
         self.faults[fault as usize] += 1;
     }
 
-    /// Remembers a failure after which the sensor may go on to write, and nobody hears how far.
+    /// Records a failure after which the sensor may continue to write without completions.
     fn fail(&mut self, fault: Fault, why: &str) {
-        self.give_up();
+        self.discard_all();
         self.halt(fault, why);
     }
 
-    /// Remembers a failure after which nothing is written.
+    /// Records a failure after which nothing is written.
     fn halt(&mut self, fault: Fault, why: &str) {
         if self.failure.is_none() {
             tracing::warn!("{}: {}: {why}", self.name, self.nic.name());
@@ -261,32 +262,32 @@ impl QueuePair {
         }
     }
 
-    /// Where the packets' places of a page begin.
-    fn places(&self) -> impl Iterator<Item = usize> + use<> {
+    /// Offsets of the packets in a page.
+    fn packet_offsets(&self) -> impl Iterator<Item = usize> + use<> {
         let Pages { frame, packet, .. } = self.pages;
         (0..frame).step_by(packet)
     }
 
-    /// Lays marks in the page of `transfer`; false where the CPU does not reach it.
+    /// Writes markers to the page of `transfer`; false if the CPU cannot access it.
     fn mark(&self, ring: &Ring, transfer: u64) -> bool {
         let at = ring.at(transfer);
         ring.region.cpu_address().is_some()
             && self
-                .places()
+                .packet_offsets()
                 .all(|place| self.sentinel.lay(&ring.region, at + place, 8))
     }
 
-    /// Asks the card what has happened to it.
-    fn attend(&mut self) {
+    /// Handles the asynchronous events of the NIC.
+    fn handle_events(&mut self) {
         while let Some(event) = self.nic.event() {
             match event {
-                NicEvent::Fatal => self.fail(Fault::Card, "the card has failed; see dmesg"),
+                NicEvent::Fatal => self.fail(Fault::Nic, "the NIC has failed; see dmesg"),
                 NicEvent::CompletionOverrun => self.fail(
                     Fault::Queue,
-                    "more frames ended than its completion queue holds",
+                    "more frames ended than fit its completion queue",
                 ),
                 NicEvent::PortDown => tracing::warn!(
-                    "{}: the port of {} is down: frames are lost until it is up",
+                    "{}: the port of {} is down: frames are lost until the port is up",
                     self.name,
                     self.nic.name()
                 ),
@@ -298,13 +299,13 @@ impl QueuePair {
     }
 }
 
-/// What follows the frames of a sensor over `pages` pages.
-fn order(sensor: &Pages, pages: usize) -> Order {
+/// Returns a tracker for the frames of a sensor with `pages` pages.
+fn tracker(sensor: &Pages, pages: usize) -> PsnTracker {
     let packets = u32::try_from(sensor.packets()).unwrap_or(u32::MAX);
-    // Nothing comes late over a queue pair, and completions are believed at once.
-    let order = Order::new(u32::try_from(pages).unwrap_or(u32::MAX), packets, 0, 1);
-    // Which ends of the past are a sensor that counts anew is looked at here.
-    order.without_return()
+    // Packets never arrive late over a queue pair, and one completion is sufficient evidence.
+    let tracker = PsnTracker::new(u32::try_from(pages).unwrap_or(u32::MAX), packets, 0, 1);
+    // Restarts with old PSNs are detected in `handle_old`.
+    tracker.ignore_old_restarts()
 }
 
 impl Engine for QueuePair {
@@ -321,7 +322,7 @@ impl Engine for QueuePair {
             supports_backpressure: false,
             doorbell_bits: 0,
             end_of_packet: true,
-            alignment: GRAIN,
+            alignment: ALIGNMENT,
             max_transfer: 1 << 32,
             max_slots: MAX_PAGES,
         }
@@ -356,7 +357,7 @@ impl Engine for QueuePair {
         self.make_ready();
         self.collect();
         if self.queue.is_some() && self.supervisor.link().take_lost() {
-            // A device that has lost its registers writes nothing; what ended before is whole.
+            // A device that has lost its registers writes nothing; the frames that ended before are intact.
             self.halt(
                 Fault::Restarted,
                 "the sensor's device has lost its registers",
@@ -371,11 +372,11 @@ impl Engine for QueuePair {
             && let Some(ended) = self.ended.pop_front()
         {
             self.idle = 0;
-            self.tell(ended, done);
+            self.report(ended, done);
         }
-        if self.queue.is_some() && (self.idle >= IDLE || self.failure.is_some()) {
+        if self.queue.is_some() && (self.idle >= EVENT_POLLS || self.failure.is_some()) {
             self.idle = 0;
-            self.attend();
+            self.handle_events();
         }
         for (kind, times) in self.faults.iter_mut().enumerate() {
             for _ in 0..std::mem::take(times) {
@@ -412,30 +413,30 @@ impl Engine for QueuePair {
         }
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
+    fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
         self.supervisor.disarm();
-        let mut heard = Instant::now();
-        let deadline = heard + patience;
+        let mut last_completion = Instant::now();
+        let deadline = last_completion + timeout;
         let mut is_silent = self.queue.is_none() || self.has_stopped;
         while !is_silent && self.failure.is_none() {
-            // Before the look: what ends later is not heard by it.
+            // Read the time before polling: later completions are not seen by this poll.
             let now = Instant::now();
             let count = self.collect();
             if now >= deadline {
                 break;
             }
             if count > 0 {
-                heard = Instant::now();
+                last_completion = Instant::now();
             }
-            is_silent = count == 0 && now.duration_since(heard) >= SILENCE;
+            is_silent = count == 0 && now.duration_since(last_completion) >= SILENCE_TIMEOUT;
             if !is_silent {
-                // What fails here is a failure like any other.
-                let _ = self.wait(SILENCE);
+                // An error here is recorded as a failure.
+                let _ = self.wait(SILENCE_TIMEOUT);
             }
         }
         if !is_silent && !self.has_stopped {
-            // It may have gone on while nobody looked.
-            self.give_up();
+            // The sensor may have continued unobserved.
+            self.discard_all();
         }
         self.end();
         self.failure = None;

@@ -1,4 +1,4 @@
-//! What the engine keeps and counts: the pages of an arming, frames that have ended, faults.
+//! Data types of the engine: the pages of an arming, frames that ended, faults.
 
 use super::super::metadata::Metadata;
 use daq_core::region::Region;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// The pages of one arming.
 pub(super) struct Ring {
     pub(super) region: Arc<Region>,
-    /// Where page 0 lies in it.
+    /// Offset of page 0 in the region.
     pub(super) offset: usize,
     pub(super) stride: usize,
     pub(super) pages: u64,
@@ -16,17 +16,17 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    #[expect(clippy::cast_possible_truncation, reason = "at most 4096 pages")]
+    #[expect(clippy::cast_possible_truncation, reason = "at max 4096 pages")]
     pub(super) const fn page(&self, transfer: u64) -> usize {
         ((self.first + transfer % self.pages) % self.pages) as usize
     }
 
-    /// Where the page of `transfer` lies in the region.
+    /// Offset of the page of `transfer` in the region.
     pub(super) const fn at(&self, transfer: u64) -> usize {
         self.offset + self.page(transfer) * self.stride
     }
 
-    /// Transfers from the one after the `newest` to the next one that goes to `page`, from 1 on.
+    /// Number of transfers from `newest` to the next one that uses `page`, at min 1.
     pub(super) const fn ahead(&self, newest: u64, page: u64) -> u64 {
         let own = self.page(newest) as u64;
         match (page + self.pages - own) % self.pages {
@@ -36,42 +36,42 @@ impl Ring {
     }
 }
 
-/// What the end of a frame says.
+/// The end of a frame, as a completion and the metadata report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) page: u64,
-    /// The low bits of the number of the last packet.
+    /// The low bits of the PSN of the last packet.
     pub(super) psn: u32,
-    /// Whether that packet had metadata alone.
+    /// Whether that packet contained only metadata.
     pub(super) alone: bool,
     pub(super) metadata: Option<Metadata>,
-    pub(super) is_torn: bool,
-    /// Whether that packet had data, and fewer than a frame's last one has.
+    pub(super) is_overwritten: bool,
+    /// Whether that packet contained data, and fewer bytes than the last packet of a full frame.
     pub(super) is_short: bool,
 }
 
-/// What is known of how a sensor ends frames.
+/// How a sensor ends its frames, as far as observed.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Habits {
-    /// Metadata come alone.
+pub(super) struct EndPattern {
+    /// Metadata arrive in a separate packet.
     pub(super) alone: bool,
-    /// They number packets beyond the bits of an immediate.
+    /// Metadata contain PSNs with more bits than an immediate.
     pub(super) wide: bool,
-    /// They number frames as they come.
+    /// Metadata number the frames consecutively.
     pub(super) numbered: bool,
 }
 
-/// Where a frame stood whose metadata came.
+/// The last frame with metadata.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mark {
+pub(super) struct LastMetadata {
     pub(super) frame: u64,
     pub(super) metadata: Metadata,
 }
 
-/// Ends of the past of which each goes on from the one before.
+/// A run of old frame ends that continue each other.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
-    /// The last of them.
+    /// The last frame end.
     pub(super) end: End,
     pub(super) count: u64,
 }
@@ -82,38 +82,38 @@ pub(super) struct Ended {
     pub(super) transfer: u64,
     pub(super) frame: u64,
     pub(super) epoch: u64,
-    /// Its metadata, where they came with its end.
+    /// Metadata that arrived with its end.
     pub(super) metadata: Option<Metadata>,
-    /// Whether other metadata were in its page than had come.
-    pub(super) is_torn: bool,
-    /// Whether the packet that ended it was shorter than a frame's last one.
+    /// Whether its page holds other metadata than those that arrived.
+    pub(super) is_overwritten: bool,
+    /// Whether the packet that ended it was shorter than the last packet of a full frame.
     pub(super) is_short: bool,
     pub(super) passed: u64,
     pub(super) missing: u64,
 }
 
-/// What it counts beside frames.
+/// Faults that the engine counts besides frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// The queue failed, or its completions were overrun.
+    /// The queue pair failed, or its completion queue overflowed.
     Queue,
-    /// The card failed.
-    Card,
-    /// A completion without an immediate, or of a page that there is not.
+    /// The NIC failed.
+    Nic,
+    /// A completion without an immediate, or with an invalid page.
     Immediate,
-    /// A number that does not go on from the one before.
+    /// A PSN that does not continue the previous one.
     Order,
-    /// The end of a frame that has ended before.
+    /// A frame end that had arrived before.
     Repeated,
-    /// Metadata that came and are not in their frame's page: it was written since.
+    /// Metadata that arrived are no longer in their page: it was overwritten.
     Metadata,
-    /// A frame in a page that the sensor may have reached before it was made ready, or has written since.
+    /// A frame in a page that the sensor may have used before it was prepared, or may have overwritten.
     Overtaken,
     /// The sensor's device has lost its registers.
     Restarted,
 }
 
-/// The names of all faults, in their order.
+/// The names of all faults, in the order of [`Fault`].
 pub(in super::super) const FAULTS: &[&str] = &[
     "queue",
     "card",

@@ -120,19 +120,19 @@ impl Placer {
             let Some(control) = control else {
                 return duplicate;
             };
-            self.heed(window, control);
+            self.handle_control(window, control);
         }
     }
 
     /// Counts a message, and takes its unit out of what is expected.
-    fn heed(&mut self, window: &mut ReorderWindow, control: Control) {
+    fn handle_control(&mut self, window: &mut ReorderWindow, control: Control) {
         window.control(1);
         let unit = match control {
             Control::Beside => return,
             Control::EndOfStream { unit } => unit,
             Control::OtherHeap { unit, bytes } => {
                 if bytes > 0 && !self.is_other_heap_logged {
-                    self.tell_other_heap(unit, bytes);
+                    self.log_other_heap(unit, bytes);
                 }
                 unit
             }
@@ -164,7 +164,7 @@ impl Placer {
         // Asked and put in one batch: between batches the window moves on over frames that are complete.
         let put = self.put(&mut window.batch(), bytes, received, holds);
         if let Put::Control(control) = put {
-            self.heed(window, control);
+            self.handle_control(window, control);
         }
         put != Put::Held
     }
@@ -265,7 +265,7 @@ impl Placer {
     }
 
     #[cold]
-    fn tell_other_heap(&mut self, unit: u64, bytes: u64) {
+    fn log_other_heap(&mut self, unit: u64, bytes: u64) {
         self.is_other_heap_logged = true;
         let wanted = self.format.places().unit_bytes;
         tracing::info!(

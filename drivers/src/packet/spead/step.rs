@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// Counters that vote.
 pub(super) const MAX_COUNTERS: usize = 16;
 /// Counters that are enough where they are not evenly spaced; and the fewest of which some may be outvoted.
-const ENOUGH: usize = 8;
+const SUFFICIENT_COUNTERS: usize = 8;
 const MIN_VOTES: usize = 4;
 
 /// Different heap counters, in the order of their arrival.
@@ -80,7 +80,7 @@ impl Counters {
         let is_even = at.windows(2).all(|pair| apart(pair[0], pair[1]) == step);
         Vote {
             step,
-            is_certain: at.len() >= ENOUGH || is_even,
+            is_certain: at.len() >= SUFFICIENT_COUNTERS || is_even,
         }
     }
 }

@@ -19,10 +19,10 @@ fn keys(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn empty_section_is_free_running_ramp() {
+fn empty_section_is_a_free_running_ramp() {
     let config = config("");
     assert_eq!((config.pace(), config.hold()), (Pace::Free, true));
-    assert_eq!(config.recipe().pattern, Pattern::Ramp);
+    assert_eq!(config.signal_config().pattern, Pattern::Ramp);
     assert_eq!(config.samples.scalar, Scalar::Int8);
     let geometry = config.geometry(1 << 20).unwrap();
     assert_eq!(
@@ -37,7 +37,7 @@ fn empty_section_is_free_running_ramp() {
 }
 
 #[test]
-fn rate_without_backpressure_is_kept() {
+fn rate_disables_waiting() {
     let config = config(
         "samples = { type = \"int16\", complex = true, channels = 2, rate = \"1 MHz\" }\nspeed = 2.0",
     );
@@ -100,7 +100,7 @@ fn frames_hold_complete_packets_and_points() {
 }
 
 #[test]
-fn frame_larger_than_ring_slot_is_reported() {
+fn unsuitable_ring_is_reported() {
     let cases = [
         ("packet = \"8 KiB\"", 4096, "packet"),
         (
@@ -138,7 +138,7 @@ fn frame_larger_than_ring_slot_is_reported() {
 }
 
 #[test]
-fn config_errors_are_reported_together() {
+fn all_problems_are_reported_together() {
     let found = keys(
         "samples = { channels = 0, rate = \"0 Hz\" }\npattern = \"ramp\"\nnoise = 0.1\npacket = 0\nwindow = 1\n\
          speed = -1.0\npackets = 1\nframes = 1\nsequence_bits = 7\nstart = 1000\nrestart_at = 0\n\
@@ -171,5 +171,5 @@ fn config_errors_are_reported_together() {
         keys("tones = [{ frequency = \"1 kHz\", amplitude = 1.0 }]"),
         ["tones.0.frequency"]
     );
-    assert!(toml::from_str::<SimConfig>("packt = \"8 KiB\"").is_err());
+    assert!(toml::from_str::<SimConfig>("unknown = \"8 KiB\"").is_err());
 }

@@ -1,8 +1,8 @@
-//! Pulses as a particle detector gives them: they begin at random times, rise fast and fall off exponentially, and
+//! Pulses like those of a particle detector: they begin at random times, rise quickly and decay exponentially, and
 //! neighbouring channels see some of them together.
 //!
 //! A pulse of height 1 that begins at time 0 is `(exp(-t / decay) - exp(-t / rise)) / peak`. Both terms are exponentials,
-//! so any number of overlapping pulses takes two recursions over a channel's table.
+//! so any number of overlapping pulses needs only two recursions over a channel's table.
 
 use super::signal::uniform;
 use daq_core::config::Problem;
@@ -13,41 +13,41 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Keeps the stream of random numbers of each table of pulses apart from those of the others and of the noise.
-const APART: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Separates the random number streams of the pulse tables from each other and from the noise.
+const STREAM_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Events that come at random times.
+/// Pulses at random times.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Pulses {
-    /// Events a second, on average: above 0 and at most `samples.rate`.
+    /// Average number of events per second: above 0 and at max `samples.rate`.
     pub rate: Frequency,
-    /// Mean height as a part of full scale; heights are distributed exponentially. Integers clip beyond full scale.
+    /// Mean height relative to full scale; heights are distributed exponentially. Integers clip beyond full scale.
     pub amplitude: f64,
-    /// Time constant of the rise, shorter than `decay`; at once if not given.
+    /// Time constant of the rise, shorter than `decay`; default 0, an immediate rise.
     #[serde(default)]
     pub rise: Period,
-    /// Time constant of the fall.
+    /// Time constant of the decay.
     pub decay: Period,
-    /// The channels, counted from 0, in the order in which they are neighbours; all if not given.
+    /// Channels, counted from 0, in the order in which they are neighbours; default all.
     pub channels: Option<Vec<u32>>,
-    /// The chance from 0 to 1 that the next neighbour on either side sees an event too, and so on from there. It sees
-    /// half to all of the height.
+    /// Probability, 0 to 1, that the next neighbour on either side sees an event too, and so on from there. It sees 50 % to
+    /// 100 % of the height.
     #[serde(default)]
     pub shared: f64,
 }
 
-/// What one channel sees of an event.
+/// The signal of one event in one channel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Hit {
     channel: usize,
-    /// When it begins, in points of the table.
+    /// Start, in points of the table.
     at: f64,
     height: f64,
 }
 
 impl Pulses {
-    /// What is wrong with pulses for `samples`, each with its key below `prefix`.
+    /// Returns every problem of the pulses for `samples`, each with its key below `prefix`.
     pub(super) fn problems(&self, prefix: &str, samples: &Samples) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
@@ -59,20 +59,20 @@ impl Pulses {
         must(
             rate.is_some(),
             "rate",
-            "pulses have no rate without a sample rate".into(),
+            "pulses need a sample rate".into(),
             "add `rate = \"1 MHz\"` to `samples`",
         );
         must(
             self.rate.0 > 0.0 && rate.is_none_or(|rate| self.rate.0 <= rate),
             "rate",
-            format!("{} events a second cannot be made", self.rate.0),
-            "give more than 0 and at most `samples.rate`, such as \"1 kHz\"",
+            format!("{} events per second are not possible", self.rate.0),
+            "set more than 0 and at max `samples.rate`, such as \"1 kHz\"",
         );
         must(
             self.amplitude.is_finite(),
             "amplitude",
-            format!("{} is no amplitude", self.amplitude),
-            "give a part of full scale, such as 0.1",
+            format!("{} is not a valid amplitude", self.amplitude),
+            "set a value relative to full scale, such as 0.1",
         );
         must(
             self.rise < self.decay,
@@ -86,43 +86,43 @@ impl Pulses {
         must(
             (0.0..=1.0).contains(&self.shared),
             "shared",
-            format!("{} is no chance", self.shared),
-            "give 0 to 1, such as 0.5",
+            format!("{} is not a probability", self.shared),
+            "set 0 to 1, such as 0.5",
         );
         if let Some(channels) = &self.channels {
             must(
                 !channels.is_empty(),
                 "channels",
-                "there is no channel that sees the pulses".into(),
-                "name channels, or leave it out for all",
+                "`channels` must not be empty".into(),
+                "list channels, or omit it for all",
             );
             for channel in channels {
                 must(
                     *channel < samples.channels,
                     "channels",
                     format!(
-                        "there is no channel {channel}: `samples` has {}, counted from 0",
+                        "channel {channel} does not exist: `samples` has {}, counted from 0",
                         samples.channels
                     ),
-                    "raise `samples.channels` or name other channels",
+                    "raise `samples.channels` or list other channels",
                 );
             }
         }
         found
     }
 
-    /// Events in a table of `period` points at `rate` points a second: as many as come on average, at least one.
+    /// Number of events in a table of `period` points at `rate` points per second: the average number, at least one.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "at most one a point"
+        reason = "at max one per point"
     )]
     pub(super) fn events(&self, period: usize, rate: f64) -> usize {
         (self.rate.0 / rate * period as f64).round().max(1.0) as usize
     }
 
-    /// What the channels of `samples` see of the events in a table of `period` points. `index` tells pulses of one seed
-    /// apart.
+    /// Returns the signals of the events in a table of `period` points, for the channels of `samples`. `index` gives several
+    /// pulse tables with one seed different random numbers.
     pub(super) fn hits(
         &self,
         samples: &Samples,
@@ -135,7 +135,7 @@ impl Pulses {
             .channels
             .clone()
             .unwrap_or_else(|| (0..samples.channels).collect());
-        let stream = APART.wrapping_mul(index as u64 + 1);
+        let stream = STREAM_SEED.wrapping_mul(index as u64 + 1);
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed ^ stream);
         let mut hits = Vec::new();
         for _ in 0..self.events(period, rate) {
@@ -172,7 +172,7 @@ impl Pulses {
         hits
     }
 
-    /// Adds what `channel` sees to a table of real numbers that is run through again and again, at `rate` points a second.
+    /// Adds the pulses in `channel` to a periodic table of real numbers with `rate` points per second.
     pub(super) fn add(&self, numbers: &mut [f64], hits: &[Hit], channel: usize, rate: f64) {
         let points = |time: Period| time.0 as f64 * 1e-12 * rate;
         let (rise, decay) = (points(self.rise), points(self.decay));
@@ -184,7 +184,7 @@ impl Pulses {
     }
 }
 
-/// The highest value of `exp(-t / decay) - exp(-t / rise)`: at `ln(decay / rise) · rise · decay / (decay - rise)`, where
+/// The maximum of `exp(-t / decay) - exp(-t / rise)`: at `ln(decay / rise) · rise · decay / (decay - rise)`, where
 /// its derivative is 0.
 fn peak(rise: f64, decay: f64) -> f64 {
     if rise <= 0.0 {
@@ -194,23 +194,23 @@ fn peak(rise: f64, decay: f64) -> f64 {
     (-at / decay).exp() - (-at / rise).exp()
 }
 
-/// Adds exponentials of time constant `tau`, in points, that begin with the hits of `channel`.
+/// Adds exponentials with time constant `tau`, in points, that begin with the hits of `channel`.
 fn add(numbers: &mut [f64], hits: &[Hit], channel: usize, tau: f64, scale: f64) {
     let period = numbers.len();
     let mut tails = vec![0.0; period];
     for hit in hits.iter().filter(|hit| hit.channel == channel) {
-        // The first point that sees it comes up to one point later.
+        // The pulse appears in the first point after its start, up to one point later.
         let first = hit.at.ceil();
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "at most a table's length"
+            reason = "at max a table's length"
         )]
         let point = first as usize % period;
         tails[point] += scale * hit.height * (-(first - hit.at) / tau).exp();
     }
     let factor = (-1.0 / tau).exp();
-    // What is left of the table's end where it begins anew, after all the rounds before.
+    // Level at the end of the table, which continues at its start, summed over all previous periods.
     let round = tails
         .iter()
         .fold(0.0, |level, begins| level * factor + begins);

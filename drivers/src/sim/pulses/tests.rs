@@ -28,7 +28,7 @@ fn pulses() -> Pulses {
 }
 
 #[test]
-fn table_holds_sum_of_all_wrapped_pulses() {
+fn table_is_the_sum_of_all_periods() {
     let hits = [
         (0, 10.25, 0.5),
         (0, 12.0, 0.25),
@@ -52,7 +52,7 @@ fn table_holds_sum_of_all_wrapped_pulses() {
             pulses.add(&mut table, &hits, channel, RATE);
             for (point, value) in table.iter().enumerate() {
                 let mut expected = 0.125;
-                // Rounds that have faded to nothing.
+                // Periods that have decayed to zero.
                 for round in 0..200 {
                     for hit in hits.iter().filter(|hit| hit.channel == channel) {
                         let t = point as f64 + 100.0 * f64::from(round) - hit.at;
@@ -73,7 +73,7 @@ fn table_holds_sum_of_all_wrapped_pulses() {
 }
 
 #[test]
-fn pulse_height_equals_event_amplitude() {
+fn pulse_height_matches_its_event() {
     let one = [Hit {
         channel: 0,
         at: 100.0,
@@ -159,7 +159,7 @@ fn events_affect_named_channels_only() {
 }
 
 #[test]
-fn impossible_pulses_are_reported() {
+fn invalid_parameters_are_reported() {
     let wrong = Pulses {
         rate: Frequency(2e6),
         amplitude: f64::NAN,

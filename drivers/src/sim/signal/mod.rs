@@ -1,12 +1,12 @@
-//! What the simulated sensor measures.
+//! The signal of the simulated sensor.
 //!
-//! Tones, pulses, noise, ramp and silence are computed once, into a table of at most a few MiB that the stream runs
-//! through again and again; making a packet is copying. What a byte holds depends on its place alone:
+//! Tones, pulses, noise, ramp and silence are computed once, into a table of at max a few MiB that is repeated
+//! periodically; producing a packet only copies from it. The value of a byte depends only on its position:
 //!
 //! ```text
 //!   frame 0: | point 0 … points-1 |   frame 1: | points … |     point n of the stream = entry n % period
 //! ```
-//! In planar order there is one such table a channel.
+//! In planar order there is one such table per channel.
 
 use super::counter;
 use super::pulses::{Hit, Pulses};
@@ -19,74 +19,74 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use std::f64::consts::TAU;
 
-/// Bytes of a table of noise, which repeats only after so much: fits the caches of a server's core.
-const LONG: usize = 2 << 20;
-/// Bytes of a table without noise: short enough to stay near, long enough to be copied in large pieces.
-const SHORT: usize = 128 << 10;
-/// Points of a table at least, however many channels there are.
+/// Bytes of a table with noise, which determines its period: fits the cache of a server core.
+const MAX_TABLE_BYTES: usize = 2 << 20;
+/// Bytes of a table without noise: small enough for the cache, large enough for large copies.
+const DEFAULT_TABLE_BYTES: usize = 128 << 10;
+/// Minimum number of points of a table, for any number of channels.
 const MIN_POINTS: usize = 1024;
-/// Samples after which the ramp begins anew.
+/// Period of the ramp in samples.
 const RAMP: usize = 1 << 16;
 
-/// A sine.
+/// A sine wave.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tone {
-    /// Frequency: at most half of `samples.rate`; for complex samples below the rate, where the upper half
-    /// stands for negative frequencies.
+    /// Frequency: at max half of `samples.rate`. For complex samples below the rate; the upper half represents negative
+    /// frequencies.
     pub frequency: Frequency,
-    /// Amplitude as a part of full scale: 1 is the largest integer, or 1.0. Integers clip beyond it.
+    /// Amplitude relative to full scale: 1 is the largest integer, or 1.0. Integers clip beyond it.
     pub amplitude: f64,
     /// Phase at the first sample in degrees: 0 is the cosine.
     #[serde(default)]
     pub phase: f64,
-    /// The channel, counted from 0; all if not given.
+    /// Channel, counted from 0; default all.
     pub channel: Option<u32>,
 }
 
-/// A signal that makes every byte predictable.
+/// A signal of which every byte is predictable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
-    /// Samples count up in the order in which they lie in memory: integers from 0 to 65535 as far as their
-    /// type holds them, wrapping; floats from -1 up to 1 in 65536 steps. The imaginary part is the negative.
+    /// Samples count up in memory order: integers from 0 to 65535, wrapped to the range of their type; floats from -1 up to 1
+    /// in 65536 steps. The imaginary part is the negative.
     Ramp,
-    /// A 64-bit little-endian number counts the stream's groups of 8 bytes, whatever the sample type.
+    /// A 64-bit little-endian counter over the stream's groups of 8 bytes, for any sample type.
     Counter,
-    /// Zeroes; 128 for `uint8`.
+    /// Zeros; 128 for `uint8`.
     Silence,
 }
 
-/// What a stream is made of; everything that is random follows from `seed`.
+/// The parameters of a signal; all random numbers follow from `seed`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recipe {
+pub struct SignalConfig {
     /// The samples.
     pub samples: Samples,
-    /// The pattern; used where there are neither tones, pulses nor noise.
+    /// The pattern; used without tones, pulses and noise.
     pub pattern: Pattern,
-    /// Tones, summed.
+    /// Tones, added together.
     pub tones: Vec<Tone>,
-    /// Pulses, summed.
+    /// Pulses, added together.
     pub pulses: Vec<Pulses>,
-    /// Rms of the Gaussian noise in each number, as a part of full scale.
+    /// Rms of the Gaussian noise in each number, relative to full scale.
     pub noise: f64,
     /// Seed of noise and pulses.
     pub seed: u64,
 }
 
-/// How a table is made: its length and the whole cycles that each tone makes in it.
+/// The size of a table: its length and the number of whole cycles of each tone.
 #[derive(Clone, Debug, PartialEq)]
 struct Cycles {
     period: usize,
     cycles: Vec<u64>,
 }
 
-impl Recipe {
+impl SignalConfig {
     fn has_table(&self) -> bool {
         !self.tones.is_empty() || self.is_random()
     }
 
-    /// Whether its table is to be as long as can be.
+    /// Whether the table should be as long as possible, because its content is random.
     fn is_random(&self) -> bool {
         !self.pulses.is_empty() || self.noise > 0.0
     }
@@ -95,27 +95,28 @@ impl Recipe {
         self.samples.rate.map_or(1.0, |rate| rate.0)
     }
 
-    /// What cannot be made, each with its key.
+    /// Returns every problem, with its key.
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         if !(self.noise.is_finite() && self.noise >= 0.0) {
-            let message = format!("{} is no rms", self.noise);
+            let message = format!("{} is not a valid rms", self.noise);
             found.push(
-                Problem::at("noise", message).help("give a part of full scale, such as 0.01"),
+                Problem::at("noise", message)
+                    .help("set a value relative to full scale, such as 0.01"),
             );
         }
         for (i, tone) in self.tones.iter().enumerate() {
             let key = |key: &str| format!("tones.{i}.{key}");
             if !tone.amplitude.is_finite() {
-                let message = format!("{} is no amplitude", tone.amplitude);
+                let message = format!("{} is not a valid amplitude", tone.amplitude);
                 found.push(
                     Problem::at(key("amplitude"), message)
-                        .help("give a part of full scale, such as 0.5"),
+                        .help("set a value relative to full scale, such as 0.5"),
                 );
             }
             if !tone.phase.is_finite() {
-                let message = format!("{} is no phase", tone.phase);
-                found.push(Problem::at(key("phase"), message).help("give degrees, such as 90"));
+                let message = format!("{} is not a valid phase", tone.phase);
+                found.push(Problem::at(key("phase"), message).help("set degrees, such as 90"));
             }
             if let Some(channel) = tone
                 .channel
@@ -123,7 +124,7 @@ impl Recipe {
             {
                 let channels = self.samples.channels;
                 let message = format!(
-                    "there is no channel {channel}: `samples` has {channels}, counted from 0"
+                    "channel {channel} does not exist: `samples` has {channels}, counted from 0"
                 );
                 found.push(
                     Problem::at(key("channel"), message)
@@ -131,7 +132,7 @@ impl Recipe {
                 );
             }
             let Some(rate) = self.samples.rate else {
-                let message = "a tone has no frequency without a sample rate";
+                let message = "a tone needs a sample rate";
                 found.push(
                     Problem::at(key("frequency"), message)
                         .help("add `rate = \"1 MHz\"` to `samples`"),
@@ -160,7 +161,7 @@ impl Recipe {
         found
     }
 
-    /// Sentences about what will be made that nobody asked for.
+    /// Describes how the generated signal deviates from the request.
     pub fn notes(&self) -> Vec<String> {
         if !self.has_table() {
             return Vec::new();
@@ -172,7 +173,7 @@ impl Recipe {
             let made = *cycles as f64 * step;
             if (made - tone.frequency.0).abs() > tone.frequency.0 * 1e-12 {
                 notes.push(format!(
-                    "the tone of {} is made at {made} Hz, so that it closes after {} samples",
+                    "the tone of {} is generated at {made} Hz, so that it is periodic after {} samples",
                     tone.frequency, plan.period
                 ));
             }
@@ -180,7 +181,7 @@ impl Recipe {
         for pulses in &self.pulses {
             let events = pulses.events(plan.period, self.rate());
             notes.push(format!(
-                "the pulses of {} are {events} events that repeat after {} samples",
+                "the pulses of {} consist of {events} events that repeat after {} samples",
                 pulses.rate, plan.period
             ));
         }
@@ -190,15 +191,15 @@ impl Recipe {
         notes
     }
 
-    /// The length of the table, such that every tone closes in it; exactly where a table of the largest size
-    /// can do it, else as near as that allows.
+    /// Chooses the length of the table so that every tone is periodic in it: exactly if a table of the maximum size allows
+    /// it, otherwise approximately.
     fn cycles(&self) -> Cycles {
         let point = point_bytes(&self.samples);
-        let most = (LONG / point).max(MIN_POINTS);
+        let max = (MAX_TABLE_BYTES / point).max(MIN_POINTS);
         let wanted = if self.is_random() {
-            most
+            max
         } else {
-            (SHORT / point).clamp(1, most)
+            (DEFAULT_TABLE_BYTES / point).clamp(1, max)
         };
         let rate = millihertz(self.rate());
         // The shortest period that holds whole cycles of all tones.
@@ -206,15 +207,15 @@ impl Recipe {
             let (rate, frequency) = (rate?, millihertz(tone.frequency.0)?);
             let closes = rate / gcd(rate, frequency);
             let both = closes.checked_mul(period / gcd(closes, period))?;
-            (both <= most as u64).then_some(both)
+            (both <= max as u64).then_some(both)
         });
         let exact = exact.and_then(|period| usize::try_from(period).ok());
-        let period = exact.map_or(most, |period| period * (wanted / period).max(1));
+        let period = exact.map_or(max, |period| period * (wanted / period).max(1));
         let cycles = self.tones.iter().map(|tone| {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "at most a table's length"
+                reason = "at max a table's length"
             )]
             let cycles = (tone.frequency.0 * period as f64 / self.rate()).round() as u64;
             cycles
@@ -225,7 +226,7 @@ impl Recipe {
         }
     }
 
-    /// Computes the signal of frames of `frame_bytes`.
+    /// Computes the signal for frames of `frame_bytes`.
     pub fn build(&self, frame_bytes: usize) -> Signal {
         let sample = point_bytes(&Samples {
             channels: 1,
@@ -260,7 +261,7 @@ impl Recipe {
             Pattern::Silence => table(
                 sample,
                 1,
-                self.each_sample(sample, SHORT / sample, |_, _, out| {
+                self.each_sample(sample, DEFAULT_TABLE_BYTES / sample, |_, _, out| {
                     let scalar = self.samples.scalar;
                     out.chunks_exact_mut(scalar.bytes())
                         .for_each(|number| encode(0.0, scalar, number));
@@ -282,7 +283,7 @@ impl Recipe {
         bytes
     }
 
-    /// Tones, pulses and noise of all channels.
+    /// Generates the table of tones, pulses and noise for all channels.
     fn table(&self, sample: usize) -> Vec<u8> {
         let Samples {
             scalar,
@@ -331,7 +332,7 @@ impl Recipe {
         bytes
     }
 
-    /// Adds what `channel` sees of each table of pulses to the real parts.
+    /// Adds the pulses in `channel` to the real parts.
     fn add_pulses(&self, numbers: &mut [f64], parts: usize, hits: &[Vec<Hit>], channel: usize) {
         if self.pulses.is_empty() {
             return;
@@ -346,10 +347,10 @@ impl Recipe {
     }
 }
 
-/// A signal ready to be copied.
+/// A generated signal, ready to be copied.
 #[derive(Clone, Debug)]
 pub struct Signal {
-    /// Planes, one after the other; empty for the counter.
+    /// Planes, one after another; empty for the counter.
     table: Vec<u8>,
     /// Bytes of one entry.
     unit: usize,
@@ -361,12 +362,12 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// Bytes of memory that it holds.
+    /// Bytes of memory in use.
     pub const fn bytes(&self) -> usize {
         self.table.len()
     }
 
-    /// Hands the bytes `extent` of frame `frame` to `out`, in pieces.
+    /// Passes the bytes `extent` of frame `frame` to `out`, in pieces.
     pub fn write(&self, frame: u64, extent: std::ops::Range<usize>, mut out: impl FnMut(&[u8])) {
         if self.table.is_empty() {
             let first = frame
@@ -399,7 +400,7 @@ pub(super) fn point_bytes(samples: &Samples) -> usize {
 fn add_tone(numbers: &mut [f64], parts: usize, tone: &Tone, cycles: u64, period: usize) {
     let phase = tone.phase.to_radians();
     for (point, values) in numbers.chunks_exact_mut(parts).enumerate() {
-        // Reduced as an integer, so that the last entry meets the first without a step.
+        // Reduced as an integer, so that the end of the table continues at its start without a step.
         let turned = (point as u64 * cycles) % period as u64;
         let angle = TAU * turned as f64 / period as f64 + phase;
         values[0] += tone.amplitude * angle.cos();
@@ -426,11 +427,11 @@ fn ramp(i: usize, scalar: Scalar, out: &mut [u8]) {
     }
 }
 
-/// Writes `value`, a part of full scale, as a number of type `scalar`.
+/// Writes `value`, relative to full scale, as a number of type `scalar`.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "rounded and clipped is what is meant"
+    reason = "rounding and clipping are intended"
 )]
 fn encode(value: f64, scalar: Scalar, out: &mut [u8]) {
     match scalar {
@@ -451,7 +452,7 @@ fn encode(value: f64, scalar: Scalar, out: &mut [u8]) {
     }
 }
 
-/// A frequency as a whole number of millihertz, if it is one.
+/// Returns a frequency in millihertz if that is a whole number.
 fn millihertz(frequency: f64) -> Option<u64> {
     let scaled = frequency * 1000.0;
     let near = (scaled - scaled.round()).abs() <= scaled * 1e-15;
@@ -467,7 +468,7 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a.max(1) } else { gcd(b, a % b) }
 }
 
-/// Gaussian random numbers of variance 1, by the method of Box and Muller.
+/// Gaussian random numbers with variance 1 (Box-Muller method).
 struct Normal {
     random: Xoshiro256PlusPlus,
     spare: Option<f64>,
@@ -492,9 +493,9 @@ impl Normal {
     }
 }
 
-/// A number from 0 up to, not with, 1.
+/// Returns a random number in [0, 1).
 pub(super) fn uniform(random: &mut Xoshiro256PlusPlus) -> f64 {
-    // 53 bits: all that a double holds.
+    // 53 bits: the precision of a double.
     (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
 }
 

@@ -14,8 +14,8 @@ const SCALARS: [Scalar; 6] = [
     Scalar::Float64,
 ];
 
-fn recipe(samples: Samples) -> Recipe {
-    Recipe {
+fn signal_config(samples: Samples) -> SignalConfig {
+    SignalConfig {
         samples,
         pattern: Pattern::Ramp,
         tones: Vec::new(),
@@ -105,15 +105,15 @@ proptest! {
         let order = if planar { Order::Planar } else { Order::Interleaved };
         let first = rate / 100 * parts;
         let second = rate / 20;
-        let mut recipe = recipe(samples(scalar, complex, channels, order, rate as f64));
-        recipe.tones = vec![
+        let mut signal_config = signal_config(samples(scalar, complex, channels, order, rate as f64));
+        signal_config.tones = vec![
             tone(first as f64, 0.6, phase, None),
             tone(second as f64, 0.3, 0.0, only.filter(|only| *only < channels)),
         ];
-        prop_assert_eq!(recipe.problems(), []);
-        prop_assert_eq!(recipe.notes(), Vec::<String>::new());
-        let layout = recipe.samples.layout(point_bytes(&recipe.samples) * points).unwrap();
-        let signal = recipe.build(layout.frame_bytes());
+        prop_assert_eq!(signal_config.problems(), []);
+        prop_assert_eq!(signal_config.notes(), Vec::<String>::new());
+        let layout = signal_config.samples.layout(point_bytes(&signal_config.samples) * points).unwrap();
+        let signal = signal_config.build(layout.frame_bytes());
         let point = at.index(points);
         let n = u128::from(frame) * points as u128 + point as u128;
         let angle = |frequency: u64| TAU * (n * u128::from(frequency) % u128::from(rate)) as f64 / rate as f64;
@@ -121,7 +121,7 @@ proptest! {
             for part in 0..if complex { 2 } else { 1 } {
                 let of = |angle: f64| if part == 0 { angle.cos() } else { angle.sin() };
                 let mut expected = 0.6 * of(angle(first) + phase.to_radians());
-                if recipe.tones[1].channel.is_none_or(|only| only as usize == channel) {
+                if signal_config.tones[1].channel.is_none_or(|only| only as usize == channel) {
                     expected += 0.3 * of(angle(second));
                 }
                 let at = position(&layout, point, channel, part);
@@ -133,7 +133,7 @@ proptest! {
 
     /// However a frame is cut, its bytes are the same.
     #[test]
-    fn signal_is_continuous_across_packets(
+    fn bytes_do_not_depend_on_the_pieces(
         pattern in prop::sample::select(vec![Pattern::Ramp, Pattern::Counter, Pattern::Silence]),
         noise in prop::sample::select(vec![0.0, 0.1]),
         planar: bool,
@@ -142,10 +142,10 @@ proptest! {
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
     ) {
         let order = if planar { Order::Planar } else { Order::Interleaved };
-        let mut recipe = recipe(samples(Scalar::Int16, true, 3, order, 1e6));
-        (recipe.pattern, recipe.noise) = (pattern, noise);
-        let length = point_bytes(&recipe.samples) * points;
-        let signal = recipe.build(length);
+        let mut signal_config = signal_config(samples(Scalar::Int16, true, 3, order, 1e6));
+        (signal_config.pattern, signal_config.noise) = (pattern, noise);
+        let length = point_bytes(&signal_config.samples) * points;
+        let signal = signal_config.build(length);
         let whole = bytes(&signal, frame, 0..length);
         let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(length)).chain([0, length]).collect();
         cuts.sort_unstable();
@@ -156,20 +156,21 @@ proptest! {
 }
 
 #[test]
-fn frequency_is_rounded_to_period_and_reported() {
-    let mut recipe = recipe(samples(Scalar::Float32, false, 1, Order::Interleaved, 1e6));
-    recipe.tones = vec![tone(123_456.789, 1.0, 0.0, None)];
-    let plan = recipe.cycles();
+fn non_periodic_frequency_is_approximated_and_reported() {
+    let mut signal_config =
+        signal_config(samples(Scalar::Float32, false, 1, Order::Interleaved, 1e6));
+    signal_config.tones = vec![tone(123_456.789, 1.0, 0.0, None)];
+    let plan = signal_config.cycles();
     let made = plan.cycles[0] as f64 * 1e6 / plan.period as f64;
     assert!(
         (made - 123_456.789).abs() <= 0.5 * 1e6 / plan.period as f64,
         "{made}"
     );
-    assert!(plan.period * 4 <= LONG);
-    let notes = recipe.notes();
+    assert!(plan.period * 4 <= MAX_TABLE_BYTES);
+    let notes = signal_config.notes();
     assert!(
         notes.len() == 1
-            && notes[0].starts_with("the tone of 123456.789 Hz is made at 123456.9549"),
+            && notes[0].starts_with("the tone of 123456.789 Hz is generated at 123456.9549"),
         "{notes:?}"
     );
 }
@@ -200,10 +201,10 @@ fn integers_clip_and_floats_do_not() {
 
 #[test]
 fn noise_is_gaussian_independent_and_repeatable() {
-    let mut recipe = recipe(samples(Scalar::Float32, true, 2, Order::Planar, 1e6));
-    (recipe.noise, recipe.seed) = (0.25, 5);
+    let mut signal_config = signal_config(samples(Scalar::Float32, true, 2, Order::Planar, 1e6));
+    (signal_config.noise, signal_config.seed) = (0.25, 5);
     let points = 100_000;
-    let signal = recipe.build(point_bytes(&recipe.samples) * points);
+    let signal = signal_config.build(point_bytes(&signal_config.samples) * points);
     let frame = bytes(&signal, 0, 0..signal.frame_bytes);
     let numbers: Vec<f64> = frame
         .chunks_exact(4)
@@ -230,25 +231,36 @@ fn noise_is_gaussian_independent_and_repeatable() {
         parts.abs() < 0.001 && channels.abs() < 0.001,
         "{parts} {channels}"
     );
-    assert!(frame == bytes(&recipe.build(signal.frame_bytes), 0, 0..signal.frame_bytes));
-    let another = Recipe {
+    assert!(
+        frame
+            == bytes(
+                &signal_config.build(signal.frame_bytes),
+                0,
+                0..signal.frame_bytes
+            )
+    );
+    let another = SignalConfig {
         seed: 6,
-        ..recipe.clone()
+        ..signal_config.clone()
     };
     assert!(frame != bytes(&another.build(signal.frame_bytes), 0, 0..signal.frame_bytes));
     assert_eq!(
-        recipe.notes(),
-        [format!("the noise repeats after {} samples", LONG / 16)]
+        signal_config.notes(),
+        [format!(
+            "the noise repeats after {} samples",
+            MAX_TABLE_BYTES / 16
+        )]
     );
 }
 
 #[test]
-fn pulses_are_added_to_real_part_of_their_channels() {
-    let mut recipe = recipe(samples(Scalar::Float64, true, 2, Order::Interleaved, 1e6));
-    (recipe.noise, recipe.seed) = (0.1, 3);
-    let length = point_bytes(&recipe.samples) * 10_000;
-    let quiet = bytes(&recipe.build(length), 0, 0..length);
-    recipe.pulses = vec![Pulses {
+fn pulses_are_added_to_the_real_part_of_their_channels() {
+    let mut signal_config =
+        signal_config(samples(Scalar::Float64, true, 2, Order::Interleaved, 1e6));
+    (signal_config.noise, signal_config.seed) = (0.1, 3);
+    let length = point_bytes(&signal_config.samples) * 10_000;
+    let quiet = bytes(&signal_config.build(length), 0, 0..length);
+    signal_config.pulses = vec![Pulses {
         rate: Frequency(10_000.0),
         amplitude: 0.5,
         rise: Period::default(),
@@ -256,17 +268,17 @@ fn pulses_are_added_to_real_part_of_their_channels() {
         channels: Some(vec![1]),
         shared: 0.0,
     }];
-    assert_eq!(recipe.problems(), []);
-    let period = LONG / point_bytes(&recipe.samples);
+    assert_eq!(signal_config.problems(), []);
+    let period = MAX_TABLE_BYTES / point_bytes(&signal_config.samples);
     let events = (period as f64 / 100.0).round();
     assert_eq!(
-        recipe.notes(),
+        signal_config.notes(),
         [
             format!("the pulses of 10 kHz are {events} events that repeat after {period} samples"),
             format!("the noise repeats after {period} samples")
         ]
     );
-    let pulsed = bytes(&recipe.build(length), 0, 0..length);
+    let pulsed = bytes(&signal_config.build(length), 0, 0..length);
     let numbers = |bytes: &[u8]| -> Vec<f64> {
         let numbers = bytes.chunks_exact(8);
         numbers
@@ -288,18 +300,18 @@ fn pulses_are_added_to_real_part_of_their_channels() {
     }
     // A hundred events, each of mean height 0.5 and a decay of 10 points.
     assert!((200.0..1000.0).contains(&sum), "{sum}");
-    recipe.pulses[0].channels = Some(vec![2]);
-    let key = recipe.problems().remove(0).key;
+    signal_config.pulses[0].channels = Some(vec![2]);
+    let key = signal_config.problems().remove(0).key;
     assert_eq!(key.as_deref(), Some("pulses.0.channels"));
 }
 
 #[test]
 fn ramp_counts_samples() {
     for scalar in SCALARS {
-        let mut recipe = recipe(samples(scalar, true, 3, Order::Interleaved, 1.0));
-        recipe.samples.rate = None;
+        let mut signal_config = signal_config(samples(scalar, true, 3, Order::Interleaved, 1.0));
+        signal_config.samples.rate = None;
         let sample = 2 * scalar.bytes();
-        let signal = recipe.build(sample * 3 * 100);
+        let signal = signal_config.build(sample * 3 * 100);
         let frame = 1_000_001;
         for (i, found) in bytes(&signal, frame, 0..signal.frame_bytes)
             .chunks_exact(sample)
@@ -320,8 +332,8 @@ fn ramp_counts_samples() {
 }
 
 #[test]
-fn silence_is_mid_scale() {
-    let mut silent = recipe(samples(Scalar::Uint8, false, 1, Order::Interleaved, 1.0));
+fn silence_is_the_middle() {
+    let mut silent = signal_config(samples(Scalar::Uint8, false, 1, Order::Interleaved, 1.0));
     silent.pattern = Pattern::Silence;
     assert_eq!(bytes(&silent.build(1000), 7, 100..110), [128; 10]);
     silent.samples.scalar = Scalar::Float32;
@@ -329,8 +341,8 @@ fn silence_is_mid_scale() {
 }
 
 #[test]
-fn impossible_signal_is_reported() {
-    let mut wrong = recipe(samples(Scalar::Int16, false, 2, Order::Interleaved, 1e6));
+fn invalid_parameters_are_reported() {
+    let mut wrong = signal_config(samples(Scalar::Int16, false, 2, Order::Interleaved, 1e6));
     wrong.noise = -1.0;
     wrong.tones = vec![
         tone(6e5, f64::NAN, 0.0, Some(2)),

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn frames_ended_before_rearming_are_lost() {
+fn frames_not_reported_before_rearming_are_lost() {
     let mut bench = Bench::new(5, 24, false);
     for frame in 0..10 {
         bench.send(frame, &[]);
@@ -11,7 +11,7 @@ fn frames_ended_before_rearming_are_lost() {
     }
     bench.send(10, &[PACKETS]);
     bench.send_all(11..14);
-    bench.hear(13);
+    bench.await_end(13);
     bench.stop();
     bench.arm();
     assert!(bench.poll().unwrap().is_empty());
@@ -33,7 +33,7 @@ fn failed_requests_are_counted() {
 }
 
 #[test]
-fn device_without_registers_is_rearmed_with_new_queue_pair() {
+fn device_without_registers_is_armed_with_another_queue_pair() {
     let mut bench = Bench::with(5, 24, false, Duration::from_millis(100));
     bench.send_all(0..3);
     bench.take(3);
@@ -74,7 +74,7 @@ fn poll_until(bench: &mut Bench, what: &str, mut is_met: impl FnMut(&Bench) -> b
 }
 
 #[test]
-fn device_announced_late_is_armed() {
+fn late_announcement_arms_the_device() {
     let looks = Arc::new(Mutex::new((0, false)));
     let found = looks.clone();
     let target = |control| {
@@ -126,11 +126,11 @@ fn wrong_keys_and_addresses_change_nothing() {
             let others = (0..8).filter(|page| *page != frame);
             others.map(|page| bench.page(page)).collect::<Vec<_>>()
         };
-        // What was told of has marks now.
+        // Reported pages have markers now.
         assert!(bench.poll().unwrap().is_empty());
         let before = pages(&bench);
         assert!(bench.write(key, address, &[0xbd; 128], None));
-        // Once what was sent behind it has come, it has been judged.
+        // It was processed once the write after it has arrived.
         bench.send(frame, &[]);
         assert!(!bench.take(1)[0].is_bad);
         assert!(before == pages(&bench), "{key:#x} {address:#x}");
@@ -146,7 +146,7 @@ fn wrong_keys_and_addresses_change_nothing() {
 }
 
 #[test]
-fn sensor_after_failure_uses_new_key() {
+fn failure_gives_the_sensor_another_key() {
     let mut bench = Bench::new(5, 24, false);
     bench.send_all(0..3);
     bench.take(3);
@@ -176,24 +176,24 @@ fn sensor_after_failure_uses_new_key() {
     assert!(bench.page(2) == payload(2));
 }
 
-/// A bench that has heard of frames 10 to 12 and told of those before.
-fn untold() -> Bench {
+/// A bench with the ends of frames 10 to 12 collected and the frames before reported.
+fn unreported() -> Bench {
     let mut bench = Bench::new(5, 24, false);
     for frame in 0..10 {
         bench.send(frame, &[]);
         bench.take(1);
     }
     bench.send_all(10..13);
-    bench.hear(12);
+    bench.await_end(12);
     bench
 }
 
 #[test]
-fn frames_ended_at_completion_failure_are_incomplete() {
+fn completion_failure_discards_ended_frames() {
     for call in [Call::Poll, Call::Receive] {
-        let mut bench = untold();
+        let mut bench = unreported();
         lock(&bench.seen).fails = Some(call);
-        // What the sensor writes meanwhile nobody hears of.
+        // Writes of the sensor meanwhile are not reported.
         bench.send_all(13..15);
         let mut sent = 0;
         let error = loop {
@@ -205,26 +205,26 @@ fn frames_ended_at_completion_failure_are_incomplete() {
         };
         assert!(matches!(error, EngineError::Faulted { .. }), "{error}");
         let done = bench.completions.as_slice().to_vec();
-        let told = 10 + sent as u64 + done.len() as u64;
+        let reported = 10 + sent as u64 + done.len() as u64;
         assert!(
-            told >= 13 && done.iter().all(|done| done.is_bad),
+            reported >= 13 && done.iter().all(|done| done.is_bad),
             "{call:?}"
         );
-        // Those that were told of before it failed, too.
-        assert!(bench.overwritten() >= told);
+        // Including frames reported before the failure.
+        assert!(bench.overwritten() >= reported);
     }
-    // Between the telling and the copying.
-    let mut bench = untold();
+    // Between report and copy.
+    let mut bench = unreported();
     assert!(bench.poll().unwrap().iter().all(|done| !done.is_bad));
     assert!(bench.overwritten() < 10);
     lock(&bench.seen).fails = Some(Call::Poll);
     assert_eq!(bench.overwritten(), 13);
-    let mut bench = untold();
+    let mut bench = unreported();
     assert!(bench.poll().unwrap().iter().all(|done| !done.is_bad));
     lock(&bench.seen).fails = Some(Call::Wait);
     bench.engine.as_mut().unwrap().wait(LONG).unwrap();
     assert_eq!(bench.overwritten(), 13);
-    // Once it is stopped, and armed anew, it is as before.
+    // After a stop and a new arming it works as before.
     bench.stop();
     assert_eq!(bench.rest().1, 13);
     bench.arm();
@@ -233,15 +233,15 @@ fn frames_ended_at_completion_failure_are_incomplete() {
 }
 
 #[test]
-fn frames_ended_at_queue_pair_stop_are_complete() {
-    let mut bench = untold();
+fn stopped_queue_keeps_ended_frames() {
+    let mut bench = unreported();
     lock(&bench.seen).fails = Some(Call::All);
     assert!(bench.poll().is_err());
     let done = bench.completions.as_slice();
     assert_eq!(done.len(), 3);
     assert!(done.iter().all(|done| !done.is_bad));
     assert!(bench.overwritten() < 10);
-    let mut bench = untold();
+    let mut bench = unreported();
     lock(&bench.seen).fails = Some(Call::All);
     assert!(bench.overwritten() < 10);
     bench.stop();
@@ -251,22 +251,22 @@ fn frames_ended_at_queue_pair_stop_are_complete() {
 }
 
 #[test]
-fn frames_ended_while_sensor_continues_are_incomplete() {
-    let mut bench = untold();
+fn sensor_that_continues_discards_ended_frames() {
+    let mut bench = unreported();
     bench.stop_within(Duration::ZERO);
     let (done, overwritten) = bench.rest();
     assert!(done.len() == 3 && done.iter().all(|done| done.is_bad));
     assert_eq!(overwritten, 13);
-    // Nor where nobody could look whether it does.
+    // Also if the silence cannot be checked.
     for call in [Call::Poll, Call::Wait] {
-        let mut bench = untold();
+        let mut bench = unreported();
         lock(&bench.seen).fails = Some(call);
         bench.stop();
         let (done, overwritten) = bench.rest();
         assert!(done.len() == 3 && done.iter().all(|done| done.is_bad));
         assert_eq!(overwritten, 13);
     }
-    let mut bench = untold();
+    let mut bench = unreported();
     bench.stop();
     let (done, overwritten) = bench.rest();
     assert!(done.len() == 3 && done.iter().all(|done| !done.is_bad));
@@ -274,15 +274,15 @@ fn frames_ended_while_sensor_continues_are_incomplete() {
 }
 
 #[test]
-fn after_stop_nothing_is_written_and_ended_frames_are_reported() {
+fn stop_ends_writes_and_reports_ended_frames() {
     let mut bench = Bench::new(5, 24, false);
     bench.send_all(0..8);
-    bench.hear(7);
+    bench.await_end(7);
     let mut sensor = lock(&bench.seen).sensor.take().unwrap();
     let (key, base) = (bench.key(), bench.base());
     bench.stop();
-    let told = lock(&bench.seen).told.clone();
-    assert_eq!(told, ["mask 0", "mask 8", "mask 0", "queue destroyed"]);
+    let calls = lock(&bench.seen).calls.clone();
+    assert_eq!(calls, ["mask 0", "mask 8", "mask 0", "queue destroyed"]);
     let before: Vec<_> = (1..8).map(|page| bench.page(page)[8..].to_vec()).collect();
     let verb = Verb::Write {
         address: base + STRIDE as u64,
@@ -320,7 +320,7 @@ fn after_stop_nothing_is_written_and_ended_frames_are_reported() {
 }
 
 #[test]
-fn slots_that_are_not_pages_are_rejected() {
+fn unsuitable_slots_are_rejected() {
     let mut bench = Bench::new(5, 24, false);
     bench.stop();
     let (mut engine, map) = bench.idle.take().unwrap();

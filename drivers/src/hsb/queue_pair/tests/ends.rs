@@ -1,9 +1,9 @@
-//! Which frames ends are of: outages, repetitions, counts that begin anew.
+//! Assigning frame ends to frames: outages, repetitions, restarted counts.
 
 use super::*;
 
 #[test]
-fn sequence_restart_opens_epoch() {
+fn restarted_sensor_begins_an_epoch() {
     let mut bench = Bench::new(5, 24, false);
     bench.send_all(0..3);
     bench.take(3);
@@ -25,13 +25,13 @@ fn sequence_restart_opens_epoch() {
 }
 
 #[test]
-fn repeated_frame_end_is_ignored_and_metadata_counted() {
+fn repeated_end_is_ignored_and_metadata_are_counted() {
     let mut bench = Bench::new(5, 24, false);
     bench.send_all(0..3);
     bench.take(3);
     for frame in [2, 1] {
         let psn = bench.psn - 1 - 7 * u32::try_from(2 - frame).unwrap();
-        bench.end(frame, psn, &notes(frame, frame, psn));
+        bench.end(frame, psn, &metadata_bytes(frame, frame, psn));
     }
     bench.skipped = 3;
     bench.send(3, &[]);
@@ -43,16 +43,16 @@ fn repeated_frame_end_is_ignored_and_metadata_counted() {
     assert_eq!(bench.counters.each_ref().map(Counter::get), [4, 3, 0, 0, 0]);
     // However often the same one comes again.
     let psn = bench.psn - 1;
-    for _ in 0..2 * REPEATS {
-        bench.end(3, psn, &notes(3, 6, psn));
+    for _ in 0..2 * MAX_OLD_ENDS {
+        bench.end(3, psn, &metadata_bytes(3, 6, psn));
     }
-    bench.until(Fault::Repeated, 2 + 2 * REPEATS);
+    bench.until(Fault::Repeated, 2 + 2 * MAX_OLD_ENDS);
     assert_eq!(bench.overwritten(), 0);
     // And one whose page has another end since: then nothing is known to be whole.
-    for _ in 0..2 * REPEATS {
+    for _ in 0..2 * MAX_OLD_ENDS {
         bench.end(1, 18_u32.wrapping_sub(56), &[0; 128]);
     }
-    bench.until(Fault::Repeated, 2 + 4 * REPEATS);
+    bench.until(Fault::Repeated, 2 + 4 * MAX_OLD_ENDS);
     assert_eq!(bench.overwritten(), 4);
     bench.send(4, &[]);
     let frames = bench.take(1);
@@ -64,7 +64,7 @@ fn repeated_frame_end_is_ignored_and_metadata_counted() {
 }
 
 #[test]
-fn continuing_past_frame_ends_open_epoch() {
+fn continuing_old_ends_begin_an_epoch() {
     let mut bench = Bench::new(5, 24, false);
     for frame in 0..16 {
         bench.send(frame, &[]);
@@ -72,12 +72,12 @@ fn continuing_past_frame_ends_open_epoch() {
     }
     // As one round before.
     bench.psn -= 56;
-    bench.send_all(16..16 + REPEATS);
-    bench.until(Fault::Repeated, REPEATS);
+    bench.send_all(16..16 + MAX_OLD_ENDS);
+    bench.until(Fault::Repeated, MAX_OLD_ENDS);
     // It may be that far by now.
     assert_eq!(
         bench.overwritten(),
-        15 + 2 + UNHEARD + REPEATS - PAGES as u64
+        15 + 2 + UNREPORTED + MAX_OLD_ENDS - PAGES as u64
     );
     let mut frames = Vec::new();
     for frame in 20..22 {
@@ -85,20 +85,20 @@ fn continuing_past_frame_ends_open_epoch() {
         frames.extend(bench.take(1));
         assert!(bench.page(frame) == payload(frame));
     }
-    let told: Vec<_> = frames
+    let calls: Vec<_> = frames
         .iter()
         .map(|done| {
             let origin = done.origin.unwrap();
             (origin.sequence, origin.epoch, done.missing, done.passed)
         })
         .collect();
-    assert_eq!(told, [(0, 2, REPEATS, REPEATS), (1, 2, 0, 0)]);
+    assert_eq!(calls, [(0, 2, MAX_OLD_ENDS, MAX_OLD_ENDS), (1, 2, 0, 0)]);
     assert!(frames.iter().all(|done| !done.is_bad));
     assert_eq!(bench.faults[Fault::Order as usize], 1);
 }
 
 #[test]
-fn outage_of_any_length_is_counted_from_metadata() {
+fn outage_of_any_length_is_counted_with_metadata() {
     // Beyond half of 20 bits, and all of them over all pages, so that they are as if nothing had been lost.
     for (psn, bits, outage) in [
         (0x10_0005, 24, 100_000),
@@ -122,7 +122,7 @@ fn outage_of_any_length_is_counted_from_metadata() {
             bench.send(frame + outage, &[]);
             let done = bench.take(1);
             assert_eq!(done[0].missing, 0);
-            // The next two pages were not made ready either: it may have been there before its end was heard.
+            // The next two pages were not made ready either: it may have been there before its end arrived.
             assert_eq!(done[0].is_bad, frame < 6, "{frame}");
         }
         assert_eq!(bench.faults[Fault::Order as usize], 0);
@@ -130,7 +130,7 @@ fn outage_of_any_length_is_counted_from_metadata() {
 }
 
 #[test]
-fn outage_without_metadata_opens_epoch() {
+fn outage_without_metadata_is_an_epoch() {
     let mut bench = Bench::new(5, 24, false);
     bench.plain = true;
     bench.send_all(0..3);
@@ -145,7 +145,7 @@ fn outage_without_metadata_opens_epoch() {
 }
 
 #[test]
-fn separate_metadata_packet_is_detected_again() {
+fn separate_metadata_are_detected_again() {
     let mut bench = Bench::new(5, 24, false);
     bench.plain = true;
     bench.send(0, &[]);

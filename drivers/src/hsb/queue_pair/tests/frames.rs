@@ -1,9 +1,9 @@
-//! What is told of frames: their bytes, what is missing, what was overtaken.
+//! Reported frames: their bytes, missing packets, overwritten pages.
 
 use super::*;
 
 #[test]
-fn frames_over_many_loops_are_byte_identical() {
+fn frames_are_identical_over_many_rounds() {
     for (psn, bits, embeds) in [(7, 24, false), (0xf_ffd0, 24, true), (0xf_ffd0, 20, false)] {
         let mut bench = Bench::new(psn, bits, embeds);
         assert_eq!(bench.register(0), {
@@ -33,7 +33,7 @@ fn frames_over_many_loops_are_byte_identical() {
 }
 
 #[test]
-fn missing_packets_are_counted_and_named() {
+fn missing_packets_are_counted_and_marked() {
     for embeds in [false, true] {
         let last = if embeds { PACKETS - 1 } else { PACKETS };
         let mut bench = Bench::new(100, 24, embeds);
@@ -81,7 +81,7 @@ fn missing_packets_are_counted_and_named() {
 }
 
 #[test]
-fn unwritten_end_of_frame_is_missing() {
+fn incomplete_packets_are_missing() {
     const LAST: usize = FRAME - (PACKETS - 1) * PACKET;
     for plain in [false, true] {
         let mut bench = Bench::new(5, 24, false);
@@ -119,13 +119,13 @@ fn unwritten_end_of_frame_is_missing() {
 }
 
 #[test]
-fn frame_overwritten_by_sensor_is_incomplete() {
+fn overtaken_frames_are_bad() {
     let mut bench = Bench::new(0, 24, false);
     bench.send_all(0..20);
-    bench.hear(19);
+    bench.await_end(19);
     assert_eq!(
         bench.engine.as_mut().unwrap().overwritten().unwrap(),
-        19 + 2 + UNHEARD - 8
+        19 + 2 + UNREPORTED - 8
     );
     let done = bench.poll().unwrap();
     // 0 to 11 were let go, 12 to 19 are there, in pages that were not made ready for them.
@@ -145,20 +145,20 @@ fn frame_overwritten_by_sensor_is_incomplete() {
 }
 
 #[test]
-fn metadata_of_other_frame_marks_page_as_overwritten() {
+fn other_metadata_prove_an_overwritten_page() {
     let mut bench = Bench::new(5, 24, false);
     for frame in 0..10 {
         bench.send(frame, &[]);
         bench.take(1);
     }
     bench.send(10, &[]);
-    bench.hear(10);
-    // The next frame in its page, of which no end was heard.
+    bench.await_end(10);
+    // The next frame in its page, whose end never arrived.
     let at = bench.base() + 2 * STRIDE as u64 + BEHIND as u64;
     let psn = bench.psn + 55;
-    assert!(bench.write(bench.key(), at, &notes(18, 18, psn), None));
+    assert!(bench.write(bench.key(), at, &metadata_bytes(18, 18, psn), None));
     bench.send(11, &[]);
-    bench.hear(11);
+    bench.await_end(11);
     let done = bench.take(2);
     assert_eq!([done[0].is_bad, done[1].is_bad], [true, false]);
     assert_eq!(done[0].timestamp.ns, 0);
@@ -167,7 +167,7 @@ fn metadata_of_other_frame_marks_page_as_overwritten() {
 }
 
 #[test]
-fn frame_ends_beyond_receives_leave_no_complete_frame() {
+fn more_ends_than_receives_discard_all_frames() {
     let mut bench = Bench::new(5, 24, false);
     bench.stop();
     lock(&bench.seen).most = Some(15);
@@ -188,15 +188,15 @@ fn frame_ends_beyond_receives_leave_no_complete_frame() {
     assert!(bench.overwritten() >= 16);
 }
 
-/// The engine is held back while the sensor goes on: what it says is whole is, and all is counted.
+/// The engine is delayed while the sensor continues: frames reported as complete are intact, and all are counted.
 #[test]
-fn sensor_wrapping_ring_tears_no_frame() {
+fn sensor_that_overtakes_the_engine_damages_no_frame() {
     let mut bench = Bench::new(5, 24, false);
     let (mut sent, mut transfers, mut whole, mut lost) = (0, 0, 0, 0);
     for burst in [8, 30, 3, 5, 8, 2, 40, 7, 9, 1, 16, 6, 6] {
         bench.send_all(sent..sent + burst);
         sent += burst;
-        bench.hear(sent - 1);
+        bench.await_end(sent - 1);
         let done = bench.poll().unwrap();
         let overrun = bench.completions.overrun();
         (transfers, lost) = (transfers + overrun, lost + overrun);

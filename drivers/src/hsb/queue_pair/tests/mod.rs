@@ -4,9 +4,9 @@ mod arming;
 mod ends;
 mod frames;
 
-use super::super::arm::Orders;
-use super::super::ecb::{Ecb, Taken};
-use super::super::seen::{CONTROL_ERRORS, REARMED};
+use super::super::arm::ArmParameters;
+use super::super::ecb::{Ecb, Reservation};
+use super::super::statistics::{CONTROL_ERRORS, REARMED};
 use super::super::supervisor::Control;
 use super::*;
 use crate::sys::words;
@@ -37,10 +37,10 @@ const MASK: u32 = 0x0200_030c;
 const PORT: u32 = 0x10c0;
 const LONG: Duration = Duration::from_mins(1);
 
-/// What cards, queues and the sensor's registers have seen, in turn.
+/// Recorded calls of NICs, queues and registers, in order.
 #[derive(Default)]
 struct Seen {
-    told: Vec<String>,
+    calls: Vec<String>,
     registers: BTreeMap<u32, u32>,
     /// The sensor's end of the newest queue.
     sensor: Option<Box<dyn verbs::QueuePair>>,
@@ -58,7 +58,7 @@ enum Call {
     Poll,
     Wait,
     Receive,
-    /// The queue itself fails, which its completions tell.
+    /// The queue itself fails, as its completions show.
     All,
 }
 
@@ -68,20 +68,20 @@ fn lock(seen: &Shared) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap()
 }
 
-/// A card of software that connects the queues of its user with queues of a second one, the sensor's.
+/// An emulated NIC that connects the queues of its user with queues of a second one, the sensor's.
 #[derive(Debug)]
 struct Between {
     near: Arc<dyn Nic>,
     far: Arc<dyn Nic>,
-    seen: Told,
+    seen: SharedCalls,
 }
 
 #[derive(Clone)]
-struct Told(Shared);
+struct SharedCalls(Shared);
 
-impl std::fmt::Debug for Told {
+impl std::fmt::Debug for SharedCalls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("told")
+        f.write_str("calls")
     }
 }
 
@@ -132,7 +132,7 @@ impl Nic for Between {
 struct Joined {
     queue: Box<dyn verbs::QueuePair>,
     far: Arc<dyn Nic>,
-    seen: Told,
+    seen: SharedCalls,
 }
 
 impl Joined {
@@ -204,7 +204,7 @@ impl verbs::QueuePair for Joined {
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        lock(&self.seen.0).told.push("queue destroyed".to_owned());
+        lock(&self.seen.0).calls.push("queue destroyed".to_owned());
     }
 }
 
@@ -224,7 +224,7 @@ fn device(seen: &Shared) -> SocketAddr {
             if writes {
                 seen.registers.insert(address, word);
                 if address == MASK {
-                    seen.told.push(format!("mask {word}"));
+                    seen.calls.push(format!("mask {word}"));
                 }
             }
             reply[0] |= 0x80;
@@ -252,7 +252,7 @@ struct Bench {
     plain: bool,
     /// Frames that the sensor has numbered and did not send.
     skipped: u64,
-    /// All that were told of.
+    /// All reported frames.
     faults: [u64; FAULTS.len()],
     counters: Counters,
 }
@@ -290,7 +290,7 @@ impl Bench {
         let nic = Arc::new(Between {
             near: card(),
             far: card(),
-            seen: Told(seen.clone()),
+            seen: SharedCalls(seen.clone()),
         });
         let ecb = Ecb::shared(address).unwrap();
         let counters = Counters::default();
@@ -308,9 +308,9 @@ impl Bench {
             nic,
             is_emulated_nic: false,
             target: target(Control {
-                taken: Taken::take(&ecb, 3).unwrap(),
+                reservation: Reservation::new(&ecb, 3).unwrap(),
                 ecb,
-                orders: Orders {
+                parameters: ArmParameters {
                     sensor: 3,
                     plane: 0,
                     pages,
@@ -373,8 +373,8 @@ impl Bench {
         self.stop_within(LONG);
     }
 
-    fn stop_within(&mut self, patience: Duration) {
-        let idle = self.engine.take().unwrap().stop(patience);
+    fn stop_within(&mut self, timeout: Duration) {
+        let idle = self.engine.take().unwrap().stop(timeout);
         self.idle = Some((idle.engine, idle.memory.unwrap()));
     }
 
@@ -439,7 +439,7 @@ impl Bench {
             let mut part = bytes[from.min(FRAME)..FRAME.min(from + PACKET)].to_vec();
             if index == last && !self.plain {
                 part.resize(if self.embeds { BEHIND - from } else { 0 }, 0);
-                part.extend(notes(frame, frame + self.skipped, psn));
+                part.extend(metadata_bytes(frame, frame + self.skipped, psn));
             }
             if lost.contains(&index) {
                 continue;
@@ -464,7 +464,7 @@ impl Bench {
             assert!(self.write(self.key(), at + from as u64, part, immediate));
         }
         if !self.plain {
-            let mut notes = notes(frame, frame + self.skipped, self.psn);
+            let mut notes = metadata_bytes(frame, frame + self.skipped, self.psn);
             notes[24..32].copy_from_slice(&(bytes as u64).to_be_bytes());
             self.end(page, self.psn, &notes);
             self.psn = (self.psn + 1) & ((1 << self.bits) - 1);
@@ -510,7 +510,7 @@ impl Bench {
         all
     }
 
-    /// Polls until a fault has been told of so often; no frame comes meanwhile.
+    /// Polls until a fault was reported `times` times; no frame arrives meanwhile.
     fn until(&mut self, fault: Fault, times: u64) {
         while self.faults[fault as usize] < times {
             assert!(self.poll().unwrap().is_empty());
@@ -521,7 +521,7 @@ impl Bench {
         assert_eq!(self.faults[fault as usize], times);
     }
 
-    /// What an engine that was stopped has still to tell, and up to which transfer it may be overwritten.
+    /// The remaining reports of a stopped engine, and the bound of overwritten transfers.
     fn rest(&mut self) -> (Vec<Done>, u64) {
         let (engine, _) = self.idle.as_mut().unwrap();
         self.completions.clear(usize::MAX);
@@ -543,9 +543,9 @@ impl Bench {
         assert!(self.write(self.key(), at, notes, immediate));
     }
 
-    /// Waits until the engine has heard of transfer `transfer`, at least 6, without telling of it.
-    fn hear(&mut self, transfer: u64) {
-        let bound = transfer + 2 + UNHEARD - PAGES as u64;
+    /// Waits until the engine has the end of transfer `transfer`, at least 6, without reporting it.
+    fn await_end(&mut self, transfer: u64) {
+        let bound = transfer + 2 + UNREPORTED - PAGES as u64;
         assert!(bound > 0);
         while self.engine.as_mut().unwrap().overwritten().unwrap() < bound {
             self.engine.as_mut().unwrap().wait(LONG).unwrap();
@@ -562,7 +562,7 @@ impl Bench {
     }
 }
 
-fn notes(frame: u64, number: u64, psn: u32) -> [u8; 128] {
+fn metadata_bytes(frame: u64, number: u64, psn: u32) -> [u8; 128] {
     let mut bytes = [0; 128];
     bytes[4..8].copy_from_slice(&psn.to_be_bytes());
     bytes[12..20].copy_from_slice(&(SECONDS + frame).to_be_bytes());

@@ -1,39 +1,39 @@
-//! What a sensor tells of its frames beside the ledger, by their metadata.
+//! Counters of a sensor besides the ledger, computed from frame metadata.
 
 use super::metadata::Metadata;
 use daq_core::ledger::Counter;
 
-/// What is counted beside the ledger.
+/// Names of the counters.
 pub(super) const COUNTS: &[&str] = &["metadata", "skipped", "short", "control_errors", "rearmed"];
 
-/// Where requests that failed stand in [`COUNTS`].
+/// The index in [`COUNTS`] of the number of failed register requests.
 pub(super) const CONTROL_ERRORS: usize = 3;
 
 /// The index in [`COUNTS`] of the number of times that a sensor was armed again.
 pub(super) const REARMED: usize = 4;
 
-/// The counters of [`COUNTS`], in their order.
+/// The counters, in the order of [`COUNTS`].
 pub(super) type Counters = [Counter; 5];
 
-/// Frames that the sensor has numbered, at most, between two that came, for a gap between them to be believed.
+/// Maximum number of skipped frames between two received frames; a larger difference is ignored as implausible.
 const MAX_SKIPPED: u16 = 1 << 15;
 
-/// What is known of a sensor beside the ledger.
+/// Statistics of a sensor besides the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// Frames whose metadata came.
+pub struct Statistics {
+    /// Number of frames whose metadata arrived.
     pub metadata: u64,
-    /// Frames that the sensor has numbered and never sent.
+    /// Number of frames that the sensor numbered and never sent.
     pub skipped: u64,
-    /// Frames that the sensor ended early: it says that it has written fewer bytes than a frame has, or the packet that ended
-    /// one, without metadata, had too few.
+    /// Number of frames that the sensor ended early: the metadata report fewer bytes than a frame has, or the end packet
+    /// without metadata was too short.
     pub short: u64,
-    /// The number of the last frame whose metadata came: ours and the sensor's.
+    /// The last frame whose metadata arrived: our frame number and the sensor's.
     last: Option<(u64, u16)>,
 }
 
-impl Seen {
-    /// Heeds the metadata of frame `frame` of `bytes` bytes.
+impl Statistics {
+    /// Updates the statistics with the metadata of frame `frame`, which has `bytes` bytes.
     pub(super) fn note(&mut self, frame: u64, bytes: usize, metadata: &Metadata) {
         self.metadata += 1;
         if metadata.bytes_written < bytes as u64 {
@@ -42,7 +42,7 @@ impl Seen {
         if let Some((last, number)) = self.last
             && frame > last
         {
-            // Modulo 2^16, as the sensor counts: what it counted beyond what the packets did.
+            // Modulo 2^16, like the sensor's counter: how many frames it counted more than the packet numbers show.
             #[expect(clippy::cast_possible_truncation, reason = "modulo 2^16")]
             let came = (frame - last) as u16;
             let skipped = metadata.frame.wrapping_sub(number).wrapping_sub(came);
@@ -55,13 +55,13 @@ impl Seen {
         }
     }
 
-    /// The sensor counts anew.
+    /// Forgets the last frame, because the sensor restarted its count.
     pub(super) const fn begin(&mut self) {
         self.last = None;
     }
 
-    /// Has `counters` say the same.
-    pub(super) fn tell(&self, counters: &Counters) {
+    /// Copies the statistics to `counters`.
+    pub(super) fn store(&self, counters: &Counters) {
         let [metadata, skipped, short, _, _] = counters;
         metadata.set(self.metadata);
         skipped.set(self.skipped);

@@ -1,6 +1,6 @@
-//! A source whose frames a card writes: what it asks of the plan, and what it is built of.
+//! The source in queue-pair mode: its requirements for the plan, and how its engine is built.
 
-use super::pages::{GRAIN, Pages};
+use super::pages::{ALIGNMENT, Pages};
 use super::queue_pair::{self, Parts, QueuePair};
 use super::{Hsb, Mode};
 use daq_core::entry::{EngineRequirements, SourceContext};
@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 const ROCE: u16 = 4791;
 
 impl Hsb {
-    /// The name of the card whose queue pair is written through; none where frames come by a socket.
+    /// The name of the NIC of the queue pair; `None` in socket mode.
     pub(super) fn nic(&self) -> Option<&str> {
         let names = self.config.nics.as_ref()?.all();
         let is_pair = self.config.mode == Mode::QueuePair;
@@ -25,11 +25,11 @@ impl Hsb {
     pub(super) fn engine_needs(&self) -> EngineRequirements {
         let is_emulated_nic = self.nic().is_some_and(nics::is_emulated_nic);
         let host_only = if is_emulated_nic {
-            Some("a card made of software is given host memory alone")
+            Some("an emulated NIC can only write to host memory")
         } else if self.config.path == P2pPreference::Auto {
             Some(
-                "the CPU looks at each packet's mark and each frame's metadata, which it reads fastest and surest in host \
-                 memory; path = \"direct\" asks for the GPU's",
+                "the CPU reads the marker of each packet and the metadata of each frame, which is fastest and safest in host \
+                 memory; path = \"direct\" selects GPU memory",
             )
         } else {
             None
@@ -42,7 +42,7 @@ impl Hsb {
             cpu_reads_memory: true,
             can_ring_doorbell: false,
             faults: queue_pair::FAULTS,
-            alignment: GRAIN,
+            alignment: ALIGNMENT,
             max_slot: 1 << 32,
             max_slots: queue_pair::MAX_PAGES,
         }
@@ -50,31 +50,31 @@ impl Hsb {
 
     pub(super) fn note_queue_pair(&self, nic: &str, notes: &mut Vec<String>) {
         notes.push(format!(
-            "a sensor waits for nobody: give the ring slots for as long as its thread may be held up, at least {} and at most {}",
+            "a sensor cannot wait: choose a ring with enough slots for the longest delay of its thread, at min {} and at most {}",
             queue_pair::MIN_PAGES,
             queue_pair::MAX_PAGES
         ));
         if self.config.path == P2pPreference::Direct {
             notes.push(
-                "path = \"direct\": the CPU reads 8 bytes of each packet and the metadata from the GPU's memory, before the card's \
-                 writes are flushed: a packet that is seen too late counts as missing, and where the CPU does not reach that \
-                 memory the source does not start; path = \"staged\" reads them from host memory"
+                "path = \"direct\": the CPU reads 8 bytes of each packet and the metadata from GPU memory, before the NIC's \
+                 writes are flushed. A packet that becomes visible too late counts as missing. If the CPU cannot access that \
+                 memory, the source does not start. path = \"staged\" reads them from host memory"
                     .to_owned(),
             );
         }
         if nics::is_emulated_nic(nic) {
             notes.push(
-                "no real sensor writes to a card made of software: `daq emulate hsb --nic software` does"
+                "a real sensor cannot write to an emulated NIC; use `daq emulate hsb --nic software`"
                     .to_owned(),
             );
         }
         if self.config.relaxed_ordering {
             notes.push(
-                "relaxed ordering: a frame may be told of before all its writes are visible, unless the card says otherwise"
+                "relaxed ordering: a frame may be published before all its writes are visible, unless the NIC guarantees otherwise"
                     .to_owned(),
             );
         }
-        notes.push("not yet run on a ConnectX with a Holoscan Sensor Bridge".to_owned());
+        notes.push("not yet tested on a ConnectX with a Holoscan Sensor Bridge".to_owned());
     }
 
     pub(super) fn build_queue_pair(
@@ -90,7 +90,7 @@ impl Hsb {
         let card = nics::open(&nic).map_err(|error| failed(error.to_string()))?;
         let port = card.port().map_err(|error| failed(error.to_string()))?;
         let address = self.check_port(&nic, &port).map_err(failed)?;
-        // The number of the queue pair and the addresses of the pages are known when the sensor is armed.
+        // The queue pair number and the page addresses are set when the sensor is armed.
         let pages = self.config.pages(0);
         let engine = QueuePair::new(Parts {
             name: format!("source {}", context.name),
@@ -105,13 +105,13 @@ impl Hsb {
         Ok(Producers::Engine(Box::new(engine)))
     }
 
-    /// The address that sensors reach a port at, if they do.
+    /// Returns the IPv4 address of a port, or why sensors cannot send to it.
     fn check_port(&self, nic: &str, port: &Port) -> Result<Ipv4Addr, String> {
         let gid = Ipv6Addr::from(port.gid);
         let address = gid.to_ipv4_mapped().ok_or_else(|| {
             format!(
-                "entry {} of its table of addresses is {gid}, and a sensor knows IPv4 alone: choose one of RoCE v2 by \
-                 \"{}:{}@GID\", `rdma link` and `show_gids` list them",
+                "GID table entry {} is {gid}, but a sensor supports only IPv4: select a RoCE v2 entry with an IPv4 address as \
+                 \"{}:{}@GID\"; `rdma link` and `show_gids` list them",
                 port.gid_index,
                 nic.split(':').next().unwrap_or(nic),
                 port.number
@@ -123,7 +123,7 @@ impl Hsb {
         ));
         if largest > port.mtu as usize {
             return Err(format!(
-                "packets of {packet} bytes where its port takes {} a write: set `packet = \"{} B\"`, or raise the network's \
+                "packets of {packet} bytes exceed the MTU of its port, {} bytes: set `packet = \"{} B\"`, or raise the network's \
                  MTU",
                 port.mtu, port.mtu
             ));
