@@ -160,15 +160,18 @@ pub fn problems(from: Option<&List<Allowed>>, listen: &[SocketAddr]) -> Vec<Prob
     };
     let mut found = Vec::new();
     if !(1..=MAX_ALLOWED).contains(&allowed.len()) {
-        let message = format!("{} senders; 1 to {MAX_ALLOWED} are possible", allowed.len());
-        let help = "leave `from` out to accept every sender, or combine addresses to networks";
+        let message = format!(
+            "`from` has {} senders, but must have 1 to {MAX_ALLOWED}",
+            allowed.len()
+        );
+        let help = "omit `from` to accept every sender, or combine addresses to networks";
         found.push(Problem::at("from", message).help(help));
     }
     for address in listen {
         let is_same = |entry: &Allowed| entry.network.is_ipv4() == address.is_ipv4();
         if !allowed.is_empty() && !allowed.iter().any(is_same) {
             let message =
-                format!("no sender of the protocol of {address}: it would receive nothing");
+                format!("no sender has the IP version of {address}, which would receive nothing");
             let help = "add an IPv4 sender for an IPv4 address of `listen`, an IPv6 sender for an IPv6 address";
             found.push(Problem::at("from", message).help(help));
             break;
@@ -181,7 +184,7 @@ pub fn problems(from: Option<&List<Allowed>>, listen: &[SocketAddr]) -> Vec<Prob
 pub fn note(from: Option<&List<Allowed>>) -> Option<String> {
     let names: Vec<_> = from?.0.iter().map(Allowed::to_string).collect();
     Some(format!(
-        "packets from senders other than {} are refused",
+        "packets from senders other than {} are dropped",
         names.join(", ")
     ))
 }

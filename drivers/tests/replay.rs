@@ -544,7 +544,7 @@ fn recording_replay_has_same_bytes_and_gaps() {
 #[test]
 fn recording_is_looped() {
     let dir = TempDir::new().unwrap();
-    // Frames 10, 11, 14, then a count that begins anew: 12, 13. Missing: the first and the last place of a pass, and one
+    // Frames 10, 11, 14, then a restarted count: 12, 13. Missing: the first and the last place of a pass, and one
     // between.
     let captures = vec![
         capture(0, 10, 1, 1000),

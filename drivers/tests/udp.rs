@@ -39,7 +39,7 @@ fn raw_text(listen: &str, payload: usize, width: u32, more: &str) -> String {
     )
 }
 
-/// What place `sequence` holds: by its lowest 16 bits, which are all that the narrowest number tells.
+/// The payload of packet `sequence`: depends only on its lowest 16 bits, the width of the narrowest number.
 fn payload(sequence: u64, bytes: usize) -> Vec<u8> {
     let seed = (sequence & 0xffff).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..bytes as u64)
@@ -227,8 +227,8 @@ fn schedule(format: &Format, first: u64, fates: &[Fate]) -> Vec<Sent> {
 /// `fates` after two frames in order, without those that begin a new count: around the first packets of a count it
 /// matters where batches end.
 fn after_a_clean_start(fates: &[Fate]) -> Vec<Fate> {
-    let begins_anew = |fate: &&Fate| matches!(fate, Fate::Jump(_) | Fate::Restart);
-    let rest = fates.iter().filter(|fate| !begins_anew(fate));
+    let is_restart = |fate: &&Fate| matches!(fate, Fate::Jump(_) | Fate::Restart);
+    let rest = fates.iter().filter(|fate| !is_restart(fate));
     std::iter::repeat_n(&Fate::Sent, 64)
         .chain(rest)
         .copied()
@@ -667,7 +667,7 @@ fn open_failure_is_reported_with_fix() {
             "{error}"
         );
     }
-    // Even one that shares its port with whoever asks.
+    // Even a socket that shares its port.
     let spec_of = |port| {
         spec(
             &ENTRY,

@@ -104,11 +104,11 @@ pub enum Split {
     },
 }
 
-/// Why a packet is refused. Such packets carry no number to be trusted, so they are counted apart.
+/// Why a packet is rejected. The number of such a packet cannot be trusted, so they are counted separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reject {
     /// Fewer bytes than the packet says it has.
-    #[error("{got} bytes where at least {need} are needed")]
+    #[error("the packet has {got} bytes, but needs at least {need}")]
     Short {
         /// Bytes needed.
         need: usize,
@@ -116,7 +116,7 @@ pub enum Reject {
         got: usize,
     },
     /// More bytes than the packet says it has.
-    #[error("{got} bytes where its header states {expected}")]
+    #[error("the packet has {got} bytes, but its header states {expected}")]
     Long {
         /// Bytes stated.
         expected: usize,
@@ -125,7 +125,7 @@ pub enum Reject {
     },
     /// A packet of fixed length has another one.
     #[error(
-        "{got} bytes where header, payload and trailer make {expected}: check `header`, `payload` and `trailer`"
+        "the packet has {got} bytes, but header, payload and trailer add up to {expected}: check `header`, `payload` and `trailer`"
     )]
     Length {
         /// Bytes expected.
@@ -135,7 +135,7 @@ pub enum Reject {
     },
     /// It does not begin as a packet of this format does.
     #[error(
-        "it begins with {found:#06x}, not {expected:#06x}: another format or another sender on this port"
+        "the packet begins with {found:#06x}, not {expected:#06x}: it has another format, or another sender uses this port"
     )]
     BadMagic {
         /// The first two bytes.
@@ -144,7 +144,7 @@ pub enum Reject {
         expected: u16,
     },
     /// Another variant of the format.
-    #[error("it is SPEAD-{}-{found}, configured is SPEAD-64-{expected}: set `address_bits = {found}`", u32::from(*.pointer) + u32::from(*.found))]
+    #[error("the packet is SPEAD-{}-{found}, but SPEAD-64-{expected} is configured: set `address_bits = {found}`", u32::from(*.pointer) + u32::from(*.found))]
     Flavour {
         /// Bits of an item's mode and identifier.
         pointer: u16,
@@ -154,14 +154,14 @@ pub enum Reject {
         expected: u32,
     },
     /// An item without which the packet cannot be placed is missing.
-    #[error("it has no {item}")]
+    #[error("the packet has no {item}")]
     MissingItem {
         /// What is missing.
         item: &'static str,
     },
     /// The payload begins where no packet of the configured size begins.
     #[error(
-        "its payload begins at byte {offset} of the heap, where no packet begins: check `packet` and `first`"
+        "the payload begins at byte {offset} of the heap, which is not a packet boundary: check `packet` and `first`"
     )]
     Misplaced {
         /// Where it begins.
@@ -169,7 +169,7 @@ pub enum Reject {
     },
     /// The payload is not as long as its place.
     #[error(
-        "{got} bytes of payload at byte {offset} of the heap, where {expected} belong: check `packet` and `first`"
+        "the packet has {got} bytes of payload at byte {offset} of the heap, but should have {expected}: check `packet` and `first`"
     )]
     PayloadLength {
         /// Where the payload begins.

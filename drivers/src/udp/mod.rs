@@ -255,7 +255,7 @@ impl SourceSpec for Udp {
             .format
             .start_learning(&context.geometry, self.threads());
         let mut fillers: Vec<Box<dyn Filler>> = Vec::new();
-        let mut is_told = false;
+        let mut is_logged = false;
         let mut senders = None::<SenderWatch>;
         for address in &self.config.listen.0 {
             let sockets = self
@@ -263,8 +263,8 @@ impl SourceSpec for Udp {
                 .map_err(|why| SourceError::new(format!("UDP {address}"), why.to_string()))?;
             for socket in sockets {
                 let granted = socket.granted();
-                if granted.is_short() && !is_told {
-                    is_told = true;
+                if granted.is_short() && !is_logged {
+                    is_logged = true;
                     tracing::warn!("source {}: {granted}", context.name);
                 }
                 if !socket.coalesces() {

@@ -32,8 +32,8 @@ pub fn arrived() {
         .expect("the loopback interface carries packets");
 }
 
-/// A UDP port of the loopback interface that is free now: none of those that the kernel gives to whoever asks for any,
-/// so that nobody is given it before it is used, and given out once in this process.
+/// Returns a free UDP port of the loopback interface, outside the range that Linux assigns automatically, and only once per
+/// process.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();

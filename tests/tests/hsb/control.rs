@@ -43,7 +43,11 @@ fn run_after_killed_run_rearms_device() {
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc0.delivered", 100);
     let outcome = live.stop();
-    assert!(outcome.stderr.contains("taking it over"), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("taking it over"),
+        "{}",
+        outcome.stderr
+    );
     let counts = board.stop();
     assert_eq!(counts.sensors[0].arms, 2);
     is_host_correct(&counts);

@@ -120,7 +120,7 @@ fn packets_all_rejected_are_logged_with_reason_and_fix() {
     for part in [
         "51 packets".to_owned(),
         format!(
-            "{} bytes where header, payload and trailer make {length}",
+            "the packet has {} bytes, but header, payload and trailer add up to {length}",
             length + 1
         ),
         "check `header`, `payload`".to_owned(),
@@ -263,7 +263,7 @@ fn heaps_without_declared_time_are_logged_once_with_fix() {
         let log = live.stop().ok().stderr;
         let lines: Vec<_> = log
             .lines()
-            .filter(|line| line.contains("frames have no time"))
+            .filter(|line| line.contains("frames have no timestamp"))
             .collect();
         assert_eq!(lines.len(), usize::from(!why.is_empty()), "{log}");
         assert!(

@@ -35,10 +35,10 @@ impl QueuePair {
             )));
         }
         let (memory, _) = self
-            .registrar
+            .registrations
             .find_containing(base)
             .ok_or_else(|| self.unfit("its slots are not registered with the NIC"))?;
-        let keys = self.registrar.acquire(memory)?;
+        let keys = self.registrations.acquire(memory)?;
         let key = keys.of(0);
         let offset = usize::try_from(base - memory).unwrap_or(usize::MAX);
         let room = key.region().bytes().saturating_sub(offset);

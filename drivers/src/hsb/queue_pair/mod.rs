@@ -112,7 +112,7 @@ pub(super) struct QueuePair {
     queue: Option<Box<dyn verbs::QueuePair>>,
     keys: Option<Arc<RailRegions>>,
     nic: Arc<dyn Nic>,
-    registrar: Arc<RegistrationSet>,
+    registrations: Arc<RegistrationSet>,
     device: Arc<dyn DmaDevice>,
     pages: Pages,
     /// The pages for an arming that waits until the device is found.
@@ -185,7 +185,7 @@ impl QueuePair {
             relaxed,
         };
         // The only link is a queue pair, which `quiesce` always destroys.
-        let registrar =
+        let registrations =
             RegistrationSet::new(std::slice::from_ref(&nic), access, Box::new(|| Ok(())));
         let places = pages.packets();
         let none = WorkCompletion {
@@ -200,8 +200,8 @@ impl QueuePair {
             supervisor,
             queue: None,
             keys: None,
-            device: registrar.clone(),
-            registrar,
+            device: registrations.clone(),
+            registrations,
             receives: 0,
             nic,
             unposted: 0,

@@ -1,4 +1,4 @@
-//! Placing datagrams whose format is learned from the first of them.
+//! Places datagrams whose format is detected from the first of them.
 //!
 //! ```text
 //!   datagrams ─▶ learner (shared by the threads) ─▶ learned: pin format and window
@@ -212,7 +212,7 @@ impl Placer {
         window.reject(rejected);
         if rejected > 0 && self.rejections.count("unknown_sizes", rejected, &why) {
             tracing::warn!(
-                "source {}: cannot learn the sizes of heaps and packets: {why}. Rejected: {}; more are only counted",
+                "source {}: cannot detect the sizes of heaps and packets: {why}. Rejected: {}; more are only counted",
                 self.name,
                 counted(rejected, "packet"),
             );

@@ -1,4 +1,4 @@
-//! From datagrams to places: what the sources `udp`, `xdp` and `replay` have in common.
+//! Places datagrams in frames; shared by the sources `udp`, `xdp` and `replay`.
 
 pub(crate) mod held;
 mod learning;
@@ -12,7 +12,7 @@ use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
 use learning::Learning;
 
-/// Parses datagrams and puts their payload where it belongs.
+/// Parses datagrams and places their payload in the window.
 #[derive(Debug)]
 pub struct Placer {
     /// The source's name, for messages.
@@ -20,24 +20,24 @@ pub struct Placer {
     format: Format,
     has_time: bool,
     rejections: Rejections,
-    /// Whether heaps without data were logged: one may come with every packet.
+    /// Whether heaps without data were logged; logged once, because every packet may belong to one.
     is_other_heap_logged: bool,
     /// Whether heaps without the declared time were logged.
     is_missing_time_logged: bool,
-    /// While the format is learned, and until what was received meanwhile is placed.
+    /// Set while the format is detected, and until the packets received meanwhile are placed.
     learning: Option<Box<Learning>>,
     recut: Option<Box<Recut>>,
 }
 
-/// What became of a datagram.
+/// The result of placing a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Put {
     Done,
-    /// Its place had arrived already.
+    /// The packet had already arrived.
     Duplicate,
     /// It carries a message instead of data.
     Control(Control),
-    /// It must wait for room.
+    /// The packet must wait for a free slot.
     Held,
 }
 
@@ -64,19 +64,19 @@ impl Placer {
         self
     }
 
-    /// The format, which learns from the packets.
+    /// The format, which detects sizes from the packets.
     pub fn format(&self) -> &Format {
         &self.format
     }
 
-    /// The format, which learns from the packets.
+    /// The format, which detects sizes from the packets.
     pub fn format_mut(&mut self) -> &mut Format {
         &mut self.format
     }
 
-    /// The time of a packet that carries `ticks` and was received at `received`.
+    /// Returns the timestamp of a packet that carries `ticks` and was received at `received`.
     ///
-    /// Where the format has a time of its own, no other is mixed with it.
+    /// If the format contains timestamps, the receive time is never used instead.
     #[inline]
     pub fn time(&self, ticks: Option<u64>, received: Timestamp) -> Timestamp {
         if !self.has_time {
@@ -124,7 +124,7 @@ impl Placer {
         }
     }
 
-    /// Counts a message, and takes its unit out of what is expected.
+    /// Counts a control message, and removes its unit from the expected ones.
     fn handle_control(&mut self, window: &mut ReorderWindow, control: Control) {
         window.control(1);
         let unit = match control {
@@ -269,9 +269,9 @@ impl Placer {
         self.is_other_heap_logged = true;
         let wanted = self.format.places().unit_bytes;
         tracing::info!(
-            "source {}: heap {unit} has {bytes} bytes, not {wanted}, so it is no frame: its packets are counted as \
+            "source {}: heap {unit} has {bytes} bytes, not {wanted}, so it is not a frame: its packets are counted as \
              `control`, as those of descriptors are, and so are more of the kind. If it carries samples, have the sender \
-             send descriptors in a heap of their own, or set `heap = {bytes}`",
+             send descriptors in separate heaps, or set `heap = {bytes}`",
             self.name,
         );
     }
@@ -285,8 +285,8 @@ impl Placer {
             && let Some(why) = spead.why_no_time(bytes)
         {
             tracing::warn!(
-                "source {}: frames have no time: {why}, or leave `timestamp` out to have the time of \
-                 reception",
+                "source {}: frames have no timestamp: {why}, or omit `timestamp` to use the receive \
+                 time",
                 self.name
             );
         }
@@ -295,14 +295,14 @@ impl Placer {
     #[cold]
     fn log_placement(&self, id: PacketId) {
         let message = format_args!(
-            "the number {} is far from the packets before it; check where the format says that the number is, or whether \
+            "the number {} is far from the packets before it; check the position of the number in the format, and whether \
              two senders share the port",
             id.unit
         );
         // The window counts them, once it is known that they are rejected.
         if self.rejections.count(FAR_NUMBER, 0, message) {
             tracing::warn!(
-                "source {}: a packet is rejected ({FAR_NUMBER}) unless later ones agree with it: {message}. Further ones are only counted",
+                "source {}: a packet is rejected ({FAR_NUMBER}) unless later ones are consistent with it: {message}. Further ones are only counted",
                 self.name,
             );
         }

@@ -27,8 +27,8 @@ pub enum PcapError {
         /// The system's answer.
         source: io::Error,
     },
-    /// It is no capture.
-    #[error("{} is neither pcap nor pcapng (it begins with {found:02x?}): `file` tells what it is; unpack it first where it is compressed", path.display())]
+    /// Not a capture.
+    #[error("{} is neither pcap nor pcapng (it begins with {found:02x?}): `file` shows its type; decompress it first if it is compressed", path.display())]
     NotCapture {
         /// Which file.
         path: PathBuf,

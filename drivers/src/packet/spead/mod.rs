@@ -31,10 +31,10 @@ pub(super) const ENTRY: FormatEntry = FormatEntry {
     name: "spead",
     summary: "SPEAD-64-40/48 heaps, as radio telescopes send them",
     example: r#"kind   = "spead"
-# heap and packet sizes are learned from the first heaps unless given:
+# heap and packet sizes are detected from the first heaps unless set:
 # heap   = "1 MiB"       # payload of one heap: one frame
-# packet = "8 KiB"       # payload of each packet but the first and the last
-# first  = "8176 B"      # payload of a heap's first packet, where it has fewer
+# packet = "8 KiB"       # payload of each packet except the first and the last
+# first  = "8176 B"      # payload of a heap's first packet, if smaller
 "#,
 };
 
@@ -260,13 +260,13 @@ impl Spead {
         let is_addressed = |word: u64| word & IMMEDIATE == 0 && word >> self.address_bits == id;
         Some(if words.clone().any(is_addressed) {
             format!(
-                "the item {id:#x} is in the payload of the heap, not in its item pointer: have the sender make it immediate \
+                "the item {id:#x} is in the payload of the heap, not in its item pointer: configure the sender to make it immediate \
                  (spead2: shape `()`, format `[('u', {})]`)",
                 self.address_bits
             )
         } else {
             format!(
-                "the first packet of a heap has no item {id:#x}: write the sender's item of the time as `item` of `timestamp`"
+                "the first packet of a heap has no item {id:#x}: set `item` of `timestamp` to the sender's timestamp item"
             )
         })
     }

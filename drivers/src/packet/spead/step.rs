@@ -1,4 +1,4 @@
-//! What heap counters grow by: a vote of the counters seen, and a check that goes on once the step is fixed.
+//! The step of heap counters: a vote of the received counters, and a check that continues after the step is fixed.
 
 use super::Numbering;
 use std::sync::Arc;
@@ -134,8 +134,8 @@ impl StepCheck {
             self.is_logged = true;
             let (name, learned) = (&self.name, self.step);
             tracing::warn!(
-                "source {name}: heap counters grow by {step}, but a step of {learned} was learned from the first heaps, so frames \
-                 are counted as lost or rejected that are not: set `step = {step}` in [source.{name}.format] and restart"
+                "source {name}: heap counters grow by {step}, but a step of {learned} was detected from the first heaps, so frames \
+                 are wrongly counted as lost or rejected: set `step = {step}` in [source.{name}.format] and restart"
             );
         }
         self.counters.clear();
