@@ -1,5 +1,5 @@
-//! Kernels of the user's own on a real GPU, from source, PTX and machine code. Skipped, with the reason, where there is
-//! no GPU or no compiler. Nothing of the repository is read at run time.
+//! User kernels on a real GPU, from source, PTX and machine code. Skipped, with the reason, without a GPU or a
+//! compiler. Reads no file of the repository at run time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 const CLIP: &str = include_str!("../../configs/kernels/clip.cu");
 
-/// Writes all that it receives: what is known of the frame, its parameters, and a sum of the payload that every thread of
-/// every block has its part in.
+/// Writes everything it receives: the frame's metadata, its parameters, and a sum of the payload to which every thread
+/// of every block contributes.
 const REPORT: &str = r"
 struct Params {
     float gain = 1;
@@ -48,15 +48,15 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
     for (daq::Size i = in.index(); i < in.points; i += in.stride()) y[i] = p.gain * x[i] + p.taps[i % 4];
 }
 ";
-/// What makes it a file that is compiled outside of daq.
+/// Lines that make it a file that is compiled outside of daq.
 const MACROS: &str = "DAQ_KERNEL(on_frame, Params)\nDAQ_ENTRY(again, on_frame)\nDAQ_PARAM(Params, gain)\n\
                       DAQ_PARAM(Params, taps)\nDAQ_PARAM(Params, on)\n";
 
 const POINTS: usize = 1000;
 const PLACES: u32 = 70;
-/// Words that `REPORT` writes before its numbers.
+/// Number of words that `REPORT` writes before its numbers.
 const VALUES: usize = 32;
-/// Bursts in flight at a time, as in the engine.
+/// Number of bursts in flight, as in the runtime.
 const IN_FLIGHT: usize = 9;
 
 fn device() -> Option<&'static Device> {
@@ -108,7 +108,7 @@ fn reporting(file: &str) -> FileKernel {
     }
 }
 
-/// Frame `i`: what is known of it, its bitmap and its samples.
+/// Frame `i`: metadata, bitmap and samples.
 fn frame(i: u64) -> (FrameMeta, [u64; 2], Vec<i16>) {
     let missing = i % 5 == 3;
     let bitmap = if missing {
@@ -128,7 +128,7 @@ fn frame(i: u64) -> (FrameMeta, [u64; 2], Vec<i16>) {
             ns: 1_700_000_000_000_000_000 + i,
             clock: Clock::Kernel,
         },
-        // One that the stream ended in.
+        // A frame in which the stream ended.
         length: if i == 11 { 2 * POINTS - 2 } else { 2 * POINTS },
         places: PLACES,
         arrived: if missing { PLACES - 2 } else { PLACES },
@@ -160,7 +160,7 @@ fn ring(device: &'static Device, slots: usize, bytes: usize) -> (Arc<Region>, Pr
     (region, producer, reader)
 }
 
-/// Builds `keys`, whose file lies in `directory`.
+/// Builds `keys`, whose file is in `directory`.
 fn build(
     keys: &FileKernel,
     directory: &Path,
@@ -191,7 +191,7 @@ impl Bench {
         }
     }
 
-    /// Publishes frames `first` and on in the input ring.
+    /// Publishes frames in the input ring, starting at `first`.
     fn publish(&mut self, first: u64, frames: u64) {
         assert_eq!(self.source.claim(frames), frames, "the ring is full");
         for i in 0..frames {
@@ -204,7 +204,7 @@ impl Bench {
         self.source.publish(frames);
     }
 
-    /// Runs bursts of these sizes with up to nine in flight; says how many frames were consumed and failed.
+    /// Runs bursts of these sizes with up to nine in flight; returns the numbers of consumed and failed frames.
     fn run(&mut self, bursts: &[usize]) -> Result<(u64, u64), KernelError> {
         let (mut consumed, mut failed) = (0, 0);
         for some in bursts.chunks(IN_FLIGHT) {
@@ -231,7 +231,7 @@ impl Bench {
         Ok((consumed, failed))
     }
 
-    /// Takes what was published in the output ring.
+    /// Takes the published frames from the output ring.
     fn take(&mut self) -> Vec<(FrameMeta, Vec<u64>)> {
         let base = self.regions[1].address().as_ptr().addr() as u64;
         let memory = self.regions[1].memory().unwrap();
@@ -252,10 +252,10 @@ impl Bench {
     }
 }
 
-/// Runs 200 frames through `keys` over rings of 64 slots and compares all that comes.
+/// Runs 200 frames through `keys` over rings of 64 slots and compares all outputs.
 fn reports_the_frame(device: &'static Device, keys: &FileKernel, directory: &Path) {
     let mut bench = Bench::new(device, keys, directory, 64);
-    // Sizes that share no factor with the ring's, so that bursts lie over its end.
+    // Burst sizes without a common factor with the ring's size, so that bursts cross its end.
     let sizes = [5, 3, 7, 1, 4, 6, 2, 7, 5, 3];
     let (mut next, mut came) = (0, 0);
     let mut totals = (0, 0);
@@ -267,7 +267,7 @@ fn reports_the_frame(device: &'static Device, keys: &FileKernel, directory: &Pat
         totals = (totals.0 + consumed, totals.1 + failed);
         next += frames;
         for (meta, words) in bench.take() {
-            // The short one is left out.
+            // The short frame is skipped.
             came += u64::from(came == 11);
             expect(came, keys, meta, &words);
             came += 1;
@@ -278,7 +278,7 @@ fn reports_the_frame(device: &'static Device, keys: &FileKernel, directory: &Pat
     assert!(occupancy > 0.0 && occupancy <= 1.0, "{occupancy}");
 }
 
-/// Output `i` is what `REPORT` makes of frame `i`.
+/// Compares output `i` with the expected output of `REPORT` for frame `i`.
 fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
     let (meta, bitmap, samples) = frame(i);
     let length = 8 * (VALUES + POINTS);
@@ -290,7 +290,7 @@ fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
     };
     assert_eq!(got, wanted, "frame {i}");
     let (blocks, threads) = (u64::from(keys.blocks.unwrap()), u64::from(keys.threads));
-    // What is not compiled by daq knows only the most threads that there can be.
+    // Code that daq did not compile is limited only by the maximum number of threads.
     let declared = if Path::new(&keys.file).extension() == Some("cu".as_ref()) {
         threads
     } else {
@@ -352,7 +352,7 @@ fn source_file_is_compiled_with_all_parameters_and_facts() {
     reports_the_frame(device, &wide, directory.path());
 }
 
-/// Device code of `text` as a tool outside of daq would make it, in a file called `name`.
+/// Compiles `text` like a tool outside of daq, for a file called `name`.
 fn outside(compiler: Compiler, text: &str, target: Target, path: &Path) {
     let whole = format!("#include \"daq.cuh\"\n{text}");
     let source = Source {
@@ -470,7 +470,7 @@ fn impossible_file_kernel_is_rejected_with_fix() {
     }
 }
 
-/// The example of the documentation takes out what is too strong, with its neighbours.
+/// The example of the documentation removes samples that are too strong, with their neighbours.
 #[test]
 fn example_kernel_clips_samples() {
     let (Some(device), Some(_)) = (device(), compiler()) else {
@@ -515,7 +515,7 @@ fn example_kernel_clips_samples() {
     }
 }
 
-/// Says in a child what a fault does to it.
+/// Reports in a child process how a fault affects it.
 const FAULT: &str = "DAQ_TEST_FAULT";
 
 #[test]
@@ -536,7 +536,7 @@ fn gpu_fault_is_named_and_gpu_not_used_again() {
             "{said}\n{}",
             String::from_utf8_lossy(&child.stderr)
         );
-        // The fault was the child's alone.
+        // The fault affected only the child.
         device.synchronize().unwrap();
         return;
     }
@@ -556,6 +556,6 @@ fn gpu_fault_is_named_and_gpu_not_used_again() {
     assert!(later.is_sticky(), "{later}");
     println!("fault: {error}");
     drop(directory);
-    // What lies on a GPU that is gone cannot be given back in order.
+    // Memory of a lost GPU cannot be freed in order.
     std::process::exit(0);
 }

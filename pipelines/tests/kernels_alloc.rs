@@ -1,4 +1,4 @@
-//! The built-in kernels allocate nothing once they are built.
+//! The built-in kernels allocate nothing after they are built.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,7 @@ thread_local! {
 struct Counting;
 
 fn count() {
-    // No counter is left while a thread ends; nothing is counted then.
+    // The counter does not exist while a thread ends; nothing is counted then.
     let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
 }
 
@@ -72,7 +72,7 @@ fn allocations(spec: &dyn KernelSpec, input: &Layout) -> (u64, usize) {
                 .bytes_mut()
                 .unwrap()
                 .fill(u8::try_from(burst).unwrap());
-            // Now and then a frame is missing.
+            // Some frames are missing.
             sequence += if burst % 17 == 5 { 2 } else { 1 };
             slots.finish(FrameMeta::whole(sequence, input.frame_bytes()));
         }

@@ -1,5 +1,5 @@
-//! The device code of kernels that stay on their GPU, compiled for the CPU: the same source gives the same bytes under both
-//! dispatches, whatever the order in which blocks, threads and the CPU's side go on.
+//! Device code of persistent kernels, compiled for the CPU: the same source gives the same bytes with both dispatch
+//! methods, in whatever order blocks, threads and the CPU's side run.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -16,13 +16,13 @@ const FILES: [(&str, &str); 4] = [
     ("daq.cuh", include_str!("../src/kernels/daq.cuh")),
 ];
 
-/// What daq makes of a user's file, with both entries.
+/// The text that daq compiles for a user's file, with both entries.
 const UNIT: &str = "#include \"daq.cuh\"\n#include \"user.cu\"\n\
                     namespace daq_otherwise { using Params = daq::NoParams; }\nusing namespace daq_otherwise;\n\
                     DAQ_DETAIL_PARAMS(::Params)\nDAQ_DETAIL_ENTRY(daq_burst, ::on_frame)\n\
                     DAQ_DETAIL_PERSISTENT(daq_persistent, ::on_frame)\n";
 
-/// Every number by itself, and everything that is known of the frame.
+/// Every number separately, and all metadata of the frame.
 const TELL: &str = r"
 struct Params {
     short gain = 3;
@@ -41,7 +41,8 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
 }
 ";
 
-/// Each thread needs what the others of its block have read; no barrier follows the last use of shared memory.
+/// Each thread needs data that the other threads of its block have read; no barrier follows the last use of shared
+/// memory.
 const NEIGHBOURS: &str = r"
 __device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {
     __shared__ unsigned read[DAQ_THREADS];
@@ -61,7 +62,7 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParam
 }
 ";
 
-/// Threads take different times, and most of them have nothing to do at all.
+/// Threads take different times, and most of them have no work.
 const UNEVEN: &str = r"
 __device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {
     const unsigned short* x = in.as<const unsigned short>();
@@ -76,22 +77,22 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParam
 }
 ";
 
-/// Teams, blocks, threads, slots of the input and the output, records (a power of two), frames.
+/// Concurrent frames, blocks, threads, slots of the input and the output, records (a power of two), frames.
 const SHAPES: [[u32; 7]; 9] = [
     [1, 1, 1, 1, 1, 1, 20],
     [1, 1, 32, 4, 4, 4, 2000],
     [1, 3, 64, 8, 5, 8, 1000],
     [3, 1, 32, 6, 8, 8, 1000],
     [2, 2, 96, 7, 16, 16, 1000],
-    // More teams than frames under way, some of which never work.
+    // More concurrent frames than frames in flight, so some blocks never work.
     [5, 2, 32, 2, 3, 4, 300],
     [4, 1, 1, 64, 64, 64, 5000],
     [7, 1, 32, 3, 3, 4, 5],
     [2, 2, 32, 4, 4, 4, 0],
 ];
 
-/// The program for a user's source; `None` with the reason printed where the compiler, or what the options ask of it, is
-/// not there.
+/// The program for a user's source; prints the reason and returns `None` if the compiler or a required option is not
+/// available.
 fn compile(directory: &Path, user: &str, options: &[&str]) -> Option<()> {
     for (name, text) in FILES.iter().chain(&[("unit.cu", UNIT), ("user.cu", user)]) {
         std::fs::write(directory.join(name), text).unwrap();
@@ -106,7 +107,7 @@ fn compile(directory: &Path, user: &str, options: &[&str]) -> Option<()> {
             "-Werror",
             "-pthread",
         ])
-        // Threads of a block are switched by longjmp, which hardened builds take for an attack.
+        // Threads of a block are switched by longjmp, which hardened builds treat as an attack.
         .args([
             "-U_FORTIFY_SOURCE",
             "-D_FORTIFY_SOURCE=0",
@@ -172,7 +173,7 @@ fn threads_of_different_duration_finish_under_both_dispatches() {
     is_the_same(UNEVEN);
 }
 
-/// Whatever the CPU's side and the kernel pass to each other is passed by bell or credit.
+/// The CPU's side and the kernel exchange data only through the doorbell and credits.
 #[test]
 fn frame_is_not_read_before_publication() {
     const SANITIZER: [&str; 3] = ["-fsanitize=thread", "-DSANITIZED", "-g"];

@@ -39,7 +39,7 @@ fn ballast(dir: &Path) -> PathBuf {
     path
 }
 
-/// Sequence numbers of the frames in the files, which are whole and what was sent; and causes of gaps.
+/// Sequence numbers of the frames in the files, after checking the files; and causes of gaps.
 fn recorded(dir: &Path) -> (Vec<u64>, Vec<(u64, Option<String>)>) {
     let mut metas: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
@@ -74,7 +74,7 @@ fn recorded(dir: &Path) -> (Vec<u64>, Vec<(u64, Option<String>)>) {
     (numbers, gaps)
 }
 
-/// Small segments are closed while the disk is full, a large one is open all the time.
+/// Small segments are closed while the disk is full, a large one stays open.
 const KEYS: [&str; 2] = ["segment = \"300 kB\"", "segment = \"1 GiB\""];
 
 #[test]

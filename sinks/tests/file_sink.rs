@@ -1,4 +1,4 @@
-//! Frames through the `file` sink: what the files say is what was sent.
+//! Frames through the `file` sink: the files contain what was sent.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use support::{Feed, SCALARS, Sent, context, layout, names, spec, wait_for};
 
-/// The committed segments of `stem` in their order: metadata and data.
+/// The committed segments of `stem` in order: metadata and data.
 fn segments(dir: &Path, stem: &str) -> Vec<(Meta, Vec<u8>)> {
     let mut names: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
@@ -43,7 +43,7 @@ fn segments(dir: &Path, stem: &str) -> Vec<(Meta, Vec<u8>)> {
     .collect()
 }
 
-/// The names in `dir` but those of locks, which are there while a sink is.
+/// The names in `dir` except lock files, which exist while a sink exists.
 fn files(dir: &Path) -> Vec<String> {
     let mut names = names(dir);
     names.retain(|name| !name.starts_with('.'));
@@ -367,7 +367,7 @@ const CHANNELS: u32 = 2;
 /// Two channels of int8, 24 points: 48 bytes, 6 places of 7 bytes and one of 6.
 const FRAME: usize = 48;
 
-/// One frame: how far its number is from the last one's, whether an epoch opens, missing places, bytes cut off.
+/// One frame: distance of its number from the last one, whether it starts an epoch, missing packets, bytes cut off.
 type Step = (u64, bool, BTreeSet<u32>, usize);
 
 fn frames(steps: &[Step]) -> Vec<Sent> {
@@ -427,7 +427,7 @@ proptest! {
         Feed::new(8, FRAME, PLACES + 1).give(&mut *sink, &sent);
         sink.finish().unwrap();
 
-        // What the files say of every sample: (epoch, number in its epoch's stream) -> (bytes, missing).
+        // Content of the files for every sample: (epoch, number in its epoch's stream) -> (bytes, missing).
         let mut listed = BTreeMap::new();
         let mut lost = 0;
         for (meta, data) in segments(dir.path(), "adc") {

@@ -1,6 +1,6 @@
-//! One stem has one writer, at any moment.
+//! A stem has at most one writer at any moment.
 //!
-//! No test here may start a process: between its fork and its exec it would hold every lock of this one.
+//! No test in this file may start a process, because between fork and exec it would hold every lock of this process.
 
 #![allow(clippy::unwrap_used)]
 
@@ -45,7 +45,7 @@ fn give(sink: &mut dyn Sink, sequence: u64) {
 fn stem_of_other_process_is_rejected_between_its_files() {
     for driver in ["file", "zarr"] {
         let dir = tempfile::tempdir().unwrap();
-        // As another process leaves it that has closed one segment and not yet begun the next.
+        // The state left by another process that has closed one segment and not yet begun the next.
         for name in ["adc-000000.sigmf-data", "adc-000000.sigmf-meta"] {
             std::fs::write(dir.path().join(name), "").unwrap();
         }
@@ -104,7 +104,7 @@ fn sink_locks_stem_for_its_lifetime() {
 fn lock_of_killed_process_is_released() {
     for driver in ["file", "zarr"] {
         let dir = tempfile::tempdir().unwrap();
-        // A longer number than ours leaves nothing behind it.
+        // A longer process ID than ours leaves no digits behind.
         std::fs::write(dir.path().join(LOCK), "4294967295\n").unwrap();
         let sink = build(driver, dir.path()).unwrap();
         let pid = std::fs::read_to_string(dir.path().join(LOCK)).unwrap();

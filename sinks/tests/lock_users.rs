@@ -1,4 +1,4 @@
-//! The lock of another user: it may be read and not written to, which is no reason to break it.
+//! A lock file of another user that is readable but not writable is still respected.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use std::process::Command;
 const NAME: &str = "lock_of_other_user_is_respected_until_released";
 const UNPRIVILEGED_UID: u32 = 65534;
 
-/// What the other user's process looks at, and what it should find.
+/// Files that the other user's process examines, and the expected results.
 fn look(dir: &Path, holder: &str) {
     let lock = dir.join(".adc.lock");
     assert!(
@@ -77,7 +77,7 @@ fn lock_of_other_user_is_respected_until_released() {
     std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     other_user(&std::process::id().to_string());
     drop(lock);
-    // As a kill leaves it.
+    // The state after a kill.
     std::fs::write(&path, "4242\n").unwrap();
     std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     other_user("");

@@ -1,4 +1,4 @@
-//! Segments hold exactly the bytes written, and every point at which a process may die leaves what the module promises.
+//! Segments contain exactly the written bytes, and every point at which a process may die leaves the documented state.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ const STEPS: [Step; 7] = [
     Step::Done,
 ];
 
-/// What the next start finds.
+/// Files found by the next start.
 fn recover(dir: &Path) -> Recovered {
     let lock = StemLock::take(dir, STEM).unwrap();
     daq_sinks::file::segment::recover(&lock).unwrap()
@@ -50,7 +50,8 @@ fn meta(bytes: usize) -> Vec<u8> {
     format!("{{\"global\":{{\"daq:bytes\":{bytes}}}}}").into_bytes()
 }
 
-/// Every metadata file stands beside whole data; at most one other segment is there, and it is marked or proved whole.
+/// Every metadata file is beside complete data; at most one other segment exists, and it is marked partial or proved
+/// complete.
 fn assert_promise(dir: &Path, wanted: &[u8]) {
     let names: Vec<String> = std::fs::read_dir(dir)
         .unwrap()
@@ -96,7 +97,7 @@ fn close_interrupted_at_any_step_is_recoverable() {
             let last = if index == 0 { Step::Done } else { stop };
             writer.close_until(&meta(wanted.len()), last).unwrap();
         }
-        // Dropping an open writer does what a kill does: nothing.
+        // Dropping an open writer has the same effect as a kill.
         drop(writer);
         assert_promise(dir.path(), &wanted);
         let found = recover(dir.path());
@@ -161,7 +162,7 @@ fn recovery_leaves_other_files_unchanged() {
     for other in others {
         std::fs::write(dir.path().join(other), b"x").unwrap();
     }
-    // Both names of one segment: someone copied files about.
+    // Both names of one segment: someone copied files.
     let twice = SegmentPaths::new(dir.path(), &segment_name(STEM, 5));
     std::fs::write(&twice.data, b"one").unwrap();
     std::fs::write(&twice.partial, b"two").unwrap();

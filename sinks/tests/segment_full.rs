@@ -1,5 +1,5 @@
-//! A disk that is really full: a small tmpfs in a mount namespace of its own, or the directory named by `DAQ_SMALL_DIR`
-//! on a filesystem of 16 MiB.
+//! Tests with a full disk: a small tmpfs in its own mount namespace, or the directory `DAQ_SMALL_DIR` on a filesystem
+//! of 16 MiB.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ fn pattern(n: usize, seed: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Writes pieces until the disk is full and returns what was taken, and the piece that was not.
+/// Writes pieces until the disk is full; returns the accepted bytes and the rejected piece.
 fn fill(writer: &mut SegmentWriter, sizes: &[usize]) -> (Vec<u8>, Vec<u8>) {
     let mut taken = Vec::new();
     for i in 0.. {
@@ -134,7 +134,7 @@ fn failed_write_keeps_prefix_that_truncates_to_records() {
     let mut writer = SegmentWriter::new(&options(false)).unwrap();
     writer.open(&dir, "a").unwrap();
     let (wanted, _) = fill(&mut writer, &SIZES);
-    // What is certainly on disk ends somewhere in the last buffers: cut well before.
+    // The durable data ends somewhere in the last buffers, so cut well before.
     let keep = wanted.len() - (1 << 20);
     writer.truncate(keep as u64).unwrap();
     let closed = writer.close(b"{}").unwrap();

@@ -1,4 +1,4 @@
-//! A process killed at random moments leaves whole segments and at most one that is marked partial.
+//! A process killed at random moments leaves complete segments and at most one that is marked partial.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +25,7 @@ fn content(index: u64) -> Vec<u8> {
 }
 
 fn meta(bytes: usize) -> String {
-    // Long enough to be torn.
+    // Long enough to be truncated.
     format!(
         "{{\"global\":{{\"daq:bytes\":{bytes}}},\"annotations\":[\"{}\"]}}",
         "x".repeat(20_000)
@@ -39,7 +39,7 @@ fn writer_process() {
     let Some(dir) = Writer::dir() else {
         return;
     };
-    // Held until the kill, whose lock file hinders no later run.
+    // Held until the kill; the remaining lock file does not block later runs.
     let lock = StemLock::take(&dir, STEM).unwrap();
     let mut index = recover(&lock).unwrap().next_index;
     let mut writer = SegmentWriter::new(&Options {
@@ -111,7 +111,7 @@ fn kill_at_random_times_leaves_valid_segments() {
     let mut whole = 0;
     for run in 0..RUNS {
         let writer = Writer::start(dir.path());
-        // Every third at a moment from its start on, the others at moments after they closed a segment.
+        // Every third process is killed at a random time after its start, the others after they closed a segment.
         let committed = |name: &String| name.ends_with(".sigmf-meta");
         if run % 3 > 0 {
             wait_for("a segment", || {

@@ -1,4 +1,4 @@
-//! The totals and spans of a segment's metadata equal what a plain list of every sample says.
+//! The totals and spans of a segment's metadata match a plain list of every sample.
 
 #![allow(clippy::unwrap_used)]
 
@@ -123,8 +123,8 @@ fn new_segment_remembers_last_frame() {
 
 #[test]
 fn frames_never_sent_are_not_counted_as_missing() {
-    // Six places of 10 samples a frame: (first frame of an epoch, truncated, missing places) and the expected annotation, as
-    // (first sample, samples, whether it was cut off).
+    // Six packets of 10 samples per frame: (first frame of an epoch, truncated, missing packets) and the expected
+    // annotation as (first sample, samples, whether it was truncated).
     type Case = (
         bool,
         bool,
@@ -148,14 +148,14 @@ fn frames_never_sent_are_not_counted_as_missing() {
             &[(0, 1), (2, 1)],
             &[(0, 10, true), (20, 10, false)],
         ),
-        // The flags do not tell which end is the one that was cut: no loss is explained away.
+        // The flags do not show which end is truncated, so all missing packets count as lost.
         (
             true,
             true,
             &[(0, 1), (5, 1)],
             &[(0, 10, true), (50, 10, false)],
         ),
-        // Nothing came at all.
+        // No packet arrived.
         (true, true, &[(0, 6)], &[(0, 60, false)]),
         // Not truncated: lost.
         (true, false, &[(0, 2)], &[(0, 20, false)]),
@@ -190,15 +190,15 @@ fn frames_never_sent_are_not_counted_as_missing() {
             meta.global.stream.as_ref().unwrap().missing_samples,
             lost.sum::<u64>()
         );
-        // Cut off or lost: neither is replayed as samples.
+        // Neither truncated nor lost samples are replayed as samples.
         assert_eq!(meta.missing().count(), wanted.len());
     }
 }
 
 #[test]
 fn bytes_after_last_whole_sample_are_not_missing() {
-    // Samples of 8 bytes in places of 3; the frame has 21 bytes, of which 16 are written. Place 5 is bytes 15 to 17,
-    // place 6 what lies behind.
+    // Samples of 8 bytes in packets of 3 bytes; the frame has 21 bytes, of which 16 are written. Packet 5 is bytes 15
+    // to 17, packet 6 the rest.
     let mut builder = MetaBuilder::new(recording(Number::I16, 4, 7, 3));
     let bytes = builder.whole(21);
     assert_eq!(bytes, 16);

@@ -1,6 +1,6 @@
-//! Recordings are valid and readable for the `sigmf` package of others.
+//! Recordings are valid and readable for the external Python package `sigmf`.
 //!
-//! Looks for a python that has it in `DAQ_TEST_PYTHON`, else `.venv/bin/python` at the root of the repository.
+//! Searches a Python with this package in `DAQ_TEST_PYTHON`, then in `.venv/bin/python` at the root of the repository.
 
 #![allow(clippy::unwrap_used)]
 
@@ -48,7 +48,7 @@ fn write(
     builder.begin(index);
     let mut data = Vec::new();
     for (record, missing) in frames {
-        // The last byte of each eight makes an f64 that an f32 can hold.
+        // The last byte of each eight keeps the f64 representable as f32.
         let byte = |i| {
             if i % 8 == 7 {
                 0x3f
@@ -257,7 +257,7 @@ fn sigmf_python_reads_gaps_and_epochs() {
     // The two frames lost between the segments are recorded in the second.
     assert_eq!(seen[1]["annotations"][0]["daq:missing_frames"], 2);
     assert_eq!(seen[1]["captures"][0]["core:global_index"], 640);
-    // Our own reader sees the same.
+    // Our own reader gives the same result.
     let meta = Meta::read(&a.0).unwrap();
     assert_eq!(meta.missing().collect::<Vec<_>>(), [(144, 32), (240, 32)]);
     let spans: Vec<_> = meta

@@ -147,7 +147,7 @@ fn page_names_copy_size_classes() {
     assert!(include_str!("page.html").contains(&classes), "{classes}");
 }
 
-/// The lines that the page shows after `answers` of `/status`, in a document of our own; `None` without Node.js.
+/// Returns the lines that the page shows after `answers` of `/status`, in a simulated document; `None` without Node.js.
 fn shown(answers: &[Value]) -> Option<Vec<String>> {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/http");
     let started = std::process::Command::new("node")
@@ -261,7 +261,7 @@ fn http_port_in_use_is_error_at_startup() {
     for part in [
         server.address().to_string().as_str(),
         "ss -ltnp",
-        "`listen` in [http]",
+        "`listen` of [http]",
     ] {
         assert!(text.contains(part), "{part:?} is not in {text:?}");
     }
@@ -269,7 +269,7 @@ fn http_port_in_use_is_error_at_startup() {
 
 #[test]
 fn http_foreign_address_is_error_at_startup() {
-    // A documentation address (RFC 5737): no interface has it.
+    // A documentation address (RFC 5737), which no interface has.
     let text = serve("192.0.2.1:9464".parse().unwrap(), running())
         .unwrap_err()
         .to_string();
@@ -281,7 +281,7 @@ fn http_foreign_address_is_error_at_startup() {
 
 #[test]
 fn stop_with_silent_client_frees_port() {
-    // An address of loopback that no other program uses, for otherwise one may take the port at once.
+    // A loopback address that no other program uses, because another program could take the port immediately.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let own = SocketAddr::from(([127, 83, high, low], 0));
     let server = serve(own, running()).unwrap();
@@ -294,7 +294,7 @@ fn stop_with_silent_client_frees_port() {
     assert_eq!(&first, b"HTTP/1.1 200");
     let _mute = TcpStream::connect(address).unwrap();
     server.stop();
-    // A process that a test beside this one starts has the socket open, too, until it has become another program.
+    // A child process of another test also holds the socket until it executes its program.
     let is_free = |_| {
         std::thread::sleep(Duration::from_millis(10));
         TcpListener::bind(address).is_ok()
@@ -304,7 +304,7 @@ fn stop_with_silent_client_frees_port() {
 
 /// Waits until the server closes `stream`: it reads the end or an error.
 fn wait_closed(mut stream: TcpStream) {
-    // Only turns a hang into a failure.
+    // Turns a hang into a failure.
     stream
         .set_read_timeout(Some(Duration::from_mins(5)))
         .unwrap();
@@ -358,7 +358,7 @@ fn connections_without_complete_request_are_closed() {
         .unwrap();
     wait_closed(connect());
     wait_closed(begun);
-    // Bytes that trickle in do not prolong the time of a request.
+    // Bytes that arrive slowly do not extend the time of a request.
     let mut slow = connect();
     let is_closed = |_| {
         std::thread::sleep(Duration::from_millis(10));

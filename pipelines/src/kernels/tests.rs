@@ -5,7 +5,7 @@ use daq_core::ledger::RingLedger;
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Ring, RingOptions};
 
-/// The kernels that need no file of the user's.
+/// The kernels that need no user file.
 fn built_in() -> impl Iterator<Item = &'static KernelEntry> {
     KERNELS
         .iter()
@@ -90,7 +90,7 @@ fn config_errors_locate_value_and_name_correction() {
         wrong.contains("a number or \"full\"") && wrong.contains("test.toml:5:9"),
         "{wrong}"
     );
-    assert!(says("convert\nscale = 0").contains("leaves nothing"));
+    assert!(says("convert\nscale = 0").contains("destroys the samples"));
     assert!(says("power-spectrum\nsize = 1").contains("at least 2"));
     assert!(says("power-spectrum\nintegrate = 0").contains("at least 1"));
     assert!(says("power-spectrum\noverlap = 0.95").contains("0.9"));

@@ -1,4 +1,4 @@
-//! The same tests without a GPU: device code compiled for the CPU, behind a library that takes the driver's place.
+//! The same tests without a GPU: device code compiled for the CPU, with a library in place of the driver.
 
 use std::process::Command;
 
@@ -23,9 +23,9 @@ fn kernels_compiled_for_cpu_pass() {
     }
     let compiled = Command::new("g++")
         .current_dir(directory.path())
-        // Roundings are those of single operations, as on the CPU side.
+        // Each operation is rounded separately, as on the CPU side.
         .args(["-std=c++20", "-O2", "-ffp-contract=off", "-fPIC", "-shared"])
-        // Threads of a block are switched by longjmp, which hardened builds take for an attack.
+        // Threads of a block are switched by longjmp, which hardened builds treat as an attack.
         .args(["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=0"])
         // Directives for another compiler.
         .args(["-Wno-unknown-pragmas", "driver.cpp", "-o", "libcuda.so"])

@@ -1,4 +1,4 @@
-//! The CUDA sides of the built-in kernels: against their CPU sides, in numbers and in records, and against numpy.
+//! The CUDA sides of the built-in kernels, compared with their CPU sides (numbers and metadata) and with numpy.
 //!
 //! On a machine without a GPU the tests skip, and `kernels_compiled_for_cpu_pass` runs them all against a driver that runs device code on
 //! the CPU. Nothing is read from the source tree, so that the binary can be carried to a machine with a GPU.

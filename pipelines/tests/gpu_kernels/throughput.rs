@@ -1,4 +1,4 @@
-//! How fast the kernels go over frames that lie in a GPU's memory.
+//! Throughput of the kernels for frames in GPU memory.
 
 use super::device;
 use super::trial::layout;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 const BURST: usize = 16;
 const ROUNDS: usize = 40;
 
-/// Prints bytes of input a second, by the GPU's clock, of bursts of 16 frames of about 4 MiB.
+/// Prints bytes of input per second, by the GPU's clock, for bursts of 16 frames of about 4 MiB.
 fn rate(device: &'static Device, what: &str, spec: &dyn KernelSpec, samples: &Samples) {
     let parts = if samples.complex { 2 } else { 1 };
     let point = samples.scalar.bytes() * parts * samples.channels as usize;

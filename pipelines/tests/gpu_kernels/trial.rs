@@ -18,10 +18,10 @@ pub const SCALARS: [Scalar; 6] = [
     Scalar::Float64,
 ];
 
-/// One frame: its record and its bytes.
+/// One frame: metadata and bytes.
 pub type Record = (FrameMeta, Vec<u8>);
 
-/// What a kernel made of its input.
+/// Output of a kernel.
 #[derive(Debug)]
 pub struct Outcome {
     pub outputs: Vec<Record>,
@@ -95,7 +95,7 @@ impl Line {
     }
 }
 
-/// Runs `spec` over `frames`, given in bursts of the sizes `bursts` again and again, on a GPU or on the CPU.
+/// Runs `spec` over `frames`, in bursts whose sizes repeat `bursts`, on a GPU or on the CPU.
 pub fn run(
     spec: &dyn KernelSpec,
     input: &Layout,
@@ -110,7 +110,7 @@ pub fn run(
     assert_eq!(kernel.occupancy().is_some(), device.is_some());
     let stream = device.map(|device| driver::Stream::timed(device, 1).unwrap());
     let longest = bursts.iter().copied().max().unwrap();
-    // One slot more than is needed, so that bursts and outputs go round the end at changing places.
+    // One slot more than necessary, so that bursts and outputs wrap at changing positions.
     let mut source = Line::new("in", longest + 1, input.frame_bytes(), device);
     let most = kernel.outputs(longest + 1) + 1;
     let mut sink = Line::new("out", most, output.frame_bytes(), device);
@@ -161,8 +161,8 @@ pub fn run(
     outcome
 }
 
-/// Runs `spec` on both sides, checks that records and accounts are the same, and returns the contents of the outputs of
-/// the GPU and of the CPU.
+/// Runs `spec` on both sides, checks that metadata and accounts are equal, and returns the outputs of the GPU and of
+/// the CPU.
 pub fn both(
     spec: &dyn KernelSpec,
     input: &Layout,
@@ -315,7 +315,7 @@ pub fn frames(contents: impl IntoIterator<Item = Vec<u8>>) -> Vec<Record> {
         .collect()
 }
 
-/// Makes frames short, missing or incomplete, and begins epochs, now and then.
+/// Makes some frames short, missing or incomplete, and starts some epochs.
 pub fn disturb(frames: &mut [Record], noise: &mut Noise) {
     let (mut missing, mut epoch) = (0, 0);
     for (meta, bytes) in frames {

@@ -1,4 +1,4 @@
-//! What the tests of sinks share: a ring to feed a sink from, a small disk, a python, a process to kill.
+//! Shared parts of the sinks' tests: a ring to feed a sink, a small disk, a Python, a process to kill.
 
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -24,10 +24,10 @@ pub const SCALARS: [Scalar; 6] = [
     Scalar::Float64,
 ];
 
-/// How long something may take before it counts as hanging.
+/// Time after which an operation counts as hanging.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
-/// Waits until `look` says so; panics with `what` where that does not happen within [`TIMEOUT`].
+/// Waits until `look` returns true; panics with `what` after [`TIMEOUT`].
 pub fn wait_for(what: &str, mut look: impl FnMut() -> bool) {
     let start = Instant::now();
     while !look() {
@@ -60,12 +60,12 @@ impl Writer {
         Self(child.unwrap())
     }
 
-    /// The directory that this process is to write to, if it is one.
+    /// The directory that this process must write to, if it is a writer process.
     pub fn dir() -> Option<PathBuf> {
         std::env::var_os("DAQ_KILL_DIR").map(PathBuf::from)
     }
 
-    /// Kills it, which must still run, and waits until it is gone.
+    /// Kills the process, which must still run, and waits until it has ended.
     pub fn kill(mut self) {
         let ended = self.0.try_wait().unwrap();
         assert_eq!(ended, None, "the writer ended by itself");
@@ -130,7 +130,7 @@ pub fn context(
     }
 }
 
-/// One frame for a sink: what is known of it, its payload, its bitmap.
+/// One frame for a sink: metadata, payload and bitmap.
 #[derive(Clone, Debug, Default)]
 pub struct Sent {
     pub meta: FrameMeta,
@@ -181,8 +181,8 @@ impl Feed {
         slots.publish();
     }
 
-    /// Offers all published frames once each, in bursts of at most `burst`; those not taken are thrown away. Returns
-    /// how many were taken, and the first error.
+    /// Offers all published frames once each, in bursts of at most `burst`; frames that are not accepted are dropped.
+    /// Returns the number of accepted frames and the first error.
     pub fn offer(&mut self, sink: &mut dyn Sink, burst: usize) -> (usize, Result<(), SinkError>) {
         let (mut total, mut first) = (0, Ok(()));
         while let Some(lease) = self.reader.poll(burst) {
@@ -203,7 +203,7 @@ impl Feed {
         (total, first)
     }
 
-    /// Offers all published frames until they are taken, calling `full` whenever the medium is full.
+    /// Offers all published frames until they are accepted, calling `full` whenever the medium is full.
     pub fn insist(&mut self, sink: &mut dyn Sink, burst: usize, mut full: impl FnMut()) {
         while let Some(lease) = self.reader.poll(burst) {
             let mut taken = 0;

@@ -67,7 +67,7 @@ fn check_kernel_params_unlike_struct_are_reported() {
         ("{ gian = 1.5 }", "15:19", "did you mean `gain`?"),
         ("{ gain = true }", "15:19", "write a number"),
         ("{ taps = [1, 2] }", "15:19", "write 3"),
-        ("{ taps = [1, 2, 2.5] }", "15:19", "write a whole number"),
+        ("{ taps = [1, 2, 2.5] }", "15:19", "write an integer"),
         ("{ taps = 4 }", "15:19", "write an array of 3"),
     ] {
         let daq = Daq::new(&with_kernel(&format!("params = {params}"))).env("DAQ_NVRTC", &compiler);
@@ -327,7 +327,7 @@ fn check_rejects_what_run_rejects() {
     ] {
         assert_eq!(code.code, 69, "{}", code.stderr);
         assert!(
-            code.stderr.contains("another program has this port"),
+            code.stderr.contains("another program uses this port"),
             "{}",
             code.stderr
         );

@@ -250,7 +250,7 @@ fn xdma_transfer_that_never_completes_ends_run() {
         assert_eq!(engine(&outcome, "proof"), "disproved");
         assert_eq!(outcome.count("sources.adc.delivered"), 0);
         assert!(
-            outcome.stderr.contains("are as they were"),
+            outcome.stderr.contains("are unchanged"),
             "{}",
             outcome.stderr
         );

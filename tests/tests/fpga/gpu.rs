@@ -268,7 +268,7 @@ fn device_fault_with_device_doorbell_ends_run() {
     let outcome = daq.run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
     assert!(
-        outcome.stderr.contains("write doorbell = \"cpu\""),
+        outcome.stderr.contains("set doorbell = \"cpu\""),
         "{}",
         outcome.stderr
     );

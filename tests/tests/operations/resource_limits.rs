@@ -54,7 +54,7 @@ fn state_file_truncated_while_running_does_not_end_run() {
     assert_eq!(states.len(), 1, "{states:?}");
     let file = OpenOptions::new().write(true).open(&states[0]).unwrap();
     file.set_len(0).unwrap();
-    live.wait_log("truncated this run's counter file");
+    live.wait_log("truncated the counter file of this run");
     let seen = ledger::count(&live.report(), "sinks.disk.frames");
     live.wait_count("sinks.disk.frames", seen + 100);
     let outcome = live.stop().ok();

@@ -2,7 +2,7 @@ use daq_core::gpu::driver::{Compiler, Source, Target};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the PTX is made with: a compiler whose output drivers from 525 on read, for GPUs from Volta on.
+/// The compiler for the PTX: drivers from 525 on can read its output, for GPUs from Volta on.
 const VERSION: (i32, i32) = (12, 0);
 const TARGET: Target = Target::Ptx(7, 0);
 const OPTIONS: [&str; 1] = ["--std=c++17"];
@@ -44,7 +44,7 @@ fn in_python() -> Option<PathBuf> {
         .find(|library| library.is_file())
 }
 
-/// The committed PTX is what the sources compile to; `DAQ_UPDATE=1` rewrites it.
+/// Compares the committed PTX with the compiled sources; `DAQ_UPDATE=1` rewrites it.
 #[test]
 fn generated_code_is_current() {
     if std::env::var_os("DAQ_NVRTC").is_none()

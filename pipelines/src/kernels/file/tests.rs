@@ -1,4 +1,4 @@
-//! Kernels of the user's own without a GPU: keys, frames, messages, and what the compiler makes of the unit.
+//! User kernels without a GPU: keys, frames, messages, and compiling the unit.
 
 mod compile;
 mod header;
@@ -10,7 +10,7 @@ use daq_core::config::{Diagnostics, Document};
 use daq_core::layout::{Axis, Order, Samples, Scalar};
 use daq_core::units::Frequency;
 
-/// Reads a kernel's section; errors are their text.
+/// Parses a kernel's section; errors are returned as text.
 fn parse(keys: &str) -> Result<FileKernel, String> {
     let text = format!("[kernel.k]\ninput = \"a\"\noutput = \"b\"\n{keys}\n");
     let mut diagnostics = Diagnostics::new();
@@ -129,16 +129,12 @@ fn wrong_keys_are_reported_with_location() {
             "5:10",
             "no GPU has 1 GiB",
         ),
-        (
-            "file = \"my.cu\"\nentry = \"f\"",
-            "5:9",
-            "leave `entry` out",
-        ),
+        ("file = \"my.cu\"\nentry = \"f\"", "5:9", "remove `entry`"),
         ("file = \"my.ptx\"\nentry = \"f()\"", "5:9", "DAQ_ENTRY"),
         (
             "file = \"my.ptx\"\noptions = [\"-G\"]",
             "5:11",
-            "compiled already",
+            "already compiled",
         ),
         (
             "file = \"my.cu\"\noptions = [\"-G\", \"-arch=sm_80\"]",
@@ -148,7 +144,7 @@ fn wrong_keys_are_reported_with_location() {
         (
             "file = \"my.cu\"\nparams = { \"a-b\" = 1 }",
             "5:20",
-            "cannot be the name",
+            "not a valid C++ member name",
         ),
         (
             "file = \"my.cu\"\nparams = { a = \"x\" }",
@@ -158,7 +154,7 @@ fn wrong_keys_are_reported_with_location() {
         (
             "file = \"my.cu\"\nparams = { a = [1, [2]] }",
             "5:20",
-            "in a row",
+            "in one list",
         ),
         (
             "file = \"my.cu\"\nparam = { a = 1 }",
@@ -193,7 +189,7 @@ fn wrong_keys_are_reported_with_location() {
         (
             "file = \"my.cu\"\nframe = { points = 3, fields = [\"a\"] }",
             "5:20",
-            "leave `points` out",
+            "remove `points`",
         ),
         (
             "file = \"my.cu\"\nframe = { rate = \"1 Hz\", step = \"1 Hz\" }",
@@ -243,7 +239,7 @@ fn output_frame_is_declared_or_equal_to_input() {
             ..input.clone()
         })
     );
-    // Every tenth point is a tenth of the rate, unless said otherwise.
+    // Every tenth point gives a tenth of the rate, unless configured otherwise.
     let thinned = framed("{ points = 100 }", &input).unwrap();
     assert_eq!(
         (thinned.axis, thinned.frame_rate),
@@ -280,7 +276,7 @@ fn output_frame_is_declared_or_equal_to_input() {
         Axis::Time { rate: Some(3000.0) }
     );
     let error = framed("{ points = 1000000000000 }", &input).unwrap_err();
-    assert!(error.message.contains("more than 1 TiB"), "{error}");
+    assert!(error.message.contains("larger than 1 TiB"), "{error}");
 }
 
 #[test]
@@ -301,7 +297,7 @@ fn missing_file_is_reported_with_searched_path() {
         message.contains("byte 2 of") && message.contains("UTF-8"),
         "{message}"
     );
-    // What is compiled already is taken as it is.
+    // Compiled files are not checked further.
     std::fs::write(directory.path().join("a.ptx"), b"\x00\xff").unwrap();
     let image = FileKernel::new("a.ptx").image(directory.path(), (9, 0), unit::Entry::Burst);
     assert_eq!(image.unwrap(), b"\x00\xff");
@@ -311,5 +307,5 @@ fn missing_file_is_reported_with_searched_path() {
 fn file_kernel_without_gpu_is_rejected() {
     let context = KernelContext::alone(&input(), Side::Cpu);
     let error = FileKernel::new("my.cu").build(&context).err().unwrap();
-    assert!(error.to_string().contains("code for a GPU"), "{error}");
+    assert!(error.to_string().contains("GPU code"), "{error}");
 }

@@ -692,7 +692,7 @@ fn impossible_spectrum_is_rejected_with_fix() {
     assert!(
         why(PowerSpectrum::default(), &spectra)
             .message
-            .contains("not samples in time")
+            .contains("not samples over time")
     );
     assert_eq!(
         why(PowerSpectrum::default(), &layout(&Samples::default(), 1))

@@ -13,7 +13,7 @@ const SCALARS: [Scalar; 6] = [
     Scalar::Float64,
 ];
 
-/// The fields by the definition: what the documentation says, one number at a time.
+/// The fields according to the documentation, one number at a time.
 fn reference(
     x: &[f64],
     clip: impl Fn(f64) -> bool,
@@ -126,7 +126,7 @@ proptest! {
         let (bytes, values) = numbers(scalar, points * channels * parts, seed);
         let input = samples.layout(bytes.len()).unwrap();
         let natural = codes(scalar).map(|(low, high)| [low, high + 1.0]);
-        // A type without codes gets a range that numbers lie at the edges of.
+        // A type without codes gets a range with numbers at its edges.
         let range = range.map(|(low, width)| [low, low + width]).or(natural.is_none().then_some([-1.0, 1.0]));
         let spec = Stats { bins: Some(bins), range, clip, ..Stats::default() };
         let outcome = run(&spec, &input, &frames([bytes]), &[1]);

@@ -16,10 +16,10 @@ const PLACE: usize = 16;
 const FRAME: usize = PLACES as usize * PLACE - 8;
 const SLOTS: usize = 4;
 const FILL: u8 = 0xa5;
-/// What the engine writes.
+/// The words that the engine writes.
 const WRITTEN: Sentinel = Sentinel::new(7);
 
-/// A device that remembers what it was given.
+/// A device that records its transfers.
 #[derive(Default)]
 struct Given(Mutex<Vec<Arc<Region>>>);
 
@@ -42,17 +42,17 @@ impl DmaDevice for Given {
     }
 }
 
-/// What a poll is to say.
+/// Scripted results of a poll.
 #[derive(Default)]
 struct Words {
-    /// Each with the places that arrived.
+    /// Completions, each with the packets that arrived.
     frames: Vec<(Done, Vec<u64>)>,
     overrun: u64,
     discarded: u64,
     missing: u64,
 }
 
-/// What an engine is to do, in turn.
+/// Scripted behaviour of an engine, in order.
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<(VecDeque<Words>, bool)>>);
 
@@ -61,7 +61,7 @@ impl Script {
         self.0.lock().unwrap().0.push_back(words);
     }
 
-    /// Arms no more.
+    /// Cannot be armed any more.
     fn refuse(&self) {
         self.0.lock().unwrap().1 = true;
     }
@@ -72,7 +72,7 @@ struct Scripted {
     given: Arc<Given>,
     script: Script,
     supports_backpressure: bool,
-    /// Where the next frame goes.
+    /// Slot of the next frame.
     slots: Vec<u64>,
     next: usize,
 }
@@ -199,7 +199,7 @@ impl Bench {
         }
     }
 
-    /// The runner takes what the engine says of `frames`.
+    /// Runs the runner with the engine's completions of `frames`.
     fn step(&mut self, frames: Vec<(Done, Vec<u64>)>) {
         self.script.say(Words {
             frames,
@@ -213,7 +213,7 @@ impl Bench {
     }
 }
 
-/// Frame `sequence` without the places `missing`.
+/// Frame `sequence` without the packets `missing`.
 fn frame(sequence: u64, missing: &[u32]) -> (Done, Vec<u64>) {
     let mut present = vec![u64::MAX, (1 << (PLACES - 64)) - 1];
     for place in missing {
@@ -247,7 +247,7 @@ fn missing_packet_slots_are_filled_across_word_boundary() {
             let seen = lease.frame(0);
             assert_eq!(seen.meta().sequence, sequence);
             if missing.len() == all.len() {
-                // None arrived: nothing of it is a frame.
+                // No packet arrived, so there is no frame.
                 assert_eq!(seen.meta().arrived, 0);
                 continue;
             }

@@ -28,13 +28,13 @@ impl Event for Finished {
     }
 }
 
-/// One call's work, and the outputs that were submitted before it.
+/// The work of one call, and the number of outputs submitted before it.
 struct Job {
     finished: Arc<Finished>,
     before: u64,
 }
 
-/// Doubles numbers; a thread says when a call's work is done.
+/// Doubles numbers; a thread reports when a call's work is complete.
 struct Doubler {
     device: mpsc::Sender<Job>,
     made: u64,
@@ -71,7 +71,7 @@ impl Kernel for Doubler {
             finished: finished.clone(),
             before,
         };
-        // A device that hangs takes nothing.
+        // A hanging device accepts nothing.
         let _ = self.device.send(job);
         Ok(Submitted {
             completion: Completion::Event(finished),
@@ -80,15 +80,15 @@ impl Kernel for Doubler {
     }
 }
 
-/// What becomes of 500 numbers.
+/// Counts after a run with 500 numbers.
 struct Outcome {
     seen: Vec<u64>,
     ledger: KernelReport,
     failures: usize,
 }
 
-/// Runs 500 numbers through a [`Doubler`] that fails after `fails_at` of them, on a device that finishes nothing that was
-/// begun after `hangs_at`.
+/// Runs 500 numbers through a [`Doubler`] that fails after `fails_at` of them, on a device that completes no work
+/// submitted after `hangs_at`.
 fn run(fails_at: u64, hangs_at: u64) -> Outcome {
     let (_input, producer, reader) = ring("input", 4);
     let (output, outputs, mut results) = ring("output", 2);
@@ -96,7 +96,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
     let ledger = KernelLedger::default();
     let control = Arc::new(Control::new(Duration::ZERO));
     let hang_timeout = if hangs_at < 500 {
-        // Only the end does not wait for a device.
+        // Only the end does not wait for the device.
         control.stop();
         Duration::from_millis(50)
     } else {
@@ -199,7 +199,7 @@ fn device_hang_does_not_block_exit() {
     let outcome = run(u64::MAX, 100);
     assert!(outcome.seen.len() <= 102 && outcome.failures == 1);
     assert!(outcome.ledger.pending > 0);
-    // The same where the kernel has failed already.
+    // The same if the kernel has already failed.
     let outcome = run(102, 100);
     assert!(outcome.seen.len() <= 102 && outcome.failures >= 1);
 }

@@ -1,4 +1,4 @@
-//! Machines with cards: one as `daq topo --record` keeps it, changed file by file.
+//! Machines with cards: a recording of `daq topo --record`, changed file by file.
 
 use super::super::root::tests::machine;
 use super::*;
@@ -11,7 +11,7 @@ const CARD: &str = "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0";
 const PORT: &str = "/sys/devices/pci0000:16/0000:16:02.0";
 const GPU: &str = "/sys/devices/pci0000:16/0000:16:04.0/0000:18:00.0";
 
-/// The recorded server: an FPGA card given to programs and a GPU below one host bridge.
+/// The recorded server: an FPGA card bound to vfio-pci and a GPU below one host bridge.
 fn server() -> (TempDir, Root) {
     fn copy(from: &Path, to: &Path) {
         fs::create_dir_all(to).unwrap();
@@ -44,13 +44,13 @@ fn remove(root: &Root, path: &str) {
     fs::remove_file(root.at(path)).unwrap();
 }
 
-/// Makes the link at `path` lead to a name.
+/// Makes the link at `path` point to a name.
 fn lead(root: &Root, path: &str, name: &str) {
     remove(root, path);
     symlink(Path::new("..").join(name), root.at(path)).unwrap();
 }
 
-/// The finding called `name`, all of them being sound.
+/// Returns the finding called `name`, after checking that all findings are complete.
 fn found(root: &Root, name: &str) -> Finding {
     let findings = examine(root);
     for finding in &findings {
@@ -139,7 +139,7 @@ fn iommu_group_with_device_in_use_is_reported() {
     let shared = found(&root, "IOMMU group");
     assert_eq!(shared.verdict, Verdict::Warn);
     assert_eq!(shared.read, "70: shared with 0000:18:00.0 (nvidia)");
-    // Bridges, and what nothing or the stub holds, are no hindrance.
+    // Bridges, and devices without a driver or with the stub, do not prevent VFIO.
     lead(&root, &format!("{PORT}/iommu_group"), "70");
     lead(&root, &format!("{GPU}/driver"), "pci-stub");
     assert_eq!(found(&root, "IOMMU group").verdict, Verdict::Ok);
@@ -172,7 +172,7 @@ fn link_below_capability_reports_its_limit() {
 
 #[test]
 fn switch_acs_redirect_is_reported_or_unknown_without_root() {
-    // A bridge with access control (capability 0x000d) and its control register.
+    // A bridge with access control services (capability 0x000d) and its control register.
     let config = |control: u32| format!("100 0001000d\n104 {control:04x}005f\n");
     for (control, verdict, read) in [
         (Some(0x1d), Verdict::Ok, "0000:02:08.0 redirects (RR CR)"),

@@ -22,7 +22,7 @@ const NARROW: &str =
 const TINY: &str =
     "0xb0000000 0xb0ffffff 0x40200\n0xc0000000 0xc3ffffff 0x14220c\n0 0 0\n0 0 0\n0 0 0\n";
 
-/// A server with one Gen5 x16 card on node 1, all well; `change` replaces, adds, or with `None` removes files.
+/// A healthy server with one Gen5 x16 GPU on node 1; `change` replaces or adds files, or removes them with `None`.
 fn server(change: &[(&str, Option<&str>)]) -> (tempfile::TempDir, Root) {
     let (dir, root) = machine(&[
         (driver::VERSION, OPEN),
@@ -68,7 +68,8 @@ fn of_files(root: &Root) -> Vec<Finding> {
     sound(judge(root, None, &Cuda::default()))
 }
 
-/// The findings, each warning with its reason and command, none of them bad, all names apart.
+/// Returns the findings, after checking that each warning has a reason and a command, none is bad, and all names
+/// differ.
 fn sound(findings: Vec<Finding>) -> Vec<Finding> {
     let mut names = BTreeSet::new();
     for finding in &findings {
@@ -133,7 +134,7 @@ fn answer(card: NvmlCard) -> NvmlFacts {
     }
 }
 
-/// What the server's findings are where NVML says this of its card.
+/// Returns the server's findings for these answers of NVML.
 fn of_nvml(card: NvmlCard, name: &str) -> (Verdict, String) {
     let (_dir, root) = server(&[]);
     let findings = sound(judge(&root, Some(&Ok(answer(card))), &Cuda::default()));
@@ -141,7 +142,7 @@ fn of_nvml(card: NvmlCard, name: &str) -> (Verdict, String) {
     (found.verdict, found.read.clone())
 }
 
-/// Of all backends these work, each at costs of its own.
+/// Results in which these backends work, each with different costs.
 fn tried(works: &[Backend]) -> Vec<(Backend, Result<Costs, RefusedBy>)> {
     let tried = Backend::ALL.into_iter().map(|backend| {
         let micros = |cost: u64| Duration::from_micros(cost);
@@ -160,7 +161,7 @@ fn tried(works: &[Backend]) -> Vec<(Backend, Result<Costs, RefusedBy>)> {
     tried.collect()
 }
 
-/// What is found where this was tried of the server's GPU.
+/// Returns the findings for these results of the server's GPU.
 fn of_stores(tried: Tried) -> Vec<Finding> {
     let (_dir, root) = server(&[]);
     let cuda = Cuda {
@@ -192,7 +193,7 @@ fn store_methods_are_reported_with_cost_or_refusal() {
             .is_some_and(|fix| fix.contains("libgdrapi"))
     );
     assert_eq!(find(&findings, "by dma-buf").fix, None);
-    assert_eq!(find(&findings, "in host memory").read, "works");
+    assert_eq!(find(&findings, "by host memory").read, "works");
 }
 
 #[test]
@@ -219,7 +220,7 @@ fn unopened_gpu_has_no_store_finding() {
     assert_eq!(stores.verdict, Verdict::Unknown);
     assert_eq!(stores.why.as_deref(), Some("opening cuda:0: no memory"));
     assert!(findings.iter().all(|finding| finding.name != "by vulkan"));
-    // Where CUDA was not asked, nothing is said.
+    // Without CUDA there are no findings.
     let (_dir, root) = server(&[]);
     assert!(
         of_files(&root)
@@ -262,7 +263,7 @@ fn well_configured_server_has_no_warning() {
     assert_eq!(read("kernel module"), "open");
     assert_eq!(read("CUDA"), "13.0");
     assert_eq!(read("card"), "NVIDIA H200, 140 GiB, GPU-5d5e");
-    // The idle card's speed is no fault.
+    // An idle GPU's lower speed is not a fault.
     assert_eq!(read("link"), "PCIe 1 x16 of PCIe 5 x16");
     assert_eq!(read("slot"), "PCIe 5 x16");
     assert_eq!(read("BAR1"), "256 GiB");
@@ -379,7 +380,7 @@ fn switch_narrower_than_gpu_is_named() {
             std::fs::write(root.at(path.to_str().unwrap()), text).unwrap();
         }
     }
-    // The switch's way up trained at half its width.
+    // The switch's uplink trained at half its width.
     let up = "/sys/devices/pci0000:3a/0000:3a:01.0/0000:3c:00.0/current_link_width";
     std::fs::write(root.at(up), "4").unwrap();
     link_to(&root, "/sys/bus/pci/devices", "0000:3e:00.0", below);
@@ -481,7 +482,7 @@ fn virtual_machine_missing_facts_are_unknown() {
     for name in ["link", "slot", "BAR1", "NUMA node"] {
         assert_eq!(check(&change, name).0, Verdict::Unknown, "{name}");
     }
-    // The pretended port of one lane bounds nothing; on hardware it would.
+    // The emulated port of one lane is ignored; on hardware it would limit copies.
     let port = (port.as_str(), Some("1\n"));
     let guest = ("/proc/cpuinfo", Some("flags\t\t: fpu hypervisor lm\n"));
     assert_eq!(check(&[port, guest], "slot").0, Verdict::Unknown);

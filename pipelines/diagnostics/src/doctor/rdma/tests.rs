@@ -1,4 +1,4 @@
-//! A server as it should be, changed file by file.
+//! A correctly configured server, changed file by file.
 
 mod gpus;
 mod interrupts;
@@ -27,13 +27,13 @@ struct Server {
 }
 
 impl Server {
-    /// A machine without anything.
+    /// An empty machine.
     fn bare() -> Self {
         let (dir, root) = machine(&[]);
         Self { _dir: dir, root }
     }
 
-    /// A GPU and a card of 100 Gbit/s for RoCE below one switch, on the first of two nodes.
+    /// A GPU and a RoCE card of 100 Gbit/s below one switch, on the first of two nodes.
     fn new() -> Self {
         let server = Self::bare();
         for (path, id, class) in [
@@ -111,7 +111,7 @@ impl Server {
         }
     }
 
-    /// Makes `path` lead to `target`.
+    /// Makes `path` point to `target`.
     fn link(&self, path: &str, target: &str) {
         let path = self.root.at(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -119,7 +119,7 @@ impl Server {
         symlink(self.root.at(target), path).unwrap();
     }
 
-    /// A device of the bus: a link of PCIe 4 x16, access control off, relaxed ordering on, reads of 4096 bytes.
+    /// A PCI device: a link of PCIe 4 x16, access control off, relaxed ordering on, read requests of 4096 bytes.
     fn device(&self, path: &str, id: &str, class: &str) {
         let (vendor, device) = id.split_once(':').unwrap();
         self.write(&format!("{path}/vendor"), format!("0x{vendor}\n"));
@@ -135,7 +135,7 @@ impl Server {
         self.link(&format!("/sys/bus/pci/devices/{name}"), path);
     }
 
-    /// A port of the card that is up, with addresses of both versions.
+    /// A port of the card that is up, with GIDs of both RoCE versions.
     fn port(&self, number: u32, interface: &str) {
         let at = format!("{CARD}/ports/{number}");
         let write = |file: &str, text: &str| self.write(&format!("{at}/{file}"), text);
@@ -169,7 +169,7 @@ impl Server {
         examine(&self.root, &Counters::read(&self.root))
     }
 
-    /// The finding called `name`, all of them being sound.
+    /// Returns the finding called `name`, after checking that all findings are complete.
     fn found(&self, name: &str) -> Finding {
         one(&self.all(), name)
     }
@@ -179,7 +179,7 @@ impl Server {
     }
 }
 
-/// A configuration space with device control of PCI Express behind another capability, and access control.
+/// A configuration space with the PCI Express capability after another one, and access control.
 fn space(control: u16, acs: u16) -> Vec<u8> {
     let mut bytes = vec![0; 4096];
     bytes[0x34] = 0x40;
@@ -192,7 +192,7 @@ fn space(control: u16, acs: u16) -> Vec<u8> {
     bytes
 }
 
-/// The finding called `name`, all of them being sound.
+/// Returns the finding called `name`, after checking that all findings are complete.
 fn one(findings: &[Finding], name: &str) -> Finding {
     for finding in findings {
         assert!(!finding.is_bad() && !finding.read.is_empty(), "{finding:?}");
@@ -283,7 +283,7 @@ fn missing_modules_and_providers_are_reported() {
     is_ok(&server.found("ib_uverbs"), "loaded");
     is_ok(&server.found("rdma_ucm"), "loaded");
     is_ok(&server.found("providers"), "2 of them");
-    // Built into the kernel it is no module, and its class is there.
+    // If it is built into Linux there is no module, but its class exists.
     server.remove("/sys/module/ib_uverbs");
     is_ok(&server.found("ib_uverbs"), "loaded");
     server.remove("/sys/class/infiniband_verbs");
@@ -319,9 +319,9 @@ fn container_without_device_files_is_reported_with_arguments() {
     is_ok(&server.found("rdma_cm file"), "can be opened");
     server.remove("/dev/infiniband");
     for name in ["device file", "rdma_cm file"] {
-        warns(&server.found(name), "not there", "--device=/dev/infiniband");
+        warns(&server.found(name), "missing", "--device=/dev/infiniband");
     }
-    // Tests may run as root, who opens everything.
+    // Tests may run as root, who can open every file.
     let finding = || Finding::new(GROUP, "device file", "/dev/infiniband/uverbs0");
     let refused = files::judge(finding(), Err(Errno::ACCESS));
     warns(

@@ -1,4 +1,4 @@
-//! What NVIDIA's compiler makes of sources; skipped, with the reason, where it is not to be had.
+//! Compiles sources with NVIDIA's compiler; skipped, with the reason, if it is not available.
 
 use super::super::params::{Kind, Member};
 use super::super::unit::Entry;
@@ -53,7 +53,7 @@ fn compile(keys: &FileKernel, compiler: Compiler, text: &str) -> Result<String, 
         .map_err(|error| error.to_string())
 }
 
-/// The first bytes of a variable as PTX shows them: what is left out at the end is zero.
+/// First bytes of a variable in PTX; omitted trailing bytes are zero.
 fn variable(ptx: &str, name: &str, length: usize) -> Vec<u8> {
     let (_, rest) = ptx.split_once(&format!(".b8 {name}[")).unwrap();
     let line = rest.lines().next().unwrap();
@@ -84,7 +84,7 @@ fn example_kernel_compiles_to_machine_code_and_ptx() {
         !ptx.contains(".global .align 4"),
         "the header leaves nothing behind"
     );
-    // Where members lie and what they are, as the compiler says, and the defaults.
+    // Offsets and types of members as reported by the compiler, and the defaults.
     let member =
         |name: &str| Member::read(&variable(&ptx, &format!("daq_param_{name}"), 24)).unwrap();
     assert_eq!(
@@ -115,8 +115,8 @@ fn shipped_kernels_compile_as_persistent() {
         let ptx = String::from_utf8(ptx).unwrap();
         let entry = ".visible .entry daq_persistent(";
         assert_eq!(ptx.matches(entry).count(), 1, "{name}: {ptx}");
-        // The bell is looked at, and credits are given, in the order that the host relies on; payload is never taken
-        // from the cache for memory that is not written.
+        // The doorbell is polled and credits are returned in the order that the host relies on; payload is never read
+        // through the non-coherent cache.
         let bell = "ld.acquire.sys.global.u64";
         assert!(ptx.contains(bell), "{name}: {ptx}");
         let credit = "fence.acq_rel.gpu;\n\tst.relaxed.sys.global.u64";
@@ -203,7 +203,7 @@ fn kernel_without_parameters_needs_no_struct() {
         .replace("const Params&", "const daq::NoParams&")
         .replace("p.gain + ", "");
     assert!(compile(&keys(&[]), compiler, &text).is_ok());
-    // A struct of that name in the user's text is the user's.
+    // A struct of that name in the user's text belongs to the user.
     assert!(compile(&keys(&[]), compiler, &format!("{PARAMS}{KERNEL}")).is_ok());
     let message = compile(&keys(&[("gain", Value::Integer(1))]), compiler, &text).unwrap_err();
     assert!(
@@ -291,7 +291,7 @@ fn errors_in_generated_code_are_explained() {
         ),
         (
             format!("struct Params {{ float gain = 1; int more[20000]; }};\n{KERNEL}"),
-            "more than the 60 KiB",
+            "larger than the maximum of 60 KiB",
         ),
         (
             format!("__device__ float f();\nstruct Params {{ float gain = f(); }};\n{KERNEL}"),
@@ -304,7 +304,7 @@ fn errors_in_generated_code_are_explained() {
     }
 }
 
-/// What daq.cuh says of files that are compiled outside of daq.
+/// Checks of daq.cuh for files that are compiled outside of daq.
 #[test]
 fn source_for_nvcc_and_nvrtc_has_one_kernel_in_both() {
     let Some(compiler) = compiler() else { return };

@@ -1,9 +1,9 @@
-//! The header's arithmetic, compiled for the host: skipped, with the reason, where there is no C++ compiler.
+//! The header's arithmetic, compiled for the host; skipped, with the reason, without a C++ compiler.
 
 use super::HEADER;
 use std::process::Command;
 
-/// Four frames of a burst that lies over the end of either ring, and one thread of each.
+/// Four frames of a burst that crosses the end of both rings, and one thread of each frame.
 const PROGRAM: &str = r#"
 #include <cassert>
 #define __device__

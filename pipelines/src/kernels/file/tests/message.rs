@@ -1,4 +1,4 @@
-//! Logs of compilers of several ages.
+//! Logs of different compiler versions.
 
 use super::super::message::{Message, compile_error, messages};
 use super::super::unit::{Entry, Unit};

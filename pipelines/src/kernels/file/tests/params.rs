@@ -1,4 +1,4 @@
-//! Values into bytes.
+//! Encodes values as bytes.
 
 use super::super::params::{Kind, Member, refused};
 use super::Value;
@@ -50,7 +50,7 @@ fn set(member: &Member, value: &Value) -> Result<Vec<u8>, String> {
     let mut image = vec![0xaa; 32];
     member.set(&mut image, value)?;
     let end = member.offset + member.bytes * member.count.unwrap_or(1);
-    // Nothing beside the member has changed.
+    // Bytes outside the member are unchanged.
     for (i, byte) in image.iter().enumerate() {
         assert!(i >= member.offset && i < end || *byte == 0xaa, "byte {i}");
     }
@@ -96,12 +96,16 @@ fn value_out_of_range_is_reported_with_range() {
     let two = Value::Array(vec![Value::Integer(1), Value::Integer(2)]);
     for (member, value, says) in [
         (int, Value::Float(2.0), "write 2"),
-        (int, Value::Float(2.5), "a whole number"),
+        (int, Value::Float(2.5), "write an integer"),
         (int, Value::Boolean(true), "write a number"),
         (int, two.clone(), "write one value"),
         (int, Value::Integer(1 << 31), "-2147483648 to 2147483647"),
         (floats, two, "write 4"),
-        (floats, Value::Float(0.5), "an array of 4, as in [0.5, …]"),
+        (
+            floats,
+            Value::Float(0.5),
+            "an array of 4 values, for example [0.5, …]",
+        ),
         (
             member(Kind::Boolean, 1, None),
             Value::Integer(1),
@@ -114,13 +118,9 @@ fn value_out_of_range_is_reported_with_range() {
                 ..int
             },
             Value::Integer(1),
-            "compile it again",
+            "recompile",
         ),
-        (
-            Member { offset: 30, ..int },
-            Value::Integer(1),
-            "compile it again",
-        ),
+        (Member { offset: 30, ..int }, Value::Integer(1), "recompile"),
     ] {
         let why = set(&member, &value).unwrap_err();
         assert!(why.contains(says), "{member} = {value}: {why}");
@@ -133,15 +133,15 @@ fn value_out_of_range_is_reported_with_range() {
         why.contains("value 300 at place 1") && why.contains("0 to 255"),
         "{why}"
     );
-    let message = refused("my.cu", "level", &value, &byte, "it does not fit");
+    let message = refused("my.cu", "level", &value, &byte, "the value is out of range");
     assert_eq!(
         message,
-        "`params.level` = 300: member `level` of `struct Params` in my.cu is unsigned char[2]; it does not fit"
+        "`params.level` = 300: member `level` of `struct Params` in my.cu is unsigned char[2]; the value is out of range"
     );
 }
 
 proptest! {
-    /// An integer is taken exactly if the member's type holds it, and then it is the one that is read back.
+    /// An integer is accepted exactly if the member's type can represent it, and the same value is read back.
     #[test]
     fn integers_within_type_range_are_accepted(
         value in prop_oneof![
@@ -172,7 +172,7 @@ proptest! {
         }
     }
 
-    /// A float is the nearest one, and never becomes infinite.
+    /// A float is rounded to the nearest value and never becomes infinite.
     #[test]
     fn floats_are_rounded_to_nearest(value in any::<f64>()) {
         let got = set(&member(Kind::Float, 4, None), &Value::Float(value));

@@ -47,7 +47,7 @@ fn linux_without_peer_memory_api_is_reported() {
             Verdict::Ok,
             "not loaded",
         ),
-        // Hidden symbols say nothing.
+        // Hidden symbols do not count.
         ("", false, Verdict::Warn, "not loaded"),
     ] {
         let found = found(&[CARD, (SYMBOLS, symbols)], is_open);

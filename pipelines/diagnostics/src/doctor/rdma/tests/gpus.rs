@@ -1,4 +1,4 @@
-//! What lets the card write the GPU's memory.
+//! Requirements for the card's writes to GPU memory.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! On which cores the card's queues interrupt.
+//! Cores that handle the card's interrupts.
 
 use super::*;
 
@@ -14,10 +14,10 @@ fn interrupts_on_remote_numa_node_are_reported() {
         "echo 0-1 | sudo tee",
     );
     assert!(found.fix.unwrap().contains("0000:3e:00.0/msi_irqs"));
-    // One that may fire on both is none.
+    // An interrupt that may fire on both nodes does not count.
     server.write("/proc/irq/81/effective_affinity_list", "1-2\n");
     assert_eq!(server.found("interrupts").verdict, Verdict::Ok);
-    // Older kernels show only what was asked for.
+    // Older Linux versions show only the requested affinity.
     server.remove("/proc/irq/81/effective_affinity_list");
     server.write("/proc/irq/81/smp_affinity_list", "3\n");
     assert_eq!(server.found("interrupts").verdict, Verdict::Warn);

@@ -230,7 +230,7 @@ fn growing_counters_are_reported_by_cause() {
             found.from.ends_with(file) && found.fix.as_ref().unwrap().contains(fix),
             "{found:?}"
         );
-        // What was counted before does not count.
+        // Earlier counts are ignored.
         let before = Counters::read(&server.root).ago(Duration::from_secs(1));
         let found = one(&examine(&server.root, &before), name);
         assert_eq!(

@@ -43,7 +43,7 @@ fn relaxed_ordering_and_read_size_are_judged() {
         "128 B",
         "CAP_EXP+8.w=5000:7000",
     );
-    // What users other than root are shown.
+    // The part that users other than root can read.
     server.write(&config, &space(0x5010, 0)[..64]);
     for name in ["relaxed ordering", "MaxReadReq"] {
         let found = server.found(name);
@@ -109,7 +109,7 @@ fn switch_with_acs_redirect_is_reported_with_command() {
     );
     server.write(&port, &space(0, 0)[..64]);
     assert_eq!(server.found("ACS redirect").verdict, Verdict::Unknown);
-    // What both are below may redirect: their writes do not come by.
+    // Bridges above both may redirect, because the writes do not pass them.
     server.write(&port, space(0, 0));
     server.write(&format!("{UP}/config"), space(0, 0x1d));
     assert_eq!(server.found("ACS redirect").verdict, Verdict::Ok);
