@@ -228,9 +228,9 @@ fn compile_errors_are_located_in_user_source() {
         ("in.index()", "in.index", "my.cu:3:", "my.cu has an error"),
         (
             "float gain = 2;",
-            "flaot gain = 2;",
+            "flaot gain = 2;", // misspelt on purpose
             "my.cu:1:17",
-            "\"flaot\" is undefined",
+            "\"flaot\" is undefined", // misspelt on purpose
         ),
         ("\n}\n", "\n", "my.cu:2:", "expected a \"}\""),
         (
