@@ -331,7 +331,7 @@ impl Worker {
         let first = stream.packet;
         // What is left of a frame that is cut short is never sent, and its numbers are not used.
         let mut used = 0;
-        // What was held back comes behind one packet, not behind a burst.
+        // A delayed packet is sent after one packet, not after a burst.
         let is_special = self.faults.touch(number, first, cut.all) || !outlet.held.is_empty();
         let sent = if is_special {
             self.by_packet(&make, first, outlet, &mut used)

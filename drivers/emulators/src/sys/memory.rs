@@ -144,7 +144,7 @@ impl DeviceMemory {
                 },
                 Memory::Gpu(mapped) => mapped.copy_to(offset, now).is_ok(),
                 Memory::Remote(remote) => remote.write(address, now),
-                // SAFETY: the same; a file is mapped until its value is dropped, and if the file was cut off below the
+                // SAFETY: the same; a file is mapped until its value is dropped, and if the file was truncated below the
                 // mapping the guard puts other pages there.
                 Memory::File(file) => unsafe {
                     store(file.address.as_ptr().wrapping_add(offset), now);
