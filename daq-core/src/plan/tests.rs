@@ -411,16 +411,20 @@ fn errors_of(changes: &[(&str, &str)]) -> String {
     plan_of(&text, &host()).unwrap_err()
 }
 
-/// That `told` has these errors and nothing else, no warning either.
-fn only(told: &str, errors: &[&str]) {
+/// Asserts that `rendered` contains exactly these errors and no warning.
+fn only(rendered: &str, errors: &[&str]) {
     for error in errors {
         assert!(
-            told.contains(&format!("error: {error}")),
-            "{error}:\n{told}"
+            rendered.contains(&format!("error: {error}")),
+            "{error}:\n{rendered}"
         );
     }
-    assert_eq!(told.matches("error: ").count(), errors.len(), "{told}");
-    assert!(!told.contains("warning: "), "{told}");
+    assert_eq!(
+        rendered.matches("error: ").count(),
+        errors.len(),
+        "{rendered}"
+    );
+    assert!(!rendered.contains("warning: "), "{rendered}");
 }
 
 #[test]
@@ -461,12 +465,12 @@ fn wrong_key_and_wrong_ring_are_both_reported() {
 /// What is wrong with each component whatever its driver is.
 #[test]
 fn wrong_driver_and_other_errors_are_all_reported() {
-    let told = error_of((
+    let rendered = error_of((
         "driver = \"fake\"",
         "driver = \"fkae\"\nwait = \"bussy\"\ncores = [0, 9]\nprot = 3",
     ));
     only(
-        &told,
+        &rendered,
         &[
             "unknown driver \"fkae\" in [source.adc]",
             "`wait` cannot be \"bussy\"",
@@ -474,13 +478,13 @@ fn wrong_driver_and_other_errors_are_all_reported() {
             "unknown key `prot` in [source.adc]",
         ],
     );
-    assert!(told.contains("did you mean `port`?"), "{told}");
-    let told = error_of((
+    assert!(rendered.contains("did you mean `port`?"), "{rendered}");
+    let rendered = error_of((
         "use = \"quarter\"",
         "use = \"half\"\nburst = 0\ncore = 9\nguarantee = 1\ngpuu = true",
     ));
     only(
-        &told,
+        &rendered,
         &[
             "unknown use \"half\" in [kernel.quarter]",
             "a burst of 0 frames; 1 to 4096 are possible",
@@ -489,7 +493,7 @@ fn wrong_driver_and_other_errors_are_all_reported() {
             "unknown key `gpuu` in [kernel.quarter]",
         ],
     );
-    let told = errors_of(&[
+    let rendered = errors_of(&[
         (
             "[sink.disk]\ndriver = \"void\"",
             "[sink.quarter]\ndriver = \"vod\"\nburst = 9999",
@@ -497,7 +501,7 @@ fn wrong_driver_and_other_errors_are_all_reported() {
         ("input = \"small\"", "input = \"smal\""),
     ]);
     only(
-        &told,
+        &rendered,
         &[
             "unknown driver \"vod\" in [sink.quarter]",
             "a burst of 9999 frames; 1 to 4096 are possible",
@@ -598,9 +602,9 @@ fn cycle_of_rings_is_rejected() {
     assert_eq!(error.matches("feeds on itself").count(), 2, "{error}");
     let below = "[kernel.below]\nuse = \"quarter\"\ninput = \"a\"\noutput = \"c\"\n[ring.c]\n\
                  [sink.c]\ndriver = \"void\"\ninput = \"c\"\n";
-    let told = plan_of(&format!("{PIPELINE}\n{circle}\n{below}"), &host()).unwrap_err();
+    let rendered = plan_of(&format!("{PIPELINE}\n{circle}\n{below}"), &host()).unwrap_err();
     let feeds = |ring| format!("ring `{ring}` feeds on itself through this kernel");
-    only(&told, &[&feeds("a"), &feeds("b")]);
+    only(&rendered, &[&feeds("a"), &feeds("b")]);
     // Nor is it a circle where a kernel reads from one that reads nothing.
     let dry = below.replace("\"a\"", "\"small\"");
     let text = format!("{PIPELINE}\n{dry}").replacen("input = \"raw\"", "input = \"rew\"", 1);
@@ -688,14 +692,14 @@ fn claims_on_same_path_conflict_in_any_spelling() {
         "../data/./out",
         "/data/x/../out/deep",
     ] {
-        let told = sinks("out", other).unwrap_err();
+        let rendered = sinks("out", other).unwrap_err();
         only(
-            &told,
+            &rendered,
             &[&format!(
                 "[sink.disk] and [sink.twin] both claim path {other}"
             )],
         );
-        assert!(told.contains("claims path out"), "{told}");
+        assert!(rendered.contains("claims path out"), "{rendered}");
     }
     for other in ["../out", "/out", "out2", "/data/../out"] {
         assert!(sinks("out", other).is_ok(), "{other}");
@@ -716,11 +720,12 @@ fn pipeline_name_in_path_is_expanded() {
         ("a\\nb", "has '\\n' in it"),
         (&"x".repeat(201), "has 201 bytes, at most 200 are possible"),
     ] {
-        let told = plan_of(&format!("[daq]\nname = \"{name}\"\n{PIPELINE}"), &host()).unwrap_err();
-        only(&told, &[&format!("`name` in [daq] {why}")]);
+        let rendered =
+            plan_of(&format!("[daq]\nname = \"{name}\"\n{PIPELINE}"), &host()).unwrap_err();
+        only(&rendered, &[&format!("`name` in [daq] {why}")]);
         assert!(
-            told.contains("daq.toml:2:8") && told.contains("write a word such as"),
-            "{told}"
+            rendered.contains("daq.toml:2:8") && rendered.contains("write a word such as"),
+            "{rendered}"
         );
     }
 }
@@ -729,14 +734,17 @@ fn pipeline_name_in_path_is_expanded() {
 fn section_name_in_path_is_expanded() {
     let long = "x".repeat(201);
     for name in ["../x", "a/b", "", "a b", "é", ".", &long] {
-        let told = error_of(("[sink.disk]", &format!("[sink.\"{name}\"]")));
+        let rendered = error_of(("[sink.disk]", &format!("[sink.\"{name}\"]")));
         let wanted = if name == long {
             "a name of 201 letters, at most 200 are possible".to_owned()
         } else {
             format!("{name:?} cannot be a name")
         };
-        only(&told, &[&wanted]);
-        assert!(told.contains("^^") && told.contains("= help: "), "{told}");
+        only(&rendered, &[&wanted]);
+        assert!(
+            rendered.contains("^^") && rendered.contains("= help: "),
+            "{rendered}"
+        );
     }
     only(
         &error_of(("[kernel.quarter]", "[kernel.\"a/b\"]")),

@@ -475,7 +475,7 @@ fn incomplete_frames_are_dropped_and_counted() {
         let first = reader.poll(8).unwrap();
         assert_eq!((first.len(), check(&first.frame(0))), (1, 0));
         first.retire(if is_copy { Completion::Immediate } else { done });
-        // Frame 1 is passed over, but its slot is free only after that of frame 0.
+        // Frame 1 is skipped, but its slot is freed only after the slot of frame 0.
         let second = reader.poll(3).unwrap();
         let frames: Vec<_> = second.iter().map(|frame| check(&frame)).collect();
         assert!(

@@ -307,7 +307,7 @@ fn diagnostics_with_two_locations_are_joined_and_counted() {
     assert_eq!(
         (diagnostics.errors(), diagnostics.warnings()),
         (1, 1),
-        "the same is told once"
+        "the same error is reported once"
     );
     assert_eq!(
         diagnostics.render(document.sources(), false),
@@ -343,7 +343,7 @@ error: two sources listen on port 1
 fn unusual_text_keeps_line_and_column() {
     let shown = ring("\u{feff}[ring.raw]\r\nslot = \"1 MiB\" # µ\r\nslots = \"µ\"\r\n");
     assert!(shown.contains("daq.toml:3:9"), "{shown}");
-    // Neither the stack nor the reader's patience is exhausted.
+    // Neither the stack overflows nor is the output too long to read.
     let deep = ".a".repeat(50_000);
     for text in [
         format!("a{deep} = 1\n"),

@@ -3,8 +3,8 @@
 use super::*;
 use crate::gpu::Dispatch;
 
-/// The pipeline whose kernel has these lines, and what was told of it.
-fn told(lines: &str, topology: &Topology) -> (Option<Plan>, String) {
+/// The plan of the pipeline whose kernel has these lines, and its rendered diagnostics.
+fn plan_with_lines(lines: &str, topology: &Topology) -> (Option<Plan>, String) {
     let text = PIPELINE.replace("use = \"quarter\"", &format!("use = \"quarter\"\n{lines}"));
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", &text, &mut diagnostics);
@@ -16,32 +16,33 @@ fn told(lines: &str, topology: &Topology) -> (Option<Plan>, String) {
 #[test]
 fn gpu_kernel_dispatch_is_launched_by_default() {
     for lines in ["gpu = true", "gpu = true\ndispatch = \"launch\""] {
-        let (plan, told) = told(lines, &with_gpu());
+        let (plan, rendered) = plan_with_lines(lines, &with_gpu());
         let plan = plan.unwrap();
         assert_eq!(plan.kernels[0].dispatch, Some(Dispatch::Launch), "{lines}");
         let shown = "    dispatch launch: one launch a burst\n";
         assert!(plan.to_string().contains(shown), "{plan}");
         let json = serde_json::to_value(&plan).unwrap();
         assert_eq!(json["kernels"][0]["dispatch"], "launch");
-        assert_eq!(told, "");
+        assert_eq!(rendered, "");
     }
 }
 
 #[test]
 fn built_in_kernel_with_persistent_dispatch_is_rejected_at_key() {
     for topology in [host(), with_gpu(), Topology::unknown()] {
-        let (plan, told) = told("gpu = true\ndispatch = \"persistent\"", &topology);
+        let (plan, rendered) = plan_with_lines("gpu = true\ndispatch = \"persistent\"", &topology);
         assert!(plan.is_none());
         let error = "kernel `quarter` cannot stay on a GPU: built-in kernels are launched";
-        only(&told, &[error]);
+        only(&rendered, &[error]);
         assert!(
-            told.contains("daq.toml:14:12") && told.contains("help: leave `dispatch` out; "),
-            "{told}"
+            rendered.contains("daq.toml:14:12")
+                && rendered.contains("help: leave `dispatch` out; "),
+            "{rendered}"
         );
     }
-    let (_, told) = told("gpu = true\ndispatch = \"lunch\"", &with_gpu());
-    only(&told, &["`dispatch` cannot be \"lunch\""]);
-    assert!(told.contains("did you mean \"launch\"?"), "{told}");
+    let (_, rendered) = plan_with_lines("gpu = true\ndispatch = \"lunch\"", &with_gpu());
+    only(&rendered, &["`dispatch` cannot be \"lunch\""]);
+    assert!(rendered.contains("did you mean \"launch\"?"), "{rendered}");
 }
 
 #[test]
@@ -54,11 +55,16 @@ fn cpu_kernel_with_dispatch_key_is_rejected() {
         // It may run on a GPU where the machine is looked at.
         ("gpu = true", Topology::unknown(), false),
     ];
-    for (lines, topology, is_told) in cases {
-        let (plan, told) = told(&format!("{lines}\ndispatch = \"launch\""), &topology);
+    for (lines, topology, is_reported) in cases {
+        let (plan, rendered) =
+            plan_with_lines(&format!("{lines}\ndispatch = \"launch\""), &topology);
         let plan = plan.unwrap();
         assert_eq!(plan.kernels[0].dispatch, None);
         assert!(!plan.to_string().contains("dispatch"), "{plan}");
-        assert_eq!(told.contains(warning), is_told, "{lines}: {told}");
+        assert_eq!(
+            rendered.contains(warning),
+            is_reported,
+            "{lines}: {rendered}"
+        );
     }
 }

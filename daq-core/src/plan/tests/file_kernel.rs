@@ -114,15 +114,16 @@ fn file_kernel_output_in_host_memory_is_copied_from_gpu() {
 #[test]
 fn file_kernel_without_gpu_error_names_alternatives() {
     for raw in ["", "memory = \"host\""] {
-        let told = plan_with(raw, "", &host()).unwrap_err();
+        let rendered = plan_with(raw, "", &host()).unwrap_err();
         only(
-            &told,
+            &rendered,
             &["kernel `quarter` runs on a GPU only: there is none"],
         );
         assert!(
-            told.contains("file = \"my.cu\"")
-                && told.contains("daq check --no-hardware; kernels that run on the CPU: quarter\n"),
-            "{told}"
+            rendered.contains("file = \"my.cu\"")
+                && rendered
+                    .contains("daq check --no-hardware; kernels that run on the CPU: quarter\n"),
+            "{rendered}"
         );
     }
     // Where the machine is not looked at, it is planned for one with a GPU.
@@ -133,10 +134,10 @@ fn file_kernel_without_gpu_error_names_alternatives() {
 #[test]
 fn file_keyword_as_kernel_name_is_rejected() {
     let text = PIPELINE.replace("use = \"quarter\"", "use = \"file\"");
-    let told = super::plan_with(&text, &WITH_FILES, &host()).unwrap_err();
+    let rendered = super::plan_with(&text, &WITH_FILES, &host()).unwrap_err();
     assert!(
-        told.contains("unknown use \"file\"") && told.contains("choose \"quarter\""),
-        "{told}"
+        rendered.contains("unknown use \"file\"") && rendered.contains("choose \"quarter\""),
+        "{rendered}"
     );
 }
 

@@ -158,7 +158,7 @@ fn plan(keys: &str, topology: &Topology) -> Plan {
     plan_with(&text, &CARDED, topology).unwrap()
 }
 
-fn told(plan: &Plan) -> (DataPath, &str, Option<Writer>) {
+fn path_of(plan: &Plan) -> (DataPath, &str, Option<Writer>) {
     let source = &plan.sources[0];
     (
         source.path,
@@ -172,7 +172,7 @@ fn nic_by_name_is_found_and_auto_selects_nearest() {
     let machine = machine(gpu(true, false));
     for name in ["mlx5_1", "auto"] {
         let plan = plan(&format!("nic = \"{name}\""), &machine);
-        let (path, reason, writer) = told(&plan);
+        let (path, reason, writer) = path_of(&plan);
         assert_eq!(
             (path, writer),
             (DataPath::Direct, Some(Writer::Nic)),
@@ -184,7 +184,7 @@ fn nic_by_name_is_found_and_auto_selects_nearest() {
         assert_eq!(plan.sources[0].nic.as_deref(), chosen, "as it was judged");
     }
     let far = plan("nic = \"mlx5_0\"", &machine);
-    let (path, reason, _) = told(&far);
+    let (path, reason, _) = path_of(&far);
     assert_eq!(path, DataPath::Staged);
     assert!(reason.contains("two NUMA nodes"), "{reason}");
 }
@@ -193,7 +193,7 @@ fn nic_by_name_is_found_and_auto_selects_nearest() {
 fn nic_to_gpu_needs_dma_buf_or_peermem() {
     let without = machine(gpu(false, true));
     let refused = plan("nic = \"mlx5_1\"", &without);
-    let (path, reason, _) = told(&refused);
+    let (path, reason, _) = path_of(&refused);
     assert_eq!(path, DataPath::Staged);
     assert!(reason.contains("sudo modprobe nvidia-peermem"), "{reason}");
     let wished = plan("nic = \"mlx5_1\"\npath = \"direct\"", &without);
@@ -207,7 +207,7 @@ fn nic_to_gpu_needs_dma_buf_or_peermem() {
         ..without
     };
     let taken = plan("nic = \"mlx5_1\"", &loaded);
-    assert_eq!(told(&taken).0, DataPath::Direct);
+    assert_eq!(path_of(&taken).0, DataPath::Direct);
     assert!(
         taken.sources[0]
             .notes
@@ -229,11 +229,11 @@ fn gpu_ring_accessed_by_cpu_must_be_mapped() {
     let looks = format!("{keys}cpu_reads_memory = true");
     for (keys, machine) in [(keys, &without), (&looks, &with)] {
         let plan = plan(keys, machine);
-        assert_eq!(told(&plan).0, DataPath::Direct);
+        assert_eq!(path_of(&plan).0, DataPath::Direct);
         assert!(plan.unavailable.is_empty(), "{:?}", plan.unavailable);
     }
     let refused = plan(&looks, &without);
-    assert_eq!(told(&refused).0, DataPath::Staged);
+    assert_eq!(path_of(&refused).0, DataPath::Staged);
     let why = "nothing maps the GPU's memory for the CPU, which must look at what has come: gdrapi: no gdrdrv";
     assert!(
         refused.unavailable[0].contains(why),
@@ -263,9 +263,9 @@ fn unknown_nic_error_lists_available_nics() {
         assert!(blind.unavailable.is_empty(), "planned without hardware");
     }
     let none = plan("nic = \"auto\"", &host());
-    let told = &none.unavailable[0];
-    assert!(told.contains("no RDMA network card"), "{told}");
-    assert!(told.contains("nics = [\"software\"]"), "{told}");
+    let described = &none.unavailable[0];
+    assert!(described.contains("no RDMA network card"), "{described}");
+    assert!(described.contains("nics = [\"software\"]"), "{described}");
     assert_eq!(none.sources[0].nic, None);
 }
 
@@ -274,24 +274,24 @@ fn emulated_nic_writes_cpu_accessible_memory() {
     for name in ["software", "software:127.0.0.2"] {
         let keys = format!("nic = \"{name}\"");
         let mapped = plan(&keys, &machine(gpu(false, true)));
-        let (path, reason, writer) = told(&mapped);
+        let (path, reason, writer) = path_of(&mapped);
         assert_eq!(
             (path, writer),
             (DataPath::Direct, Some(Writer::Cpu)),
             "{reason}"
         );
         let unmapped = plan(&keys, &machine(gpu(true, false)));
-        let (path, reason, _) = told(&unmapped);
+        let (path, reason, _) = path_of(&unmapped);
         assert_eq!(path, DataPath::Staged);
         assert!(reason.contains("vulkan: no"), "{reason}");
         let plain = plan(&keys, &host());
-        assert_eq!(told(&plain).0, DataPath::Direct, "host memory");
+        assert_eq!(path_of(&plain).0, DataPath::Direct, "host memory");
         for plan in [&mapped, &unmapped, &plain] {
             assert!(plan.unavailable.is_empty(), "{:?}", plan.unavailable);
         }
     }
     let kernel = plan("nic = \"rxe0\"", &machine(gpu(true, true)));
-    let (path, reason, _) = told(&kernel);
+    let (path, reason, _) = path_of(&kernel);
     assert_eq!(path, DataPath::Staged);
     assert!(reason.contains("only into host memory"), "{reason}");
 }
@@ -300,7 +300,7 @@ fn emulated_nic_writes_cpu_accessible_memory() {
 fn nic_for_staged_ring_and_for_sink_is_selected() {
     let machine = machine(gpu(false, false));
     let staged = plan("nic = \"auto\"", &machine);
-    assert_eq!(told(&staged).0, DataPath::Staged);
+    assert_eq!(path_of(&staged).0, DataPath::Staged);
     assert_eq!(staged.sources[0].nic.as_deref(), Some("mlx5_1"));
     let sinks = |nic: &str, topology: &Topology| {
         let sink = "[sink.disk]\ndriver = \"void\"\n";
@@ -360,17 +360,21 @@ fn sink_reads_gpu_if_measured_faster() {
         let plan = planned(&sent, keys, &known);
         let sink = &plan.sinks[0];
         let (input, notes) = (sink.input.as_str(), sink.notes.join("\n"));
-        let told = format!("{keys} {known:?}: {input}, {notes:?}");
-        assert_eq!(input == "small", is_direct, "{told}");
+        let described = format!("{keys} {known:?}: {input}, {notes:?}");
+        assert_eq!(input == "small", is_direct, "{described}");
         assert_eq!(
             notes.contains("reads cuda:0: by measurement"),
             is_direct,
-            "{told}"
+            "{described}"
         );
-        assert_eq!(plan.copies.len(), 1 + usize::from(!is_direct), "{told}");
+        assert_eq!(
+            plan.copies.len(),
+            1 + usize::from(!is_direct),
+            "{described}"
+        );
         if keys == auto {
             let chosen = if is_direct { "mlx5_1" } else { "mlx5_0" };
-            assert_eq!(sink.nic.as_deref(), Some(chosen), "{told}");
+            assert_eq!(sink.nic.as_deref(), Some(chosen), "{described}");
         }
     }
     let unknown = planned(&sent, auto, &[]);

@@ -1,4 +1,4 @@
-//! Kernels that stay on their GPU, and rings that the CPU stores to.
+//! Persistent kernels, and rings that the CPU stores to.
 
 use super::*;
 use crate::entry::EngineRequirements;
@@ -102,7 +102,7 @@ const STAYING: Registry = Registry {
     ..REGISTRY
 };
 
-/// The pipeline with a kernel that stays, and these changes.
+/// The pipeline with a persistent kernel and these changes.
 fn staying(changes: &[(&str, &str)]) -> String {
     let file = "file = \"my.cu\"\ndispatch = \"persistent\"";
     let text = PIPELINE.replace("use = \"quarter\"", file);
@@ -260,8 +260,8 @@ fn ring_with_second_reader_uses_staging_thread() {
         assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Vulkan));
         assert_eq!(way(&plan, "raw"), (CopyMethod::Either, None));
         assert_eq!(plan.sources[0].path, DataPath::Staged);
-        let told = "small bursts through the GPU's BAR (vulkan); gdrapi: ";
-        assert!(plan.sources[0].reason.contains(told), "{plan}");
+        let rendered = "small bursts through the GPU's BAR (vulkan); gdrapi: ";
+        assert!(plan.sources[0].reason.contains(rendered), "{plan}");
         // The source, two kernels, the sink, and copies either way.
         assert_eq!(plan.threads, 6);
     }
@@ -364,22 +364,22 @@ fn disabled_backend_is_not_selected() {
     let topology = with(vec![gpu(0, &[Backend::Host])]);
     let plan = planned(&[("[ring.small]", &allow("[\"vulkan\"]"))], &topology);
     assert_eq!(plan.unavailable.len(), 1);
-    let told = "kernel `quarter` stays on cuda:0, and nothing can make memory for its doorbell: gdrapi: not allowed";
+    let rendered = "kernel `quarter` stays on cuda:0, and nothing can make memory for its doorbell: gdrapi: not allowed";
     assert!(
-        plan.unavailable[0].starts_with(told),
+        plan.unavailable[0].starts_with(rendered),
         "{:?}",
         plan.unavailable
     );
-    let told = error(&[("[ring.small]", &allow("[]"))], &topology);
+    let rendered = error(&[("[ring.small]", &allow("[]"))], &topology);
     only(
-        &told,
+        &rendered,
         &["kernel `quarter` stays on its GPU, and nothing may make memory for its doorbell"],
     );
     assert!(
-        told.contains("backends = []") && told.contains("help: add \"host\""),
-        "{told}"
+        rendered.contains("backends = []") && rendered.contains("help: add \"host\""),
+        "{rendered}"
     );
-    // Without a kernel that stays it is no error.
+    // Without a persistent kernel this is not an error.
     let launched = ("dispatch = \"persistent\"", "");
     let plan = planned(&[launched, ("[ring.small]", &allow("[]"))], &topology);
     assert!(
@@ -392,15 +392,15 @@ fn disabled_backend_is_not_selected() {
 
 #[test]
 fn misspelt_backend_yields_suggestion() {
-    let told = error(
+    let rendered = error(
         &[(
             "[ring.small]",
             "[staging]\nbackends = [\"host\", \"vulcan\"]\n[ring.small]",
         )],
         &usual(),
     );
-    only(&told, &["`backends[1]` cannot be \"vulcan\""]);
-    assert!(told.contains("did you mean \"vulkan\"?"), "{told}");
+    only(&rendered, &["`backends[1]` cannot be \"vulcan\""]);
+    assert!(rendered.contains("did you mean \"vulkan\"?"), "{rendered}");
 }
 
 #[test]
@@ -432,9 +432,9 @@ fn untested_backend_is_probed_at_startup() {
             &topology,
         );
         let raw = plan.ring("raw").unwrap();
-        let told = (None, "probed at the start");
-        assert_eq!((raw.mapping, raw.mapping_reason.as_str()), told);
-        assert_eq!(doorbell(&plan), told);
+        let rendered = (None, "probed at the start");
+        assert_eq!((raw.mapping, raw.mapping_reason.as_str()), rendered);
+        assert_eq!(doorbell(&plan), rendered);
         assert_eq!(way(&plan, "raw"), (CopyMethod::Engine, None));
         assert_eq!(plan.untried, BTreeSet::from([0]));
     }
@@ -455,17 +455,17 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
         plan.kernels[0].doorbell.as_ref().unwrap().initiator,
         DoorbellInitiator::Cpu
     );
-    let told = error(&[(persistent, &by("device"))], &usual());
+    let rendered = error(&[(persistent, &by("device"))], &usual());
     let why = "source `adc` (fake) fills ring `raw` and has no engine that can";
     only(
-        &told,
+        &rendered,
         &[&format!(
             "no device rings the doorbell of kernel `quarter`: {why}"
         )],
     );
     assert!(
-        told.contains("doorbell = \"device\"") && told.contains("write \"cpu\""),
-        "{told}"
+        rendered.contains("doorbell = \"device\"") && rendered.contains("write \"cpu\""),
+        "{rendered}"
     );
     let ringing = (
         "driver = \"fake\"\npacket = \"1 KiB\"",
@@ -487,42 +487,42 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
         &with(vec![gpu(0, &[Backend::Host])]),
     );
     assert_eq!(plan.unavailable.len(), 1, "{:?}", plan.unavailable);
-    let told = error(&[(persistent, "doorbell = \"cpu\"")], &usual());
+    let rendered = error(&[(persistent, "doorbell = \"cpu\"")], &usual());
     only(
-        &told,
+        &rendered,
         &["kernel `quarter` has no doorbell: bursts are launched"],
     );
-    let told = error(&[(persistent, &by("devcie"))], &usual());
-    only(&told, &["`doorbell` cannot be \"devcie\""]);
-    // Of whoever fills the ring of a kernel behind another nothing rings; of who cannot be read nothing is said.
+    let rendered = error(&[(persistent, &by("devcie"))], &usual());
+    only(&rendered, &["`doorbell` cannot be \"devcie\""]);
+    // A kernel that fills the ring has no doorbell; a producer with an invalid section is not reported again.
     let second = format!(
         "[kernel.second]\nfile = \"b.cu\"\n{}\ninput = \"small\"\noutput = \"more\"\n[ring.more]\n[ring.small]",
         by("device")
     );
-    let told = error(&[("[ring.small]", &second)], &usual());
+    let rendered = error(&[("[ring.small]", &second)], &usual());
     assert!(
-        told.contains("kernel `second`: kernel `quarter` fills ring `small`"),
-        "{told}"
+        rendered.contains("kernel `second`: kernel `quarter` fills ring `small`"),
+        "{rendered}"
     );
-    let told = error(
+    let rendered = error(
         &[(persistent, &by("device")), ("\"fake\"", "\"fkae\"")],
         &usual(),
     );
-    only(&told, &["unknown driver \"fkae\""]);
+    only(&rendered, &["unknown driver \"fkae\""]);
 }
 
 #[test]
 fn cpu_kernel_with_persistent_dispatch_is_rejected() {
-    let told = error(
+    let rendered = error(
         &[("file = \"my.cu\"", "file = \"my.cu\"\ncpu = true")],
         &usual(),
     );
     only(
-        &told,
+        &rendered,
         &["kernel `quarter` cannot stay on a GPU: it runs on the CPU"],
     );
     assert!(
-        told.contains("help: leave `dispatch` out, or put"),
-        "{told}"
+        rendered.contains("help: leave `dispatch` out, or put"),
+        "{rendered}"
     );
 }

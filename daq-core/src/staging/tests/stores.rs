@@ -124,7 +124,7 @@ fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
         assert_eq!(
             ends.ledger.stored.get(),
             stored,
-            "cut-over {cpu_store_threshold}"
+            "threshold {cpu_store_threshold}"
         );
         assert_eq!(ends.ledger.frames.get(), 40);
         ends.balances();

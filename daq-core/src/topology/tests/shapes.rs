@@ -170,7 +170,7 @@ impl Machine {
         self.lead("bus/pci/devices", address, at);
     }
 
-    /// A network card for RDMA, `place` being its PCI address or the interface that one of software sits on.
+    /// An RDMA NIC. `place` is its PCI address, or the interface that a soft-RoCE NIC uses.
     fn rdma(&self, name: &str, place: &str) {
         let device = self.sys().join("bus/pci/devices").join(place);
         let device = device.canonicalize().ok();
@@ -179,7 +179,7 @@ impl Machine {
             None => self.sys().join("devices/virtual/infiniband").join(name),
         };
         fs::create_dir_all(&at).unwrap();
-        // What must never be kept: it tells one card from another.
+        // Must never be recorded: identifies one device.
         fs::write(at.join("node_guid"), "0c42:a103:00aa:bbcc\n").unwrap();
         if let Some(device) = &device {
             fs::write(at.join("hca_type"), "MT4123\n").unwrap();
@@ -351,24 +351,24 @@ macro_rules! shapes {
 }
 
 shapes! {
-    one_socket, "one-socket";
-    two_sockets, "two-sockets";
-    a_plx_switch, "plx-switch";
-    gpus_and_nics_below_switches, "dgx";
-    an_amd_server, "amd-server";
-    an_amd_desktop, "amd-desktop";
-    an_intel_server, "intel-server";
-    an_intel_desktop, "intel-desktop";
-    a_virtual_machine, "virtual-machine";
-    one_group, "one-group";
-    a_geforce, "geforce";
-    a_link_below_its_capability, "narrow";
-    a_switch_that_redirects, "redirect";
-    a_small_window, "small-window";
-    nothing_maps, "no-mapping";
-    a_nic_and_a_gpu_below_one_switch, "nic-switch";
-    two_rails, "nic-rails";
-    a_port_that_is_down, "nic-down";
-    a_nic_in_a_virtual_machine, "nic-virtual";
-    a_nic_without_dma_buf, "nic-peermem";
+    paths_on_one_socket, "one-socket";
+    paths_on_two_sockets, "two-sockets";
+    paths_below_plx_switch, "plx-switch";
+    paths_of_gpus_and_nics_below_switches, "dgx";
+    paths_on_amd_server, "amd-server";
+    paths_on_amd_desktop, "amd-desktop";
+    paths_on_intel_server, "intel-server";
+    paths_on_intel_desktop, "intel-desktop";
+    paths_in_virtual_machine, "virtual-machine";
+    paths_in_one_iommu_group, "one-group";
+    paths_to_geforce, "geforce";
+    paths_with_link_below_capability, "narrow";
+    paths_below_redirecting_switch, "redirect";
+    paths_to_gpu_with_small_bar, "small-window";
+    paths_without_any_mapping, "no-mapping";
+    paths_of_nic_and_gpu_below_one_switch, "nic-switch";
+    paths_of_two_rails, "nic-rails";
+    paths_with_port_down, "nic-down";
+    paths_of_nic_in_virtual_machine, "nic-virtual";
+    paths_of_nic_without_dma_buf, "nic-peermem";
 }

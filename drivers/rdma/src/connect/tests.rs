@@ -52,7 +52,7 @@ fn dial(
 
 /// Both sides of a connection with `rails` rails.
 fn linked(listener: &mut ExchangeListener, rails: usize) -> (Link, Link) {
-    let dialled = dial(listener.address(), rails, OPTIONS);
+    let connecting = dial(listener.address(), rails, OPTIONS);
     let nics = nics(rails);
     let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
     assert_eq!(incoming.greetings(), greetings("hello", rails));
@@ -64,7 +64,7 @@ fn linked(listener: &mut ExchangeListener, rails: usize) -> (Link, Link) {
         })
         .unwrap();
     assert_eq!(prepared, (0..rails).collect::<Vec<_>>());
-    let here = dialled.join().unwrap().unwrap();
+    let here = connecting.join().unwrap().unwrap();
     assert_eq!(here.greetings, greetings("offer", rails));
     assert_eq!((here.rails.len(), there.rails.len()), (rails, rails));
     (here, there)
@@ -130,7 +130,7 @@ fn accept_without_peer_times_out() {
     assert!(listener.accept(&nics(1), Duration::ZERO).unwrap().is_none());
     let short = Duration::from_millis(20);
     assert!(listener.accept(&nics(1), short).unwrap().is_none());
-    // Bound, so that no other test gets the port, but nobody listens.
+    // Bound, so that no other test gets the port, but not listening.
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&socket, &SocketAddr::new(LOOPBACK, 0)).unwrap();
     let address = rustix::net::getsockname(&socket).unwrap();
@@ -158,22 +158,22 @@ fn sentence(error: ConnectError) -> String {
 #[test]
 fn rejected_connector_gets_reason() {
     let mut listener = waiting();
-    let dialled = dial(listener.address(), 2, OPTIONS);
+    let connecting = dial(listener.address(), 2, OPTIONS);
     let short = Duration::from_millis(100);
-    while !dialled.is_finished() {
-        // Whoever brings another number of rails is none for this side.
+    while !connecting.is_finished() {
+        // A connector with another number of rails is rejected.
         assert!(listener.accept(&nics(1), short).unwrap().is_none());
     }
-    let why = sentence(dialled.join().unwrap().err().unwrap());
+    let why = sentence(connecting.join().unwrap().err().unwrap());
     assert_eq!(
         why,
         "the receiver has 1 rails, this sink has 2: set as many cards in `nics` on both hosts"
     );
 
-    let dialled = dial(listener.address(), 1, OPTIONS);
+    let connecting = dial(listener.address(), 1, OPTIONS);
     let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
     incoming.refuse(&"ä\n".repeat(200));
-    let why = sentence(dialled.join().unwrap().err().unwrap());
+    let why = sentence(connecting.join().unwrap().err().unwrap());
     assert!(
         why.starts_with("ä ä ä ") && why.len() <= MAX_REASON,
         "{why}"
@@ -183,14 +183,14 @@ fn rejected_connector_gets_reason() {
         service: Service::Uc,
         ..OPTIONS
     };
-    let dialled = dial(listener.address(), 1, other);
+    let connecting = dial(listener.address(), 1, other);
     let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
     let error = incoming.accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()));
     let Err(error @ ConnectError::Mismatch { .. }) = error else {
         panic!("the services differ")
     };
     assert!(error.to_string().contains("its sink has service = \"uc\""));
-    let why = sentence(dialled.join().unwrap().err().unwrap());
+    let why = sentence(connecting.join().unwrap().err().unwrap());
     assert_eq!(
         why,
         "the receiver has service = \"rc\", this sink \"uc\": set the same on both hosts"
@@ -212,7 +212,7 @@ fn pending_peers_do_not_block_connector() {
             2 => hello[..i.min(hello.len() - 1)].to_vec(),
             _ => [&hello[..8], &u32::MAX.to_le_bytes()].concat(),
         };
-        // Whoever was turned away already sees it here.
+        // A connector that was already rejected gets the error here.
         let _ = stranger.write_all(&bytes);
         strangers.push(stranger);
         if i % 50 == 0 {
@@ -246,14 +246,14 @@ fn connector_disconnect_during_handshake_is_error() {
     assert_eq!(incoming.peer(), stranger.local_addr().unwrap().to_string());
     drop(stranger);
     let result = incoming.accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()));
-    // The software card may have found nobody at the endpoint before.
+    // The emulated NIC may have found no peer at the endpoint before.
     assert!(matches!(
         result,
         Err(ConnectError::Network { .. } | ConnectError::Verbs(_))
     ));
 }
 
-/// What a dialler makes of a listener that answers `bytes` and then nothing, or its end.
+/// The connector's error if a listener replies `bytes` and then sends nothing, or disconnects.
 fn answered(bytes: &[u8], ends: bool, limit: Duration) -> ConnectError {
     let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
     let address = listener.local_addr().unwrap();

@@ -95,7 +95,7 @@ fn registration_falls_back_to_best_remaining_method() {
                         if tries_peer { by_peer } else { 0 },
                     ));
                 }
-                let told = match &result {
+                let attempts = match &result {
                     Ok((_, refused)) | Err(refused) => refused,
                 };
                 let method = result.as_ref().ok().map(|(method, _)| *method);
@@ -104,9 +104,9 @@ fn registration_falls_back_to_best_remaining_method() {
                     method,
                     has_buffer.then_some(RegistrationMethod::DmaBuf).or(best)
                 );
-                let found: Vec<_> = told.iter().map(|one| (one.method, one.errno)).collect();
+                let found: Vec<_> = attempts.iter().map(|one| (one.method, one.errno)).collect();
                 assert_eq!(found, refusals, "{facts:?} {by_buffer} {by_peer}");
-                for one in told {
+                for one in attempts {
                     assert!(!one.why.is_empty() && !one.remedy.is_empty(), "{one}");
                     let answer = std::io::Error::from_raw_os_error(one.errno).to_string();
                     assert!(one.errno == 0 || one.why.contains(&answer), "{one}");

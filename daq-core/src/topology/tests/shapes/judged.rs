@@ -56,7 +56,7 @@ fn preference_is_applied_if_possible() {
             let all = wished.warnings.join("; ");
             assert!(
                 all.contains(&chosen.reason),
-                "what was overruled is told: {all}"
+                "the overridden obstacle is reported: {all}"
             );
             assert!(wished.reason.starts_with("asked for"), "{}", wished.reason);
         }
@@ -111,18 +111,21 @@ fn path_through_root_complex_is_reported() {
         assert!(found.direct, "{found:?}");
         (found.warnings.join("; "), found.bottleneck.unwrap())
     };
-    let (told, _) = change("", "");
-    assert!(told.contains("0000:3c:08.0 redirects") && !told.contains("list"));
-    let (told, _) = change("driver=xdma", "driver=vfio-pci");
-    assert!(told.contains("behind vfio-pci"), "{told}");
-    let (told, _) = change(" driver=xdma", "");
-    assert!(told.contains("behind vfio-pci"), "it will be given: {told}");
-    let (told, _) = change("8086:2030", "8086:1901");
-    assert!(told.contains("redirects") && told.contains("not on the kernel's list"));
-    let (told, hop) = change("acs=1d", "acs=0");
-    assert!(!told.contains("redirects"), "{told}");
+    let (rendered, _) = change("", "");
+    assert!(rendered.contains("0000:3c:08.0 redirects") && !rendered.contains("list"));
+    let (rendered, _) = change("driver=xdma", "driver=vfio-pci");
+    assert!(rendered.contains("behind vfio-pci"), "{rendered}");
+    let (rendered, _) = change(" driver=xdma", "");
+    assert!(
+        rendered.contains("behind vfio-pci"),
+        "it will be bound to vfio-pci: {rendered}"
+    );
+    let (rendered, _) = change("8086:2030", "8086:1901");
+    assert!(rendered.contains("redirects") && rendered.contains("not on the kernel's list"));
+    let (rendered, hop) = change("acs=1d", "acs=0");
+    assert!(!rendered.contains("redirects"), "{rendered}");
     assert_eq!(hop.below, "0000:3d:00.0");
-    // Whoever goes up takes the link above the switch, too.
+    // A path through the upstream port includes the link above the switch.
     let slow = "10b5:8747 060400 link=3x16 node=0 acs=none";
     let (_, hop) = change(slow, &slow.replace("3x16", "3x4/3x16"));
     assert_eq!(hop.below, "0000:3b:00.0");

@@ -90,7 +90,7 @@ fn recording_contains_no_identifying_data() {
     }
 }
 
-/// Run with `DAQ_UPDATE=1` to write the folder anew.
+/// Run with `DAQ_UPDATE=1` to write the folder again.
 #[test]
 fn recorded_folder_round_trips() {
     let machine = shape!("intel-server");
@@ -115,10 +115,10 @@ fn recorded_folder_round_trips() {
 fn invalid_recording_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpus.json");
-    let told = |dir: &Path| Topology::load(dir).unwrap_err().to_string();
-    assert!(told(dir.path()).contains("gpus.json"));
+    let error_of = |dir: &Path| Topology::load(dir).unwrap_err().to_string();
+    assert!(error_of(dir.path()).contains("gpus.json"));
     fs::write(&path, "{").unwrap();
-    assert!(told(dir.path()).contains("daq topo --record"));
+    assert!(error_of(dir.path()).contains("daq topo --record"));
     let machine = shape!("intel-server");
     let refused = machine.topology().record(&machine.sys(), dir.path());
     assert!(refused.unwrap_err().to_string().contains("not empty"));

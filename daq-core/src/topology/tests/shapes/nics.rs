@@ -110,7 +110,7 @@ fn nic_name_resolves_to_pci_address() {
 #[test]
 fn nic_access_depends_on_dma_buf_or_peermem_only() {
     let text = include_str!("nic-peermem.txt");
-    for (from, to, direct, told) in [
+    for (from, to, direct, note) in [
         ("", "", true, "nvidia-peermem tells the card"),
         ("peermem\npci", "pci", false, "sudo modprobe nvidia-peermem"),
         (" dma-buf=no", "", true, ""),
@@ -121,9 +121,9 @@ fn nic_access_depends_on_dma_buf_or_peermem_only() {
         let all = format!("{}; {}", found.reason, found.warnings.join("; "));
         assert_eq!(found.direct, direct, "{all}");
         assert_eq!(found.forbidden, !direct, "{all}");
-        assert!(all.contains(told), "{all}");
+        assert!(all.contains(note), "{all}");
         let mentions = ["peermem", "dma-buf"].iter().any(|word| all.contains(word));
-        assert!(mentions || !told.contains("peermem"), "{all}");
+        assert!(mentions || !note.contains("peermem"), "{all}");
     }
 }
 
@@ -169,10 +169,10 @@ fn nic_recording_contains_no_host_identity() {
     let topology = machine.topology();
     topology.record(&machine.sys(), to.path()).unwrap();
     let loaded = Topology::load(to.path()).unwrap();
-    let told = format!("{loaded:?}");
+    let text = format!("{loaded:?}");
     for secret in ["10.0.0.1", "aabb", "feaa", "a103"] {
         assert!(format!("{topology:?}").contains(secret) || secret == "aabb");
-        assert!(!told.contains(secret), "{secret} in {told}");
+        assert!(!text.contains(secret), "{secret} in {text}");
     }
     assert!(
         !to.path()

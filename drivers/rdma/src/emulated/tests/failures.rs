@@ -194,7 +194,7 @@ fn dropped_queue_pair_disconnects_peer() {
         two.to.post_receive(1, &[two.far.sge(0, 8)]).unwrap();
         write(&mut two, 0, &[1; 8], 0, None);
         assert_eq!(end(&mut *two.from), (0, Status::Success));
-        // The card's own thread, which handed the stream over, has let go of the queue.
+        // The NIC's thread, which passed the stream on, has released the queue pair.
         shut_out(&two.to.endpoint(), 0);
         drop((two.to, two.far));
         // A thread that went on would hold the queue, and with it the receive and the memory.
@@ -560,7 +560,7 @@ fn foreign_connections_do_not_disturb_links() {
     let mut strangers = Vec::new();
     for i in 0..100_u8 {
         let mut stranger = TcpStream::connect(at).unwrap();
-        // Whoever is turned away early sees it by an error here.
+        // A connection rejected early returns an error here.
         let _ = stranger.write_all(&vec![i; usize::from(i)]);
         strangers.push(stranger);
     }

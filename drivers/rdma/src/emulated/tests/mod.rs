@@ -153,7 +153,7 @@ fn write_to_open_queue_pair_needs_only_its_number() {
     // Who pretends to know more is not heard: neither by another first packet nor by a reliable connection.
     for (service, peer) in [(Service::Uc, foreign), (Service::Rc, own)] {
         let mut stranger = sensor.create_queue_pair(&options(service)).unwrap();
-        // It may be turned away at once.
+        // It may be rejected immediately.
         let _ = stranger.connect(&peer);
         if stranger.post_send(&work(128, 8)).is_ok() && service == Service::Uc {
             // It is on its way before what follows.

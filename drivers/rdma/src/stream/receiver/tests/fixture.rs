@@ -1,4 +1,4 @@
-//! A receiver over software cards, and a bare sender: queues and words, without any of the real sender's care.
+//! A receiver on emulated NICs, and a minimal sender with queue pairs and shared words but without the real sender's checks.
 
 use super::super::{Counters, FAULTS, Options, Receiver};
 use crate::connect::{ConnectError, Connector, Link, tcp};
@@ -54,7 +54,7 @@ pub(super) fn card() -> Arc<dyn Nic> {
     EmulatedNic::new(LOOPBACK, Faults::none()).unwrap()
 }
 
-/// A frame that was told.
+/// A frame that was reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Got {
     pub(super) number: u64,
@@ -68,7 +68,7 @@ pub(super) struct Fixture {
     pub(super) memory: DmaBuffer,
     pub(super) address: SocketAddr,
     pub(super) slots: usize,
-    /// Frames told since it was armed, and the slot it was armed with.
+    /// Frames reported since arming, and the slot at arming.
     pub(super) first_slot: usize,
     pub(super) got: Vec<Got>,
     pub(super) faults: Vec<u64>,
@@ -159,7 +159,7 @@ impl Fixture {
                 .is_none_or(|last| last.epoch != origin.epoch)
             {
                 let known = usize::try_from(origin.epoch).unwrap();
-                assert!(known <= self.streams.len(), "an epoch of nobody's");
+                assert!(known <= self.streams.len(), "an epoch of an unknown stream");
             }
             let stream = self.streams[usize::try_from(origin.epoch).unwrap() - 1];
             self.first_slot += usize::try_from(done.passed).unwrap();
@@ -220,7 +220,7 @@ impl Fixture {
     }
 }
 
-/// A sender that does what it is told, right or wrong.
+/// A sender that does what the test requests, valid or not.
 pub(super) struct BaselineSender {
     nics: Vec<Arc<dyn Nic>>,
     pub(super) hello: Hello,
@@ -231,7 +231,7 @@ pub(super) struct BaselineSender {
     credit_keys: Arc<RailRegions>,
     pub(super) link: Option<Link>,
     pub(super) offers: Vec<Offer>,
-    /// Work that was posted to be told of and is not done, by rail.
+    /// Number of posted signaled work requests without a completion, by rail.
     open: Vec<usize>,
     /// How work ended that did not succeed.
     pub(super) failed: Option<Status>,
@@ -465,7 +465,7 @@ impl BaselineSender {
         }
     }
 
-    /// Waits until a failure is told.
+    /// Waits until a failure is reported.
     pub(super) fn await_failure(&mut self) -> Status {
         while self.collect() {
             std::thread::yield_now();

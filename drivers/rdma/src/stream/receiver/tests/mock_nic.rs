@@ -14,17 +14,17 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-/// What a card is to say, and what was done with it.
+/// What the NIC returns, and the calls it has received.
 #[derive(Default)]
 struct Script {
     done: Mutex<VecDeque<WorkCompletion>>,
-    /// What is done, and told only once the queue is stopped.
+    /// Completions that are returned only after the queue pair is stopped.
     late: Mutex<VecDeque<WorkCompletion>>,
-    told: Mutex<Vec<&'static str>>,
+    dropped: Mutex<Vec<&'static str>>,
     events: Mutex<VecDeque<NicEvent>>,
-    /// What the sender has said on parting.
+    /// The number of frames that the sender sent with its detach message.
     final_frames: Mutex<Option<u64>>,
-    /// Whether a sender that is answered stays silent until it is broken off.
+    /// Whether a connected sender stays silent until it is disconnected.
     is_silent: AtomicBool,
     is_aborted: AtomicBool,
     posted: Mutex<usize>,
@@ -32,8 +32,8 @@ struct Script {
 }
 
 impl Script {
-    fn tell(&self, what: &'static str) {
-        self.told.lock().unwrap().push(what);
+    fn record_drop(&self, what: &'static str) {
+        self.dropped.lock().unwrap().push(what);
     }
 }
 
@@ -45,12 +45,12 @@ impl fmt::Debug for MockNic {
     }
 }
 
-/// Tells when it is dropped.
+/// Records when it is dropped.
 struct DropRecorder(Arc<Script>, &'static str);
 
 impl Drop for DropRecorder {
     fn drop(&mut self) {
-        self.0.tell(self.1);
+        self.0.record_drop(self.1);
     }
 }
 
@@ -88,9 +88,9 @@ impl Nic for MockNic {
         method: RegistrationMethod,
         _: Access,
     ) -> Result<MemoryRegion, VerbsError> {
-        let tells = Box::new(DropRecorder(self.0.clone(), "key"));
+        let recorder = Box::new(DropRecorder(self.0.clone(), "key"));
         Ok(MemoryRegion::new(
-            tells,
+            recorder,
             region.clone(),
             method,
             (1, 2),
@@ -205,7 +205,7 @@ struct MockIncoming(Vec<Vec<u8>>, Vec<Arc<dyn Nic>>, Arc<Script>);
 
 impl Incoming for MockIncoming {
     fn peer(&self) -> String {
-        "somebody".to_owned()
+        "peer".to_owned()
     }
 
     fn greetings(&self) -> &[Vec<u8>] {
@@ -306,19 +306,20 @@ impl MockFixture {
         }
     }
 
-    /// What a poll tells: number, missing and passed of each frame.
+    /// The frames of a poll: number, missing and passed of each.
     fn poll(&mut self) -> Vec<(u64, u64, u64)> {
         self.completions.clear(usize::MAX);
         self.engine.poll(&mut self.completions).unwrap();
-        let told = self.completions.as_slice().iter();
-        told.map(|done| {
-            (
-                done.origin.unwrap().sequence - 1000,
-                done.missing,
-                done.passed,
-            )
-        })
-        .collect()
+        let completed = self.completions.as_slice().iter();
+        completed
+            .map(|done| {
+                (
+                    done.origin.unwrap().sequence - 1000,
+                    done.missing,
+                    done.passed,
+                )
+            })
+            .collect()
     }
 
     fn fault(&self, name: &str) -> u64 {
@@ -407,11 +408,14 @@ fn loss_at_end_is_known_from_sender_detach() {
         // What is still on its way when the parting is heard comes nevertheless.
         assert_eq!((stage.poll(), stage.completions.missing()), (vec![], 0));
         frame(&stage, 1);
-        let mut told = Vec::new();
+        let mut completed = Vec::new();
         while stage.engine.link.is_some() {
-            told.extend(stage.poll());
+            completed.extend(stage.poll());
         }
-        assert_eq!((told, stage.completions.missing()), (vec![(1, 0, 0)], 5));
+        assert_eq!(
+            (completed, stage.completions.missing()),
+            (vec![(1, 0, 0)], 5)
+        );
         assert_eq!(stage.completions.faults().iter().sum::<u64>(), 0);
         assert_eq!((stage.poll(), stage.completions.missing()), (vec![], 0));
     }
@@ -460,14 +464,17 @@ fn receives_are_posted_before_credits_are_sent() {
 fn queue_pairs_are_destroyed_before_memory_regions() {
     for ends_by_fault in [false, true] {
         let mut stage = MockFixture::new(Mode::Write, Service::Rc);
-        stage.script.told.lock().unwrap().clear();
+        stage.script.dropped.lock().unwrap().clear();
         if ends_by_fault {
             stage.finish(0, None);
             stage.poll();
         } else {
             stage.engine.quiesce(Duration::from_mins(1)).unwrap();
         }
-        assert_eq!(*stage.script.told.lock().unwrap(), ["queue", "key", "key"]);
+        assert_eq!(
+            *stage.script.dropped.lock().unwrap(),
+            ["queue", "key", "key"]
+        );
         let MockFixture { engine, memory, .. } = stage;
         drop((memory, engine));
     }

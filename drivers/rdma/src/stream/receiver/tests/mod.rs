@@ -128,20 +128,20 @@ fn frame_completed_at_link_break_is_delivered_once() {
         let (mut fixture, mut sender) = connected(mode, rails, 5);
         fixture.most = 0;
         send(&mut fixture, &mut sender, 0..5);
-        // Nobody has taken them when the sender comes anew, who is answered once they are.
+        // No reader has taken the frames when the sender reconnects; it gets a reply after they are taken.
         sender.link = None;
         let address = fixture.address;
         std::thread::scope(|scope| {
-            let dialled = scope.spawn(|| sender.try_dial(address));
+            let connecting = scope.spawn(|| sender.try_dial(address));
             for _ in 0..100 {
                 fixture.pump();
             }
             assert!(fixture.got.is_empty());
             fixture.most = 1;
-            while !dialled.is_finished() {
+            while !connecting.is_finished() {
                 fixture.pump();
             }
-            dialled.join().unwrap().unwrap();
+            connecting.join().unwrap().unwrap();
         });
         assert_eq!(sender.offers[0].next, 5);
         assert_eq!(fixture.numbers(), [0, 1, 2, 3, 4]);
@@ -198,13 +198,13 @@ fn stream_continues_and_new_stream_opens_epoch() {
     dial_in_place_of_another(&mut fixture, &mut other);
     send(&mut fixture, &mut other, 40..42);
     fixture.until(|fixture| fixture.got.len() == 7);
-    let told: Vec<_> = fixture
+    let reported: Vec<_> = fixture
         .got
         .iter()
         .map(|got| (got.number, got.missing, got.epoch))
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             (0, 0, 1),
             (1, 0, 1),
@@ -215,7 +215,7 @@ fn stream_continues_and_new_stream_opens_epoch() {
             (41, 0, 2)
         ]
     );
-    // The first one comes back: nothing of it is told twice.
+    // The first sender reconnects: none of its frames is reported twice.
     other.link = None;
     fixture.streams.push(1);
     dial_in_place_of_another(&mut fixture, &mut sender);
@@ -262,14 +262,14 @@ fn restarted_receiver_continues_with_available_frames() {
     fixture.until(|fixture| fixture.got.len() == 7);
     drop(fixture.engine);
     let waiting = crate::connect::tcp::listener(fixture.address).unwrap();
-    let mut anew = Fixture::at(waiting, Mode::Write, Service::Rc, 1, 4);
-    anew.streams.push(1);
+    let mut other = Fixture::at(waiting, Mode::Write, Service::Rc, 1, 4);
+    other.streams.push(1);
     sender.await_failure_of_link();
     sender.hello.first = 7;
-    dial(&mut anew, &mut sender).unwrap();
-    send(&mut anew, &mut sender, 7..9);
-    anew.until(|fixture| fixture.got.len() == 2);
-    assert_eq!((anew.numbers(), anew.got[0].missing), (vec![7, 8], 0));
+    dial(&mut other, &mut sender).unwrap();
+    send(&mut other, &mut sender, 7..9);
+    other.until(|fixture| fixture.got.len() == 2);
+    assert_eq!((other.numbers(), other.got[0].missing), (vec![7, 8], 0));
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn after_quiesce_nothing_is_written() {
         send(&mut fixture, &mut sender, 0..4);
         fixture.until(|fixture| fixture.got.len() == 4);
         fixture.gives = false;
-        // Frames under way: some are finished, some are not, nobody is told of any yet.
+        // Frames in flight: some are complete, some are not, none is reported yet.
         (4..10).for_each(|n| sender.send(n));
         fixture.engine.quiesce(Duration::from_mins(1)).unwrap();
         let words: Vec<u64> = (0..6).map(|slot| fixture.word(slot, 1)).collect();
@@ -404,7 +404,7 @@ fn after_quiesce_nothing_is_written() {
         let known = fixture.got.len() as u64;
         assert!((4..=10).contains(&known));
         assert_eq!(fixture.numbers(), (0..known).collect::<Vec<_>>());
-        // Nobody is answered until it is armed again; then the rest comes.
+        // No connector gets a reply until the receiver is armed again; then the remaining frames arrive.
         fixture.gives = true;
         fixture.arm(3);
         dial(&mut fixture, &mut sender).unwrap();
@@ -448,7 +448,7 @@ fn acts() -> impl proptest::strategy::Strategy<Value = Vec<Act>> {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
 
-    /// Whatever breaks and whenever: every frame is told once, in order, with its own content.
+    /// After any fault at any time, every frame is reported once, in order, with its own content.
     #[test]
     fn every_frame_is_delivered_once(acts in acts(), kind in 0..KINDS.len()) {
         let (mode, rails) = KINDS[kind];

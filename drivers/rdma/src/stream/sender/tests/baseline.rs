@@ -1,4 +1,4 @@
-//! A receiver that speaks the wire and nothing more, and does what a test tells it to.
+//! A minimal receiver that implements only the wire protocol and is controlled by the test.
 
 use crate::connect::tcp::ExchangeListener;
 use crate::connect::{Link, Listener};
@@ -52,7 +52,7 @@ pub(super) struct Got {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What a test tells a receiver while it runs.
+/// Requests of a test to a running receiver.
 #[derive(Debug, Default)]
 pub(super) struct Directives {
     pub(super) stop: AtomicBool,
@@ -350,7 +350,7 @@ impl Receiver {
         is_good
     }
 
-    /// Ends a connection. What was acknowledged up to the queues' end is taken, for the sender was told that it is here:
+    /// Ends a connection. What was acknowledged up to the queues' end is accepted, because the sender knows that it arrived:
     /// records that lie there tell of it where no completion was seen.
     fn close(&mut self, mut session: Session) {
         self.take(&mut session);

@@ -11,19 +11,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 const SLOTS: usize = 6;
 
-/// A frame as the receiving end told it.
+/// A frame as the receiver reported it.
 struct ReceivedFrame {
     done: Done,
     present: Vec<u64>,
     bytes: Vec<u8>,
 }
 
-/// A receiver that takes frames on a thread until it is told to stop.
+/// A receiver that takes frames on a thread until it is stopped.
 struct ReceiverFixture {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
     holds: Arc<AtomicBool>,
-    /// Frames told of.
+    /// Frames that were reported.
     received: Arc<AtomicUsize>,
     thread: std::thread::JoinHandle<Vec<ReceivedFrame>>,
 }
@@ -116,7 +116,7 @@ fn take(
                 return got;
             }
             if is_last {
-                // What had come until then is still told.
+                // Frames that arrived before are still reported.
                 engine.quiesce(HANG).unwrap();
                 is_quiet = true;
                 continue;

@@ -10,7 +10,7 @@ use crate::verbs::{
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
-/// A software card that holds less than it says.
+/// An emulated NIC with smaller capacity than it states.
 #[derive(Debug)]
 struct SmallNic {
     card: Arc<dyn Nic>,
@@ -140,7 +140,7 @@ fn copy_buffer_is_allocated_at_startup() {
     let read = sender(card, far.address, 16, options(&shape)).unwrap();
     assert_eq!(read.memory.window(), u64::MAX);
     drop(read);
-    // A card that takes neither is told at once.
+    // A NIC that accepts neither is reported immediately.
     let card = SmallNic::new(1024, 256, 1);
     assert!(sender(card, far.address, 16, options(&shape)).is_err());
     far.end();
@@ -230,7 +230,7 @@ fn unacknowledged_work_ends_connection() {
     far.end();
 }
 
-/// A dialler whose way is long: it waits until it is told that nobody wants it any more.
+/// A slow connector: it waits until it is cancelled.
 struct SlowNic {
     inner: tcp::TcpConnector,
     is_cancelled: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! Senders over software cards, to a receiver that speaks the wire and nothing more.
+//! Senders on emulated NICs, to a minimal receiver that implements only the wire protocol.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -402,7 +402,7 @@ fn frames_dropped_during_outage_are_not_announced() {
     let far = BaselineReceiver::start(shape.clone());
     let mut sender_side = SenderFixture::new(far.address, 1, options(&shape));
     sender_side.run(&[100; 5]);
-    // Nothing is acknowledged any more, then the link is cut: nobody here knows what came.
+    // Acknowledgements stop, then the link is cut: the sender does not know which frames arrived.
     far.orders.hold.store(true, Ordering::Release);
     sender_side.faults.kill();
     sender_side.publish(&[100; 6]);
@@ -413,7 +413,7 @@ fn frames_dropped_during_outage_are_not_announced() {
     sender_side.run(&[100; 20]);
     sender_side.sender.finish();
     let got = far.end();
-    // Each once and in order, and everything that was told as sent among them.
+    // Each frame once and in order, including every frame that was reported as sent.
     let sequences: Vec<_> = got.iter().map(|got| got.record.sequence).collect();
     assert!(sequences.is_sorted_by(|a, b| a < b), "{sequences:?}");
     for n in (0..5 + sent as u64).chain(11..31) {
@@ -424,9 +424,9 @@ fn frames_dropped_during_outage_are_not_announced() {
 #[test]
 fn missing_receiver_does_not_hang() {
     let shape = Shape::default();
-    let nobody = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let address = nobody.local_addr().unwrap();
-    drop(nobody);
+    let unused = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = unused.local_addr().unwrap();
+    drop(unused);
     let mut sender_side = SenderFixture::new(address, 1, options(&shape));
     sender_side.publish(&[10]);
     let lease = sender_side.reader.poll(1).unwrap();
