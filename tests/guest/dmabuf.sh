@@ -1,8 +1,8 @@
-# For the cases of kmod/daq_dmabuf: . tests/guest/dmabuf.sh (cases run in the root of the repository).
+# Functions for cases of kmod/daq_dmabuf: . tests/guest/dmabuf.sh (cases run in the repository root).
 . tests/guest/lib.sh
 probe=$DAQ_BIN/dmabuf_probe
 
-# Loads the module, and those that stand in for a GPU's driver and a card's; ends the case where they are missing.
+# Loads the module, and modules that replace a GPU's and a card's driver. Ends the case if one is missing.
 for module in daq_dmabuf bar_exporter edu_driver; do
     if [ ! -e "$DAQ_GUEST_MODULES/$module.ko" ]; then
         echo "skip $(basename "$0"): $module.ko was not built"
@@ -15,14 +15,14 @@ if [ ! -x "$probe" ]; then
     exit 0
 fi
 
-# Whether edu's DMA is translated (DMA), is not (identity), or passes no IOMMU (none).
+# Prints the translation of edu's DMA: DMA (translated), identity (not translated) or none (no IOMMU).
 translation() {
     local type
     type=$(cat "/sys/bus/pci/devices/$(edu)/iommu_group/type" 2>/dev/null) || type=none
     echo "${type%-FQ}"
 }
 
-# Fails unless the guest booted with the translation that the case is for: booted_with TRANSLATION.
+# Fails unless the guest was booted with TRANSLATION: booted_with TRANSLATION.
 booted_with() {
     if [ "$(translation)" != "$1" ]; then
         echo "FAIL $(basename "$0"): booted with translation $(translation), not $1"
@@ -30,10 +30,10 @@ booted_with() {
     fi
 }
 
-# Fails if the kernel has complained, or the module cannot be unloaded: what it holds has leaked.
+# Fails if Linux has logged a warning, or if the module cannot be unloaded because it leaks a reference.
 no_complaint() {
     local complaint
-    # A soft lockup is a slow machine's.
+    # A soft lockup only means that the machine is slow.
     complaint=$(dmesg | grep -E 'BUG: |WARNING: |Oops|KASAN|UBSAN|list_(add|del) corruption|refcount_t' |
         grep -v 'soft lockup' | head -n 1)
     if [ -n "$complaint" ]; then

@@ -1,6 +1,6 @@
-# For cases in the shell: . tests/guest/lib.sh (cases run in the root of the repository).
+# Functions for cases in shell: . tests/guest/lib.sh (cases run in the repository root).
 
-# The addresses of the PCI devices VENDOR DEVICE, one a line.
+# Prints the addresses of the PCI devices VENDOR DEVICE, one per line.
 pci_devices() {
     local folder
     for folder in /sys/bus/pci/devices/*; do
@@ -10,17 +10,18 @@ pci_devices() {
     done
 }
 
-# The addresses of the DMA device, of the one with a broken address line, and of the memory device that stands for a GPU.
+# Print the address of the DMA device, of the DMA device with a broken address line, and of the memory device that
+# represents a GPU.
 edu() { pci_devices 0x1234 0x11e8 | head -n 1; }
 broken_edu() { pci_devices 0x1234 0x11e8 | tail -n 1; }
 memory() { pci_devices 0x1af4 0x1110 | head -n 1; }
 
-# Gives a device to vfio-pci: bind_vfio ADDRESS.
+# Binds a device to vfio-pci: bind_vfio ADDRESS.
 bind_vfio() {
     modprobe -a vfio-pci vfio_iommu_type1 && bind "$1" vfio-pci
 }
 
-# Gives a device to a driver, from whichever it has: bind ADDRESS DRIVER.
+# Binds a device to a driver, unbinding it from its current one: bind ADDRESS DRIVER.
 bind() {
     local device=/sys/bus/pci/devices/$1
     unbind "$1"
@@ -28,50 +29,50 @@ bind() {
     [ "$(basename "$(readlink "$device/driver")")" = "$2" ]
 }
 
-# Takes a device from its driver: unbind ADDRESS.
+# Unbinds a device from its driver: unbind ADDRESS.
 unbind() {
     local device=/sys/bus/pci/devices/$1
     [ ! -e "$device/driver" ] || echo "$1" >"$device/driver/unbind"
     echo >"$device/driver_override"
 }
 
-# How many accesses the IOMMU has refused since the boot.
+# Prints the number of accesses that the IOMMU has blocked since boot.
 iommu_faults() { dmesg | grep -c 'DMAR:.*fault addr' || true; }
 
-# The first of two values, in a full run the second: in_full SHORT LONG.
+# Prints the first value, or the second one in a full run: in_full SHORT LONG.
 in_full() { if [ "$DAQ_GUEST_FULL" = yes ]; then echo "$2"; else echo "$1"; fi; }
 
-# Runs a line of shell on the second guest, in the root of the repository, and prints what it prints; a program that is
-# to go on needs its own output and an &: on_peer LINE.
+# Runs a shell line on the second guest, in the repository root, and prints its output. A background program needs its
+# output redirected and an &: on_peer LINE.
 on_peer() {
     printf 'cd %q; %s\nexit\n' "$PWD" "$*" | "$DAQ_GUEST_KERNEL/bin/busybox" nc -w "${PEER_LIMIT:-120}" 10.77.0.2 7000
 }
 
-# Waits until the second guest answers.
+# Waits until the second guest replies.
 await_peer() {
     local tries
     for tries in $(seq 60); do
         [ "$(on_peer 'echo here' 2>/dev/null)" != here ] || return 0
         sleep 1
     done
-    echo "the second guest does not answer after $tries tries"
+    echo "the second guest does not reply after $tries tries"
     return 1
 }
 
-# Where the libraries of RDMA and foreign programs over them are, for this shell and what it starts.
+# Paths of the RDMA libraries and third-party RDMA programs, for this shell and its children.
 export LD_LIBRARY_PATH=$DAQ_GUEST_KERNEL/usr/lib/x86_64-linux-gnu
 export PATH=$PATH:$DAQ_GUEST_KERNEL/usr/bin:$DAQ_GUEST_KERNEL/usr/sbin
 
-# Makes a network interface an RDMA card of software: soft_roce CARD INTERFACE; 0 once it has an address of version 2.
+# Creates a soft-RoCE NIC on a network interface and waits until it has a RoCE v2 address: soft_roce NIC INTERFACE.
 soft_roce() {
     local index tries
     if [ ! -e /etc/libibverbs.d/rxe.driver ]; then
-        # The library looks for its drivers in one place alone.
+        # The library searches its drivers in one directory only.
         mkdir -p /etc/libibverbs.d /usr/lib/x86_64-linux-gnu/libibverbs
         cp "$DAQ_GUEST_KERNEL"/etc/libibverbs.d/rxe.driver /etc/libibverbs.d/
         cp "$DAQ_GUEST_KERNEL"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-* /usr/lib/x86_64-linux-gnu/libibverbs/
     fi
-    # The checksum of its packets is a module of its own that it does not name.
+    # rdma_rxe needs the CRC module but does not declare the dependency.
     modprobe -a crc32_generic ib_uverbs rdma_rxe rdma_ucm || return 1
     rdma link add "$1" type rxe netdev "$2" || return 1
     for tries in $(seq 100); do
@@ -87,7 +88,7 @@ soft_roce() {
     return 1
 }
 
-# The index of a card's first IPv4 address of version 2: gid_index CARD.
+# Prints the index of a NIC's first IPv4 RoCE v2 address: gid_index NIC.
 gid_index() {
     local index
     for index in 0 1 2 3; do

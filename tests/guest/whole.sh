@@ -5,7 +5,7 @@
 frame=512
 frames=20000
 
-# The numbers of a JSON document that is read, one a line: PATH NUMBER, as in `sources.link.delivered 7`.
+# Prints the numbers of the JSON document on stdin, one per line: PATH NUMBER, as in `sources.link.delivered 7`.
 numbers() {
     grep -oE '"([^"\\]|\\.)*"|[][{}:,]|[^][{}:," ]+' | awk '
         function path(  i, all) { for (i = 1; i <= depth; i++) all = all (i > 1 ? "." : "") key[i]; return all }
@@ -17,18 +17,18 @@ numbers() {
         /^-?[0-9]/ { print path(), $0 }'
 }
 
-# One number of a final report, 0 where there is none: count FOLDER PATH.
+# Prints one number of a final report, 0 if absent: count FOLDER PATH.
 count() {
     numbers <"$1/report" | awk -v path="$2" '$1 == path { found = $2 } END { print found + 0 }'
 }
 
-# One number of a run that goes on: now FOLDER PATH.
+# Prints one number of a running daemon's status: now FOLDER PATH.
 now() {
     "$DAQ_GUEST_KERNEL/bin/busybox" wget -q -O - "http://$(<"$1/http")/status" 2>/dev/null | numbers |
         awk -v path="report.$2" '$1 == path { found = $2 } END { print found + 0 }'
 }
 
-# What of a final report's ledger does not add up, if anything; 1 then: add_up FOLDER.
+# Prints every ledger equation that a final report violates; status 1 if any: add_up FOLDER.
 add_up() {
     numbers <"$1/report" | awk '
         function wrong(why) { print why; bad = 1 }
@@ -143,22 +143,22 @@ alone() {
     rm -r /tmp/alone
 }
 
-# All that is sent, in /tmp/reference, compared with the sum of its definition: a count of 64-bit words, low byte first,
-# from 0 to frames * frame / 8.
+# Writes all data that is sent to /tmp/reference and compares it with a known checksum: 64-bit little-endian words that
+# count from 0 to frames * frame / 8.
 reference() {
     alone $frames /tmp/reference || return 1
     echo "e69ecaafd3ecf1b2d01121cc37bfbc6ff9f8641081fe6180d9998bdffae8ceed  /tmp/reference" | sha256sum -c --quiet
 }
 
-# What a receiver has written, in a file that it had not closed as well.
+# Prints what a receiver has written, including a file that it has not closed.
 written() { cat "$1"/out/*.sigmf-data* 2>/dev/null; }
 
-# A card of software on an interface that leads nowhere, in $address, and what is to come; a case ends where it cannot be had.
+# Creates a soft-RoCE NIC on a dummy interface with address $address, and the reference data. The case ends if this fails.
 address=10.79.0.1
 bed() {
     modprobe dummy && ip link add d0 type dummy && ip link set d0 mtu 4300 up && ip address add $address/24 dev d0
-    soft_roce rxe0 d0 || { echo "FAIL card: soft-RoCE cannot be had"; exit 0; }
-    reference || { echo "FAIL reference: sim does not count"; exit 0; }
+    soft_roce rxe0 d0 || { echo "FAIL card: soft-RoCE is not available"; exit 0; }
+    reference || { echo "FAIL reference: sim does not produce the counter pattern"; exit 0; }
 }
 remove_bed() {
     rdma link delete rxe0
@@ -179,7 +179,7 @@ mode = \"$2\""
 }
 is_running() { kill -0 "$1" 2>/dev/null; }
 
-# Lets the sender end by itself, and then the receiver: finish NAME.
+# Waits for the sender to end, then stops the receiver: finish NAME.
 finish() {
     local status
     wait $near_pid
@@ -191,7 +191,7 @@ finish() {
     check "$1-stopped" "status $status" [ $status = 0 ]
 }
 
-# Says whether a check holds, with the last words of both ends where it does not: check NAME WHY COMMAND...
+# Prints the result of a check, and the end of both logs if it failed: check NAME WHY COMMAND...
 check() {
     local name=$1 why=$2
     shift 2
@@ -204,30 +204,30 @@ check() {
     fi
 }
 
-# Checks a run that lost nothing: all was sent, has come, once, and is what it was: checks NAME.
+# Checks a run without loss: every frame was sent, arrived once and is unchanged: checks NAME.
 checks() {
     local sent come
     sent=$(count "$work/near" sinks.far.frames) come=$(count "$work/far" sources.link.delivered)
     check "$1-sent" "$sent of $frames frames" [ "$sent/$(count "$work/near" sinks.far.dropped)" = "$frames/0" ]
     check "$1-come" "$come of $(count "$work/far" sources.link.expected) expected" \
         [ "$come/$(count "$work/far" sources.link.expected)/$(count "$work/far" sources.link.duplicates)" = "$frames/$frames/0" ]
-    check "$1-accounted" "the ledgers do not add up" accounted
-    check "$1-content" "other bytes than were sent" same
+    check "$1-accounted" "a ledger equation does not hold" accounted
+    check "$1-content" "received bytes differ from sent bytes" same
 }
 same() { written "$work/far" | cmp - /tmp/reference; }
 accounted() { add_up "$work/near" && add_up "$work/far"; }
 
-# A card of software in each of two guests; a case ends where they cannot be had.
+# Creates a soft-RoCE NIC in each of two guests. The case ends if this fails.
 two_beds() {
-    await_peer || { echo "FAIL peer: it does not answer"; exit 0; }
-    [ -e /sys/class/infiniband/rxe0 ] || soft_roce rxe0 eth0 || { echo "FAIL card: soft-RoCE cannot be had"; exit 0; }
+    await_peer || { echo "FAIL peer: it does not reply"; exit 0; }
+    [ -e /sys/class/infiniband/rxe0 ] || soft_roce rxe0 eth0 || { echo "FAIL card: soft-RoCE is not available"; exit 0; }
     on_peer '. tests/guest/lib.sh; [ -e /sys/class/infiniband/rxe0 ] || soft_roce rxe0 eth0 && echo up' | grep -q up ||
-        { echo "FAIL card: the peer has none"; exit 0; }
-    reference || { echo "FAIL reference: sim does not count"; exit 0; }
+        { echo "FAIL card: the peer has no soft-RoCE NIC"; exit 0; }
+    reference || { echo "FAIL reference: sim does not produce the counter pattern"; exit 0; }
 }
 on_peer_bash() { on_peer "bash -c '. tests/guest/whole.sh; $1'"; }
 
-# The receiver here, the sender there: begin CONNECTION MODE PACE.
+# Starts the receiver in this guest and the sender in the second one: begin CONNECTION MODE PACE.
 begin() {
     keys="connection = \"$1\"
 mode = \"$2\""
@@ -243,7 +243,7 @@ mode = \\\"$2\\\"\"; ( (run $work/near); echo \$? >$work/near/status ) >/dev/nul
 has_ended() { [ -n "$(on_peer "cat $work/near/status 2>/dev/null")" ]; }
 has_links() { [ "$(now "$work/far" sources.link.counts.links)" -ge "$1" ]; }
 is_done() { [ "$(now "$work/far" sources.link.delivered)" -ge $frames ]; }
-# Lets both end, and has the sender's report here.
+# Waits for both to end and copies the sender's report to this guest.
 end() {
     local status
     await "the last frame" is_done

@@ -19,7 +19,7 @@ namespace {
 constexpr uint32_t READ = 0x00, READ_64 = 0x20, WRITE = 0x40, WRITE_64 = 0x60, COMPLETION = 0x4a;
 constexpr uint32_t HOST = 0x0000;   // Our requester id.
 constexpr uint32_t CORE = 0x0100;   // The core's, as the generator sets it.
-constexpr unsigned TIMEOUT = 4096; // Cycles that the core may take for a register; it takes some tens.
+constexpr unsigned TIMEOUT = 4096; // Maximum number of cycles for a register access; the core needs a few tens.
 
 uint32_t swapped(uint32_t word) { return __builtin_bswap32(word); }
 

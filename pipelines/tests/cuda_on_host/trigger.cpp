@@ -80,7 +80,7 @@ int main(int count, char** arguments) {
     fclose(file);
     // What is not written shows.
     output.assign(frames * stride(out_bytes), 0xa5);
-    // Records of a resident kernel lie in a table whose length is a power of two.
+    // Records of a persistent kernel are stored in a table whose length is a power of two.
     Word table = 1;
     while (table < frames) table *= 2;
     records.assign(table * RECORD, 0);

@@ -27,7 +27,7 @@ fn kernels_compiled_for_cpu_pass() {
         .args(["-std=c++20", "-O2", "-ffp-contract=off", "-fPIC", "-shared"])
         // Threads of a block are switched by longjmp, which hardened builds treat as an attack.
         .args(["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=0"])
-        // Directives for another compiler.
+        // Ignore directives for other compilers.
         .args(["-Wno-unknown-pragmas", "driver.cpp", "-o", "libcuda.so"])
         .output();
     let compiled = match compiled {

@@ -1,7 +1,7 @@
 //! The CUDA sides of the built-in kernels, compared with their CPU sides (numbers and metadata) and with numpy.
 //!
-//! On a machine without a GPU the tests skip, and `kernels_compiled_for_cpu_pass` runs them all against a driver that runs device code on
-//! the CPU. Nothing is read from the source tree, so that the binary can be carried to a machine with a GPU.
+//! Without a GPU the tests are skipped, and `kernels_compiled_for_cpu_pass` runs them with a driver that executes device
+//! code on the CPU. The binary reads nothing from the source tree, so it can be copied to a machine with a GPU.
 
 #![allow(clippy::unwrap_used)]
 

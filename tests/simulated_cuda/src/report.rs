@@ -1,4 +1,4 @@
-//! What is counted, and the file that it is written to.
+//! Counters of driver calls, and the report file they are written to.
 
 use crate::code::{Code, NOT_READY, SUCCESS};
 use crate::{faults, sys};
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// Which way a copy goes.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From host memory to device memory.
@@ -21,12 +21,12 @@ pub enum Direction {
     HostToHost,
 }
 
-/// Things that have to be given back.
+/// Resources that the program must free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Alive {
     /// Allocations of device memory, mapped or not.
     pub memory: usize,
-    /// Bytes of them.
+    /// Bytes of device memory allocations.
     pub memory_bytes: usize,
     /// Reservations of device addresses.
     pub reservations: usize,
@@ -38,19 +38,19 @@ pub struct Alive {
     pub events: usize,
     /// Modules.
     pub modules: usize,
-    /// Graphs, executable ones too.
+    /// Graphs and executable graphs.
     pub graphs: usize,
-    /// Contexts that were retained and not released.
+    /// Contexts retained but not released.
     pub contexts: usize,
 }
 
-/// What is counted.
+/// Counters.
 #[derive(Debug, Default)]
 pub struct Counts {
     copied: [AtomicU64; 4],
     /// Operations that fill memory.
     pub fills: AtomicU64,
-    /// Calls that had to wait for a kernel that stays.
+    /// Calls that waited for a persistent kernel.
     pub blocked: AtomicU64,
     unregistered: [AtomicU64; 2],
     calls: Mutex<BTreeMap<&'static str, u64>>,
@@ -58,13 +58,13 @@ pub struct Counts {
     leaked: Mutex<Alive>,
 }
 
-/// The counts of this process.
+/// Counters of this process.
 pub static COUNTS: LazyLock<Counts> = LazyLock::new(Counts::default);
 static FILE: LazyLock<Option<PathBuf>> =
     LazyLock::new(|| std::env::var_os("DAQ_SIMULATED_CUDA_REPORT").map(PathBuf::from));
 
 impl Counts {
-    /// Counts a call; which one of its function it is, from 1.
+    /// Counts a call. Returns its ordinal among calls of the same function, from 1.
     pub fn called(&self, symbol: &'static str) -> u64 {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let count = calls.entry(symbol).or_default();
@@ -72,13 +72,13 @@ impl Counts {
         *count
     }
 
-    /// Whether there was any call.
+    /// Whether any call was made.
     pub fn any(&self) -> bool {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         !calls.is_empty()
     }
 
-    /// Counts what a call has returned.
+    /// Counts the return code of a call.
     pub fn returned(&self, code: Code) {
         if code != SUCCESS && code != NOT_READY {
             let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,7 +97,7 @@ impl Counts {
         self.unregistered[1].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts what a context takes with it.
+    /// Counts resources destroyed together with a context.
     pub fn leaked(&self, alive: Alive) {
         let mut leaked = self.leaked.lock().unwrap_or_else(PoisonError::into_inner);
         *leaked = leaked.and(alive);
@@ -137,7 +137,7 @@ impl Counts {
 }
 
 impl Alive {
-    /// Both together.
+    /// Sum of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -168,7 +168,7 @@ impl Alive {
     }
 }
 
-/// Writes the report where `DAQ_SIMULATED_CUDA_REPORT` names a file; a reader sees the old one or the new one.
+/// Writes the report atomically to the file named by `DAQ_SIMULATED_CUDA_REPORT`, if set.
 pub fn write() {
     static WRITING: Mutex<()> = Mutex::new(());
     let Some(path) = &*FILE else { return };

@@ -138,7 +138,7 @@ fn direct_path_that_fails_verification_falls_back() {
         assert_eq!(
             engine(&outcome, "proof"),
             "disproved",
-            "whatever became of the other path"
+            "the direct path must fail verification"
         );
         assert_eq!(engine(&outcome, "fallbacks"), 1);
         assert!(

@@ -1,4 +1,4 @@
-//! Copies in a batch.
+//! Batched copies.
 
 use super::copy::{Copy, Said, submit_to};
 use super::stream::{Operation, Stream};
@@ -16,7 +16,7 @@ struct Attributes {
     flags: c_uint,
 }
 
-/// The arguments that both versions of the batch have in common.
+/// Arguments common to both versions of the batch call.
 #[derive(Clone, Copy)]
 struct Batch {
     targets: In<u64>,
@@ -24,20 +24,20 @@ struct Batch {
     bytes: In<usize>,
     count: usize,
     attributes: In<Attributes>,
-    /// The first copy that each of the attributes is for.
+    /// Index of the first copy that each attribute applies to.
     firsts: In<usize>,
     attribute_count: usize,
 }
 
 impl Batch {
-    /// Submits the batch; the error goes with the number of the copy that is to blame, if one is.
+    /// Submits the batch. An error has the index of the failed copy, if known.
     fn submit(&self, stream: usize) -> std::result::Result<(), (Option<usize>, Code)> {
         let general = |code| (None, code);
         let waits = self.check().map_err(general)?;
         let stream = context::current()
             .and_then(|device| Stream::find(device, stream))
             .map_err(general)?;
-        // The driver refuses the default stream.
+        // The driver rejects the default stream.
         require(!stream.is_default()).map_err(general)?;
         let mut copies = Vec::with_capacity(self.count);
         for n in 0..self.count {

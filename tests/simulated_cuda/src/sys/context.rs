@@ -1,4 +1,4 @@
-//! Devices and their primary contexts, the only ones there are.
+//! Devices and their primary contexts; other contexts are not supported.
 
 use super::stream::Stream;
 use super::{Out, call, event, graph, lock, module, require, space, stream};
@@ -15,13 +15,13 @@ use std::sync::{Arc, LazyLock, Mutex};
 /// A device and the state of its primary context.
 #[derive(Debug)]
 pub struct Device {
-    /// Its number.
+    /// Device ordinal.
     pub ordinal: c_int,
-    /// Bytes of its memory that are in use.
+    /// Bytes of device memory in use.
     pub used: AtomicUsize,
-    /// Kernels that stay on it.
+    /// Persistent kernels on the device.
     pub persistent_kernels: AtomicUsize,
-    /// Its copy engines: to the device, from it, within it. Held for as long as the model says that a copy takes.
+    /// Copy engines: to, from and within the device. Locked for the modelled duration of a copy.
     pub engines: [Mutex<()>; 3],
     retained: Mutex<usize>,
     flags: AtomicU32,
@@ -44,15 +44,15 @@ static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
         .collect()
 });
 
-/// The handle of the first device's context; those of the others follow.
+/// Handle of the first device's context; the handles of other devices follow.
 const FIRST: usize = 0x00c0_0000;
 
 thread_local! {
-    /// The handle of this thread's context; 0 where there is none.
+    /// Handle of this thread's context; 0 if none is set.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The device with a number.
+/// The device with this ordinal.
 pub fn device(ordinal: c_int) -> Result<&'static Device> {
     usize::try_from(ordinal)
         .ok()
@@ -60,7 +60,7 @@ pub fn device(ordinal: c_int) -> Result<&'static Device> {
         .ok_or(INVALID_DEVICE)
 }
 
-/// The device that an error of a call breaks: the current one, the first one where there is none.
+/// The device whose context an error of a call breaks: the current device, or the first one if none is set.
 pub fn concerned() -> Option<&'static Device> {
     current().ok().or_else(|| DEVICES.first())
 }
@@ -74,7 +74,7 @@ pub fn current() -> Result<&'static Device> {
     Ok(device)
 }
 
-/// How many contexts are retained.
+/// Number of retained contexts.
 pub fn retained() -> usize {
     DEVICES
         .iter()
@@ -95,7 +95,7 @@ impl Device {
         FIRST + 16 * self.ordinal.cast_unsigned() as usize
     }
 
-    /// The error that broke the context, if one did.
+    /// The error that broke the context, if any.
     pub fn check(&self) -> Result {
         match self.broken.load(Ordering::Acquire) {
             0 => Ok(()),
@@ -103,7 +103,7 @@ impl Device {
         }
     }
 
-    /// Breaks the context; the first error stays.
+    /// Breaks the context; the first error is kept.
     pub fn fail(&self, code: Code) {
         let _ = self
             .broken
@@ -137,12 +137,12 @@ impl Device {
             .try_for_each(|stream| stream.synchronise())
     }
 
-    /// Waits for what was submitted to all streams.
+    /// Waits for the work submitted to all streams so far.
     pub fn drain(&'static self) -> Result {
         self.streams().iter().try_for_each(|stream| stream.drain())
     }
 
-    /// Ends the context with all that it holds. Memory of the virtual memory management belongs to no context.
+    /// Destroys the context and its resources. Memory of the virtual memory API belongs to no context.
     fn end(&'static self) {
         let streams = stream::STREAMS.take(|stream| std::ptr::eq(stream.device, self));
         let default_stream = lock(&self.default_stream).take();
@@ -202,9 +202,9 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(ordinal: c_int) -> Code {
     })
 }
 
-/// How threads wait makes no difference here.
+/// The scheduling flags have no effect.
 fn set_flags(device: &Device, flags: c_uint) -> Result {
-    // One way of scheduling, and independent bits above.
+    // At most one scheduling flag; the higher bits are independent.
     require(matches!(flags & 7, 0 | 1 | 2 | 4) && flags & !0xff == 0)?;
     device.flags.store(flags, Ordering::Release);
     Ok(())

@@ -8,7 +8,7 @@ use crate::report::COUNTS;
 use std::ffi::{c_uchar, c_uint};
 use std::sync::atomic::Ordering;
 
-/// A range that is to be filled.
+/// A range to fill.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
     address: u64,
@@ -56,7 +56,7 @@ impl Fill {
         Pieces::host(self.address, self.bytes)
     }
 
-    /// Does it. Memory that has gone since it was submitted breaks the context.
+    /// Fills the range. Memory freed since the submission breaks the context.
     pub fn execute(&self) -> Result {
         self.write()?;
         COUNTS.fills.fetch_add(1, Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl Fill {
     }
 }
 
-/// Device memory is filled while the host goes on.
+/// Fills device memory asynchronously.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemsetD8_v2(address: u64, value: c_uchar, count: usize) -> Code {
     call!(cuMemsetD8_v2).in_context(|_| Fill::submit(address, [value; 4], 1, count, 0))

@@ -1,4 +1,4 @@
-//! Launches.
+//! Kernel launches.
 
 use super::copy::Copy;
 use super::fill::Fill;
@@ -27,7 +27,7 @@ pub struct Launch {
     kernel: Option<&'static Kernel>,
     values: Vec<u64>,
     blocks: [u32; 3],
-    /// Of a kernel that stays.
+    /// Set for a persistent kernel.
     running: Option<Arc<Running>>,
 }
 
@@ -64,7 +64,7 @@ impl Memory for Seen<'_> {
 }
 
 impl Launch {
-    /// Does it, for a stream.
+    /// Runs the launch in a stream.
     pub fn execute(&self, stream: &Stream) -> Result {
         match LAUNCHES.begin() {
             Fate::Done => self.kernel.map_or(Ok(()), |kernel| {
@@ -77,12 +77,12 @@ impl Launch {
         }
     }
 
-    /// Whether it runs until it is stopped.
+    /// Whether the kernel runs until it is stopped.
     pub const fn stays(&self) -> bool {
         self.running.is_some()
     }
 
-    /// It is done, or never will be.
+    /// The work is done or was cancelled.
     pub fn pass(&self) {
         if let Some(running) = &self.running {
             running.end();
@@ -90,7 +90,7 @@ impl Launch {
     }
 }
 
-/// A function of the host with what it is called with.
+/// A host function and its argument.
 #[derive(Clone, Copy, Debug)]
 pub struct HostFunction {
     function: extern "C" fn(usize),
@@ -98,7 +98,7 @@ pub struct HostFunction {
 }
 
 impl HostFunction {
-    /// Calls it.
+    /// Calls the function.
     pub fn execute(self) {
         (self.function)(self.argument);
     }
@@ -117,7 +117,7 @@ extern "C" fn cuLaunchHostFunc(
     })
 }
 
-/// The values of the parameters, of as many bytes as the kernel says.
+/// Copies the parameter values; the kernel defines their sizes.
 fn values(kernel: &Kernel, parameters: In<In<u8>>) -> Result<Vec<u64>> {
     let mut values = Vec::with_capacity(kernel.parameters.len());
     for (n, bytes) in kernel.parameters.iter().enumerate() {
@@ -165,7 +165,7 @@ extern "C" fn cuLaunchKernel(
                 .is_ok_and(|shared| shared <= function.shared.load(Ordering::Acquire)),
         )?;
         if extra != 0 {
-            // Parameters in one buffer; both forms together are wrong.
+            // Parameters in one buffer. Both forms together are rejected.
             return Err(if parameters.is_null() {
                 NOT_SUPPORTED
             } else {
@@ -176,11 +176,11 @@ extern "C" fn cuLaunchKernel(
         let values = kernel.map_or(Ok(Vec::new()), |kernel| values(kernel, parameters))?;
         let stays = kernel.is_some_and(|kernel| kernel.stays);
         if stays {
-            // Blocks that wait until others end would never run.
+            // Blocks that must wait for other blocks would never run.
             let at_once = at_once(&function, block_x * block_y * block_z, shared as usize);
             if u64::from(grid_x) * u64::from(grid_y) * u64::from(grid_z) > at_once {
                 eprintln!(
-                    "DAQ_SIMULATED_CUDA: of a kernel that stays {at_once} blocks run at once"
+                    "DAQ_SIMULATED_CUDA: at most {at_once} blocks of a persistent kernel run at once"
                 );
                 return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
             }
@@ -218,9 +218,9 @@ extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     })
 }
 
-/// Blocks of so many threads and bytes of shared memory that a multiprocessor runs at once.
+/// Maximum number of blocks with these threads and bytes of shared memory that a multiprocessor runs at once.
 fn of_multiprocessor(function: &Function, threads: u32, shared: usize) -> u32 {
-    /// What each block takes for the system.
+    /// Shared memory per block reserved for the system.
     const RESERVED: usize = 1024;
     const WARP: u32 = 32;
     let allowed = usize::try_from(function.shared.load(Ordering::Acquire)).unwrap_or(0);
@@ -233,7 +233,7 @@ fn of_multiprocessor(function: &Function, threads: u32, shared: usize) -> u32 {
     by_threads.min(by_shared).min(BLOCKS_MULTIPROCESSOR)
 }
 
-/// The same of the whole device.
+/// Maximum number of such blocks on the whole device.
 fn at_once(function: &Function, threads: u32, shared: usize) -> u64 {
     u64::from(of_multiprocessor(function, threads, shared)) * u64::from(MULTIPROCESSORS)
 }

@@ -19,7 +19,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// One was launched.
+    /// A kernel was launched.
     pub fn begin(device: &'static Device) -> Arc<Self> {
         device.persistent_kernels.fetch_add(1, Ordering::AcqRel);
         Arc::new(Self {
@@ -28,7 +28,7 @@ impl Running {
         })
     }
 
-    /// It has ended, or will never begin.
+    /// The kernel has ended, or will never start.
     pub fn end(&self) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
             self.device
@@ -45,7 +45,7 @@ impl Drop for Running {
 }
 
 impl Call {
-    /// A call that the driver lets wait until nothing runs on the device.
+    /// Waits, as the driver does in this call, until nothing runs on the device.
     pub fn alone(self) -> Self {
         if let Ok(device) = context::current() {
             let waits =
@@ -53,7 +53,7 @@ impl Call {
             if waits() {
                 COUNTS.blocked.fetch_add(1, Ordering::Relaxed);
                 eprintln!(
-                    "DAQ_SIMULATED_CUDA: {} waits for a kernel that stays",
+                    "DAQ_SIMULATED_CUDA: {} waits for a persistent kernel",
                     self.0
                 );
                 let since = Instant::now();
@@ -67,12 +67,12 @@ impl Call {
     }
 }
 
-/// Ends the process where a wait since `since` lasts too long.
+/// Aborts the process if a wait that started at `since` exceeds the limit.
 pub fn give_up(since: Instant, what: &str) {
     let timeout = OPTIONS.timeout;
     if since.elapsed() > timeout {
         eprintln!(
-            "DAQ_SIMULATED_CUDA: {what} has waited {} s for a kernel that stays; a GPU would hang here",
+            "DAQ_SIMULATED_CUDA: {what} has waited {} s for a persistent kernel; a GPU would hang here",
             timeout.as_secs()
         );
         report::write();
@@ -80,14 +80,14 @@ pub fn give_up(since: Instant, what: &str) {
     }
 }
 
-/// Does something with the word at an address as kernels see it.
+/// Accesses the word at a device address.
 fn word<T>(address: u64, writes: bool, with: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
     if !address.is_multiple_of(8) {
         return Err(MISALIGNED_ADDRESS);
     }
     let pieces: Pieces = copy::reach(&space::lock(), (Said::Device, address), 8, writes)
         .map_err(|_| ILLEGAL_ADDRESS)?;
-    // No piece begins or ends within a word.
+    // Pieces start and end at word boundaries.
     let (at, _) = pieces.part(0, 8).next().ok_or(ILLEGAL_ADDRESS)?;
     // SAFETY: 8 bytes are inside a piece, at a multiple of 8 as the address is one: pieces begin at multiples of 8
     // where their addresses do. Pieces of device memory are mapped as long as they are held; registered host memory is
@@ -96,12 +96,12 @@ fn word<T>(address: u64, writes: bool, with: impl FnOnce(&AtomicU64) -> T) -> Re
     Ok(with(unsafe { AtomicU64::from_ptr(at as *mut u64) }))
 }
 
-/// The word at an address, with all that was written before it.
+/// Loads the word at an address with acquire ordering.
 pub fn load(address: u64) -> Result<u64> {
     word(address, false, |word| word.load(Ordering::Acquire))
 }
 
-/// Writes the word at an address, after all that was written before.
+/// Stores the word at an address with release ordering.
 pub fn store(address: u64, value: u64) -> Result {
     word(address, true, |word| word.store(value, Ordering::Release))
 }

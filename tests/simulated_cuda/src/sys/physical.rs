@@ -140,7 +140,7 @@ fn map(file: &OwnedFd, begin: usize, bytes: usize) -> Option<usize> {
         return None;
     }
     // SAFETY: `bytes` bytes were mapped there for writing a moment ago, and no other code uses them: the file is new, or
-    // the piece of it was taken for us alone.
+    // the piece of it was reserved for this allocation.
     unsafe { ptr::write_bytes(base.cast::<u8>(), POISON, bytes) };
     Some(base as usize)
 }

@@ -71,7 +71,7 @@ fn module_from_ptx_has_declared_symbols() {
         assert_eq!(code, 0);
         assert_eq!(function(module, c"nothing").0, 0);
         assert_eq!(function(module, c"commented").0, 500);
-        assert_eq!(function(module, c"noth").0, 500);
+        assert_eq!(function(module, c"absent").0, 500);
         let (mut address, mut bytes) = (0, 0);
         let mut variable = |name: &CStr| {
             let code = cu!(cuModuleGetGlobal_v2(

@@ -283,7 +283,7 @@ fn device_wide_call_waits_for_persistent_kernel() {
         assert!(ended.output.status.success(), "{stderr}");
         // The thread may have been too late to meet the kernel: then it did not wait.
         let blocked = stderr
-            .matches("cuMemFree_v2 waits for a kernel that stays")
+            .matches("cuMemFree_v2 waits for a persistent kernel")
             .count();
         assert_eq!(ended.report()["blocked"], blocked);
     }

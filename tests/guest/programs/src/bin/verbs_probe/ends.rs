@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of each region.
 pub const BYTES: usize = 1 << 16;
-/// How long anything may take; an emulated machine is slow.
+/// Timeout of every operation; an emulated machine is slow.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// What access the peer gets.
 pub const OPEN: Access = Access {
@@ -43,7 +43,7 @@ pub const fn options(service: Service) -> QueuePairOptions {
     }
 }
 
-/// One end: a queue and memory. The queue is declared first, so that it ends before the memory is let go of.
+/// One end: a queue pair and memory. The queue pair is declared first, so it is dropped before the memory is freed.
 pub struct End {
     /// The queue.
     pub queue: Box<dyn QueuePair>,

@@ -98,10 +98,7 @@ fn all_of(report: &mut Report, nic: &Arc<dyn Nic>) {
             work::many,
         ),
         ("rc: a wrong key is remote-access", work::wrong_key),
-        (
-            "rc: a key that was let go of is remote-access",
-            work::old_key,
-        ),
+        ("rc: a freed key is remote-access", work::old_key),
         ("rc: no receive is receiver-not-ready", work::not_ready),
         ("rc: a peer that is gone is unanswered", work::unanswered),
         ("rc: work of a failed queue is flushed", work::flushed),
