@@ -23,17 +23,17 @@ mod register {
     pub const ID: u64 = 0x00;
     /// Address of a slot, low half.
     pub const LOW: u64 = 0x04;
-    /// High half; a write appends the slot to the card's list.
+    /// High half; being written adds the slot to the card's list.
     pub const PUSH: u64 = 0x08;
     /// Bytes of a slot.
     pub const BYTES: u64 = 0x0c;
-    /// 1: start, and count from 0. 0: stop after the slot in progress, and clear the list.
+    /// 1: runs, and counts from 0; 0: stops after the slot in progress, and forgets its list.
     pub const RUN: u64 = 0x10;
     /// 1 while it writes.
     pub const BUSY: u64 = 0x14;
-    /// A write adds this number of credits; one credit allows the card to fill one slot.
+    /// Being written, so many slots more may be filled.
     pub const CREDIT: u64 = 0x18;
-    /// Number of slots filled since the last start: 8 bits, kept after a stop.
+    /// Slots that were filled since it was started last: a count of 8 bits, which stays when it stops.
     pub const FILLED: u64 = 0x1c;
 }
 
@@ -46,9 +46,9 @@ struct Toy {
     registers: Arc<dyn Registers>,
     slot_bytes: usize,
     is_armed: bool,
-    /// The last value read from [`register::FILLED`].
+    /// The count as it was last read.
     filled: u32,
-    /// Slots with a credit that are not filled yet.
+    /// Slots that may be filled and are not.
     credits: u32,
     /// Number of filled slots that were not reported.
     finished: u32,
@@ -105,14 +105,14 @@ impl Toy {
         })
     }
 
-    /// Reads the number of filled slots from the card.
+    /// Takes note of what is finished; reads the device.
     fn look(&mut self) -> Result<(), EngineError> {
         let filled = self.registers.read(register::FILLED);
         if filled == GONE {
             return Err(self.gone());
         }
-        // The card has at most 64 credits, so its 8-bit count cannot wrap between two reads. It never fills more slots
-        // than it has credits for, whatever the register contains.
+        // It has no more than 64 credits at a time, so a count of 8 bits never goes round between two looks, and
+        // whatever it reads, no more was filled than it had credits for.
         let new = (filled.wrapping_sub(self.filled) & 0xff).min(self.credits);
         self.filled = (self.filled + new) & 0xff;
         self.credits -= new;
@@ -158,7 +158,7 @@ impl Engine for Toy {
         let half = |address: u64, shift: u32| (address >> shift & 0xffff_ffff) as u32;
         self.registers
             .write(register::BYTES, half(slots.bytes as u64, 0));
-        // The card fills its list from the beginning, so the list starts with the first slot.
+        // The card fills its list from the beginning: it begins with the first slot.
         let (before, from_first) = slots.addresses.split_at(slots.first);
         for address in from_first.iter().chain(before) {
             self.registers.write(register::LOW, half(*address, 0));
@@ -206,7 +206,7 @@ impl Engine for Toy {
                 waited: timeout,
             });
         }
-        // Slots filled before the stop can still be polled. A removed card has filled no more slots.
+        // What it finished until it stopped can still be polled; a card that is gone finished nothing more.
         let _ = self.look();
         Ok(())
     }
@@ -321,7 +321,7 @@ fn toy_engine_fills_ring_in_order() {
     // Another program left the engine running.
     registers.write(register::RUN, 1);
     registers.write(register::PUSH, 0xffff);
-    // Armed repeatedly, with more frames than the 8-bit count can hold.
+    // Armed again and again; more frames than the count has numbers.
     for first in 0..3 {
         let slots = Slots {
             addresses: (0..SLOTS)
@@ -384,7 +384,7 @@ fn other_device_is_rejected_with_its_id() {
     assert!(error.contains("0x00001234"), "{error}");
 }
 
-/// The Rust code blocks of `text`.
+/// What `text` has between the lines that begin and end a block of Rust.
 fn blocks(text: &str) -> Vec<&str> {
     let rest = text.split("```rust\n").skip(1);
     rest.map(|rest| rest.split_once("```").unwrap().0).collect()
@@ -406,7 +406,7 @@ fn guide_contains_this_code() {
         let block = lines(block);
         assert!(
             here.windows(block.len()).any(|window| window == block),
-            "the guide shows code that tests/toy_engine.rs does not contain:\n{}",
+            "the guide shows what tests/toy_engine.rs does not have:\n{}",
             block.join("\n")
         );
     }

@@ -42,17 +42,17 @@ const LONG: Duration = Duration::from_mins(1);
 struct Seen {
     calls: Vec<String>,
     registers: BTreeMap<u32, u32>,
-    /// The sensor's side of the newest queue pair.
+    /// The sensor's end of the newest queue.
     sensor: Option<Box<dyn verbs::QueuePair>>,
     /// The device refuses every request.
     refuses: bool,
     /// The call to the queue that fails next.
     fails: Option<Call>,
-    /// Maximum number of receives of a queue pair, if not the NIC's.
+    /// Receives of a queue, at most, where that is not the card's.
     most: Option<u32>,
 }
 
-/// The call to a queue pair that fails.
+/// What of a queue is to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Poll,
@@ -244,7 +244,7 @@ struct Bench {
     idle: Option<(Box<dyn Engine>, DmaMap)>,
     region: Arc<Region>,
     completions: Completions,
-    /// Number of the next packet, and its width in bits at the sensor.
+    /// The next packet's number, and how many bits of it the sensor keeps.
     psn: u32,
     bits: u32,
     embeds: bool,
