@@ -1,4 +1,4 @@
-//! Engines on simulated cards that were written without looking at them, in this process.
+//! FPGA engines on emulated devices, which are implemented independently of the engines.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 

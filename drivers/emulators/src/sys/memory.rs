@@ -1,4 +1,4 @@
-//! The memory that a card of software was given, under the addresses that the card knows.
+//! Memory that is mapped for an emulated device, by device address.
 
 use daq_core::dma::Guard;
 use daq_core::gpu::bar_mapping::BarMapping;
