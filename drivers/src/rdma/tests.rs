@@ -52,9 +52,9 @@ fn contradicting_keys_are_reported() {
         ("nics = [\"mlx5_0\"]\ncores = [1, 2]", "2 cores"),
         ("nics = [\"mlx5_0\"]\nplacse = 1", "places"),
     ];
-    for (text, told) in cases {
+    for (text, expected) in cases {
         let error = spec(&format!("{LISTEN}{text}")).err().unwrap_or_default();
-        assert!(error.contains(told), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
 }
 

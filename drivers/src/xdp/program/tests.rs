@@ -18,7 +18,7 @@ struct Loaded {
     _socket: XdpSocket,
 }
 
-/// The program for `addresses`, with a socket for queue 0 of a loopback interface of its own; `None`, which is told, where
+/// The program for `addresses`, with a socket for queue 0 of a loopback interface of its own; `None`, which is logged, where
 /// this process may not, or the kernel has no such thing.
 ///
 /// # Panics
