@@ -221,7 +221,10 @@ fn emulator_killed_is_reported_as_removed_device() {
     let refused = place.command(&[]).output().unwrap();
     let stderr = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(69), "{stderr}");
-    assert!(stderr.contains("another process serves at this path"), "{stderr}");
+    assert!(
+        stderr.contains("another process serves at this path"),
+        "{stderr}"
+    );
     place.use_card().stop();
     server.signal(Signal::INT);
     assert_eq!(server.end().code(), Some(0));
