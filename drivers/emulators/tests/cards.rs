@@ -1,4 +1,4 @@
-//! Cards of software through both of their transports: what holds for one holds for the other.
+//! Emulated devices through both transports.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -119,7 +119,7 @@ fn transfers_deliver_every_byte() {
 fn busy_device_can_be_dropped() {
     let device = in_process::open(build("litepcie", &options(None)).unwrap()).unwrap();
     let registers = device.registers(0).unwrap();
-    // One slot in memory that it was not given, gone round for ever.
+    // One slot in memory that is not mapped, in an endless ring.
     for (offset, value) in [
         (0x3804, 4096 | 1 << 24 | 1 << 25),
         (0x3808, 0x1_0000),

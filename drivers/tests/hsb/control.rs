@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A device whose registers are memory, and which writes down what is asked of it.
+/// A device whose registers are memory, and which records its requests.
 struct Device {
     address: SocketAddr,
     asked: Arc<Mutex<Vec<Asked>>>,

@@ -56,7 +56,7 @@ fn missing_packets_are_counted_and_marked() {
             let place = place * PACKET..FRAME.min((place + 1) * PACKET);
             assert_eq!(page[place.clone()], expected[place]);
         }
-        // A round later the page that was passed over has marks again.
+        // One round later the skipped page is marked again.
         let mut frames = Vec::new();
         for frame in 5..10 {
             bench.send(frame, &[]);
@@ -128,7 +128,7 @@ fn overtaken_frames_are_bad() {
         19 + 2 + UNREPORTED - 8
     );
     let done = bench.poll().unwrap();
-    // 0 to 11 were let go, 12 to 19 are there, in pages that were not made ready for them.
+    // Frames 0 to 11 were overwritten, 12 to 19 are present, in pages that were not prepared.
     assert_eq!(bench.completions.overrun(), 12);
     assert_eq!(done.len(), 8);
     assert_eq!(done[0].passed, 0);
