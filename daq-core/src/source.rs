@@ -47,14 +47,14 @@ impl SourceError {
 
 /// A producer that writes packets into places of a window.
 ///
-/// Runs on its own thread. `fill` does one batch of work and must return within about `patience`; it
+/// Runs on its own thread. `fill` does one batch of work and must return within about `timeout`; it
 /// allocates nothing, takes no lock and makes at most a constant number of system calls a batch.
 pub trait Filler: Send {
     /// Does one batch of work.
     fn fill(
         &mut self,
         window: &mut ReorderWindow,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Polled, SourceError>;
 
     /// Called once after the last `fill`, also after an error: places what it still keeps. May wait for the thread that

@@ -241,7 +241,7 @@ fn coalesced_datagrams_are_split() {
         rest = others;
     }
     records_to(&path, &records, false);
-    for more in ["speed = \"free\"", "speed = \"free\"\nhold = false", ""] {
+    for more in ["speed = \"free\"", "speed = \"free\"\nbackpressure = false", ""] {
         let mut fixture = open(&pcap_text(&format!("{path:?}"), more), PAYLOAD * 8, 64);
         let frames = run(&mut fixture);
         let report = fixture.report();
@@ -319,7 +319,7 @@ fn recorded_times_are_kept_with_and_without_backpressure() {
     drop(lease);
     let text = pcap_text(
         &format!("{path:?}"),
-        "window = 1\nhold = false\nspeed = \"free\"",
+        "window = 1\nbackpressure = false\nspeed = \"free\"",
     );
     let mut fixture = open(&text, PAYLOAD * 8, 2);
     while fixture.fillers[0]

@@ -13,7 +13,7 @@
 //!
 //! # The receiver is away
 //! What happens to frames meanwhile is declared by the sink's `guarantee`: they wait, or they are dropped and counted. A
-//! full receiver also counts as disconnected when it has accepted nothing for `patience`.
+//! full receiver also counts as disconnected when it has accepted nothing for `timeout`.
 
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
@@ -46,11 +46,11 @@ driver = \"rdma\"
 input = \"INPUT\"
 # Host and port of the receiver, a source rdma.
 to = \"receiver.example:7471\"
-# The cards that send, one rail each; the receiver needs as many rails. \"auto\" is one that suits the ring. `software` is
+# The cards that send, one rail each; the receiver needs as many rails. \"auto\" is one that suits the ring. `emulated` is
 # none at all: it needs no hardware, and is slow.
-nics = [\"software\"]
+nics = [\"emulated\"]
 # Queue pairs per NIC, one rail each.
-# queues = 1
+# queue_pairs = 1
 # How the hosts connect: by a plain TCP exchange (\"tcp\") or by rdma_cm (\"cm\").
 # connection = \"tcp\"
 # A file with the secret that the receiver requires; or, from the environment, the secret itself:
@@ -70,7 +70,7 @@ nics = [\"software\"]
 # Maximum number of frames in flight per rail.
 # depth = 128
 # The sink treats a receiver that accepts no frame for this time as unavailable.
-# patience = \"1 s\"
+# timeout = \"1 s\"
 ",
     schema: || schemars::schema_for!(RdmaKeys),
     parse,
@@ -83,12 +83,12 @@ pub struct RdmaKeys {
     /// The receiver's host and port, as in `"10.0.0.2:7471"`: a source `rdma`.
     pub to: String,
     /// The cards that send, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` goes by rail `n`
-    /// modulo their number. `"software"` is a card made of software, for tests and trials; `"auto"`, alone, the fastest
+    /// modulo their number. `"emulated"` is a card made of software, for tests and trials; `"auto"`, alone, the fastest
     /// card that is up, or with `path = "direct"` the one nearest to the GPU of the ring.
     pub nics: NicNames,
     /// Number of queue pairs per NIC, each a separate rail; default 1. The total over all NICs must not exceed 255.
     #[serde(default = "one")]
-    pub queues: u32,
+    pub queue_pairs: u32,
     /// How the hosts connect: `"tcp"`, a plain TCP exchange, or `"cm"`, `rdma_cm`; default `"tcp"`. The receiver
     /// needs the same value.
     #[serde(default)]
@@ -122,8 +122,8 @@ pub struct RdmaKeys {
     #[serde(default = "depth")]
     pub depth: u32,
     /// The sink treats a receiver that accepts no frame for this time as unavailable; default `"1 s"`, at most `"60 s"`.
-    #[serde(default = "patience")]
-    pub patience: Span,
+    #[serde(default = "timeout")]
+    pub timeout: Span,
 }
 
 const fn one() -> u32 {
@@ -142,11 +142,11 @@ const fn depth() -> u32 {
     128
 }
 
-const fn patience() -> Span {
+const fn timeout() -> Span {
     Span(Duration::from_secs(1))
 }
 
-/// Maximum of [`RdmaKeys::patience`]: a stop waits this long.
+/// Maximum of [`RdmaKeys::timeout`]: a stop waits this long.
 const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// How frames of a ring in GPU memory reach the NIC.
@@ -179,7 +179,7 @@ impl RdmaKeys {
             let message = format!("\"{}\" is not a host with a port", self.to);
             return Err(Problem::at("to", message).help("try \"10.0.0.2:7471\""));
         }
-        let rails = (self.queues as usize).saturating_mul(self.nics.all().len());
+        let rails = (self.queue_pairs as usize).saturating_mul(self.nics.all().len());
         if self.nics.is_mixed() {
             return Err(
                 Problem::at("nics", "`auto` cannot be combined with other NICs")
@@ -193,7 +193,7 @@ impl RdmaKeys {
         if rails == 0 || rails > usize::from(MAX_RAILS) {
             let message =
                 format!("the total number of queue pairs is {rails}; it must be 1 to {MAX_RAILS}");
-            return Err(Problem::at("queues", message).help("try 1"));
+            return Err(Problem::at("queue_pairs", message).help("try 1"));
         }
         if let Some((message, help)) = self.mode.problem(self.service, rails) {
             return Err(Problem::at("service", message).help(help));
@@ -208,9 +208,9 @@ impl RdmaKeys {
             // Not at `token`: the line with the secret must not be printed.
             return Err(Problem::at("token_file", message).help(help));
         }
-        if self.patience.0 > MAX_TIMEOUT {
+        if self.timeout.0 > MAX_TIMEOUT {
             let message = "the maximum is 60 s, because a stop may wait as long";
-            return Err(Problem::at("patience", message).help("try \"1 s\""));
+            return Err(Problem::at("timeout", message).help("try \"1 s\""));
         }
         if self.inline.0 > 4096 {
             let message = format!("{} is more than 4 KiB", self.inline);
@@ -236,7 +236,7 @@ impl RdmaKeys {
             chunk: self.chunk.bytes().unwrap_or(usize::MAX),
             depth: self.depth,
             wait: context.wait,
-            timeout: self.patience.0,
+            timeout: self.timeout.0,
             ..Options::new(&self.to, context.slot_bytes, context.places)
         }
     }
@@ -306,7 +306,7 @@ impl SinkSpec for RdmaKeys {
     }
 
     fn memory(&self, _slot_bytes: usize) -> usize {
-        self.nics.all().len() * self.queues as usize * self.depth as usize * Record::bytes(0)
+        self.nics.all().len() * self.queue_pairs as usize * self.depth as usize * Record::bytes(0)
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
@@ -317,10 +317,11 @@ impl SinkSpec for RdmaKeys {
         };
         let address = self.address()?;
         let names = self.nics.resolved(context.nic.as_deref());
-        let nics = open_rails(&names, self.queues as usize).map_err(|error| SinkError::Failed {
-            what: format!("card {}", names.join(", ")),
-            why: error.to_string(),
-        })?;
+        let nics =
+            open_rails(&names, self.queue_pairs as usize).map_err(|error| SinkError::Failed {
+                what: format!("card {}", names.join(", ")),
+                why: error.to_string(),
+            })?;
         let token = self.token_keys().read(&context.directory);
         let token = token.map_err(|error| failed(error.to_string()))?;
         let mut connector = self.connection.connector(address);

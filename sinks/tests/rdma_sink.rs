@@ -9,7 +9,7 @@ use daq_core::layout::Scalar;
 use daq_core::sink::{Placements, SinkError};
 use support::{context, layout, spec};
 
-const WHERE: &str = "to = \"127.0.0.1:1\"\nnics = [\"software\"]";
+const WHERE: &str = "to = \"127.0.0.1:1\"\nnics = [\"emulated\"]";
 
 #[test]
 fn rdma_invalid_config_is_rejected_with_fix() {
@@ -50,7 +50,7 @@ fn rdma_invalid_config_is_rejected_with_fix() {
             "not from 1 to 16384",
         ),
         (
-            "to = \"host:1\"\nnics = [\"software\"]\nconnection = \"cm\"",
+            "to = \"host:1\"\nnics = [\"emulated\"]\nconnection = \"cm\"",
             "does not support emulated NICs",
         ),
         (

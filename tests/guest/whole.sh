@@ -102,7 +102,7 @@ driver = "sim"
 ring = "raw"
 pattern = "counter"
 packet = 64
-hold = true
+backpressure = true
 $([ "$1" = endless ] || echo "frames = $1")
 pace = "$2"
 [ring.raw]

@@ -246,7 +246,7 @@ fn data_threads_when_running_allocate_nothing() {
         assert_eq!(
             run(&PIPELINE.replace("BACKPRESSURE", hold), 1000),
             [],
-            "hold = {hold}"
+            "backpressure = {hold}"
         );
     }
 }

@@ -114,7 +114,7 @@ pub struct Profile {
     pub outward: Rates,
     /// The size in bytes from which the copy engine is faster than CPU stores, 0 if it always is; `None` if the CPU
     /// could not store to the GPU's memory when it was measured.
-    #[serde(rename = "cut_over", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_store_threshold: Option<usize>,
     /// Results of NICs that were measured sending frames from the GPU's memory, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -18,7 +18,7 @@ pub(super) const CARDS: &str = "class/infiniband";
 /// Kernel modules by which a card is parts where a GPU's memory is; the second is the first's predecessor.
 pub(super) const PEER_MEMORY: [&str; 2] = ["module/nvidia_peermem", "module/nv_peer_mem"];
 /// What the names of cards begin with that this process is itself.
-pub const EMULATED: &str = "software";
+pub const EMULATED: &str = "emulated";
 /// A card's name that stands for the nearest one.
 pub const AUTO: &str = "auto";
 
@@ -194,7 +194,7 @@ impl Nic {
 ///
 /// ```
 /// use daq_core::topology::nic::is_emulated_nic;
-/// assert!(is_emulated_nic("software") && is_emulated_nic("software:127.0.0.2"));
+/// assert!(is_emulated_nic("emulated") && is_emulated_nic("emulated:127.0.0.2"));
 /// assert!(!is_emulated_nic("mlx5_0"));
 /// ```
 pub fn is_emulated_nic(name: &str) -> bool {
@@ -206,7 +206,7 @@ pub fn is_emulated_nic(name: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NicError {
     /// Not of that name.
-    #[error("there is no RDMA network card `{name}`; this machine has {} (`software` is one that needs no hardware)", named(.there))]
+    #[error("there is no RDMA network card `{name}`; this machine has {} (`emulated` is one that needs no hardware)", named(.there))]
     Unknown {
         /// What was asked for.
         name: String,
@@ -215,7 +215,7 @@ pub enum NicError {
     },
     /// None at all.
     #[error(
-        "this machine has no RDMA network card; see daq doctor, or try `nics = [\"software\"]`, which needs none"
+        "this machine has no RDMA network card; see daq doctor, or try `nics = [\"emulated\"]`, which needs none"
     )]
     None,
 }

@@ -378,7 +378,7 @@ fn device_announced_late_is_armed() {
         if !ip.is_ok_and(|status| status.success()) {
             return eprintln!("skipped: there is no `ip` command");
         }
-        let pair = late("mode = \"queue-pair\"\nnics = [\"software\"]").unwrap();
+        let pair = late("mode = \"queue-pair\"\nnics = [\"emulated\"]").unwrap();
         let built = pair.build(&context(&*pair)).unwrap();
         assert!(matches!(built, Producers::Engine(_)));
         let spec = late("listen = \"127.0.0.1:4791\"").unwrap();

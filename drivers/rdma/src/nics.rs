@@ -52,7 +52,7 @@ impl NicNames {
     }
 }
 
-/// Opens a NIC: `software`, `software:ADDRESS` or `software:ADDRESS?FAULTS` for an emulated NIC (default address
+/// Opens a NIC: `emulated`, `emulated:ADDRESS` or `emulated:ADDRESS?FAULTS` for an emulated NIC (default address
 /// 127.0.0.1, [`Faults`] for tests), else a hardware NIC: `mlx5_0`, `mlx5_0:PORT`, `mlx5_0:PORT@GID`.
 pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
     let (card, faults) = name.split_once('?').unwrap_or((name, ""));
@@ -63,11 +63,11 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
         why,
     };
     if is_emulated_nic(name) {
-        let address = match card.strip_prefix("software:") {
+        let address = match card.strip_prefix("emulated:") {
             None => IpAddr::V4(Ipv4Addr::LOCALHOST),
             Some(address) => address.parse().map_err(|_| {
                 refused(format!(
-                    "{address:?} is not an IP address; write it as in software:10.0.0.1"
+                    "{address:?} is not an IP address; write it as in emulated:10.0.0.1"
                 ))
             })?,
         };
@@ -77,7 +77,7 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
         return EmulatedNic::new(address, faults);
     }
     if name == AUTO {
-        let why = "no NIC was found for `auto`: name a NIC, or use nics = [\"software\"]";
+        let why = "no NIC was found for `auto`: name a NIC, or use nics = [\"emulated\"]";
         return Err(refused(why.to_owned()));
     }
     hardware(name, refused)
@@ -144,23 +144,23 @@ mod tests {
     #[test]
     fn emulated_nics_have_addresses_and_faults() {
         for name in [
-            "software",
-            "software:127.0.0.1",
-            "software?cut@3,hold",
-            "software:127.0.0.1?lose@1",
+            "emulated",
+            "emulated:127.0.0.1",
+            "emulated?cut@3,hold",
+            "emulated:127.0.0.1?lose@1",
         ] {
             assert_eq!(open(name).unwrap().name(), EMULATED);
         }
         assert!(
-            open("software?down")
+            open("emulated?down")
                 .unwrap()
                 .port()
                 .is_ok_and(|port| !port.is_active)
         );
         for (name, word) in [
-            ("software:here", "is not an IP address"),
-            ("software:127.0.0.1?often", "is not a fault"),
-            ("software:192.0.2.1", "an address of this host"),
+            ("emulated:here", "is not an IP address"),
+            ("emulated:127.0.0.1?often", "is not a fault"),
+            ("emulated:192.0.2.1", "an address of this host"),
         ] {
             let error = open(name).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
@@ -174,13 +174,13 @@ mod tests {
         assert_eq!(auto.resolved(Some("mlx5_1")), ["mlx5_1"]);
         assert_eq!(auto.device().as_deref(), Some(AUTO));
         let error = open(&auto.resolved(None)[0]).unwrap_err().to_string();
-        assert!(error.contains("software"), "{error}");
+        assert!(error.contains("emulated"), "{error}");
         let names = |names: &[&str]| NicNames::Several(names.iter().map(|&it| it.into()).collect());
         let two = names(&["mlx5_0:1@3", "mlx5_1"]);
         assert_eq!(two.resolved(Some("mlx5_7")), ["mlx5_0:1@3", "mlx5_1"]);
         assert_eq!(two.device().as_deref(), Some("mlx5_0"));
         assert!(names(&[AUTO, "mlx5_0"]).is_mixed());
-        assert_eq!(names(&["software?cut@3", "software:::1"]).device(), None);
+        assert_eq!(names(&["emulated?cut@3", "emulated:::1"]).device(), None);
     }
 
     #[test]
@@ -196,8 +196,8 @@ mod tests {
             ["a", "b", "a", "a", "b", "a"]
         );
         assert_eq!(opened, ["a", "b"]);
-        let cards = open_rails(&["software".to_owned(), "software".to_owned()], 2).unwrap();
+        let cards = open_rails(&["emulated".to_owned(), "emulated".to_owned()], 2).unwrap();
         assert!(cards.len() == 4 && cards.iter().all(|card| Arc::ptr_eq(card, &cards[0])));
-        assert!(is_emulated_nic("software?hold") && !is_emulated_nic("mlx5_0:1"));
+        assert!(is_emulated_nic("emulated?hold") && !is_emulated_nic("mlx5_0:1"));
     }
 }

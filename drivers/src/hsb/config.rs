@@ -40,8 +40,8 @@ pub struct HsbConfig {
     pub listen: Option<SocketAddr>,
     /// The NIC of the queue pair, as in `["mlx5_0"]`, `["mlx5_0:PORT"]` or `["mlx5_0:PORT@GID"]`. The GID table entry must be a
     /// RoCE v2 entry with an IPv4 address. `"auto"` selects the NIC nearest to the GPU of the ring or, for a ring in host
-    /// memory, the fastest NIC that is up. `["software"]` or `["software:ADDRESS"]` is an emulated NIC: only
-    /// `daq emulate hsb --nic software` can write to it, no real sensor.
+    /// memory, the fastest NIC that is up. `["emulated"]` or `["emulated:ADDRESS"]` is an emulated NIC: only
+    /// `daq emulate hsb --nic emulated` can write to it, no real sensor.
     pub nics: Option<NicNames>,
     /// Destination of a queue pair's writes: `"auto"` and `"staged"`, host memory, from which frames are copied to a ring on a
     /// GPU; `"direct"`, the memory of that GPU, which the CPU must be able to read to detect missing packets.
@@ -110,7 +110,7 @@ pub struct HsbConfig {
     /// Number of packets in a row with consistent sequence numbers that start a new epoch when they do not continue the stream.
     /// All of them are placed then. At min 1.
     #[serde(default = "frames::default_resync_after")]
-    pub agree: u32,
+    pub resync_after: u32,
     /// Silence of the sensor after which its registers are read back. If the device has lost them, as after a restart, the
     /// sensor is armed again, with a new key unless `rkey` is set, and a new epoch begins. `"0 s"` disables the check.
     #[serde(default = "rearm_after")]
@@ -264,7 +264,7 @@ impl HsbConfig {
             ),
             "omit it unless another program arms the sensor",
         );
-        found.extend(frames::problems(self.window, self.agree));
+        found.extend(frames::problems(self.window, self.resync_after));
         found.extend(match self.mode {
             Mode::Socket => self.socket_problems(),
             Mode::QueuePair => self.queue_pair_problems(),
@@ -384,7 +384,10 @@ impl HsbConfig {
             ("busy_poll", self.busy_poll.0.is_zero()),
             ("window", self.window == window()),
             ("max_gap", self.max_gap == max_gap()),
-            ("agree", self.agree == frames::default_resync_after()),
+            (
+                "resync_after",
+                self.resync_after == frames::default_resync_after(),
+            ),
         ];
         for (key, _) in is_default.iter().filter(|(_, is_default)| !is_default) {
             report(key, "it has no effect on a queue pair", left);

@@ -46,7 +46,7 @@
 //! `device = "auto"`, discovery is retried until the device announces itself.
 //!
 //! # Restarted sequence numbers
-//! If a sensor restarts its PSNs, an epoch opens as soon as `agree` packets in succession are consistent with each other and
+//! If a sensor restarts its PSNs, an epoch opens as soon as `resync_after` packets in succession are consistent with each other and
 //! fit no current frame. The new PSNs may also match old frames. If the source chooses the key, a new one each time it arms
 //! the sensor, packets that match old frames are always duplicates, because a sensor must be armed before it restarts its
 //! PSNs. With `control = false` or a fixed `rkey`, two frames of nothing but old PSNs open an epoch, and so does a long replay.
@@ -154,10 +154,10 @@ samples = { type = "uint8" }
 # window  = 2                 # number of frames open at the same time
 # max_gap = 524288            # maximum number of packets missing in a row
 # rearm_after = "2 s"         # check and re-arm the device after this much silence; 0 = never
-# agree   = 4                 # packets in a row that confirm restarted sequence numbers
+# resync_after   = 4                 # packets in a row that confirm restarted sequence numbers
 # mode    = "queue-pair"      # an RDMA NIC writes the frames: use the keys below instead of `listen`, `pages` and the keys about
                               # packets
-# nics    = ["mlx5_0"]        #   the NIC; "auto": the best one for the ring; ["software"]: for daq emulate hsb --nic software
+# nics    = ["mlx5_0"]        #   the NIC; "auto": the best one for the ring; ["emulated"]: for daq emulate hsb --nic emulated
 # path    = "direct"          #   write directly to GPU memory, if the CPU can access it
 # relaxed_ordering = true     #   allow reordering of the NIC's PCIe writes
 "#;
@@ -389,7 +389,7 @@ impl SourceSpec for Hsb {
         let HsbConfig {
             window,
             max_gap,
-            agree,
+            resync_after,
             ..
         } = self.config;
         Ok(Geometry {
@@ -402,7 +402,7 @@ impl SourceSpec for Hsb {
             },
             window,
             max_gap,
-            resync_after: agree,
+            resync_after,
             ..Geometry::new(places, pages.packet)
         })
     }
@@ -433,7 +433,8 @@ impl SourceSpec for Hsb {
         match self.config.mode {
             Mode::Socket => {
                 let (pages, restarts_with_old) = (self.config.pages(0), !self.has_own_key());
-                filler::MEMORY + placer::kept_bytes(&pages, self.config.agree, restarts_with_old)
+                filler::MEMORY
+                    + placer::kept_bytes(&pages, self.config.resync_after, restarts_with_old)
             }
             Mode::QueuePair => 0,
         }
@@ -517,7 +518,7 @@ impl SourceSpec for Hsb {
             None
         };
         let window = context.geometry.window;
-        let mut placer = Placer::new(&context.name, pages, window, self.config.agree)
+        let mut placer = Placer::new(&context.name, pages, window, self.config.resync_after)
             .with_rejections(context.rejections.clone());
         if has_own_key {
             placer = placer.with_unique_key();

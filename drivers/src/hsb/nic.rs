@@ -64,7 +64,7 @@ impl Hsb {
         }
         if nics::is_emulated_nic(nic) {
             notes.push(
-                "a real sensor cannot write to an emulated NIC; use `daq emulate hsb --nic software`"
+                "a real sensor cannot write to an emulated NIC; use `daq emulate hsb --nic emulated`"
                     .to_owned(),
             );
         }

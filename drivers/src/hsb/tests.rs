@@ -136,7 +136,7 @@ fn queue_pair_declares_its_engine_needs() {
     let notes = direct.notes().join("\n");
     assert!(notes.contains("counts as missing"), "{notes}");
 
-    let software = spec(&format!("{PAIR}nics = [\"software\"]")).unwrap();
+    let software = spec(&format!("{PAIR}nics = [\"emulated\"]")).unwrap();
     let needs = software.engine().unwrap();
     assert!(needs.device.is_none() && needs.host_only.is_some());
     assert!(software.notes().join("\n").contains("emulated NIC"));
@@ -151,10 +151,10 @@ fn missing_nic_is_named() {
     let nic = spec(&format!("{PAIR}nics = [\"nosuch0\"]")).unwrap();
     let error = nic.build(&context(&*nic)).err().unwrap().to_string();
     assert!(error.contains("nosuch0"), "{error}");
-    let large = spec(&format!("{PAIR}nics = [\"software\"]\npacket = \"8704 B\"")).unwrap();
+    let large = spec(&format!("{PAIR}nics = [\"emulated\"]\npacket = \"8704 B\"")).unwrap();
     let error = large.build(&context(&*large)).err().unwrap().to_string();
     assert!(error.contains("4096 B"), "{error}");
-    let software = spec(&format!("{PAIR}nics = [\"software\"]")).unwrap();
+    let software = spec(&format!("{PAIR}nics = [\"emulated\"]")).unwrap();
     let Producers::Engine(engine) = software.build(&context(&*software)).unwrap() else {
         panic!("not an engine")
     };

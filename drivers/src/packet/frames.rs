@@ -28,17 +28,19 @@ pub(crate) const fn default_resync_after() -> u32 {
     4
 }
 
-/// Checks the keys `window` and `agree`.
-pub(crate) fn problems(window: usize, agree: u32) -> Vec<Problem> {
+/// Checks the keys `window` and `resync_after`.
+pub(crate) fn problems(window: usize, resync_after: u32) -> Vec<Problem> {
     let mut found = Vec::new();
     if window == 0 {
         found.push(
             Problem::at("window", "`window` must be at least 1 frame").help("set at least 1"),
         );
     }
-    if agree == 0 {
-        found
-            .push(Problem::at("agree", "`agree` must be at least 1 packet").help("set at least 1"));
+    if resync_after == 0 {
+        found.push(
+            Problem::at("resync_after", "`resync_after` must be at least 1 packet")
+                .help("set at least 1"),
+        );
     }
     found
 }
@@ -55,7 +57,7 @@ pub struct Frames<'a> {
     /// Maximum number of packets missing in a row, beyond twice the window.
     pub max_gap: u64,
     /// Number of consistent packets far from the stream that are accepted.
-    pub agree: u32,
+    pub resync_after: u32,
 }
 
 impl Frames<'_> {
@@ -173,7 +175,7 @@ impl Frames<'_> {
             // The plan fits a default to the ring.
             window: self.arrival.declared.unwrap_or(default_window()),
             max_gap: self.max_gap,
-            resync_after: self.agree,
+            resync_after: self.resync_after,
             frame_ns: self.frame_ns(frame_bytes),
         })
     }
@@ -264,7 +266,7 @@ mod tests {
                 batch: 64,
             },
             max_gap: 0,
-            agree: 4,
+            resync_after: 4,
         }
     }
 

@@ -74,12 +74,12 @@ const EXAMPLE: &str = r#"[source.NAME]
 driver  = "rdma"
 ring    = "OUTPUT"
 listen  = "0.0.0.0:7471"      # the sink rdma of the other host goes there
-nics    = ["software"]        # needs no hardware, and is slow; "auto": the card that suits the ring; ["mlx5_0", "mlx5_1"]: one
+nics    = ["emulated"]        # needs no hardware, and is slow; "auto": the card that suits the ring; ["mlx5_0", "mlx5_1"]: one
                               # rail each, as many as the sink has
 samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # from       = ["10.0.0.5", "10.1.0.0/16"]  # refuse other senders
 # token_file = "link.token"   # a secret that the sink must have, too; `openssl rand -hex 32` makes one
-# queues     = 1              # of each card, a rail each
+# queue_pairs = 1              # of each card, a rail each
 # connection = "cm"           # find each other by rdma_cm instead of a plain TCP exchange; as the sink has it
 # mode       = "send"         # by messages instead of writes into the slots; as the sink has it
 # service    = "rc"           # reliable; "uc": unreliable writes, "ud": unreliable messages of one packet; as the sink has it
@@ -103,13 +103,13 @@ pub struct RdmaConfig {
     /// A file that holds the token alone, such as `"/etc/daq/link.token"`.
     pub token_file: Option<PathBuf>,
     /// The cards that receive, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`, a rail each; the sender
-    /// must have as many. `"software"`, or `"software:ADDRESS"` to be reached from other hosts, is a card made of
+    /// must have as many. `"emulated"`, or `"emulated:ADDRESS"` to be reached from other hosts, is a card made of
     /// software, for tests and trials; `"auto"`, alone, the card nearest to the GPU of the ring, or, for a ring in host
     /// memory, the fastest that is up.
     pub nics: NicNames,
     /// Number of queue pairs per NIC, each a separate rail. The total over all NICs must not exceed 255.
     #[serde(default = "one")]
-    pub queues: usize,
+    pub queue_pairs: usize,
     /// How the hosts connect: `"tcp"`, a plain TCP exchange, or `"cm"`, `rdma_cm`. The sender needs the same value.
     #[serde(default)]
     pub connection: Connection,
@@ -155,13 +155,13 @@ impl RdmaConfig {
             found.push(Problem::at(key, message).help(help));
         };
         let nics = self.nics.all();
-        let rails = nics.len().saturating_mul(self.queues);
+        let rails = nics.len().saturating_mul(self.queue_pairs);
         if nics.is_empty() {
             let help = "name one, as in [\"mlx5_0\"]; `rdma link` lists them";
             report("nics", "no NIC is named".to_owned(), help);
         } else if rails == 0 || rails > MAX_RAILS {
             report(
-                "queues",
+                "queue_pairs",
                 format!("the total number of queue pairs is {rails}; it must be 1 to {MAX_RAILS}"),
                 "try 1",
             );
@@ -386,7 +386,7 @@ impl SourceSpec for Rdma {
         let failed =
             |what: &str, why: &dyn std::fmt::Display| SourceError::new(what, why.to_string());
         let names = config.nics.resolved(context.nic.as_deref());
-        let rails = nics::open_rails(&names, config.queues)
+        let rails = nics::open_rails(&names, config.queue_pairs)
             .map_err(|error| failed(&error.nic.clone(), &error))?;
         let listener = config.listener(context)?;
         let options = Options {

@@ -22,9 +22,9 @@ fn contradicting_keys_are_reported() {
         ("nics = [\"auto\", \"mlx5_0\"]", "`auto` cannot be combined"),
         ("nics = [\"mlx5_0\"]\nqueues = 0", "queue pairs is 0"),
         ("nics = [\"mlx5_0\"]\nqueues = 256", "queue pairs is 256"),
-        ("nics = [\"mlx5_0\", \"software\"]", "cannot be combined"),
+        ("nics = [\"mlx5_0\", \"emulated\"]", "cannot be combined"),
         (
-            "nics = [\"software:127.0.0.1\"]\nconnection = \"cm\"",
+            "nics = [\"emulated:127.0.0.1\"]\nconnection = \"cm\"",
             "rdma_cm does not support",
         ),
         (
@@ -77,13 +77,13 @@ fn plan_gets_rdma_requirements() {
     let claims = card.claims();
     assert_eq!(claims, [Claim::TcpPort("127.0.0.1:0".parse().unwrap())]);
 
-    let software = spec(&format!("{LISTEN}nics = [\"software\"]\nservice = \"uc\"")).unwrap();
+    let software = spec(&format!("{LISTEN}nics = [\"emulated\"]\nservice = \"uc\"")).unwrap();
     let needs = software.engine().unwrap();
     assert!(
         needs.device.is_none() && needs.host_only.is_some() && !software.supports_backpressure()
     );
     let datagrams = spec(&format!(
-        "{LISTEN}nics = [\"software\"]\nmode = \"send\"\nservice = \"ud\""
+        "{LISTEN}nics = [\"emulated\"]\nmode = \"send\"\nservice = \"ud\""
     ))
     .unwrap();
     let slot = datagrams.preferred_slot().unwrap();
@@ -92,7 +92,7 @@ fn plan_gets_rdma_requirements() {
 
 #[test]
 fn engine_is_built_from_nics_and_listen_address() {
-    let text = format!("{LISTEN}nics = [\"software\", \"software\"]\nqueues = 2");
+    let text = format!("{LISTEN}nics = [\"emulated\", \"emulated\"]\nqueues = 2");
     let spec = spec(&text).unwrap();
     let context = SourceContext {
         counts: daq_core::ledger::Counts::default(),
@@ -124,7 +124,7 @@ fn missing_nic_is_named() {
     assert!(error.contains("nosuch0"), "{error}");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    let second = spec(&format!("listen = \"{address}\"\nnics = [\"software\"]")).unwrap();
+    let second = spec(&format!("listen = \"{address}\"\nnics = [\"emulated\"]")).unwrap();
     let error = second.build(&context(&*second)).err().unwrap().to_string();
     assert!(error.contains(&address.to_string()), "{error}");
 }
@@ -145,5 +145,5 @@ fn auto_uses_planned_nic() {
     assert!(error.contains("nosuch0"), "{error}");
     context.nic = None;
     let error = auto.build(&context).err().unwrap().to_string();
-    assert!(error.contains("nics = [\"software\"]"), "{error}");
+    assert!(error.contains("nics = [\"emulated\"]"), "{error}");
 }

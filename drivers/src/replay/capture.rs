@@ -67,7 +67,7 @@ struct WaitingRecord {
 struct PacketPlacer {
     placer: Placer,
     /// Whether to wait for free slots.
-    hold: bool,
+    backpressure: bool,
 }
 
 impl CapturePlayer {
@@ -100,7 +100,7 @@ impl CapturePlayer {
             timetable: Timetable::new(config.speed),
             to_places: PacketPlacer {
                 placer: Placer::new(name, format),
-                hold: config.hold,
+                backpressure: config.backpressure,
             },
             held: WaitingRecord {
                 waits: false,
@@ -113,8 +113,8 @@ impl CapturePlayer {
 
     /// Places the packets kept during format detection; returns false if some must wait for a free slot.
     fn flush(&mut self, window: &mut ReorderWindow) -> bool {
-        let hold = self.to_places.hold;
-        self.to_places.placer.flush(window, hold)
+        let backpressure = self.to_places.backpressure;
+        self.to_places.placer.flush(window, backpressure)
     }
 
     /// Continues with the next capture or the next pass; returns false at the end.
@@ -174,7 +174,7 @@ impl PacketPlacer {
     /// Places the datagrams of a record, each of `segment` bytes except the last; returns the bytes that must wait for a slot.
     fn put(&mut self, window: &mut ReorderWindow, bytes: &[u8], segment: usize, ns: u64) -> usize {
         let received = recorded(ns);
-        if !self.hold {
+        if !self.backpressure {
             let datagrams = packets(bytes, segment).map(|datagram| (datagram, received));
             self.placer.place(window, datagrams);
             return 0;

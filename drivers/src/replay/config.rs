@@ -92,7 +92,7 @@ pub struct ReplayConfig {
     /// Whether the replay waits for free slots. If not, packets without a free slot are counted as `ring_full`, as with an
     /// instrument.
     #[serde(default = "yes")]
-    pub hold: bool,
+    pub backpressure: bool,
     /// Captures: replay only packets sent to this UDP port.
     pub port: Option<u16>,
     /// Captures: replay only packets sent to this IP address.
@@ -109,7 +109,7 @@ pub struct ReplayConfig {
     /// Captures: number of packets in a row with consistent sequence numbers that are accepted if they differ from the stream by
     /// more than twice the window. Until then they are kept; if they are not consistent, they are rejected. At least 1.
     #[serde(default = "frames::default_resync_after")]
-    pub agree: u32,
+    pub resync_after: u32,
     /// Captures: type and layout of the payload samples; by default real int8 with one channel. SigMF metadata contain it.
     pub samples: Option<Samples>,
 }
@@ -144,7 +144,7 @@ impl ReplayConfig {
 
     /// Returns every problem of the configuration.
     pub fn problems(&self, has_format: bool) -> Vec<Problem> {
-        let mut found = frames::problems(self.window.unwrap_or(1), self.agree);
+        let mut found = frames::problems(self.window.unwrap_or(1), self.resync_after);
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
             if !holds {
                 found.push(Problem::at(key, message).help(help));
@@ -235,7 +235,7 @@ mod tests {
     fn paths_and_speeds_are_parsed() {
         let config = read("path = \"a.pcap\"").unwrap();
         assert_eq!(
-            (config.path, config.speed, config.hold),
+            (config.path, config.speed, config.backpressure),
             (List(vec!["a.pcap".into()]), Speed::Times(1.0), true)
         );
         let config = read("path = [\"a.pcap\", \"b.pcap\"]\nspeed = 2").unwrap();
@@ -268,7 +268,7 @@ mod tests {
         );
         assert_eq!(
             keys("path = []\nwindow = 0\nagree = 0", true),
-            ["window", "agree", "path"]
+            ["window", "resync_after", "path"]
         );
         assert_eq!(keys("path = \"a.sigmf-data\"", false), Vec::<String>::new());
         assert_eq!(keys("path = \"capture\"", true), Vec::<String>::new());

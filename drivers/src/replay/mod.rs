@@ -17,7 +17,7 @@
 //! and frames that the numbers skip are lost again, `wire_gap`; packets missing before the first or after the last one of a
 //! recording are not expected. A skipped frame within a window of the previous frame appears as a frame without packets. An
 //! epoch opens wherever the recording starts one, and with `loop` at the start of each pass. Every pass loses the same
-//! packets, and nothing is lost between passes. With `hold = false`, packets without a free slot are lost, `ring_full`.
+//! packets, and nothing is lost between passes. With `backpressure = false`, packets without a free slot are lost, `ring_full`.
 
 mod capture;
 mod config;
@@ -60,12 +60,12 @@ samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # name  = "raw"               # select a recording in a directory with several
 # speed = 2.0                 # twice the recorded speed; "free" = as fast as it can be read
 # loop  = true                # play it again from the start until stopped, as an epoch each time
-# hold  = false               # do not wait for slots: count `ring_full`, as an instrument
+# backpressure = false        # do not wait for slots: count `ring_full`, as an instrument
 # port  = 4950                # of a capture, only what was sent to this port
 # destination = "239.1.2.3"   # and to this address
 # window  = 64                # frames open at a time: how far packets may come out of order
 # max_gap = 65536             # packets beyond that which count as lost when one comes after them
-# agree   = 4                 # packets in a row that confirm a restart of the sender
+# resync_after   = 4                 # packets in a row that confirm a restart of the sender
 
 [source.NAME.format]
 kind     = "raw"              # or "spead"
@@ -138,13 +138,17 @@ impl Replay {
     }
 
     fn frames<'a>(&self, format: &'a Format, samples: &'a Samples) -> Frames<'a> {
-        let ReplayConfig { max_gap, agree, .. } = self.config;
+        let ReplayConfig {
+            max_gap,
+            resync_after,
+            ..
+        } = self.config;
         Frames {
             format,
             samples,
             arrival: self.packets_arrive(),
             max_gap,
-            agree,
+            resync_after,
         }
     }
 
@@ -233,7 +237,7 @@ impl SourceSpec for Replay {
     }
 
     fn supports_backpressure(&self) -> bool {
-        self.config.hold
+        self.config.backpressure
     }
 
     fn notes(&self) -> Vec<String> {

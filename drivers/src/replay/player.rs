@@ -17,7 +17,7 @@ pub(super) struct RecordingPlayer {
     /// The data files, in the order of the recording.
     files: Vec<File>,
     geometry: Geometry,
-    hold: bool,
+    backpressure: bool,
     repeats: bool,
     timetable: Timetable,
     byte_ns: Option<f64>,
@@ -80,7 +80,7 @@ impl RecordingPlayer {
             recording,
             files,
             geometry,
-            hold: config.hold,
+            backpressure: config.backpressure,
             repeats: config.repeats,
             timetable: Timetable::new(config.speed),
             buffer: vec![0; geometry.frame_bytes].into_boxed_slice(),
@@ -260,7 +260,7 @@ impl Filler for RecordingPlayer {
             return Ok(Polled::Until(wait));
         }
         let mut batch = window.batch();
-        if self.hold && !self.has_room(&mut batch, &piece) {
+        if self.backpressure && !self.has_room(&mut batch, &piece) {
             return Ok(Polled::Full);
         }
         self.read(&piece)?;

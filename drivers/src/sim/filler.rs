@@ -28,7 +28,7 @@ pub(super) struct Simulator {
     pacer: Option<Pacer>,
     /// Time of the first sample: nanoseconds since 1970.
     origin_ns: u64,
-    hold: bool,
+    backpressure: bool,
     /// A packet that waits for a free slot.
     waiting: Option<Arrival>,
 }
@@ -43,7 +43,7 @@ impl Simulator {
             packet_ns: config.packet_ns(&geometry),
             pacer: None,
             origin_ns: 0,
-            hold: config.hold(),
+            backpressure: config.backpressure(),
             waiting: None,
             geometry,
         }
@@ -79,7 +79,7 @@ impl Simulator {
     /// Places `arrival`; returns false if it must wait for a free slot.
     fn put(&self, batch: &mut Batch<'_>, arrival: &Arrival) -> bool {
         let id = PacketId::of(arrival.packet.sequence & self.mask);
-        if self.hold && arrival.state != State::BadHeader && !batch.has_room_for(id) {
+        if self.backpressure && arrival.state != State::BadHeader && !batch.has_room_for(id) {
             return false;
         }
         match arrival.state {

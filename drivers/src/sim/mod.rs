@@ -13,7 +13,7 @@
 //! | `late` | lost `late` |
 //! | `reorder` | delivered |
 //! | `restart_at`, `jump` | one more of `epochs`; the packets that confirm it are `rejected`, except the last |
-//! | no free slot, and `hold = false` | lost `ring_full` |
+//! | no free slot, and `backpressure = false` | lost `ring_full` |
 //!
 //! Packets lost before the first or after the last received packet are not expected and therefore not counted. If more
 //! packets are lost in a row than the window is long, a new epoch begins. For a source that waits for slots, the window is
@@ -66,7 +66,7 @@ tones   = [{ frequency = "125 kHz", amplitude = 0.5 }]
 # packet  = "8 KiB"           # payload of one packet
 # pace    = "free"            # as fast as the ring accepts data; or "100 Mbit/s"
 # speed   = 2.0               # twice the sample rate
-# hold    = true              # wait for free slots instead of counting `ring_full`
+# backpressure = true         # wait for free slots instead of counting `ring_full`
 # frames  = 1000              # end after this many frames; or packets = 100000
 
 # [source.NAME.faults]
@@ -108,7 +108,7 @@ impl SourceSpec for Sim {
     }
 
     fn supports_backpressure(&self) -> bool {
-        self.config.hold()
+        self.config.backpressure()
     }
 
     fn notes(&self) -> Vec<String> {

@@ -242,7 +242,7 @@ fn every_single_fault_matches_the_ledger() {
         for hold in [true, false] {
             for case in &cases {
                 let text = format!(
-                    "pattern = \"counter\"\npacket = {packet}\nhold = {hold}\npackets = {packets}\n[faults]\n{}",
+                    "pattern = \"counter\"\npacket = {packet}\nbackpressure = {hold}\npackets = {packets}\n[faults]\n{}",
                     case.keys
                 );
                 let bench = bench(&text, slot, 128).run();
@@ -394,7 +394,7 @@ proptest! {
         );
         let slot = places * 24 + 5;
         let mut results = Vec::new();
-        for keys in ["", "hold = false", "pace = \"1000 Gbit/s\"", "pace = \"1000 Gbit/s\"\nhold = true"] {
+        for keys in ["", "backpressure = false", "pace = \"1000 Gbit/s\"", "pace = \"1000 Gbit/s\"\nbackpressure = true"] {
             let bench = bench(&text(keys), slot, 128).run();
             let report = bench.report();
             prop_assert_eq!(report.expected, report.delivered + report.lost_total());
@@ -456,7 +456,7 @@ fn waiting_source_loses_only_faults() {
 
 #[test]
 fn free_running_source_loses_ring_full() {
-    for pace in ["pace = \"1000 Gbit/s\"", "hold = false"] {
+    for pace in ["pace = \"1000 Gbit/s\"", "backpressure = false"] {
         let text = format!("pattern = \"counter\"\npacket = 64\npackets = 400\n{pace}");
         let mut bench = bench(&text, 256, 8);
         while bench.fill() != Polled::Ended {}
@@ -478,9 +478,9 @@ fn free_running_source_loses_ring_full() {
 
 #[test]
 fn restarted_sender_opens_an_epoch() {
-    for (hold, slots) in [(true, 5), (false, 128)] {
+    for (backpressure, slots) in [(true, 5), (false, 128)] {
         let text = format!(
-            "pattern = \"counter\"\npacket = 64\npackets = 300\nrestart_at = 202\nhold = {hold}"
+            "pattern = \"counter\"\npacket = 64\npackets = 300\nrestart_at = 202\nbackpressure = {backpressure}"
         );
         let bench = bench(&text, 512, slots).run();
         let report = bench.report();
@@ -488,7 +488,7 @@ fn restarted_sender_opens_an_epoch() {
         assert_eq!(
             (report.expected, report.delivered, report.lost_total()),
             (300, 300, 0),
-            "hold = {hold}"
+            "backpressure = {backpressure}"
         );
         let epochs: Vec<_> = bench
             .frames
@@ -515,7 +515,7 @@ fn jump_is_a_gap_or_an_epoch() {
     );
     for hold in [true, false] {
         let text = format!(
-            "pattern = \"counter\"\npacket = 64\npackets = 300\njump = {{ at = 100, by = 50_000 }}\nhold = {hold}"
+            "pattern = \"counter\"\npacket = 64\npackets = 300\njump = {{ at = 100, by = 50_000 }}\nbackpressure = {hold}"
         );
         let far = bench(&text, 512, 128).run();
         let report = far.report();
@@ -627,7 +627,10 @@ fn same_seed_gives_same_bytes() {
             .collect::<Vec<_>>()
     };
     let one = run(1, "pace = \"free\"");
-    assert!(one == run(1, "speed = 1e6") && one == run(1, "pace = \"1000 Gbit/s\"\nhold = true"));
+    assert!(
+        one == run(1, "speed = 1e6")
+            && one == run(1, "pace = \"1000 Gbit/s\"\nbackpressure = true")
+    );
     assert!(one != run(2, "pace = \"free\""));
 }
 
@@ -686,7 +689,7 @@ fn sim_example_is_valid() {
         if line.contains("loss") || line.contains("duplicate_at") {
             lines.insert(i, "[source.adc.faults]");
         }
-        if line.contains("speed") || line.contains("hold") || !line.contains("With") {
+        if line.contains("speed") || line.contains("backpressure") || !line.contains("With") {
             let document = Document::from_text("daq.toml", &lines.join("\n"), &mut diagnostics);
             let mut section = document.sections("source").remove(0);
             section.take_string("driver", &["sim"], &mut diagnostics);

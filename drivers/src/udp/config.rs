@@ -61,7 +61,7 @@ pub struct UdpConfig {
     /// Number of packets in a row with consistent sequence numbers that are accepted if they differ from the stream by more than
     /// twice the window. Until then they are kept; if they are not consistent, they are rejected. At least 1.
     #[serde(default = "frames::default_resync_after")]
-    pub agree: u32,
+    pub resync_after: u32,
     /// Type and layout of the payload samples; by default real int8 with one channel.
     pub samples: Option<Samples>,
 }
@@ -151,7 +151,10 @@ impl UdpConfig {
             "list one core for each socket of each address",
         );
         found.extend(sender::problems(self.from.as_ref(), listen));
-        found.extend(frames::problems(self.window.unwrap_or(1), self.agree));
+        found.extend(frames::problems(
+            self.window.unwrap_or(1),
+            self.resync_after,
+        ));
         found
     }
 

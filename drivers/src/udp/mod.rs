@@ -62,7 +62,7 @@ samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # receive_buffer = "64 MiB"   # limited by net.core.rmem_max
 # window  = 64                # frames open at a time: how far packets may come out of order
 # max_gap = 65536             # packets beyond that which count as lost when one comes after them
-# agree   = 4                 # packets in a row that confirm a restart of the sender
+# resync_after   = 4                 # packets in a row that confirm a restart of the sender
 
 [source.NAME.format]
 kind     = "raw"              # or "spead"
@@ -101,13 +101,17 @@ impl Udp {
     }
 
     fn frames(&self) -> Frames<'_> {
-        let UdpConfig { max_gap, agree, .. } = self.config;
+        let UdpConfig {
+            max_gap,
+            resync_after,
+            ..
+        } = self.config;
         Frames {
             format: &self.format,
             samples: &self.samples,
             arrival: self.packets_arrive(),
             max_gap,
-            agree,
+            resync_after,
         }
     }
 

@@ -129,13 +129,17 @@ impl Xdp {
     }
 
     fn frames(&self) -> Frames<'_> {
-        let XdpConfig { max_gap, agree, .. } = self.config;
+        let XdpConfig {
+            max_gap,
+            resync_after,
+            ..
+        } = self.config;
         Frames {
             format: &self.format,
             samples: &self.samples,
             arrival: self.packets_arrive(),
             max_gap,
-            agree,
+            resync_after,
         }
     }
 

@@ -252,7 +252,7 @@ fn hsb_keys_invalid_are_rejected() {
         ("base = 0x7fff_ffff_ffff_ffff\nstride = \"4 TiB\"", "stride"),
         ("frame = 0", "frame"),
         ("window = 0", "window"),
-        ("agree = 0", "agree"),
+        ("resync_after = 0", "resync_after"),
         ("queue_pair = 0x100_0000", "queue_pair"),
     ] {
         let taken = more.split(' ').next().unwrap();

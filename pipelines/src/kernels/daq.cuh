@@ -26,7 +26,7 @@
 //
 // With dispatch = "persistent" daq does not launch the kernel for each burst. The kernel runs on the GPU for the whole run
 // and waits for frames. It starts work on a frame about two microseconds after the frame is committed. The function and
-// its results are the same. The kernel works on `teams` frames at a time, each with `blocks` blocks; all these blocks must
+// its results are the same. The kernel works on `concurrent_frames` frames at a time, each with `blocks` blocks; all these blocks must
 // fit on the GPU at the same time.
 //
 // Rules

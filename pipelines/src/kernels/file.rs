@@ -55,7 +55,7 @@ const WARP: u32 = 32;
 /// Maximum number of blocks per frame.
 const MAX_BLOCKS: u32 = 65_535;
 /// Maximum number of concurrent frames of a persistent kernel.
-const MAX_TEAMS: u32 = 4096;
+const MAX_CONCURRENT_FRAMES: u32 = 4096;
 /// Input bytes per thread, if the number of blocks is not configured.
 const BYTES_PER_THREAD: usize = 64;
 /// Maximum number of blocks per frame, if the number is not configured.
@@ -78,7 +78,7 @@ output = \"OUTPUT\"
 # What an output frame means; what is left out is as in the input.
 # frame = { type = \"float32\" }
 # Frames that a persistent kernel (dispatch = \"persistent\") works on at a time.
-# teams = 1
+# concurrent_frames = 1
 # Blocks for each frame; by the frame's size if left out.
 # blocks = 64
 # Threads of a block.
@@ -108,9 +108,9 @@ pub struct FileKernel {
     pub frame: FrameKeys,
     /// Number of blocks per frame, 1 to 65535. Default: enough blocks for 64 bytes of input per thread, at most 256.
     pub blocks: Option<u32>,
-    /// With `dispatch = "persistent"`: frames that are worked on at a time, 1 to 4096. Frames are dealt to teams of
+    /// With `dispatch = "persistent"`: frames that are worked on at a time, 1 to 4096. Frames are dealt to groups of
     /// `blocks` blocks in turn. Default: 1.
-    pub teams: Option<u32>,
+    pub concurrent_frames: Option<u32>,
     /// Threads per block, a multiple of 32 up to 1024.
     #[serde(default = "default_threads")]
     pub threads: u32,
@@ -144,7 +144,7 @@ impl FileKernel {
             params: BTreeMap::new(),
             frame: FrameKeys::default(),
             blocks: None,
-            teams: None,
+            concurrent_frames: None,
             threads: default_threads(),
             shared: None,
             entry: None,
@@ -289,14 +289,14 @@ impl Keys for FileKernel {
                     .help(format!("write 1 to {MAX_BLOCKS}")),
             );
         }
-        if let Some(teams) = self.teams
-            && !(1..=MAX_TEAMS).contains(&teams)
+        if let Some(concurrent_frames) = self.concurrent_frames
+            && !(1..=MAX_CONCURRENT_FRAMES).contains(&concurrent_frames)
         {
             return Err(Problem::at(
-                "teams",
-                format!("a kernel cannot process {teams} frames concurrently"),
+                "concurrent_frames",
+                format!("a kernel cannot process {concurrent_frames} frames concurrently"),
             )
-            .help(format!("write 1 to {MAX_TEAMS}")));
+            .help(format!("write 1 to {MAX_CONCURRENT_FRAMES}")));
         }
         if let Some(shared) = self.shared
             && shared.0 > MAX_SHARED

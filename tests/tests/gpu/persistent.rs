@@ -98,7 +98,12 @@ fn persistent_kernel_output_equals_launched_kernel() {
     let faults = "[source.adc.faults]\nloss = 0.05\n";
     let expected = launched(FRAMES, faults);
     assert_eq!(expected.len() as u64, FRAMES * FRAME);
-    for keys in ["", "teams = 3", "teams = 5\nblocks = 7", "blocks = 1"] {
+    for keys in [
+        "",
+        "concurrent_frames = 3",
+        "concurrent_frames = 5\nblocks = 7",
+        "blocks = 1",
+    ] {
         let simulated = simulated("latency=50");
         let text = pipeline(Some(FRAMES), &format!("{STAYS}\n{keys}")) + faults;
         let daq = daq(&simulated, &text);
@@ -241,7 +246,7 @@ fn persistent_kernel_without_guarantee_counts_overrun() {
 #[test]
 fn persistent_kernel_hang_is_named_and_ledgers_balance() {
     // Of two block groups, one may be ahead by as many frames as fit.
-    for (keys, most) in [("", 40), ("teams = 2", 40 + 32)] {
+    for (keys, most) in [("", 40), ("concurrent_frames = 2", 40 + 32)] {
         let simulated = simulated("hang=persistent@40");
         let text = pipeline(None, &format!("{STAYS}\n{keys}")) + HTTP;
         let daq = daq(&simulated, &text);
@@ -342,7 +347,11 @@ fn persistent_kernel_beyond_occupancy_is_rejected() {
     let keys = format!("{STAYS}\nteams = 100\nblocks = 100");
     let outcome = daq(&simulated, &pipeline(Some(10), &keys)).run(&[]);
     assert_ne!(outcome.code, 0, "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("teams"), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("concurrent_frames"),
+        "{}",
+        outcome.stderr
+    );
     assert_eq!(simulated.report()["persistent"], 0);
     assert_eq!(leaks(&simulated), [""; 0]);
 }

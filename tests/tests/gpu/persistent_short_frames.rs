@@ -106,7 +106,7 @@ fn body() {
     };
     let [mut input, mut output] = SLOTS.map(|slots| End::new(device, slots));
     let keys = FileKernel {
-        teams: Some(3),
+        concurrent_frames: Some(3),
         blocks: Some(2),
         ..FileKernel::new("same.cu")
     };

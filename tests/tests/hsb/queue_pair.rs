@@ -16,7 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 fn board(faults: &[&str]) -> Options {
     Options {
-        nic: Some("software".to_owned()),
+        nic: Some("emulated".to_owned()),
         ..options(faults)
     }
 }
@@ -27,7 +27,7 @@ fn config(device: &str, sensors: usize) -> String {
     for sensor in 0..sensors {
         text += &format!(
             "[source.adc{sensor}]\ndriver = \"hsb\"\nring = \"raw{sensor}\"\nmode = \"queue-pair\"\n\
-             nics = [\"software\"]\nframe = {FRAME}\npacket = {PACKET}\ndevice = \"{device}\"\nsensor = {sensor}\n\
+             nics = [\"emulated\"]\nframe = {FRAME}\npacket = {PACKET}\ndevice = \"{device}\"\nsensor = {sensor}\n\
              samples = {{ type = \"uint8\" }}\n\
              [ring.raw{sensor}]\nmemory = \"host\"\nslot = \"8 KiB\"\nslots = 128\nfill = 165\n\
              [sink.disk{sensor}]\ndriver = \"file\"\ninput = \"raw{sensor}\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
@@ -259,7 +259,7 @@ fn queue_pair_emulator_process_is_received() {
             "--rate",
             "200 Mbit/s",
         ])
-        .args(["--once", "--json", "--nic", "software", "--frames", &frames])
+        .args(["--once", "--json", "--nic", "emulated", "--frames", &frames])
         .args(["--listen", &address.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -271,7 +271,7 @@ fn queue_pair_emulator_process_is_received() {
     assert_eq!(line, format!("listening on {address}\n"));
     let daq = Daq::new(&config(&address.ip().to_string(), 1));
     let plan = daq.cli(&["plan", "daq.toml"]).ok();
-    for words in ["queue pair of software", "waits for nobody"] {
+    for words in ["queue pair of emulated", "waits for nobody"] {
         assert!(plan.stdout.contains(words), "{}", plan.stdout);
     }
     let mut live = daq.spawn(&[]);

@@ -109,7 +109,7 @@ fn spead_heaps_with_short_first_packet_are_accounted() {
 fn overrun(kind: Kind, offload: bool) {
     const STALLED: Range<u64> = 64..864;
     let case = Case {
-        keys: "agree = 1",
+        keys: "resync_after = 1",
         ..Case::new(
             "stalled",
             0..1000,

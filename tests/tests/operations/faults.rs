@@ -233,9 +233,9 @@ fn paced(packet: u64, packets: u64) -> String {
 
 #[test]
 fn faults_at_full_rate_are_counted() {
-    every_fault(64, "hold = true");
-    every_fault(1472, "hold = false");
-    every_fault(8192, "hold = true");
+    every_fault(64, "backpressure = true");
+    every_fault(1472, "backpressure = false");
+    every_fault(8192, "backpressure = true");
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn faults_at_slow_pace_are_counted() {
 #[test]
 fn faults_at_fast_pace_are_counted() {
     every_fault(64, &paced(64, 500_000));
-    every_fault(1472, &(paced(1472, 200_000) + "\nhold = true"));
+    every_fault(1472, &(paced(1472, 200_000) + "\nbackpressure = true"));
 }
 
 /// Returns the ledger that the published schedule predicts, for faults that do not alter the sequence.
@@ -330,7 +330,7 @@ fn faults_random_follow_schedule() {
                     || i == 6,
                 "nothing happened"
             );
-            let run = pipeline("adc", 64, "hold = true", "packets = 20000", &text);
+            let run = pipeline("adc", 64, "backpressure = true", "packets = 20000", &text);
             let outcome = Daq::new(&run).run(&[]).ok();
             assert_eq!(Ledger::of(&outcome, "adc"), expected, "{text}");
         }
@@ -365,7 +365,7 @@ fn sources_many_keep_separate_ledgers() {
 /// A free-running source with a reader that takes 2 ms per frame.
 fn slow_reader(hold: bool, sink: &str, frames: u64) -> String {
     format!(
-        "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 64\nhold = {hold}\n\
+        "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 64\nbackpressure = {hold}\n\
          frames = {frames}\npace = \"free\"\n[ring.raw]\nslot = 512\nslots = 16\n\
          [sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n{sink}\n"
     )

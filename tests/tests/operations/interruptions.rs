@@ -22,7 +22,7 @@ ring = "raw"
 pattern = "counter"
 packet = 1024
 pace = "320 Mbit/s"
-hold = true
+backpressure = true
 
 [ring.raw]
 slot = 8192

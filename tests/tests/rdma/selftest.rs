@@ -3,7 +3,7 @@
 use daq_tests::{Daq, Done, Simulated};
 use serde_json::{Value, json};
 
-const SOFTWARE: [&str; 5] = ["selftest", "rdma", "--nics", "software", "--json"];
+const SOFTWARE: [&str; 5] = ["selftest", "rdma", "--nics", "emulated", "--json"];
 
 fn parsed(done: &Done) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
@@ -58,7 +58,7 @@ fn selftest_on_emulated_nic_passes() {
 #[test]
 fn selftest_gpu_memory_refused_by_nic_is_reported() {
     let simulated = Simulated::new("").with_gdr("");
-    let nic = "software?dma-buf=95";
+    let nic = "emulated?dma-buf=95";
     let done = simulated.on(Daq::new("")).cli(&[
         "selftest",
         "rdma",
@@ -85,7 +85,7 @@ fn selftest_on_failing_nic_fails() {
         "selftest",
         "rdma",
         "--nics",
-        "software?down",
+        "emulated?down",
         "--check",
         "port,send",
         "--json",
@@ -126,7 +126,7 @@ const SHORT: [&str; 13] = [
     "bench",
     "rdma",
     "--nics",
-    "software",
+    "emulated",
     "--rounds",
     "1",
     "--window",
@@ -196,7 +196,7 @@ fn bench_rdma_saved_result_selects_sink_path() {
          [ring.raw]\nmemory = \"cuda:0\"\nslot = 4096\nslots = 16\n\
          [kernel.more]\nuse = \"convert\"\ninput = \"raw\"\noutput = \"made\"\n\
          [ring.made]\nmemory = \"cuda:0\"\nslots = 16\n\
-         [sink.far]\ndriver = \"rdma\"\ninput = \"made\"\nto = \"127.0.0.1:7471\"\nnics = [\"software\"]\n",
+         [sink.far]\ndriver = \"rdma\"\ninput = \"made\"\nto = \"127.0.0.1:7471\"\nnics = [\"emulated\"]\n",
     ));
     let state = daq.path("state");
     let state = state.to_str().unwrap();
@@ -209,7 +209,7 @@ fn bench_rdma_saved_result_selects_sink_path() {
         for (_, profile) in known["gpus"].as_object_mut().unwrap() {
             let cards = card
                 .iter()
-                .map(|from| ("software".to_owned(), known_of(from)));
+                .map(|from| ("emulated".to_owned(), known_of(from)));
             profile["cards"] = cards.collect();
         }
         std::fs::write(&file, known.to_string()).unwrap();

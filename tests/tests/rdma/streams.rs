@@ -17,7 +17,7 @@ fn near(port: u16, frames: u64, keys: &str, faults: &str) -> Daq {
 fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
     Daq::new(&format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = {PACKET}\n\
-         hold = true\nframes = {frames}\npace = \"{pace}\"\n\
+         backpressure = true\nframes = {frames}\npace = \"{pace}\"\n\
          [source.adc.faults]\n{faults}\n\
          [ring.raw]\nslot = {FRAME}\nslots = 256\n\
          [sink.far]\ndriver = \"rdma\"\ninput = \"raw\"\nto = \"127.0.0.1:{port}\"\nguarantee = true\n{keys}\n\
@@ -36,7 +36,7 @@ fn far(port: u16, keys: &str, sink: &str) -> Daq {
 }
 
 const FILE: &str = "driver = \"file\"\npath = \"out\"\nbuffer = \"64 KiB\"\nsegment = \"1 MiB\"";
-const CARD: &str = "nics = [\"software\"]";
+const CARD: &str = "nics = [\"emulated\"]";
 
 /// All data of the segments, in order.
 fn data(daq: &Daq) -> Vec<u8> {
@@ -72,7 +72,11 @@ fn end(mut far: Live, frames: u64) -> Outcome {
 
 #[test]
 fn stream_delivers_sent_frames() {
-    for (frames, shared) in [(400, ""), (400, "mode = \"send\""), (400, "queues = 3")] {
+    for (frames, shared) in [
+        (400, ""),
+        (400, "mode = \"send\""),
+        (400, "queue_pairs = 3"),
+    ] {
         let port = free_tcp_port();
         let keys = format!("{CARD}\n{shared}");
         let receiver = far(port, &keys, FILE);
@@ -132,8 +136,8 @@ fn unreliable_stream_counts_every_frame() {
 fn stream_after_link_cuts_has_no_loss_or_duplicates() {
     let (port, frames) = (free_tcp_port(), 20_000);
     let there =
-        "nics = [\"software?cut-received@3000,cut-received@21000,patience=200\"]\nqueues = 2";
-    let here = "nics = [\"software?cut@500,cut@12000,kill@30000,patience=200\"]\nqueues = 2";
+        "nics = [\"emulated?cut-received@3000,cut-received@21000,timeout=200\"]\nqueues = 2";
+    let here = "nics = [\"emulated?cut@500,cut@12000,kill@30000,timeout=200\"]\nqueues = 2";
     let receiver = far(port, there, FILE);
     let mut live = receiver.spawn(&[]);
     live.wait_ready();

@@ -255,7 +255,7 @@ fn unknown_nic_error_lists_available_nics() {
         assert_eq!(
             plan.unavailable,
             [
-                "source `adc`: there is no RDMA network card `mlx5_7`; this machine has mlx5_0, mlx5_1, rxe0 (`software` is one that needs no hardware)"
+                "source `adc`: there is no RDMA network card `mlx5_7`; this machine has mlx5_0, mlx5_1, rxe0 (`emulated` is one that needs no hardware)"
             ],
             "{memory}"
         );
@@ -265,13 +265,13 @@ fn unknown_nic_error_lists_available_nics() {
     let none = plan("nic = \"auto\"", &host());
     let described = &none.unavailable[0];
     assert!(described.contains("no RDMA network card"), "{described}");
-    assert!(described.contains("nics = [\"software\"]"), "{described}");
+    assert!(described.contains("nics = [\"emulated\"]"), "{described}");
     assert_eq!(none.sources[0].nic, None);
 }
 
 #[test]
 fn emulated_nic_writes_cpu_accessible_memory() {
-    for name in ["software", "software:127.0.0.2"] {
+    for name in ["emulated", "emulated:127.0.0.2"] {
         let keys = format!("nic = \"{name}\"");
         let mapped = plan(&keys, &machine(gpu(false, true)));
         let (path, reason, writer) = path_of(&mapped);
@@ -314,7 +314,7 @@ fn nic_for_staged_ring_and_for_sink_is_selected() {
     let unknown = sinks("mlx5_7", &machine);
     assert!(unknown.unavailable[0].starts_with("sink `disk`: there is no"));
     assert_eq!(sinks("auto", &host()).unavailable.len(), 1);
-    for nic in ["auto", "software"] {
+    for nic in ["auto", "emulated"] {
         let blind = sinks(nic, &Topology::unknown());
         assert_eq!((&blind.sinks[0].nic, blind.unavailable.len()), (&None, 0));
     }
@@ -354,7 +354,7 @@ fn sink_reads_gpu_if_measured_faster() {
         (auto, [("mlx5_1", None)], true),
         (auto, [("mlx5_0", None)], false),
         (far, [("mlx5_0", None)], true),
-        (software, [("software", Some(8192))], true),
+        (software, [("emulated", Some(8192))], true),
         (software, [("mlx5_1", None)], false),
     ] {
         let plan = planned(&sent, keys, &known);
@@ -386,12 +386,12 @@ fn sink_reads_gpu_if_measured_faster() {
     );
     // What a source stores is in host memory anyway.
     let stored = sent.replace("input = \"small\"", "input = \"raw\"");
-    let stored = planned(&stored, software, &[("software", None)]);
+    let stored = planned(&stored, software, &[("emulated", None)]);
     assert_eq!(stored.sinks[0].input, "raw@host");
     // So is what another sink has there, before it or behind it.
     let sink = &sent[sent.find("[sink.disk]").unwrap()..];
     let other = "[sink.other]\ndriver = \"void\"\ninput = \"small\"\n";
-    let never = [("software", None)];
+    let never = [("emulated", None)];
     let before = sent.replace(sink, &format!("{other}{sink}"));
     for (text, at) in [(before, 1), (format!("{sent}{other}"), 0)] {
         let plan = planned(&text, software, &never);

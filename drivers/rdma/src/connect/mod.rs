@@ -107,7 +107,8 @@ impl Connection {
         }
         if nics.iter().any(|nic| *nic != nics[0]) {
             let message = "rdma_cm connects to one address and so supports only one NIC";
-            let help = "name one NIC and raise `queues`, or use connection = \"tcp\" on both sides";
+            let help =
+                "name one NIC and raise `queue_pairs`, or use connection = \"tcp\" on both sides";
             return Some(("connection", message, help));
         }
         None

@@ -50,7 +50,7 @@ struct FaultPlan {
 /// Error: a text does not name a fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a fault of an emulated NIC; valid faults are cut@N, cut-received@N, lose@N, kill@N, delay=MS, patience=MS, completions=N, hold, down, dma-buf=ERRNO, peer=ERRNO, host=ERRNO"
+    "{0:?} is not a fault of an emulated NIC; valid faults are cut@N, cut-received@N, lose@N, kill@N, delay=MS, timeout=MS, completions=N, hold, down, dma-buf=ERRNO, peer=ERRNO, host=ERRNO"
 )]
 pub struct UnknownFault(String);
 
@@ -88,7 +88,7 @@ impl FaultPlan {
             let errno = i32::try_from(number).ok();
             match what {
                 "delay" => self.delay = time,
-                "patience" => self.peer_timeout = Some(time),
+                "timeout" => self.peer_timeout = Some(time),
                 "completions" if number > 0 => self.completions = Some(number),
                 "dma-buf" => self.refused.push((RegistrationMethod::DmaBuf, errno?)),
                 "peer" => self.refused.push((RegistrationMethod::Peer, errno?)),

@@ -97,10 +97,10 @@ impl EmulatedNic {
     #[expect(clippy::new_ret_no_self, reason = "cards are used as what they are")]
     pub fn new(address: IpAddr, faults: Faults) -> Result<Arc<dyn Nic>, VerbsError> {
         let refused = |call: &str, error: std::io::Error| VerbsError {
-            nic: "software".to_owned(),
+            nic: "emulated".to_owned(),
             call: format!("{call} {address}"),
             errno: error.raw_os_error().unwrap_or(0),
-            why: "use an address of this host: software:ADDRESS".to_owned(),
+            why: "use an address of this host: emulated:ADDRESS".to_owned(),
         };
         let listener =
             TcpListener::bind((address, 0)).map_err(|error| refused("listening at", error))?;
@@ -113,7 +113,7 @@ impl EmulatedNic {
         let acceptor = Acceptor::new(listener, |_| Some(Preamble::BYTES))
             .map_err(|error| refused("listening at", error))?;
         let nic = Arc::new_cyclic(|weak_self| Self {
-            name: "software".to_owned(),
+            name: "emulated".to_owned(),
             address: at,
             faults: faults.clone(),
             listening: listening.into(),
@@ -123,7 +123,7 @@ impl EmulatedNic {
         faults.attach(&nic);
         let weak_self = Weak::clone(&nic.weak_self);
         std::thread::Builder::new()
-            .name("software-listen".to_owned())
+            .name("emulated-nic-listen".to_owned())
             .spawn(move || listen(acceptor, &weak_self))
             .map_err(|error| refused("starting a thread for", error))?;
         Ok(nic)

@@ -56,7 +56,7 @@ impl Mode {
             )),
             (Self::Send, Service::Ud) if rails > 1 => Some((
                 "ud supports only one queue pair",
-                "name one NIC and set queues = 1",
+                "name one NIC and set queue_pairs = 1",
             )),
             _ => None,
         }

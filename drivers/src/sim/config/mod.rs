@@ -55,7 +55,7 @@ pub struct SimConfig {
     pub speed: f64,
     /// Whether the source waits for free slots (default for `pace = "free"`) or continues without, like an instrument (default
     /// otherwise); packets without a slot are counted as `ring_full`.
-    pub hold: Option<bool>,
+    pub backpressure: Option<bool>,
     /// End after this number of packets, including those that faults remove.
     pub packets: Option<u64>,
     /// End after the packets of this number of frames.
@@ -229,8 +229,8 @@ impl SimConfig {
     }
 
     /// Whether the source waits for slots, with the default applied.
-    pub fn hold(&self) -> bool {
-        self.hold.unwrap_or(self.pace() == Pace::Free)
+    pub fn backpressure(&self) -> bool {
+        self.backpressure.unwrap_or(self.pace() == Pace::Free)
     }
 
     /// Packets per second with `geometry`; `None` = as fast as possible.

@@ -21,7 +21,7 @@ fn keys(text: &str) -> Vec<String> {
 #[test]
 fn empty_section_is_a_free_running_ramp() {
     let config = config("");
-    assert_eq!((config.pace(), config.hold()), (Pace::Free, true));
+    assert_eq!((config.pace(), config.backpressure()), (Pace::Free, true));
     assert_eq!(config.signal_config().pattern, Pattern::Ramp);
     assert_eq!(config.samples.scalar, Scalar::Int8);
     let geometry = config.geometry(1 << 20).unwrap();
@@ -41,19 +41,22 @@ fn rate_disables_waiting() {
     let config = config(
         "samples = { type = \"int16\", complex = true, channels = 2, rate = \"1 MHz\" }\nspeed = 2.0",
     );
-    assert_eq!((config.pace(), config.hold()), (Pace::Realtime, false));
+    assert_eq!(
+        (config.pace(), config.backpressure()),
+        (Pace::Realtime, false)
+    );
     let geometry = config.geometry(1 << 16).unwrap();
     // 1 MHz in two channels of 4 bytes.
     assert_eq!(config.packet_rate(&geometry), Some(2.0 * 8e6 / 8192.0));
     assert_eq!(config.packet_ns(&geometry), Some(1_024_000.0));
     let paced: SimConfig =
-        toml::from_str("pace = \"8 Mbit/s\"\npacket = \"1 kB\"\nhold = true").unwrap();
+        toml::from_str("pace = \"8 Mbit/s\"\npacket = \"1 kB\"\nbackpressure = true").unwrap();
     let geometry = paced.geometry(10_000).unwrap();
     assert_eq!(
         (paced.packet_rate(&geometry), paced.packet_ns(&geometry)),
         (Some(1000.0), Some(1e6))
     );
-    assert!(paced.hold());
+    assert!(paced.backpressure());
 }
 
 #[test]

@@ -170,7 +170,7 @@ enum What {
         #[arg(long, value_name = "ADDRESS")]
         to: Option<std::net::SocketAddr>,
         /// Network cards, for example `mlx5_0:PORT@GID`. Both sides need the same number of cards.
-        /// `software:ADDRESS` is an emulated card. The default is the first card, or an emulated one. Queue pairs alone
+        /// `emulated:ADDRESS` is an emulated card. The default is the first card, or an emulated one. Queue pairs alone
         /// use the first card.
         #[arg(long, value_delimiter = ',')]
         nics: Vec<String>,

@@ -42,7 +42,7 @@ enum What {
     /// refused operations with their fix, and the findings of `daq doctor`. Attach it to bug reports. Exits with 1 if a
     /// check fails, with 69 if there is no card.
     Rdma {
-        /// Network cards: `mlx5_0`, `mlx5_0:PORT` or `mlx5_0:PORT@GID`; `software` is an emulated card
+        /// Network cards: `mlx5_0`, `mlx5_0:PORT` or `mlx5_0:PORT@GID`; `emulated` is an emulated card
         /// [default: all cards].
         #[arg(long, value_delimiter = ',')]
         nics: Vec<String>,

@@ -394,7 +394,7 @@ fn dial(
     );
     publish(rates(args, &methods, &bandwidths, &about));
     publish(times(args, &methods, &latencies, &about));
-    publish(cut_over(args, &bandwidths));
+    publish(cpu_store_threshold(args, &bandwidths));
     if !refused.is_empty() {
         let mut table = Table::new("not measured", &["methods", "reason"]);
         let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -478,7 +478,7 @@ fn times(
 
 /// Returns the table of sizes from which frames staged in host memory are as fast as frames that network cards read and
 /// write in GPU memory.
-fn cut_over(args: &RdmaArgs, figures: &[Figures]) -> Table {
+fn cpu_store_threshold(args: &RdmaArgs, figures: &[Figures]) -> Table {
     let mut table = Table::new("direct or staged", &["memory", "staged is as fast from"]);
     for gpus in [[false, true], [true, false], [true, true]] {
         let name = Method { gpus, path: None }.name();

@@ -188,7 +188,7 @@ fn cards(machine: &Machine<'_>) -> Finding {
             .fix(format!("sudo modprobe {module}")),
         (None, _) if nics.is_empty() => finding
             .read(Verdict::Ok, names)
-            .why("sources and sinks `rdma` can use an emulated NIC (nics = [\"software\"])"),
+            .why("sources and sinks `rdma` can use an emulated NIC (nics = [\"emulated\"])"),
         _ => finding.read(Verdict::Ok, names),
     }
 }

@@ -50,7 +50,7 @@ const WARN_SHARE: f64 = 0.75;
 /// A persistent user kernel.
 pub(super) struct PersistentKernel {
     code: Code,
-    teams: u32,
+    concurrent_frames: u32,
     stream: driver::Stream,
     /// Memory that the kernel reads: doorbell, shifts, records.
     board: Arc<BarMapping>,
@@ -161,10 +161,10 @@ impl PersistentKernel {
         image: &[u8],
     ) -> Result<Self, KernelError> {
         let mut code = Code::load(keys, context, device, image, ENTRY)?;
-        let teams = keys.teams.unwrap_or(1);
+        let concurrent_frames = keys.concurrent_frames.unwrap_or(1);
         if keys.blocks.is_none() {
             // At most as many frames are submitted as there are slots.
-            let most = code.function.concurrent_blocks(&code.grid)? / teams;
+            let most = code.function.concurrent_blocks(&code.grid)? / concurrent_frames;
             code.grid.blocks[0] = code.grid.blocks[0].min(most.max(1));
         }
         if code.input.bytes > context.slots.stride || code.output.bytes > context.output.stride {
@@ -197,7 +197,8 @@ impl PersistentKernel {
             stream: driver::Stream::new(device, 1)?,
             bell: Doorbell::new(board.clone(), 0).map_err(|error| lost(&error))?,
             board,
-            credits: Credits::new(device, teams, code.grid.blocks[0]).map_err(no_memory)?,
+            credits: Credits::new(device, concurrent_frames, code.grid.blocks[0])
+                .map_err(no_memory)?,
             input: context.slots,
             output: context.output,
             record_words,
@@ -207,7 +208,7 @@ impl PersistentKernel {
             generation: 0,
             next: [0; 2],
             running: None,
-            teams,
+            concurrent_frames,
             code,
         })
     }
@@ -216,7 +217,7 @@ impl PersistentKernel {
     fn grid(&self) -> Grid {
         let Grid { blocks, .. } = self.code.grid;
         Grid {
-            blocks: [blocks[0], self.teams, 1],
+            blocks: [blocks[0], self.concurrent_frames, 1],
             ..self.code.grid
         }
     }
@@ -228,9 +229,9 @@ impl PersistentKernel {
         let most = u64::from(self.code.function.concurrent_blocks(&grid)?);
         if wanted > most {
             return Err(KernelError::Refused(format!(
-                "`teams` × `blocks` = {} × {} = {wanted}: {} runs at most {most} such blocks at a time, but all blocks of a \
+                "`concurrent_frames` × `blocks` = {} × {} = {wanted}: {} runs at most {most} such blocks at a time, but all blocks of a \
                  persistent kernel must run at the same time; reduce them",
-                self.teams,
+                self.concurrent_frames,
                 grid.blocks[0],
                 self.code.device.name()
             )));
@@ -406,7 +407,7 @@ impl Kernel for PersistentKernel {
         let device = self.code.device;
         let stay = device.add_persistent_kernel(share).ok_or_else(|| {
             KernelError::Unavailable(format!(
-                "other persistent kernels occupy {:.0} % of {}, and this kernel needs {:.0} %; reduce `blocks`, `teams` \
+                "other persistent kernels occupy {:.0} % of {}, and this kernel needs {:.0} %; reduce `blocks`, `concurrent_frames` \
                  or `threads` of one of them",
                 100.0 * device.share(),
                 device.name(),
@@ -486,7 +487,10 @@ impl Kernel for PersistentKernel {
         let values = self.credits.values();
         let blocks = self.code.grid.blocks[0] as usize;
         let first = |(i, done): (usize, u64)| {
-            (done * u64::from(self.teams) + (i / blocks.max(1)) as u64, i)
+            (
+                done * u64::from(self.concurrent_frames) + (i / blocks.max(1)) as u64,
+                i,
+            )
         };
         let (frame, i) = values.into_iter().enumerate().map(first).min()?;
         Some(format!(

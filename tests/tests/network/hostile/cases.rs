@@ -326,7 +326,7 @@ pub fn table() -> Vec<Case> {
                     Good(1 << 25),
                 ]),
                 200 => Some([vec![Good(200)], vec![Good(1 << 30); 9]].concat()),
-                // Three agree: one too few.
+                // Three resync_after: one too few.
                 300 => Some(vec![
                     Good(1 << 30),
                     Good((1 << 30) + 1),
@@ -359,7 +359,7 @@ pub fn table() -> Vec<Case> {
             Ledger::lost(1200, &[("wire_gap", 800)]),
         ),
         Case {
-            keys: "agree = 1",
+            keys: "resync_after = 1",
             ..Case::new(
                 "long-gap-believed-at-once",
                 0..1200,
@@ -402,7 +402,7 @@ pub fn table() -> Vec<Case> {
             )
         },
         Case {
-            keys: "agree = 1",
+            keys: "resync_after = 1",
             stored: vec![
                 (0..200, BTreeSet::new()),
                 (100_004..100_200, BTreeSet::new()),

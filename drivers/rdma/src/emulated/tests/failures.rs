@@ -214,7 +214,7 @@ fn dropped_memory_region_is_never_written() {
 #[test]
 fn peer_without_receives_is_not_ready() {
     let none = Faults::none();
-    let mut two = two(Service::Rc, &faults("patience=20"), &none, 4096);
+    let mut two = two(Service::Rc, &faults("timeout=20"), &none, 4096);
     write(&mut two, 0, &[1; 8], 0, None);
     two.from.post_send(&simple(1, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.from), (0, Status::Success));
@@ -289,7 +289,7 @@ fn link_is_cut_by_receiver() {
 
 #[test]
 fn connect_to_missing_peer_times_out() {
-    let nic = EmulatedNic::new(LOOPBACK, faults("patience=20")).unwrap();
+    let nic = EmulatedNic::new(LOOPBACK, faults("timeout=20")).unwrap();
     let (mut here, gone) = (
         nic.create_queue_pair(&options(Service::Rc)).unwrap(),
         nic.create_queue_pair(&options(Service::Rc)).unwrap(),
@@ -514,7 +514,7 @@ fn fault_options_are_parsed_or_rejected() {
         "",
         "cut@100,lose@5",
         " hold , down",
-        "delay=5,patience=1,completions=1,kill@9,cut-received@3,peer=22",
+        "delay=5,timeout=1,completions=1,kill@9,cut-received@3,peer=22",
     ] {
         assert!(text.parse::<Faults>().is_ok(), "{text}");
     }

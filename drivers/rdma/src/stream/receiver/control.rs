@@ -363,13 +363,13 @@ impl Shared {
     ///
     /// # Errors
     /// If it takes longer than the timeout. A link may still be created; it stays unused until the next call.
-    pub(super) fn close(&self, patience: Duration) -> Result<Option<Box<Connected>>, Busy> {
+    pub(super) fn close(&self, timeout: Duration) -> Result<Option<Box<Connected>>, Busy> {
         self.change(|state| {
             if matches!(state.phase, Phase::Connecting) {
                 state.abort();
             }
         });
-        let end = Instant::now() + patience;
+        let end = Instant::now() + timeout;
         if !self.wait_while(Some(end), |state| matches!(state.phase, Phase::Connecting)) {
             return Err(Busy);
         }

@@ -640,13 +640,13 @@ impl Engine for Receiver {
         })
     }
 
-    fn quiesce(&mut self, patience: Duration) -> Result<(), QuiesceTimeout> {
+    fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
         let connected = self
             .shared
-            .close(patience)
+            .close(timeout)
             .map_err(|control::Busy| QuiesceTimeout {
                 engine: format!("{} of {}", Engine::name(self), self.device.name()),
-                waited: patience,
+                waited: timeout,
             })?;
         if let Some(connected) = connected {
             self.adopt(*connected);

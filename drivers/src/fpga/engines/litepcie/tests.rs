@@ -260,7 +260,10 @@ fn litepcie_register_outside_bar_is_rejected_on_open() {
         (0x2000, 0x2800, u64::MAX - 1),
     ] {
         let error = reported(writer, enable, clear).unwrap();
-        assert!(error.contains("csr.csv belongs to the loaded design"), "{error}");
+        assert!(
+            error.contains("csr.csv belongs to the loaded design"),
+            "{error}"
+        );
     }
 }
 

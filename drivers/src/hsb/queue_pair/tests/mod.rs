@@ -146,7 +146,7 @@ impl Joined {
             return Ok(());
         }
         Err(VerbsError {
-            nic: "software".to_owned(),
+            nic: "emulated".to_owned(),
             call: format!("{call:?}"),
             errno: 75,
             why: String::new(),

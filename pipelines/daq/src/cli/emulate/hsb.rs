@@ -58,8 +58,8 @@ pub(in crate::cli) struct Args {
     /// Send each packet with its own system call. This is slower, and closer to a hardware board.
     #[arg(long)]
     no_offload: bool,
-    /// Send with RDMA writes of this network card, to a source with mode = "queue-pair". "software" is an emulated card;
-    /// the source connects to it as "software:ADDRESS", with the address of --listen. "mlx5_0" is an RDMA card
+    /// Send with RDMA writes of this network card, to a source with mode = "queue-pair". "emulated" is an emulated card;
+    /// the source connects to it as "emulated:ADDRESS", with the address of --listen. "mlx5_0" is an RDMA card
     /// (tested with soft-RoCE only).
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,

@@ -138,7 +138,7 @@ impl Bench {
         let keys = FileKernel {
             threads: threads(frame),
             blocks: Some(1),
-            teams: Some(concurrent_frames),
+            concurrent_frames: Some(concurrent_frames),
             frame: FrameKeys {
                 points: Some(1),
                 ..FrameKeys::default()

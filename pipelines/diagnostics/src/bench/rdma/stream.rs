@@ -46,7 +46,7 @@ impl Bench {
         };
         format!(
             "[source.adc]\ndriver = \"sim\"\nring = \"{made}\"\npattern = \"silence\"\npacket = {size}\n\
-             hold = true\npace = \"free\"\nsamples = {{ type = \"float32\" }}\n{kernel}{}\
+             backpressure = true\npace = \"free\"\nsamples = {{ type = \"float32\" }}\n{kernel}{}\
              [sink.far]\ndriver = \"rdma\"\ninput = \"raw\"\nto = \"{to}\"\nnics = {:?}\npath = \"{path}\"\n\
              guarantee = true\n",
             self.ring("raw", is_gpu, size),

@@ -267,7 +267,7 @@ fn missing_rdma_nic_is_reported() {
     assert_eq!(server.all().len(), 1);
     let none = server.found("cards");
     is_ok(&none, "none");
-    assert!(none.why.unwrap().contains("software"));
+    assert!(none.why.unwrap().contains("emulated"));
     let server = Server::new();
     server.remove("/sys/class/infiniband/mlx5_0");
     warns(&server.found("cards"), "none", "modprobe mlx5_ib ib_uverbs");

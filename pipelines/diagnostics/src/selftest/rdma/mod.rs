@@ -165,7 +165,7 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
 pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
     let names = if options.nics.is_empty() {
         cards().map_err(|mut error| {
-            error.why += "; `--nics software` tests the emulated NIC, which needs no hardware";
+            error.why += "; `--nics emulated` tests the emulated NIC, which needs no hardware";
             error
         })?
     } else {
@@ -221,7 +221,7 @@ fn none(why: &str) -> VerbsError {
         call: "list RDMA cards".to_owned(),
         errno: 0,
         why: format!(
-            "{why}; `--nics software` tests the emulated NIC; `daq doctor` reports what is missing"
+            "{why}; `--nics emulated` tests the emulated NIC; `daq doctor` reports what is missing"
         ),
     }
 }

@@ -22,7 +22,7 @@ driver  = "sim"
 ring    = "near"
 pattern = "counter"
 packet  = {PACKET}
-hold    = true
+backpressure = true
 frames  = {FRAMES}
 pace    = "free"
 [ring.near]

@@ -365,7 +365,7 @@ proptest! {
     ) {
         let text = |faults: &[(String, u32)]| {
             let words = faults.iter().map(|(what, at)| format!("{what}{at}"));
-            words.chain(["patience=100".to_owned()]).collect::<Vec<_>>().join(",")
+            words.chain(["timeout=100".to_owned()]).collect::<Vec<_>>().join(",")
         };
         let mode = if is_send { Mode::Send } else { Mode::Write };
         let faults = text(&far_faults).parse().unwrap();

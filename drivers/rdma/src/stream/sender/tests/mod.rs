@@ -351,7 +351,7 @@ fn receiver_reconnected_gets_remaining_frames() {
 #[test]
 fn rejected_region_and_missing_receives_are_retried() {
     let shape = Shape {
-        faults: "patience=50".parse().unwrap(),
+        faults: "timeout=50".parse().unwrap(),
         ..Shape::default()
     };
     for case in ["key", "receives"] {
@@ -463,7 +463,7 @@ fn receiver_exit_while_idle_is_detected() {
 #[test]
 fn link_cut_while_idle_is_detected() {
     for mode in [Mode::Write, Mode::Send] {
-        let faults: Faults = "patience=20".parse().unwrap();
+        let faults: Faults = "timeout=20".parse().unwrap();
         let shape = Shape {
             mode,
             ..Shape::default()
@@ -497,7 +497,7 @@ proptest! {
     ) {
         let text = |faults: &[(String, u32)]| {
             let words = faults.iter().map(|(what, at)| format!("{what}{at}"));
-            words.chain(["patience=100".to_owned()]).collect::<Vec<_>>().join(",")
+            words.chain(["timeout=100".to_owned()]).collect::<Vec<_>>().join(",")
         };
         let mode = if is_send { Mode::Send } else { Mode::Write };
         let faults: Faults = text(&far_faults).parse().unwrap();
