@@ -170,7 +170,7 @@ mod tests {
         for other in ["out/adc/adc", "out/adc2", "out", "adc", "/out/adc"] {
             assert!(!conflict(&adc, &stem(other)), "{other}");
         }
-        // Whoever claims a directory claims what is in it, whoever claims a stem nothing below.
+        // A claim of a directory includes its contents; a claim of a stem includes nothing below it.
         let path = |path: &str| Claim::Path(path.into());
         assert!(conflict(&adc, &path("out")) && conflict(&adc, &path(".")));
         assert!(!conflict(&adc, &path("out/adc/x")) && !conflict(&adc, &path("out2")));

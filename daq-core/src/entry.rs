@@ -1,4 +1,4 @@
-//! Registry entries: what a driver, a kernel or a sink tells of itself.
+//! Registry entries: name, parser and schema of each driver, kernel and sink.
 //!
 //! The lists of entries are plain slices (`daq_drivers::sources`, `daq_sinks::SINKS`,
 //! `daq_pipelines::kernels::KERNELS`). `daq list`, `daq new`, the JSON schema and the reference pages are
@@ -18,7 +18,7 @@ use crate::source::{Producers, SourceError};
 use crate::topology::P2pPreference;
 use std::fmt;
 
-/// What a component of one kind tells of itself.
+/// The description of a driver, kernel or sink in the registry.
 #[derive(Clone, Copy)]
 pub struct Entry<S: ?Sized> {
     /// The name in configuration.
@@ -49,7 +49,7 @@ pub type KernelEntry = Entry<dyn KernelSpec>;
 /// The entry of a sink's driver.
 pub type SinkEntry = Entry<dyn SinkSpec>;
 
-/// What a source is told when it is built.
+/// What a source needs to be built.
 #[derive(Clone, Debug)]
 pub struct SourceContext {
     /// The source's name.
@@ -66,24 +66,24 @@ pub struct SourceContext {
     pub rejections: Rejections,
 }
 
-/// Says where to look when a source receives nothing. Called when that is logged, not on a data thread.
+/// Returns a hint for a silent source. Called when the silence is logged, never on a data thread.
 pub type SilenceHint = Box<dyn Fn() -> String + Send>;
 
-/// What a DMA engine asks of the plan, as far as it is known without opening its device.
+/// A DMA engine's requirements on the plan, as far as they are known without opening its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineRequirements {
-    /// Its device's place in the PCI tree, as in `0000:3b:00.0`, or the name of a network card for RDMA, as in `mlx5_0`,
-    /// `auto` for the one that suits its ring; `None` for a model that has no place.
+    /// The device's PCI address, such as `0000:3b:00.0`, or the name of an RDMA network card, such as `mlx5_0`; `auto`
+    /// selects the card nearest to the ring. `None` for an emulated device.
     pub device: Option<String>,
     /// What it is to a GPU's memory: a card behind VFIO or a network card.
     pub writer: Writer,
-    /// Whether it is to write into a GPU's memory.
+    /// Whether the engine should write to GPU memory.
     pub preference: P2pPreference,
-    /// Why its device cannot be given a GPU's memory; `None` where it can.
+    /// Why the device cannot write to GPU memory; `None` if it can.
     pub host_only: Option<String>,
-    /// Whether the CPU must reach the memory that it writes, to look at what has come.
+    /// Whether the CPU must read the written memory to detect new data.
     pub cpu_reads_memory: bool,
-    /// Whether its last write can ring the doorbell of a kernel that stays on its GPU.
+    /// Whether its last write can ring the doorbell of a persistent kernel.
     pub can_ring_doorbell: bool,
     /// The faults that it can report by name ([`Engine::faults`](crate::dma::Engine::faults)).
     pub faults: &'static [&'static str],
@@ -121,7 +121,7 @@ pub trait SourceSpec: Send + Sync {
     /// How frames are made of places in slots of `slot_bytes`, or why they cannot be.
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem>;
 
-    /// What the geometry is learned from at run time, as in "the first heaps": [`geometry`](Self::geometry) is then an upper
+    /// What the geometry is detected from at run time, as in "the first heaps": [`geometry`](Self::geometry) is then an upper
     /// bound, and each frame's record has its own. `None` where it is exact.
     fn detected_from(&self) -> Option<&'static str> {
         None

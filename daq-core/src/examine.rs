@@ -51,7 +51,7 @@ impl NamedFile {
             .max();
         if let Some(bytes) = longest.filter(|bytes| *bytes > MAX_NAME) {
             let message = format!(
-                "a file or directory name of {bytes} bytes; at most {MAX_NAME} are possible"
+                "the file or directory name has {bytes} bytes, but at most {MAX_NAME} are allowed"
             );
             return Err(Problem::at(&self.key, message).help("shorten the name"));
         }
@@ -62,7 +62,7 @@ impl NamedFile {
             return Ok(());
         };
         let help = if scheme.eq_ignore_ascii_case("file") && rest.starts_with('/') {
-            format!("write the path alone: {rest:?}")
+            format!("write only the path: {rest:?}")
         } else {
             "write the path of a local file or directory; remote storage must be mounted first"
                 .to_owned()
@@ -81,7 +81,7 @@ impl NamedFile {
             if bytes + 1 + MAX_NAME > MAX_PATH {
                 return wrong(
                     format!(
-                        "a path of {bytes} bytes; at most {} are possible",
+                        "the path has {bytes} bytes, but at most {} are allowed",
                         MAX_PATH - MAX_NAME - 1
                     ),
                     "choose a directory with a shorter path".to_owned(),
@@ -192,7 +192,7 @@ mod tests {
             "`path`: s3://bucket/x is a URL, not a path; write the path of a local file or directory; remote storage must \
              be mounted first"
         );
-        assert!(name("file:///data/x").ends_with("write the path alone: \"/data/x\""));
+        assert!(name("file:///data/x").ends_with("write only the path: \"/data/x\""));
     }
 
     #[test]
@@ -201,7 +201,7 @@ mod tests {
         let long = "n".repeat(255);
         assert_eq!(said(file(&format!("out/{long}")).check_name()), "");
         let longer = said(file(&format!("{long}ä/out")).check_name());
-        assert!(longer.contains("257 bytes; at most 255"), "{longer}");
+        assert!(longer.contains("257 bytes, but at most 255"), "{longer}");
         let deep = format!("{}out", "directory/".repeat(384));
         assert_eq!(said(file(&deep).check_name()), "");
         let refused = said(file(&deep).check_file(Path::new("/")));

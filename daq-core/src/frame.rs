@@ -63,12 +63,12 @@ impl fmt::Display for Clock {
     }
 }
 
-/// A moment with the quality of the clock that told it.
+/// A time with the clock that it was read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timestamp {
     /// Nanoseconds since the clock's epoch (1970-01-01T00:00:00Z for the host's clocks).
     pub ns: u64,
-    /// Who told the time.
+    /// The clock that the time was read from.
     pub clock: Clock,
 }
 
@@ -107,7 +107,7 @@ pub struct FrameMeta {
     pub epoch: u32,
     /// Flags.
     pub flags: Flags,
-    /// When the frame's first sample was taken or its first packet received; told by the first of its packets that came.
+    /// Time of the frame's first sample, or of its first packet's reception; set by the first packet that arrived.
     pub timestamp: Timestamp,
     /// Valid bytes in the slot.
     pub length: usize,

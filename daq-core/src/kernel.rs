@@ -83,12 +83,12 @@ pub enum KernelError {
     /// The GPU failed.
     #[error(transparent)]
     Cuda(#[from] driver::CudaError),
-    /// A kernel that stays on its GPU hangs: it cannot be ended, and nothing that it holds can be had back.
+    /// A persistent kernel hangs: it cannot be stopped, and its resources cannot be freed.
     #[error("{0}")]
     Hung(String),
 }
 
-/// What a kernel is told when it is built.
+/// What a kernel needs to be built.
 #[derive(Clone, Debug)]
 pub struct KernelContext {
     /// Its name.
@@ -99,13 +99,13 @@ pub struct KernelContext {
     pub input: Layout,
     /// Which side is to be built.
     pub side: Side,
-    /// Most frames that one call of [`Kernel::run`] is given.
+    /// Maximum number of frames per call of [`Kernel::run`].
     pub burst: usize,
-    /// Most places of a frame of its input; 0 where frames have none.
+    /// Maximum number of packet slots per input frame; 0 if frames have no packets.
     pub places: u32,
-    /// Where its input ring's slots are, for a kernel that stays on its GPU; empty for others.
+    /// The memory of the input ring's slots, for a persistent kernel; empty for others.
     pub slots: Slice,
-    /// The same of its output.
+    /// The memory of the output ring's slots, for a persistent kernel; empty for others.
     pub output: Slice,
     /// How bursts reach it on a GPU.
     pub dispatch: Dispatch,
@@ -155,14 +155,14 @@ impl DeviceDoorbell {
     const NOT_YET: u64 = u64::MAX;
     const NEVER: u64 = u64::MAX - 1;
 
-    /// A word that nobody rings yet.
+    /// A doorbell that is not rung yet.
     pub fn new(device: &'static driver::Device, backends: &[Backend]) -> Result<Self, RegionError> {
         let region = Region::mapped(device, Self::BYTES, Writer::Fpga, backends)?;
         let bell = Self {
             region,
             from: Arc::new(AtomicU64::new(Self::NOT_YET)),
         };
-        // A mapping that is lost is told by whoever uses it next.
+        // A lost mapping is reported by its next user.
         let _ = bell.set_base(u64::MAX);
         Ok(bell)
     }
@@ -185,8 +185,8 @@ impl DeviceDoorbell {
         self.set_base(frame)
     }
 
-    /// The device will never ring: the host does.
-    pub fn give_up(&self) {
+    /// Marks the doorbell as one that the device will never ring; the host rings instead.
+    pub fn disable_device(&self) {
         self.from.store(Self::NEVER, Ordering::Release);
     }
 
@@ -215,37 +215,37 @@ pub trait Kernel: Send {
         None
     }
 
-    /// Where a device is to ring once it has written a frame, where it is to.
+    /// The doorbell that a device rings after each frame; `None` if no device rings.
     fn device_doorbell(&self) -> Option<DeviceDoorbell> {
         None
     }
 
-    /// Called once all memory is allocated and all code is loaded, before the first [`run`](Self::run): from here on a
-    /// kernel may stay on its GPU.
+    /// Starts the kernel: called once, before the first [`run`](Self::run), when all memory is allocated and all code is
+    /// loaded. From then on a persistent kernel may run on its GPU.
     fn begin(&mut self) -> Result<(), KernelError> {
         Ok(())
     }
 
-    /// Called now and then while work is under way: whether the device can still finish it.
+    /// Checks that the device can still finish its work; called periodically while work is in flight.
     ///
-    /// After an error the completions of what is under way are done, and know of the failure.
+    /// After an error, all completions in flight are done and report the failure.
     fn look(&mut self) -> Result<(), KernelError> {
         Ok(())
     }
 
-    /// What a kernel that stays on its GPU is at, for a message that it hangs; `None` where the kernel is launched.
+    /// The state of a persistent kernel, for an error message that it hangs; `None` for launched kernels.
     fn hung(&self) -> Option<String> {
         None
     }
 
-    /// When all that [`run`](Self::run) has put on the device is done, for a kernel that stays there; what a failed call
-    /// has put there is under way too.
+    /// For a persistent kernel, the completion of all work that [`run`](Self::run) submitted, including that of a failed
+    /// call.
     fn under_way(&self) -> Option<Completion> {
         None
     }
 
-    /// Ends although the device has not finished: nothing that it was given is freed, nor is it waited for.
-    fn abandon(self: Box<Self>) {
+    /// Drops the kernel without waiting for the device; leaks all memory that the device may still use.
+    fn leak(self: Box<Self>) {
         std::mem::forget(self);
     }
 
@@ -285,7 +285,7 @@ pub trait KernelSpec: Send + Sync {
         side == Side::Cpu
     }
 
-    /// Whether the kernel can stay on a GPU ([`Dispatch::Persistent`]), or why it cannot, as a clause.
+    /// Whether the kernel can be persistent ([`Dispatch::Persistent`]); the error is the reason, as a clause.
     fn supports_persistent(&self) -> Result<(), String> {
         Err("built-in kernels are launched".to_owned())
     }
@@ -295,7 +295,7 @@ pub trait KernelSpec: Send + Sync {
         0
     }
 
-    /// The same for its side on a GPU, in the GPU's memory.
+    /// Bytes of GPU memory that the kernel will allocate in addition to its rings.
     fn device_memory(&self, input: &Layout) -> usize {
         self.memory(input)
     }

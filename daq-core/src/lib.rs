@@ -15,7 +15,7 @@
 //! | [`log_limit`] | limits on repeated log messages |
 //! | [`dma`] | devices that write memory by themselves |
 //! | [`source`], [`kernel`], [`sink`] | the seams |
-//! | [`entry`] | what a driver, kernel or sink tells of itself |
+//! | [`entry`] | registry entries of drivers, kernels and sinks |
 //! | [`mod@file`] | regular files, opened without blocking |
 //! | [`config`], [`units`] | TOML with spans, errors that teach |
 

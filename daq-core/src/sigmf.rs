@@ -313,7 +313,7 @@ pub struct Capture {
     /// The counting that the number belongs to.
     #[serde(rename = "daq:epoch", skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u32>,
-    /// Who told the time.
+    /// The clock that the time was read from.
     #[serde(rename = "daq:clock", skip_serializing_if = "Option::is_none")]
     pub clock: Option<String>,
     /// Nanoseconds of that clock.
@@ -328,7 +328,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Nanoseconds since 1970-01-01T00:00:00Z, if the file tells a UTC time from then on.
+    /// Nanoseconds since 1970-01-01T00:00:00Z, if the capture has a UTC time.
     pub fn time_ns(&self) -> Option<u64> {
         self.datetime.as_deref().and_then(parse_datetime)
     }

@@ -39,8 +39,8 @@ pub enum SinkError {
         /// What helps.
         remedy: String,
     },
-    /// Whoever takes the frames is away for now. The same frames are offered again later, or dropped, as declared.
-    #[error("{what} is away: {why}")]
+    /// The receiver of the frames is disconnected. The same frames are offered again later, or dropped, as configured.
+    #[error("{what} is not available: {why}")]
     Away {
         /// Who.
         what: String,
@@ -65,7 +65,7 @@ pub enum SinkError {
     },
 }
 
-/// What a sink is told when it is built.
+/// What a sink needs to be built.
 #[derive(Clone, Debug)]
 pub struct SinkContext {
     /// The pipeline's name.
@@ -154,7 +154,7 @@ pub trait SinkSpec: Send + Sync {
         Ok(())
     }
 
-    /// What it needs of somebody else to take frames of up to `slot_bytes` bytes and `places` places, for the plan.
+    /// External requirements for frames of up to `slot_bytes` bytes and `places` packets; shown in the plan.
     fn needs(&self, _slot_bytes: usize, _places: u32) -> Option<String> {
         None
     }

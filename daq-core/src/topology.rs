@@ -41,7 +41,7 @@ pub struct Node {
 pub struct Bar1 {
     /// Its bytes.
     pub bytes: u64,
-    /// Bytes of it that nobody has mapped; `None` where only NVML would tell.
+    /// Bytes of BAR1 that are not mapped; `None` if unknown (only NVML reports it).
     pub free: Option<u64>,
 }
 
@@ -138,7 +138,7 @@ impl Gpu {
 
 /// A core on another node than a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is on node {node}, the GPU on node {gpu}")]
+#[error("it is on NUMA node {node}, the GPU is on node {gpu}")]
 pub struct RemoteNode {
     /// The core.
     pub core: usize,
@@ -155,7 +155,7 @@ pub enum P2pPreference {
     /// Where the machine's topology lets it, and the start proves it.
     #[default]
     Auto,
-    /// Even where the topology speaks against it; still proved at the start.
+    /// Direct, even if the topology advises against it; the data path is still verified at startup.
     Direct,
     /// Never.
     Staged,
@@ -211,7 +211,7 @@ impl Topology {
             gpus: Vec::new(),
             nics: Vec::new(),
             peer_memory: false,
-            no_gpu: "planned without looking at hardware".to_owned(),
+            no_gpu: "planned without hardware detection".to_owned(),
             is_real: false,
         }
     }

@@ -97,7 +97,7 @@ pub struct UnitError {
     pub wanted: &'static str,
     /// What is wrong with it.
     pub why: String,
-    /// A right value, as near to what was read as can be told.
+    /// A valid value, as similar to the input as possible.
     pub example: String,
 }
 

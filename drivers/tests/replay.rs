@@ -241,7 +241,11 @@ fn coalesced_datagrams_are_split() {
         rest = others;
     }
     records_to(&path, &records, false);
-    for more in ["speed = \"free\"", "speed = \"free\"\nbackpressure = false", ""] {
+    for more in [
+        "speed = \"free\"",
+        "speed = \"free\"\nbackpressure = false",
+        "",
+    ] {
         let mut fixture = open(&pcap_text(&format!("{path:?}"), more), PAYLOAD * 8, 64);
         let frames = run(&mut fixture);
         let report = fixture.report();

@@ -1,6 +1,6 @@
 //! Reads a [`Node`] into a type, with errors that know their place.
 
-use super::pretend::Pretend;
+use super::pretend::PlaceholderDeserializer;
 use super::suggest;
 use super::tree::{Entry, Node, Step, Table, Value};
 use serde::de::{
@@ -89,16 +89,18 @@ impl de::Error for ReadError {
 impl Node {
     fn pretend<T>(
         &self,
-        read: impl FnOnce(Pretend<'_>) -> Result<T, ReadError>,
+        read: impl FnOnce(PlaceholderDeserializer<'_>) -> Result<T, ReadError>,
     ) -> Option<Result<T, ReadError>> {
         let Value::Placeholder(placeholder) = &self.value else {
             return None;
         };
-        Some(read(Pretend::new(placeholder)).map_err(|mut error| {
-            error.pretended = true;
-            error.path.clear();
-            error
-        }))
+        Some(
+            read(PlaceholderDeserializer::new(placeholder)).map_err(|mut error| {
+                error.pretended = true;
+                error.path.clear();
+                error
+            }),
+        )
     }
 
     /// The string that this is, or serves as.

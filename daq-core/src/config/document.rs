@@ -351,9 +351,9 @@ pub(super) fn fault_of_name(name: &str) -> Option<Diagnostic> {
     } else if name.len() > LONGEST {
         let length = name.len();
         let fault = Diagnostic::error(format!(
-            "a name of {length} letters, at most {LONGEST} are possible"
+            "the name has {length} characters, but at most {LONGEST} are allowed"
         ));
-        Some(fault.help("it is part of file names: write a word"))
+        Some(fault.help("the name becomes part of file names; choose a shorter one"))
     } else {
         None
     }

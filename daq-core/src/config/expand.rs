@@ -53,7 +53,7 @@ pub(crate) fn expand(
         };
         if !is_name(name) {
             diagnostics.push(
-                Diagnostic::error(format!("`{name}` is no name of an environment variable"))
+                Diagnostic::error(format!("`{name}` is not a valid name of an environment variable"))
                     .at(at)
                     .help("write `${NAME}` or `${NAME:-default}`, or `$${` for the two characters themselves"),
             );

@@ -1,7 +1,7 @@
-//! Configuration: TOML files, environment and `--set` in one document whose every value knows its place.
+//! Configuration: TOML files, environment variables and `--set`, merged into one document with source locations.
 //!
-//! A document is loaded, overridden and expanded; then its sections are taken apart by their owners, each of
-//! which reads its own keys into its own type. Whatever is wrong is collected, and shown at once.
+//! A document is loaded, overridden and expanded. Then each component reads its own keys from its section into its own
+//! type. All errors are collected and shown together.
 //!
 //! ```
 //! use daq_core::config::{Diagnostics, Document};

@@ -60,12 +60,12 @@ const DEPTH: usize = 16;
 
 /// Pretends to be a right value.
 #[derive(Clone, Copy)]
-pub(super) struct Pretend<'p> {
+pub(super) struct PlaceholderDeserializer<'p> {
     placeholder: &'p Placeholder,
     depth: usize,
 }
 
-impl<'p> Pretend<'p> {
+impl<'p> PlaceholderDeserializer<'p> {
     pub(super) fn new(placeholder: &'p Placeholder) -> Self {
         Self {
             placeholder,
@@ -152,7 +152,7 @@ macro_rules! textual {
     )*};
 }
 
-impl<'de> de::Deserializer<'de> for Pretend<'_> {
+impl<'de> de::Deserializer<'de> for PlaceholderDeserializer<'_> {
     type Error = ReadError;
 
     plain! { booleans visit_bool "true": deserialize_bool }
@@ -291,7 +291,7 @@ impl<'de> de::Deserializer<'de> for Pretend<'_> {
 
 /// A number of made-up elements, or an empty map.
 struct Made<'p> {
-    pretend: Pretend<'p>,
+    pretend: PlaceholderDeserializer<'p>,
     left: usize,
 }
 
@@ -326,7 +326,7 @@ impl<'de> MapAccess<'de> for Made<'_> {
 }
 
 struct Fields<'p> {
-    pretend: Pretend<'p>,
+    pretend: PlaceholderDeserializer<'p>,
     fields: &'static [&'static str],
 }
 
@@ -351,24 +351,24 @@ impl<'de> MapAccess<'de> for Fields<'_> {
 }
 
 struct Chosen<'p> {
-    pretend: Pretend<'p>,
+    pretend: PlaceholderDeserializer<'p>,
     variant: &'static str,
 }
 
 impl<'p, 'de> EnumAccess<'de> for Chosen<'p> {
     type Error = ReadError;
-    type Variant = Pretend<'p>;
+    type Variant = PlaceholderDeserializer<'p>;
 
     fn variant_seed<V: DeserializeSeed<'de>>(
         self,
         seed: V,
-    ) -> Result<(V::Value, Pretend<'p>), ReadError> {
+    ) -> Result<(V::Value, PlaceholderDeserializer<'p>), ReadError> {
         let value = seed.deserialize(de::value::StrDeserializer::<ReadError>::new(self.variant))?;
         Ok((value, self.pretend))
     }
 }
 
-impl<'de> VariantAccess<'de> for Pretend<'_> {
+impl<'de> VariantAccess<'de> for PlaceholderDeserializer<'_> {
     type Error = ReadError;
 
     fn unit_variant(self) -> Result<(), ReadError> {

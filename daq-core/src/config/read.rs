@@ -43,7 +43,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// Keys at the top that are missing only because others are written wrong, as was told before.
+    /// Top-level keys that are missing only because a misspelling of them was already reported.
     pub(super) fn meant(mut self, keys: &[String]) -> Self {
         let paths = keys.iter().map(|key| vec![Step::Key(key.clone())]);
         self.renamed.extend(paths);
@@ -215,7 +215,7 @@ impl<'r> Reader<'r> {
             .copied()
             .collect();
         let listed = match known.as_slice() {
-            [] => "no keys are known here".to_owned(),
+            [] => "this table has no keys".to_owned(),
             known => format!("known keys: {}", list(known, LISTED).replace(" or ", ", ")),
         };
         for meant in refuse_unknown(&title, &unknown, &free, Some(&listed), diagnostics) {
@@ -321,7 +321,7 @@ impl<'r> Reader<'r> {
                     advice(message).map(str::to_owned),
                 ),
             },
-            Fault::UnknownKey(_) | Fault::Missing(_) => (format!("{subject} does not fit"), None),
+            Fault::UnknownKey(_) | Fault::Missing(_) => (format!("{subject} is invalid"), None),
         };
         Diagnostic::error(message).at(node.span).maybe_help(help)
     }

@@ -1,4 +1,4 @@
-//! One table of the configuration, which its owners take apart key by key.
+//! One table of the configuration, from which parsers take their keys.
 
 use super::diagnostic::{Diagnostic, Diagnostics, Problem};
 use super::read::{self, Reader};
@@ -9,8 +9,8 @@ use serde::de::DeserializeOwned;
 
 /// A table such as `[source.adc]` or `[http]`.
 ///
-/// Keys are taken out by those who own them; the last owner calls [`finish`](Self::finish), which refuses
-/// what is left over. Places stay known after keys were taken.
+/// Each parser takes its own keys; the last one calls [`finish`](Self::finish), which rejects the remaining keys.
+/// Locations stay known after keys were taken.
 #[derive(Clone, Debug)]
 pub struct Section {
     kind: String,
@@ -18,9 +18,9 @@ pub struct Section {
     title: String,
     /// As it was written.
     written: Node,
-    /// What nobody took yet.
+    /// Keys that were not taken yet.
     left: Node,
-    /// Keys that somebody asked for, written or not.
+    /// Keys that were requested, written or not.
     asked: Vec<String>,
     /// Keys that unknown ones were most likely meant to be.
     meant: Vec<String>,
@@ -129,7 +129,7 @@ impl Section {
     ) -> Option<(String, Span)> {
         let Some(node) = self.remove(key) else {
             diagnostics.push(self.lacking(key, choices));
-            // What was meant is told with it, and need not be told again.
+            // The error already suggests the misspelt key, so that key is not reported again as unknown.
             let near = self.near(key).map(|entry| entry.key.clone());
             if let (Some(near), Some(table)) = (near, self.left.table_mut()) {
                 table.remove(&near);
@@ -199,8 +199,9 @@ impl Section {
         self.read(aside, diagnostics)
     }
 
-    /// Takes `keys` out, as far as they are written, to be [`read`](Self::read) when the others have been: a
-    /// key that turns out to be a misspelt one of these is told once, and not that the other is missing.
+    /// Takes `keys` out, as far as they are written, to [`read`](Self::read) them after the other keys.
+    ///
+    /// This way, a misspelling of one of these keys is reported once, and the key itself is not reported as missing.
     pub fn set_aside(&mut self, keys: &[&str]) -> Aside {
         let mut table = Table::default();
         for key in keys {
@@ -234,9 +235,9 @@ impl Section {
         T::deserialize(&self.written.table()?.get(key)?.node).ok()
     }
 
-    /// Reports what is left over that none of `known` is; those asked for before are known without.
+    /// Reports remaining keys that are not in `known`; keys that were requested before are known as well.
     ///
-    /// For a section whose owner cannot be told, when `known` are the keys of all who could be.
+    /// For a section whose driver is unknown; `known` are then the keys of all drivers.
     pub fn refuse_unknown(&mut self, known: &[&str], diagnostics: &mut Diagnostics) {
         let asked = self.asked.iter().map(String::as_str);
         let all: Vec<&str> = known.iter().copied().chain(asked).collect();

@@ -1,4 +1,4 @@
-//! Where configuration came from: every text in one numbering, so that a span alone tells origin and line.
+//! Maps byte offsets to origins and lines: all texts share one numbering, so a span identifies file and line.
 
 use std::fmt;
 

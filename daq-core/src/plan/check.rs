@@ -1,4 +1,4 @@
-//! Checks of a configuration that need no plan: claims, cores, names, shapes.
+//! Checks of a configuration that need no plan: claims, cores, names, ring shapes.
 
 use super::config::{Component, SourceKeys, at};
 use super::resolve::PlanContext;
@@ -13,7 +13,7 @@ use crate::reorder::{Arrival, Geometry, WindowSize};
 use crate::topology::Topology;
 use crate::units::ByteSize;
 
-/// Two components that want one thing.
+/// Reports two components that claim the same resource.
 pub(super) fn claims(config: &Config, context: &PlanContext, diagnostics: &mut Diagnostics) {
     let others = context
         .claims
@@ -49,7 +49,7 @@ pub(super) fn claims(config: &Config, context: &PlanContext, diagnostics: &mut D
     }
 }
 
-/// Names of files that cannot be names of files.
+/// Reports invalid file names.
 pub(super) fn files(config: &Config, diagnostics: &mut Diagnostics) {
     for (section, file) in config.files() {
         if let Err(problem) = file.check_name() {
@@ -58,7 +58,7 @@ pub(super) fn files(config: &Config, diagnostics: &mut Diagnostics) {
     }
 }
 
-/// Cores that this process may not use.
+/// Reports cores that this process may not use.
 pub(super) fn cores(config: &Config, topology: &Topology, diagnostics: &mut Diagnostics) {
     if !topology.is_real {
         return;
@@ -87,7 +87,7 @@ pub(super) fn cores(config: &Config, topology: &Topology, diagnostics: &mut Diag
     }
 }
 
-/// Kernels and sinks both read rings, and their ledgers are told apart by name.
+/// Reports a kernel and a sink with the same name: the ledgers of ring readers are distinguished by name.
 pub(super) fn names(config: &Config, diagnostics: &mut Diagnostics) {
     let of_kind = |kind| {
         let sections = config.known_keys.iter().map(|known| &known.section);
@@ -102,13 +102,13 @@ pub(super) fn names(config: &Config, diagnostics: &mut Diagnostics) {
                 ))
                 .labelled(sink.header(), "the sink")
                 .also(kernel.header(), "the kernel")
-                .help("their ledgers are told apart by name: rename one"),
+                .help("their ledgers are distinguished by name; rename one of them"),
             );
         }
     }
 }
 
-/// Bursts that no reader can take.
+/// Reports burst sizes out of range.
 pub(super) fn bursts(config: &Config, diagnostics: &mut Diagnostics) {
     for known in &config.known_keys {
         if let Some(burst) = known.burst
@@ -118,30 +118,31 @@ pub(super) fn bursts(config: &Config, diagnostics: &mut Diagnostics) {
             diagnostics.push(at(
                 &known.section,
                 "burst",
-                format!("a burst of {burst} frames; 1 to 4096 are possible"),
+                format!("`burst` is {burst}, but must be 1 to 4096"),
             ));
         }
     }
 }
 
-/// Kernels that cannot stay on a GPU and are to, and doorbells that nobody can ring or that have no place.
+/// Reports kernels that cannot be persistent, and doorbells that nothing can ring or that have no memory.
 pub(super) fn dispatches(config: &Config, wiring: &Wiring, diagnostics: &mut Diagnostics) {
     for kernel in &config.kernels {
         let (name, keys) = (kernel.name(), &kernel.keys);
         if keys.dispatch != Some(Dispatch::Persistent) {
             if keys.doorbell.is_some() {
-                let message = format!("kernel `{name}` has no doorbell: bursts are launched");
+                let message =
+                    format!("kernel `{name}` has no doorbell, because its bursts are launched");
                 diagnostics.push(
                     at(&kernel.section, "doorbell", message)
-                        .help("leave it out, or write dispatch = \"persistent\""),
+                        .help("remove `doorbell`, or set dispatch = \"persistent\""),
                 );
             }
             continue;
         }
         if let Err(why) = kernel.spec.supports_persistent() {
-            let message = format!("kernel `{name}` cannot stay on a GPU: {why}");
+            let message = format!("kernel `{name}` cannot be persistent: {why}");
             diagnostics.push(at(&kernel.section, "dispatch", message).help(
-                "leave `dispatch` out; kernels of your own can stay: file = \"my.cu\" in place of `use`",
+                "remove `dispatch`, or use your own kernel, which can be persistent: file = \"my.cu\" instead of `use`",
             ));
             continue;
         }
@@ -153,27 +154,30 @@ pub(super) fn dispatches(config: &Config, wiring: &Wiring, diagnostics: &mut Dia
                 .any(|backend| backends.contains(backend))
         {
             let message = format!(
-                "kernel `{name}` stays on its GPU, and nothing may make memory for its doorbell"
+                "persistent kernel `{name}` needs doorbell memory, but `backends` allows no method to allocate it"
             );
             diagnostics.push(
                 at(table, "backends", message)
-                    .also(kernel.section.place_of("dispatch"), "it has a doorbell")
-                    .help("add \"host\", which works everywhere, or leave `backends` out"),
+                    .also(
+                        kernel.section.place_of("dispatch"),
+                        "this kernel needs a doorbell",
+                    )
+                    .help("add \"host\", which always works, or remove `backends`"),
             );
         }
         if keys.doorbell == Some(DoorbellInitiator::Device)
             && let Some(why) = no_device(config, wiring, &keys.input)
         {
-            let message = format!("no device rings the doorbell of kernel `{name}`: {why}");
+            let message = format!("no device can ring the doorbell of kernel `{name}`: {why}");
             diagnostics
                 .push(at(&kernel.section, "doorbell", message).help(
-                    "leave it out or write \"cpu\": the CPU rings once frames are committed",
+                    "remove `doorbell` or set it to \"cpu\"; the CPU then rings after it commits frames",
                 ));
         }
     }
 }
 
-/// Why no device can ring once frames are in `ring`; `None` where one can, or who fills the ring is not known.
+/// Why no device can ring a doorbell after it filled `ring`; `None` if one can, or if the producer is unknown.
 fn no_device(config: &Config, wiring: &Wiring, ring: &str) -> Option<String> {
     match wiring.fillers.get(ring)? {
         Filler::Unread => None,
@@ -189,7 +193,7 @@ fn no_device(config: &Config, wiring: &Wiring, ring: &str) -> Option<String> {
                 .is_some_and(|engine| engine.can_ring_doorbell))
             .then(|| {
                 format!(
-                    "source `{}` ({}) fills ring `{ring}` and has no engine that can",
+                    "source `{}` ({}) fills ring `{ring}`, but has no engine that can ring a doorbell",
                     source.name(),
                     source.driver
                 )
@@ -198,7 +202,7 @@ fn no_device(config: &Config, wiring: &Wiring, ring: &str) -> Option<String> {
     }
 }
 
-/// Whether a ring's declared shape can hold frames of `frame` bytes.
+/// Reports wrong slot counts and sizes; returns whether the ring can hold frames of `frame` bytes.
 pub(super) fn slots(
     ring: &RingSection,
     slot: usize,
@@ -210,7 +214,7 @@ pub(super) fn slots(
         diagnostics.push(at(
             &ring.section,
             "slots",
-            format!("{} slots; at least 2 are needed", ring.keys.slots),
+            format!("`slots` is {}, but must be at least 2", ring.keys.slots),
         ));
     }
     if slot < frame || slot == 0 {
@@ -221,7 +225,7 @@ pub(super) fn slots(
                 "slot",
                 format!("a slot of {slot} is too small for frames of {frame}"),
             )
-            .help(format!("write slot = \"{frame}\" or leave it out")),
+            .help(format!("set slot = \"{frame}\", or remove `slot`")),
         );
     }
     let total = (ring.keys.slots as usize).checked_mul(slot);
@@ -235,9 +239,10 @@ pub(super) fn slots(
     diagnostics.errors() == before
 }
 
-/// Whether a ring has the slots for what one input frame of its kernel yields, here `per_frame` outputs: a
-/// kernel runs only when all of them have a slot.
-pub(super) fn room(
+/// Whether a ring has enough slots for the `per_frame` output frames of one input frame of `kernel`.
+///
+/// A kernel starts only when all of its output frames have a free slot.
+pub(super) fn output_slots(
     ring: &RingSection,
     kernel: &str,
     per_frame: f64,
@@ -252,14 +257,14 @@ pub(super) fn room(
         at(
             &ring.section,
             "slots",
-            format!("{slots} slots are too few: one frame of kernel `{kernel}` yields up to {needed} here"),
+            format!("{slots} slots are too few, because kernel `{kernel}` produces up to {needed} frames per input frame"),
         )
-        .help(format!("write slots = {} or more, or have the kernel integrate more", needed * 2.0)),
+        .help(format!("set slots = {} or more, or increase the kernel's integration", needed * 2.0)),
     );
     false
 }
 
-/// Warns of a window that is too small for the threads that fill it, and of a sequence number that is too short.
+/// Warns of a reorder window that is too small for the receiving threads, and of a sequence number with too few bits.
 pub(super) fn window(
     source: &Component<SourceKeys, dyn SourceSpec>,
     arrival: &Arrival,
@@ -271,8 +276,8 @@ pub(super) fn window(
     if let Some(warning) = &size.warning {
         let wanted = size.wanted;
         let help = match arrival.declared {
-            Some(_) => format!("leave `window` out, or write window = {wanted}"),
-            None => format!("give the ring {} slots or more", 2 * wanted),
+            Some(_) => format!("remove `window`, or set window = {wanted}"),
+            None => format!("set `slots` of the ring to {} or more", 2 * wanted),
         };
         diagnostics.push(
             Diagnostic::warning(format!("source `{name}`: {warning}"))
@@ -285,14 +290,14 @@ pub(super) fn window(
             Diagnostic::warning(format!("source `{name}`: {loss}"))
                 .at(source.section.place_of("format.sequence"))
                 .help(
-                    "use a wider field of the header as `sequence`, or a timestamp with `step` = its ticks per packet; without \
-                     either, compare `delivered` with the sender's own count",
+                    "use a wider header field as `sequence`, or a timestamp with `step` set to its ticks per packet; otherwise \
+                     compare `delivered` with the sender's own count",
                 ),
         );
     }
 }
 
-/// Warns of a kernel that needs frames of `frame` bytes from a source that learns how long its frames are.
+/// Warns of a kernel that needs frames of `frame` bytes from a source that detects its frame size at run time.
 pub(super) fn full_frames(
     source: &Component<SourceKeys, dyn SourceSpec>,
     kernel: &Section,
@@ -305,13 +310,13 @@ pub(super) fn full_frames(
     let (name, frame) = (source.name(), ByteSize(frame as u64));
     diagnostics.push(
         Diagnostic::warning(format!(
-            "kernel `{}` needs frames of {frame}, and source `{name}` learns the length of its frames: shorter ones count as \
-             `failed` and are not processed",
+            "kernel `{}` needs frames of {frame}, but source `{name}` detects the frame size at run time; shorter frames are \
+             counted as `failed` and not processed",
             kernel.name()
         ))
         .at(kernel.place_of("input"))
         .help(format!(
-            "write the sender's heap length as `heap` in [source.{name}.format], and leave `slot` of the ring out"
+            "set `heap` in [source.{name}.format] to the sender's heap length, and remove `slot` from the ring"
         )),
     );
 }
@@ -327,30 +332,34 @@ pub(super) fn engine(
     let size = ByteSize(slot as u64);
     if !slot.is_multiple_of(needs.alignment) {
         let alignment = needs.alignment;
-        let message = format!("slots of {size}: the engine writes multiples of {alignment} bytes");
+        let message = format!(
+            "the slot size of {size} is not a multiple of {alignment} bytes, which the engine requires"
+        );
         let whole = ByteSize(slot.next_multiple_of(alignment) as u64);
         diagnostics.push(
             at(&ring.section, "slot", message)
-                .also(source.header(), "its engine")
+                .also(source.header(), "this source's engine")
                 .help(format!("write slot = \"{whole}\"")),
         );
     }
     if slot > needs.max_slot {
         let most = ByteSize(needs.max_slot as u64);
-        let message = format!("slots of {size}: one transfer of the engine is at most {most}");
+        let message =
+            format!("the slot size of {size} exceeds the engine's maximum transfer of {most}");
         diagnostics.push(
             at(&ring.section, "slot", message)
-                .also(source.header(), "its engine")
+                .also(source.header(), "this source's engine")
                 .help(format!("write slot = \"{most}\" or less")),
         );
     }
     let slots = ring.keys.slots as usize;
     if slots > needs.max_slots {
         let most = needs.max_slots;
-        let message = format!("{slots} slots: the engine's table has room for {most}");
+        let message =
+            format!("{slots} slots exceed the engine's descriptor table, which holds {most}");
         diagnostics.push(
             at(&ring.section, "slots", message)
-                .also(source.header(), "its engine")
+                .also(source.header(), "this source's engine")
                 .help(format!("write slots = {most} or less")),
         );
     }

@@ -1,4 +1,7 @@
-//! The typed configuration: sections taken apart by their owners, not yet related to each other.
+//! The typed configuration: each component's keys, parsed and checked on their own.
+//!
+//! References between sections, such as the ring that a source fills, are checked later by
+//! [`resolve`](super::resolve()).
 
 use super::KnownKeys;
 use crate::claim::Claim;
@@ -20,19 +23,19 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-/// The shortest silence of a source that can be an event.
+/// The shortest allowed `silent_after`.
 const MIN_SILENCE: Duration = Duration::from_secs(1);
 
-/// The kernel in the registry that `file` names in place of `use`.
+/// The registry's name of the kernel that a section selects with `file` instead of `use`.
 pub const FILE_KERNEL: &str = "file";
 
-/// Where a ring should lie.
+/// The value of a ring's `memory` key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
-    /// The first GPU, host memory where there is none.
+    /// The first GPU, or host memory on a machine without a GPU.
     #[default]
     Auto,
-    /// Here.
+    /// The given memory.
     At(Placement),
 }
 
@@ -48,7 +51,7 @@ impl<'de> Deserialize<'de> for Memory {
                 .map(|ordinal| Self::At(Placement::Cuda(ordinal)))
                 .ok_or_else(|| {
                     D::Error::custom(format!(
-                        "\"{text}\" is no memory: \"auto\", \"host\" or \"cuda:0\""
+                        "unknown memory \"{text}\"; write \"auto\", \"host\" or a GPU such as \"cuda:0\""
                     ))
                 }),
         }
@@ -65,7 +68,7 @@ impl JsonSchema for Memory {
     }
 }
 
-/// What missing places show, as it is written.
+/// The value of a ring's `fill` key: the bytes of missing packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FillKey(pub Fill);
 
@@ -84,7 +87,7 @@ impl<'de> Deserialize<'de> for FillKey {
                     "zero" => Ok(FillKey(Fill::ZERO)),
                     "nan" => Ok(FillKey(Fill::nan())),
                     _ => Err(E::custom(format!(
-                        "\"{text}\" is no fill: \"zero\", \"nan\" or a byte from 0 to 255"
+                        "unknown fill \"{text}\"; write \"zero\", \"nan\" or a byte from 0 to 255"
                     ))),
                 }
             }
@@ -92,13 +95,21 @@ impl<'de> Deserialize<'de> for FillKey {
             fn visit_i64<E: Error>(self, byte: i64) -> Result<FillKey, E> {
                 u8::try_from(byte)
                     .map(|byte| FillKey(Fill::byte(byte)))
-                    .map_err(|_| E::custom(format!("{byte} is no byte from 0 to 255")))
+                    .map_err(|_| {
+                        E::custom(format!(
+                            "{byte} is out of range; write a byte from 0 to 255"
+                        ))
+                    })
             }
 
             fn visit_u64<E: Error>(self, byte: u64) -> Result<FillKey, E> {
                 u8::try_from(byte)
                     .map(|byte| FillKey(Fill::byte(byte)))
-                    .map_err(|_| E::custom(format!("{byte} is no byte from 0 to 255")))
+                    .map_err(|_| {
+                        E::custom(format!(
+                            "{byte} is out of range; write a byte from 0 to 255"
+                        ))
+                    })
             }
         }
         deserializer.deserialize_any(Reader)
@@ -117,14 +128,14 @@ impl JsonSchema for FillKey {
     }
 }
 
-/// Who rings the doorbell of a kernel that stays on its GPU.
+/// What rings the doorbell of a persistent kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DoorbellInitiator {
-    /// The CPU, once frames are committed.
+    /// The CPU rings after it commits frames.
     #[default]
     Cpu,
-    /// The device that writes the frames, with its last write.
+    /// The device that writes the frames rings with the last write of each frame.
     Device,
 }
 
@@ -132,19 +143,20 @@ pub enum DoorbellInitiator {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RingKeys {
-    /// Where the ring lies: `"auto"` (the first GPU, host memory where there is none), `"host"`, `"cuda:0"`.
+    /// Memory that holds the ring: `"auto"` (the first GPU, or host memory without a GPU), `"host"`, or a GPU such as
+    /// `"cuda:0"`.
     pub memory: Memory,
-    /// Payload bytes of a slot; without it, what the producer's frames need.
+    /// Payload bytes per slot. Default: the size of the producer's frames.
     pub slot: Option<ByteSize>,
-    /// Slots, at least 2.
+    /// Number of slots, at least 2.
     pub slots: u32,
-    /// What missing places show: `"zero"`, `"nan"` (of float32) or a byte.
+    /// Bytes written in place of missing packets: `"zero"`, `"nan"` (float32) or a byte from 0 to 255.
     pub fill: FillKey,
-    /// Preferred NUMA node; without it, the kernel's choice.
+    /// Preferred NUMA node. Default: Linux chooses.
     pub node: Option<u32>,
-    /// Lock the slots in memory, as far as the memlock limit allows.
+    /// Lock the slots in memory, up to the memlock limit.
     pub lock: bool,
-    /// Use hugepages where they are to be had.
+    /// Use huge pages where available.
     pub huge: bool,
 }
 
@@ -162,14 +174,14 @@ impl Default for RingKeys {
     }
 }
 
-/// What a reader is given of frames with missing packets.
+/// What happens to frames with missing packets before a reader gets them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Incomplete {
-    /// All frames; missing packets are filled and marked.
+    /// The reader gets them; missing packets are filled and marked.
     #[default]
     Pass,
-    /// None of them: they are counted as `dropped_incomplete`.
+    /// The reader does not get them; they are counted as `dropped_incomplete`.
     Drop,
 }
 
@@ -183,80 +195,81 @@ impl Incomplete {
     }
 }
 
-/// The keys that every source has beside its driver's.
+/// The keys that every source has in addition to its driver's keys.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SourceKeys {
-    /// The ring that it fills.
+    /// Ring that the source fills.
     pub ring: String,
-    /// How its thread waits for slots: `"adaptive"`, `"busy"` or `"event"`.
+    /// How the source's thread waits for free slots: `"adaptive"`, `"busy"` or `"event"`.
     #[serde(default)]
     pub wait: Wait,
-    /// How long no packet with data may arrive, such as `"10 s"`, before `/-/ready` fails and a line with a hint is logged;
-    /// without it, silence is no event. Another line is logged when data arrives again.
+    /// Time without data packets, such as `"10 s"`, after which the source counts as silent: `/-/ready` fails and a hint is
+    /// logged. When data arrives again, this is logged too. At least 1 s. Default: silence is not monitored.
     pub silent_after: Option<Span>,
 }
 
-/// The keys that every kernel has beside its own.
+/// The keys that every kernel has in addition to its own keys.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KernelKeys {
-    /// The ring that it reads.
+    /// Ring that the kernel reads.
     pub input: String,
-    /// The ring that it fills.
+    /// Ring that the kernel fills.
     pub output: String,
-    /// Whether frames wait for it (true), or it may be overrun and is told (false).
-    #[serde(default = "yes")]
+    /// `true`: apply backpressure; frames wait until the kernel has processed them. `false`: the kernel may be overrun, and
+    /// lost frames are counted.
+    #[serde(default = "default_guarantee")]
     pub guarantee: bool,
-    /// What it is given of frames with missing packets: `"pass"` (default), they are filled and marked, or `"drop"`, they
-    /// are not handed to it and count as `dropped_incomplete`.
+    /// What happens to frames with missing packets: `"pass"` (the kernel gets them, with missing packets filled and marked)
+    /// or `"drop"` (the kernel does not get them; they are counted as `dropped_incomplete`).
     #[serde(default)]
     pub incomplete: Incomplete,
-    /// How its thread waits: `"adaptive"`, `"busy"` or `"event"`.
+    /// How the kernel's thread waits: `"adaptive"`, `"busy"` or `"event"`.
     #[serde(default)]
     pub wait: Wait,
-    /// The core that its thread runs on; without it, any.
+    /// CPU core that the kernel's thread runs on. Default: any core.
     pub core: Option<usize>,
-    /// Most frames taken at once, 1 to 4096.
-    #[serde(default = "sixteen")]
+    /// Maximum number of frames read in one batch, 1 to 4096.
+    #[serde(default = "default_burst")]
     pub burst: u32,
-    /// How bursts reach it on a GPU: `"launch"` (one launch a burst) or `"persistent"` (the kernel stays there and
-    /// waits for its doorbell; of kernels of your own in a `.cu` file); without it, `"launch"`.
+    /// How a GPU kernel gets bursts: `"launch"` (one launch per burst) or `"persistent"` (the kernel runs permanently and
+    /// waits for its doorbell; only for your own kernels in a `.cu` file). Default: `"launch"`.
     pub dispatch: Option<Dispatch>,
-    /// Who rings the doorbell of a persistent kernel: `"cpu"`, or `"device"` (the one that writes the frames, where it
-    /// can); without it, `"cpu"`.
+    /// What rings the doorbell of a persistent kernel: `"cpu"`, or `"device"` (the device that writes the frames, if it
+    /// supports this). Default: `"cpu"`.
     pub doorbell: Option<DoorbellInitiator>,
 }
 
-/// The keys that every sink has beside its driver's.
+/// The keys that every sink has in addition to its driver's keys.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SinkKeys {
-    /// The ring that it reads.
+    /// Ring that the sink reads.
     pub input: String,
-    /// Whether frames wait for it (true), or it may be overrun and is told (false). Decides as well what
-    /// happens when its medium is full: wait for space, or drop frames and count them.
-    #[serde(default = "yes")]
+    /// `true`: apply backpressure; frames wait until the sink has written them, also while its disk is full. `false`: the
+    /// sink may be overrun, and it drops frames while its disk is full; lost frames are counted.
+    #[serde(default = "default_guarantee")]
     pub guarantee: bool,
-    /// What it is given of frames with missing packets: `"pass"` (default), they are filled and marked, or `"drop"`, they
-    /// are not handed to it and count as `dropped_incomplete`.
+    /// What happens to frames with missing packets: `"pass"` (the sink gets them, with missing packets filled and marked)
+    /// or `"drop"` (the sink does not get them; they are counted as `dropped_incomplete`).
     #[serde(default)]
     pub incomplete: Incomplete,
-    /// How its thread waits: `"adaptive"`, `"busy"` or `"event"`.
+    /// How the sink's thread waits: `"adaptive"`, `"busy"` or `"event"`.
     #[serde(default)]
     pub wait: Wait,
-    /// The core that its thread runs on; without it, any.
+    /// CPU core that the sink's thread runs on. Default: any core.
     pub core: Option<usize>,
-    /// Most frames taken at once, 1 to 4096.
-    #[serde(default = "sixteen")]
+    /// Maximum number of frames read in one batch, 1 to 4096.
+    #[serde(default = "default_burst")]
     pub burst: u32,
 }
 
-const fn yes() -> bool {
+const fn default_guarantee() -> bool {
     true
 }
 
-const fn sixteen() -> u32 {
+const fn default_burst() -> u32 {
     16
 }
 
@@ -264,15 +277,15 @@ const fn sixteen() -> u32 {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DaqKeys {
-    /// The pipeline's name in reports, metrics and the state directory; without it, the file's name.
+    /// Name of the pipeline in reports, metrics and the state directory. Default: the name of the configuration file.
     pub name: Option<String>,
 }
 
-/// How the staging engine waits.
+/// How the threads of the staging engine wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StagingWait {
-    /// Poll without pause: least latency, one core spent a GPU and direction.
+    /// Poll continuously: lowest latency, but each GPU and direction occupies one core.
     Busy,
     /// Poll for a few microseconds, then sleep.
     #[default]
@@ -292,16 +305,16 @@ impl From<StagingWait> for Wait {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StagingKeys {
-    /// How its threads wait: `"adaptive"` or `"busy"`.
+    /// How the copy threads wait: `"adaptive"` (poll briefly, then sleep) or `"busy"` (poll continuously).
     pub wait: StagingWait,
-    /// Most bytes of one copy; without it, what `daq tune` measured, or what is measured at the start.
+    /// Maximum size of one copy. Default: the value that `daq tune` measured, otherwise a measurement at startup.
     pub chunk: Option<ByteSize>,
-    /// Most copies in flight at a time a direction, 1 to 16; without it, as measured.
+    /// Maximum number of copies in flight per direction, 1 to 16. Default: measured.
     pub depth: Option<u32>,
-    /// The cores that its threads run on, in turn; without them, any.
+    /// CPU cores for the copy threads, assigned in turn. Default: any core.
     pub cores: Vec<usize>,
-    /// What may make GPU memory that the CPU stores to: any of `"gdrapi"` (GDRCopy's library), `"dma-buf"`, `"vulkan"`
-    /// and `"host"` (host memory that the GPU reads, for doorbells alone), tried in this order; `[]` for none.
+    /// Methods that may allocate GPU memory for CPU stores: any of `"gdrapi"` (GDRCopy's library), `"dma-buf"`, `"vulkan"`
+    /// and `"host"` (host memory that the GPU reads; for doorbells only), tried in this order. `[]` disables all of them.
     pub backends: Vec<Backend>,
 }
 
@@ -317,20 +330,20 @@ impl Default for StagingKeys {
     }
 }
 
-/// A component's section with what its owner made of it.
+/// A component's section together with its parsed keys.
 pub struct Component<K, S: ?Sized> {
-    /// The section, for places in messages.
+    /// The section; locates errors in the file.
     pub section: Section,
-    /// The driver's or kernel's name.
+    /// The name of the driver or kernel.
     pub driver: String,
-    /// The keys that the engine owns.
+    /// The keys that all components of this kind have.
     pub keys: K,
-    /// The rest.
+    /// The keys of the driver or kernel.
     pub spec: Box<S>,
 }
 
 impl<K, S: ?Sized> Component<K, S> {
-    /// The component's name.
+    /// Returns the component's name.
     pub fn name(&self) -> &str {
         self.section.name()
     }
@@ -338,11 +351,11 @@ impl<K, S: ?Sized> Component<K, S> {
 
 /// A ring's section.
 pub struct RingSection {
-    /// The section, for places in messages.
+    /// The section; locates errors in the file.
     pub section: Section,
-    /// Its keys; defaults where they could not be read.
+    /// The parsed keys; the defaults if the section has errors.
     pub keys: RingKeys,
-    /// Whether they could.
+    /// Whether all keys were read without error.
     pub is_whole: bool,
 }
 
@@ -358,13 +371,13 @@ pub struct Config {
     pub kernels: Vec<Component<KernelKeys, dyn KernelSpec>>,
     /// In file order.
     pub sinks: Vec<Component<SinkKeys, dyn SinkSpec>>,
-    /// Of all sources, then kernels, then sinks, whether they could be read or not.
+    /// The common keys of all sources, then kernels, then sinks, including those whose sections have errors.
     pub known_keys: Vec<KnownKeys>,
-    /// `[staging]`.
+    /// The `[staging]` table.
     pub staging: StagingKeys,
-    /// Its table, for places in messages.
+    /// The `[staging]` table as written; locates errors in the file.
     pub staging_table: Option<Section>,
-    /// Names of the kernels in the registry that `use` can name.
+    /// Names of the built-in kernels that `use` accepts.
     pub built_in: Vec<&'static str>,
 }
 
@@ -377,7 +390,7 @@ impl fmt::Debug for Config {
 }
 
 impl Config {
-    /// What sources and sinks take for themselves alone, each with the component's section.
+    /// Returns the exclusive resources of sources and sinks, each with the component's section.
     pub fn claims(&self) -> impl Iterator<Item = (&Section, Vec<Claim>)> {
         let sources = self.sources.iter();
         let sources = sources.map(|source| (&source.section, source.spec.claims()));
@@ -385,7 +398,7 @@ impl Config {
         sources.chain(sinks.map(|sink| (&sink.section, sink.spec.claims())))
     }
 
-    /// The files and directories that components name, each with the component's section.
+    /// Returns the files and directories that components name, each with the component's section.
     pub fn files(&self) -> impl Iterator<Item = (&Section, NamedFile)> {
         fn of(
             section: &Section,
@@ -402,10 +415,9 @@ impl Config {
         sources.chain(kernels).chain(sinks)
     }
 
-    /// Reads the sections that make up the pipeline; every error is added to `diagnostics`, and what could
-    /// not be read is left out.
+    /// Reads the sections of the pipeline. Adds every error to `diagnostics` and omits components with errors.
     ///
-    /// `name` is used where `[daq] name` is not given.
+    /// `name` is the pipeline's name unless `[daq] name` is set.
     pub fn read(
         document: &Document,
         registry: &Registry,
@@ -415,8 +427,8 @@ impl Config {
         for kind in ["source", "ring", "kernel", "sink"] {
             document.check_names(kind, diagnostics);
         }
-        let name = own_name(document, diagnostics).unwrap_or_else(|| name.to_owned());
-        // A ring whose keys are wrong is declared all the same: whoever names it has made no mistake.
+        let name = pipeline_name(document, diagnostics).unwrap_or_else(|| name.to_owned());
+        // A ring with wrong keys still counts as declared, so that sections that name it get no error.
         let rings = document.sections("ring").into_iter().map(|mut section| {
             let keys = section.finish(&[], diagnostics);
             RingSection {
@@ -436,7 +448,7 @@ impl Config {
             diagnostics,
         );
         for known in &mut known_keys {
-            // Its driver knows better what it takes.
+            // The driver knows its cores exactly.
             if let Some(source) = known.index.and_then(|index| sources.get(index)) {
                 known.cores = source.spec.cores();
             }
@@ -449,7 +461,7 @@ impl Config {
             {
                 let problem = Problem::at("silent_after", "`silent_after` must be at least 1 s");
                 diagnostics.push(source.section.problem(problem.help(
-                    "silence is looked for five times a second: try \"10 s\", or leave it out",
+                    "the runtime checks for silence five times per second; write \"10 s\", or remove the key",
                 )));
             }
         }
@@ -501,47 +513,56 @@ fn staging(document: &Document, diagnostics: &mut Diagnostics) -> Option<Staging
         if let Some(depth) = keys.depth
             && !(1..=16).contains(&depth)
         {
-            let message = format!("{depth} copies in flight");
-            problems.push(Problem::at("depth", message).help("write a number from 1 to 16"));
+            let message = format!("`depth` is {depth}, but must be 1 to 16");
+            problems.push(
+                Problem::at("depth", message)
+                    .help("set `depth` to 1 to 16, or remove it to use the measured value"),
+            );
         }
         if keys.chunk.is_some_and(|chunk| chunk.0 < 4096) {
             problems.push(
-                Problem::at("chunk", "a copy of less than 4 KiB is mostly overhead")
-                    .help("leave it out: it is measured"),
+                Problem::at(
+                    "chunk",
+                    "`chunk` must be at least 4 KiB, because smaller copies are mostly overhead",
+                )
+                .help("remove it to use the measured value"),
             );
         }
         problems
     })
 }
 
-/// `[daq] name`, if it is written and can be what it is used for.
-fn own_name(document: &Document, diagnostics: &mut Diagnostics) -> Option<String> {
+/// Reads `[daq] name`; `None` if it is missing or cannot be part of a file name.
+fn pipeline_name(document: &Document, diagnostics: &mut Diagnostics) -> Option<String> {
     let mut table = document.table("daq")?;
     let name = table.finish::<DaqKeys>(&[], diagnostics)?.name?;
-    // A file's name may have 255 bytes; the state directory's files have an ending of 24.
-    const LONGEST: usize = 200;
+    // File names can have 255 bytes, and files in the state directory append a suffix of 24 bytes.
+    const MAX_NAME_BYTES: usize = 200;
     let fault = if name.is_empty() {
         "is empty".to_owned()
     } else if name.starts_with('.') {
         "begins with a dot".to_owned()
     } else if let Some(wrong) = name.chars().find(|c| *c == '/' || c.is_control()) {
-        format!("has {wrong:?} in it")
-    } else if name.len() > LONGEST {
-        format!("has {} bytes, at most {LONGEST} are possible", name.len())
+        format!("contains {wrong:?}")
+    } else if name.len() > MAX_NAME_BYTES {
+        format!(
+            "has {} bytes, but at most {MAX_NAME_BYTES} are allowed",
+            name.len()
+        )
     } else {
         return Some(name);
     };
     diagnostics.push(
         table.problem(
             Problem::at("name", format!("`name` in [daq] {fault}")).help(
-                "it is part of file names in the state directory: write a word such as \"telescope\", or leave it out",
+                "the name becomes part of file names in the state directory; write a word such as \"telescope\", or remove the key",
             ),
         ),
     );
     None
 }
 
-/// What could be read of a component.
+/// A component's section, with the parts that have no errors.
 struct Read<K, S: ?Sized> {
     section: Section,
     driver: Option<String>,
@@ -564,7 +585,7 @@ impl<K, S: ?Sized> Read<K, S> {
     }
 }
 
-/// The components of `kind` that could be read; the known_keys of all.
+/// Reads all sections of `kind`. Returns the components without errors; adds the common keys of all to `known_keys`.
 fn components<K: DeserializeOwned, S: ?Sized>(
     document: &Document,
     (kind, tag, keys): (&str, &str, &[&str]),
@@ -589,7 +610,7 @@ fn component<K: DeserializeOwned, S: ?Sized>(
     keys: &[&str],
     diagnostics: &mut Diagnostics,
 ) -> Read<K, S> {
-    // A kernel of the user's own is named by its file alone.
+    // A user's own kernel is selected by `file`, so `use = "file"` is not offered.
     let names = entries.iter().map(|entry| entry.name);
     let names: Vec<_> = names
         .filter(|name| *name != FILE_KERNEL || tag != "use")
@@ -601,7 +622,7 @@ fn component<K: DeserializeOwned, S: ?Sized>(
                 section.title()
             );
             diagnostics.push(at(&section, tag, message).help(
-                "`use` names a built-in kernel, `file` one of your own: leave one of them out",
+                "`use` names a built-in kernel, `file` your own kernel; remove one of the two",
             ));
             section.set_aside(&[tag]);
         }
@@ -615,7 +636,7 @@ fn component<K: DeserializeOwned, S: ?Sized>(
     let entry = entries
         .iter()
         .find(|entry| Some(entry.name) == driver.as_deref())
-        // It may take the name for the beginning of a path.
+        // A driver may use the name as the start of a path, so it never gets an invalid name.
         .filter(|_| section.is_well_named());
     let spec = if let Some(entry) = entry {
         (entry.parse)(&mut section, diagnostics)
@@ -626,7 +647,7 @@ fn component<K: DeserializeOwned, S: ?Sized>(
         }
         None
     };
-    // The keys are read even if the driver is unknown, so that all errors are told at once.
+    // The common keys are read even if the driver is unknown, so that all errors are reported at once.
     let keys = section.read(keys, diagnostics);
     Read {
         section,
@@ -636,7 +657,7 @@ fn component<K: DeserializeOwned, S: ?Sized>(
     }
 }
 
-/// Every key that any of `entries` knows; `None` where a schema does not tell.
+/// Every key that any of `entries` accepts; `None` if a schema does not list its keys.
 fn all_keys<S: ?Sized>(entries: &[Entry<S>]) -> Option<Vec<String>> {
     let mut keys = Vec::new();
     for entry in entries {
@@ -649,7 +670,7 @@ fn all_keys<S: ?Sized>(entries: &[Entry<S>]) -> Option<Vec<String>> {
     Some(keys)
 }
 
-/// An error at a key of a section.
+/// Returns an error located at a key of a section.
 pub(super) fn at(section: &Section, key: &str, message: impl Into<String>) -> Diagnostic {
     Diagnostic::error(message.into()).at(section.place_of(key))
 }

@@ -1,14 +1,14 @@
-//! Where DMA engines write: into the declared ring, into a host ring before it, or into slots of their own.
+//! Decides where DMA engines write: to the declared ring, to a host ring before it, or to private slots.
 //!
-//! | the engine | its ring lies | it writes | path |
+//! | engine | memory of the ring | engine writes to | path |
 //! |---|---|---|---|
-//! | can be held back | in host memory | the ring | direct |
-//! | can be held back | on a GPU that it may write | the ring | direct |
-//! | can be held back | on another GPU | `RING@host`, which is copied | staged |
-//! | goes round | anywhere | slots of its own beside the ring that it would write | the same |
+//! | supports backpressure | host memory | the ring | direct |
+//! | supports backpressure | a GPU that the device can write | the ring | direct |
+//! | supports backpressure | another GPU | `RING@host`, which is copied | staged |
+//! | free-running | any | private slots in the memory that the rows above give | as above |
 //!
-//! What it would write on a GPU is decided by the topology, and proved when it starts. A network card may be named as
-//! RDMA names it; one of software has no place, and is the CPU to the memory that it writes.
+//! The topology decides whether a device can write to a GPU; the data path is verified at startup. A network card may be
+//! named by its RDMA name. An emulated card has no PCI address, and the CPU does its writes.
 
 use super::{Config, DoorbellInitiator, Incomplete, Plan, PlannedCopy, nics};
 use crate::entry::EngineRequirements;
@@ -20,7 +20,7 @@ use crate::topology::DataPath;
 use crate::topology::nic::is_emulated_nic;
 use crate::topology::{P2pPreference, P2pQuery, PeerAccess, Topology};
 
-/// Decides of every engine in a plan whose rings and readers are all known.
+/// Decides for every engine of a plan whose rings and readers are complete.
 pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
     for i in 0..plan.sources.len() {
         let name = plan.sources[i].name.clone();
@@ -30,9 +30,9 @@ pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
         let Some(mut needs) = source.spec.engine() else {
             continue;
         };
-        let numbers = source.spec.frame_sequence().is_some();
+        let has_sequence = source.spec.frame_sequence().is_some();
         if needs.writer == Writer::Nic {
-            let gpu = into(plan, i).map(|copy| copy.device);
+            let gpu = copy_to_gpu(plan, i).map(|copy| copy.device);
             let device = needs.device.as_deref();
             match device
                 .map(|device| nics::card(device, gpu, topology))
@@ -43,18 +43,18 @@ pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
             }
             if let Some(nic) = &plan.sources[i].nic {
                 needs.device = Some(nic.clone());
-                let told = format!("its network card, the one that suits its ring best, is {nic}");
-                plan.sources[i].notes.push(told);
+                let note = format!("network card `auto` is {nic}, the nearest to the ring");
+                plan.sources[i].notes.push(note);
             }
         }
-        place(plan, i, &needs, numbers, config, topology);
-        carry(plan, i);
+        choose_ring(plan, i, &needs, has_sequence, config, topology);
+        add_private_slots(plan, i);
     }
-    bells(plan);
+    connect_doorbells(plan);
 }
 
-/// The copy to a GPU that was inserted behind the ring of source `i`.
-fn into(plan: &Plan, i: usize) -> Option<PlannedCopy> {
+/// The inserted copy from the ring of source `i` to a GPU.
+fn copy_to_gpu(plan: &Plan, i: usize) -> Option<PlannedCopy> {
     let written = &plan.sources[i].ring;
     let is_inserted = plan
         .ring(written)
@@ -64,7 +64,7 @@ fn into(plan: &Plan, i: usize) -> Option<PlannedCopy> {
     found.filter(|_| is_inserted).cloned()
 }
 
-/// What an engine is to the memory that it writes.
+/// What writes the memory: the device, or the CPU for an emulated network card.
 fn writer(needs: &EngineRequirements) -> Writer {
     match &needs.device {
         Some(device) if needs.writer == Writer::Nic && is_emulated_nic(device) => Writer::Cpu,
@@ -73,19 +73,19 @@ fn writer(needs: &EngineRequirements) -> Writer {
 }
 
 /// Decides which ring the engine of source `i` writes.
-fn place(
+fn choose_ring(
     plan: &mut Plan,
     i: usize,
     needs: &EngineRequirements,
-    numbers: bool,
+    has_sequence: bool,
     config: &Config,
     topology: &Topology,
 ) {
     let written = plan.sources[i].ring.clone();
-    let Some(copy) = into(plan, i) else {
+    let Some(copy) = copy_to_gpu(plan, i) else {
         let source = &mut plan.sources[i];
         source.path = DataPath::Direct;
-        "the device writes into host memory".clone_into(&mut source.reason);
+        "the device writes to host memory".clone_into(&mut source.reason);
         return;
     };
     let gpu = copy.device;
@@ -100,29 +100,26 @@ fn place(
         .filter(|reader| **reader != copy.name)
         .cloned()
         .collect();
-    let found = judge(needs, numbers, &others, gpu, bytes, config, topology);
+    let found = direct_write(needs, has_sequence, &others, gpu, bytes, config, topology);
     let source = &mut plan.sources[i];
     match found {
         Err(why) => {
             source.reason =
-                format!("the device writes host memory, the ring is on cuda:{gpu}: {why}");
+                format!("the device writes to host memory, the ring is on cuda:{gpu}: {why}");
             if needs.preference == P2pPreference::Direct {
                 plan.unavailable.push(format!(
-                    "source `{}`: path = \"direct\" is not possible: {why}; write \"auto\" or \"staged\"",
+                    "source `{}`: path = \"direct\" is not possible: {why}; use \"auto\" or \"staged\"",
                     source.name
                 ));
             }
             if let Some(ring) = plan.rings.iter_mut().find(|ring| ring.name == written) {
-                "its device writes host memory".clone_into(&mut ring.reason);
-                ring.inserted = Some(format!(
-                    "the device fills it, then it is copied to cuda:{gpu}"
-                ));
+                "its device writes to host memory".clone_into(&mut ring.reason);
+                ring.inserted = Some(format!("filled by the device, then copied to cuda:{gpu}"));
             }
         }
         Ok((why, warnings)) => {
             source.path = DataPath::Direct;
-            source.reason =
-                format!("the device writes into cuda:{gpu}: {why}; proved at the start");
+            source.reason = format!("the device writes to cuda:{gpu}: {why}; verified at startup");
             source.notes.extend(warnings);
             source.ring.clone_from(&copy.to);
             let (producer, supports_backpressure) =
@@ -138,10 +135,10 @@ fn place(
     }
 }
 
-/// Whether the engine may write into the GPU, with reason and warnings, or why it may not.
-fn judge(
+/// Whether the engine can write to the GPU: the reason and warnings if it can, otherwise why it cannot.
+fn direct_write(
     needs: &EngineRequirements,
-    numbers: bool,
+    has_sequence: bool,
     others: &[String],
     gpu: u32,
     bytes: usize,
@@ -154,12 +151,14 @@ fn judge(
     if let Some(why) = &needs.host_only {
         return Err(why.clone());
     }
-    if numbers {
-        return Err("the CPU reads the sequence number in each frame (`sequence`)".to_owned());
+    if has_sequence {
+        return Err("the CPU must read the sequence number in each frame (`sequence`)".to_owned());
     }
     if !others.is_empty() {
         let others = others.join(", ");
-        return Err(format!("{others} read the frames in host memory anyway"));
+        return Err(format!(
+            "the frames are needed in host memory, because {others} read them there"
+        ));
     }
     let tried = topology
         .gpus
@@ -169,7 +168,7 @@ fn judge(
     let writer = writer(needs);
     let backends = writer.backends();
     let allowed = |backend| config.staging.backends.contains(backend);
-    // A network card's driver is told where the memory is; no mapping is needed for that alone.
+    // A network card needs no CPU mapping, because its driver gets the memory's address from the GPU's driver.
     if let Some(tried) = tried
         && (writer != Writer::Nic || needs.cpu_reads_memory)
         && !tried
@@ -183,20 +182,26 @@ fn judge(
             .filter_map(|(backend, made)| Some(format!("{backend}: {}", made.as_ref().err()?)))
             .collect();
         let whom = if needs.cpu_reads_memory {
-            "the CPU, which must look at what has come"
+            "the CPU, which must read what arrived"
         } else {
-            "it"
+            "the device"
         };
         return Err(format!(
-            "nothing maps the GPU's memory for {whom}: {}",
+            "no backend can map GPU memory for {whom}: {}",
             refused.join("; ")
         ));
     }
     let Some(device) = &needs.device else {
-        return Ok(("its model runs in this process".to_owned(), Vec::new()));
+        return Ok((
+            "the emulated device runs in this process".to_owned(),
+            Vec::new(),
+        ));
     };
     if needs.writer == Writer::Nic && is_emulated_nic(device) {
-        return Ok(("its card is this process".to_owned(), Vec::new()));
+        return Ok((
+            "the emulated card runs in this process".to_owned(),
+            Vec::new(),
+        ));
     }
     let path = topology.p2p_path(&P2pQuery {
         device,
@@ -219,8 +224,8 @@ fn judge(
     }
 }
 
-/// Gives the engine of source `i` slots of its own where it cannot be held back.
-fn carry(plan: &mut Plan, i: usize) {
+/// Gives the engine of source `i` private slots if it does not support backpressure.
+fn add_private_slots(plan: &mut Plan, i: usize) {
     let source = &plan.sources[i];
     let Some(ring) = plan.rings.iter().find(|ring| ring.name == source.ring) else {
         return;
@@ -234,19 +239,19 @@ fn carry(plan: &mut Plan, i: usize) {
     if !supports_backpressure {
         engine.private_slot_bytes = Some(bytes);
         source.notes.push(format!(
-            "its engine goes round and cannot be held back: it has slots of its own on {placement}, frames are carried \
-             out of them, and those that it overtook meanwhile are counted as overrun"
+            "the free-running engine has no backpressure: it writes to private slots on {placement}, frames are copied from \
+             them to the ring, and frames that the engine overwrote first are counted as overrun"
         ));
     }
 }
 
-/// Relates doorbells that a device is to ring to the engine that writes the kernel's input.
-fn bells(plan: &mut Plan) {
+/// Connects each doorbell that a device rings to the engine that writes the kernel's input.
+fn connect_doorbells(plan: &mut Plan) {
     for kernel in &mut plan.kernels {
         let is_device = kernel
             .doorbell
             .as_ref()
-            .is_some_and(|bell| bell.initiator == DoorbellInitiator::Device);
+            .is_some_and(|doorbell| doorbell.initiator == DoorbellInitiator::Device);
         if !is_device || kernel.dispatch != Some(Dispatch::Persistent) {
             continue;
         }
@@ -266,19 +271,19 @@ fn bells(plan: &mut Plan) {
                     .iter()
                     .any(|ring| ring.name == kernel.input && ring.placement != Placement::Host);
                 if !on_gpu {
-                    "its ring lies in host memory".to_owned()
+                    "its ring is in host memory".to_owned()
                 } else if !kernel.guarantee {
-                    "with guarantee = false the device would not wait for it".to_owned()
+                    "with guarantee = false the device would not wait for the kernel".to_owned()
                 } else if kernel.incomplete == Incomplete::Drop {
-                    "with incomplete = \"drop\" it must not see every frame that the device writes"
+                    "with incomplete = \"drop\" the kernel must not get every frame that the device writes"
                         .to_owned()
                 } else if output < input + kernel.burst {
                     format!(
-                        "ring `{}` has {output} slots: frames are worked on before the CPU knows of them, so it needs as \
-                         many as `{}` and a burst, {}",
+                        "ring `{}` has {output} slots, but needs as many as `{}` plus one burst, {}, because the kernel processes \
+                         frames before the CPU detects them",
                         kernel.output,
                         kernel.input,
-                        input + kernel.burst
+                        input + kernel.burst,
                     )
                 } else {
                     if let Some(engine) = &mut source.engine {
@@ -288,14 +293,14 @@ fn bells(plan: &mut Plan) {
                 }
             }
             Some(source) => format!(
-                "source `{}` does not write into the GPU's ring by itself: {}",
+                "source `{}` does not write directly to the ring on the GPU: {}",
                 source.name, source.reason
             ),
-            // Told by `check::dispatches`.
+            // Already reported by `check::dispatches`.
             None => continue,
         };
         plan.unavailable.push(format!(
-            "kernel `{}`: doorbell = \"device\" is not possible: {why}; write \"cpu\"",
+            "kernel `{}`: doorbell = \"device\" is not possible: {why}; use \"cpu\"",
             kernel.name
         ));
     }

@@ -1,11 +1,11 @@
-//! The plan as a picture.
+//! The plan as a diagram.
 
 use super::{CopyMethod, Plan};
 use crate::gpu::Dispatch;
 use crate::units::ByteSize;
 use std::fmt::Write;
 
-/// A language that pictures are written in.
+/// The language of a diagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphFormat {
     /// Mermaid flowchart.
@@ -14,7 +14,7 @@ pub enum GraphFormat {
     Dot,
 }
 
-/// What stands for a node.
+/// The kind of a node, which decides its shape.
 #[derive(Clone, Copy)]
 enum Shape {
     Source,
@@ -25,7 +25,7 @@ enum Shape {
 }
 
 impl Plan {
-    /// The picture of the pipeline.
+    /// Returns the pipeline as a diagram.
     pub fn graph(&self, format: GraphFormat) -> String {
         let mut nodes: Vec<(String, String, Shape)> = Vec::new();
         let mut edges: Vec<(String, String)> = Vec::new();
@@ -54,7 +54,7 @@ impl Plan {
             let id = format!("copy_{i}");
             let mut label = match copy.method {
                 CopyMethod::Engine => "copy".to_owned(),
-                CopyMethod::Either => "copy, small ones stored".to_owned(),
+                CopyMethod::Either => "copy, CPU stores if small".to_owned(),
                 CopyMethod::Stores => "store".to_owned(),
             };
             if let Some(kernel) = &copy.kernel_thread {
@@ -66,13 +66,13 @@ impl Plan {
         }
         for kernel in &self.kernels {
             let id = format!("kernel_{}", kernel.name);
-            let stays = match kernel.dispatch {
+            let suffix = match kernel.dispatch {
                 Some(Dispatch::Persistent) => ", persistent",
                 Some(Dispatch::Launch) | None => "",
             };
             nodes.push((
                 id.clone(),
-                format!("{}\n{}{stays}", kernel.name, kernel.driver),
+                format!("{}\n{}{suffix}", kernel.name, kernel.driver),
                 Shape::Kernel,
             ));
             edges.push((ring_id(&kernel.input), id.clone()));

@@ -1,27 +1,26 @@
-//! What is known of a component without its driver.
+//! The keys of a component that are known without its driver.
 
 use crate::config::Section;
 
-/// What a component's section says by the keys that the engine owns: known even where the rest cannot be
-/// read.
+/// The common keys of a component's section, known even if its driver's keys have errors.
 #[derive(Clone, Debug)]
 pub struct KnownKeys {
-    /// The section, for places in messages.
+    /// The section; locates errors in the file.
     pub section: Section,
-    /// Its index among the components of its kind that could be read; `None` if it could not.
+    /// Index among the components of its kind without errors; `None` if it has errors.
     pub index: Option<usize>,
-    /// The ring that it fills, if it says.
+    /// The ring that the component fills, if written.
     pub output: Option<String>,
-    /// The ring that it reads, if it says.
+    /// The ring that the component reads, if written.
     pub input: Option<String>,
-    /// The cores that it wants.
+    /// The cores of the component's threads.
     pub cores: Vec<usize>,
-    /// Most frames taken at once, if it says.
+    /// Maximum number of frames in one batch, if written.
     pub burst: Option<u32>,
 }
 
 impl KnownKeys {
-    /// The key that names the ring that it fills; sinks have none.
+    /// The key that names the ring that the component fills; `None` for sinks.
     pub fn output_key(&self) -> Option<&'static str> {
         match self.section.kind() {
             "source" => Some("ring"),
@@ -30,12 +29,12 @@ impl KnownKeys {
         }
     }
 
-    /// The key that names the ring that it reads; sources have none.
+    /// The key that names the ring that the component reads; `None` for sources.
     pub fn input_key(&self) -> Option<&'static str> {
         (self.section.kind() != "source").then_some("input")
     }
 
-    /// The key that names its cores.
+    /// The key that names the component's cores.
     pub fn cores_key(&self) -> &'static str {
         if self.section.kind() == "source" {
             "cores"

@@ -1,8 +1,8 @@
-//! Where the CPU stores to GPU memory: rings that it can store to, whose thread fills them, doorbells.
+//! Decides where the CPU stores to GPU memory: which rings are CPU-mappable, which thread fills them, and doorbells.
 //!
-//! A ring that is filled from host memory lies in memory that the CPU can store to where that is faster than the copy
-//! engine: where a kernel that stays on the GPU reads it, and where its slots are small. What would make that memory
-//! was found out by whoever looked at the machine; here it is only told.
+//! A ring that is filled from host memory uses CPU-mappable memory where stores are faster than the copy engine: if a
+//! persistent kernel reads the ring, or if its slots are small. Which backends work on a GPU is part of the topology;
+//! nothing is probed here.
 
 use super::{CopyMethod, DoorbellInitiator, Plan, PlannedCopy};
 use crate::gpu::Dispatch;
@@ -17,21 +17,21 @@ use crate::topology::Topology;
 use crate::units::ByteSize;
 use std::collections::BTreeMap;
 
-/// What is told where a backend was not tried.
-const UNTRIED: &str = "probed at the start";
+/// The text of a plan if no backend was tried.
+const UNTRIED: &str = "probed at startup";
 
-/// What would make memory that the CPU can store to.
-enum Maker {
-    /// This backend, after what was refused.
-    Is(Backend, Vec<String>),
-    /// None: what was refused.
+/// The backend that allocates CPU-mappable memory, with the reasons why those before it cannot.
+enum BackendChoice {
+    /// This backend works; the others failed for these reasons.
+    Usable(Backend, Vec<String>),
+    /// All backends failed, for these reasons.
     None(Vec<String>),
-    /// It was not tried.
+    /// No backend was tried yet.
     Untried,
 }
 
-impl Maker {
-    /// The first of the backends for `writer` that may and can make memory on the GPU called `ordinal`.
+impl BackendChoice {
+    /// The first allowed backend for `writer` that works on GPU `ordinal`.
     fn of(topology: &Topology, ordinal: u32, writer: Writer, allowed: &[Backend]) -> Self {
         let gpu = topology.gpus.iter().find(|gpu| gpu.ordinal == ordinal);
         let tried = gpu.and_then(|gpu| gpu.mappings.as_deref());
@@ -41,7 +41,7 @@ impl Maker {
             let why = match found {
                 _ if !allowed.contains(&backend) => not_allowed(backend).why,
                 None => return Self::Untried,
-                Some(Some((_, Ok(())))) => return Self::Is(backend, refused),
+                Some(Some((_, Ok(())))) => return Self::Usable(backend, refused),
                 Some(Some((_, Err(why)))) => why.clone(),
                 Some(None) => "it was not tried".to_owned(),
             };
@@ -51,15 +51,15 @@ impl Maker {
     }
 }
 
-/// `text` and what refused.
-fn told(text: &str, refused: &[String]) -> String {
+/// Joins `text` and the reasons why backends were refused.
+fn with_refusals(text: &str, refused: &[String]) -> String {
     let parts = std::iter::once(text).chain(refused.iter().map(String::as_str));
     parts.collect::<Vec<_>>().join("; ")
 }
 
-/// Decides of a plan whose rings and readers are all known.
+/// Decides for a plan whose rings and readers are complete.
 pub(super) fn decide(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
-    let staying: BTreeMap<String, String> = plan
+    let persistent: BTreeMap<String, String> = plan
         .kernels
         .iter()
         .filter(|kernel| kernel.dispatch == Some(Dispatch::Persistent))
@@ -68,64 +68,64 @@ pub(super) fn decide(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) 
     let mut copies = std::mem::take(&mut plan.copies);
     for copy in &mut copies {
         if copy.direction == Direction::In {
-            ring(plan, copy, &staying, topology, allowed);
+            ring(plan, copy, &persistent, topology, allowed);
         }
     }
     plan.copies = copies;
-    written(plan, topology, allowed);
+    device_written(plan, topology, allowed);
     doorbells(plan, topology, allowed);
 }
 
-/// Decides of the ring that `copy` fills, of the copy and of what the source behind it is told.
+/// Decides the memory of the ring that `copy` fills, the copy method, and the path of the source before it.
 fn ring(
     plan: &mut Plan,
     copy: &mut PlannedCopy,
-    staying: &BTreeMap<String, String>,
+    persistent: &BTreeMap<String, String>,
     topology: &Topology,
     allowed: &[Backend],
 ) {
     let Some(ring) = plan.rings.iter_mut().find(|ring| ring.name == copy.to) else {
         return;
     };
-    let stays = ring
+    let kernel = ring
         .readers
         .iter()
-        .find(|reader| staying.get(*reader) == Some(&ring.name));
+        .find(|reader| persistent.get(*reader) == Some(&ring.name));
     let is_small = ring.slot_bytes <= DEFAULT_CPU_STORE_THRESHOLD;
     let size = ByteSize(ring.slot_bytes as u64);
-    let why = match stays {
-        Some(kernel) => format!("kernel `{kernel}` stays on the GPU and reads it"),
-        None if is_small => format!("frames of {size} can be stored by the CPU"),
+    let why = match kernel {
+        Some(kernel) => format!("persistent kernel `{kernel}` reads it"),
+        None if is_small => format!("the CPU can store frames of {size}"),
         None => {
-            ring.mapping_reason = format!("none: frames of {size} go by the copy engine");
+            ring.mapping_reason = format!("none: the copy engine copies frames of {size}");
             return;
         }
     };
-    let path = match Maker::of(topology, copy.device, Writer::Cpu, allowed) {
-        Maker::Is(backend, refused) => {
+    let path = match BackendChoice::of(topology, copy.device, Writer::Cpu, allowed) {
+        BackendChoice::Usable(backend, refused) => {
             ring.mapping = Some(backend);
-            ring.mapping_reason = told(&format!("by {backend}: {why}"), &refused);
-            // Whoever else reads the ring is not to wait for the kernel's thread, nor are frames that the copy engine is
-            // faster with.
-            copy.kernel_thread = stays
+            ring.mapping_reason = with_refusals(&format!("by {backend}: {why}"), &refused);
+            // The kernel's thread copies only if no other reader would wait for it and the copy engine is not faster.
+            copy.kernel_thread = kernel
                 .filter(|_| is_small && ring.readers.len() == 1)
                 .cloned();
             if copy.kernel_thread.is_some() {
                 copy.method = CopyMethod::Stores;
                 let path = format!("the CPU stores frames through the GPU's BAR ({backend})");
-                Some((DataPath::Cpu, told(&path, &refused)))
+                Some((DataPath::Cpu, with_refusals(&path, &refused)))
             } else {
                 copy.method = CopyMethod::Either;
                 let path = format!("the CPU stores small bursts through the GPU's BAR ({backend})");
-                Some((DataPath::Staged, told(&path, &refused)))
+                Some((DataPath::Staged, with_refusals(&path, &refused)))
             }
         }
-        Maker::None(refused) => {
-            ring.mapping_reason = told("none: the CPU has no way to store there", &refused);
-            let path = "the CPU has no way to store there";
-            Some((DataPath::Staged, told(path, &refused)))
+        BackendChoice::None(refused) => {
+            ring.mapping_reason =
+                with_refusals("none: the CPU cannot store to this memory", &refused);
+            let path = "the CPU cannot store to this memory";
+            Some((DataPath::Staged, with_refusals(path, &refused)))
         }
-        Maker::Untried => {
+        BackendChoice::Untried => {
             UNTRIED.clone_into(&mut ring.mapping_reason);
             plan.untried.insert(copy.device);
             None
@@ -148,54 +148,58 @@ fn ring(
     }
 }
 
-/// Decides of rings on GPUs that devices write by themselves.
-fn written(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
+/// Decides the memory of GPU rings that devices write directly.
+fn device_written(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
     for ring in &mut plan.rings {
         let (Some(writer), Placement::Cuda(ordinal)) = (ring.writer, ring.placement) else {
             continue;
         };
-        (ring.mapping, ring.mapping_reason) = match Maker::of(topology, ordinal, writer, allowed) {
-            Maker::Is(backend, refused) => {
-                let why = format!("by {backend}: source `{}` writes it", ring.producer);
-                (Some(backend), told(&why, &refused))
-            }
-            Maker::None(refused) => (None, told("none", &refused)),
-            Maker::Untried => {
-                plan.untried.insert(ordinal);
-                (None, UNTRIED.to_owned())
-            }
-        };
+        (ring.mapping, ring.mapping_reason) =
+            match BackendChoice::of(topology, ordinal, writer, allowed) {
+                BackendChoice::Usable(backend, refused) => {
+                    let why = format!("by {backend}: source `{}` writes it", ring.producer);
+                    (Some(backend), with_refusals(&why, &refused))
+                }
+                BackendChoice::None(refused) => (None, with_refusals("none", &refused)),
+                BackendChoice::Untried => {
+                    plan.untried.insert(ordinal);
+                    (None, UNTRIED.to_owned())
+                }
+            };
     }
 }
 
-/// Decides where the doorbells of kernels that stay on their GPU lie.
+/// Decides the memory of persistent kernels' doorbells.
 fn doorbells(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
     for kernel in &mut plan.kernels {
-        let (Some(bell), Side::Cuda(ordinal)) = (&mut kernel.doorbell, kernel.side) else {
+        let (Some(doorbell), Side::Cuda(ordinal)) = (&mut kernel.doorbell, kernel.side) else {
             continue;
         };
-        let writer = match bell.initiator {
+        let writer = match doorbell.initiator {
             DoorbellInitiator::Cpu => Writer::Doorbell,
             DoorbellInitiator::Device => Writer::Fpga,
         };
-        (bell.backend, bell.location) = match Maker::of(topology, ordinal, writer, allowed) {
-            Maker::Is(Backend::Host, refused) => {
-                (Some(Backend::Host), told("in host memory", &refused))
+        (doorbell.backend, doorbell.location) = match BackendChoice::of(
+            topology, ordinal, writer, allowed,
+        ) {
+            BackendChoice::Usable(Backend::Host, refused) => (
+                Some(Backend::Host),
+                with_refusals("in host memory", &refused),
+            ),
+            BackendChoice::Usable(backend, refused) => {
+                let location = format!("in GPU memory ({backend})");
+                (Some(backend), with_refusals(&location, &refused))
             }
-            Maker::Is(backend, refused) => {
-                let place = format!("in GPU memory ({backend})");
-                (Some(backend), told(&place, &refused))
-            }
-            Maker::None(refused) => {
-                let place = told("nowhere", &refused);
+            BackendChoice::None(refused) => {
+                let location = with_refusals("nowhere", &refused);
                 plan.unavailable.push(format!(
-                    "kernel `{}` stays on cuda:{ordinal}, and nothing can make memory for its doorbell: {}; allow more `backends` in [staging]",
+                    "persistent kernel `{}` on cuda:{ordinal}: no backend can allocate doorbell memory: {}; allow more `backends` in [staging]",
                     kernel.name,
                     refused.join("; ")
                 ));
-                (None, place)
+                (None, location)
             }
-            Maker::Untried => {
+            BackendChoice::Untried => {
                 plan.untried.insert(ordinal);
                 (None, UNTRIED.to_owned())
             }

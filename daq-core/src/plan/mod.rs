@@ -1,5 +1,6 @@
-//! The plan: configuration × topology, resolved. A pure function: it opens nothing and can be printed and
-//! tested anywhere.
+//! The plan: the configuration resolved for a topology.
+//!
+//! Planning is a pure function. It opens no files or devices, so a plan can be printed and tested on any machine.
 
 mod check;
 mod config;
@@ -35,129 +36,125 @@ use serde::{Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
-/// Seats for readers that attach while the pipeline runs.
+/// Number of readers that can attach while the pipeline runs.
 const SPARE_READERS: usize = 4;
 
-/// A source in its place.
+/// A source of the plan.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlannedSource {
-    /// Its name.
+    /// The component's name.
     pub name: String,
-    /// Its driver.
+    /// The driver's name.
     pub driver: String,
-    /// Where it takes its data: the addresses it listens on, groups, files, devices; empty if it makes its data itself.
+    /// Where the data come from: addresses, multicast groups, files, devices; empty if the source generates its data.
     pub inputs: Vec<String>,
-    /// The ring that its driver writes: the declared one, or the one inserted before it.
+    /// The ring that the driver writes: the declared ring, or the ring inserted before it.
     pub ring: String,
-    /// How its bytes reach the declared ring.
+    /// How the data reach the declared ring.
     pub path: DataPath,
-    /// Why that way.
+    /// The reason for the path.
     pub reason: String,
-    /// How frames are made of places.
+    /// How packets make up frames.
     #[serde(skip)]
     pub geometry: Geometry,
-    /// What the geometry, here an upper bound, is learned from; `None` where it is exact.
-    #[serde(rename = "learned_from")]
+    /// What the geometry is detected from at run time; the planned geometry is then an upper bound. `None` if it is exact.
     pub detected_from: Option<&'static str>,
-    /// Whether it waits for slots.
+    /// Whether the source waits for free slots.
     pub supports_backpressure: bool,
-    /// Threads that it runs on.
+    /// Number of threads.
     pub threads: usize,
-    /// Their cores; empty = any.
+    /// The cores of the threads; empty for any core.
     pub cores: Vec<usize>,
-    /// How they wait.
+    /// How the threads wait.
     #[serde(serialize_with = "debug")]
     pub wait: Wait,
-    /// Bytes that it allocates.
+    /// Bytes that the component allocates.
     pub memory: usize,
-    /// What is told of its DMA engine; `None` for sources that have none.
+    /// The DMA engine; `None` for sources without one.
     pub engine: Option<PlannedEngine>,
-    /// The network card for RDMA that `auto` stands for; `None` where nothing stands for it, or its section says `auto`
-    /// nowhere.
+    /// The RDMA network card that `auto` selects; `None` without `auto`, or if there is no card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
-    /// What it counts beside its ledger, by name.
+    /// Names of the counters that the source has in addition to its ledger.
     #[serde(skip)]
     pub counts: &'static [&'static str],
-    /// Defaults that were assumed, limits that were found.
+    /// Assumed defaults and detected limits.
     pub notes: Vec<String>,
 }
 
-/// A DMA engine in its place.
+/// The DMA engine of a source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedEngine {
-    /// Bytes of slots of its own that it goes round in, where it cannot be held back: frames are carried out of them.
-    #[serde(rename = "carried")]
+    /// Bytes of the private slots of a free-running engine, from which frames are copied; `None` with backpressure.
     pub private_slot_bytes: Option<usize>,
-    /// The kernel whose doorbell it rings with its last write.
-    #[serde(rename = "rings")]
+    /// The kernel whose doorbell the engine rings with its last write.
     pub doorbell_of: Option<String>,
-    /// The faults that it can report by name.
+    /// Names of the faults that the engine can report.
     #[serde(skip)]
     pub faults: &'static [&'static str],
 }
 
-/// A ring in its place.
+/// A ring of the plan.
 #[derive(Clone, Debug, Serialize)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a property of its own"
 )]
 pub struct PlannedRing {
-    /// Its name; inserted ones are called `RING@PLACEMENT`.
+    /// The ring's name; inserted rings are called `RING@PLACEMENT`.
     pub name: String,
-    /// Where it lies.
+    /// The memory that holds the ring.
     #[serde(serialize_with = "display")]
     pub placement: Placement,
-    /// Why there.
+    /// The reason for the placement.
     pub reason: String,
-    /// The device that writes it by itself, which its memory is made for; `None` where the CPU or a copy does.
+    /// The device that writes the ring directly; `None` if the CPU or a copy writes it.
     #[serde(skip)]
     pub writer: Option<Writer>,
-    /// What is expected to make its memory so that the CPU can store to it; `None` for plain host or CUDA memory.
+    /// The backend expected to allocate CPU-mappable GPU memory; `None` for plain host or CUDA memory.
     pub mapping: Option<Backend>,
-    /// Why that, with what refused; empty where the CPU has nothing to store there.
+    /// The reason for the backend, with the backends that refused; empty if the CPU stores nothing in the ring.
     pub mapping_reason: String,
-    /// Why it was inserted; `None` for declared rings.
+    /// Why the ring was inserted; `None` for declared rings.
     pub inserted: Option<String>,
-    /// Slots.
+    /// Number of slots.
     pub slots: usize,
-    /// Payload bytes of a slot.
+    /// Payload bytes per slot.
     pub slot_bytes: usize,
-    /// Places of a frame; 0 where frames have none.
+    /// Number of packet slots per frame; 0 if frames have no packets.
     pub places: u32,
-    /// Payload bytes of the first place; 0 where frames have none, or each frame's record has its own.
+    /// Payload bytes of the first packet; 0 if frames have no packets, or if each frame's record gives its own size.
     pub first_bytes: usize,
-    /// Payload bytes of a place but the first and the last; 0 where frames have none, or each frame's record has its own.
+    /// Payload bytes of every packet except the first and the last; 0 as for `first_bytes`.
     pub place_bytes: usize,
-    /// Whether the producer waits for slots.
+    /// Whether the producer waits for free slots.
     pub supports_backpressure: bool,
-    /// What missing places show.
+    /// The bytes written in place of missing packets.
     #[serde(skip)]
     pub fill: Fill,
     /// Preferred NUMA node.
     pub node: Option<u32>,
-    /// Lock in memory.
+    /// Whether to lock the ring in memory.
     pub lock: bool,
-    /// Use hugepages.
+    /// Whether to use huge pages.
     pub huge: bool,
-    /// What a frame means.
+    /// The layout of a frame.
     #[serde(serialize_with = "display")]
     pub layout: Layout,
-    /// Whether frames can be shorter than the layout, because their length is learned at run time.
+    /// Whether frames can be shorter than the layout, because their size is detected at run time.
     pub is_layout_maximum: bool,
-    /// Who fills it.
+    /// The component that fills the ring.
     pub producer: String,
-    /// Who reads it.
+    /// The components that read the ring.
     pub readers: Vec<String>,
     /// Bytes of the region.
     pub region_bytes: usize,
-    /// Bytes of host memory beside it.
+    /// Bytes of host memory for the ring's metadata.
     pub metadata_bytes: usize,
 }
 
 impl PlannedRing {
-    /// The shape for [`Ring::new`](crate::ring::Ring::new).
+    /// Returns the options for [`Ring::new`](crate::ring::Ring::new).
     pub fn options(&self) -> RingOptions {
         RingOptions {
             name: self.name.clone(),
@@ -173,162 +170,157 @@ impl PlannedRing {
     }
 }
 
-/// A kernel in its place.
+/// A kernel of the plan.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlannedKernel {
-    /// Its name.
+    /// The component's name.
     pub name: String,
-    /// Which kernel it is.
+    /// The kernel that `use` names.
     #[serde(rename = "use")]
     pub driver: String,
-    /// The ring it reads.
+    /// The ring that the component reads.
     pub input: String,
-    /// The ring it fills.
+    /// The ring that the component fills.
     pub output: String,
-    /// Where it runs.
+    /// The processor that runs the kernel.
     #[serde(serialize_with = "debug")]
     pub side: Side,
-    /// How bursts reach it on a GPU; `None` on the CPU.
+    /// How bursts are dispatched on a GPU; `None` on the CPU.
     pub dispatch: Option<Dispatch>,
-    /// What wakes it; `None` unless it stays on its GPU.
+    /// The doorbell; `None` unless the kernel is persistent.
     pub doorbell: Option<PlannedDoorbell>,
-    /// Whether frames wait for it.
+    /// Whether frames wait for this reader.
     pub guarantee: bool,
-    /// What it is given of frames with missing packets.
+    /// What happens to frames with missing packets.
     pub incomplete: Incomplete,
-    /// Most frames taken at once.
+    /// Maximum number of frames in one batch.
     pub burst: usize,
-    /// Its core; `None` = any.
+    /// The core of the thread; `None` for any core.
     pub core: Option<usize>,
-    /// How it waits.
+    /// How the thread waits.
     #[serde(serialize_with = "debug")]
     pub wait: Wait,
-    /// Bytes that it allocates.
+    /// Bytes that the component allocates.
     pub memory: usize,
 }
 
-/// The doorbell of a kernel that stays on its GPU.
+/// The doorbell of a persistent kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedDoorbell {
-    /// Who rings it.
-    #[serde(rename = "by")]
+    /// What rings the doorbell.
     pub initiator: DoorbellInitiator,
-    /// What is expected to make its memory; `None` where that was not tried, or nothing can.
+    /// The backend expected to allocate its memory; `None` if no backend was tried, or none works.
     pub backend: Option<Backend>,
-    /// Where it lies, with what refused.
-    #[serde(rename = "place")]
+    /// The memory that holds the doorbell, with the backends that refused.
     pub location: String,
 }
 
-/// A sink in its place.
+/// A sink of the plan.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlannedSink {
-    /// Its name.
+    /// The component's name.
     pub name: String,
-    /// Its driver.
+    /// The driver's name.
     pub driver: String,
-    /// Where frames leave to; empty if nowhere.
+    /// Where frames are written or sent; empty for none.
     pub to: Vec<String>,
-    /// The ring it reads.
+    /// The ring that the component reads.
     pub input: String,
-    /// What was decided for it, and what it needs of others.
+    /// Decisions for the sink, and its requirements on others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Whether frames wait for it.
+    /// Whether frames wait for this reader.
     pub guarantee: bool,
-    /// What it is given of frames with missing packets.
+    /// What happens to frames with missing packets.
     pub incomplete: Incomplete,
-    /// Most frames taken at once.
+    /// Maximum number of frames in one batch.
     pub burst: usize,
-    /// Its core; `None` = any.
+    /// The core of the thread; `None` for any core.
     pub core: Option<usize>,
-    /// How it waits.
+    /// How the thread waits.
     #[serde(serialize_with = "debug")]
     pub wait: Wait,
-    /// Bytes that it allocates.
+    /// Bytes that the component allocates.
     pub memory: usize,
-    /// The network card for RDMA that `auto` stands for; `None` where nothing stands for it, or its section says `auto`
-    /// nowhere.
+    /// The RDMA network card that `auto` selects; `None` without `auto`, or if there is no card.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
 }
 
-/// A section outside the pipeline, such as `[http]`, and what it takes.
+/// A section outside the pipeline, such as `[http]`, with its exclusive resources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedOther {
-    /// Its title.
+    /// The section's title.
     pub name: String,
-    /// Addresses and paths that it takes.
+    /// Addresses and paths that the section claims.
     pub claims: Vec<String>,
 }
 
-/// How the bytes of a copy move.
+/// How a copy transfers its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CopyMethod {
-    /// By the GPU's copy engine.
+    /// The GPU's copy engine.
     Engine,
-    /// Bursts below the cut-over by CPU stores, larger ones by the copy engine.
+    /// CPU stores for bursts below the threshold, the copy engine for larger ones.
     Either,
-    /// By CPU stores alone.
+    /// CPU stores only.
     Stores,
 }
 
 /// A copy between a ring in host memory and one on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedCopy {
-    /// Its name as a reader of `from` and as the producer of `to`.
+    /// The copy's name as reader of `from` and as producer of `to`.
     pub name: String,
-    /// The ring it reads.
+    /// The ring that the component reads.
     pub from: String,
-    /// The ring it fills.
+    /// The ring that the component fills.
     pub to: String,
-    /// CUDA's number of the GPU.
+    /// CUDA ordinal of the GPU.
     pub device: u32,
-    /// Which way.
+    /// The direction as seen from the GPU.
     pub direction: Direction,
-    /// How its bytes move.
-    #[serde(rename = "way")]
+    /// How the copy transfers its bytes.
     pub method: CopyMethod,
-    /// The kernel whose thread does it; `None` where the staging engine does.
-    #[serde(rename = "carried_by")]
+    /// The kernel whose thread does the copy; `None` if the staging engine does it.
     pub kernel_thread: Option<String>,
 }
 
-/// Configuration × topology, resolved.
+/// A configuration resolved for a topology.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
     /// The pipeline's name.
     pub name: String,
     /// Sources, in file order.
     pub sources: Vec<PlannedSource>,
-    /// Rings, those that feed others first.
+    /// Rings, in the order of the data flow.
     pub rings: Vec<PlannedRing>,
     /// Copies between rings.
     pub copies: Vec<PlannedCopy>,
-    /// Kernels, those that feed others first.
+    /// Kernels, in the order of the data flow.
     pub kernels: Vec<PlannedKernel>,
     /// Sinks, in file order.
     pub sinks: Vec<PlannedSink>,
-    /// What runs beside the pipeline.
+    /// Sections outside the pipeline.
     pub others: Vec<PlannedOther>,
-    /// Data threads.
+    /// Number of data threads.
     pub threads: usize,
     /// Cores that data threads may use; empty if unknown.
     pub cores: Vec<usize>,
-    /// Bytes of host memory allocated for rings, kernels and sinks together.
+    /// Total bytes of host memory for rings, kernels and sinks.
     pub memory: usize,
-    /// Bytes of GPU memory allocated for rings and kernels together.
+    /// Total bytes of GPU memory for rings and kernels.
     pub device_memory: usize,
-    /// GPUs whose mappings would have decided something and were not tried.
+    /// GPUs whose mapping backends were not tried, although a decision depends on them.
     #[serde(skip)]
     pub untried: BTreeSet<u32>,
-    /// Hardware that the configuration asks for and the machine does not have.
+    /// Hardware that the configuration requires and the machine does not have.
     pub unavailable: Vec<String>,
 }
 
 impl Plan {
-    /// The ring called `name`.
+    /// Returns the ring called `name`.
     pub fn ring(&self, name: &str) -> Option<&PlannedRing> {
         self.rings.iter().find(|ring| ring.name == name)
     }

@@ -1,4 +1,4 @@
-//! Network cards of sources and sinks: which one `auto` stands for, and whether a sink's reads a GPU's memory itself.
+//! Network cards of sources and sinks: which card `auto` selects, and whether a sink's card reads GPU memory directly.
 
 use super::{Config, Plan, PlannedRing};
 use crate::region::Placement;
@@ -10,8 +10,8 @@ use crate::topology::{P2pPreference, P2pQuery, PeerAccess, Topology};
 use crate::units::ByteSize;
 use std::collections::BTreeMap;
 
-/// Finds the network cards of sinks.
-pub(super) fn send(plan: &mut Plan, config: &Config, topology: &Topology) {
+/// Selects the network cards of sinks.
+pub(super) fn assign_to_sinks(plan: &mut Plan, config: &Config, topology: &Topology) {
     for i in 0..plan.sinks.len() {
         let sink = &plan.sinks[i];
         let mut sinks = config.sinks.iter();
@@ -33,8 +33,10 @@ pub(super) fn send(plan: &mut Plan, config: &Config, topology: &Topology) {
     }
 }
 
-/// The network card that `auto` stands for, `None` where another one is named, or why there is none of the name; unknown
-/// machines have all of them.
+/// The network card that `auto` selects; `None` if `device` names a card.
+///
+/// # Errors
+/// If the machine has no such card. Without hardware detection, every card is assumed to exist.
 pub(super) fn card(
     device: &str,
     gpu: Option<u32>,
@@ -45,7 +47,7 @@ pub(super) fn card(
     }
     let is_auto = device == AUTO;
     let declared = (!is_auto).then_some(device);
-    // Where only cards of software are there, none is near to a GPU.
+    // An emulated card has no distance to a GPU, so it is found only without one.
     let found = topology
         .nic_for(gpu, declared)
         .or_else(|_| topology.nic_for(None, declared));
@@ -56,7 +58,7 @@ pub(super) fn card(
     }
 }
 
-/// Why the card of `sink` reads `ring` where it lies; or why host memory is read instead, as the end of a sentence.
+/// Why the card of `sink` reads `ring` directly; otherwise why it reads host memory, as the end of a sentence.
 pub(super) fn reads(
     sink: &dyn SinkSpec,
     ring: &PlannedRing,
@@ -77,30 +79,30 @@ pub(super) fn reads(
     let size = |bytes: usize| ByteSize(bytes as u64);
     let Some(known) = measured.filter(|known| ring.slot_bytes <= known.most) else {
         let more = measured.map_or_else(String::new, |known| {
-            format!(" for frames of more than {}", size(known.most))
+            format!(" for frames larger than {}", size(known.most))
         });
         let path = path(&card, gpu, ring, topology);
         return Err(format!(
-            ": how fast {card} reads {at} was not measured{more} (`daq bench rdma --keep --nics {card} --device {gpu}` does){path}"
+            ": direct reads of {at} by {card} were not measured{more}; to measure, run: daq bench rdma --keep --nics {card} --device {gpu}{path}"
         ));
     };
     match known.staged_from {
         Some(from) if ring.slot_bytes >= from => Err(format!(
-            ": by measurement that is as fast for frames of {} and more",
+            ": measured to be as fast for frames of {} or more",
             size(from)
         )),
         Some(from) => Ok(format!(
-            "{card} reads {at}: by measurement, host memory is as fast only for frames of {} and more",
+            "{card} reads {at} directly: host memory was measured to be as fast only for frames of {} or more",
             size(from)
         )),
         None => Ok(format!(
-            "{card} reads {at}: by measurement, host memory is slower for frames of up to {}",
+            "{card} reads {at} directly: host memory was measured to be slower for frames of up to {}",
             size(known.most)
         )),
     }
 }
 
-/// Why the way between the two answers no reads, as the end of a sentence; empty where nothing speaks against it.
+/// Why direct reads are not expected to work, as the end of a sentence; empty if they are.
 fn path(card: &str, gpu: u32, ring: &PlannedRing, topology: &Topology) -> String {
     if is_emulated_nic(card) {
         return String::new();
@@ -115,6 +117,6 @@ fn path(card: &str, gpu: u32, ring: &PlannedRing, topology: &Topology) -> String
     if path.direct {
         String::new()
     } else {
-        format!("; a direct read is not expected to work: {}", path.reason)
+        format!("; direct reads are not expected to work: {}", path.reason)
     }
 }

@@ -10,7 +10,7 @@ fn bytes(bytes: usize) -> ByteSize {
     ByteSize(bytes as u64)
 }
 
-fn about(bytes: usize) -> ByteSize {
+fn rounded(bytes: usize) -> ByteSize {
     self::bytes(bytes).rounded()
 }
 
@@ -26,7 +26,7 @@ impl Display for CopyMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Engine => "the copy engine",
-            Self::Either => "CPU stores below the cut-over, else the copy engine",
+            Self::Either => "CPU stores below the threshold, copy engine above",
             Self::Stores => "CPU stores",
         })
     }
@@ -36,7 +36,7 @@ impl Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "pipeline {}", self.name)?;
         for source in &self.sources {
-            let hold = if source.supports_backpressure {
+            let flow = if source.supports_backpressure {
                 "waits for slots"
             } else {
                 "cannot wait"
@@ -54,13 +54,13 @@ impl Display for Plan {
             match source.detected_from {
                 Some(from) => writeln!(
                     f,
-                    "    frames   learned from {from}, at most {}, window {}, {hold}",
+                    "    frames   detected from {from}, at most {}, window {}, {flow}",
                     bytes(geometry.frame_bytes),
                     counted(geometry.window, "frame"),
                 )?,
                 None => writeln!(
                     f,
-                    "    frames   {} = {} × {}, window {}, {hold}",
+                    "    frames   {} = {} × {}, window {}, {flow}",
                     bytes(geometry.frame_bytes),
                     geometry.places,
                     bytes(geometry.place_bytes),
@@ -69,7 +69,7 @@ impl Display for Plan {
             }
             let threads = counted(source.threads, "thread");
             writeln!(f, "    runs on  {threads}, {}", cores(&source.cores))?;
-            writeln!(f, "    memory   {}", about(source.memory))?;
+            writeln!(f, "    memory   {}", rounded(source.memory))?;
             for note in &source.notes {
                 writeln!(f, "    note     {note}")?;
             }
@@ -91,7 +91,7 @@ impl Display for Plan {
                 ring.slots,
                 bytes(ring.slot_bytes),
                 bytes(ring.region_bytes),
-                about(ring.metadata_bytes),
+                rounded(ring.metadata_bytes),
             )?;
             if ring.is_layout_maximum {
                 writeln!(f, "    frames   {:#}", ring.layout)?;
@@ -110,12 +110,12 @@ impl Display for Plan {
             let thread = copy.kernel_thread.as_ref().map_or_else(
                 || {
                     let (device, direction) = (copy.device, copy.direction.name());
-                    format!("the staging thread of cuda:{device}, {direction}")
+                    format!("copy thread of cuda:{device}, {direction}")
                 },
                 |kernel| format!("the thread of kernel {kernel}"),
             );
             writeln!(f, "    runs on  {thread}")?;
-            writeln!(f, "    way      {}", copy.method)?;
+            writeln!(f, "    method   {}", copy.method)?;
         }
         for kernel in &self.kernels {
             writeln!(
@@ -136,26 +136,29 @@ impl Display for Plan {
             )?;
             match kernel.dispatch {
                 Some(Dispatch::Launch) => {
-                    writeln!(f, "    dispatch launch: one launch a burst")?;
+                    writeln!(f, "    dispatch launch: one launch per burst")?;
                 }
                 Some(Dispatch::Persistent) => {
-                    writeln!(f, "    dispatch persistent: it stays there and waits")?;
+                    writeln!(
+                        f,
+                        "    dispatch persistent: runs permanently, waits for the doorbell"
+                    )?;
                 }
                 None => {}
             }
-            if let Some(bell) = &kernel.doorbell {
-                let by = match bell.initiator {
+            if let Some(doorbell) = &kernel.doorbell {
+                let by = match doorbell.initiator {
                     DoorbellInitiator::Cpu => "the CPU",
                     DoorbellInitiator::Device => "the device that writes the frames",
                 };
-                writeln!(f, "    doorbell rung by {by}, {}", bell.location)?;
+                writeln!(f, "    doorbell rung by {by}, {}", doorbell.location)?;
             }
             writeln!(
                 f,
                 "    reads    {}",
                 reads(kernel.guarantee, kernel.incomplete)
             )?;
-            writeln!(f, "    memory   {}", about(kernel.memory))?;
+            writeln!(f, "    memory   {}", rounded(kernel.memory))?;
         }
         for sink in &self.sinks {
             writeln!(f, "\nsink {} ({}) ← {}", sink.name, sink.driver, sink.input)?;
@@ -170,7 +173,7 @@ impl Display for Plan {
                 sink.burst
             )?;
             writeln!(f, "    reads    {}", reads(sink.guarantee, sink.incomplete))?;
-            writeln!(f, "    memory   {}", about(sink.memory))?;
+            writeln!(f, "    memory   {}", rounded(sink.memory))?;
             for note in &sink.notes {
                 writeln!(f, "    note     {note}")?;
             }
@@ -189,12 +192,12 @@ impl Display for Plan {
         let device = if self.device_memory == 0 {
             String::new()
         } else {
-            format!(", GPU memory {}", about(self.device_memory))
+            format!(", GPU memory {}", rounded(self.device_memory))
         };
         writeln!(
             f,
             "\ntotal    memory {}{device}, data threads {}, cores {usable}",
-            about(self.memory),
+            rounded(self.memory),
             self.threads
         )?;
         for missing in &self.unavailable {
@@ -210,8 +213,8 @@ fn reads(guarantee: bool, incomplete: Incomplete) -> String {
         Incomplete::Drop => "every complete frame (incomplete ones are dropped and counted)",
     };
     if guarantee {
-        format!("{frames}: the producer waits or refuses")
+        format!("{frames}, with backpressure")
     } else {
-        format!("{frames}, unless it is overrun: lost frames are counted")
+        format!("{frames} unless overrun; lost frames are counted")
     }
 }

@@ -1,4 +1,4 @@
-//! Relating sections to each other: who fills which ring, what it means, where it lies.
+//! Resolves references between sections: which component fills which ring, the frame layout, and the memory.
 
 mod sinks;
 
@@ -26,21 +26,21 @@ use crate::units::counted;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// Bytes of a slot when neither the ring nor its source says.
+/// Bytes per slot if neither the ring nor its source sets them.
 const DEFAULT_SLOT: usize = 1 << 20;
 
-/// What a pipeline is surrounded by.
+/// What a plan depends on besides configuration and topology.
 #[derive(Clone, Debug, Default)]
 pub struct PlanContext {
-    /// The directory that relative paths start from.
+    /// The directory that relative paths refer to.
     pub directory: PathBuf,
     /// What sections outside the pipeline (such as `[http]`) claim.
     pub claims: Vec<(Section, Vec<Claim>)>,
-    /// What was measured of GPUs, by ordinal.
+    /// Measured copy profiles of GPUs, by ordinal.
     pub profiles: BTreeMap<u32, Profile>,
 }
 
-/// Resolves `config` for `topology`; every error is added to `diagnostics`. `None` if a plan cannot be made.
+/// Resolves `config` for `topology`. Adds every error to `diagnostics`; returns `None` after an error.
 pub fn resolve(
     config: &Config,
     topology: &Topology,
@@ -89,7 +89,7 @@ pub fn resolve(
     if config.sources.is_empty() && !diagnostics.has_errors() {
         diagnostics.push(
             Diagnostic::error("the configuration has no source")
-                .help("`daq new sim` prints a section to begin with"),
+                .help("`daq new sim` prints an example to start from"),
         );
     }
     if diagnostics.errors() > before {
@@ -98,7 +98,7 @@ pub fn resolve(
     Some(resolver.finish())
 }
 
-/// The name of an inserted ring in host memory with the same frames as `ring`.
+/// Name of the inserted host ring that has the same frames as `ring`.
 fn host_name(ring: &str) -> String {
     format!("{ring}@{}", Placement::Host)
 }
@@ -108,7 +108,7 @@ struct Resolver<'a> {
     topology: &'a Topology,
     profiles: &'a BTreeMap<u32, Profile>,
     wiring: Wiring,
-    /// What the frames of each resolved ring mean.
+    /// The layout of each resolved ring's frames.
     layouts: BTreeMap<String, Layout>,
     plan: Plan,
 }
@@ -121,8 +121,8 @@ impl Resolver<'_> {
             .find(|ring| ring.section.name() == name)
     }
 
-    /// Where a declared ring lies, and why.
-    fn place(&mut self, ring: &RingSection) -> (Placement, String) {
+    /// The memory of a declared ring, and the reason.
+    fn placement(&mut self, ring: &RingSection) -> (Placement, String) {
         match ring.keys.memory {
             Memory::Auto => match self.topology.gpus.first() {
                 Some(gpu) => (
@@ -142,7 +142,7 @@ impl Resolver<'_> {
                         gpus => format!("this machine has {gpus}"),
                     };
                     self.plan.unavailable.push(format!(
-                        "ring `{}` wants cuda:{ordinal}: {there}; use memory = \"auto\" or \"host\"",
+                        "ring `{}` needs cuda:{ordinal}: {there}; set memory = \"auto\" or \"host\"",
                         ring.section.name()
                     ));
                 }
@@ -234,8 +234,9 @@ impl Resolver<'_> {
         }
     }
 
-    /// Adds a declared ring, and the one that is inserted before it where its producer writes host memory.
-    /// Returns the ring that the producer writes, the path to the declared one and the reason.
+    /// Adds a declared ring, and a host ring before it if the ring is on a GPU and its source writes host memory.
+    ///
+    /// Returns the ring that the producer writes, the data path to the declared ring, and the reason.
     fn add_ring(
         &mut self,
         name: &str,
@@ -254,7 +255,7 @@ impl Resolver<'_> {
             return (name.to_owned(), DataPath::Cpu, String::new());
         };
         let ring = &self.config.rings[index];
-        let (placement, reason) = self.place(ring);
+        let (placement, reason) = self.placement(ring);
         let exact = geometry.filter(|(_, source)| source.detected_from().is_none());
         let planned = PlannedRing {
             name: name.to_owned(),
@@ -287,7 +288,7 @@ impl Resolver<'_> {
             return (
                 name.to_owned(),
                 DataPath::Cpu,
-                "the CPU writes packets into host memory".to_owned(),
+                "the CPU writes packets to host memory".to_owned(),
             );
         }
         let staged = format!("{name}@host");
@@ -295,11 +296,9 @@ impl Resolver<'_> {
         self.plan.rings.push(PlannedRing {
             name: staged.clone(),
             placement: Placement::Host,
-            reason: "sockets and files write host memory".to_owned(),
-            inserted: Some(format!(
-                "the CPU fills it, then it is copied to {placement}"
-            )),
-            node: near(self.topology, planned.node, placement),
+            reason: "sockets and files need host memory".to_owned(),
+            inserted: Some(format!("filled by the CPU, then copied to {placement}")),
+            node: host_node(self.topology, planned.node, placement),
             readers: vec![copier.clone()],
             ..planned.clone()
         });
@@ -311,11 +310,11 @@ impl Resolver<'_> {
         (
             staged,
             DataPath::Staged,
-            format!("the driver writes host memory, the ring is on {placement}"),
+            format!("the driver writes to host memory, the ring is on {placement}"),
         )
     }
 
-    /// Adds a copy and returns its name. `gpu` is where one of the rings lies.
+    /// Adds a copy and returns its name. `gpu` is the placement of the ring that is on a GPU.
     fn add_copy(&mut self, from: &str, to: &str, gpu: Placement, direction: Direction) -> String {
         let name = format!("copy to {to}");
         self.plan.copies.push(PlannedCopy {
@@ -333,8 +332,9 @@ impl Resolver<'_> {
         name
     }
 
-    /// Inserts a ring on `placement` beside the planned one called `ring`, and the copy between them, which
-    /// `direction` says of the GPU.
+    /// Inserts a ring called `name` on `placement`, filled by a copy from `ring`.
+    ///
+    /// `direction` is the copy's direction as seen from the GPU.
     fn insert(
         &mut self,
         ring: &str,
@@ -354,7 +354,7 @@ impl Resolver<'_> {
         let copier = self.add_copy(ring, name, gpu, direction);
         self.read_by(ring, &copier);
         let node = match placement {
-            Placement::Host => near(self.topology, planned.node, gpu),
+            Placement::Host => host_node(self.topology, planned.node, gpu),
             Placement::Cuda(_) => planned.node,
         };
         self.plan.rings.push(PlannedRing {
@@ -370,8 +370,8 @@ impl Resolver<'_> {
         });
     }
 
-    /// Resolves kernels whose input is known until none is left; those that remain feed on themselves, on
-    /// rings that nobody fills, or on what comes of these.
+    /// Resolves kernels in the order of the data flow. Kernels that remain are part of a cycle, or read a ring that nothing
+    /// fills, or depend on such a kernel.
     fn kernels(&mut self, diagnostics: &mut Diagnostics) {
         let mut left: BTreeSet<usize> = (0..self.config.kernels.len()).collect();
         let mut failed: BTreeSet<String> = self
@@ -396,20 +396,20 @@ impl Resolver<'_> {
         for i in left {
             let kernel = &self.config.kernels[i];
             let input = &kernel.keys.input;
-            if self.is_circle(i) {
-                let message = format!("ring `{input}` feeds on itself through this kernel");
+            if self.is_cycle(i) {
+                let message = format!("ring `{input}` feeds itself through this kernel");
                 diagnostics.push(
                     at(&kernel.section, "input", message)
-                        .help("rings and kernels must not form a circle"),
+                        .help("rings and kernels must not form a cycle"),
                 );
             } else {
-                self.dry(&kernel.section, input, diagnostics);
+                self.report_unfilled(&kernel.section, input, diagnostics);
             }
         }
     }
 
-    /// Whether what a kernel reads comes from itself.
-    fn is_circle(&self, kernel: usize) -> bool {
+    /// Whether a kernel reads, directly or through other kernels, what it writes.
+    fn is_cycle(&self, kernel: usize) -> bool {
         let above = |kernel: usize| match self
             .wiring
             .fillers
@@ -418,14 +418,14 @@ impl Resolver<'_> {
             Some(Filler::Kernel(above)) => Some(*above),
             _ => None,
         };
-        // Whoever is further above than there are kernels is in another circle.
+        // The limit ends the search if `kernel` is below a cycle of other kernels.
         std::iter::successors(above(kernel), |at| above(*at))
             .take(self.config.kernels.len())
             .any(|at| at == kernel)
     }
 
     /// Reports that nothing fills a ring that `section` reads, if that is certain.
-    fn dry(&self, section: &Section, ring: &str, diagnostics: &mut Diagnostics) {
+    fn report_unfilled(&self, section: &Section, ring: &str, diagnostics: &mut Diagnostics) {
         let is_certain = self.section(ring).is_some() && !self.wiring.may_fill;
         if is_certain && !self.wiring.fillers.contains_key(ring) {
             diagnostics.push(
@@ -464,7 +464,7 @@ impl Resolver<'_> {
             return false;
         }
         let per_frame = 1.0 / kernel.spec.frames_per_output(&self.layouts[input]);
-        if !check::room(ring, kernel.name(), per_frame, diagnostics) {
+        if !check::output_slots(ring, kernel.name(), per_frame, diagnostics) {
             return false;
         }
         let Some(side) = self.side(i, diagnostics) else {
@@ -474,13 +474,13 @@ impl Resolver<'_> {
             && there != here
         {
             let message = format!(
-                "kernel `{}` runs on cuda:{here}, and its output is to lie on cuda:{there}",
+                "kernel `{}` runs on cuda:{here}, but its output ring is declared on cuda:{there}",
                 kernel.name()
             );
             diagnostics.push(
                 Diagnostic::error(message)
                     .at(ring.section.place_of("memory"))
-                    .help("leave `memory` out, or put the kernel's input on the same GPU"),
+                    .help("remove `memory`, or put the kernel's input on the same GPU"),
             );
             return false;
         }
@@ -504,30 +504,30 @@ impl Resolver<'_> {
                 diagnostics,
             );
         }
-        // Whether a machine that was not looked at has a GPU is not known.
+        // Without hardware detection it is unknown whether the machine has a GPU.
         let is_certain =
             self.topology.is_real || !kernel.spec.has(&self.layouts[input], Side::Cuda(0));
         if kernel.keys.dispatch == Some(Dispatch::Launch) && side == Side::Cpu && is_certain {
             let message = format!(
-                "`dispatch` has no meaning for kernel `{}`: it runs on the CPU",
+                "`dispatch` has no effect on kernel `{}`, because it runs on the CPU",
                 kernel.name()
             );
             diagnostics.push(
                 Diagnostic::warning(message)
                     .at(kernel.section.place_of("dispatch"))
-                    .help("leave it out, or put the kernel's input on a GPU"),
+                    .help("remove it, or put the kernel's input on a GPU"),
             );
         }
         let dispatch = kernel.keys.dispatch.unwrap_or_default();
         let is_persistent = dispatch == Dispatch::Persistent;
         if is_persistent && side == Side::Cpu && kernel.spec.supports_persistent().is_ok() {
             let message = format!(
-                "kernel `{}` cannot stay on a GPU: it runs on the CPU",
+                "kernel `{}` cannot be persistent, because it runs on the CPU",
                 kernel.name()
             );
             diagnostics.push(
                 at(&kernel.section, "dispatch", message)
-                    .help("leave `dispatch` out, or put the kernel's input on a GPU"),
+                    .help("remove `dispatch`, or put the kernel's input on a GPU"),
             );
             return false;
         }
@@ -559,7 +559,7 @@ impl Resolver<'_> {
         true
     }
 
-    /// Where a kernel runs: with its input, if it can; `None` where it cannot at all.
+    /// Where a kernel runs: on the GPU of its input if possible; `None` if it cannot run at all.
     fn side(&self, i: usize, diagnostics: &mut Diagnostics) -> Option<Side> {
         let kernel = &self.config.kernels[i];
         let input = &kernel.keys.input;
@@ -586,7 +586,7 @@ impl Resolver<'_> {
                         format!("kernel `{name}` runs on a GPU only: {no_gpu}"),
                     )
                     .help(format!(
-                        "to check or plan it for another machine: daq check --no-hardware; kernels that run on the CPU: {}",
+                        "to check the configuration for another machine, run: daq check --no-hardware; kernels that run on the CPU: {}",
                         self.config.built_in.join(", ")
                     )),
                 );
@@ -596,8 +596,9 @@ impl Resolver<'_> {
         Some(Side::Cuda(ordinal))
     }
 
-    /// Adds the output ring of kernel `i`, and the one that is inserted where it writes elsewhere than declared;
-    /// returns the name of the ring that it writes.
+    /// Adds the output ring of kernel `i`, and a ring before it if the kernel cannot write the declared memory.
+    ///
+    /// Returns the name of the ring that the kernel writes.
     fn add_output(&mut self, i: usize, side: Side, slot: usize, layout: &Layout) -> String {
         let kernel = &self.config.kernels[i];
         let output = &kernel.keys.output;
@@ -620,12 +621,12 @@ impl Resolver<'_> {
             (ring.placement, ring.reason) = (memory, why);
             return output.clone();
         }
-        // The kernel writes a ring of its own, from which the declared one is filled.
+        // The kernel writes an inserted ring, which is copied to the declared one.
         let written = format!("{output}@{memory}");
         let copier = format!("copy to {output}");
         let (declared, mut node) = (ring.placement, ring.node);
         if memory == Placement::Host {
-            node = near(self.topology, node, declared);
+            node = host_node(self.topology, node, declared);
         }
         let planned = PlannedRing {
             node,
@@ -646,8 +647,8 @@ impl Resolver<'_> {
         written
     }
 
-    /// The host ring with the same frames as `ring`: itself, the one it is copied from, or a new one that it
-    /// is copied to.
+    /// The host ring with the same frames as `ring`: itself, the ring that it is copied from, or a new ring that it is
+    /// copied to.
     fn host_side(&mut self, ring: &str, why: &str) -> String {
         let host = host_name(ring);
         match self.plan.ring(ring).map(|planned| planned.placement) {
@@ -661,7 +662,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// The ring on a GPU with the same frames as `ring`: itself, or a new one that its host side is copied to.
+    /// The ring on GPU `ordinal` with the same frames as `ring`: itself, or a new copy of its host ring.
     fn device_side(&mut self, ring: &str, ordinal: u32, why: &str) -> String {
         let placement = Placement::Cuda(ordinal);
         if self
@@ -690,7 +691,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Rings that are declared and not used, or filled and not read.
+    /// Warns of rings that are unused, or filled but not read.
     fn unused(&self, diagnostics: &mut Diagnostics) {
         for ring in &self.config.rings {
             let name = ring.section.name();
@@ -699,7 +700,7 @@ impl Resolver<'_> {
             }
             let message = if self.wiring.fillers.contains_key(name) {
                 format!(
-                    "no kernel or sink reads ring `{name}`: its frames are counted and overwritten"
+                    "no kernel or sink reads ring `{name}`: frames are counted, then overwritten"
                 )
             } else if self.wiring.may_fill {
                 continue;
@@ -710,7 +711,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Leaves rings that went to a GPU by themselves in host memory, where nothing on the GPU reads them.
+    /// Moves rings with `memory = "auto"` back to host memory if nothing on the GPU reads them.
     fn leave_on_host(&mut self) {
         let auto = |ring: &str| {
             self.section(ring)
@@ -731,13 +732,13 @@ impl Resolver<'_> {
                 ring.name.clone_from(&copy.to);
                 ring.inserted = None;
                 ring.node = node;
-                "nothing on a GPU reads it".clone_into(&mut ring.reason);
+                "no GPU kernel reads it".clone_into(&mut ring.reason);
                 ring.readers.retain(|reader| *reader != copy.name);
             }
             let sources = plan.sources.iter_mut();
             for source in sources.filter(|source| source.ring == copy.from) {
                 source.path = DataPath::Cpu;
-                "the CPU writes packets into host memory".clone_into(&mut source.reason);
+                "the CPU writes packets to host memory".clone_into(&mut source.reason);
             }
             let written = plan.sources.iter_mut().map(|source| &mut source.ring);
             let outputs = plan.kernels.iter_mut().map(|kernel| &mut kernel.output);
@@ -761,15 +762,15 @@ impl Resolver<'_> {
         self.leave_on_host();
         let mut plan = self.plan;
         dma::decide(&mut plan, self.config, self.topology);
-        nics::send(&mut plan, self.config, self.topology);
+        nics::assign_to_sinks(&mut plan, self.config, self.topology);
         mapping::decide(&mut plan, self.topology, &self.config.staging.backends);
         totals::add(&mut plan);
         plan
     }
 }
 
-/// The NUMA node for a host ring whose frames are copied to or from `gpu`: the declared one, or the GPU's.
-fn near(topology: &Topology, declared: Option<u32>, gpu: Placement) -> Option<u32> {
-    let is_it = |there: &&Gpu| Placement::Cuda(there.ordinal) == gpu;
-    declared.or_else(|| topology.gpus.iter().find(is_it)?.node)
+/// The NUMA node for a host ring whose frames are copied to or from `gpu`: the declared node, or the GPU's node.
+fn host_node(topology: &Topology, declared: Option<u32>, gpu: Placement) -> Option<u32> {
+    let is_same = |other: &&Gpu| Placement::Cuda(other.ordinal) == gpu;
+    declared.or_else(|| topology.gpus.iter().find(is_same)?.node)
 }

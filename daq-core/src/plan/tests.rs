@@ -322,7 +322,7 @@ fn plan_without_gpu_reader_copies_nothing_to_gpu() {
         (raw.placement, raw.supports_backpressure),
         (Placement::Host, false)
     );
-    assert_eq!(raw.reason, "nothing on a GPU reads it");
+    assert_eq!(raw.reason, "no GPU kernel reads it");
     assert_eq!(plan.sources[0].path, DataPath::Cpu);
     assert_eq!(
         (
@@ -377,7 +377,7 @@ fn missing_gpu_error_lists_available_gpus() {
     assert_eq!(
         plan.unavailable,
         [
-            "ring `raw` wants cuda:7: this machine has cuda:0 (Test GPU); use memory = \"auto\" or \"host\""
+            "ring `raw` needs cuda:7: this machine has cuda:0 (Test GPU); set memory = \"auto\" or \"host\""
         ]
     );
     let plan = plan_of(&text, &host()).unwrap();
@@ -487,7 +487,7 @@ fn wrong_driver_and_other_errors_are_all_reported() {
         &rendered,
         &[
             "unknown use \"half\" in [kernel.quarter]",
-            "a burst of 0 frames; 1 to 4096 are possible",
+            "`burst` is 0, but must be 1 to 4096",
             "core 9 is not among the cores of this process",
             "`guarantee` is an integer, a boolean is expected",
             "unknown key `gpuu` in [kernel.quarter]",
@@ -504,7 +504,7 @@ fn wrong_driver_and_other_errors_are_all_reported() {
         &rendered,
         &[
             "unknown driver \"vod\" in [sink.quarter]",
-            "a burst of 9999 frames; 1 to 4096 are possible",
+            "`burst` is 9999, but must be 1 to 4096",
             "there is no ring `smal`",
             "a kernel and a sink are both called `quarter`",
         ],
@@ -599,11 +599,11 @@ fn cycle_of_rings_is_rejected() {
     let circle = "[kernel.back]\nuse = \"quarter\"\ninput = \"b\"\noutput = \"a\"\n[kernel.forth]\nuse = \"quarter\"\n\
                   input = \"a\"\noutput = \"b\"\n[ring.a]\n[ring.b]\n";
     let error = plan_of(&format!("{PIPELINE}\n{circle}"), &host()).unwrap_err();
-    assert_eq!(error.matches("feeds on itself").count(), 2, "{error}");
+    assert_eq!(error.matches("feeds itself").count(), 2, "{error}");
     let below = "[kernel.below]\nuse = \"quarter\"\ninput = \"a\"\noutput = \"c\"\n[ring.c]\n\
                  [sink.c]\ndriver = \"void\"\ninput = \"c\"\n";
     let rendered = plan_of(&format!("{PIPELINE}\n{circle}\n{below}"), &host()).unwrap_err();
-    let feeds = |ring| format!("ring `{ring}` feeds on itself through this kernel");
+    let feeds = |ring| format!("ring `{ring}` feeds itself through this kernel");
     only(&rendered, &[&feeds("a"), &feeds("b")]);
     // Nor is it a circle where a kernel reads from one that reads nothing.
     let dry = below.replace("\"a\"", "\"small\"");
@@ -636,7 +636,7 @@ fn frame_larger_than_slot_is_rejected() {
         "{error}"
     );
     let error = error_of(("slots = 4", "slots = 1"));
-    assert!(error.contains("at least 2 are needed"), "{error}");
+    assert!(error.contains("must be at least 2"), "{error}");
 }
 
 #[test]
@@ -646,7 +646,7 @@ fn ring_too_small_for_kernel_outputs_is_rejected() {
         "use = \"quarter\"\nframes_per_output = 0.01",
     ));
     assert!(
-        error.contains("64 slots are too few: one frame of kernel `quarter` yields up to 101"),
+        error.contains("64 slots are too few, because kernel `quarter` produces up to 101"),
         "{error}"
     );
     assert!(
@@ -714,11 +714,14 @@ fn pipeline_name_in_path_is_expanded() {
     }
     for (name, why) in [
         ("", "is empty"),
-        ("a/b", "has '/' in it"),
+        ("a/b", "contains '/'"),
         ("../up", "begins with a dot"),
         (".hidden", "begins with a dot"),
-        ("a\\nb", "has '\\n' in it"),
-        (&"x".repeat(201), "has 201 bytes, at most 200 are possible"),
+        ("a\\nb", "contains '\\n'"),
+        (
+            &"x".repeat(201),
+            "has 201 bytes, but at most 200 are allowed",
+        ),
     ] {
         let rendered =
             plan_of(&format!("[daq]\nname = \"{name}\"\n{PIPELINE}"), &host()).unwrap_err();
@@ -736,7 +739,7 @@ fn section_name_in_path_is_expanded() {
     for name in ["../x", "a/b", "", "a b", "é", ".", &long] {
         let rendered = error_of(("[sink.disk]", &format!("[sink.\"{name}\"]")));
         let wanted = if name == long {
-            "a name of 201 letters, at most 200 are possible".to_owned()
+            "the name has 201 characters, but at most 200 are allowed".to_owned()
         } else {
             format!("{name:?} cannot be a name")
         };

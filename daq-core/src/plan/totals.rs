@@ -1,4 +1,4 @@
-//! What a plan takes altogether.
+//! Totals of a plan: memory and threads.
 
 use super::{Plan, SPARE_READERS};
 use crate::kernel::Side;
@@ -16,7 +16,7 @@ pub(super) fn add(plan: &mut Plan) {
         (ring.region_bytes, ring.metadata_bytes) =
             (options.region_bytes(), options.metadata_bytes());
     }
-    // Readers that may be overrun on rings that cannot be held back read private copies.
+    // Readers without guarantee copy frames first if their ring does not support backpressure.
     let copies = plan
         .kernels
         .iter()
@@ -48,20 +48,20 @@ pub(super) fn add(plan: &mut Plan) {
     let sources = plan.sources.iter().map(|source| source.memory);
     let sinks = plan.sinks.iter().map(|sink| sink.memory);
     let beside: usize = records.chain(sources).chain(sinks).sum();
-    // Slots of engines that go round lie where the ring does that their frames are carried to.
+    // The private slots of free-running engines are in the same memory as the ring.
     let (mut on_host, mut on_device) = (on(true) + beside + copies, on(false));
     for source in &plan.sources {
-        let carried = source
+        let private = source
             .engine
             .as_ref()
             .and_then(|engine| engine.private_slot_bytes);
         match plan.ring(&source.ring).map(|ring| ring.placement) {
-            Some(Placement::Cuda(_)) => on_device += carried.unwrap_or(0),
-            _ => on_host += carried.unwrap_or(0),
+            Some(Placement::Cuda(_)) => on_device += private.unwrap_or(0),
+            _ => on_host += private.unwrap_or(0),
         }
     }
     (plan.memory, plan.device_memory) = (on_host, on_device);
-    // One staging thread a GPU and direction, but for what kernels' threads carry.
+    // One copy thread per GPU and direction, unless a kernel's thread does the copy.
     let staging: BTreeSet<_> = plan
         .copies
         .iter()

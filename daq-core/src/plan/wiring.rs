@@ -1,41 +1,39 @@
-//! Who fills and who reads which ring.
+//! Which components fill and read which ring.
 
 use super::config::at;
 use super::{Config, KnownKeys};
 use crate::config::{Diagnostic, Diagnostics, Section, nearest};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Who fills a ring.
+/// The component that fills a ring.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Filler {
     Source(usize),
     Kernel(usize),
-    /// A component that could not be read: nothing is known of the frames.
+    /// A component whose section has errors, so the frames are unknown.
     Unread,
 }
 
-/// Who fills which ring, who reads it, and how far the configuration can be trusted to tell all of it.
+/// Which components fill and read each ring, and whether connections are missing because of errors.
 ///
-/// A section whose ring is not written, or of a wrong name, is told once; what would follow from the missing
-/// connection is not.
+/// A missing or wrong ring name is reported once; errors that only follow from the missing connection are suppressed.
 #[derive(Default)]
 pub(super) struct Wiring {
-    /// Who fills each ring, or most likely meant to.
+    /// The component that fills each ring; a misspelt ring name counts as the nearest ring.
     pub(super) fillers: BTreeMap<String, Filler>,
-    /// Rings that somebody reads, or most likely meant to.
+    /// Rings that a component reads; a misspelt ring name counts as the nearest ring.
     pub(super) read: BTreeSet<String>,
-    /// Somebody fills a ring, and it cannot be told which.
+    /// A component fills a ring, but which one is unknown.
     pub(super) may_fill: bool,
-    /// Somebody reads a ring, and it cannot be told which.
+    /// A component reads a ring, but which one is unknown.
     pub(super) may_read: bool,
 }
 
 impl Wiring {
-    /// Who fills each declared ring and who reads it; a second one who fills it, or a ring that does not exist,
-    /// is an error.
+    /// Connects components and declared rings. Reports rings that do not exist and rings with two producers.
     pub(super) fn of(config: &Config, diagnostics: &mut Diagnostics) -> Self {
         let mut fillers: BTreeMap<String, (Filler, &KnownKeys)> = BTreeMap::new();
-        let mut meant_to_fill: Vec<(String, &KnownKeys)> = Vec::new();
+        let mut misspelt: Vec<(String, &KnownKeys)> = Vec::new();
         let mut wiring = Self::default();
         for known in &config.known_keys {
             let section = &known.section;
@@ -64,20 +62,20 @@ impl Wiring {
                             );
                         }
                     },
-                    Named::Meant(ring) => meant_to_fill.push((ring.to_owned(), known)),
-                    Named::Nothing => wiring.may_fill = true,
+                    Named::Nearest(ring) => misspelt.push((ring.to_owned(), known)),
+                    Named::Unknown => wiring.may_fill = true,
                 }
             }
             if let Some(key) = known.input_key() {
                 match named_ring(config, section, key, known.input.as_deref(), diagnostics) {
-                    Named::Ring(ring) | Named::Meant(ring) => {
+                    Named::Ring(ring) | Named::Nearest(ring) => {
                         wiring.read.insert(ring.to_owned());
                     }
-                    Named::Nothing => wiring.may_read = true,
+                    Named::Unknown => wiring.may_read = true,
                 }
             }
         }
-        for (ring, known) in meant_to_fill {
+        for (ring, known) in misspelt {
             fillers.entry(ring).or_insert((Filler::Unread, known));
         }
         let fillers = fillers
@@ -88,13 +86,13 @@ impl Wiring {
     }
 }
 
-/// The ring behind a name in a section.
+/// The ring that a key names.
 enum Named<'a> {
     Ring(&'a str),
-    /// The name is wrong; this one was most likely meant.
-    Meant(&'a str),
-    /// It is not written, or is like none.
-    Nothing,
+    /// No ring has the name; this is the nearest.
+    Nearest(&'a str),
+    /// The key is missing, or its value is similar to no ring's name.
+    Unknown,
 }
 
 fn named_ring<'a>(
@@ -105,19 +103,19 @@ fn named_ring<'a>(
     diagnostics: &mut Diagnostics,
 ) -> Named<'a> {
     let Some(ring) = ring else {
-        return Named::Nothing;
+        return Named::Unknown;
     };
     let names = config.rings.iter().map(|ring| ring.section.name());
     let names: Vec<_> = names.collect();
     if names.contains(&ring) {
         return Named::Ring(ring);
     }
-    let meant = nearest(ring, &names);
-    let meant = names.iter().copied().find(|name| Some(*name) == meant);
-    let help = match meant {
-        Some(meant) => format!("did you mean \"{meant}\"?"),
+    let suggestion = nearest(ring, &names);
+    let suggestion = names.iter().copied().find(|name| Some(*name) == suggestion);
+    let help = match suggestion {
+        Some(name) => format!("did you mean \"{name}\"?"),
         None => format!("declare it: [ring.{ring}]"),
     };
     diagnostics.push(at(section, key, format!("there is no ring `{ring}`")).help(help));
-    meant.map_or(Named::Nothing, Named::Meant)
+    suggestion.map_or(Named::Unknown, Named::Nearest)
 }

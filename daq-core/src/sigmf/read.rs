@@ -82,7 +82,7 @@ impl Meta {
             .and_then(Value::as_object)
             .ok_or_else(|| SigmfError::Missing {
                 field: "the object `global`".into(),
-                why: "it tells the type of the samples",
+                why: "it contains the type of the samples",
             })?;
         let global = read_global(Fields {
             at: "global",

@@ -77,7 +77,7 @@ impl Gid {
         self.address.to_ipv4_mapped().is_some()
     }
 
-    /// The address without what tells one host from another: the kind of address is kept.
+    /// The address without the part that identifies a host; the kind of address is kept.
     pub(super) fn anonymous(&self) -> Ipv6Addr {
         match self.address.segments() {
             [0xfe80, ..] => Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
@@ -206,7 +206,7 @@ pub fn is_emulated_nic(name: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NicError {
     /// Not of that name.
-    #[error("there is no RDMA network card `{name}`; this machine has {} (`emulated` is one that needs no hardware)", named(.there))]
+    #[error("there is no RDMA network card `{name}`; available: {} (`emulated` needs no hardware)", named(.there))]
     Unknown {
         /// What was asked for.
         name: String,
@@ -215,7 +215,7 @@ pub enum NicError {
     },
     /// None at all.
     #[error(
-        "this machine has no RDMA network card; see daq doctor, or try `nics = [\"emulated\"]`, which needs none"
+        "this machine has no RDMA network card; run daq doctor, or use the emulated card: nics = [\"emulated\"]"
     )]
     None,
 }
@@ -223,7 +223,7 @@ pub enum NicError {
 /// A list for people.
 fn named(names: &[String]) -> String {
     if names.is_empty() {
-        return "none; see daq doctor".to_owned();
+        return "none; run daq doctor".to_owned();
     }
     names.join(", ")
 }
@@ -232,7 +232,7 @@ impl Topology {
     /// The card of that name.
     ///
     /// # Errors
-    /// If there is none; tells which are there.
+    /// If there is no such card; the error lists the available cards.
     pub fn nic(&self, name: &str) -> Result<&Nic, NicError> {
         let mut nics = self.nics.iter();
         nics.find(|nic| nic.name == name)

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | below one switch (PIX, PXB) that does not redirect | direct |
 //! | the same with redirection, or the device is given to programs behind an IOMMU; below one host bridge (PHB) that is known to pass on | direct, with a warning: the proof at the start decides |
-//! | below two host bridges of one NUMA node (NODE), of two (SYS), below one of which nobody knows; in a virtual machine; the ring does not fit | staged, direct if asked for |
+//! | below two host bridges of one NUMA node (NODE), of two (SYS), of unknown nodes; in a virtual machine; the ring does not fit | staged, direct if requested |
 //! | such that nothing can make it work: one IOMMU group, no way to map the memory, a ring larger than the window | staged |
 
 mod pair;
@@ -144,7 +144,7 @@ impl Topology {
             Err(NotFound { is_certain, why }) => {
                 let direct = preference == P2pPreference::Direct && !is_certain;
                 let (reason, warnings) = if direct {
-                    ("asked for".to_owned(), vec![why])
+                    ("requested by the configuration".to_owned(), vec![why])
                 } else {
                     (why, Vec::new())
                 };
@@ -171,12 +171,15 @@ impl Topology {
         let (direct, reason) = match (preference, against.next()) {
             (P2pPreference::Staged, first) => {
                 warnings.extend(first);
-                (false, "asked for".to_owned())
+                (false, "requested by the configuration".to_owned())
             }
             (_, None) => (true, pair.sentence()),
             (P2pPreference::Direct, Some(first)) if !forbidden => {
                 warnings.insert(0, first);
-                (true, format!("asked for; {}", pair.sentence()))
+                (
+                    true,
+                    format!("requested by the configuration; {}", pair.sentence()),
+                )
             }
             (_, Some(first)) => (false, first),
         };
@@ -206,7 +209,7 @@ impl Topology {
         };
         let (write, read) = (judge(PeerAccess::Write), judge(PeerAccess::Read));
         let limit = if write.direct && !read.direct {
-            " (writes only: reads are not answered)"
+            " (writes only, reads do not work)"
         } else {
             ""
         };
@@ -228,7 +231,7 @@ impl Topology {
             && nic.pci.is_none()
         {
             let why = format!(
-                "{} is a network card of software: the kernel writes what arrives, and only into host memory",
+                "{} is an emulated network card, which can write only to host memory",
                 nic.name
             );
             return Err(NotFound {
@@ -239,7 +242,7 @@ impl Topology {
         let address = self.address_of(asked.device, ordinal);
         if canonical(address).is_none() {
             let why = format!(
-                "`{address}` is no PCI address: how far it is from cuda:{ordinal} is not known"
+                "`{address}` is not a PCI address, so its distance to cuda:{ordinal} is unknown"
             );
             return Err(NotFound {
                 is_certain: false,
@@ -247,7 +250,7 @@ impl Topology {
             });
         }
         if self.pci.devices.is_empty() {
-            let why = "the machine shows no PCI devices".to_owned();
+            let why = "this machine has no visible PCI devices".to_owned();
             return Err(NotFound {
                 is_certain: false,
                 why,
@@ -262,7 +265,7 @@ impl Topology {
         })?;
         let card = gpu.pci.as_deref().and_then(|at| self.pci.device(at));
         let card = card.ok_or_else(|| {
-            let why = format!("cuda:{ordinal} is not among the PCI devices that the machine shows");
+            let why = format!("cuda:{ordinal} is not among the visible PCI devices");
             NotFound {
                 is_certain: false,
                 why,
@@ -278,9 +281,9 @@ pub fn slow(hop: &Hop) -> Option<String> {
         return None;
     }
     let why = if hop.effective.rate() < hop.max.rate() {
-        "both ends can do more: seat the card again, look at risers and at lanes that the slot shares"
+        "both ends support more; reseat the card, and check risers and shared lanes"
     } else {
-        "the slot has no more"
+        "this is the slot's maximum"
     };
     Some(format!(
         "{} runs at {} of {}: {why}",

@@ -30,7 +30,9 @@ impl PciTree {
         if let (Some("AuthenticAMD"), Some(family @ ZEN..)) =
             (self.processor.vendor.as_deref(), self.processor.family)
         {
-            return Ok(format!("AMD processors of family {family:#x} pass it on"));
+            return Ok(format!(
+                "AMD processors of family {family:#x} forward peer-to-peer transfers"
+            ));
         }
         for host in [a, b] {
             let found = self.host(host);
@@ -45,25 +47,24 @@ impl PciTree {
                 _ if a == b && self.is_intel_client() => {
                     return match direction {
                         PeerAccess::Write => Ok(format!(
-                            "{a} belongs to an Intel client processor, which passes writes from one device to another"
+                            "{a} belongs to an Intel client processor, which forwards peer-to-peer writes"
                         )),
                         PeerAccess::Read => Err(format!(
-                            "{a} belongs to an Intel client processor, which passes writes from one device to another but does \
-                             not answer reads"
+                            "{a} belongs to an Intel client processor, which forwards peer-to-peer writes but not reads"
                         )),
                     };
                 }
                 found => {
                     let id = found.map_or_else(String::new, |device| format!(" ({})", device.id()));
                     return Err(format!(
-                        "{host}{id} is not on the kernel's list of host bridges that pass writes on from one device to another"
+                        "{host}{id} is not on Linux's list of host bridges that forward peer-to-peer writes"
                     ));
                 }
             }
         }
         let id = self.host(a).map(PciDevice::id).unwrap_or_default();
         Ok(format!(
-            "{a} ({id}) is on the kernel's list of those that pass it on"
+            "{a} ({id}) is on Linux's list of host bridges that forward peer-to-peer transfers"
         ))
     }
 

@@ -1,4 +1,4 @@
-//! What `/sys` tells of a GPU as a PCI device: its links, its window for the processor, its NUMA node.
+//! Facts from `/sys` about a GPU as a PCI device: links, BAR1, NUMA node.
 //!
 //! Everything is read from files, so a recorded tree does as well as the machine. What a virtual machine
 //! leaves out or fills with zeros is unknown here, never bad.
@@ -60,7 +60,7 @@ impl fmt::Display for Lanes {
     }
 }
 
-/// A PCIe link, as the device at one of its ends tells it.
+/// A PCIe link, as the device at one of its ends reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// As it runs. An idle GPU lowers the generation to save power and raises it under load; the width stays.

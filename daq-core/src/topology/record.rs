@@ -48,7 +48,7 @@ const GPUS: &str = "gpus.json";
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The directory is there and has something in it.
-    #[error("{} is not empty; name a directory that is not there yet", .path.display())]
+    #[error("{} is not empty; name a new directory", .path.display())]
     NotEmpty {
         /// The directory.
         path: PathBuf,
@@ -62,7 +62,7 @@ pub enum RecordError {
         source: io::Error,
     },
     /// The directory is no recorded machine.
-    #[error("{} is not what `daq topo --record` writes: {why}", .path.display())]
+    #[error("{} was not written by `daq topo --record`: {why}", .path.display())]
     Foreign {
         /// The file that says otherwise.
         path: PathBuf,
@@ -71,7 +71,7 @@ pub enum RecordError {
     },
 }
 
-/// What neither `/sys` nor `/proc` tells.
+/// Facts that neither `/sys` nor `/proc` contains.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Recorded {

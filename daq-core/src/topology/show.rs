@@ -59,7 +59,7 @@ impl Topology {
             }
         }
         for nic in self.nics.iter().filter(|nic| nic.pci.is_none()) {
-            let _ = writeln!(text, "RDMA card of software: {}", nic.describe());
+            let _ = writeln!(text, "emulated RDMA card: {}", nic.describe());
         }
         for gpu in &self.gpus {
             let near = self.nics_by_distance(gpu.ordinal);
@@ -77,7 +77,7 @@ impl Topology {
             if !near.is_empty() {
                 let _ = writeln!(
                     text,
-                    "RDMA cards for cuda:{}, the nearest first: {}",
+                    "RDMA cards for cuda:{}, nearest first: {}",
                     gpu.ordinal,
                     near.join(", ")
                 );
@@ -102,9 +102,9 @@ impl Topology {
             ""
         };
         let nodes = match self.nodes.len() {
-            0 => "nodes unknown".to_owned(),
-            1 => "1 node".to_owned(),
-            n => format!("{n} nodes"),
+            0 => "NUMA nodes unknown".to_owned(),
+            1 => "1 NUMA node".to_owned(),
+            n => format!("{n} NUMA nodes"),
         };
         let iommu = match self.pci.iommu {
             Iommu::Unknown => "unknown",
@@ -341,14 +341,16 @@ impl DevicePath {
         }
         let last = match (path.direct, path.forbidden) {
             (true, _) if *direction == PeerAccess::Read => {
-                "measure  which is faster: daq bench rdma --keep"
+                "measure  to find the faster path, run: daq bench rdma --keep"
             }
             (false, false) if *direction == PeerAccess::Read => {
-                "else     direct where a measurement shows that it works: daq bench rdma --keep"
+                "else     direct if a measurement shows that it works; run: daq bench rdma --keep"
             }
-            (true, _) => "proof    at the start, before a frame is published",
-            (false, true) => "else     nothing: direct is impossible",
-            (false, false) => "else     direct where asked for, if the proof at the start succeeds",
+            (true, _) => "verified at startup, before a frame is published",
+            (false, true) => "else     a direct path is impossible",
+            (false, false) => {
+                "else     direct if requested (path = \"direct\") and verified at startup"
+            }
         };
         let _ = writeln!(text, "    {last}");
         text
@@ -356,7 +358,7 @@ impl DevicePath {
 }
 
 impl PciTree {
-    /// The pairs that `daq topo` tells of where no configuration names any: candidates and GPUs.
+    /// The pairs that `daq topo` shows without a configuration: every candidate device with every GPU.
     pub fn pairs<'a>(&'a self, gpus: &'a [Gpu]) -> impl Iterator<Item = (&'a PciDevice, &'a Gpu)> {
         let candidates = self.candidates().into_iter();
         candidates.flat_map(move |device| gpus.iter().map(move |gpu| (device, gpu)))

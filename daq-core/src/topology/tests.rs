@@ -36,7 +36,10 @@ fn core_is_remote_only_from_known_other_numa_node() {
         ..Topology::unknown()
     };
     let far = topology.remote_node(1, Some(1)).unwrap();
-    assert_eq!(far.to_string(), "it is on node 0, the GPU on node 1");
+    assert_eq!(
+        far.to_string(),
+        "it is on NUMA node 0, the GPU is on node 1"
+    );
     assert_eq!(topology.remote_node(2, Some(1)), None);
     assert_eq!(
         topology.remote_node(1, None),

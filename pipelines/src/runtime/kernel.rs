@@ -218,7 +218,7 @@ impl Runner {
         }
         self.producer.leak_memory();
         if let Some(kernel) = self.kernel.take() {
-            kernel.abandon();
+            kernel.leak();
         }
         std::mem::forget(self.stream.take());
         self.reader.detach_now();

@@ -230,7 +230,8 @@ fn sigmf_overrun_frames_are_annotated() {
         Err(why) => skip!("{why}"),
     };
     // A ring of 4 frames and a source that does not wait: much is refused.
-    let text = counting("packets = 40000\nbackpressure = false", "").replace("slots = 1024", "slots = 4");
+    let text =
+        counting("packets = 40000\nbackpressure = false", "").replace("slots = 1024", "slots = 4");
     let daq = Daq::new(&text);
     let outcome = run(&daq);
     let seen = validate(&python, &daq);

@@ -277,7 +277,11 @@ fn is_replayed_as_sent(kind: &str, format: &str, slot: usize, sends: usize, fram
         longest > 10_000,
         "no record of {kind} holds several datagrams"
     );
-    for keys in ["speed = \"free\"", "speed = \"free\"\nbackpressure = false", ""] {
+    for keys in [
+        "speed = \"free\"",
+        "speed = \"free\"\nbackpressure = false",
+        "",
+    ] {
         let path = capture.display();
         let again = Daq::new(&format!(
             "[source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = \"{path}\"\n{keys}\n{format}\n{rest}"

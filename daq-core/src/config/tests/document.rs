@@ -234,7 +234,7 @@ fn undefined_variable_is_located() {
   |
   = help: set it, or give a default: `${OUT:-…}`
 
-error: `B C` is no name of an environment variable
+error: `B C` is not a valid name of an environment variable
  --> daq.toml:2:23
   |
 2 | path = "$${OUT}${OUT}/${B C}/${"

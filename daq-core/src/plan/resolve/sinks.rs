@@ -1,4 +1,4 @@
-//! Sinks: which rings they read.
+//! Resolves sinks: which ring each sink reads.
 
 use super::{Resolver, host_name};
 use crate::claim::Claim;
@@ -10,7 +10,7 @@ impl Resolver<'_> {
     pub(super) fn sinks(&mut self, diagnostics: &mut Diagnostics) {
         let config = self.config;
         let mut order: Vec<_> = config.sinks.iter().enumerate().collect();
-        // What is copied to host memory anyway is known once the others are there.
+        // Sinks that choose by measurement come last, because their choice depends on the copies that others need.
         order.sort_by_key(|(_, sink)| sink.spec.accepts() == Placements::Measured);
         let mut planned = Vec::with_capacity(order.len());
         for (i, sink) in order {
@@ -29,7 +29,7 @@ impl Resolver<'_> {
     ) -> Option<PlannedSink> {
         let input = &sink.keys.input;
         let Some(layout) = self.layouts.get(input) else {
-            self.dry(&sink.section, input, diagnostics);
+            self.report_unfilled(&sink.section, input, diagnostics);
             return None;
         };
         if let Err(problem) = sink.spec.check(layout) {
@@ -38,7 +38,7 @@ impl Resolver<'_> {
         }
         let is_copied = self.plan.ring(&host_name(input)).is_some();
         let chosen = match (sink.spec.accepts(), self.plan.ring(input)) {
-            // Frames that are in host memory anyway are read there.
+            // If the frames are copied to host memory for another reader, the sink reads that copy.
             (Placements::Measured, Some(ring)) if !is_copied => {
                 nics::reads(&*sink.spec, ring, self.topology, self.profiles).map(Some)
             }

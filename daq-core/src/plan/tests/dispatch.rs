@@ -19,7 +19,7 @@ fn gpu_kernel_dispatch_is_launched_by_default() {
         let (plan, rendered) = plan_with_lines(lines, &with_gpu());
         let plan = plan.unwrap();
         assert_eq!(plan.kernels[0].dispatch, Some(Dispatch::Launch), "{lines}");
-        let shown = "    dispatch launch: one launch a burst\n";
+        let shown = "    dispatch launch: one launch per burst\n";
         assert!(plan.to_string().contains(shown), "{plan}");
         let json = serde_json::to_value(&plan).unwrap();
         assert_eq!(json["kernels"][0]["dispatch"], "launch");
@@ -32,11 +32,10 @@ fn built_in_kernel_with_persistent_dispatch_is_rejected_at_key() {
     for topology in [host(), with_gpu(), Topology::unknown()] {
         let (plan, rendered) = plan_with_lines("gpu = true\ndispatch = \"persistent\"", &topology);
         assert!(plan.is_none());
-        let error = "kernel `quarter` cannot stay on a GPU: built-in kernels are launched";
+        let error = "kernel `quarter` cannot be persistent: built-in kernels are launched";
         only(&rendered, &[error]);
         assert!(
-            rendered.contains("daq.toml:14:12")
-                && rendered.contains("help: leave `dispatch` out; "),
+            rendered.contains("daq.toml:14:12") && rendered.contains("help: remove `dispatch`, or"),
             "{rendered}"
         );
     }
@@ -47,7 +46,8 @@ fn built_in_kernel_with_persistent_dispatch_is_rejected_at_key() {
 
 #[test]
 fn cpu_kernel_with_dispatch_key_is_rejected() {
-    let warning = "warning: `dispatch` has no meaning for kernel `quarter`: it runs on the CPU";
+    let warning =
+        "warning: `dispatch` has no effect on kernel `quarter`, because it runs on the CPU";
     let cases = [
         ("gpu = true", host(), true),
         ("gpu = false", with_gpu(), true),

@@ -186,7 +186,7 @@ fn nic_by_name_is_found_and_auto_selects_nearest() {
     let far = plan("nic = \"mlx5_0\"", &machine);
     let (path, reason, _) = path_of(&far);
     assert_eq!(path, DataPath::Staged);
-    assert!(reason.contains("two NUMA nodes"), "{reason}");
+    assert!(reason.contains("different NUMA nodes"), "{reason}");
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn gpu_ring_accessed_by_cpu_must_be_mapped() {
     }
     let refused = plan(&looks, &without);
     assert_eq!(path_of(&refused).0, DataPath::Staged);
-    let why = "nothing maps the GPU's memory for the CPU, which must look at what has come: gdrapi: no gdrdrv";
+    let why = "no backend can map GPU memory for the CPU, which must read what arrived: gdrapi: no gdrdrv";
     assert!(
         refused.unavailable[0].contains(why),
         "{:?}",
@@ -255,7 +255,7 @@ fn unknown_nic_error_lists_available_nics() {
         assert_eq!(
             plan.unavailable,
             [
-                "source `adc`: there is no RDMA network card `mlx5_7`; this machine has mlx5_0, mlx5_1, rxe0 (`emulated` is one that needs no hardware)"
+                "source `adc`: there is no RDMA network card `mlx5_7`; available: mlx5_0, mlx5_1, rxe0 (`emulated` needs no hardware)"
             ],
             "{memory}"
         );
@@ -293,7 +293,7 @@ fn emulated_nic_writes_cpu_accessible_memory() {
     let kernel = plan("nic = \"rxe0\"", &machine(gpu(true, true)));
     let (path, reason, _) = path_of(&kernel);
     assert_eq!(path, DataPath::Staged);
-    assert!(reason.contains("only into host memory"), "{reason}");
+    assert!(reason.contains("only to host memory"), "{reason}");
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn sink_reads_gpu_if_measured_faster() {
         let described = format!("{keys} {known:?}: {input}, {notes:?}");
         assert_eq!(input == "small", is_direct, "{described}");
         assert_eq!(
-            notes.contains("reads cuda:0: by measurement"),
+            notes.contains("reads cuda:0 directly: host memory was measured"),
             is_direct,
             "{described}"
         );
@@ -381,8 +381,8 @@ fn sink_reads_gpu_if_measured_faster() {
     let copied = unknown.ring("small@host").unwrap().inserted.as_deref();
     assert_eq!(
         copied.unwrap(),
-        "sink `disk` reads host memory: how fast mlx5_1 reads cuda:0 was not measured \
-         (`daq bench rdma --keep --nics mlx5_1 --device 0` does)"
+        "sink `disk` reads host memory: direct reads of cuda:0 by mlx5_1 were not measured; to measure, run: \
+         daq bench rdma --keep --nics mlx5_1 --device 0"
     );
     // What a source stores is in host memory anyway.
     let stored = sent.replace("input = \"small\"", "input = \"raw\"");
@@ -403,7 +403,7 @@ fn sink_reads_gpu_if_measured_faster() {
     let unknown = planned(&larger, software, &never);
     let why = unknown.ring("small@host").unwrap().inserted.as_deref();
     assert!(
-        why.unwrap().contains("for frames of more than 8 KiB"),
+        why.unwrap().contains("for frames larger than 8 KiB"),
         "{why:?}"
     );
 }

@@ -160,7 +160,7 @@ fn persistent_input_is_stored_by_cpu_if_gpu_is_mappable() {
     assert_eq!(names(&plan), ["raw@host", "raw", "small", "small@host"]);
     let raw = plan.ring("raw").unwrap();
     assert_eq!(raw.mapping, Some(Backend::Vulkan));
-    let why = "by vulkan: kernel `quarter` stays on the GPU and reads it";
+    let why = "by vulkan: persistent kernel `quarter` reads it";
     assert_eq!(raw.mapping_reason, format!("{why}; {REFUSED}"));
     for ring in ["raw@host", "small", "small@host"] {
         let ring = plan.ring(ring).unwrap();
@@ -187,12 +187,12 @@ fn persistent_dispatch_is_shown_in_json_and_graph() {
     let json = serde_json::to_value(&plan).unwrap();
     assert_eq!(json["rings"][1]["mapping"], "vulkan");
     assert_eq!(json["rings"][0]["mapping"], serde_json::Value::Null);
-    assert_eq!(json["copies"][0]["way"], "stores");
-    assert_eq!(json["copies"][0]["carried_by"], "quarter");
+    assert_eq!(json["copies"][0]["method"], "stores");
+    assert_eq!(json["copies"][0]["kernel_thread"], "quarter");
     assert_eq!(json["kernels"][0]["dispatch"], "persistent");
     let bell = &json["kernels"][0]["doorbell"];
     assert_eq!(
-        (&bell["by"], &bell["backend"]),
+        (&bell["initiator"], &bell["backend"]),
         (&"cpu".into(), &"vulkan".into())
     );
     assert!(json.get("untried").is_none());
@@ -215,7 +215,7 @@ fn persistent_without_mapping_uses_copy_engine_and_host_doorbell() {
     assert_eq!(raw.mapping, None);
     assert_eq!(
         raw.mapping_reason,
-        format!("none: the CPU has no way to store there; {refused}")
+        format!("none: the CPU cannot store to this memory; {refused}")
     );
     assert_eq!(way(&plan, "raw"), (CopyMethod::Engine, None));
     let source = &plan.sources[0];
@@ -223,7 +223,7 @@ fn persistent_without_mapping_uses_copy_engine_and_host_doorbell() {
     assert_eq!(
         source.reason,
         format!(
-            "the driver writes host memory, the ring is on cuda:0; the CPU has no way to store there; {refused}"
+            "the driver writes to host memory, the ring is on cuda:0; the CPU cannot store to this memory; {refused}"
         )
     );
     assert_eq!(
@@ -293,14 +293,14 @@ fn large_frames_use_copy_engine() {
     assert_eq!(raw.mapping, None);
     assert_eq!(
         raw.mapping_reason,
-        "none: frames of 129 KiB go by the copy engine"
+        "none: the copy engine copies frames of 129 KiB"
     );
     assert_eq!(way(&plan, "raw"), (CopyMethod::Engine, None));
     assert_eq!(plan.kernels[0].doorbell, None);
     let plan = planned(&[launched, at], &usual());
     let raw = plan.ring("raw").unwrap();
     assert_eq!(raw.mapping, Some(Backend::Vulkan));
-    let why = "by vulkan: frames of 128 KiB can be stored by the CPU";
+    let why = "by vulkan: the CPU can store frames of 128 KiB";
     assert_eq!(raw.mapping_reason, format!("{why}; {REFUSED}"));
     assert_eq!(way(&plan, "raw"), (CopyMethod::Either, None));
 }
@@ -328,7 +328,7 @@ fn host_ring_is_copied_to_mapped_ring() {
         (CopyMethod::Stores, Some("quarter"))
     );
     // What is declared is host memory, and that is what the CPU writes.
-    let reason = "the CPU writes packets into host memory";
+    let reason = "the CPU writes packets to host memory";
     assert_eq!(plan.sources[0].reason, reason);
 }
 
@@ -364,7 +364,7 @@ fn disabled_backend_is_not_selected() {
     let topology = with(vec![gpu(0, &[Backend::Host])]);
     let plan = planned(&[("[ring.small]", &allow("[\"vulkan\"]"))], &topology);
     assert_eq!(plan.unavailable.len(), 1);
-    let rendered = "kernel `quarter` stays on cuda:0, and nothing can make memory for its doorbell: gdrapi: not allowed";
+    let rendered = "persistent kernel `quarter` on cuda:0: no backend can allocate doorbell memory: gdrapi: not allowed";
     assert!(
         plan.unavailable[0].starts_with(rendered),
         "{:?}",
@@ -373,7 +373,9 @@ fn disabled_backend_is_not_selected() {
     let rendered = error(&[("[ring.small]", &allow("[]"))], &topology);
     only(
         &rendered,
-        &["kernel `quarter` stays on its GPU, and nothing may make memory for its doorbell"],
+        &[
+            "persistent kernel `quarter` needs doorbell memory, but `backends` allows no method to allocate it",
+        ],
     );
     assert!(
         rendered.contains("backends = []") && rendered.contains("help: add \"host\""),
@@ -432,7 +434,7 @@ fn untested_backend_is_probed_at_startup() {
             &topology,
         );
         let raw = plan.ring("raw").unwrap();
-        let rendered = (None, "probed at the start");
+        let rendered = (None, "probed at startup");
         assert_eq!((raw.mapping, raw.mapping_reason.as_str()), rendered);
         assert_eq!(doorbell(&plan), rendered);
         assert_eq!(way(&plan, "raw"), (CopyMethod::Engine, None));
@@ -456,15 +458,15 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
         DoorbellInitiator::Cpu
     );
     let rendered = error(&[(persistent, &by("device"))], &usual());
-    let why = "source `adc` (fake) fills ring `raw` and has no engine that can";
+    let why = "source `adc` (fake) fills ring `raw`, but has no engine that can ring a doorbell";
     only(
         &rendered,
         &[&format!(
-            "no device rings the doorbell of kernel `quarter`: {why}"
+            "no device can ring the doorbell of kernel `quarter`: {why}"
         )],
     );
     assert!(
-        rendered.contains("doorbell = \"device\"") && rendered.contains("write \"cpu\""),
+        rendered.contains("doorbell = \"device\"") && rendered.contains("set it to \"cpu\""),
         "{rendered}"
     );
     let ringing = (
@@ -490,7 +492,7 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
     let rendered = error(&[(persistent, "doorbell = \"cpu\"")], &usual());
     only(
         &rendered,
-        &["kernel `quarter` has no doorbell: bursts are launched"],
+        &["kernel `quarter` has no doorbell, because its bursts are launched"],
     );
     let rendered = error(&[(persistent, &by("devcie"))], &usual());
     only(&rendered, &["`doorbell` cannot be \"devcie\""]);
@@ -519,10 +521,10 @@ fn cpu_kernel_with_persistent_dispatch_is_rejected() {
     );
     only(
         &rendered,
-        &["kernel `quarter` cannot stay on a GPU: it runs on the CPU"],
+        &["kernel `quarter` cannot be persistent, because it runs on the CPU"],
     );
     assert!(
-        rendered.contains("help: leave `dispatch` out, or put"),
+        rendered.contains("help: remove `dispatch`, or put"),
         "{rendered}"
     );
 }

@@ -16,7 +16,7 @@ pub fn read(sys: &Path) -> Vec<Nic> {
     nics
 }
 
-/// Whether a module is loaded by which cards are told where a GPU's memory is without a dma-buf.
+/// Whether a kernel module is loaded that gives network cards the addresses of GPU memory without dma-bufs.
 pub(in crate::topology) fn peer_memory(sys: &Path) -> bool {
     PEER_MEMORY.iter().any(|module| sys.join(module).is_dir())
 }

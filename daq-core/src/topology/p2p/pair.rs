@@ -12,7 +12,7 @@ pub(super) struct Pair<'a> {
     device: &'a PciDevice,
     card: &'a PciDevice,
     direction: PeerAccess,
-    /// Whether a module is loaded by which network cards are told of GPU memory without a dma-buf.
+    /// Whether a kernel module is loaded that gives network cards the addresses of GPU memory without dma-bufs.
     peer_memory: bool,
     pub(super) relation: Relation,
     /// The switch or port that both are below.
@@ -81,18 +81,22 @@ impl<'a> Pair<'a> {
         let common = self.common.map_or("", |bridge| &bridge.address);
         let (ours, theirs) = (&self.device.host, &self.card.host);
         match self.relation {
-            Relation::Pix => format!("no more than one switch is between the two, at {common}"),
+            Relation::Pix => format!("connected through a single PCIe switch at {common}"),
             Relation::Pxb => {
-                format!("switches alone are between the two, the uppermost at {common}")
+                format!("connected through PCIe switches only, the topmost at {common}")
             }
-            Relation::Phb => format!("both are below {ours}"),
-            Relation::Node => format!("{ours} and {theirs} are host bridges of one NUMA node"),
-            Relation::Sys => format!("{ours} and {theirs} are host bridges of two NUMA nodes"),
+            Relation::Phb => format!("both are below host bridge {ours}"),
+            Relation::Node => {
+                format!("host bridges {ours} and {theirs} belong to the same NUMA node")
+            }
+            Relation::Sys => {
+                format!("host bridges {ours} and {theirs} belong to different NUMA nodes")
+            }
             Relation::Unknown if self.tree.processor.is_virtual => {
-                "a virtual machine does not show how its host wired the two".to_owned()
+                "the physical connection is unknown inside a virtual machine".to_owned()
             }
             Relation::Unknown => format!(
-                "{ours} and {theirs} are host bridges, and the firmware does not say of which NUMA nodes"
+                "the NUMA nodes of host bridges {ours} and {theirs} are unknown, because the firmware does not report them"
             ),
         }
     }
@@ -107,29 +111,29 @@ impl<'a> Pair<'a> {
             && let Some(driver) = &self.card.driver
         {
             against.push(P2pObstacle::Impossible(format!(
-                "{} and {name} are in one IOMMU group ({}), and VFIO gives no device of a group to programs while {driver} holds another: put one of them into another slot",
+                "{} and {name} are in the same IOMMU group ({}), and VFIO cannot use a device while another device of its group is bound to {driver}; move one of them to another slot",
                 device.address, ours.number
             )));
         }
         if self.is_own {
             if gpu.rdma == Some(false) {
                 against.push(P2pObstacle::Impossible(format!(
-                    "{name} ({}) has no GPUDirect, so no driver of another device is told where its memory is",
+                    "{name} ({}) does not support GPUDirect, so other devices' drivers cannot get the address of its memory",
                     gpu.name
                 )));
             } else if gpu.dma_buf == Some(false) && device.is_network() {
                 if self.peer_memory {
                     warnings.push(format!(
-                        "{name} exports no dma-buf: nvidia-peermem tells the card where its memory is"
+                        "{name} does not export dma-bufs; the network card gets the memory's address through nvidia-peermem"
                     ));
                 } else {
                     against.push(P2pObstacle::Impossible(format!(
-                        "{name} exports no dma-buf and nvidia-peermem is not loaded, so no network card is told where its memory is: sudo modprobe nvidia-peermem, or NVIDIA's open kernel modules, which export dma-bufs"
+                        "{name} does not export dma-bufs and nvidia-peermem is not loaded, so network cards cannot access its memory; run sudo modprobe nvidia-peermem, or install NVIDIA's open kernel modules, which export dma-bufs"
                     )));
                 }
             } else if gpu.dma_buf == Some(false) {
                 against.push(P2pObstacle::Impossible(format!(
-                    "{name} exports no dma-buf, by which the driver of {} would be told where its memory is: NVIDIA's open kernel modules export it",
+                    "{name} does not export dma-bufs, which the driver of {} needs to access its memory; install NVIDIA's open kernel modules",
                     device.address
                 )));
             }
@@ -137,13 +141,13 @@ impl<'a> Pair<'a> {
         }
         if gpu.rdma == Some(false) {
             warnings.push(format!(
-                "{name} ({}) has no GPUDirect; its memory is reached through resizable BAR alone",
+                "{name} ({}) does not support GPUDirect; its memory is accessible only through resizable BAR",
                 gpu.name
             ));
         }
         match gpu.mappings.as_deref() {
             None => warnings.push(format!(
-                "whether memory of {name} can be mapped for a device was not tried"
+                "mapping memory of {name} for a device was not tested"
             )),
             Some(tried) => {
                 let mut refused = Vec::new();
@@ -155,7 +159,7 @@ impl<'a> Pair<'a> {
                     }
                 }
                 against.push(P2pObstacle::Impossible(format!(
-                    "nothing maps memory of {name} for a device: {}",
+                    "no backend can map memory of {name} for a device: {}",
                     refused.join("; ")
                 )));
             }
@@ -171,7 +175,8 @@ impl<'a> Pair<'a> {
         let transfer = self.direction.name();
         if self.tree.processor.is_virtual && self.relation != Relation::Unknown {
             warnings.push(
-                "the tree is what a virtual machine shows, not how the slots are wired".to_owned(),
+                "this is the virtual machine's PCI tree, which may differ from the physical slots"
+                    .to_owned(),
             );
         }
         match self.relation {
@@ -186,17 +191,17 @@ impl<'a> Pair<'a> {
                     .find(|bridge| bridge.acs.redirects().is_none());
                 let why = if self.is_translated {
                     format!(
-                        "addresses of a device behind vfio-pci are translated at the processor's port, so every {transfer} goes up to it and back down"
+                        "the IOMMU translates addresses of vfio-pci devices at the root port, so every {transfer} passes through the root port"
                     )
                 } else if let Some(bridge) = redirecting {
                     format!(
-                        "{} redirects (ACS {}), so every {transfer} goes up to the processor's port and back down",
+                        "ACS redirection is enabled on {} ({}), so every {transfer} passes through the root port",
                         bridge.address,
                         bridge.acs.bits()
                     )
                 } else if let Some(bridge) = unknown {
                     warnings.push(format!(
-                        "whether {} redirects (ACS) is not known: only root may read it",
+                        "the ACS setting of {} is unknown, because only root can read it",
                         bridge.address
                     ));
                     return None;
@@ -217,12 +222,16 @@ impl<'a> Pair<'a> {
             }
             Relation::Phb => match passes {
                 Ok(why) => {
-                    warnings.push(format!("every {transfer} crosses the processor; {why}"));
+                    warnings.push(format!(
+                        "every {transfer} passes through the processor; {why}"
+                    ));
                     None
                 }
                 // Behind an IOMMU that is the way of every write, and the proof decides.
                 Err(why) if self.is_translated && self.direction == PeerAccess::Write => {
-                    warnings.push(format!("every {transfer} crosses the processor; {why}"));
+                    warnings.push(format!(
+                        "every {transfer} passes through the processor; {why}"
+                    ));
                     None
                 }
                 Err(why) => Some(P2pObstacle::Uncertain(format!(
@@ -233,7 +242,7 @@ impl<'a> Pair<'a> {
             Relation::Node => {
                 let why = match passes {
                     Ok(_) => format!(
-                        "{transfer}s between them are slow on many machines: measure before you ask for it"
+                        "{transfer}s between them are slow on many machines; measure before you request a direct path"
                     ),
                     Err(why) => why,
                 };
@@ -243,7 +252,7 @@ impl<'a> Pair<'a> {
                 )))
             }
             Relation::Sys => Some(P2pObstacle::Uncertain(format!(
-                "{}; {transfer}s between sockets are slow or lost",
+                "{}; {transfer}s between sockets are slow or fail",
                 self.sentence()
             ))),
             Relation::Unknown => Some(P2pObstacle::Uncertain(self.sentence())),
@@ -301,19 +310,19 @@ pub(super) fn bar_space(gpu: &Gpu, bytes: u64, warnings: &mut Vec<String>) -> Op
     let (name, ring) = (format!("cuda:{}", gpu.ordinal), ByteSize(bytes));
     let Some(window) = gpu.window else {
         warnings.push(format!(
-            "how much of {name}'s memory others can reach (BAR1) is not shown"
+            "the BAR1 size of {name} is unknown, so it is not certain that the ring fits"
         ));
         return None;
     };
     let total = ByteSize(window.bytes);
     if bytes > window.bytes {
         return Some(P2pObstacle::Impossible(format!(
-            "a ring of {ring} is larger than the {total} through which others reach {name}'s memory (BAR1): make it smaller, or enable resizable BAR in the firmware"
+            "a ring of {ring} does not fit into BAR1 of {name}, which has {total}; make the ring smaller, or enable resizable BAR in the firmware"
         )));
     }
     let free = window.free.filter(|free| bytes > *free)?;
     Some(P2pObstacle::Uncertain(format!(
-        "a ring of {ring} is larger than the {} that are free of the {total} through which others reach {name}'s memory (BAR1)",
+        "a ring of {ring} does not fit into BAR1 of {name}, which has {} free of {total}",
         ByteSize(free)
     )))
 }

@@ -509,7 +509,7 @@ impl Kernel for PersistentKernel {
         })
     }
 
-    fn abandon(self: Box<Self>) {
+    fn leak(self: Box<Self>) {
         self.code.device.mark_hung();
         self.credits.leak_memory();
         std::mem::forget(self);

@@ -152,7 +152,7 @@ impl Port {
                 Some((bell, Arc::new(map)))
             }
             Some(bell) => {
-                bell.give_up();
+                bell.disable_device();
                 None
             }
             None => None,
@@ -426,7 +426,7 @@ impl Port {
         self.addresses = addresses;
         self.bounce_copy = Some(bounce_copy);
         if let Some((bell, _)) = self.bell.take() {
-            bell.give_up();
+            bell.disable_device();
         }
         self.flushed = None;
         self.state = State::Idle(engine, map);

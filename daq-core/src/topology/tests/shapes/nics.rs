@@ -102,7 +102,7 @@ fn nic_name_resolves_to_pci_address() {
     let soft = shape!("nic-virtual").topology();
     let found = p2p_path(&soft, "rxe0", P2pPreference::Direct);
     assert!(
-        found.forbidden && found.reason.contains("only into host memory"),
+        found.forbidden && found.reason.contains("only to host memory"),
         "{found:?}"
     );
 }
@@ -111,10 +111,15 @@ fn nic_name_resolves_to_pci_address() {
 fn nic_access_depends_on_dma_buf_or_peermem_only() {
     let text = include_str!("nic-peermem.txt");
     for (from, to, direct, note) in [
-        ("", "", true, "nvidia-peermem tells the card"),
+        ("", "", true, "through nvidia-peermem"),
         ("peermem\npci", "pci", false, "sudo modprobe nvidia-peermem"),
         (" dma-buf=no", "", true, ""),
-        (" dma-buf=no", " rdma=no", false, "no GPUDirect"),
+        (
+            " dma-buf=no",
+            " rdma=no",
+            false,
+            "does not support GPUDirect",
+        ),
     ] {
         let topology = Machine::new(&text.replacen(from, to, 1)).topology();
         let found = p2p_path(&topology, "mlx5_0", P2pPreference::Auto);

@@ -117,7 +117,7 @@ fn engine_device_is_compared_with_gpu_of_its_ring() {
     let preference = format!("{keys}\npath = \"staged\"");
     let row = rows_of(&preference, "cuda:0").remove(0);
     let way = row.way.unwrap();
-    assert!(!way.path.direct && way.path.reason == "asked for");
+    assert!(!way.path.direct && way.path.reason == "requested by the configuration");
 }
 
 #[test]
