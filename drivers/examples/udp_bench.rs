@@ -26,7 +26,7 @@ const HEADER: usize = 16;
 const SLOTS: usize = 64;
 const SLOT: usize = 1 << 20;
 
-/// Sends numbered packets until told to stop; how many.
+/// Sends numbered packets until `stop` is set. Returns their number.
 fn send(to: SocketAddr, packet: usize, offload: bool, stop: &AtomicBool) -> u64 {
     let mut sender = Sender::open(to, offload, None).expect("a socket");
     let format = Raw::new(

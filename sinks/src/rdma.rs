@@ -46,8 +46,8 @@ driver = \"rdma\"
 input = \"INPUT\"
 # Host and port of the receiver, a source rdma.
 to = \"receiver.example:7471\"
-# The cards that send, one rail each; the receiver needs as many rails. \"auto\" is one that suits the ring. `emulated` is
-# none at all: it needs no hardware, and is slow.
+# The NICs that send, one rail each; the receiver needs as many. \"auto\": the NIC nearest to the ring; \"emulated\": needs
+# no hardware, and is slow.
 nics = [\"emulated\"]
 # Queue pairs per NIC, one rail each.
 # queue_pairs = 1
@@ -82,9 +82,9 @@ nics = [\"emulated\"]
 pub struct RdmaKeys {
     /// The receiver's host and port, as in `"10.0.0.2:7471"`: a source `rdma`.
     pub to: String,
-    /// The cards that send, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` goes by rail `n`
-    /// modulo their number. `"emulated"` is a card made of software, for tests and trials; `"auto"`, alone, the fastest
-    /// card that is up, or with `path = "direct"` the one nearest to the GPU of the ring.
+    /// The NICs that send, such as `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` is sent over rail `n` modulo
+    /// the number of rails. `"emulated"` is an emulated NIC for tests. `"auto"`, which must be the only entry, is the fastest
+    /// NIC that is up, or with `path = "direct"` the one nearest to the GPU of the ring.
     pub nics: NicNames,
     /// Number of queue pairs per NIC, each a separate rail; default 1. The total over all NICs must not exceed 255.
     #[serde(default = "one")]

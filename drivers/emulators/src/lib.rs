@@ -52,7 +52,7 @@ pub const DEVICES: &[DeviceEntry] = &[
     },
     DeviceEntry {
         name: "litepcie",
-        summary: "LitePCIe's DMA writer, one channel to the host that goes round",
+        summary: "LitePCIe's DMA writer, one free-running channel to the host",
         faults: litepcie::FAULTS,
         build: litepcie::build,
     },

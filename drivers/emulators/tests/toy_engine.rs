@@ -111,8 +111,8 @@ impl Toy {
         if filled == GONE {
             return Err(self.gone());
         }
-        // It has no more than 64 credits at a time, so a count of 8 bits never goes round between two looks, and
-        // whatever it reads, no more was filled than it had credits for.
+        // The engine has at most 64 credits, so an 8-bit count does not wrap between two polls. The number of filled slots
+        // is limited to the credits, whatever the register reads.
         let new = (filled.wrapping_sub(self.filled) & 0xff).min(self.credits);
         self.filled = (self.filled + new) & 0xff;
         self.credits -= new;

@@ -5,9 +5,9 @@
 //!   sink rdma ══ rails: queues of network cards ══▶ slots of a ring, in host memory or on a GPU
 //!       └────── dials ──────▶ `listen`                credits back: a sender never overruns what is not free
 //! ```
-//! What is promised across breaks is said in [`daq_rdma::stream::receiver`]. Memory of a GPU is registered with the cards
-//! by its dma-buf, else by nvidia-peermem; where both are refused frames go through host memory, with the reasons. That was
-//! tried with every answer simulated. It has run on cards of software alone, not yet on a ConnectX.
+//! The guarantees across interruptions are described in [`daq_rdma::stream::receiver`]. GPU memory is registered with the
+//! NICs by dma-buf or by nvidia-peermem; if both are refused, frames are staged in host memory, and the reasons are logged.
+//! These paths are tested with simulated answers. Streams have run on emulated NICs and soft-RoCE only, not yet on a ConnectX.
 //!
 //! # Ledger
 //! The unit is the frame, as the sender counts it.
@@ -102,9 +102,9 @@ pub struct RdmaConfig {
     pub token: Option<Secret>,
     /// A file that holds the token alone, such as `"/etc/daq/link.token"`.
     pub token_file: Option<PathBuf>,
-    /// The cards that receive, by name as in `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`, a rail each; the sender
-    /// must have as many. `"emulated"`, or `"emulated:ADDRESS"` to be reached from other hosts, is a card made of
-    /// software, for tests and trials; `"auto"`, alone, the card nearest to the GPU of the ring, or, for a ring in host
+    /// The NICs that receive, such as `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; each is one rail, and the sender
+    /// must have as many. `"emulated"` is an emulated NIC for tests; `"emulated:ADDRESS"` listens on ADDRESS, for senders on
+    /// other hosts. `"auto"`, which must be the only entry, is the NIC nearest to the GPU of the ring, or, for a ring in host
     /// memory, the fastest that is up.
     pub nics: NicNames,
     /// Number of queue pairs per NIC, each a separate rail. The total over all NICs must not exceed 255.
@@ -170,8 +170,8 @@ impl RdmaConfig {
             let message = "`auto` cannot be combined with other NICs".to_owned();
             report("nics", message, "write nics = \"auto\" alone, or name each");
         }
-        let softwares = nics.iter().filter(|nic| nics::is_emulated_nic(nic)).count();
-        if softwares > 0 && softwares < nics.len() {
+        let emulated = nics.iter().filter(|nic| nics::is_emulated_nic(nic)).count();
+        if emulated > 0 && emulated < nics.len() {
             let help = "name only hardware NICs or only emulated NICs";
             report(
                 "nics",

@@ -53,7 +53,7 @@ impl Message {
     }
 }
 
-/// Zeroed memory for messages: in hugepages where they are to be had, because it is gone through again and again.
+/// Zeroed memory for messages, in hugepages if available, because all of it is read again and again.
 enum Own {
     Mapped(MmapMut),
     Boxed(Box<[u8]>),

@@ -42,7 +42,7 @@ impl From<&str> for Interface {
     }
 }
 
-/// How a socket is to be had.
+/// Options of a socket.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Let other sockets of this user share the port; the kernel spreads unicast flows over them.

@@ -19,35 +19,37 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Messages taken from the kernel's stack at a time.
+/// Messages received from the Linux network stack per system call.
 const MESSAGES: usize = 8;
-/// So many times in a row, at most, before the queue is looked at again: as many packets as are taken from it.
+/// Maximum number of such calls in a row before the XDP queue is polled again; together as many packets as one batch of the
+/// queue.
 const ROUNDS: usize = BATCH / MESSAGES;
-/// So many times that, at most, are there at the start: more than a buffer holds.
+/// Maximum number of such calls when the sockets are emptied at startup; more than a receive buffer holds.
 const BACKLOG: usize = 1 << 14;
-/// The kernel's counters are read, and its stack asked for packets, at most this often while others come.
-const ASIDE: Duration = Duration::from_millis(1);
+/// Minimum interval between reads of Linux's drop counters, and of packets from the network stack, while packets arrive in
+/// the queue.
+const STACK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How long the thread waits at most, so that it sees an interface go: the kernel wakes nobody for that.
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// Maximum time of one wait. Linux does not wake waiting threads when an interface is removed.
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// Bytes of one thread's buffers, where packets in several pieces have up to `packet` bytes (0: there are none); `first` = it
-/// also looks after the kernel's stack.
+/// Returns the buffer size of one thread in bytes. `packet` is the maximum length of packets in several pieces (0 if there
+/// are none). The `first` thread also receives from the network stack.
 pub(super) fn memory(packet: usize, first: bool) -> usize {
     BATCH * packet + if first { MESSAGES * MESSAGE_BYTES } else { 0 }
 }
 
-/// What comes through the kernel's stack nevertheless.
+/// Sockets for packets that arrive through the Linux network stack instead of an XDP queue.
 pub(super) struct Stack {
     sockets: Vec<UdpSocket>,
-    /// Tells whether any of them has something.
+    /// Polls readable if any of the sockets has a packet.
     ready: OwnedFd,
     batch: RecvBatch,
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl Stack {
-    /// Over sockets that are bound to the addresses whose packets are picked.
+    /// Receives from `sockets`, which are bound to the addresses that the XDP program selects.
     pub(super) fn new(sockets: Vec<UdpSocket>) -> Result<Self, Errno> {
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for socket in &sockets {
@@ -62,11 +64,11 @@ impl Stack {
             sockets,
             ready,
             batch: RecvBatch::plain(MESSAGES, MESSAGE_BYTES),
-            is_told: false,
+            is_reported: false,
         })
     }
 
-    /// Forgets what has come until now: it is older than what waits in the queues, and would come after it.
+    /// Discards all packets received so far: they are older than those in the XDP queues and would be placed after them.
     pub(super) fn empty(&mut self) -> std::io::Result<()> {
         for socket in &self.sockets {
             let mut rounds = 0;
@@ -77,7 +79,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Takes what has come, up to [`ROUNDS`] batches of each socket, which `place` gets; what there was.
+    /// Receives up to [`ROUNDS`] batches from each socket and passes each to `place`.
     fn take(&mut self, mut place: impl FnMut(&RecvBatch, usize)) -> std::io::Result<Got> {
         let mut got = Got::default();
         for socket in &self.sockets {
@@ -97,18 +99,18 @@ impl Stack {
     }
 }
 
-/// What came through the kernel's stack.
+/// Result of receiving from the network stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Got {
     any: bool,
-    /// There was more of it than is taken at a time.
+    /// More packets are left in a socket.
     more: bool,
 }
 
 /// Receives from one queue.
 pub(super) struct Receiver {
     name: String,
-    /// What is being received, for messages.
+    /// The interface and queue, for messages.
     what: String,
     socket: XdpSocket,
     /// The first thread's.
@@ -116,14 +118,14 @@ pub(super) struct Receiver {
     placer: Placer,
     rejections: Rejections,
     senders: SenderWatch,
-    /// Packets that lie in several pieces, put together.
+    /// Assembled packets that arrived in several pieces.
     whole: Box<[u8]>,
     packets: Vec<Packet>,
-    looked_aside: Option<Instant>,
-    is_down_told: bool,
-    /// Whether a call has the kernel poll the card.
+    stack_polled: Option<Instant>,
+    is_down_reported: bool,
+    /// Whether a system call makes Linux poll the NIC.
     polls: bool,
-    /// Held, so that the program goes when the last thread has.
+    /// Detaches the program when the last thread ends.
     _attached: Arc<Attached>,
 }
 
@@ -148,7 +150,7 @@ pub(super) struct Parts {
     /// Bytes of a packet that lies in several pieces, at most.
     pub(super) packet: usize,
     pub(super) attached: Arc<Attached>,
-    /// Whether the kernel is to poll the card when nothing is there, instead of having it interrupt.
+    /// Whether Linux polls the NIC while the queue is empty, instead of waiting for an interrupt.
     pub(super) polls: bool,
 }
 
@@ -165,14 +167,14 @@ impl Receiver {
             stack: parts.stack,
             whole: vec![0; BATCH * parts.packet].into_boxed_slice(),
             packets: Vec::with_capacity(BATCH),
-            looked_aside: None,
-            is_down_told: false,
+            stack_polled: None,
+            is_down_reported: false,
             polls: parts.polls,
             _attached: parts.attached,
         }
     }
 
-    /// Takes what has come from the queue; whether there was anything.
+    /// Receives from the queue. Returns false if it was empty.
     fn receive(&mut self, window: &mut ReorderWindow) -> bool {
         if self.socket.take(BATCH) == 0 {
             return false;
@@ -278,21 +280,21 @@ impl Receiver {
             });
             placer.place(window, datagrams);
         })?;
-        if got.any && !std::mem::replace(&mut stack.is_told, true) {
+        if got.any && !std::mem::replace(&mut stack.is_reported, true) {
             tracing::warn!(
-                "source {}: packets come through the kernel's stack, which is slower: in queues that have no socket \
-                 (`ethtool -l` and `ethtool -S` tell, `queues` takes more of them), in fragments, with options, from this \
-                 machine, or from before the start. They are received nevertheless",
+                "source {}: some packets arrive through the Linux network stack, which is slower. They are received. \
+                 Possible causes: NIC queues without a socket (see `ethtool -l` and `ethtool -S`, then raise `queues`), IP \
+                 fragments, IP options, senders on this machine, or packets from before the start",
                 self.name,
             );
         }
         Ok(got)
     }
 
-    /// Reads how many packets the kernel has dropped.
+    /// Reads the number of packets that Linux has dropped.
     ///
-    /// With zero copy the card drops what it has no chunk for, and the kernel counts only how often it asked for one in vain:
-    /// weak evidence, as it may ask again before anything is lost. A kernel that copies counts the same as dropped.
+    /// With zero copy the NIC drops packets for which it has no chunk, and Linux counts only how often it found no chunk. This
+    /// is weak evidence, because it may find one before a packet is lost. In copy mode Linux counts such packets as dropped.
     fn read_drops(&self, window: &ReorderWindow) {
         let Ok(statistics) = self.socket.statistics() else {
             return;
@@ -311,9 +313,9 @@ impl Receiver {
         window.note_drops(of_queue + of_stack);
     }
 
-    /// Waits until something has come, at most `timeout`.
+    /// Waits until a packet arrives, at most `timeout`.
     fn wait(&self, timeout: Duration) -> Result<bool, SourceError> {
-        let timeout = Timespec::try_from(timeout.min(LONGEST_WAIT)).unwrap_or(Timespec {
+        let timeout = Timespec::try_from(timeout.min(MAX_WAIT)).unwrap_or(Timespec {
             tv_sec: 1,
             tv_nsec: 0,
         });
@@ -328,7 +330,7 @@ impl Receiver {
         let of_queue = both[0].revents();
         match ready {
             Ok(_) if of_queue.intersects(PollFlags::ERR | PollFlags::HUP) => {
-                // Told again and again, it would be neither waited for nor received from.
+                // The error stays set, so that further polls would return at once without a packet.
                 Err(self.failure().unwrap_or_else(|| self.removed()))
             }
             Ok(ready) => Ok(ready > 0),
@@ -337,7 +339,7 @@ impl Receiver {
         }
     }
 
-    /// Has the kernel go on. An interface that was set down comes up again, perhaps: that is only told.
+    /// Makes Linux continue to receive. An interface that is down is only logged, because it may come up again.
     fn wake(&mut self) -> Result<(), SourceError> {
         match self.socket.wake() {
             Ok(()) => Ok(()),
@@ -345,7 +347,7 @@ impl Receiver {
                 if let Some(failure) = self.failure() {
                     return Err(failure);
                 }
-                self.tell_down();
+                self.warn_down();
                 Ok(())
             }
             Err(Errno::NXIO) => Err(self.removed()),
@@ -353,7 +355,7 @@ impl Receiver {
         }
     }
 
-    /// What the kernel says of the socket: nothing, until the interface is removed.
+    /// Returns the error state of the socket: `None` unless the interface was removed.
     fn failure(&self) -> Option<SourceError> {
         match self.socket.failure() {
             Ok(()) => None,
@@ -366,16 +368,16 @@ impl Receiver {
     fn removed(&self) -> SourceError {
         SourceError::new(
             self.what.as_str(),
-            "cannot receive: the interface was removed, or its driver has taken the queue away; `ip link` lists the \
-             interfaces that there are, and a new run takes it again",
+            "cannot receive: the interface or its receive queue was removed; check the interface with `ip link`, then start \
+             daq again",
         )
     }
 
     #[cold]
-    fn tell_down(&mut self) {
-        if !std::mem::replace(&mut self.is_down_told, true) {
+    fn warn_down(&mut self) {
+        if !std::mem::replace(&mut self.is_down_reported, true) {
             tracing::warn!(
-                "source {}: {}: the interface is down (`ip link` shows it); packets come again once it is up. This is told once",
+                "source {}: {}: the interface is down (see `ip link`); daq receives again when it is up. This is logged once",
                 self.name,
                 self.what,
             );
@@ -386,7 +388,7 @@ impl Receiver {
         SourceError::new(
             self.what.as_str(),
             format!(
-                "cannot receive: {why}; `ip -s link` shows whether the interface is there and up"
+                "cannot receive: {why}; check with `ip -s link` that the interface exists and is up"
             ),
         )
     }
@@ -405,19 +407,19 @@ impl Filler for Receiver {
         }
         let now = Instant::now();
         let is_time = self
-            .looked_aside
-            .is_none_or(|last| now.saturating_duration_since(last) >= ASIDE);
+            .stack_polled
+            .is_none_or(|last| now.saturating_duration_since(last) >= STACK_INTERVAL);
         if is_time || (!any && !timeout.is_zero()) {
-            self.looked_aside = Some(now);
+            self.stack_polled = Some(now);
             let got = self
                 .receive_from_stack(window)
                 .map_err(|why| self.error(&why))?;
             if got.more {
-                // Again after the next batch of the queue, so that neither waits for the other.
-                self.looked_aside = None;
+                // Poll again after the next batch of the queue, so that neither delays the other.
+                self.stack_polled = None;
             }
             if !any {
-                // Where nothing comes, the interface may be down or gone, which only a call tells.
+                // The interface may be down or removed, which only this system call reports.
                 self.wake()?;
             }
             any |= got.any;
@@ -437,7 +439,7 @@ impl Filler for Receiver {
     }
 }
 
-/// The time of day.
+/// Returns the system time.
 fn now() -> Timestamp {
     let now = clock_gettime(ClockId::Realtime);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
@@ -452,7 +454,6 @@ mod tests {
     use super::*;
     use crate::sys::socket::Options;
 
-    /// A share of the stack's that is larger than a batch is taken at once, and what is more is told of.
     #[test]
     fn network_stack_packets_are_received_in_turn() {
         const SENT: usize = ROUNDS * MESSAGES + 2 * MESSAGES + 1;

@@ -1,4 +1,4 @@
-//! An interface whose packets are picked for us.
+//! The XDP program on an interface, and the sockets of its receive queues.
 
 use super::config::{Attach, Mode, XdpConfig};
 use super::program;
@@ -15,48 +15,48 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes around the payload of Ethernet: header, two tags.
+/// Bytes of an Ethernet header with two VLAN tags.
 const ETHERNET: usize = 14 + 8;
-/// That of interfaces without a wire; cards' are below 10000.
-const LONGEST_MTU: usize = 65_535;
-/// The kernel's own "not supported" (`ENOTSUPP`), which some drivers answer.
+/// Largest MTU of a virtual interface; NICs have less than 10000.
+const MAX_MTU: usize = 65_535;
+/// Linux's internal `ENOTSUPP`, which some drivers return.
 const NOT_SUPPORTED: i32 = 524;
-/// How long the kernel may take to free a queue.
-const RELEASE: Duration = Duration::from_millis(500);
-/// Pieces that are taken at a time, at most.
+/// Maximum time that Linux takes to free a queue.
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum number of pieces received per batch.
 pub(super) const BATCH: usize = 64;
 
-/// The program on an interface: it goes when this is dropped, and when the process ends, however it does.
+/// The program on an interface. Linux detaches it when this value is dropped or when the process ends in any way.
 #[derive(Debug)]
 pub(super) struct Attached {
     _link: OwnedFd,
 }
 
-/// What opening gave.
+/// Result of opening the queues of an interface.
 pub(super) struct Opened {
-    /// One socket a queue, in their order.
+    /// One socket per queue, in the same order.
     pub(super) sockets: Vec<XdpSocket>,
     pub(super) attached: Attached,
-    /// Sentences of what was granted.
-    pub(super) told: Vec<String>,
-    /// Bytes of a packet that lies in several chunks, at most; 0 where none does.
+    /// What was granted or refused, as sentences for the log.
+    pub(super) notes: Vec<String>,
+    /// Maximum length in bytes of a packet in several chunks; 0 if every packet fits into one.
     pub(super) packet: usize,
 }
 
-/// Bytes of a packet that lies in several chunks of `chunk` bytes, at most; 0 where none does with this `mtu`.
-fn longest(mtu: usize, chunk: usize) -> usize {
+/// Returns the maximum length in bytes of a packet in several chunks of `chunk` bytes; 0 if every packet fits into one.
+fn max_packet(mtu: usize, chunk: usize) -> usize {
     let packet = mtu + ETHERNET;
     if packet > chunk - HEADROOM { packet } else { 0 }
 }
 
-/// The same for what `config` names, as far as it is known before opening: where there is no such interface, of the longest
-/// packets that there are.
-pub(super) fn longest_to_plan(config: &XdpConfig) -> usize {
+/// As [`max_packet`], for the interface of `config` before it is opened. Without such an interface the largest MTU is
+/// assumed.
+pub(super) fn planned_max_packet(config: &XdpConfig) -> usize {
     let mtu = Interface::find(&config.interface).and_then(|interface| interface.mtu());
-    longest(mtu.unwrap_or(LONGEST_MTU), config.chunk_bytes())
+    max_packet(mtu.unwrap_or(MAX_MTU), config.chunk_bytes())
 }
 
-/// The kernel says no: with what, and what to do.
+/// Returns the error for a refused system call.
 fn refused(what: &str, why: &io::Error, help: &str) -> SourceError {
     SourceError::new(what, format!("{why}; {help}"))
 }
@@ -75,7 +75,7 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
     let mtu = interface
         .mtu()
         .map_err(|errno| refused(&what, &errno.into(), "its MTU cannot be read"))?;
-    let packet = longest(mtu, config.chunk_bytes());
+    let packet = max_packet(mtu, config.chunk_bytes());
     let has_pieces = packet > 0;
     let queues = &config.queues.0;
     let most = queues.iter().max().map_or(1, |queue| queue + 1);
@@ -93,11 +93,11 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
                 refused(&what, &error, &longer_than_a_chunk(config, mtu))
             }
             "" => privilege(&what, &error),
-            log => refused(&what, &error, &format!("the kernel's verifier says: {log}")),
+            log => refused(&what, &error, &format!("the BPF verifier reports: {log}")),
         }
     })?;
-    let mut told = Vec::new();
-    let (link, hook) = attach(config, &interface, &program, &what, &mut told)?;
+    let mut notes = Vec::new();
+    let (link, hook) = attach(config, &interface, &program, &what, &mut notes)?;
     let mut sockets = Vec::with_capacity(queues.len());
     for queue in queues {
         let options = Options {
@@ -125,12 +125,12 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
             },
         )
         .map_err(|error| SourceError::new(&what, error.to_string()))?;
-        told.extend(memory.granted().refused.iter().cloned());
+        notes.extend(memory.granted().refused.iter().cloned());
         let socket = bind(&memory, &options)
-            .map_err(|(step, errno)| unopened(&what, step, errno, config, &interface, mtu))?;
+            .map_err(|(step, errno)| open_error(&what, step, errno, config, &interface, mtu))?;
         sockets.push(socket);
     }
-    // From here on packets come, in all queues at once.
+    // From here on all queues receive packets.
     for (socket, queue) in sockets.iter().zip(queues) {
         bpf::map_socket(map.as_fd(), *queue, socket.as_fd())
             .map_err(|error| privilege(&what, &error))?;
@@ -140,58 +140,58 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
         .filter(|socket| socket.is_zero_copy())
         .count()
     {
-        0 => "the kernel copies them",
-        n if n == sockets.len() => "no copy by the kernel",
-        _ => "the kernel copies those of some queues",
+        0 => "copied by Linux",
+        n if n == sockets.len() => "zero copy",
+        _ => "copied by Linux for some queues",
     };
-    let place = match hook {
+    let location = match hook {
         Hook::Driver => "in the driver",
-        Hook::Generic => "behind the driver",
+        Hook::Generic => "after the driver (generic mode)",
     };
-    told.push(format!(
-        "packets of {} are picked {place}, {copies}",
+    notes.push(format!(
+        "packets of {} are selected {location}, {copies}",
         interface.name()
     ));
     Ok(Opened {
         sockets,
         attached: Attached { _link: link },
-        told,
+        notes,
         packet,
     })
 }
 
-/// Opens a socket; a queue that is taken is asked for again for a while, because the kernel takes a moment to take it from a
-/// process that has ended.
+/// Opens a socket. Retries for a while if the queue is busy, because Linux needs a moment to free the queue of a process
+/// that has ended.
 fn bind(memory: &Arc<Region>, options: &Options) -> Result<XdpSocket, (Step, Errno)> {
     let start = Instant::now();
     loop {
         match XdpSocket::open(memory.clone(), options) {
-            Err((Step::Bind, Errno::BUSY)) if start.elapsed() < RELEASE => {
-                std::thread::sleep(RELEASE / 50);
+            Err((Step::Bind, Errno::BUSY)) if start.elapsed() < RELEASE_TIMEOUT => {
+                std::thread::sleep(RELEASE_TIMEOUT / 50);
             }
             done => return done,
         }
     }
 }
 
-/// Ties the program to the interface.
+/// Attaches the program to the interface.
 fn attach(
     config: &XdpConfig,
     interface: &Interface,
     program: &OwnedFd,
     what: &str,
-    told: &mut Vec<String>,
+    notes: &mut Vec<String>,
 ) -> Result<(OwnedFd, Hook), SourceError> {
     let name = interface.name();
     let try_at = |hook| bpf::attach(program.as_fd(), interface.index(), hook);
-    let taken = |error: io::Error| match Errno::from_io_error(&error) {
+    let failed = |error: io::Error| match Errno::from_io_error(&error) {
         Some(Errno::BUSY | Errno::EXIST) => refused(
             what,
             &error,
             &format!(
-                "another program (XDP) picks its packets already, of another daq or of something else: \
-                 `ip -details link show dev {name}` and `bpftool net` name it. Stop the process that holds it; or, where \
-                 `bpftool link` lists it as link N, `bpftool link detach id N`, and where it does not, \
+                "another XDP program is attached to this interface, of another daq or another process; see \
+                 `ip -details link show dev {name}` and `bpftool net`. Stop that process. Or detach the program: if \
+                 `bpftool link` lists it as link N, with `bpftool link detach id N`, otherwise with \
                  `ip link set dev {name} xdp off`"
             ),
         ),
@@ -200,8 +200,8 @@ fn attach(
             what,
             &error,
             &format!(
-                "its driver does not take a program that picks packets; have `attach = \"generic\"`, and for packets \
-                 longer than a page an MTU of at most 3500: `ip link set dev {name} mtu 3500`"
+                "its driver does not support XDP programs; set `attach = \"generic\"`, and for packets longer than a page \
+                 an MTU of at most 3500: `ip link set dev {name} mtu 3500`"
             ),
         ),
     };
@@ -212,54 +212,56 @@ fn attach(
                 if config.attach == Attach::Native
                     || matches!(code(&error), libc::EBUSY | libc::EEXIST | libc::EPERM) =>
             {
-                return Err(taken(error));
+                return Err(failed(error));
             }
             Err(error) => {
                 let error = match code(&error) {
                     NOT_SUPPORTED => io::Error::from_raw_os_error(libc::EOPNOTSUPP),
                     _ => error,
                 };
-                told.push(format!("the driver of {name} takes no program: {error}"));
+                notes.push(format!(
+                    "the driver of {name} does not support XDP programs: {error}"
+                ));
             }
         }
     }
-    let link = try_at(Hook::Generic).map_err(taken)?;
+    let link = try_at(Hook::Generic).map_err(failed)?;
     Ok((link, Hook::Generic))
 }
 
 fn privilege(what: &str, error: &io::Error) -> SourceError {
     let help = match code(error) {
         libc::EPERM | libc::EACCES => {
-            "picking packets takes CAP_NET_ADMIN, CAP_BPF and CAP_NET_RAW: \
+            "AF_XDP needs CAP_NET_ADMIN, CAP_BPF and CAP_NET_RAW: \
              `sudo setcap cap_net_admin,cap_bpf,cap_net_raw,cap_ipc_lock+ep $(which daq)`, or \
              `AmbientCapabilities=` in the unit"
         }
         libc::EINVAL | libc::ENOSYS => {
-            "this kernel loads no programs that hand packets to sockets: it takes Linux 5.11 with CONFIG_BPF_SYSCALL and \
+            "this kernel does not support AF_XDP; it needs Linux 5.11 or newer with CONFIG_BPF_SYSCALL and \
              CONFIG_XDP_SOCKETS"
         }
-        _ => "the source `udp` receives the same packets without it",
+        _ => "use the source `udp`, which receives the same packets without XDP",
     };
     refused(what, error, help)
 }
 
 fn longer_than_a_chunk(config: &XdpConfig, mtu: usize) -> String {
     let chunk = config.chunk_bytes();
-    let most = chunk - HEADROOM - ETHERNET;
+    let max_mtu = chunk - HEADROOM - ETHERNET;
     format!(
-        "packets of MTU {mtu} do not fit into chunks of {chunk} bytes (of which the kernel keeps {HEADROOM}), and packets \
-         in several chunks take Linux 6.6 and a driver that makes them: `ip link set dev {} mtu {most}`{}",
+        "packets of MTU {mtu} do not fit into chunks of {chunk} bytes (of which Linux reserves {HEADROOM}), and packets in \
+         several chunks need Linux 6.6 and driver support; run `ip link set dev {} mtu {max_mtu}`{}",
         config.interface,
         if chunk < 4096 {
-            ", or `chunk = \"4 KiB\"`"
+            ", or set `chunk = \"4 KiB\"`"
         } else {
             ""
         }
     )
 }
 
-/// Why there is no socket for a queue.
-fn unopened(
+/// Returns the error for a queue whose socket could not be opened.
+fn open_error(
     what: &str,
     step: Step,
     errno: Errno,
@@ -268,24 +270,24 @@ fn unopened(
     mtu: usize,
 ) -> SourceError {
     let error = io::Error::from(errno);
-    let has_pieces = longest(mtu, config.chunk_bytes()) > 0;
+    let has_pieces = max_packet(mtu, config.chunk_bytes()) > 0;
     let help = match (step, errno) {
         (Step::Socket, Errno::AFNOSUPPORT) => {
-            "this kernel has no sockets for XDP (CONFIG_XDP_SOCKETS)".to_owned()
+            "this kernel does not support AF_XDP sockets (CONFIG_XDP_SOCKETS)".to_owned()
         }
         (_, Errno::PERM | Errno::ACCESS) => return privilege(what, &error),
         (Step::Memory, Errno::NOBUFS | Errno::NOMEM) => {
-            "it may not pin so much memory: raise the limit (`ulimit -l`, `LimitMEMLOCK=` in the unit), grant \
+            "the limit on locked memory is too low; raise it (`ulimit -l`, `LimitMEMLOCK=` in the unit), grant \
              CAP_IPC_LOCK, or lower `packets`"
                 .to_owned()
         }
         (Step::Bind, Errno::BUSY) => format!(
-            "another program has a socket on this queue: `ss --xdp -p` names it; stop it, or take another queue: \
-             `queues = [N]`, to which `ethtool -N {} flow-type udp4 dst-port PORT action N` sends packets",
+            "another process has a socket on this queue (see `ss --xdp -p`); stop it, or use another queue: set \
+             `queues = [N]` and steer the packets there with `ethtool -N {} flow-type udp4 dst-port PORT action N`",
             interface.name()
         ),
         (Step::Bind, Errno::OPNOTSUPP) if config.mode == Mode::ZeroCopy => {
-            "its driver does not write to shared memory (here): have `mode = \"auto\"`, which lets the kernel copy"
+            "its driver does not support zero copy here; set `mode = \"auto\"`, which lets Linux copy the packets"
                 .to_owned()
         }
         (Step::Bind, Errno::INVAL | Errno::OPNOTSUPP) if has_pieces => {
@@ -293,18 +295,19 @@ fn unopened(
         }
         (Step::Bind, Errno::INVAL) => match interface.queues() {
             Some(queues) => format!(
-                "{} has receive queues: {queues}, counted from 0; `ethtool -L {0} combined N` changes that where it can",
+                "{} has {queues} receive queues, counted from 0; change their number with `ethtool -L {0} combined N` if the \
+                 driver supports it",
                 interface.name()
             ),
             None => format!(
-                "`ethtool -l {}` tells whether it has this queue",
+                "check with `ethtool -l {}` that the interface has this queue",
                 interface.name()
             ),
         },
         (Step::Bind, Errno::NETDOWN) => {
-            format!("it is down: `ip link set dev {} up`", interface.name())
+            format!("the interface is down; run `ip link set dev {} up`", interface.name())
         }
-        _ => "the source `udp` receives the same packets without it".to_owned(),
+        _ => "use the source `udp`, which receives the same packets without XDP".to_owned(),
     };
     refused(what, &error, &help)
 }

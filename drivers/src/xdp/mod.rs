@@ -232,7 +232,7 @@ impl SourceSpec for Xdp {
 
     fn memory(&self, geometry: &Geometry) -> usize {
         let chunks = self.config.chunk_bytes() * self.config.packets as usize;
-        let packet = link::longest_to_plan(&self.config);
+        let packet = link::planned_max_packet(&self.config);
         let held = datagram::hold_bytes(&self.format, geometry, self.threads());
         (0..self.threads())
             .map(|i| {
@@ -274,7 +274,7 @@ impl SourceSpec for Xdp {
             .empty()
             .map_err(|why| SourceError::new("packets from before the start", why.to_string()))?;
         let mut stack = Some(stack);
-        for sentence in &opened.told {
+        for sentence in &opened.notes {
             tracing::info!("source {}: {sentence}", context.name);
         }
         let format = self

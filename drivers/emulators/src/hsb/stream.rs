@@ -563,8 +563,8 @@ impl Make<'_> {
 }
 
 impl Outlet<'_> {
-    /// Sends `packets` packets of `size` bytes each (the last may be shorter) when they are due, and what was held back
-    /// behind them; `payload` is the bytes of the frame in them.
+    /// Sends `packets` packets of `size` bytes each (the last may be shorter) when they are due, then the delayed packets.
+    /// `payload` is the number of payload bytes in them.
     fn send(&mut self, bytes: &[u8], size: usize, packets: u64, payload: usize) -> Result<(), End> {
         let due = self
             .worker
@@ -594,7 +594,7 @@ impl Outlet<'_> {
         }
     }
 
-    /// Sends what was held back.
+    /// Sends the delayed packets.
     fn flush(&mut self) {
         for packet in std::mem::take(&mut self.held) {
             let sent = self.way.send_packets(&packet, packet.len());

@@ -1,15 +1,14 @@
-//! A card with LitePCIe's DMA, of which it has one channel and in that the writer, from the card to the host.
+//! An emulated LitePCIe card with one DMA channel. The channel has only the writer, from the card to the host.
 //!
 //! ```text
 //!   stream ─▶ writer ──payload──▶ host memory
 //!               ▲   └──interrupt (MSI)──▶
-//!        table of descriptors, which goes round
+//!        cyclic table of descriptors
 //! ```
-//! Where its registers are says [`CSR`]; what they do was taken from what LitePCIe's gateware does, against which the
-//! repository's tests compare it. Nothing can hold the writer back while its table goes round: who reads too slowly is
-//! overrun, and detects it only from the number of rounds. `loop_status` shows the **last** finished descriptor, so it
-//! reads 0 before and after the first. The stream restarts whenever the writer is enabled,
-//! and has no marks at the ends of packets.
+//! [`CSR`] has the addresses of the registers. Their behaviour follows LitePCIe's gateware, and the repository's tests
+//! compare both. In loop mode the writer has no backpressure: a slow reader is overrun, and detects it only from the loop
+//! count. `loop_status` shows the **last** finished descriptor, so it reads 0 before and after the first. The stream
+//! restarts whenever the writer is enabled, and does not mark the ends of packets.
 
 mod table;
 

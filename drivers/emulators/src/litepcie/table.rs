@@ -103,12 +103,12 @@ impl Table {
         self.is_fresh = true;
     }
 
-    /// Goes round from now on, or not.
+    /// Switches loop mode on or off.
     pub fn set_loops(&mut self, loops: bool) {
         self.loops = loops;
     }
 
-    /// Whether it goes round.
+    /// Whether loop mode is on.
     pub const fn loops(&self) -> bool {
         self.loops
     }

@@ -1,5 +1,5 @@
-//! Strangers at a TCP port: each is let in once it has said all of a greeting, and turned away if it dawdles or speaks
-//! something else. However many there are and whatever they say, this holds a bounded number of them.
+//! Pending peers at a TCP port. A peer is accepted when its whole greeting has arrived, and rejected if the greeting is
+//! late or invalid. The number of pending peers is bounded.
 
 use super::access::Allows;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -7,9 +7,9 @@ use std::io::{self, ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Strangers at a time; with one more the one that came first goes.
+/// Maximum number of pending peers. One more closes the oldest.
 const MAX_PENDING: usize = 64;
-/// How long a stranger may take for its greeting.
+/// Maximum time for a peer's greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the door stays shut where the process is out of file descriptors or memory.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);

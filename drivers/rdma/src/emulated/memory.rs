@@ -1,4 +1,4 @@
-//! Memory registered with a software card: who may do what with it, until its key is dropped.
+//! Memory regions of an emulated NIC and their access rights.
 
 use super::sys;
 use crate::verbs::Access;

@@ -10,7 +10,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Streams that came before this side was connected; more are turned away.
+/// Maximum number of streams accepted before this side is connected; more are rejected.
 const MAX_WAITING: usize = 8;
 
 /// Peer number that accepts any peer: the first peer that knows the number of this queue pair may write by an

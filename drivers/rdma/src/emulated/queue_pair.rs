@@ -1,4 +1,4 @@
-//! The queue of a software card as its user sees it.
+//! The queue pair of an emulated NIC, as its user sees it.
 
 use super::LIMITS;
 use super::memory::MemorySlice;

@@ -343,7 +343,7 @@ impl Id {
         let answer = unsafe { ib::rdma_migrate_id(self.id.as_ptr(), events.channel.as_ptr()) };
         checked(answer, "rdma_migrate_id")?;
         let id = self.id;
-        // The identifier goes on; what it kept is let go of after the new one keeps its own.
+        // The raw identifier lives on in the new value. What the old value kept is freed after the new one keeps its own.
         let mut old = ManuallyDrop::new(self);
         let migrated = Self {
             id,

@@ -1,17 +1,17 @@
-//! The program that tells, of each packet that an interface receives, whether it is ours.
+//! The XDP program that selects the packets of a source from all packets that an interface receives.
 //!
 //! ```text
-//!   Ethernet ─▶ at most one tag ─▶ IPv4 without options, no fragment ─▶ UDP ─▶ address and port of ours ─▶ socket
-//!                                  IPv6 without extensions                     everything else ─▶ the kernel's stack
+//!   Ethernet ─▶ at most one tag ─▶ IPv4 without options, no fragment ─▶ UDP ─▶ address and port of the source ─▶ socket
+//!                                  IPv6 without extensions                     everything else ─▶ network stack
 //! ```
-//! It is put together here, instruction by instruction, so that no compiler is needed where daq runs. The kernel verifies
-//! it when it is loaded: no byte is read before it is known that the packet has it.
+//! The program is assembled here, instruction by instruction, so that no compiler is needed at run time. Linux verifies it
+//! when it is loaded: every read must be preceded by a check of the packet's length.
 
 use crate::sender::Allowed;
 use crate::sys::bpf::Instruction;
 use std::net::{IpAddr, SocketAddr};
 
-// Registers, by what they hold here.
+// Registers, named after their contents.
 const RESULT: u8 = 0;
 const ARGUMENT_1: u8 = 1;
 /// The packet, later the second argument.
@@ -25,11 +25,11 @@ const ADDRESS: u8 = 7;
 const WORD: u8 = 8;
 const CONTEXT: u8 = 9;
 
-/// The answer that hands a packet on to the kernel's stack.
+/// Return value: pass the packet to the network stack.
 pub(super) const PASS: i32 = 2;
-/// The answer that drops it.
+/// Return value: drop the packet.
 pub(super) const DROP: i32 = 1;
-/// The answer that hands it to a socket.
+/// Return value: redirect the packet to a socket.
 #[cfg(test)]
 pub(super) const REDIRECT: u32 = 4;
 /// Offsets in `struct xdp_md`.
@@ -41,7 +41,7 @@ const REDIRECT_MAP: i32 = 51;
 /// In the source register of a load: the constant is the descriptor of a map.
 const MAP_DESCRIPTOR: u8 = 1;
 
-/// Where a jump goes.
+/// Target of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Label(usize);
 

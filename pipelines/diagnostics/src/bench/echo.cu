@@ -1,8 +1,7 @@
-// Kernels that stay and answer a doorbell: for measuring, and for checking what the CPU stores.
+// Persistent kernels that answer a doorbell, to measure latency and to check CPU stores.
 //
-// The word at `bell` counts up; its highest bit stops the kernel. What a kernel has seen of it goes to the word at
-// `reply`. A kernel that hears nothing for `limit` nanoseconds ends by itself, so that a mapping that does not work
-// leaves no kernel behind.
+// The word at `bell` counts up; its highest bit stops the kernel. A kernel writes the value that it has read to the
+// word at `reply`. It ends after `limit` nanoseconds without a change, so that a broken mapping leaves no kernel behind.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -292,11 +292,11 @@ impl Shared {
         })
     }
 
-    /// What ends the connection that is being made.
+    /// Returns a closure that closes a connection that is being established.
     pub(super) fn close_links(self: &Arc<Self>) -> CloseLinks {
         let shared = self.clone();
         Box::new(move || {
-            // The engine has let go of its own link; one that is just being made is broken off.
+            // The engine has released its own link. A link that is being established is aborted.
             shared.close(CLOSE_TIMEOUT).map(drop).map_err(|Busy| {
                 format!("a connection attempt did not end within {CLOSE_TIMEOUT:?}")
             })

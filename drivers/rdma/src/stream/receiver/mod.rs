@@ -6,14 +6,14 @@
 //! ```
 //! # Guarantees
 //! - A frame is delivered once, and only when both its payload and its record have arrived. Frames that were not
-//! delivered when a link ended are requested again.
+//!   delivered when a link ended are requested again.
 //! - On a reliable connection every frame that the NIC has acknowledged is delivered, even if its completion appears
-//! only when the queue pair is stopped, because the sender may have freed the frame. The exception is a NIC that
-//! fails silently.
+//!   only when the queue pair is stopped, because the sender may have freed the frame. The exception is a NIC that
+//!   fails silently.
 //! - After a link has ended nothing is written: its queue pairs are destroyed first, then its memory regions. The
-//! next sender gets new remote keys.
+//!   next sender gets new remote keys.
 //! - A sender that violates the protocol is disconnected, and a fault is counted. On a reliable connection it can
-//! damage only the slots that were offered to it.
+//!   damage only the slots that were offered to it.
 
 mod control;
 mod link;

@@ -8,7 +8,7 @@
 //! # Guarantees
 //! - No frame is sent beyond the receiver's credits.
 //! - On a reliable connection a frame counts as sent once the receiver's NIC has acknowledged it, or the receiver has
-//! confirmed it after an interruption. Missing frames that are still leased are sent again; none is delivered twice.
+//!   confirmed it after an interruption. Missing frames that are still leased are sent again; none is delivered twice.
 //! - When [`Sender::send`] fails, no card reads the lease's slots any more: either nothing was under way, or the queues
 //!   are destroyed.
 //! - A receiver that is gone is an error with a sentence, within the time that was asked for; never a hang.

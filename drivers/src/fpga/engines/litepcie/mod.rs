@@ -4,7 +4,7 @@
 //! shows its progress, and each poll reads it once.
 //!
 //! # The counter
-//! `loop_status` has the index of the slot that was finished last and how often the table was gone round, 16 bits, both
+//! `loop_status` has the index of the slot that was finished last and the number of passes through the table, 16 bits, both
 //! 0 before the first. With N slots, `count · N + index` is one less than the number of finished transfers, or 0 if
 //! none is finished. This module uses the value as the number of finished transfers, so the last one is reported after
 //! the next. The delay also covers its last packet: the index advances when that packet is sent, not when it arrives.
@@ -96,7 +96,7 @@ mod register {
     pub const VALUE_LOW: u64 = 0x08;
     /// Address, high half; being written adds the entry to the table.
     pub const PUSH: u64 = 0x0c;
-    /// Whether the table is gone round.
+    /// Whether the table is cyclic (loop mode).
     pub const LOOP: u64 = 0x10;
     /// Index [15:0] and count [31:16].
     pub const LOOP_STATUS: u64 = 0x14;

@@ -266,7 +266,7 @@ impl Learner {
         }
     }
 
-    /// Why nothing was learned; starts again, as the packets kept so far are of no use.
+    /// Why nothing was learned; starts again, because the packets kept so far cannot be used.
     pub fn give_up(&self) -> String {
         let mut state = self.state();
         let why = state
