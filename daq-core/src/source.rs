@@ -18,8 +18,7 @@ pub enum Polled {
     Idle,
     /// Nothing to do before this much time has passed.
     Until(Duration),
-    /// The next place has no slot: call again when the window has room. Only fillers that can be held back
-    /// say this.
+    /// The next packet has no slot: call again when the window has room. Only fillers that support backpressure return this.
     Full,
     /// The source has ended.
     Ended,

@@ -1,5 +1,7 @@
 //! The modules of daq-core depend on each other in one direction.
 
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

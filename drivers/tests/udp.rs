@@ -298,7 +298,7 @@ proptest! {
         let (width, places) = if narrow { (16, places.next_power_of_two()) } else { (64, places) };
         let format = raw(payload, width);
         let port = free_port();
-        let text = raw_text(&format!("\"{port}\""), payload, width, "window = 1000\nmax_gap = 1000\nagree = 3");
+        let text = raw_text(&format!("\"{port}\""), payload, width, "window = 1000\nmax_gap = 1000\nresync_after = 3");
         let first = if narrow { 65_500 / places * places } else { 0 };
         let packets = schedule(&format, first as u64, &after_a_clean_start(&fates));
         same_as_one_by_one(&text, port, &format, payload * places, &packets, offload);
@@ -335,7 +335,7 @@ proptest! {
         let payload = if large { 5000 } else { 100 };
         let format = raw(payload, 64);
         let port = free_port();
-        let more = format!("window = {window}\nmax_gap = 1000\nagree = 3");
+        let more = format!("window = {window}\nmax_gap = 1000\nresync_after = 3");
         let packets = schedule(&format, 0, &fates);
         let mut fixture = open(&raw_text(&format!("\"{port}\""), payload, 64, &more), payload * places, slots);
         deliver(&mut fixture, port, &packets, offload);
@@ -365,7 +365,7 @@ fn gaps_jumps_and_restarts_are_distinguished() {
     for payload in [100, 5000] {
         let format = raw(payload, 64);
         let port = free_port();
-        let more = "window = 3\nmax_gap = 1000\nagree = 3";
+        let more = "window = 3\nmax_gap = 1000\nresync_after = 3";
         let text = raw_text(&format!("\"{port}\""), payload, 64, more);
         let mut fixture = open(&text, payload * 10, 256);
         // A gap within the window, one beyond it, one that is too long for a gap, a restart.

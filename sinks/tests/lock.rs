@@ -61,7 +61,7 @@ fn stem_of_other_process_is_rejected_between_its_files() {
             let (what, why) = refusal(driver, dir.path());
             assert!(what.ends_with("/adc-*"), "{what}");
             assert!(
-                why.starts_with(message) && why.contains("give sink `adc` another `name`"),
+                why.starts_with(message) && why.contains("another `name` or `path` for sink `adc`"),
                 "{why}"
             );
             assert_eq!(names(dir.path()), before, "nothing was touched");

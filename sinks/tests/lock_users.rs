@@ -68,7 +68,7 @@ fn lock_of_other_user_is_respected_until_released() {
                 );
             }
             Err(error) => {
-                println!("skipped: user {UNPRIVILEGED_UID} cannot run this test: {error}")
+                println!("skipped: user {UNPRIVILEGED_UID} cannot run this test: {error}");
             }
         }
     };

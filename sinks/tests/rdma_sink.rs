@@ -18,11 +18,11 @@ fn rdma_invalid_config_is_rejected_with_fix() {
         ("to = \"host:0\"\nnics = [\"a\"]", "not a host with a port"),
         ("to = \"host:1\"\nnics = []", "no NIC is named"),
         (
-            "to = \"host:1\"\nnics = [\"a\"]\nqueues = 0",
+            "to = \"host:1\"\nnics = [\"a\"]\nqueue_pairs = 0",
             "must be 1 to 255",
         ),
         (
-            "to = \"host:1\"\nnics = [\"a\", \"b\"]\nqueues = 200",
+            "to = \"host:1\"\nnics = [\"a\", \"b\"]\nqueue_pairs = 200",
             "must be 1 to 255",
         ),
         (
@@ -62,7 +62,7 @@ fn rdma_invalid_config_is_rejected_with_fix() {
             "only one NIC",
         ),
         (
-            "to = \"host:1\"\nnics = [\"a\"]\npatience = \"61 s\"",
+            "to = \"host:1\"\nnics = [\"a\"]\ntimeout = \"61 s\"",
             "the maximum is 60 s",
         ),
     ] {
@@ -74,8 +74,8 @@ fn rdma_invalid_config_is_rejected_with_fix() {
 #[test]
 fn rdma_valid_config_is_accepted() {
     for keys in [
-        "to = \"host:1\"\nnics = [\"a\"]\nqueues = 4\nconnection = \"cm\"",
-        "to = \"host:1\"\nnics = [\"a\"]\npatience = \"60 s\"",
+        "to = \"host:1\"\nnics = [\"a\"]\nqueue_pairs = 4\nconnection = \"cm\"",
+        "to = \"host:1\"\nnics = [\"a\"]\ntimeout = \"60 s\"",
         "to = \"host:1\"\nnics = [\"a\", \"b\"]\nservice = \"uc\"",
     ] {
         assert!(spec("rdma", "n", keys).is_ok(), "{keys}");

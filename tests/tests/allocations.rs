@@ -109,7 +109,7 @@ samples = { type = "int16", complex = true, channels = 2, rate = "1 MHz" }
 noise = 0.1
 packet = 1024
 pace = "160 Mbit/s"
-hold = BACKPRESSURE
+backpressure = BACKPRESSURE
 
 [source.adc.faults]
 loss = 0.01

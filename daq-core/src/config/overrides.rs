@@ -15,7 +15,7 @@ const SEPARATOR: &str = "__";
 /// What to override; the environment wins over files, `set` over the environment, the last over the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// Variables by name and value; those that do not begin with `DAQ__` are passed over.
+    /// Variables by name and value; those that do not begin with `DAQ__` are ignored.
     pub env: Vec<(String, String)>,
     /// Assignments such as `ring.raw.slots=128`.
     pub set: Vec<String>,

@@ -36,7 +36,7 @@ const USUAL: Values = Values {
     booleans: [true, false],
 };
 
-/// Values that differ from the usual ones: what a check reports with both does not depend on them.
+/// A second set of placeholder values. An error that appears with both sets does not depend on the placeholders.
 const OTHER: Values = Values {
     texts: [
         "b",

@@ -35,11 +35,11 @@ pub(crate) enum Value {
 /// What a placeholder pretends, and what it learned of who read it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Placeholder {
-    /// Which of the known pretences to try.
+    /// Index of the placeholder to try.
     pub(crate) attempt: usize,
-    /// Whether the pretences are the other ones, which differ from the usual ones.
+    /// Whether to use the second set of placeholder values.
     pub(crate) other: bool,
-    /// A value that would be right, as written in TOML.
+    /// A valid value, as written in TOML.
     pub(crate) example: RefCell<Option<String>>,
 }
 

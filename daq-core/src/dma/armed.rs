@@ -281,8 +281,8 @@ mod tests {
         }
     }
 
-    /// What the device records from arming on, where the doorbell's one other holder lets go of it while the engine runs; and
-    /// how many hold the doorbell's memory in the end.
+    /// Returns what the device records from arming on, while the other holder of the doorbell releases it; and the number of
+    /// holders of the doorbell's memory at the end.
     fn course(stops: bool, can_be_cut_off: bool, slots: usize) -> (Vec<String>, usize) {
         let recorded = Arc::new(Recorder {
             can_be_cut_off,

@@ -280,8 +280,8 @@ impl Topology {
         self.p2p_path(&asked).relation
     }
 
-    /// The cards of the bus with how far each is from a GPU: those with an active port first, the nearest first, the
-    /// fastest first among equals, then by name. Cards of software are none of them: they write no GPU's memory.
+    /// Returns the NICs on the PCIe bus with their distance from a GPU. NICs with an active port come first, then the nearest,
+    /// then the fastest, then by name. Emulated NICs are left out, because they cannot write GPU memory.
     pub fn nics_by_distance(&self, gpu: u32) -> Vec<(&Nic, Relation)> {
         let on_bus = self.nics.iter().filter(|nic| nic.pci.is_some());
         let mut nics: Vec<_> = on_bus

@@ -126,7 +126,7 @@ struct NotFound {
     why: String,
 }
 
-/// What speaks against a direct path.
+/// An obstacle to a direct path.
 #[derive(Clone, Debug)]
 enum P2pObstacle {
     /// It is impossible.

@@ -48,7 +48,7 @@ pub fn check(config: &FpgaConfig, slot_bytes: usize) -> Result<(), Problem> {
                 options.pattern.name()
             );
             return Err(Problem::at("sequence", message).help(format!(
-                "packets as long as a slot carry one: sequence = {{ offset = 0, bytes = 8, endian = \"little\" }} with card = {{ packet = \
+                "packets as long as a slot carry one: sequence = {{ offset = 0, bytes = 8, endian = \"little\" }} with emulated = {{ packet = \
                  \"{slot}\", pattern = \"sequence\" }}"
             )));
         }

@@ -272,7 +272,7 @@ fn missing_socket_is_named() {
     each(&options(None), |device| {
         for bar in [3, 5, 6] {
             let error = device.registers(bar).err().unwrap().to_string();
-            assert!(error.contains(&format!("register {bar}")), "{error}");
+            assert!(error.contains(&format!("has no BAR {bar}")), "{error}");
         }
         assert_eq!(device.registers(0).unwrap().read(0), 0x3151_4144);
     });

@@ -162,7 +162,7 @@ fn xdma_with_interrupts_delivers_every_byte() {
 
 #[test]
 fn xdma_packet_length_is_reported() {
-    let mut bench = Bench::new("device = \"emulated:xdma\"\ncard = { packet = \"5 KiB\" }");
+    let mut bench = Bench::new("device = \"emulated:xdma\"\nemulated = { packet = \"5 KiB\" }");
     let mut armed = bench.arm(0, None);
     armed.credit(8);
     let (mut lengths, mut done) = (Vec::new(), completions());
@@ -195,8 +195,9 @@ fn xdma_completed_count_is_written_to_doorbell() {
 
 #[test]
 fn xdma_without_credits_counts_overrun() {
-    let mut bench =
-        Bench::new("device = \"emulated:xdma\"\ncredits = false\ncard = { rate = \"100 MB/s\" }");
+    let mut bench = Bench::new(
+        "device = \"emulated:xdma\"\ncredits = false\nemulated = { rate = \"100 MB/s\" }",
+    );
     let mut armed = bench.arm(3, None);
     assert!(!armed.caps().supports_backpressure);
     let (mut at, mut good, mut done) = (0_u64, 0, completions());
@@ -244,7 +245,7 @@ fn device_errors_are_named() {
     ];
     for (injected, expected) in faults {
         let mut bench = Bench::new(&format!(
-            "device = \"emulated:xdma\"\ncard = {{ faults = [\"{injected}@5\"] }}"
+            "device = \"emulated:xdma\"\nemulated = {{ faults = [\"{injected}@5\"] }}"
         ));
         let mut armed = bench.arm(0, None);
         armed.credit(8);
@@ -300,7 +301,7 @@ fn removed_device_is_reported() {
 
 #[test]
 fn quiesce_timeout_disables_bus_mastering() {
-    let mut bench = Bench::new("device = \"emulated:xdma\"\ncard = { faults = [\"stuck@3\"] }");
+    let mut bench = Bench::new("device = \"emulated:xdma\"\nemulated = { faults = [\"stuck@3\"] }");
     let mut armed = bench.arm(0, None);
     armed.credit(8);
     let (mut seen, mut done) = (0, completions());
@@ -335,7 +336,7 @@ fn sequence_format_not_sent_by_emulated_device_is_rejected() {
             .map(|_| ())
             .map_err(|problem| problem.to_string())
     };
-    let card = |options: &str| format!(" }}\ncard = {{ {options}");
+    let card = |options: &str| format!(" }}\nemulated = {{ {options}");
     let sound = "packet = 4096, pattern = \"sequence\"";
     for device in ["xdma", "litepcie"] {
         assert_eq!(found(device, &card(sound)), Ok(()));

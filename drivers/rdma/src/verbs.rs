@@ -457,7 +457,7 @@ pub trait Nic: Send + Sync + fmt::Debug {
     /// Returns the current state of its port.
     fn port(&self) -> Result<Port, VerbsError>;
 
-    /// Registers all of `region` in one `method`. Which one is [`register`](crate::register)'s business.
+    /// Registers all of `region` in one `method`. The [`registration`](crate::registration) module chooses it.
     fn register(
         &self,
         region: &Arc<Region>,

@@ -97,7 +97,7 @@ pub struct HsbConfig {
     pub from: Option<List<Allowed>>,
     /// CPU core for the receiving thread; by default any.
     pub core: Option<usize>,
-    /// Number of frames open at the same time, at min 1. It limits how far packets may arrive out of order and how long a
+    /// Number of frames open at the same time, at least 1. It limits how far packets may arrive out of order and how long a
     /// frame with a gap stays open. A frame with missing packets is published when a packet of a frame `window` frames later
     /// arrives, or when the source ends. There is no timeout: while the sender is silent, the frame stays `pending`, and so do
     /// complete frames behind it.

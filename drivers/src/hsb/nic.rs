@@ -50,7 +50,7 @@ impl Hsb {
 
     pub(super) fn note_queue_pair(&self, nic: &str, notes: &mut Vec<String>) {
         notes.push(format!(
-            "a sensor cannot wait: choose a ring with enough slots for the longest delay of its thread, at min {} and at most {}",
+            "a sensor cannot wait: choose a ring with enough slots for the longest delay of its thread, at least {} and at most {}",
             queue_pair::MIN_PAGES,
             queue_pair::MAX_PAGES
         ));

@@ -22,9 +22,9 @@ pub struct Pages {
     pub stride: u64,
     /// Number of pages, 1 to 4096.
     pub count: u32,
-    /// Payload bytes of a frame, at min 1.
+    /// Payload bytes of a frame, at least 1.
     pub frame: usize,
-    /// Payload bytes of each packet except the last of a frame, at min 1.
+    /// Payload bytes of each packet except the last of a frame, at least 1.
     pub packet: usize,
     /// Queue pair number that packets must carry.
     pub queue_pair: u32,

@@ -20,8 +20,11 @@ fn contradicting_keys_are_reported() {
     let cases = [
         ("nics = []", "no NIC is named"),
         ("nics = [\"auto\", \"mlx5_0\"]", "`auto` cannot be combined"),
-        ("nics = [\"mlx5_0\"]\nqueues = 0", "queue pairs is 0"),
-        ("nics = [\"mlx5_0\"]\nqueues = 256", "queue pairs is 256"),
+        ("nics = [\"mlx5_0\"]\nqueue_pairs = 0", "queue pairs is 0"),
+        (
+            "nics = [\"mlx5_0\"]\nqueue_pairs = 256",
+            "queue pairs is 256",
+        ),
         ("nics = [\"mlx5_0\", \"emulated\"]", "cannot be combined"),
         (
             "nics = [\"emulated:127.0.0.1\"]\nconnection = \"cm\"",
@@ -92,7 +95,7 @@ fn plan_gets_rdma_requirements() {
 
 #[test]
 fn engine_is_built_from_nics_and_listen_address() {
-    let text = format!("{LISTEN}nics = [\"emulated\", \"emulated\"]\nqueues = 2");
+    let text = format!("{LISTEN}nics = [\"emulated\", \"emulated\"]\nqueue_pairs = 2");
     let spec = spec(&text).unwrap();
     let context = SourceContext {
         counts: daq_core::ledger::Counts::default(),

@@ -267,7 +267,7 @@ mod tests {
             ["path.1"]
         );
         assert_eq!(
-            keys("path = []\nwindow = 0\nagree = 0", true),
+            keys("path = []\nwindow = 0\nresync_after = 0", true),
             ["window", "resync_after", "path"]
         );
         assert_eq!(keys("path = \"a.sigmf-data\"", false), Vec::<String>::new());

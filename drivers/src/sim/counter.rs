@@ -58,7 +58,7 @@ pub(super) fn write(offset: u64, bytes: usize, mut out: impl FnMut(&[u8])) {
     }
 }
 
-/// Generates the stream from `offset` on: at least one byte, at max `bytes`.
+/// Generates the stream from `offset` on: at least one byte, at most `bytes`.
 fn make(scratch: &mut [u8; CHUNK], offset: u64, bytes: usize) -> &[u8] {
     let skip = (offset % 8) as usize;
     let end = skip.saturating_add(bytes).min(CHUNK);

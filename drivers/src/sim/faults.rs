@@ -145,7 +145,7 @@ impl JsonSchema for Numbers {
     }
 }
 
-/// `[source.NAME.faults]`: at max one fault applies to each packet. Lists take precedence over probabilities; if several lists
+/// `[source.NAME.faults]`: at most one fault applies to each packet. Lists take precedence over probabilities; if several lists
 /// contain a packet, the first in the order of the keys below applies. The numbers in lists are those of the sender, before they
 /// are reduced to `sequence_bits`; `"100..120"` is 100 to 119.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
@@ -261,10 +261,10 @@ impl Faults {
         }
         if sum > 1.0 + 1e-9 {
             let message = format!(
-                "the probabilities sum up to {sum}, but at max one fault applies to a packet"
+                "the probabilities sum up to {sum}, but at most one fault applies to a packet"
             );
             found.push(
-                Problem::at("faults", message).help("lower them so that the sum is at max 1"),
+                Problem::at("faults", message).help("lower them so that the sum is at most 1"),
             );
         }
         if !(self.loss_burst.is_finite() && self.loss_burst >= 1.0) {

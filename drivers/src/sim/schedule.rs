@@ -156,7 +156,7 @@ impl Arrivals {
     /// `reorder_by` packets.
     pub fn new(schedule: Schedule, places: u32, window: usize, reorder_by: u64) -> Self {
         let (places, window) = (u64::from(places), window as u64);
-        // Late packets wait for at max `window + 1` frames unless whole frames are missing.
+        // Late packets wait for at most `window + 1` frames unless whole frames are missing.
         let max = usize::try_from((window + 2) * places + reorder_by).unwrap_or(usize::MAX);
         Self {
             schedule,

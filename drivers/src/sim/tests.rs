@@ -96,7 +96,7 @@ impl Bench {
         self.filler.fill(&mut self.window, Duration::ZERO).unwrap()
     }
 
-    /// Reads at max `max` frames, all bytes checked where they are the counter's.
+    /// Reads at most `max` frames, all bytes checked where they are the counter's.
     fn read(&mut self, max: usize) -> usize {
         let mut read = 0;
         while read < max

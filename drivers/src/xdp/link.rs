@@ -8,6 +8,7 @@ use crate::sys::interface::Interface;
 use crate::sys::xdp::{HEADROOM, Options, Step, XdpSocket};
 use daq_core::region::{HostOptions, Region};
 use daq_core::source::SourceError;
+use daq_core::units::counted;
 use rustix::io::Errno;
 use std::io;
 use std::net::SocketAddr;
@@ -295,9 +296,9 @@ fn open_error(
         }
         (Step::Bind, Errno::INVAL) => match interface.queues() {
             Some(queues) => format!(
-                "{} has {queues} receive queues, counted from 0; change their number with `ethtool -L {0} combined N` if the \
-                 driver supports it",
-                interface.name()
+                "{} has {}, counted from 0; change their number with `ethtool -L {0} combined N` if the driver supports it",
+                interface.name(),
+                counted(queues, "receive queue")
             ),
             None => format!(
                 "check with `ethtool -l {}` that the interface has this queue",

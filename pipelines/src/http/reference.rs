@@ -21,9 +21,9 @@ pub fn reference() -> String {
          These equations hold in every scrape, for each source, ring, reader, copy and kernel:\n\n\
          ```text\n\
          source   expected  = delivered + pending + sum over causes of lost\n\
-         ring     made      = published + full\n\
+         ring     produced  = published + full\n\
          reader   published = read + overrun + discarded + dropped_incomplete + pending\n\
-         copy     taken     = copied + failed + pending\n\
+         copy     started   = copied + failed + pending\n\
          kernel   input     = consumed + accumulating + failed + pending\n\
          ```\n\n\
          At the end of a run, this equation holds for each sink and its reader; frames in `lost` are also counted in `frames`:\n\n\

@@ -213,7 +213,7 @@ fn page_shows_copies_and_gpus() {
         lines[0]
     );
     assert!(!lines.iter().any(|line| line == "# copies"), "{lines:#?}");
-    let header = "name | in | consumed | accumulating | failed | pending | made";
+    let header = "name | in | consumed | accumulating | failed | pending | produced";
     assert!(lines.iter().any(|line| line == header), "{lines:#?}");
 }
 

@@ -10,15 +10,15 @@
 //!
 //! Rules for all built-in kernels:
 //! - Missing packets of a frame are filled before the frame is published, and count with their fill value unless a
-//! kernel's own keys say otherwise. With `fill = "nan"` on a ring of floats they are visible in every output that
-//! depends on them.
+//!   kernel's own keys say otherwise. With `fill = "nan"` on a ring of floats they are visible in every output that
+//!   depends on them.
 //! - A frame shorter than its layout is counted as `failed` and not read.
 //! - An output carries the flags of all its input frames, and the epoch and timestamp of the first.
 //! - Each module contains the keys, the output layout and the registry entry; its submodules `cpu` and `cuda` compute.
-//! Shared code decides which input goes into which output, and the outputs' metadata.
+//!   Shared code decides which input goes into which output, and the outputs' metadata.
 //! - On a GPU, a burst takes one set of launches per run of consecutive frames that are used; no thread waits for them.
-//! The device code is `KERNEL.cu`, compiled to PTX, which the driver of any GPU since compute capability 7.0 (2017) can
-//! compile. Frames of 2 GiB and more are processed on the CPU.
+//!   The device code is `KERNEL.cu`, compiled to PTX, which the driver of any GPU since compute capability 7.0 (2017) can
+//!   compile. Frames of 2 GiB and more are processed on the CPU.
 
 mod account;
 mod blend;

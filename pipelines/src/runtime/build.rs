@@ -556,7 +556,7 @@ impl Pipeline {
                 staging::Runner::new(name.clone(), copy_engine, wait, self.control.clone());
             let core = (!keys.cores.is_empty()).then(|| keys.cores[i % keys.cores.len()]);
             self.spawn(&name, Role::Step, core, move |heartbeat| {
-                runner.run(heartbeat)
+                runner.run(heartbeat);
             })?;
         }
         Ok(())

@@ -230,7 +230,7 @@ int main(int count, char** given) {
     alarm(300);
     size_t number[9];
     for (int i = 1; i < 9; i++) number[i] = strtoul(given[i], nullptr, 10);
-    unsigned concurrent_frames = (unsigned)number[1], blocks = (unsigned)number[2], threads = (unsigned)number[3];
+    unsigned teams = (unsigned)number[1], blocks = (unsigned)number[2], threads = (unsigned)number[3];
     size_t frames = number[7], seed = number[8];
     chance = {seed};
     const std::vector<unsigned char> expected = launched(blocks, threads, frames);

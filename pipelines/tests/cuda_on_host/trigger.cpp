@@ -101,7 +101,7 @@ int main(int count, char** arguments) {
         run((unsigned)frames, burst);
     } else {
         // All frames are posted already, and that there are no more.
-        const Word concurrent_frames = 3;
+        const Word teams = 3;
         bell[0] = frames | 1ull << 63;
         credits.assign(teams * blocks, 0);
         run((unsigned)teams, resident);

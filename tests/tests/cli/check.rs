@@ -207,10 +207,7 @@ fn check_two_bad_values_are_both_reported() {
         &[],
     );
     assert!(output.contains("unknown unit \"parsecs\""), "{output}");
-    assert!(
-        output.contains("a number of 9 bytes cannot be read"),
-        "{output}"
-    );
+    assert!(output.contains("a number cannot have 9 bytes"), "{output}");
     assert_eq!(output.matches("error: ").count(), 2, "{output}");
 }
 
@@ -305,7 +302,7 @@ fn check_rejects_what_run_rejects() {
     let daq = Daq::new(&format!("{SOURCE}{sink}path = \"out/{name}\"\n"));
     for arguments in [&[][..], &["--no-hardware"]] {
         let output = errors(&daq, arguments);
-        assert!(output.contains("256 bytes; at most 255"), "{output}");
+        assert!(output.contains("256 bytes, but at most 255"), "{output}");
     }
     let daq = Daq::new(&format!("{SOURCE}{sink}path = \"daq.toml\"\n"));
     let output = errors(&daq, &[]);

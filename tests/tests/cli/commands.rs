@@ -290,7 +290,7 @@ fn config_unknown_driver_is_reported_with_other_errors() {
         "unknown key `pakcet` in [source.adc]", // misspelt on purpose
         "core 99999 is not among the cores of this process",
         "unknown driver \"nul\" in [sink.drop]",
-        "a burst of 0 frames",
+        "`burst` is 0, but must be 1 to 4096",
         "unknown key `tuoch` in [sink.drop]",
     ] {
         assert!(

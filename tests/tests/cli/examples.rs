@@ -77,11 +77,11 @@ fn examples_rdma_pair_connects() {
     let mut received = receiver.spawn(&[&http[..], &[&listen]].concat());
     received.wait_log("serving");
     let sender = Daq::new(&read("rdma-send.toml"));
-    let to = format!("sink.far.to={address}");
+    let to = format!("sink.remote.to={address}");
     let sent = sender
         .run(&[&http[..], &[&to, "--frames", "voltages=20"]].concat())
         .ok();
-    let frames = sent.count("sinks.far.frames");
+    let frames = sent.count("sinks.remote.frames");
     assert!(frames >= 20, "{:#}", sent.report);
     received.wait_count("sinks.voltages-on-disk.frames", frames);
     let outcome = received.stop().ok();

@@ -96,7 +96,7 @@ fn xdma_engine_that_always_fails_ends_run() {
     let outcome = daq.run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
     assert!(
-        outcome.stderr.contains("8 times in a row"),
+        outcome.stderr.contains("8 consecutive faults"),
         "{}",
         outcome.stderr
     );

@@ -146,7 +146,7 @@ fn direct_path_that_fails_verification_falls_back() {
             "{metrics}"
         );
         assert!(
-            outcome.stderr.contains("go through host memory instead"),
+            outcome.stderr.contains("frames now go through host memory"),
             "{}",
             outcome.stderr
         );

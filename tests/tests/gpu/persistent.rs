@@ -151,7 +151,7 @@ fn persistent_kernel_finishes_submitted_frames_at_stop() {
         let simulated = simulated("");
         let daq = daq(
             &simulated,
-            &(pipeline(None, &format!("{STAYS}\nteams = 2")) + HTTP),
+            &(pipeline(None, &format!("{STAYS}\nconcurrent_frames = 2")) + HTTP),
         );
         let mut live = daq.spawn(&[]);
         live.wait_count("sinks.there.frames", 500);
@@ -285,7 +285,7 @@ fn persistent_kernel_hang_is_shown_in_status() {
         let unwell = daq_tests::get(address, "/-/healthy").map_or(true, |said| said.code == 503);
         (unwell || !live.is_running()).then_some(())
     });
-    live.wait_log("its GPU has finished nothing");
+    live.wait_log("the GPU has completed no work");
     let outcome = live.wait();
     assert_eq!(outcome.code, 70, "{}", outcome.stderr);
 }
@@ -344,7 +344,7 @@ fn persistent_kernels_share_one_gpu() {
 #[test]
 fn persistent_kernel_beyond_occupancy_is_rejected() {
     let simulated = simulated("");
-    let keys = format!("{STAYS}\nteams = 100\nblocks = 100");
+    let keys = format!("{STAYS}\nconcurrent_frames = 100\nblocks = 100");
     let outcome = daq(&simulated, &pipeline(Some(10), &keys)).run(&[]);
     assert_ne!(outcome.code, 0, "{}", outcome.stderr);
     assert!(

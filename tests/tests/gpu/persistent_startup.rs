@@ -99,7 +99,7 @@ fn bar_mapping_failure_at_startup_falls_back() {
                 let pinned = answered("gdr_pin_buffer 0");
                 assert_eq!(pinned, answered("gdr_unpin_buffer 0"), "{what}");
                 let logged = |text: &str| usize::from(outcome.stderr.contains(text));
-                without_ring += logged("its frames go by the copy engine");
+                without_ring += logged("its frames are copied by the copy engine");
                 without_bell += logged("doorbell by host");
             }
         }

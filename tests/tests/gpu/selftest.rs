@@ -86,9 +86,9 @@ fn selftest_unmappable_memory_is_skipped_with_reason() {
     );
     let text = daq(&simulated).cli(&all).ok().stdout;
     for line in [
-        "  ok       edges               host, its own\n",
-        "  ok       fork                host, its own\n",
-        "  skipped  map                 vulkan, its own      ",
+        "  ok       edges               host, backend's own\n",
+        "  ok       fork                host, backend's own\n",
+        "  skipped  map                 vulkan, backend's own ",
         "2 ok, 0 failed, ",
     ] {
         assert!(text.contains(line), "{line:?} is not in {text}");
@@ -104,7 +104,7 @@ fn selftest_failure_is_named() {
         &["--backend", "host", "--check", "persistent-stop,data"],
     ));
     assert_eq!(done.code, 1, "{done:?}");
-    let failed = "  FAILED   persistent-stop       host, its own        expected no error, got: ";
+    let failed = "  FAILED   persistent-stop     host, backend's own   expected no error, got: ";
     assert!(done.stdout.contains(failed), "{done:?}");
     assert!(done.stdout.contains("  ok       data "), "{done:?}");
 }
@@ -361,7 +361,7 @@ fn bench_apiperf_reports_mapping_cost_by_step() {
     for step in ["allocate", "pin", "map", "all", "unmap + free"] {
         assert!(made[0][step].is_number(), "{step}: {:#}", made[0]);
     }
-    let refused = rows(&tables, "could not be made");
+    let refused = rows(&tables, "allocations that failed");
     assert_eq!(refused.len(), 3, "{refused:#?}");
-    assert!(refused.iter().all(|row| row["from"] == "64 KiB"));
+    assert!(refused.iter().all(|row| row["smallest size"] == "64 KiB"));
 }

@@ -134,7 +134,7 @@ fn kernel_failure_or_hang_is_reported_and_ledgers_balance() {
         through_a_kernel(&daq);
         let mut live = daq.spawn(&["--drain", "1 s"]);
         if options.starts_with("hang") {
-            live.wait_log("its GPU has finished nothing");
+            live.wait_log("the GPU has completed no work");
             live.interrupt();
         }
         let outcome = live.wait();
@@ -158,7 +158,7 @@ fn kernel_failure_or_hang_is_reported_and_ledgers_balance() {
 fn tuning_is_cached_until_machine_changes() {
     let simulated = Simulated::new("");
     let daq = simulated.on(Daq::new(&pipeline("cuda:0")));
-    let measured = "measured its copies";
+    let measured = "measured copy rates";
     let outcome = daq.run(&[]).ok();
     assert!(outcome.stderr.contains(measured), "{}", outcome.stderr);
     let state = daq.path("state");
@@ -166,8 +166,8 @@ fn tuning_is_cached_until_machine_changes() {
         .cli(&["tune", "--state-dir", state.to_str().unwrap()])
         .ok();
     assert!(tuned.stdout.contains("chunk"), "{}", tuned.stdout);
-    let reported = "the CPU stores to it faster";
-    let refused = "the CPU could not store to it";
+    let reported = "CPU stores are faster than GPU copies";
+    let refused = "CPU stores to GPU memory are not available";
     assert!(
         tuned.stdout.contains(reported) || tuned.stdout.contains(refused),
         "{}",
@@ -335,7 +335,7 @@ fn gpu_hang_does_not_block_exit() {
     daq_tests::wait_for("a stall", || {
         (live.get("/-/healthy").code == 503).then_some(())
     });
-    live.wait_log("its GPU has finished nothing");
+    live.wait_log("the GPU has completed no work");
     live.interrupt();
     let outcome = live.wait();
     assert_eq!(outcome.code, 70, "{}", outcome.stderr);

@@ -164,7 +164,7 @@ fn queue_pair_faults_are_counted() {
         .collect();
     let without = [(5, 3), (10, 2), (12, 4), (23, 0)];
     assert_eq!(file.missing, has(&file.data, 0, &frames, &without));
-    for words in ["reports repeated", "reports order"] {
+    for words in ["reports fault repeated", "reports fault order"] {
         assert!(run.outcome.stderr.contains(words), "{}", run.outcome.stderr);
     }
 }
@@ -174,7 +174,7 @@ fn queue_pair_first_frame_without_metadata_is_counted() {
     let run = Run::new(&board(&["no-metadata@0"]), FRAMES);
     let found = run.counts(["expected", "delivered", "epochs", "counts.metadata"]);
     assert_eq!(found, [FRAMES, FRAMES, 1, FRAMES - 1]);
-    assert!(!run.outcome.stderr.contains("reports order"));
+    assert!(!run.outcome.stderr.contains("reports fault order"));
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn queue_pair_emulator_process_is_received() {
     assert_eq!(line, format!("listening on {address}\n"));
     let daq = Daq::new(&config(&address.ip().to_string(), 1));
     let plan = daq.cli(&["plan", "daq.toml"]).ok();
-    for words in ["queue pair of emulated", "waits for nobody"] {
+    for words in ["queue pair of emulated", "cannot wait"] {
         assert!(plan.stdout.contains(words), "{}", plan.stdout);
     }
     let mut live = daq.spawn(&[]);

@@ -243,7 +243,7 @@ fn heaps_without_declared_time_are_logged_once_with_fix() {
         ),
         (
             0x1600 << 40,
-            "not in its item pointer: have the sender make it immediate",
+            "not in its item pointer: configure the sender to make it immediate",
         ),
         (1 << 63 | 0x1600 << 40 | 9, ""),
     ] {
@@ -269,7 +269,7 @@ fn heaps_without_declared_time_are_logged_once_with_fix() {
         assert!(
             lines
                 .iter()
-                .all(|line| line.contains(why) && line.contains("leave `timestamp` out")),
+                .all(|line| line.contains(why) && line.contains("omit `timestamp`")),
             "{log}"
         );
     }

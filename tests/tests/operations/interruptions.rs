@@ -311,7 +311,9 @@ fn concurrent_runs_of_one_pipeline_are_rejected() {
         second.stderr
     );
     assert!(
-        second.stderr.contains("keeps its counters in memory"),
+        second
+            .stderr
+            .contains("counters of this run stay in memory"),
         "{}",
         second.stderr
     );

@@ -101,7 +101,7 @@ fn failure_after_segment_commit_leaves_it_intact() {
     };
     assert_eq!(outcome.code, 74, "{}", outcome.stderr);
     assert!(
-        outcome.stderr.contains("is whole, but its directory"),
+        outcome.stderr.contains("is complete, but its directory"),
         "{}",
         outcome.stderr
     );

@@ -230,6 +230,6 @@ fn bench_rdma_saved_result_selects_sink_path() {
     let (input, plan) = planned(Some(8192.into()));
     assert_eq!(input, "made");
     let why = plan["sinks"][0]["notes"][0].as_str().unwrap();
-    assert!(why.contains("only for frames of 8 KiB and more"), "{why}");
+    assert!(why.contains("only for frames of 8 KiB or more"), "{why}");
     assert_eq!(planned(Some(Value::Null)).0, "made");
 }

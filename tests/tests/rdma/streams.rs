@@ -136,8 +136,8 @@ fn unreliable_stream_counts_every_frame() {
 fn stream_after_link_cuts_has_no_loss_or_duplicates() {
     let (port, frames) = (free_tcp_port(), 20_000);
     let there =
-        "nics = [\"emulated?cut-received@3000,cut-received@21000,timeout=200\"]\nqueues = 2";
-    let here = "nics = [\"emulated?cut@500,cut@12000,kill@30000,timeout=200\"]\nqueues = 2";
+        "nics = [\"emulated?cut-received@3000,cut-received@21000,timeout=200\"]\nqueue_pairs = 2";
+    let here = "nics = [\"emulated?cut@500,cut@12000,kill@30000,timeout=200\"]\nqueue_pairs = 2";
     let receiver = far(port, there, FILE);
     let mut live = receiver.spawn(&[]);
     live.wait_ready();
@@ -237,7 +237,7 @@ fn peer_missing_is_reported_and_run_ends() {
     let port = free_tcp_port();
     let sender = near(port, 10, CARD, "");
     let mut here = sender.spawn(&[]);
-    here.wait_log("is away");
+    here.wait_log("is not available");
     let outcome = here.stop();
     assert!(
         outcome

@@ -1,4 +1,4 @@
-//! A device and a GPU in the tree: how far apart, what is between them, what speaks against a direct path.
+//! A device and a GPU in the PCIe tree: their distance, the bridges between them, and obstacles to a direct path.
 
 use super::super::tree::{Hop, Iommu, PciDevice, PciTree};
 use super::super::{Gpu, Topology};

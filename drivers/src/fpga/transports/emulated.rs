@@ -19,6 +19,9 @@ pub trait EmulatedDevices {
     const DEVICES: &'static [EmulatedDeviceEntry];
 }
 
+/// Opens an emulated device by its name.
+pub type OpenEmulated = fn(&str, &EmulatedOptions) -> Result<Arc<dyn Device>, DeviceError>;
+
 /// One emulated device.
 pub struct EmulatedDeviceEntry {
     /// The name in the configuration; also the name of the engine that drives it.
@@ -30,7 +33,7 @@ pub struct EmulatedDeviceEntry {
     /// Checks that its frames carry the numbers that `sequence` describes, in slots of the given number of bytes.
     pub check_sequence: fn(&FpgaConfig, usize) -> Result<(), Problem>,
     /// Starts the device of this name.
-    pub open: fn(&str, &EmulatedOptions) -> Result<Arc<dyn Device>, DeviceError>,
+    pub open: OpenEmulated,
 }
 
 /// The content of a stream: 64-bit little-endian words.

@@ -78,7 +78,7 @@ impl QueuePair {
         self.receives = MIN_RECEIVES.max(2 * pages.count).min(max);
         if self.receives < 2 * pages.count {
             return Err(self.unfit(format!(
-                "{count} slots exceed the NIC's limit: its queues hold at max {max} completions, and each slot needs two; set at max {} `slots`",
+                "{count} slots exceed the NIC's limit: its queues hold at most {max} completions, and each slot needs two; set at most {} `slots`",
                 max / 2
             )));
         }

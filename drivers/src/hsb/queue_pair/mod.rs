@@ -71,7 +71,7 @@ pub(super) const MIN_PAGES: usize = 4;
 pub(super) const MAX_PAGES: usize = 4096;
 /// Number of lost frame ends in a row for which overwritten frames are still detected.
 pub(super) const UNREPORTED: u64 = 1;
-/// Minimum number of posted receives; at min twice the number of pages.
+/// Minimum number of posted receives; at least twice the number of pages.
 const MIN_RECEIVES: u32 = 4096;
 /// Number of completions that are polled at once.
 const BATCH: usize = 64;

@@ -16,7 +16,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    #[expect(clippy::cast_possible_truncation, reason = "at max 4096 pages")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most 4096 pages")]
     pub(super) const fn page(&self, transfer: u64) -> usize {
         ((self.first + transfer % self.pages) % self.pages) as usize
     }
@@ -26,7 +26,7 @@ impl Ring {
         self.offset + self.page(transfer) * self.stride
     }
 
-    /// Number of transfers from `newest` to the next one that uses `page`, at min 1.
+    /// Number of transfers from `newest` to the next one that uses `page`, at least 1.
     pub(super) const fn ahead(&self, newest: u64, page: u64) -> u64 {
         let own = self.page(newest) as u64;
         match (page + self.pages - own) % self.pages {

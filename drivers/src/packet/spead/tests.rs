@@ -115,7 +115,7 @@ fn recorded_wider_addresses_are_parsed() {
     );
     assert_eq!(
         other.to_string(),
-        "it is SPEAD-64-48, configured is SPEAD-64-40: set `address_bits = 48`"
+        "the packet is SPEAD-64-48, but SPEAD-64-40 is configured: set `address_bits = 48`"
     );
 }
 
@@ -205,23 +205,23 @@ fn missing_items_are_named() {
     let name = |items: &[Item]| parse(items, 20).unwrap_err().to_string();
     assert_eq!(
         name(&[heap, offset, payload]),
-        "it has no heap counter (item 1)"
+        "the packet has no heap counter (item 1)"
     );
     assert_eq!(
         name(&[counter, offset, payload]),
-        "it has no heap length (item 2)"
+        "the packet has no heap length (item 2)"
     );
     assert_eq!(
         name(&[counter, Item::immediate(2, 0), offset, payload]),
-        "it has no heap length (item 2)"
+        "the packet has no heap length (item 2)"
     );
     assert_eq!(
         name(&[counter, heap, payload]),
-        "it has no heap offset (item 3)"
+        "the packet has no heap offset (item 3)"
     );
     assert_eq!(
         name(&[counter, heap, offset]),
-        "it has no packet payload length (item 4)"
+        "the packet has no packet payload length (item 4)"
     );
     // An address is no value.
     assert_eq!(
@@ -234,7 +234,7 @@ fn missing_items_are_named() {
             offset,
             payload
         ]),
-        "it has no heap counter (item 1)"
+        "the packet has no heap counter (item 1)"
     );
     assert!(matches!(
         parse(&[counter, heap, Item::immediate(3, 120), payload], 20),

@@ -340,7 +340,7 @@ impl SimConfig {
                 "a packet delayed by {by} packets is late for a window of {} frames",
                 self.window
             );
-            let help = format!("set at max {max}, enlarge `window`, or use `late`");
+            let help = format!("set at most {max}, enlarge `window`, or use `late`");
             return Err(Problem::at("faults.reorder_by", message).help(help));
         }
         Ok(Geometry {

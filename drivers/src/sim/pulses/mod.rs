@@ -20,7 +20,7 @@ const STREAM_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Pulses {
-    /// Average number of events per second: above 0 and at max `samples.rate`.
+    /// Average number of events per second: above 0 and at most `samples.rate`.
     pub rate: Frequency,
     /// Mean height relative to full scale; heights are distributed exponentially. Integers clip beyond full scale.
     pub amplitude: f64,
@@ -66,7 +66,7 @@ impl Pulses {
             self.rate.0 > 0.0 && rate.is_none_or(|rate| self.rate.0 <= rate),
             "rate",
             format!("{} events per second are not possible", self.rate.0),
-            "set more than 0 and at max `samples.rate`, such as \"1 kHz\"",
+            "set more than 0 and at most `samples.rate`, such as \"1 kHz\"",
         );
         must(
             self.amplitude.is_finite(),
@@ -115,7 +115,7 @@ impl Pulses {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "at max one per point"
+        reason = "at most one per point"
     )]
     pub(super) fn events(&self, period: usize, rate: f64) -> usize {
         (self.rate.0 / rate * period as f64).round().max(1.0) as usize
@@ -204,7 +204,7 @@ fn add(numbers: &mut [f64], hits: &[Hit], channel: usize, tau: f64, scale: f64) 
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "at max a table's length"
+            reason = "at most a table's length"
         )]
         let point = first as usize % period;
         tails[point] += scale * hit.height * (-(first - hit.at) / tau).exp();

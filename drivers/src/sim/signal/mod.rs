@@ -1,6 +1,6 @@
 //! The signal of the simulated sensor.
 //!
-//! Tones, pulses, noise, ramp and silence are computed once, into a table of at max a few MiB that is repeated
+//! Tones, pulses, noise, ramp and silence are computed once, into a table of at most a few MiB that is repeated
 //! periodically; producing a packet only copies from it. The value of a byte depends only on its position:
 //!
 //! ```text
@@ -32,7 +32,7 @@ const RAMP: usize = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tone {
-    /// Frequency: at max half of `samples.rate`. For complex samples below the rate; the upper half represents negative
+    /// Frequency: at most half of `samples.rate`. For complex samples below the rate; the upper half represents negative
     /// frequencies.
     pub frequency: Frequency,
     /// Amplitude relative to full scale: 1 is the largest integer, or 1.0. Integers clip beyond it.
@@ -215,7 +215,7 @@ impl SignalConfig {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "at max a table's length"
+                reason = "at most a table's length"
             )]
             let cycles = (tone.frequency.0 * period as f64 / self.rate()).round() as u64;
             cycles

@@ -274,7 +274,9 @@ fn pulses_are_added_to_the_real_part_of_their_channels() {
     assert_eq!(
         signal_config.notes(),
         [
-            format!("the pulses of 10 kHz are {events} events that repeat after {period} samples"),
+            format!(
+                "the pulses of 10 kHz consist of {events} events that repeat after {period} samples"
+            ),
             format!("the noise repeats after {period} samples")
         ]
     );

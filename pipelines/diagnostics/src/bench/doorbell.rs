@@ -237,7 +237,7 @@ fn round_trips(
         clock(),
     );
     let columns = [
-        "way",
+        "method",
         "kernel",
         "p50",
         "p99",

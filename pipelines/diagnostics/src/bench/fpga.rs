@@ -126,7 +126,7 @@ fn rates(
             args.common.rounds
         ),
         &[
-            "way",
+            "method",
             "frame",
             "GB/s",
             "frames/s",
@@ -199,7 +199,7 @@ fn latencies(
         ),
         &[
             "frame",
-            "way",
+            "method",
             "p50",
             "p99",
             "p99.9",

@@ -99,7 +99,7 @@ fn latencies(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> 
         ),
         &[
             "frame",
-            "way",
+            "method",
             "p50",
             "p99",
             "p99.9",

@@ -323,7 +323,7 @@ impl Session<'_> {
                 self.args.common.rounds,
             ),
             &[
-                "way",
+                "method",
                 "frame",
                 "GB/s",
                 "÷ ceiling",

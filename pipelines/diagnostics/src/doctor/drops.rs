@@ -422,7 +422,7 @@ mod tests {
         assert_eq!(find(0, 1).verdict, Ok);
         assert_eq!(find(0, 2).verdict, Warn);
         assert!(find(0, 0).why.unwrap().contains("is not growing now"));
-        assert!(find(0, 1).why.unwrap().contains("it grows, but"));
+        assert!(find(0, 1).why.unwrap().contains("grows, but too slowly"));
     }
 
     #[test]

@@ -75,7 +75,7 @@ fn finding_line_has_all_parts() {
     let text = render(&[finding(Verdict::Warn).why("too small"), short], false);
     let expected = "network\n  \
         warn  rmem_max  4 MiB  (/proc/sys/net/core/rmem_max)  too small  fix: sudo sysctl -w net.core.rmem_max=67108864\n  \
-        ok    swap      4 MiB  (/proc/sys/net/core/rmem_max)  if wanted: sudo swapoff -a\n\n\
+        ok    swap      4 MiB  (/proc/sys/net/core/rmem_max)  optional: sudo swapoff -a\n\n\
         1 warning: daq runs, but slower or with less margin before it loses packets.\n\
         sysctl -w changes a value until the next boot; to keep it, add it to /etc/sysctl.d/90-daq.conf.\n";
     assert_eq!(text, expected);

@@ -100,7 +100,7 @@ impl fmt::Display for Report {
         for entry in &self.entries {
             let method = format!("{}, {}", entry.backend, entry.memory);
             let line = format!(
-                "  {:<8} {:<19} {method:<20} {}",
+                "  {:<8} {:<19} {method:<21} {}",
                 entry.outcome.name(),
                 entry.check,
                 entry.outcome.detail().unwrap_or_default()

@@ -60,7 +60,7 @@ fn rdma_greetings_malformed_are_counted_and_log_is_rate_limited() {
 fn epochs_opened_by_flood_log_is_rate_limited() {
     let port = free_udp_port();
     let daq = Daq::new(&format!(
-        "[source.a]\ndriver = \"udp\"\nlisten = \"127.0.0.1:{port}\"\nring = \"v\"\nagree = 1\n\
+        "[source.a]\ndriver = \"udp\"\nlisten = \"127.0.0.1:{port}\"\nring = \"v\"\nresync_after = 1\n\
          [source.a.format]\nkind = \"raw\"\nheader = \"16 B\"\npayload = \"64 B\"\n\
          sequence = {{ offset = 0, bytes = 8 }}\n[ring.v]\nslot = \"64 B\"\n[sink.n]\ndriver = \"null\"\n\
          input = \"v\"\n[http]\nlisten = \"127.0.0.1:0\"\n"

@@ -330,12 +330,12 @@ fn unsuitable_slots_are_rejected() {
     let cases: [(Vec<u64>, usize, &str); 5] = [
         (addresses(3, stride), STRIDE, "3 slots"),
         (addresses(8, stride), FRAME, "its metadata"),
-        (addresses(8, stride + 64), STRIDE, "multiples of 128"),
-        (addresses(80, stride), STRIDE, "beyond"),
+        (addresses(8, stride + 64), STRIDE, "a multiple of 128"),
+        (addresses(80, stride), STRIDE, "exceed the registered"),
         (
             (0..8).map(|i| 64 + i * stride).collect(),
             STRIDE,
-            "not mapped",
+            "not registered",
         ),
     ];
     for (addresses, bytes, word) in cases {

@@ -172,7 +172,7 @@ fn more_ends_than_receives_discard_all_frames() {
     bench.stop();
     lock(&bench.seen).most = Some(15);
     let error = bench.try_arm().unwrap_err().to_string();
-    assert!(error.contains("the ends of 15 frames"), "{error}");
+    assert!(error.contains("hold at most 15 completions"), "{error}");
     lock(&bench.seen).most = Some(16);
     bench.arm();
     bench.send_all(0..40);

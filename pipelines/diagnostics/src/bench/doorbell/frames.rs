@@ -99,7 +99,7 @@ pub(super) fn latencies(
     );
     let columns = [
         "frame",
-        "way",
+        "method",
         "p50",
         "p99",
         "p99.9",

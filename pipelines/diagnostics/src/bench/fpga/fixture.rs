@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn timed_device_reports_every_transfer() {
         let text = Method::Host.text(&bench(), 64 << 10, 0, 0.0);
-        let text = text.replace("path ", "card = { packets = 160 }\npath ");
+        let text = text.replace("path ", "emulated = { packets = 160 }\npath ");
         let marks = Marks::new(0);
         let fixture = bench().start(&text, Some(marks.clone())).unwrap();
         let done = fixture.await_frames("raw", 10);

@@ -57,7 +57,7 @@ impl Method {
             Self::Carried => {
                 let bits = (pace * 8.0).round();
                 // The address of the writer in the device's csr.csv.
-                let more = format!("base = 0x3800\ncard = {{ rate = \"{bits} bit/s\" }}");
+                let more = format!("base = 0x3800\nemulated = {{ rate = \"{bits} bit/s\" }}");
                 ("emulated:litepcie".to_owned(), "direct", more)
             }
         };

@@ -324,7 +324,7 @@ mod tests {
         assert!(compare(&[], 0).is_ok());
         results[3 * RESULT_STRIDE] ^= 1;
         let error = compare(&results, 6).unwrap_err().to_string();
-        assert!(error.contains("of frame 3,"), "{error}");
+        assert!(error.contains("for frame 3:"), "{error}");
         assert!(compare(&results, 3).is_err(), "frame 0 is not in its slot");
     }
 }

@@ -175,8 +175,12 @@ fn switch_acs_redirect_is_reported_or_unknown_without_root() {
     // A bridge with access control services (capability 0x000d) and its control register.
     let config = |control: u32| format!("100 0001000d\n104 {control:04x}005f\n");
     for (control, verdict, read) in [
-        (Some(0x1d), Verdict::Ok, "0000:02:08.0 redirects (RR CR)"),
-        (Some(0), Verdict::Ok, "no switch redirects"),
+        (
+            Some(0x1d),
+            Verdict::Ok,
+            "0000:02:08.0 redirects writes (RR CR)",
+        ),
+        (Some(0), Verdict::Ok, "no switch redirects writes"),
         (None, Verdict::Unknown, "not readable"),
     ] {
         let switch = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0";

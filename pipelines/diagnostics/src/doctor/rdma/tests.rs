@@ -282,7 +282,7 @@ fn missing_modules_and_providers_are_reported() {
     let server = Server::new();
     is_ok(&server.found("ib_uverbs"), "loaded");
     is_ok(&server.found("rdma_ucm"), "loaded");
-    is_ok(&server.found("providers"), "2 of them");
+    is_ok(&server.found("providers"), "2 providers");
     // If it is built into Linux there is no module, but its class exists.
     server.remove("/sys/module/ib_uverbs");
     is_ok(&server.found("ib_uverbs"), "loaded");

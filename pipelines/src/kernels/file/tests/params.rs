@@ -130,7 +130,7 @@ fn value_out_of_range_is_reported_with_range() {
     let array = Value::Array(vec![Value::Integer(3), value.clone()]);
     let why = set(&byte, &array).unwrap_err();
     assert!(
-        why.contains("value 300 at place 1") && why.contains("0 to 255"),
+        why.contains("value 300 at index 1") && why.contains("0 to 255"),
         "{why}"
     );
     let message = refused("my.cu", "level", &value, &byte, "the value is out of range");

@@ -314,7 +314,9 @@ fn full_receiver_is_reported_and_awaited() {
         Some("it accepts no frames because its ring is full")
     );
     assert!(taken <= 4, "{taken} frames went beyond 4 slots");
-    assert_eq!(sender_side.counters.stalls.get(), 1);
+    // A grant that was under way at `hold` can end a first stall; no other follows.
+    let stalls = sender_side.counters.stalls.get();
+    assert!((1..=2).contains(&stalls), "{stalls} stalls");
     // It stays away, and is not asked at length again.
     assert!(sender_side.sender.send(&lease, taken).is_err());
     far.orders.hold.store(false, Ordering::Release);

@@ -104,7 +104,7 @@ fn switch_with_acs_redirect_is_reported_with_command() {
     let found = server.found("ACS redirect");
     warns(
         &found,
-        "0000:3c:04.0 redirects (RR CR)",
+        "0000:3c:04.0 redirects writes (RR CR)",
         "sudo setpci -s 0000:3c:04.0 ECAP_ACS+6.w=0000",
     );
     server.write(&port, &space(0, 0)[..64]);
