@@ -214,7 +214,7 @@ fn device(owner: &Path, address: &str) -> Result {
     check_error(
         "registers: a BAR that is none",
         device.registers(3).map(drop),
-        "BAR 3: it has none; it has [0]",
+        "BAR 3: not present; the device has BARs [0]",
     );
     let again = VfioDevice::open(address, Some(owner));
     check_error(
@@ -329,12 +329,12 @@ fn host_memory(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
     check_error(
         "unmap: another size is refused",
         device.unmap(map.address(), PAGE),
-        "0x8000 bytes are mapped there",
+        "0x8000 bytes are mapped at this address",
     );
     check_error(
         "unmap: nothing there",
         device.unmap(map.address() + 4096, PAGE),
-        "nothing is mapped there",
+        "nothing is mapped at this address",
     );
     into_memory(edu, address, MAX_COPY);
     expected.copy_within(3 * PAGE / 4..(3 * PAGE + MAX_COPY) / 4, 0);
@@ -368,7 +368,7 @@ fn interrupts(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
     check_error(
         "interrupts: too many",
         device.interrupts(64),
-        "of MSI, and 64 are needed",
+        "MSI vectors, but 64 are needed",
     );
     let events = device.interrupts(1)?;
     // A net only: the device has raised it before the transfer is done.
