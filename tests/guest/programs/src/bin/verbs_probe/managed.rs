@@ -155,7 +155,7 @@ pub fn undeclared(one: &str, other: &str) -> Outcome<String> {
     let come = listener.accept(&[other], Duration::from_secs(3))?;
     that(come.is_none(), "it was let in")?;
     match dialling.join().map_err(|_| "the connector has panicked")? {
-        Err(ConnectError::Refused { why, .. }) if why.contains("declared is") => Ok(why),
+        Err(ConnectError::Refused { why, .. }) if why.contains("`nics` names") => Ok(why),
         Err(error) => Err(error.into()),
         Ok(()) => Err("it was connected".into()),
     }

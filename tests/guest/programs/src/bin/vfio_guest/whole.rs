@@ -278,7 +278,7 @@ impl<'a> Whole<'a> {
     pub fn disproved(&self) -> Result {
         let payload = self.fill()?;
         let mut running = self.start("disproved", &self.for_gpu(), &[])?;
-        running.wait_for("its path is proved")?;
+        running.wait_for("data path verified")?;
         let metrics = metrics()?;
         let count = metrics
             .lines()
@@ -293,7 +293,7 @@ impl<'a> Whole<'a> {
         running.wait_for_data()?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
         let done = running.end()?;
-        let described = "this path does not work here; its frames go through host memory instead";
+        let described = "the direct path does not work on this machine, so frames now go through host memory";
         check(
             "run, disproved: it is explained",
             done.log.contains(described),
@@ -308,7 +308,7 @@ impl<'a> Whole<'a> {
         let payload = self.fill()?;
         let mut peer = Peer::open(self.memory, "resource2_wc")?;
         let mut running = self.start("killed", &self.for_gpu(), &[])?;
-        running.wait_for("its path is proved")?;
+        running.wait_for("data path verified")?;
         let owner = owner_of(Some(running.child.id()))?.ok_or("daq has started no owner")?;
         println!("ok run, killed: daq has started its owner, daq fpga-guard");
         let owner = rustix::process::pidfd_open(owner, PidfdFlags::empty())?;
@@ -333,7 +333,7 @@ impl<'a> Whole<'a> {
         drop(engine);
         // Now with its owner alone between the end and the next start.
         let mut running = self.start("again", &self.for_gpu(), &[])?;
-        running.wait_for("its path is proved")?;
+        running.wait_for("data path verified")?;
         running.kill()?;
         let done = self.run("at-once", &self.for_gpu(), &["--frames", "raw=2"])?;
         done.check(
