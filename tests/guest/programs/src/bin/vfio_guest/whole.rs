@@ -293,7 +293,8 @@ impl<'a> Whole<'a> {
         running.wait_for_data()?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
         let done = running.end()?;
-        let described = "the direct path does not work on this machine, so frames now go through host memory";
+        let described =
+            "the direct path does not work on this machine, so frames now go through host memory";
         check(
             "run, disproved: it is explained",
             done.log.contains(described),
