@@ -52,7 +52,7 @@ def reap(process, used, key):
 
 
 def measure(binary, packet, rate, seconds):
-    """Runs once; returns the report of the source, the counters of the sensor, and the CPU seconds of both."""
+    """Performs one run. Returns the report of the source, the counters of the sensor, and the CPU seconds of both."""
     frames = int(rate * 1e9 * seconds / 8 / FRAME)
     with tempfile.TemporaryDirectory() as directory:
         config = os.path.join(directory, "hsb.toml")
@@ -63,7 +63,7 @@ def measure(binary, packet, rate, seconds):
             ["taskset", "-c", "0", binary, "emulate", "hsb", "--listen", ADDRESS, "--announce", "off", "--once", "--json",
              "--rate", f"{rate} Gbit/s", "--frames", str(frames)],
             stdout=subprocess.PIPE, text=True, env=environment)
-        assert sensor.stdout.readline().startswith("listening on "), "the sensor does not listen"
+        assert sensor.stdout.readline().startswith("listening on "), "the emulated sensor did not start to listen"
         source = subprocess.Popen(
             ["taskset", "-c", "1", binary, "run", config, "--report", "json", "--for", f"{seconds + 1} s"],
             stdout=subprocess.PIPE, text=True, env=environment, cwd=directory)

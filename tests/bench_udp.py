@@ -120,19 +120,19 @@ def shape(packet):
 
 
 def clean(receive, packet, rate, seconds):
-    """Returns the highest sent rate of three runs, or None if one of them lost packets."""
+    """Returns the highest rate sent in three runs, or None if one of them lost packets."""
     rates = []
     for _ in range(3):
         sent, lost, _ = receive(packet, rate, seconds)
         if lost > 0:
             return None
         rates.append(sent)
-    # The maximum, because other load on the machine can slow the sender down for a moment.
+    # Use the maximum, because other load on the machine may slow the sender down temporarily.
     return max(rates)
 
 
 def highest(receive, packet, seconds):
-    """Returns the highest rate without loss, and whether a higher rate lost packets. If not, the sender is the limit."""
+    """Returns the highest rate without loss, and whether a higher one lost packets. If none did, the sender is the limit."""
     best, step, lossy = 0.0, 8.0, False
     rate = 8.0
     while step >= 0.5:
@@ -143,7 +143,7 @@ def highest(receive, packet, seconds):
             rate = max(rate - step, 0.5)
         else:
             best = max(best, sent)
-            # `rate` includes headers; `sent` is payload only.
+            # `rate` includes headers; `sent` is only the payload.
             if sent < rate * 0.95 * shape(packet)[0] / packet:
                 break
             rate += step

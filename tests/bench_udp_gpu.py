@@ -69,7 +69,7 @@ def free_port():
 
 
 def pinning():
-    """Returns the sender's core and the configuration lines that pin daq's threads; empty if there are few cores."""
+    """Returns the sender's core and the configuration lines that pin daq's threads; empty with too few cores."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 8:
         return None, {"receiver": "", "kernel": "", "sink": "", "staging": ""}
@@ -94,7 +94,7 @@ def tune(state):
 
 
 def wait_ready(notified, receiver, errors):
-    """Waits until daq has sent READY=1, as to systemd: its source has started."""
+    """Waits until daq has sent READY=1 to the notification socket, which means that its source has started."""
     while receiver.poll() is None:
         try:
             if "READY=1" in notified.recv(4096).decode().splitlines():
@@ -106,7 +106,7 @@ def wait_ready(notified, receiver, errors):
 
 
 def wait_read(port, receiver):
-    """Waits until the socket of `port` holds no packets."""
+    """Waits until the socket of `port` contains no packets."""
     while receiver.poll() is None:
         with open("/proc/net/udp") as table:
             sockets = [line.split() for line in table.readlines()[1:]]
@@ -114,12 +114,12 @@ def wait_read(port, receiver):
         if not any(waiting):
             break
         time.sleep(0.01)
-    # The last packets are still on their way through the rings.
+    # Wait for the last packets, which are still in the rings.
     time.sleep(0.2)
 
 
 def run(rate, packet, seconds, cores, directory):
-    """Sends for some seconds; returns the counters of the sender and the report of daq."""
+    """Sends for some seconds. Returns the counters of the sender and the report of daq."""
     port, payload = free_port(), packet - HEADER
     heap = (1 << 20) // payload * payload
     sender, lines = cores
@@ -137,7 +137,7 @@ def run(rate, packet, seconds, cores, directory):
         receiver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         try:
             wait_ready(notified, receiver, errors)
-            # Closed here, so that later messages of daq fail instead of blocking when the socket is full.
+            # Close the socket now, so that later messages of daq fail instead of blocking when the socket is full.
             notified.close()
             os.unlink(notify)
             command = [SPEAD_SEND, f"127.0.0.1:{port}", str(packet), str(rate), str(seconds)]
@@ -157,7 +157,7 @@ def run(rate, packet, seconds, cores, directory):
 
 
 def account(sent, report):
-    """Returns the figures of one run; exits if its counters are inconsistent."""
+    """Returns the results of one run. Exits if its counters are inconsistent."""
     _, packets, payload, passed = sent
     source, kernel, copy = report["sources"]["in"], report["kernels"]["spectrum"], report["copies"]["heaps"]
     lost = {cause: count for cause, count in source["lost"].items() if count}
@@ -171,7 +171,7 @@ def account(sent, report):
         faults.append(f"{packets} packets were sent, but {source['expected']} expected")
     if faults:
         raise SystemExit("\n".join(faults))
-    # Packets lost after the last one that arrived are in no ledger of the receiver.
+    # No ledger of the receiver contains packets that were lost after the last packet that arrived.
     unseen = packets - source["expected"]
     if unseen:
         lost["unseen"] = unseen
@@ -187,7 +187,7 @@ def account(sent, report):
 
 
 def search(rates, arguments, directory):
-    """Returns the runs at the highest loss-free rate and a remark on that rate; `None` if there is no such rate."""
+    """Returns the runs at the highest rate without loss, and a remark on it; `None` if every rate had losses."""
     best = None
     print("| requested Gbit/s | run | payload Gbit/s | packets sent | expected | lost | bytes per copy | GPU busy | host ring, maximum slots used |")
     print("|---|---|---|---|---|---|---|---|---|")

@@ -53,7 +53,7 @@ def run(command, **more):
 
 
 def connect():
-    """Creates the interfaces; returns the process that holds the remote namespace."""
+    """Creates the interfaces. Returns the process that keeps the remote namespace open."""
     run("ip link set lo up")
     remote = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo ready; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     remote.stdout.readline()
@@ -61,7 +61,8 @@ def connect():
     run(f"ip address add {ADDRESS}/24 dev local0")
     run("ip link set local0 up")
     run(f"nsenter -t {remote.pid} -n ip address add 10.77.0.2/24 dev remote0")
-    # Without this queue, the interface drops packets while its peer is busy: its own queue holds only 256 packets.
+    # The interface's own queue has room for only 256 packets. Without this additional queue, the interface drops
+    # packets while its peer is busy.
     run(f"nsenter -t {remote.pid} -n tc qdisc replace dev remote0 root pfifo limit 10000")
     run(f"nsenter -t {remote.pid} -n ip link set remote0 up")
     return remote
@@ -114,7 +115,7 @@ def wait_ready(receiver):
 
 
 def wait_still(address):
-    """Waits until no more packets arrive: packets queued when the sender ends are received, not lost."""
+    """Waits until no more packets arrive, because packets that are still queued when the sender ends are not lost."""
     last, still = -1, 0
     while still < 3:
         time.sleep(0.1)

@@ -2,9 +2,9 @@
 
     fpga_pattern.py DIRECTORY FRAME int16|float32 [GAPS]
 
-FRAME is the bytes of a frame of the stream; float32 are the stream's int16 values as `convert` makes them. Frames are
-whole and in order; between two of them at most GAPS times, 0 without it, frames may be missing. Prints what was found;
-exit code 1 where a byte differs. Needs nothing but Python.
+FRAME is the number of bytes per frame of the stream. With float32, the recording contains the stream's int16 values
+after the kernel `convert`. Frames must be complete and in order. Frames may be missing at most GAPS times (default 0).
+Prints the result, and exits with 1 if a byte differs. Needs only Python.
 """
 
 import array
@@ -16,7 +16,7 @@ WORD = 8
 
 
 def expected(first, words, kind):
-    """The bytes of `words` words of the stream from word `first` on."""
+    """Returns the bytes of `words` words of the stream, starting with word `first`."""
     stream = array.array("Q", range(first, first + words))
     if sys.byteorder == "big":
         stream.byteswap()
@@ -27,7 +27,7 @@ def expected(first, words, kind):
 
 
 def word(data, kind):
-    """The number of the word that `data` begins with."""
+    """Returns the number of the first word in `data`."""
     if kind == "float32":
         samples = array.array("f", data[: 4 * 4])
         data = array.array("h", map(int, samples)).tobytes()
@@ -47,17 +47,17 @@ def main(directory, frame, kind, gaps=0):
                     sys.exit(f"{name}: the last frame has {len(data)} of {bytes_of_frame} bytes")
                 first = word(data, kind)
                 if first % words or data != expected(first, words, kind):
-                    sys.exit(f"{name}: frame {frames} is not what the card sent from word {first} on")
+                    sys.exit(f"{name}: frame {frames} differs from the pattern that begins with word {first}")
                 if next_word is not None and first != next_word:
                     if first < next_word:
-                        sys.exit(f"{name}: frame {frames} begins with word {first}, behind {next_word}")
+                        sys.exit(f"{name}: frame {frames} begins with word {first}, which is before {next_word}")
                     found += 1
                 begin = first if begin is None else begin
                 next_word = first + words
                 frames += 1
     print(f"{frames} frames of {frame} bytes from frame {(begin or 0) // words} on, {found} gaps")
     if frames == 0 or found > gaps:
-        sys.exit(f"{directory}: frames are missing")
+        sys.exit(f"{directory}: {frames} frames, {found} gaps; expected at least 1 frame and at most {gaps} gaps")
 
 
 main(sys.argv[1], int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:]))

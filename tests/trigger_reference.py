@@ -3,12 +3,13 @@
     trigger_reference.py CONFIG DIRECTORY [NAME=VALUE ...]
     trigger_reference.py CONFIG RAW DECISIONS [NAME=VALUE ...]
 
-The samples and the decisions are recordings in DIRECTORY (raw*.sigmf-data and decisions*.sigmf-data), where every
-decision must have its samples; or the files RAW and DECISIONS with the frames from number 0 on and nothing else.
-NAME=VALUE are parameters in place of those in CONFIG; `channels` is one of them. Prints how many frames had which
-outcome, and the first differences. Exit code 1 if there are any, or if there is nothing to compare.
+With DIRECTORY, the samples and the decisions are recordings (raw*.sigmf-data and decisions*.sigmf-data), and every
+decision must have its samples. Otherwise they are the files RAW and DECISIONS, which must contain exactly the frames
+from number 0 on. NAME=VALUE replaces a parameter of CONFIG; `channels` can also be set. Prints the number of frames for
+each outcome, and the first differences. Exits with 1 if there is a difference, or if there is nothing to compare.
 
-Written from the rules documented in configs/kernels/trigger.cu. It works event by event, the kernel sample by sample.
+This script was written from the rules documented in configs/kernels/trigger.cu. It works event by event, while the
+kernel works sample by sample.
 """
 
 import glob
@@ -21,11 +22,11 @@ import numpy as np
 
 OUTCOMES = ["quiet", "alone", "vetoed", "triggered"]
 PARTS = 16
-FIELDS = 8  # before the peaks
+FIELDS = 8  # number of fields before the peaks
 
 
 def decide(samples, params):
-    """The records of `samples`, which have the shape (frames, channels, points), without sequence and flags."""
+    """Returns the records of `samples`, without sequence and flags. Their shape is (frames, channels, points)."""
     frames, channels, points = samples.shape
     parts = min(PARTS, points)
     length = points // parts
@@ -50,7 +51,7 @@ def decide(samples, params):
 
 
 def judge(edges, over, vetoes, params):
-    """Outcome, time, channels and vetoing channels of a frame in which something crosses."""
+    """Returns outcome, time, channels and vetoing channels of a frame in which a channel crosses the threshold."""
     hits = [(t, c) for c, t in zip(*np.nonzero(edges)) if c not in vetoes]
     first = None
     for start in sorted({t for t, _ in hits}):
@@ -71,7 +72,7 @@ def bits(channels):
 
 
 def recorded(directory, name, numbers):
-    """Sequence numbers and frames of `numbers` numbers of the segments of a recording."""
+    """Returns the sequence numbers and the frames of all segments of a recording. A frame has `numbers` numbers."""
     sequences, data = [], []
     for path in sorted(glob.glob(os.path.join(directory, f"{name}*.sigmf-meta"))):
         with open(path, encoding="utf-8") as file:
@@ -105,10 +106,10 @@ def main(arguments):
         found = np.fromfile(paths[1], "<i4").reshape(-1, FIELDS + channels)
         numbers = decided = np.arange(len(raw))
     if len(numbers) != len(raw) or len(decided) != len(found) or not np.isin(decided, numbers).all():
-        print(f"{len(raw)} frames of samples and {len(found)} decisions do not belong together")
+        print(f"the {len(raw)} frames of samples and {len(found)} decisions do not belong to the same run")
         return 1
 
-    # A recording of samples may end later than that of decisions.
+    # The recording of samples may end later than the recording of decisions.
     raw = raw[np.searchsorted(numbers, decided)]
     expected = decide(raw.reshape(-1, channels, points), params)
     expected[:, 0] = (decided & 0xFFFFFFFF).astype(np.uint32).view(np.int32) if len(decided) else 0

@@ -3,27 +3,29 @@
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
-/// Something that only one component may use.
+/// A resource that only one component may use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Claim {
-    /// A UDP port on an address, as in `0.0.0.0:4950`.
+    /// A UDP port on an address, such as `0.0.0.0:4950`.
     UdpPort(std::net::SocketAddr),
     /// A TCP port on an address.
     TcpPort(std::net::SocketAddr),
-    /// A file or directory that is written.
+    /// A file or directory that the component writes.
     Path(PathBuf),
-    /// Files whose names begin with this one and `-`, as `out/adc` of `out/adc-000000`, in a directory that others may
-    /// write to as well.
+    /// All files whose path begins with this path and `-`. For example, `out/adc` claims `out/adc-000000`. Other
+    /// components may write different files into the same directory.
     Stem(PathBuf),
-    /// A PCI device or another device by its address.
+    /// A PCI device or another device, by its address.
     Device(String),
 }
 
 impl Claim {
-    /// Whether both want the same thing: equal, or an unspecified address beside any other on one port, or
-    /// a directory beside something inside it; a stem is inside its directory and has nothing inside. Paths are compared as they are written, without looking at
-    /// any file system, so that `out`, `./out/` and `a/../out` are one; see [`at`](Self::at) for relative
-    /// beside absolute ones.
+    /// Whether two claims conflict.
+    ///
+    /// Two claims conflict if they are equal, if one has an unspecified address and both have the same port, or if one
+    /// is a directory that contains the other. A stem is inside its directory and contains nothing. Paths are compared
+    /// without accessing the file system; `out`, `./out/` and `a/../out` are the same path. To compare relative with
+    /// absolute paths, see [`at`](Self::at).
     ///
     /// ```
     /// use daq_core::claim::Claim;
@@ -56,7 +58,7 @@ impl Claim {
         }
     }
 
-    /// The same claim with a relative path starting from `directory`.
+    /// Returns the claim with a relative path resolved against `directory`.
     ///
     /// ```
     /// use daq_core::claim::Claim;
@@ -73,7 +75,7 @@ impl Claim {
     }
 }
 
-/// `path` without `.` and, as far as it names what they lead out of, without `..`.
+/// Returns `path` without `.` components, and without `..` components that follow a directory name.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {
@@ -83,7 +85,7 @@ fn normal(path: &Path) -> PathBuf {
                 Some(Component::Normal(_)) => {
                     normal.pop();
                 }
-                // There is nothing above the root.
+                // The parent of the root directory is the root directory.
                 Some(Component::RootDir | Component::Prefix(_)) => {}
                 Some(Component::ParentDir | Component::CurDir) | None => normal.push(component),
             },
@@ -93,7 +95,7 @@ fn normal(path: &Path) -> PathBuf {
     normal
 }
 
-/// Whether `inner` is `directory` or lies in it; both are [`normal`].
+/// Whether `inner` is equal to `directory` or inside `directory`. Both paths must be [`normal`].
 fn contains(directory: &Path, inner: &Path) -> bool {
     directory.is_absolute() == inner.is_absolute()
         && inner

@@ -4,10 +4,10 @@
 //! `daq_pipelines::kernels::KERNELS`). `daq list`, `daq new`, the JSON schema and the reference pages are
 //! derived from them.
 
+use crate::check::NamedFile;
 use crate::claim::Claim;
 use crate::config::{Diagnostics, Problem, Section};
 use crate::dma::FrameSequence;
-use crate::examine::NamedFile;
 use crate::gpu::Writer;
 use crate::kernel::KernelSpec;
 use crate::layout::Layout;
@@ -21,16 +21,16 @@ use std::fmt;
 /// The description of a driver, kernel or sink in the registry.
 #[derive(Clone, Copy)]
 pub struct Entry<S: ?Sized> {
-    /// The name in configuration.
+    /// The name used in the configuration.
     pub name: &'static str,
-    /// One sentence without a full stop.
+    /// Description in one sentence, without a full stop.
     pub summary: &'static str,
-    /// A commented, valid section with the name `NAME` and, where it needs them, rings named `INPUT` and
-    /// `OUTPUT`.
+    /// A valid example section with comments. The section's name is `NAME`; rings that it refers to are named `INPUT`
+    /// and `OUTPUT`.
     pub example: &'static str,
     /// The JSON schema of the section's own keys.
     pub schema: fn() -> schemars::Schema,
-    /// Reads the section's own keys; touches no hardware. `None` when errors were reported.
+    /// Reads the section's own keys, without accessing hardware. Returns `None` if errors were reported.
     pub parse: fn(&mut Section, &mut Diagnostics) -> Option<Box<S>>,
 }
 
@@ -42,27 +42,27 @@ impl<S: ?Sized> fmt::Debug for Entry<S> {
     }
 }
 
-/// The entry of a source's driver.
+/// The registry entry of a source driver.
 pub type SourceEntry = Entry<dyn SourceSpec>;
-/// The entry of a kernel.
+/// The registry entry of a kernel.
 pub type KernelEntry = Entry<dyn KernelSpec>;
-/// The entry of a sink's driver.
+/// The registry entry of a sink driver.
 pub type SinkEntry = Entry<dyn SinkSpec>;
 
-/// What a source needs to be built.
+/// Parameters for building a source.
 #[derive(Clone, Debug)]
 pub struct SourceContext {
     /// The source's name.
     pub name: String,
-    /// The directory that relative paths start from.
+    /// The base directory of relative paths.
     pub directory: std::path::PathBuf,
-    /// The geometry that [`SourceSpec::geometry`] gave for the ring's slots.
+    /// The frame geometry that [`SourceSpec::geometry`] returned for the ring's slot size.
     pub geometry: Geometry,
-    /// The network card that `auto` stands for ([`EngineRequirements::device`]).
+    /// The network card that the plan selected for `auto` ([`EngineRequirements::device`]).
     pub nic: Option<String>,
-    /// The counters that [`SourceSpec::counts`] named.
+    /// The counters that [`SourceSpec::counts`] declared.
     pub counts: Counts,
-    /// Where it counts rejected packets by reason.
+    /// Counters of rejected packets by reason.
     pub rejections: Rejections,
 }
 
@@ -75,130 +75,135 @@ pub struct EngineRequirements {
     /// The device's PCI address, such as `0000:3b:00.0`, or the name of an RDMA network card, such as `mlx5_0`; `auto`
     /// selects the card nearest to the ring. `None` for an emulated device.
     pub device: Option<String>,
-    /// What it is to a GPU's memory: a card behind VFIO or a network card.
+    /// The kind of device that writes to GPU memory: a card used through VFIO, or a network card.
     pub writer: Writer,
     /// Whether the engine should write to GPU memory.
     pub preference: P2pPreference,
-    /// Why the device cannot write to GPU memory; `None` if it can.
+    /// Reason why the device cannot write to GPU memory; `None` if the device can write to GPU memory.
     pub host_only: Option<String>,
     /// Whether the CPU must read the written memory to detect new data.
     pub cpu_reads_memory: bool,
-    /// Whether its last write can ring the doorbell of a persistent kernel.
+    /// Whether the device's last write of a transfer can ring the doorbell of a persistent kernel.
     pub can_ring_doorbell: bool,
-    /// The faults that it can report by name ([`Engine::faults`](crate::dma::Engine::faults)).
+    /// Names of the faults that the engine can report ([`Engine::faults`](crate::dma::Engine::faults)).
     pub faults: &'static [&'static str],
-    /// Slots are a multiple of so many bytes, a power of two.
+    /// Required alignment of the slot size in bytes, a power of two.
     pub alignment: usize,
-    /// Most bytes of a slot.
+    /// Maximum slot size in bytes.
     pub max_slot: usize,
-    /// Most slots of its ring.
+    /// Maximum number of slots in the ring.
     pub max_slots: usize,
 }
 
-/// A source's declared and checked configuration.
+/// The checked configuration of a source.
 pub trait SourceSpec: Send + Sync {
-    /// What it claims.
+    /// Returns the resources that only this source may use.
     fn claims(&self) -> Vec<Claim> {
         Vec::new()
     }
 
-    /// Where its data comes from, for the plan: what it claims, unless it knows more, such as the groups
-    /// that it joins or the file that it reads.
+    /// Returns the origins of the source's data, for the plan. By default, these origins are the source's claims. A
+    /// source can return more specific origins, such as the multicast groups that it joins or the file that it reads.
     fn origins(&self) -> Vec<String> {
         self.claims().iter().map(Claim::to_string).collect()
     }
 
-    /// The files that it reads.
+    /// Returns the files that the source reads.
     fn files(&self) -> Vec<NamedFile> {
         Vec::new()
     }
 
-    /// Payload bytes of a slot if the ring's section does not say.
+    /// Returns the slot size in payload bytes that is used if the ring's section does not specify one.
     fn preferred_slot(&self) -> Option<usize> {
         None
     }
 
-    /// How frames are made of places in slots of `slot_bytes`, or why they cannot be.
+    /// Returns how packets are arranged in frames of slots of `slot_bytes` bytes, or why such frames are not possible.
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem>;
 
-    /// What the geometry is detected from at run time, as in "the first heaps": [`geometry`](Self::geometry) is then an upper
-    /// bound, and each frame's record has its own. `None` where it is exact.
+    /// Returns what the geometry is detected from at run time, such as "the first heaps". In this case
+    /// [`geometry`](Self::geometry) is only an upper bound, and each frame's record contains the actual geometry.
+    /// Returns `None` if [`geometry`](Self::geometry) is exact.
     fn detected_from(&self) -> Option<&'static str> {
         None
     }
 
-    /// Whether the length of frames is learned, too: they can then be shorter than the geometry's.
+    /// Whether the frame length is also detected at run time. Frames can then be shorter than in the geometry.
     fn detects_frame_size(&self) -> bool {
         false
     }
 
-    /// What a frame of `geometry` means, or why the declared samples do not fit it.
+    /// Returns the layout of a frame of `geometry`, or why the configured `samples` do not fit into such a frame.
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem>;
 
-    /// Whether it waits for slots (a file, a free-running simulator) or must go on without (a socket).
+    /// Whether the source can wait for free slots, as a file or a free-running simulator can. A socket cannot wait.
     fn supports_backpressure(&self) -> bool;
 
-    /// How packets reach its window, which the plan then sizes; `None` where [`geometry`](Self::geometry) alone decides.
+    /// Returns the arrival pattern of packets, from which the plan calculates the size of the reorder window. Returns
+    /// `None` if the size depends only on [`geometry`](Self::geometry).
     fn arrival(&self) -> Option<Arrival> {
         None
     }
 
-    /// What its DMA engine asks of the plan; `None` for sources that are no engines.
+    /// Returns the requirements of the source's DMA engine; `None` for a source without a DMA engine.
     fn engine(&self) -> Option<EngineRequirements> {
         None
     }
 
-    /// Where its engine's frames carry sequence numbers; `None` where they carry none, or it is no engine.
+    /// Returns the position of the sequence number in the frames of the DMA engine; `None` if frames contain no
+    /// sequence number, or for a source without a DMA engine.
     fn frame_sequence(&self) -> Option<FrameSequence> {
         None
     }
 
-    /// What it counts beside its ledger, by name; in reports and, as `daq_source_counts_total`, in metrics.
+    /// Returns the names of the source's counters outside its ledger. These counters appear in reports, and in metrics
+    /// as `daq_source_counts_total`.
     fn counts(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Threads that it runs on.
+    /// Returns the number of threads of the source.
     fn threads(&self) -> usize {
         1
     }
 
-    /// Cores for those threads, as declared; empty = any.
+    /// Returns the configured CPU cores of the source's threads; empty if the threads may run on any core.
     fn cores(&self) -> Vec<usize> {
         Vec::new()
     }
 
-    /// Bytes that it will allocate beside its ring; for the plan's memory total.
+    /// Returns the number of bytes that the source allocates in addition to its ring, for the plan's memory total.
     fn memory(&self, _geometry: &Geometry) -> usize {
         0
     }
 
-    /// Sentences for the plan: defaults that were assumed, limits that were found.
+    /// Returns sentences that the plan shows, such as assumed defaults and detected limits.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Why this machine cannot run it, as far as is seen without opening its device; not called for other machines.
+    /// Returns the reason why this machine cannot run the source, as far as this can be determined without opening the
+    /// device. Not called if the plan is made for another machine.
     fn unavailable(&self) -> Option<String> {
         None
     }
 
-    /// Where to look when nothing arrives: addresses, firewalls, groups, links.
+    /// Returns a function that lists possible causes if no data arrives: addresses, firewalls, multicast groups, links.
     fn silence_hint(&self) -> SilenceHint {
-        Box::new(|| "check that its sender runs, and `daq doctor`".to_owned())
+        Box::new(|| "check that the sender runs; `daq doctor` checks this machine".to_owned())
     }
 
-    /// Opens sockets, files or devices.
+    /// Opens the source's sockets, files or devices.
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError>;
 }
 
-/// The lists of everything that a configuration can name.
+/// All drivers and kernels that a configuration can name.
 #[derive(Clone, Copy, Debug)]
 pub struct Registry {
-    /// Drivers of sources.
+    /// Source drivers.
     pub sources: &'static [SourceEntry],
     /// Built-in kernels.
     pub kernels: &'static [KernelEntry],
-    /// Drivers of sinks.
+    /// Sink drivers.
     pub sinks: &'static [SinkEntry],
 }

@@ -1,7 +1,7 @@
-//! Opening files that must be regular ones.
+//! Opens files that must be regular files.
 //!
-//! Anyone who may write to a directory can put a FIFO there, and opening it then blocks until something opens its
-//! other end. Files are therefore opened without blocking, and whatever is no regular file is refused.
+//! Anyone with write access to a directory can create a FIFO in it. Opening a FIFO blocks until another process opens
+//! the other end of the FIFO. Therefore files are opened without blocking, and anything but a regular file is rejected.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
@@ -9,18 +9,18 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// Whether the last part of a path may be a symbolic link.
+/// Whether the last component of a path may be a symbolic link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Links {
-    /// A link is followed.
+    /// Symbolic links are followed.
     Follow,
-    /// A link is an error: the file is daq's own, which links to nothing.
+    /// A symbolic link is an error. Used for files that daq itself creates, which are never links.
     Refuse,
 }
 
-/// Opens the regular file `path` by `options`; never blocks.
+/// Opens the regular file `path` with `options`; never blocks.
 ///
-/// `options` must not truncate: what is there may be no regular file.
+/// `options` must not truncate, because `path` may exist and not be a regular file.
 pub fn open_with(options: &OpenOptions, path: &Path, links: Links) -> io::Result<File> {
     let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     if links == Links::Refuse {
@@ -29,11 +29,11 @@ pub fn open_with(options: &OpenOptions, path: &Path, links: Links) -> io::Result
     let flags = i32::try_from(flags.bits()).unwrap_or(0);
     let opened = options.clone().custom_flags(flags).open(path);
     let file = opened.map_err(|error| match rustix::io::Errno::from_io_error(&error) {
-        // A FIFO that nothing reads, or a socket.
+        // The path is a FIFO that no process reads, or a socket.
         Some(rustix::io::Errno::NXIO) => irregular(),
-        Some(rustix::io::Errno::LOOP) => {
-            io::Error::other("it is a symbolic link, which is not followed here; remove it")
-        }
+        Some(rustix::io::Errno::LOOP) => io::Error::other(
+            "the path is a symbolic link, which daq does not follow; remove the link",
+        ),
         _ => error,
     })?;
     if file.metadata()?.is_file() {
@@ -55,7 +55,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Creates `path`, or empties the regular file that is there; never blocks and follows no link.
+/// Creates the file `path`, or truncates an existing regular file. Never blocks and does not follow a symbolic link.
 pub fn create(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false);
@@ -65,7 +65,7 @@ pub fn create(path: &Path) -> io::Result<File> {
 }
 
 fn irregular() -> io::Error {
-    io::Error::other("it is a FIFO, a socket, a device or a directory, not a regular file")
+    io::Error::other("the path is a FIFO, a socket, a device or a directory, not a regular file")
 }
 
 #[cfg(test)]

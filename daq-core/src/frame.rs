@@ -1,36 +1,36 @@
-//! What is known of one frame beside its payload.
+//! The metadata of a frame.
 
 use std::fmt;
 
-/// Where a timestamp comes from, and so how far it can be trusted.
+/// The clock of a timestamp, which determines its accuracy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Clock {
     /// No timestamp.
     #[default]
     None = 0,
-    /// The host's `CLOCK_REALTIME` when our code handled the frame: UTC as well as the host keeps it.
+    /// The host's `CLOCK_REALTIME` when daq handled the frame. It is as close to UTC as the host's clock.
     Host = 1,
-    /// The host's `CLOCK_REALTIME` when the kernel received the first packet of the frame that came, less the signal
-    /// before it where the sample rate is known.
+    /// The host's `CLOCK_REALTIME` when Linux received the frame's first packet that arrived. If the sample rate is
+    /// known, the duration of the signal before that packet is subtracted.
     Kernel = 2,
-    /// The sensor's own count scaled to nanoseconds; its epoch is whatever the sensor uses.
+    /// The sensor's counter scaled to nanoseconds. Its epoch depends on the sensor.
     Sensor = 3,
-    /// Invented by the simulator: the nominal time of the first sample.
+    /// The simulator's nominal time of the first sample.
     Simulated = 4,
-    /// Taken from a recording.
+    /// The timestamp of a recording.
     Recorded = 5,
-    /// The sensor's own count scaled to nanoseconds, from an origin in UTC that the configuration gives.
+    /// The sensor's counter scaled to nanoseconds, with an origin in UTC from the configuration.
     SensorUtc = 6,
 }
 
 impl Clock {
-    /// Whether its nanoseconds count from 1970-01-01T00:00:00Z.
+    /// Returns whether the clock counts nanoseconds from 1970-01-01T00:00:00Z.
     pub const fn is_utc(self) -> bool {
         matches!(self, Self::Host | Self::Kernel | Self::SensorUtc)
     }
 
-    /// The name used in reports and files.
+    /// Returns the name used in reports and files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -43,7 +43,7 @@ impl Clock {
         }
     }
 
-    /// The clock whose `repr` is `value`; unknown values are [`Clock::None`].
+    /// Returns the clock whose `repr` is `value`; unknown values are [`Clock::None`].
     pub const fn from_u8(value: u8) -> Self {
         match value {
             1 => Self::Host,
@@ -63,7 +63,7 @@ impl fmt::Display for Clock {
     }
 }
 
-/// A time with the clock that it was read from.
+/// A time, and the clock that it was read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timestamp {
     /// Nanoseconds since the clock's epoch (1970-01-01T00:00:00Z for the host's clocks).
@@ -77,52 +77,54 @@ pub struct Timestamp {
 pub struct Flags(pub u32);
 
 impl Flags {
-    /// At least one place was missing and is filled.
+    /// At least one packet is missing; the bytes of missing packets contain the ring's fill pattern.
     pub const INCOMPLETE: Self = Self(1);
-    /// The first frame of an epoch: what came before is not continuous with it.
+    /// The frame is the first of an epoch, so it does not continue the frames before it.
     pub const EPOCH: Self = Self(1 << 1);
-    /// The stream ended, or began, inside this frame.
+    /// The stream ended or began inside this frame.
     pub const TRUNCATED: Self = Self(1 << 2);
-    /// Payload whose check failed at the source is inside.
+    /// The frame contains payload whose check failed at the source.
     pub const SUSPECT: Self = Self(1 << 3);
 
-    /// Whether every flag of `other` is set.
+    /// Returns whether every flag of `other` is set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The union of both.
+    /// Returns the union of both sets of flags.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// The record of one frame.
+/// The metadata of one frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameMeta {
-    /// The frame's number in its producer's counting; unique together with `epoch`.
+    /// The frame's number, as counted by its producer; unique together with `epoch`.
     pub sequence: u64,
-    /// How often the producer's counting has restarted.
+    /// Number of times that the producer has restarted its frame numbers.
     pub epoch: u32,
-    /// Flags.
+    /// Flags of the frame.
     pub flags: Flags,
-    /// Time of the frame's first sample, or of its first packet's reception; set by the first packet that arrived.
+    /// Time of the frame's first sample, or receive time of its first packet. The first packet that arrives sets this
+    /// time.
     pub timestamp: Timestamp,
-    /// Valid bytes in the slot.
+    /// Number of valid bytes in the slot.
     pub length: usize,
-    /// Places (packets) that make up the frame; 0 where the producer has no such thing.
-    pub places: u32,
-    /// Places that really arrived.
+    /// Number of packets in the frame; 0 if the frame does not consist of packets.
+    pub packets_per_frame: u32,
+    /// Number of packets that arrived.
     pub arrived: u32,
-    /// Payload bytes of the first place; 0 where the ring's plan or nothing says.
+    /// Number of payload bytes of the first packet; 0 if neither the plan nor the producer defines it.
     pub first_bytes: u32,
-    /// Payload bytes of each place but the first and the last; 0 where the ring's plan or nothing says.
-    pub place_bytes: u32,
+    /// Number of payload bytes of each packet except the first and the last; 0 if neither the plan nor the producer
+    /// defines it.
+    pub packet_bytes: u32,
 }
 
 impl FrameMeta {
-    /// A complete frame of `length` bytes without places.
+    /// Returns the metadata of a complete frame of `length` bytes that does not consist of packets.
     pub fn whole(sequence: u64, length: usize) -> Self {
         Self {
             sequence,
@@ -131,48 +133,51 @@ impl FrameMeta {
         }
     }
 
-    /// Whether a place is missing.
+    /// Returns whether a packet is missing.
     pub const fn is_incomplete(&self) -> bool {
         self.flags.contains(Flags::INCOMPLETE)
     }
 }
 
-/// Which places of a frame arrived: bit `i` of word `i / 64` stands for place `i`.
+/// The bitmap of a frame's packets that arrived: bit `i % 64` of word `i / 64` is set if packet `i` arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Present<'a> {
     words: &'a [u64],
-    places: u32,
+    packets_per_frame: u32,
 }
 
 impl<'a> Present<'a> {
-    /// A view over `words`, of which the first `places` bits count.
+    /// Creates a view of `words`, of which the first `packets_per_frame` bits are used.
     ///
     /// # Panics
-    /// If `words` holds fewer than `places` bits.
-    pub fn new(words: &'a [u64], places: u32) -> Self {
+    /// Panics if `words` has fewer than `packets_per_frame` bits.
+    pub fn new(words: &'a [u64], packets_per_frame: u32) -> Self {
         assert!(
-            words.len() >= (places as usize).div_ceil(64),
-            "present bitmap shorter than its places"
+            words.len() >= (packets_per_frame as usize).div_ceil(64),
+            "the bitmap of present packets has fewer than packets_per_frame bits"
         );
-        Self { words, places }
+        Self {
+            words,
+            packets_per_frame,
+        }
     }
 
-    /// Places in the frame.
-    pub const fn places(&self) -> u32 {
-        self.places
+    /// Returns the number of packets in the frame.
+    pub const fn packets_per_frame(&self) -> u32 {
+        self.packets_per_frame
     }
 
-    /// Whether place `i` arrived. Frames without places are always present.
+    /// Returns whether packet `i` arrived. Frames that do not consist of packets are always present.
     pub fn is_present(&self, i: u32) -> bool {
-        i < self.places && self.words[i as usize / 64] >> (i % 64) & 1 == 1
+        i < self.packets_per_frame && self.words[i as usize / 64] >> (i % 64) & 1 == 1
     }
 
-    /// The words of the bitmap; bits beyond the last place are 0.
+    /// Returns the words of the bitmap. Bits after the last packet are 0.
     pub fn words(&self) -> &'a [u64] {
         self.words
     }
 
-    /// Runs of missing places as `(first, count)`, ascending.
+    /// Returns the ranges of missing packets as `(first, count)` in ascending order.
     ///
     /// ```
     /// use daq_core::frame::Present;
@@ -183,11 +188,11 @@ impl<'a> Present<'a> {
         let this = *self;
         let mut next = 0;
         std::iter::from_fn(move || {
-            while next < this.places && this.is_present(next) {
+            while next < this.packets_per_frame && this.is_present(next) {
                 next += 1;
             }
             let first = next;
-            while next < this.places && !this.is_present(next) {
+            while next < this.packets_per_frame && !this.is_present(next) {
                 next += 1;
             }
             (next > first).then_some((first, next - first))

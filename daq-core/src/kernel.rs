@@ -1,6 +1,6 @@
-//! Kernels: a compute step from one ring to another.
+//! Kernels, which are compute steps from one ring to another.
 
-use crate::examine::{Examination, Examined, NamedFile};
+use crate::check::{CheckContext, CheckReport, NamedFile};
 use crate::gpu::Dispatch;
 use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver;
@@ -12,49 +12,50 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where a kernel's work is put.
+/// Where a kernel's work is executed.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Stream<'a> {
-    /// Done by the calling thread before `run` returns.
+    /// The calling thread does the work before `run` returns.
     Host,
-    /// Put on this stream. The engine marks the stream before and after `run`; kernels do not wait for it.
+    /// The work is queued on this CUDA stream. The runtime records an event before and after `run`; kernels do not wait
+    /// for the stream.
     Cuda(&'a driver::Stream),
 }
 
-/// Which side of a kernel is built.
+/// The implementation of a kernel that is built: for the CPU or for a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The CPU's.
+    /// The CPU implementation.
     Cpu,
-    /// The one for the CUDA device with this ordinal.
+    /// The GPU implementation, for the CUDA device with this ordinal.
     Cuda(u32),
 }
 
-/// What one call of [`Kernel::run`] has taken on.
+/// Result of one call of [`Kernel::run`].
 ///
-/// The frames of the burst are `consumed + accumulating + failed`; `accumulating` ones count as consumed or as failed in
-/// a later call, through `released` and `dropped`.
+/// The burst has `consumed + accumulating + failed` frames. Frames in `accumulating` count as consumed or failed in a
+/// later call, through `released` and `dropped`.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Submitted {
-    /// Frames of this burst whose content goes into the slots finished by this call.
+    /// Number of frames of this burst whose content goes into the slots finished by this call.
     pub consumed: u64,
-    /// Frames of this burst that are kept for an output to come.
+    /// Number of frames of this burst that are kept for a later output.
     pub accumulating: u64,
-    /// Frames of this burst that could not be processed.
+    /// Number of frames of this burst that could not be processed.
     pub failed: u64,
-    /// Frames kept by earlier calls that this call's output contains.
+    /// Number of frames kept by earlier calls that this call's output contains.
     pub released: u64,
-    /// Frames kept by earlier calls that no output will contain: they count as failed now.
+    /// Number of frames kept by earlier calls that no output will contain. They count as failed now.
     pub dropped: u64,
-    /// When the output is written and the input no longer read, where `run` knows better than the engine: of what was
-    /// put on a CUDA stream, `Immediate` stands for the end of the work there.
+    /// The completion of the call's work: the output is then written and the input is no longer read. For work on a
+    /// CUDA stream, `Immediate` means that the runtime waits for the end of the work on the stream.
     pub completion: Completion,
 }
 
 impl Submitted {
-    /// `consumed` frames done at once.
+    /// Creates the result for `consumed` frames that are processed completely.
     pub const fn done(consumed: u64) -> Self {
         Self {
             consumed,
@@ -67,14 +68,14 @@ impl Submitted {
     }
 }
 
-/// Why a kernel stopped the pipeline, or could not be built. A frame that cannot be processed is not such an
-/// error: it is counted as `failed`.
+/// The error of a kernel that stopped the pipeline or could not be built. A frame that cannot be processed does not
+/// cause this error; it is counted as `failed`.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// A defect.
+    /// The kernel has a defect.
     #[error("{0}")]
     Defect(String),
-    /// What the user wrote is wrong: a source that does not compile, a parameter that is not there.
+    /// The user's input is wrong: kernel source code does not compile, or a parameter does not exist.
     #[error("{0}")]
     Refused(String),
     /// A library or a capability of the machine is missing.
@@ -88,35 +89,36 @@ pub enum KernelError {
     Hung(String),
 }
 
-/// What a kernel needs to be built.
+/// Parameters for building a kernel.
 #[derive(Clone, Debug)]
 pub struct KernelContext {
-    /// Its name.
+    /// The kernel's name.
     pub name: String,
-    /// The directory that relative paths start from.
+    /// The base directory of relative paths.
     pub directory: PathBuf,
-    /// What the frames of its input mean; accepted by [`KernelSpec::layout`].
+    /// The layout of the input frames, which [`KernelSpec::layout`] has accepted.
     pub input: Layout,
-    /// Which side is to be built.
+    /// The implementation to build.
     pub side: Side,
     /// Maximum number of frames per call of [`Kernel::run`].
     pub burst: usize,
     /// Maximum number of packet slots per input frame; 0 if frames have no packets.
-    pub places: u32,
+    pub packets_per_frame: u32,
     /// The memory of the input ring's slots, for a persistent kernel; empty for others.
     pub slots: Slice,
     /// The memory of the output ring's slots, for a persistent kernel; empty for others.
     pub output: Slice,
-    /// How bursts reach it on a GPU.
+    /// How bursts are submitted to the kernel on a GPU.
     pub dispatch: Dispatch,
-    /// What may make GPU memory that the CPU stores to.
+    /// The allowed backends for GPU memory that the CPU can write.
     pub backends: Vec<Backend>,
     /// Whether the device that writes the input rings the doorbell ([`Kernel::device_doorbell`]).
     pub device_rings_doorbell: bool,
 }
 
 impl KernelContext {
-    /// A context for a kernel that runs alone: no name, paths from the current directory, bursts of 16, no places.
+    /// Creates the parameters for a kernel outside a pipeline: default name, paths relative to the current directory,
+    /// bursts of 16 frames, frames without packets.
     pub fn alone(input: &Layout, side: Side) -> Self {
         Self {
             name: "kernel".to_owned(),
@@ -124,7 +126,7 @@ impl KernelContext {
             input: input.clone(),
             side,
             burst: 16,
-            places: 0,
+            packets_per_frame: 0,
             slots: Slice::default(),
             output: Slice::default(),
             dispatch: Dispatch::Launch,
@@ -134,40 +136,40 @@ impl KernelContext {
     }
 }
 
-/// A word in GPU memory that a device rings once it has written a frame.
+/// A doorbell in GPU memory, which a device writes after each frame.
 ///
 /// ```text
-///   0    the device's count of finished transfers, 32 bits of which the low 24 count
-///   64   frames that had been published when the device began to count, 64 bits; all ones until then
+///   0    number of transfers that the device has finished: 32 bits, of which the low 24 are valid
+///   64   number of frames published before the device began to count: 64 bits; all ones until then
 /// ```
 #[derive(Clone, Debug)]
 pub struct DeviceDoorbell {
     region: Arc<Region>,
-    /// The frame from which on the device rings.
+    /// The first frame for which the device rings the doorbell.
     from: Arc<AtomicU64>,
 }
 
 impl DeviceDoorbell {
-    /// Bits of the device's count that a kernel looks at.
+    /// Number of valid bits in the device's count.
     pub const BITS: u32 = 24;
     const BASE: usize = 64;
     const BYTES: usize = 4096;
     const NOT_YET: u64 = u64::MAX;
     const NEVER: u64 = u64::MAX - 1;
 
-    /// A doorbell that is not rung yet.
+    /// Creates a doorbell that no device rings yet.
     pub fn new(device: &'static driver::Device, backends: &[Backend]) -> Result<Self, RegionError> {
         let region = Region::mapped(device, Self::BYTES, Writer::Fpga, backends)?;
         let bell = Self {
             region,
             from: Arc::new(AtomicU64::new(Self::NOT_YET)),
         };
-        // A lost mapping is reported by its next user.
+        // An error means that the mapping was lost. The next access to the mapping reports it.
         let _ = bell.set_base(u64::MAX);
         Ok(bell)
     }
 
-    /// The memory, for the device that rings and the kernel that looks.
+    /// Returns the memory, which the device writes and the kernel polls.
     pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
@@ -179,24 +181,25 @@ impl DeviceDoorbell {
         }
     }
 
-    /// From frame `frame` on the device rings; it begins to count after this.
+    /// Declares that the device rings the doorbell for frame `frame` and all later frames. Call this before the device
+    /// begins to count its transfers in the doorbell.
     pub fn ring_from(&self, frame: u64) -> Result<(), BarMappingError> {
         self.from.store(frame, Ordering::Release);
         self.set_base(frame)
     }
 
-    /// Marks the doorbell as one that the device will never ring; the host rings instead.
+    /// Declares that the device will never ring the doorbell. The host rings its own doorbell instead.
     pub fn disable_device(&self) {
         self.from.store(Self::NEVER, Ordering::Release);
     }
 
-    /// Whether the device rang, or may have rung, for frame `frame`.
+    /// Whether the device rang the doorbell for frame `frame`, or may have rung it.
     pub fn rings_for(&self, frame: u64) -> bool {
         let from = self.from.load(Ordering::Acquire);
         from < Self::NEVER && from <= frame
     }
 
-    /// Whether the device may still ring.
+    /// Whether the device may still ring the doorbell.
     pub fn may_ring(&self) -> bool {
         self.from.load(Ordering::Acquire) != Self::NEVER
     }
@@ -204,43 +207,43 @@ impl DeviceDoorbell {
 
 /// A compute step.
 ///
-/// Runs on its own thread; `run` allocates nothing.
+/// Each kernel runs on its own thread; `run` must not allocate memory.
 pub trait Kernel: Send {
-    /// Most output frames that `frames` further input frames can yield now; the engine calls `run` only
-    /// with that many slots to write.
+    /// Returns the maximum number of output frames that the next `frames` input frames can produce. The runtime calls
+    /// `run` only with at least this number of free output slots.
     fn outputs(&self, frames: usize) -> usize;
 
-    /// The part of the GPU's threads that the kernel's blocks can keep occupied, 0 to 1; `None` on the CPU.
+    /// Returns the fraction of the GPU's threads that the kernel's blocks can occupy, 0 to 1; `None` on the CPU.
     fn occupancy(&self) -> Option<f64> {
         None
     }
 
-    /// The doorbell that a device rings after each frame; `None` if no device rings.
+    /// Returns the doorbell that a device rings after each frame; `None` if no device rings a doorbell.
     fn device_doorbell(&self) -> Option<DeviceDoorbell> {
         None
     }
 
-    /// Starts the kernel: called once, before the first [`run`](Self::run), when all memory is allocated and all code is
-    /// loaded. From then on a persistent kernel may run on its GPU.
-    fn begin(&mut self) -> Result<(), KernelError> {
+    /// Starts the kernel. Called once before the first [`run`](Self::run), after all memory is allocated and all code
+    /// is loaded. A persistent kernel may run on its GPU from then on.
+    fn start(&mut self) -> Result<(), KernelError> {
         Ok(())
     }
 
     /// Checks that the device can still finish its work; called periodically while work is in flight.
     ///
-    /// After an error, all completions in flight are done and report the failure.
-    fn look(&mut self) -> Result<(), KernelError> {
+    /// After an error, all completions in flight are marked as done and report the failure.
+    fn poll(&mut self) -> Result<(), KernelError> {
         Ok(())
     }
 
-    /// The state of a persistent kernel, for an error message that it hangs; `None` for launched kernels.
-    fn hung(&self) -> Option<String> {
+    /// Returns the state of a persistent kernel for an error message about a hang; `None` for launched kernels.
+    fn hang_report(&self) -> Option<String> {
         None
     }
 
-    /// For a persistent kernel, the completion of all work that [`run`](Self::run) submitted, including that of a failed
-    /// call.
-    fn under_way(&self) -> Option<Completion> {
+    /// Returns the completion of all work that [`run`](Self::run) submitted to a persistent kernel, including work of a
+    /// call that failed; `None` for launched kernels.
+    fn in_flight(&self) -> Option<Completion> {
         None
     }
 
@@ -249,7 +252,7 @@ pub trait Kernel: Send {
         std::mem::forget(self);
     }
 
-    /// Processes all frames of `burst`, finishing slots of `out` as outputs are complete.
+    /// Processes all frames of `burst`, and finishes a slot of `out` for each output frame.
     ///
     /// `on` is a stream of the device that the kernel was built for.
     fn run(
@@ -260,46 +263,49 @@ pub trait Kernel: Send {
     ) -> Result<Submitted, KernelError>;
 }
 
-/// A kernel's declared and checked configuration.
+/// The checked configuration of a kernel.
 pub trait KernelSpec: Send + Sync {
-    /// The layout of the output for `input`, or why the kernel cannot take it.
+    /// Returns the layout of the output for `input`, or why the kernel does not accept `input`.
     fn layout(&self, input: &Layout) -> Result<Layout, crate::config::Problem>;
 
-    /// The files that it reads.
+    /// Returns the files that the kernel reads.
     fn files(&self) -> Vec<NamedFile> {
         Vec::new()
     }
 
-    /// Examines its code as far as that is possible without a GPU. Problems of [`files`](Self::files) are not repeated.
-    fn examine(&self, _examination: &Examination<'_>) -> Examined {
-        Examined::default()
+    /// Checks the kernel's code as far as this is possible without a GPU. Problems of [`files`](Self::files) are not
+    /// repeated.
+    fn check_files(&self, _examination: &CheckContext<'_>) -> CheckReport {
+        CheckReport::default()
     }
 
-    /// Input frames that go into one output frame where that is fixed; for the plan's rates.
+    /// Returns the number of input frames per output frame if this number is fixed, for the data rates in the plan.
     fn frames_per_output(&self, _input: &Layout) -> f64 {
         1.0
     }
 
-    /// Whether the kernel has a side for `side` that can take `input`; the plan places it accordingly.
+    /// Whether the kernel has an implementation for `side` that accepts `input`. The plan uses this to place the
+    /// kernel.
     fn has(&self, _input: &Layout, side: Side) -> bool {
         side == Side::Cpu
     }
 
-    /// Whether the kernel can be persistent ([`Dispatch::Persistent`]); the error is the reason, as a clause.
+    /// Checks that the kernel can be persistent ([`Dispatch::Persistent`]). The error is the reason why not, as a
+    /// clause.
     fn supports_persistent(&self) -> Result<(), String> {
-        Err("built-in kernels are launched".to_owned())
+        Err("built-in kernels support only dispatch = \"launch\"".to_owned())
     }
 
-    /// Bytes that the kernel will allocate beside its rings; for the plan's memory total.
+    /// Returns the number of bytes that the kernel allocates in addition to its rings, for the plan's memory total.
     fn memory(&self, _input: &Layout) -> usize {
         0
     }
 
-    /// Bytes of GPU memory that the kernel will allocate in addition to its rings.
+    /// Returns the number of bytes of GPU memory that the kernel allocates in addition to its rings.
     fn device_memory(&self, input: &Layout) -> usize {
         self.memory(input)
     }
 
-    /// Builds the kernel; called after `layout` accepted the input and `has` the side.
+    /// Builds the kernel. Called only if `layout` accepts the input and `has` returns true for the side.
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError>;
 }

@@ -1,10 +1,10 @@
-//! What the bytes of a frame mean: sample type, channels, points and axes.
+//! The meaning of a frame's bytes: sample type, channels, points and axes.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The type of one real number in a frame, little-endian.
+/// The type of a real sample, or of each component of a complex sample, in a frame; little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Scalar {
@@ -23,7 +23,7 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// Bytes of one number.
+    /// Returns the size of one number in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Self::Int8 | Self::Uint8 => 1,
@@ -33,7 +33,7 @@ impl Scalar {
         }
     }
 
-    /// The name used in configuration and reports.
+    /// Returns the name used in configuration and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
@@ -63,56 +63,56 @@ pub enum Order {
     Planar,
 }
 
-/// What the points of a channel run over.
+/// The physical axis of the points of a channel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Axis {
-    /// Time; points per second where known.
+    /// A time axis.
     Time {
-        /// Points per second and channel.
+        /// Points per second and channel; `None` if unknown.
         rate: Option<f64>,
     },
-    /// Frequency: point `i` stands for `start + i * step`.
+    /// A frequency axis: point `i` is at `start + i * step`.
     Frequency {
-        /// Hz of point 0; `None` where the input's rate is unknown.
+        /// Frequency of point 0 in Hz; `None` if the sample rate of the input is unknown.
         start: Option<f64>,
-        /// Hz between points.
+        /// Distance between two points in Hz; `None` if the sample rate of the input is unknown.
         step: Option<f64>,
     },
-    /// Named values, one a point.
+    /// Named values: point `i` is the value with name `i`.
     Fields(Vec<String>),
 }
 
 /// The meaning of a frame's bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
-    /// The type of each real number.
+    /// The type of a real sample, or of each component of a complex sample.
     pub scalar: Scalar,
     /// Whether a sample is a pair (real, imaginary).
     pub complex: bool,
-    /// Channels, at least 1.
+    /// Number of channels, at least 1.
     pub channels: u32,
-    /// Points of each channel in one frame.
+    /// Number of points of each channel in one frame.
     pub points: usize,
     /// The order of channels and points.
     pub order: Order,
-    /// What the points run over.
+    /// The axis of the points.
     pub axis: Axis,
-    /// Frames per second where known.
+    /// Frames per second; `None` if unknown.
     pub frame_rate: Option<f64>,
 }
 
 impl Layout {
-    /// Bytes of one sample of one channel.
+    /// Returns the size of one sample of one channel in bytes.
     pub const fn sample_bytes(&self) -> usize {
         self.scalar.bytes() * if self.complex { 2 } else { 1 }
     }
 
-    /// Bytes of a whole frame.
+    /// Returns the size of a whole frame in bytes.
     pub const fn frame_bytes(&self) -> usize {
         self.sample_bytes() * self.channels as usize * self.points
     }
 
-    /// Points per second and channel, if the axis is time and the rate is known.
+    /// Returns the number of points per second and channel, if the axis is time and the rate is known.
     pub const fn sample_rate(&self) -> Option<f64> {
         match self.axis {
             Axis::Time { rate } => rate,
@@ -121,7 +121,7 @@ impl Layout {
     }
 }
 
-/// The alternate form (`{:#}`) says that the points are a maximum.
+/// The alternate form (`{:#}`) shows the number of points as a maximum.
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let complex = if self.complex { "complex " } else { "" };
@@ -144,18 +144,18 @@ impl fmt::Display for Layout {
     }
 }
 
-/// The `samples` table of a source: what its payload means.
+/// The `samples` table of a source, which describes its payload.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Samples {
-    /// Type of each number: `int8`, `uint8`, `int16`, `int32`, `float32` or `float64`. Bytes are stored as they are sent;
-    /// kernels and the metadata of files take them as little-endian. The samples of a big-endian sender (as spead2 sends
-    /// from a NumPy array of type `>i2`) are not swapped: have the sender swap them.
+    /// Type of each number: `int8`, `uint8`, `int16`, `int32`, `float32` or `float64`. Received bytes are stored
+    /// unchanged. Kernels and file metadata interpret them as little-endian. Samples of a big-endian sender, such as a
+    /// NumPy array of type `>i2` sent by spead2, are not byte-swapped; the sender must swap them.
     #[serde(rename = "type")]
     pub scalar: Scalar,
-    /// Whether numbers come in pairs (real, imaginary).
+    /// Whether each sample is a pair of numbers (real, imaginary).
     pub complex: bool,
-    /// Channels in the payload, at least 1.
+    /// Number of channels in the payload, at least 1.
     pub channels: u32,
     /// Order of the channels' samples.
     pub order: Order,
@@ -176,7 +176,8 @@ impl Default for Samples {
 }
 
 impl Samples {
-    /// The layout of frames of `frame_bytes`, or the number of bytes that do not make a whole point.
+    /// Returns the layout of frames of `frame_bytes` bytes. If these are not a whole number of points, returns the
+    /// number of remaining bytes as the error.
     pub fn layout(&self, frame_bytes: usize) -> Result<Layout, usize> {
         let point =
             self.scalar.bytes() * if self.complex { 2 } else { 1 } * self.channels.max(1) as usize;

@@ -1,10 +1,10 @@
-//! The core of daq: everything that knows nothing of a particular device.
+//! The core of daq: everything that does not depend on a particular device.
 //!
-//! A *source* writes *frames* into the slots of a *ring*, which is cut from a *region* of pinned memory.
-//! *Kernels* read one ring and fill another, *sinks* read rings and take frames out. *Ledgers* account for
-//! every packet and frame on the way.
+//! A *source* writes *frames* into the slots of a *ring*, which is a part of a *region* of pinned memory. *Kernels*
+//! read one ring and fill another. *Sinks* read rings and write frames to files or send them to other hosts. *Ledgers*
+//! account for every packet and frame.
 //!
-//! | module | noun |
+//! | Module | Content |
 //! |---|---|
 //! | [`region`] | one pinned allocation with a placement |
 //! | [`ring`] | slots, one producer, readers, leases |
@@ -13,17 +13,17 @@
 //! | [`staging`] | copies between rings in host memory and rings on a GPU |
 //! | [`ledger`] | counters and the equations between them |
 //! | [`log_limit`] | limits on repeated log messages |
-//! | [`dma`] | devices that write memory by themselves |
-//! | [`source`], [`kernel`], [`sink`] | the seams |
+//! | [`dma`] | DMA engines: devices that write memory without the CPU |
+//! | [`source`], [`kernel`], [`sink`] | the interfaces between the core and drivers, kernels and sinks |
 //! | [`entry`] | registry entries of drivers, kernels and sinks |
 //! | [`mod@file`] | regular files, opened without blocking |
-//! | [`config`], [`units`] | TOML with spans, errors that teach |
+//! | [`config`], [`units`] | configuration files, with errors that point at the text and suggest fixes |
 
+pub mod check;
 pub mod claim;
 pub mod config;
 pub mod dma;
 pub mod entry;
-pub mod examine;
 pub mod file;
 pub mod frame;
 pub mod gpu;

@@ -8,10 +8,10 @@ use std::time::Instant;
 /// Shortest time between two messages, in milliseconds.
 const INTERVAL_MS: u64 = 5000;
 
-/// Limits how often one kind of message is logged: the first at once, then at most one every 5 s.
+/// Limits how often one kind of message is logged: the first message immediately, then at most one message every 5 s.
 ///
-/// Every message that the network, a client or a peer can cause goes through one, so that no other host or client can fill
-/// the log. It takes no lock.
+/// Every message that the network, a client or a peer can cause must use a limit, so that no other host or client can
+/// fill the log. The limit uses no lock.
 ///
 /// ```
 /// let limit = daq_core::log_limit::LogLimit::new();
@@ -23,12 +23,13 @@ const INTERVAL_MS: u64 = 5000;
 /// ```
 #[derive(Debug, Default)]
 pub struct LogLimit {
-    /// When the next message may be logged, in milliseconds since the first use of any limit.
+    /// Earliest time of the next message, in milliseconds since the first use of any limit.
     next_ms: AtomicU64,
     suppressed: AtomicU64,
 }
 
-/// The number of messages that were not logged since the last one; shown as the end of a sentence, or as nothing.
+/// The number of messages suppressed since the last logged message. Its `Display` output is the end of a sentence, or
+/// empty if the number is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Suppressed(pub u64);
 
@@ -43,7 +44,7 @@ impl fmt::Display for Suppressed {
 }
 
 impl LogLimit {
-    /// Creates a limit that allows the first message at once.
+    /// Creates a limit that allows the first message immediately.
     pub const fn new() -> Self {
         Self {
             next_ms: AtomicU64::new(0),
@@ -51,7 +52,7 @@ impl LogLimit {
         }
     }
 
-    /// Calls `log` if a message may be logged now, else counts it as suppressed.
+    /// Calls `log` if a message may be logged now. Otherwise counts the message as suppressed.
     pub fn run(&self, log: impl FnOnce(Suppressed)) {
         static START: OnceLock<Instant> = OnceLock::new();
         let now = START.get_or_init(Instant::now).elapsed().as_millis();
@@ -83,7 +84,11 @@ mod tests {
     #[test]
     fn repeated_messages_are_logged_once_per_interval_with_suppressed_count() {
         let limit = LogLimit::new();
-        assert_eq!(limit.allow(0), Some(Suppressed(0)), "the first at once");
+        assert_eq!(
+            limit.allow(0),
+            Some(Suppressed(0)),
+            "the first message is logged at once"
+        );
         for now in 1..=100 {
             assert_eq!(limit.allow(now), None);
         }

@@ -1,4 +1,4 @@
-//! How threads wait for the progress of other threads.
+//! Waiting for the progress of other threads.
 
 use crate::sync::spin_hint;
 use rustix::thread::futex;
@@ -17,12 +17,12 @@ pub enum Wait {
     /// Poll for a few microseconds, then sleep until woken.
     #[default]
     Adaptive,
-    /// Sleep at once until notified.
+    /// Sleep immediately until notified.
     Event,
 }
 
 impl Wait {
-    /// How long this policy polls before it sleeps; `None` = forever.
+    /// Returns how long this policy polls before it sleeps; `None` means without limit.
     const fn spin(self) -> Option<Duration> {
         match self {
             Self::Busy => None,
@@ -32,9 +32,9 @@ impl Wait {
     }
 }
 
-/// Wakes sleeping threads: a futex eventcount.
+/// Wakes sleeping threads, with a futex eventcount.
 ///
-/// Without sleepers a notification costs a fence and a load.
+/// If no thread sleeps, a notification costs only a fence and a load.
 #[derive(Debug, Default)]
 pub struct Notifier {
     sleepers: AtomicU32,
@@ -42,17 +42,18 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Wakes all threads that sleep in [`Notifier::wait`]. Call it after the change that they wait for.
+    /// Wakes all threads that sleep in [`Notifier::wait`]. Call this function after the change that the threads wait
+    /// for.
     #[inline]
     pub fn notify(&self) {
         Self::notify_all([self]);
     }
 
-    /// Notifies several at the cost of one fence, which also waits for the CPU's stores to a GPU.
+    /// Notifies several notifiers with a single fence. The fence also waits for the CPU's stores to a GPU.
     #[inline]
     pub fn notify_all<'a>(notifiers: impl IntoIterator<Item = &'a Self>) {
-        // Pairs with the fence in `sleep`: either a load after it sees the sleeper, or the sleeper's check sees the
-        // change.
+        // Pairs with the fence in `sleep`: either a load after this fence sees the sleeper, or the sleeper's check of
+        // its condition sees the change.
         fence(Ordering::SeqCst);
         for notifier in notifiers {
             notifier.wake();
@@ -67,13 +68,13 @@ impl Notifier {
         }
     }
 
-    /// Returns once `ready` returns true, or after about `limit`; returns whether `ready` did.
+    /// Waits until `ready` returns true or about `limit` has passed; returns whether `ready` returned true.
     pub fn wait(&self, policy: Wait, limit: Duration, ready: impl FnMut() -> bool) -> bool {
         self.wait_polling(policy, limit, limit, ready)
     }
 
-    /// As [`wait`](Self::wait), for a condition that may become true without a notification: a sleeper checks it
-    /// every `look`.
+    /// Waits as [`wait`](Self::wait) does, for a condition that may become true without a notification. A sleeping
+    /// thread checks the condition every `look`.
     pub fn wait_polling(
         &self,
         policy: Wait,
@@ -104,7 +105,7 @@ impl Notifier {
         }
     }
 
-    /// Sleeps at once until notified or about `limit` has passed; then returns the result of `ready`.
+    /// Sleeps without polling until notified or about `limit` has passed; then returns the result of `ready`.
     pub fn sleep(&self, limit: Duration, ready: &mut impl FnMut() -> bool) -> bool {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -1,9 +1,9 @@
-//! Regions: one pinned allocation each, with its placement and its registrations.
+//! Regions. A region is one pinned allocation with a placement and registrations.
 //!
 //! ```text
 //!   Region ── owns ──▶ registrations (undone in reverse order) ──▶ memory (freed last)
 //! ```
-//! A region is shared by `Arc`. It is freed once the last ring, reader or device that uses it is dropped.
+//! A region is shared by `Arc`. It is freed when the last ring, reader or device that uses it is dropped.
 
 use crate::gpu::bar_mapping::{BarMapping, Unmappable};
 use crate::gpu::driver::{CudaError, Device, Memory, Registered};
@@ -15,12 +15,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Size of the huge pages that regions request.
+/// Size in bytes of the huge pages that regions request.
 const HUGE_PAGE: usize = 2 << 20;
-/// Every region's length is a multiple of this.
+/// Page size in bytes. The length of every region is a multiple of the page size.
 const PAGE: usize = 4096;
 
-/// Where a region's memory is allocated.
+/// Location of a region's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Placement {
     /// Host memory.
@@ -38,7 +38,7 @@ impl fmt::Display for Placement {
     }
 }
 
-/// Why a region could not be allocated.
+/// The error for a region that could not be allocated.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
     /// A region of zero bytes was requested.
@@ -54,30 +54,31 @@ pub enum RegionError {
         /// The error of the system call.
         source: Errno,
     },
-    /// The GPU has no memory that the CPU can write.
+    /// No backend can provide GPU memory that the CPU can write.
     #[error(transparent)]
     Unmappable(#[from] Unmappable),
-    /// The GPU could not allocate memory, or host memory could not be pinned for it.
+    /// The GPU could not allocate memory, or host memory could not be pinned for the GPU.
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
 
-/// Why a region cannot be exported as a dma-buf.
+/// The error for a region that cannot be exported as a dma-buf.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaBufError {
-    /// The kind of memory does not support it.
+    /// The kind of memory does not support the export.
     #[error(
         "{0} cannot be exported as a dma-buf; to use CUDA memory, add `gdrapi` or `dma-buf` to `backends` in `[staging]`"
     )]
     Kind(&'static str),
-    /// The GPU's driver refused.
+    /// The GPU's driver returned an error.
     #[error(
         "{0}; exporting dma-bufs needs a GPU and driver that support it (the open kernel modules, 535 or newer)"
     )]
     Refused(#[from] CudaError),
 }
 
-/// Preferences for a host region. Preferences that cannot be met are reported in [`Granted::refused`]; none is fatal.
+/// Preferences for a host region. Preferences that cannot be met are reported in [`Granted::refused`] and are not
+/// errors.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostOptions {
     /// Preferred NUMA node.
@@ -86,8 +87,8 @@ pub struct HostOptions {
     pub lock: bool,
     /// Use huge pages: Linux's pool if it has enough, transparent huge pages otherwise.
     pub huge: bool,
-    /// Back the region by a file in memory ([`Region::file`]), so that another process can map it too. Excludes the
-    /// huge page pool.
+    /// Back the region by a file in memory ([`Region::file`]), so that another process can also map the region. Such a
+    /// region does not use the huge page pool.
     pub shared: bool,
 }
 
@@ -102,12 +103,13 @@ pub struct Granted {
     pub refused: Vec<String>,
 }
 
-/// A use of a region's memory by others (a registration with a device, an export). Dropping it ends the use.
+/// A use of a region's memory outside this process's code, such as a registration with a device or an export. Dropping
+/// the registration ends the use.
 pub trait Registration: Send {
-    /// The name of the user, for messages.
+    /// Returns the name of the user of the memory, for messages.
     fn holder(&self) -> &str;
 
-    /// The GPU whose driver is called when the registration is dropped.
+    /// Returns the GPU whose driver is called when the registration is dropped, if any.
     fn device(&self) -> Option<&'static Device> {
         None
     }
@@ -117,7 +119,7 @@ pub trait Registration: Send {
 enum Backing {
     /// A mapping of this process, which the region unmaps, and the file behind it, if any.
     Host(Option<OwnedFd>),
-    /// GPU memory, which frees itself.
+    /// GPU memory, which is freed when it is dropped.
     Cuda(Memory),
     /// GPU memory that the CPU can write.
     BarMapping(Arc<BarMapping>),
@@ -140,7 +142,7 @@ pub struct Region {
 // or write which part at which time; the region only hands out the pointer. `registrations` is behind a mutex and its
 // items are `Send`. Any thread may free GPU memory.
 unsafe impl Send for Region {}
-// SAFETY: as above.
+// SAFETY: for the same reasons as for `Send`: the pointer never changes, and the ring controls all accesses.
 unsafe impl Sync for Region {}
 
 impl Region {
@@ -190,16 +192,16 @@ impl Region {
             match memory::advise_huge(address, length) {
                 Ok(()) => granted.pages = "transparent hugepages",
                 Err(errno) => granted.refused.push(format!(
-                    "huge pages: {errno}; reserve some: sysctl vm.nr_hugepages=N"
+                    "cannot use huge pages: {errno}; reserve huge pages: sysctl vm.nr_hugepages=N"
                 )),
             }
         }
         if let Some(node) = options.node
             && let Err(errno) = memory::prefer_node(address, length, node)
         {
-            granted
-                .refused
-                .push(format!("memory on NUMA node {node}: {errno}"));
+            granted.refused.push(format!(
+                "cannot allocate the memory on NUMA node {node}: {errno}"
+            ));
         }
         if options.lock {
             match memory::lock(address, length) {
@@ -277,7 +279,7 @@ impl Region {
         }))
     }
 
-    /// A host region that claims to be at `placement`.
+    /// Allocates a host region that reports the placement `placement`, for tests.
     #[cfg(test)]
     pub(crate) fn fake(bytes: usize, placement: Placement) -> Arc<Self> {
         let length = bytes.next_multiple_of(PAGE);
@@ -291,27 +293,27 @@ impl Region {
         })
     }
 
-    /// Pins a host region for CUDA, so that GPUs copy from and to it at full rate. One call covers all GPUs; GPU
-    /// regions need none.
+    /// Pins a host region for CUDA, so that GPUs copy from and to it at full rate. One call is sufficient for all GPUs.
+    /// Does nothing for a GPU region.
     pub fn pin(self: &Arc<Self>, device: &'static Device) -> Result<(), RegionError> {
         if self.placement == Placement::Host {
-            // SAFETY: the region is mapped, and registrations are undone before it is unmapped.
+            // SAFETY: the region is mapped, and all registrations are dropped before it is unmapped.
             let registered = unsafe { Registered::new(device, self.address, self.bytes) }?;
             self.register(Box::new(registered));
         }
         Ok(())
     }
 
-    /// The address of the first byte: for host memory as the CPU sees it, for GPU memory as the GPU sees it, which
-    /// the CPU cannot dereference.
+    /// Returns the address of the first byte: for host memory the CPU's address, for GPU memory the GPU's address,
+    /// which the CPU cannot dereference.
     pub fn address(&self) -> NonNull<u8> {
         self.address
     }
 
-    /// The CPU's address of the first byte, of host memory or of GPU memory with a BAR mapping; `None` if the CPU has
-    /// no access.
+    /// Returns the CPU's address of the first byte of host memory, or of GPU memory with a BAR mapping; `None` if the
+    /// CPU has no access.
     ///
-    /// A device may write the memory at any time, so access it only by copies that tolerate this.
+    /// A device may write the memory at any time, so access it only with copies that tolerate concurrent writes.
     pub fn cpu_address(&self) -> Option<NonNull<u8>> {
         match &self.backing {
             Backing::Host(_) => Some(self.address),
@@ -322,7 +324,7 @@ impl Region {
         }
     }
 
-    /// The file that backs the region, if it was created [`shared`](HostOptions::shared).
+    /// Returns the file that backs the region, if the region was created [`shared`](HostOptions::shared).
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
             Backing::Host(file) => file.as_ref().map(AsFd::as_fd),
@@ -343,7 +345,7 @@ impl Region {
         }
     }
 
-    /// The CUDA allocation; `None` for host regions and those that the CPU can write.
+    /// Returns the CUDA allocation; `None` for host regions and for GPU regions that the CPU can write.
     pub fn memory(&self) -> Option<&Memory> {
         match &self.backing {
             Backing::Cuda(memory) => Some(memory),
@@ -353,7 +355,7 @@ impl Region {
         }
     }
 
-    /// The BAR mapping of GPU memory that the CPU can write; `None` for other memory.
+    /// Returns the BAR mapping of GPU memory that the CPU can write; `None` for other memory.
     pub fn mapping(&self) -> Option<&Arc<BarMapping>> {
         match &self.backing {
             Backing::BarMapping(mapped) => Some(mapped),
@@ -363,22 +365,22 @@ impl Region {
         }
     }
 
-    /// Size in bytes, at least as many as requested.
+    /// Returns the size in bytes, which is at least the requested size.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Where the memory is allocated.
+    /// Returns the location of the memory.
     pub fn placement(&self) -> Placement {
         self.placement
     }
 
-    /// Which preferences the region was granted.
+    /// Returns which preferences the region was granted.
     pub fn granted(&self) -> &Granted {
         &self.granted
     }
 
-    /// Ties a registration to the region: it is dropped before the memory is freed, in reverse order of registration.
+    /// Adds a registration to the region. Registrations are dropped before the memory is freed, in reverse order.
     pub fn register(&self, registration: Box<dyn Registration>) {
         self.registrations
             .lock()
@@ -417,7 +419,7 @@ struct Rest {
     mapping: Option<(NonNull<u8>, usize)>,
 }
 
-// SAFETY: as for a region.
+// SAFETY: the pointer refers to plain memory that any thread may unmap, and registrations are `Send`.
 unsafe impl Send for Rest {}
 
 impl Drop for Rest {
@@ -428,9 +430,9 @@ impl Drop for Rest {
         let Some((address, bytes)) = self.mapping else {
             return;
         };
-        // SAFETY: address and length are those of the one mapping made in `host`. This runs when the last `Arc` of
-        // the region is dropped, so no ring, reader or lease refers to the memory. Every registration through which a
-        // device could access it was dropped just above.
+        // SAFETY: address and length are those of the mapping created in `host`. This runs when the last `Arc` of the
+        // region is dropped, so no ring, reader or lease refers to the memory. Every registration through which a
+        // device could access the memory was dropped just above.
         let result = unsafe { memory::unmap(address, bytes) };
         debug_assert!(result.is_ok(), "unmapping a region failed: {result:?}");
     }
@@ -463,7 +465,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(region.address().as_ptr() as usize % PAGE, 0);
-        // SAFETY: the region is at least 3 MiB and nothing writes it.
+        // SAFETY: the region has at least 3 MiB, and no other code writes it.
         let bytes = unsafe { std::slice::from_raw_parts(region.address().as_ptr(), 3 << 20) };
         assert!(bytes.iter().all(|byte| *byte == 0));
     }

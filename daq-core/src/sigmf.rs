@@ -1,11 +1,12 @@
-//! SigMF metadata: the text beside a recording that says what its bytes mean.
+//! SigMF metadata: a text file beside a recording, which describes the meaning of the recording's bytes.
 //!
-//! Follows the [SigMF specification](https://sigmf.org) 1.2: a recording is a data file of nothing but samples and a JSON
-//! file with three parts, `global`, `captures` (where a contiguous run of samples starts) and `annotations`. What SigMF has
-//! no field for stands in the namespace `daq`, declared as an optional extension: its keys are explained
-//! in `docs/src/reference/file-formats.md`.
+//! Follows the [SigMF specification](https://sigmf.org) 1.2. A recording consists of a data file that contains only
+//! samples, and a JSON file with three parts: `global`, `captures` (the starts of contiguous runs of samples) and
+//! `annotations`. Values for which SigMF has no field use the namespace `daq`, which is declared as an optional
+//! extension. Its keys are described in `docs/src/reference/file-formats.md`.
 //!
-//! A sample is one point of every channel: `core:sample_start` 5 of a recording with 2 channels of `ci16_le` is byte 40.
+//! A sample contains one point of every channel. For example, in a recording with 2 channels of `ci16_le`,
+//! `core:sample_start` 5 is byte 40.
 
 mod read;
 
@@ -17,25 +18,25 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The version of the specification that is written.
+/// The version of the SigMF specification that written files follow.
 pub const SPECIFICATION: &str = "1.2.6";
 
-/// The namespace of our own keys.
+/// The namespace of daq's own keys.
 pub const NAMESPACE: &str = "daq";
 
-/// The version of our own keys.
+/// The version of daq's own keys.
 pub const NAMESPACE_VERSION: &str = "1.0.0";
 
 /// The largest integer that SigMF allows.
 pub const MAX_INTEGER: u64 = i64::MAX.unsigned_abs();
 
-/// The label of filled samples and missing frames.
+/// The annotation label of filled samples and missing frames.
 pub const LABEL_MISSING: &str = "missing";
 
-/// The label of payload whose check failed at the source.
+/// The annotation label of payload that failed a check at the source.
 pub const LABEL_SUSPECT: &str = "suspect";
 
-/// The type of one real number in a data file.
+/// The type of a real sample, or of each component of a complex sample, in a data file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Number {
     /// 8-bit signed integer.
@@ -57,7 +58,7 @@ pub enum Number {
 }
 
 impl Number {
-    /// All of them.
+    /// All number types.
     pub const ALL: [Self; 8] = [
         Self::I8,
         Self::U8,
@@ -69,7 +70,7 @@ impl Number {
         Self::F64,
     ];
 
-    /// Bytes of one number.
+    /// Returns the size of one number in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Self::I8 | Self::U8 => 1,
@@ -104,16 +105,16 @@ impl Number {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Datatype {
-    /// The type of each real number.
+    /// The type of a real sample, or of each component of a complex sample.
     pub number: Number,
     /// Whether a sample is a pair (real, imaginary).
     pub complex: bool,
-    /// Whether numbers are big-endian; without meaning for single bytes.
+    /// Whether numbers are big-endian; has no meaning for single bytes.
     pub big_endian: bool,
 }
 
 impl Datatype {
-    /// A little-endian type.
+    /// Creates a little-endian type.
     pub const fn little(number: Number, complex: bool) -> Self {
         Self {
             number,
@@ -122,7 +123,7 @@ impl Datatype {
         }
     }
 
-    /// Bytes of one sample of one channel.
+    /// Returns the size of one sample of one channel in bytes.
     pub const fn bytes(self) -> usize {
         self.number.bytes() * if self.complex { 2 } else { 1 }
     }
@@ -143,7 +144,8 @@ impl fmt::Display for Datatype {
 impl FromStr for Datatype {
     type Err = SigmfError;
 
-    /// Parses a SigMF datatype; single bytes may carry an endianness, and wider numbers without one are little-endian.
+    /// Parses a SigMF datatype. Single bytes may have an endianness suffix. Wider numbers without a suffix are
+    /// little-endian.
     fn from_str(text: &str) -> Result<Self, SigmfError> {
         let unknown = || SigmfError::Value {
             field: "global.core:datatype".into(),
@@ -178,58 +180,58 @@ impl Serialize for Datatype {
     }
 }
 
-/// A whole metadata file.
+/// The content of a metadata file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Meta {
-    /// What holds for the whole recording.
+    /// Properties of the whole recording.
     pub global: Global,
-    /// Contiguous runs, by ascending first sample; at least one after [`Meta::parse`].
+    /// Contiguous runs of samples, in ascending order of their first sample; at least one after [`Meta::parse`].
     pub captures: Vec<Capture>,
-    /// Remarks about samples, by ascending first sample.
+    /// Annotations of samples, in ascending order of their first sample.
     pub annotations: Vec<Annotation>,
 }
 
-/// What holds for the whole recording.
+/// Properties of the whole recording.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Global {
     /// Type of a sample of one channel.
     #[serde(rename = "core:datatype")]
     pub datatype: Datatype,
-    /// Version of the specification the file was written to.
+    /// Version of the SigMF specification that the file follows.
     #[serde(rename = "core:version")]
     pub version: String,
     /// Samples per second and channel.
     #[serde(rename = "core:sample_rate", skip_serializing_if = "Option::is_none")]
     pub sample_rate: Option<f64>,
-    /// Interleaved channels, at least 1.
+    /// Number of interleaved channels, at least 1.
     #[serde(rename = "core:num_channels")]
     pub channels: u32,
-    /// Index of the file's first sample; every other index counts from the same origin. Never written by daq, whose files
-    /// each start at 0 and tell their place in the stream by `core:global_index`.
+    /// Index of the file's first sample; all other indices have the same origin. daq never writes this field: the
+    /// indices of its files start at 0, and `core:global_index` contains the position of a file in the stream.
     #[serde(rename = "core:offset", skip_serializing_if = "is_zero")]
     pub offset: u64,
-    /// Name of a data file that is not called like the metadata.
+    /// Name of the data file, if it does not have the same base name as the metadata file.
     #[serde(rename = "core:dataset", skip_serializing_if = "Option::is_none")]
     pub dataset: Option<String>,
-    /// Bytes at the end of the data file that are no samples.
+    /// Number of bytes at the end of the data file that do not contain samples.
     #[serde(rename = "core:trailing_bytes", skip_serializing_if = "is_zero")]
     pub trailing_bytes: u64,
-    /// The program that recorded.
+    /// The program that wrote the recording.
     #[serde(rename = "core:recorder", skip_serializing_if = "Option::is_none")]
     pub recorder: Option<String>,
     /// Free text about the recording.
     #[serde(rename = "core:description", skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Who recorded.
+    /// The author of the recording.
     #[serde(rename = "core:author", skip_serializing_if = "Option::is_none")]
     pub author: Option<String>,
-    /// The hardware recorded with.
+    /// The hardware used for the recording.
     #[serde(rename = "core:hw", skip_serializing_if = "Option::is_none")]
     pub hardware: Option<String>,
-    /// Namespaces in use.
+    /// Namespaces that the file uses.
     #[serde(rename = "core:extensions", skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<Extension>,
-    /// Our own keys; `None` in files of others.
+    /// daq's own keys; `None` in files of other programs.
     #[serde(flatten)]
     pub stream: Option<Stream>,
 }
@@ -237,54 +239,56 @@ pub struct Global {
 /// A declared namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Extension {
-    /// Its name.
+    /// Name of the namespace.
     pub name: String,
-    /// Its version.
+    /// Version of the namespace.
     pub version: String,
-    /// Whether the recording can be read without knowing it.
+    /// Whether the recording can be read without support for the namespace.
     pub optional: bool,
 }
 
 /// The keys of the namespace `daq` in `global`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Stream {
-    /// Bytes of the data file.
+    /// Size of the data file in bytes.
     #[serde(rename = "daq:bytes")]
     pub bytes: u64,
-    /// Frames in the data file.
+    /// Number of frames in the data file.
     #[serde(rename = "daq:frames")]
     pub frames: u64,
-    /// Bytes of a whole frame.
+    /// Size of a whole frame in bytes.
     #[serde(rename = "daq:frame_bytes")]
     pub frame_bytes: u64,
-    /// Packets that make up a frame; 0 where there is no such thing.
-    #[serde(rename = "daq:places")]
-    pub places: u32,
-    /// Number of this file in its recording.
+    /// Number of packets per frame; 0 if frames do not consist of packets.
+    #[serde(rename = "daq:packets_per_frame")]
+    pub packets_per_frame: u32,
+    /// Number of this file within a recording of several files.
     #[serde(rename = "daq:segment")]
     pub segment: u64,
-    /// The ring it was written from.
+    /// The ring that the frames were read from.
     #[serde(rename = "daq:source", skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// Samples that never arrived and are filled.
+    /// Number of samples that never arrived and contain the fill pattern instead.
     #[serde(rename = "daq:missing_samples")]
     pub missing_samples: u64,
-    /// Frames that never arrived and are not in the file, those missing just before its first frame included.
+    /// Number of frames that never arrived and are not in the file, including frames missing directly before the file's
+    /// first frame.
     #[serde(rename = "daq:missing_frames")]
     pub missing_frames: u64,
-    /// Channels of a frame that is not interleaved samples over time.
+    /// Number of channels per frame, if frames do not contain interleaved samples over time.
     #[serde(rename = "daq:channels", skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,
-    /// Points of each channel in such a frame.
+    /// Number of points per channel in a frame, if frames do not contain interleaved samples over time.
     #[serde(rename = "daq:points", skip_serializing_if = "Option::is_none")]
     pub points: Option<u64>,
-    /// Order of channels and points in such a frame: `interleaved` or `planar`.
+    /// Order of channels and points in a frame, if frames do not contain interleaved samples over time: `interleaved`
+    /// or `planar`.
     #[serde(rename = "daq:order", skip_serializing_if = "Option::is_none")]
     pub order: Option<String>,
-    /// What the points of such a frame run over.
+    /// The axis of the points of a frame, if frames do not contain interleaved samples over time.
     #[serde(rename = "daq:axis", skip_serializing_if = "Option::is_none")]
     pub axis: Option<serde_json::Value>,
-    /// Such frames a second.
+    /// Number of frames per second, if frames do not contain interleaved samples over time.
     #[serde(rename = "daq:frame_rate", skip_serializing_if = "Option::is_none")]
     pub frame_rate: Option<f64>,
 }
@@ -292,92 +296,92 @@ pub struct Stream {
 /// The start of a contiguous run of samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Capture {
-    /// Index of its first sample.
+    /// Index of the run's first sample.
     #[serde(rename = "core:sample_start")]
     pub sample_start: u64,
-    /// Index of that sample in the stream the recording is a part of.
+    /// Index of the run's first sample in the stream that the recording is a part of.
     #[serde(rename = "core:global_index", skip_serializing_if = "Option::is_none")]
     pub global_index: Option<u64>,
-    /// When it was taken, as RFC 3339 in UTC; see [`Capture::time_ns`].
+    /// Time of the run's first sample as RFC 3339 in UTC; see [`Capture::time_ns`].
     #[serde(rename = "core:datetime", skip_serializing_if = "Option::is_none")]
     pub datetime: Option<String>,
     /// Centre frequency in Hz.
     #[serde(rename = "core:frequency", skip_serializing_if = "Option::is_none")]
     pub frequency: Option<f64>,
-    /// Bytes before its first sample that are no samples.
+    /// Number of bytes before the first sample that do not contain samples.
     #[serde(rename = "core:header_bytes", skip_serializing_if = "is_zero")]
     pub header_bytes: u64,
-    /// Number of its first frame.
+    /// Sequence number of the first frame.
     #[serde(rename = "daq:sequence", skip_serializing_if = "Option::is_none")]
     pub sequence: Option<u64>,
-    /// The counting that the number belongs to.
+    /// The epoch of the sequence number.
     #[serde(rename = "daq:epoch", skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u32>,
     /// The clock that the time was read from.
     #[serde(rename = "daq:clock", skip_serializing_if = "Option::is_none")]
     pub clock: Option<String>,
-    /// Nanoseconds of that clock.
+    /// Time of the clock in nanoseconds.
     #[serde(rename = "daq:time_ns", skip_serializing_if = "Option::is_none")]
     pub clock_ns: Option<u64>,
-    /// Frames in it.
+    /// Number of frames in the capture.
     #[serde(rename = "daq:frames", skip_serializing_if = "Option::is_none")]
     pub frames: Option<u64>,
-    /// Frames missing just before it.
+    /// Number of frames missing directly before the capture.
     #[serde(rename = "daq:missing_frames", skip_serializing_if = "is_zero")]
     pub missing_frames: u64,
 }
 
 impl Capture {
-    /// Nanoseconds since 1970-01-01T00:00:00Z, if the capture has a UTC time.
+    /// Returns the time of the capture in nanoseconds since 1970-01-01T00:00:00Z, if it has a UTC time.
     pub fn time_ns(&self) -> Option<u64> {
         self.datetime.as_deref().and_then(parse_datetime)
     }
 }
 
-/// A remark about samples.
+/// An annotation of a range of samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Annotation {
-    /// Index of the first sample meant.
+    /// Index of the first annotated sample.
     #[serde(rename = "core:sample_start")]
     pub sample_start: u64,
-    /// Samples meant; `None` is up to the end of the capture.
+    /// Number of annotated samples; `None` means up to the end of the capture.
     #[serde(rename = "core:sample_count", skip_serializing_if = "Option::is_none")]
     pub sample_count: Option<u64>,
-    /// A word for it.
+    /// A short label.
     #[serde(rename = "core:label", skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// A sentence about it.
+    /// A comment for users.
     #[serde(rename = "core:comment", skip_serializing_if = "Option::is_none")]
     pub comment: Option<String>,
-    /// Why samples are missing.
+    /// The cause of missing samples.
     #[serde(rename = "daq:cause", skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
-    /// Frames missing before the first sample meant.
+    /// Number of frames missing before the first annotated sample.
     #[serde(rename = "daq:missing_frames", skip_serializing_if = "is_zero")]
     pub missing_frames: u64,
-    /// Spans that this annotation stands for, where that is not 1.
+    /// Number of separate spans that this annotation was merged from; not written if it is 1.
     #[serde(rename = "daq:merged", skip_serializing_if = "is_zero")]
     pub merged: u64,
 }
 
-/// A capture's samples in the data file.
+/// The position of a capture's samples in the data file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// Index of the capture in [`Meta::captures`].
     pub capture: usize,
-    /// Byte in the data file where the samples start.
+    /// Offset of the first sample in the data file in bytes.
     pub byte_start: u64,
-    /// Bytes of samples, a multiple of [`Meta::group_bytes`].
+    /// Size of the samples in bytes, a multiple of [`Meta::group_bytes`].
     pub bytes: u64,
 }
 
 impl Meta {
-    /// Bytes of one sample of all channels.
+    /// Returns the size of one sample of all channels in bytes.
     pub fn group_bytes(&self) -> u64 {
         self.global.datatype.bytes() as u64 * u64::from(self.global.channels)
     }
 
-    /// The data file that belongs to the metadata file `meta`.
+    /// Returns the path of the data file that belongs to the metadata file `meta`.
     pub fn data_path(&self, meta: &Path) -> PathBuf {
         match &self.global.dataset {
             Some(name) => meta.with_file_name(name),
@@ -385,8 +389,9 @@ impl Meta {
         }
     }
 
-    /// The captures' samples in a data file of `data_bytes`, in order. Captures that start behind its end are left out,
-    /// the last ends where the data ends, and a fraction of a sample at an end is left out.
+    /// Returns the positions of the captures' samples in a data file of `data_bytes` bytes, in order. Captures that
+    /// start after the end of the file are left out. The last capture ends at the end of the data. Incomplete samples
+    /// at the end of a capture are left out.
     pub fn spans(&self, data_bytes: u64) -> Vec<Span> {
         let group = u128::from(self.group_bytes());
         let end = u128::from(data_bytes.saturating_sub(self.global.trailing_bytes));
@@ -415,8 +420,8 @@ impl Meta {
         spans
     }
 
-    /// Filled samples as `(first, count)`, counted from the start of the data file; only files that mark them with the
-    /// label [`LABEL_MISSING`] have any.
+    /// Returns the ranges of filled samples as `(first, count)`, counted from the start of the data file. A range is
+    /// known only if the file marks it with an annotation of label [`LABEL_MISSING`].
     pub fn missing(&self) -> impl Iterator<Item = (u64, u64)> {
         self.annotations
             .iter()
@@ -427,17 +432,17 @@ impl Meta {
             })
     }
 
-    /// The text of the metadata file.
+    /// Returns the text of the metadata file.
     pub fn to_json(&self) -> Vec<u8> {
         let mut text = Vec::new();
-        // Cannot fail: keys are strings, no member's type can refuse, and memory takes all that is written.
+        // Cannot fail: all keys are strings, all types can be serialised, and writing to memory does not fail.
         let _ = serde_json::to_writer_pretty(&mut text, self);
         text.push(b'\n');
         text
     }
 }
 
-// The signature that serde asks for.
+// serde requires this signature.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 fn is_zero(value: &u64) -> bool {
     *value == 0

@@ -1,4 +1,4 @@
-//! Sinks: where frames leave.
+//! Sinks, which write frames to files or send them to other hosts.
 
 use crate::layout::Layout;
 use crate::ledger::SinkLedger;
@@ -9,157 +9,163 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which placements a sink can read.
+/// The ring placements (host or GPU memory) that a sink can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placements {
-    /// Host memory only: the plan inserts a staging ring before it where needed.
+    /// Host memory only. For a ring on a GPU, the plan inserts a staging ring in host memory before the sink.
     Host,
-    /// Any.
+    /// Any placement.
     Any,
-    /// Any, by a network card: on a GPU where that was measured to be faster, else host memory.
+    /// Any placement, read by a network card. GPU memory is read directly if a measurement showed that this is faster;
+    /// otherwise the plan inserts a staging ring in host memory.
     Measured,
 }
 
 impl Placements {
-    /// Whether `placement` is among them.
+    /// Whether the sink can read `placement`.
     pub fn contains(self, placement: Placement) -> bool {
         self != Self::Host || placement == Placement::Host
     }
 }
 
-/// Why a sink could not take frames.
+/// The error of a sink that did not accept frames.
 #[derive(Debug, thiserror::Error)]
 pub enum SinkError {
-    /// The medium is full. The lease was not consumed beyond what the sink's ledger says; the same frames
-    /// are offered again later, or dropped, as declared.
+    /// The medium is full. Only the frames that the sink's ledger counts were accepted. The other frames are
+    /// offered again later, or dropped, as configured.
     #[error("{what} has no space left: {remedy}")]
     Full {
         /// The medium.
         what: String,
-        /// What helps.
+        /// How to fix it.
         remedy: String,
     },
     /// The receiver of the frames is disconnected. The same frames are offered again later, or dropped, as configured.
     #[error("{what} is not available: {why}")]
     Away {
-        /// Who.
+        /// The receiver.
         what: String,
-        /// What is known of it, and what helps.
+        /// Why it is not available, and how to fix it.
         why: String,
     },
     /// The process has reached a limit, such as that of open files.
     #[error("{what}: {why}")]
     Unavailable {
-        /// The thing that failed.
+        /// The object or the operation that failed.
         what: String,
-        /// What happened and what helps.
+        /// What happened, and how to fix it.
         why: String,
     },
-    /// The sink cannot go on.
+    /// The sink cannot continue.
     #[error("{what}: {why}")]
     Failed {
-        /// The thing that failed.
+        /// The object or the operation that failed.
         what: String,
-        /// What happened and what helps.
+        /// What happened, and how to fix it.
         why: String,
     },
 }
 
-/// What a sink needs to be built.
+/// Parameters for building a sink.
 #[derive(Clone, Debug)]
 pub struct SinkContext {
     /// The pipeline's name.
     pub pipeline: String,
     /// The sink's name.
     pub name: String,
-    /// The ring it reads.
+    /// The name of the ring that the sink reads.
     pub ring: String,
-    /// What the frames mean.
+    /// The layout of the frames.
     pub layout: Layout,
-    /// Payload bytes of a slot.
+    /// Size of a slot in payload bytes.
     pub slot_bytes: usize,
-    /// Most places of a frame; 0 where frames have none.
-    pub places: u32,
-    /// Payload bytes of the first place; 0 where frames have none, or each frame's record has its own.
+    /// Maximum number of packets per frame; 0 if frames do not consist of packets.
+    pub packets_per_frame: u32,
+    /// Number of payload bytes of the first packet slot; 0 if frames do not consist of packets, or if the packet sizes
+    /// are detected at run time. Then each frame's record contains them.
     pub first_bytes: usize,
-    /// Payload bytes of each place but the first and the last; 0 where frames have none, or each frame's record has its own.
-    pub place_bytes: usize,
-    /// The directory that relative paths start from.
+    /// Number of payload bytes of each packet slot except the first and the last; 0 if frames do not consist of
+    /// packets, or if the packet sizes are detected at run time. Then each frame's record contains them.
+    pub packet_bytes: usize,
+    /// The base directory of relative paths.
     pub directory: PathBuf,
-    /// The memory of the ring that it reads, for sinks whose devices read it, too.
+    /// The memory of the ring, for sinks whose devices read it directly.
     pub memory: Arc<Region>,
-    /// The network card that `auto` stands for ([`SinkSpec::nic`]).
+    /// The network card that the plan selected for `auto` ([`SinkSpec::nic`]).
     pub nic: Option<String>,
-    /// Whether it is given copies of the frames: the ring neither waits for it nor holds slots while it reads.
+    /// Whether the sink receives copies of the frames. If so, the ring neither waits for the sink nor keeps slots
+    /// occupied while the sink reads.
     pub copied: bool,
-    /// How its thread waits.
+    /// How the sink's thread waits.
     pub wait: Wait,
-    /// The sink's counters: it sets `frames`, `bytes`, `files` and `lost`, and `connections` and `stalls` where it has a
-    /// peer.
+    /// The sink's counters. The sink updates `frames`, `bytes`, `files` and `lost`. A sink with a receiver also updates
+    /// `connections` and `stalls`.
     pub ledger: SinkLedger,
 }
 
-/// Where frames leave. Runs on its own thread.
+/// A consumer that writes frames to a file or sends them to a receiver. Each sink runs on its own thread.
 pub trait Sink: Send {
-    /// Takes the first frames of `lease`, all of them unless it fails, and says how many it took.
+    /// Accepts frames of `lease` and returns how many were accepted. A sink accepts all frames unless it fails.
     ///
-    /// A sink that fails with [`SinkError::Full`] or [`SinkError::Away`] after some frames says so by returning their
-    /// number first and failing when it is called with the rest. It is called again a quarter of a second later where
-    /// the ring waits for it.
+    /// The first `from` frames of the lease were accepted by earlier calls.
     ///
-    /// `from` frames at the start of the lease were taken by earlier calls.
+    /// If [`SinkError::Full`] or [`SinkError::Away`] occurs after some frames, the sink first returns the number of
+    /// accepted frames. It returns the error when it is called with the remaining frames. If the ring waits for the
+    /// sink, it is called again a quarter of a second later.
     fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError>;
 
-    /// Called about once a second and when no frames come: rotation by time, retries.
+    /// Does periodic work, such as starting a new file after a time or retrying. Called about once a second, and when
+    /// no frames arrive.
     fn tick(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
 
-    /// How long the oldest pending write on another thread of the sink has taken; zero if no write is pending.
+    /// Returns how long the oldest pending write on another thread of the sink has taken; zero if no write is pending.
     ///
-    /// The runtime reports a sink as stalled whose write hangs, also while the sink itself still takes frames.
+    /// The runtime reports a sink with a hanging write as stalled, even if the sink still accepts frames.
     fn blocked_for(&mut self) -> Duration {
         Duration::ZERO
     }
 
-    /// Makes everything taken safe and ends. Called once, also after an error.
+    /// Stores all accepted frames safely and ends the sink. Called once, also after an error.
     fn finish(&mut self) -> Result<(), SinkError>;
 }
 
-/// A sink's declared and checked configuration.
+/// The checked configuration of a sink.
 pub trait SinkSpec: Send + Sync {
-    /// What it claims; relative paths as they are written.
+    /// Returns the resources that only this sink may use. Relative paths are returned unchanged.
     fn claims(&self) -> Vec<crate::claim::Claim> {
         Vec::new()
     }
 
-    /// The directories that it writes into.
-    fn files(&self) -> Vec<crate::examine::NamedFile> {
+    /// Returns the directories that the sink writes into.
+    fn files(&self) -> Vec<crate::check::NamedFile> {
         Vec::new()
     }
 
-    /// Which placements it can read.
+    /// Returns the ring placements that the sink can read.
     fn accepts(&self) -> Placements {
         Placements::Host
     }
 
-    /// The network card for RDMA that it sends by, as in `mlx5_0`; `auto` is replaced by the plan
+    /// Returns the RDMA network card that the sink uses, such as `mlx5_0`. The plan replaces `auto` by a card
     /// ([`SinkContext::nic`]).
     fn nic(&self) -> Option<String> {
         None
     }
 
-    /// Whether the sink can take frames of `layout`.
+    /// Checks that the sink can accept frames of `layout`.
     fn check(&self, _layout: &Layout) -> Result<(), crate::config::Problem> {
         Ok(())
     }
 
-    /// External requirements for frames of up to `slot_bytes` bytes and `places` packets; shown in the plan.
-    fn needs(&self, _slot_bytes: usize, _places: u32) -> Option<String> {
+    /// Returns external requirements for frames of up to `slot_bytes` bytes and `packets_per_frame` packets, which the
+    /// plan shows.
+    fn needs(&self, _slot_bytes: usize, _packets_per_frame: u32) -> Option<String> {
         None
     }
 
-    /// Bytes that the sink will allocate; for the plan's memory total.
+    /// Returns the number of bytes that the sink allocates, for the plan's memory total.
     fn memory(&self, _slot_bytes: usize) -> usize {
         0
     }

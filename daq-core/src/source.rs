@@ -1,41 +1,41 @@
-//! Sources: what produces payload.
+//! Sources, which produce the payload of frames.
 //!
-//! Two kinds of producer, because sockets and DMA engines are different animals. A [`Filler`] writes packets
-//! into the places of a [`ReorderWindow`] of open slots. An [`Engine`] is given the addresses of all slots once,
-//! yields completions and takes credits.
+//! Sockets and DMA engines need different interfaces. A [`Filler`] writes packets into the packet slots of a
+//! [`ReorderWindow`] of open ring slots. An [`Engine`] receives the addresses of all ring slots once. It then reports
+//! completed transfers, and receives credits for slots that are free again.
 
 use crate::dma::Engine;
 use crate::reorder::ReorderWindow;
 use std::time::Duration;
 
-/// What one call of [`Filler::fill`] found.
+/// Result of one call of [`Filler::fill`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polled {
-    /// Work was done; call again at once.
+    /// Packets were processed; call `fill` again immediately.
     Busy,
-    /// Nothing to do now; the filler has waited as long as it was allowed to, or can say nothing of when
-    /// the next packet comes.
+    /// No packet is available. The filler has waited for its timeout, or cannot predict when the next packet arrives.
     Idle,
-    /// Nothing to do before this much time has passed.
+    /// No packet will be available before this time has passed.
     Until(Duration),
-    /// The next packet has no slot: call again when the window has room. Only fillers that support backpressure return this.
+    /// The window has no room for the next packet; call `fill` again when a slot is free. Only fillers that support
+    /// backpressure return this.
     Full,
     /// The source has ended.
     Ended,
 }
 
-/// Why a source stopped.
+/// The error that stopped a source.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct SourceError {
-    /// The thing that failed: an address, a file, a device.
+    /// What failed: an address, a file or a device.
     pub what: String,
-    /// What happened and what helps.
+    /// What happened, and how to fix it.
     pub why: String,
 }
 
 impl SourceError {
-    /// An error about `what`.
+    /// Creates an error about `what`.
     pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             what: what.into(),
@@ -44,32 +44,32 @@ impl SourceError {
     }
 }
 
-/// A producer that writes packets into places of a window.
+/// A producer that writes packets into the packet slots of a reorder window.
 ///
-/// Runs on its own thread. `fill` does one batch of work and must return within about `timeout`; it
-/// allocates nothing, takes no lock and makes at most a constant number of system calls a batch.
+/// Each filler runs on its own thread. `fill` processes one batch of packets and must return within about `timeout`.
+/// `fill` must not allocate memory or take a lock. The number of system calls per batch must be bounded by a constant.
 pub trait Filler: Send {
-    /// Does one batch of work.
+    /// Processes one batch of packets.
     fn fill(
         &mut self,
         window: &mut ReorderWindow,
         timeout: Duration,
     ) -> Result<Polled, SourceError>;
 
-    /// Called once after the last `fill`, also after an error: places what it still keeps. May wait for the thread that
-    /// closes frames, but not for slots.
+    /// Writes the packets that the filler still holds into the window. Called once after the last `fill`, also after an
+    /// error. `finish` may wait for the thread that closes frames, but not for free slots.
     fn finish(&mut self, _window: &mut ReorderWindow) {}
 
-    /// Called once on the filler's own thread before the first `fill`.
+    /// Prepares the filler. Called once on the filler's own thread before the first `fill`.
     fn start(&mut self) -> Result<(), SourceError> {
         Ok(())
     }
 }
 
-/// What a source's `build` gives: the threads' work.
+/// The producers of a source, which [`SourceSpec::build`](crate::entry::SourceSpec::build) returns.
 pub enum Producers {
-    /// One filler a thread; all write into one window.
+    /// One filler per thread. All fillers write into the same window.
     Fillers(Vec<Box<dyn Filler>>),
-    /// One engine.
+    /// One DMA engine.
     Engine(Box<dyn Engine>),
 }

@@ -1,6 +1,6 @@
-//! The synchronisation primitives of the data path, replaced by loom's under `--cfg loom`.
+//! The synchronisation primitives of the data path. With `--cfg loom`, the primitives of loom replace them.
 //!
-//! Contains only what rings and windows use to hand memory from one thread to another. Counters (see
+//! Contains only the primitives that rings and reorder windows use to pass memory between threads. Counters (see
 //! [`crate::ledger`]) need no ordering and use `std`.
 
 #[cfg(loom)]
@@ -16,7 +16,7 @@ pub use std::sync::{
     atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
 };
 
-/// `std`'s `UnsafeCell` behind loom's closure interface.
+/// An `UnsafeCell` of `std` with the closure interface of loom.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);

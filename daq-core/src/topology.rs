@@ -1,4 +1,5 @@
-//! The machine as the plan sees it: NUMA nodes, the cores of this process, GPUs, the PCIe tree.
+//! The hardware that the plan takes into account: NUMA nodes, the CPU cores of this process, GPUs, network cards, and
+//! the PCIe tree.
 
 mod acs;
 pub mod nic;
@@ -30,49 +31,51 @@ use tree::PciTree;
 /// A NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// The kernel's number.
+    /// Linux's number of the node.
     pub id: u32,
-    /// Its cores, ascending.
+    /// CPU cores of the node, in ascending order.
     pub cores: Vec<usize>,
 }
 
-/// The window through which others reach a GPU's memory, BAR1.
+/// BAR1 of a GPU: the PCI memory region through which the CPU and other devices access the GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bar1 {
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Bytes of BAR1 that are not mapped; `None` if unknown (only NVML reports it).
+    /// Number of bytes of BAR1 that are not mapped; `None` if unknown, because only NVML reports this number.
     pub free: Option<u64>,
 }
 
-/// A GPU that rings can lie on.
+/// A GPU whose memory can contain rings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// CUDA's ordinal.
+    /// CUDA device ordinal.
     pub ordinal: u32,
-    /// CUDA's name for it.
+    /// Name of the GPU as CUDA reports it.
     pub name: String,
-    /// The driver's identity of the card, as in `GPU-5d5e…`.
+    /// UUID of the GPU as NVIDIA's driver reports it, such as `GPU-5d5e…`.
     pub uuid: Option<String>,
-    /// Its address, as in `0000:3b:00.0`.
+    /// PCI address, such as `0000:3b:00.0`.
     pub pci: Option<String>,
-    /// The NUMA node it hangs on.
+    /// The NUMA node that the GPU is connected to.
     pub node: Option<u32>,
-    /// Its PCIe link, now and at most.
+    /// The GPU's PCIe link: current and maximum generation and width.
     pub link: Option<Link>,
-    /// The window through which others reach its memory.
+    /// BAR1, through which the CPU and other devices access the GPU's memory.
     pub window: Option<Bar1>,
-    /// Whether other devices may read and write its memory (GPUDirect, CUDA's attribute 116); `None` where CUDA was not
-    /// asked.
+    /// Whether other devices may read and write the GPU's memory (GPUDirect, CUDA device attribute 116); `None` if CUDA
+    /// was not queried.
     pub rdma: Option<bool>,
-    /// Whether its memory can be exported as a dma-buf (CUDA's attribute 124); `None` where CUDA was not asked.
+    /// Whether the GPU's memory can be exported as a dma-buf (CUDA device attribute 124); `None` if CUDA was not
+    /// queried.
     pub dma_buf: Option<bool>,
-    /// What can make memory on it that the CPU stores to, or why it cannot; `None` where that was not tried.
+    /// For each tested backend, whether it can map GPU memory into the CPU's address space, or why not; `None` if the
+    /// backends were not tested.
     pub mappings: Option<Vec<(Backend, Result<(), String>)>>,
 }
 
 impl Gpu {
-    /// A GPU of which no more is known.
+    /// Creates a GPU of which only the ordinal and the name are known.
     pub fn new(ordinal: u32, name: impl Into<String>) -> Self {
         Self {
             ordinal,
@@ -88,7 +91,7 @@ impl Gpu {
         }
     }
 
-    /// What CUDA and `/sys` say of a GPU.
+    /// Creates a GPU from the properties that CUDA and `/sys` report.
     fn of(gpu: &Identity, sys: &Path) -> Self {
         Self {
             uuid: Some(gpu.uuid.clone()),
@@ -98,8 +101,8 @@ impl Gpu {
         }
     }
 
-    /// The GPU, its mappings tried with those backends that are `allowed`: opens the device and makes a small mapping
-    /// with each.
+    /// Tests which of the `allowed` backends can map this GPU's memory, and stores the results in `mappings`. Opens the
+    /// device and creates a small mapping with each backend.
     #[must_use]
     pub fn with_probed_mappings(self, allowed: &[Backend]) -> Self {
         let mappings = match Device::open(self.ordinal) {
@@ -123,7 +126,7 @@ impl Gpu {
         }
     }
 
-    /// The GPU with its place on the bus.
+    /// Adds the GPU's PCI properties.
     #[must_use]
     pub fn with_pci_facts(self, facts: &PciFacts) -> Self {
         Self {
@@ -136,54 +139,54 @@ impl Gpu {
     }
 }
 
-/// A core on another node than a GPU.
+/// A CPU core that belongs to a different NUMA node than a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is on NUMA node {node}, the GPU is on node {gpu}")]
+#[error("the core is on NUMA node {node} and the GPU is on node {gpu}")]
 pub struct RemoteNode {
     /// The core.
     pub core: usize,
-    /// Its node.
+    /// The core's node.
     pub node: u32,
     /// The GPU's node.
     pub gpu: u32,
 }
 
-/// Whether a device is to write into a GPU's memory by itself.
+/// Whether a device writes directly into a GPU's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum P2pPreference {
-    /// Where the machine's topology lets it, and the start proves it.
+    /// The device writes directly if the topology allows it and the verification at startup succeeds.
     #[default]
     Auto,
-    /// Direct, even if the topology advises against it; the data path is still verified at startup.
+    /// The device writes directly even if the topology is unfavourable; the data path is still verified at startup.
     Direct,
-    /// Never.
+    /// Frames are always copied through host memory.
     Staged,
 }
 
-/// The machine.
+/// The hardware topology of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// NUMA nodes, ascending; empty if unknown.
+    /// NUMA nodes, in ascending order; empty if unknown.
     pub nodes: Vec<Node>,
-    /// Cores that this process may use, ascending; empty if unknown.
+    /// CPU cores that this process may use, in ascending order; empty if unknown.
     pub cores: Vec<usize>,
     /// The PCIe tree; empty if unknown.
     pub pci: PciTree,
-    /// GPUs that rings can lie on.
+    /// GPUs whose memory can contain rings.
     pub gpus: Vec<Gpu>,
-    /// Network cards for RDMA, by name.
+    /// RDMA network cards, sorted by name.
     pub nics: Vec<Nic>,
-    /// Whether a kernel module is loaded by which cards are result where a GPU's memory is without a dma-buf.
+    /// Whether a Linux module (nvidia-peermem) is loaded that lets network cards access GPU memory without a dma-buf.
     pub peer_memory: bool,
-    /// Why there are no GPUs, as a clause; shown where `memory = "auto"` became host memory.
+    /// Reason why no GPU was found, as a clause. Shown if `memory = "auto"` selects host memory.
     pub no_gpu: String,
-    /// Whether this was read from the machine; false for plans made without hardware.
+    /// Whether this topology was read from a real machine; false for a plan made without hardware.
     pub is_real: bool,
 }
 
 impl Topology {
-    /// This machine.
+    /// Reads the topology of this machine.
     pub fn detect() -> Self {
         let sys = Path::new("/sys");
         let (gpus, no_gpu) = match Identity::all() {
@@ -202,7 +205,7 @@ impl Topology {
         }
     }
 
-    /// No machine in particular: for checking a configuration anywhere.
+    /// Creates an unknown topology, which is used to check a configuration without its hardware.
     pub fn unknown() -> Self {
         Self {
             nodes: Vec::new(),
@@ -216,7 +219,7 @@ impl Topology {
         }
     }
 
-    /// The nodes, the PCIe tree and the network cards of a recorded or present `/sys`.
+    /// Reads NUMA nodes, the PCIe tree and network cards from this machine's `/sys` or from a recorded one.
     pub fn read(sys: &Path) -> Self {
         let mut nodes: Vec<Node> = std::fs::read_dir(sys.join("devices/system/node"))
             .into_iter()
@@ -246,7 +249,8 @@ impl Topology {
         }
     }
 
-    /// How remote `core` is from a GPU on node `gpu`; `None` on the same node, and where either node is unknown.
+    /// Returns the NUMA nodes of `core` and of a GPU if the two nodes differ; `None` if they are equal or one is
+    /// unknown. `gpu` is the GPU's node.
     pub fn remote_node(&self, core: usize, gpu: Option<u32>) -> Option<RemoteNode> {
         let remote = RemoteNode {
             core,
@@ -256,7 +260,7 @@ impl Topology {
         (remote.node != remote.gpu).then_some(remote)
     }
 
-    /// The node that a core belongs to.
+    /// Returns the NUMA node that a core belongs to.
     pub fn node_of(&self, core: usize) -> Option<u32> {
         self.nodes
             .iter()
@@ -265,7 +269,7 @@ impl Topology {
     }
 }
 
-/// Reads the kernel's list format.
+/// Parses Linux's list format for CPUs and nodes.
 ///
 /// ```
 /// assert_eq!(daq_core::topology::parse_list("0-2,5\n"), [0, 1, 2, 5]);

@@ -1,7 +1,8 @@
-//! Quantities with their unit written out, as in `"4 MiB"`, `"10 us"`, `"25 Gbit/s"`, `"44.1 kHz"`.
+//! Quantities that are written with their unit, such as `"4 MiB"`, `"10 us"`, `"25 Gbit/s"`, `"44.1 kHz"`.
 //!
-//! Each type reads itself from text and from TOML, and what it shows reads back as the same value. Units are
-//! case-sensitive, since `Mb` and `MB` differ by a factor of eight; a wrong case is named in the error.
+//! Each type can be parsed from text and from TOML. Its `Display` output parses to the same value. Units are
+//! case-sensitive, because `Mb` and `MB` differ by a factor of eight. For a wrong letter case, the error shows the
+//! correct unit.
 
 mod datetime;
 
@@ -13,7 +14,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A number of bytes; in TOML a string such as `"64 KiB"`, `"1 GB"`, or a bare integer.
+/// A number of bytes; in TOML a string such as `"64 KiB"`, `"1 GB"`, or an integer.
 ///
 /// ```
 /// use daq_core::units::ByteSize;
@@ -26,7 +27,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(pub u64);
 
-/// A length of time; in TOML a string such as `"10 us"`, `"1.5 s"`, `"5 min"`. Resolution 1 ns.
+/// A duration with a resolution of 1 ns; in TOML a string such as `"10 us"`, `"1.5 s"`, `"5 min"`.
 ///
 /// ```
 /// use daq_core::units::Span;
@@ -60,8 +61,8 @@ pub struct BitRate(pub f64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Frequency(pub f64);
 
-/// A short length of time, such as the period of a clock; in TOML a string such as `"250 ps"`, `"8 ns"`. Resolution 1 ps,
-/// at most 213 days.
+/// A short duration, such as the period of a clock; in TOML a string such as `"250 ps"`, `"8 ns"`. The resolution is
+/// 1 ps, and the maximum is 213 days.
 ///
 /// ```
 /// use daq_core::units::Period;
@@ -72,8 +73,8 @@ pub struct Frequency(pub f64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Period(pub u64);
 
-/// A moment in nanoseconds since 1970-01-01T00:00:00Z; in TOML an RFC 3339 string such as `"2026-11-22T10:00:00Z"`, or the
-/// time since 1970-01-01T00:00:00Z such as `"10 s"`. At most the year 2554.
+/// A point in time in nanoseconds since 1970-01-01T00:00:00Z; in TOML an RFC 3339 string such as
+/// `"2026-11-22T10:00:00Z"`, or the time since 1970-01-01T00:00:00Z such as `"10 s"`. The latest year is 2554.
 ///
 /// ```
 /// use daq_core::units::UtcTime;
@@ -85,32 +86,32 @@ pub struct Period(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UtcTime(pub u64);
 
-/// Why a text is not the quantity that was wanted.
+/// The error for a text that is not a valid quantity.
 ///
-/// The text after `; try ` is an example of a right value.
+/// In the message, the text after `; try ` is an example of a valid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{read:?} is not a {wanted}: {why}; try {example:?}")]
 pub struct UnitError {
-    /// What was read.
+    /// The text that was parsed.
     pub read: String,
-    /// What was wanted, as in `size`.
+    /// Name of the expected quantity, such as `size`.
     pub wanted: &'static str,
-    /// What is wrong with it.
+    /// Reason why the text is not valid.
     pub why: String,
     /// A valid value, as similar to the input as possible.
     pub example: String,
 }
 
-/// A unit's name, and how many of the base unit it is.
+/// The name of a unit, and its size as a multiple of the base unit.
 type Unit = (&'static str, u64);
 
-/// One kind of quantity: what it is called, and its units from the smallest to the largest.
+/// One kind of quantity: its name, an example, and its units.
 struct Quantity {
     wanted: &'static str,
     example: &'static str,
     /// The unit suggested for a number without one.
     suggested: &'static str,
-    /// In order of preference for suggestions.
+    /// Units, from the smallest to the largest within each family. Suggestions prefer earlier units.
     units: &'static [Unit],
 }
 
@@ -142,7 +143,7 @@ const TIME: Quantity = Quantity {
         ("s", 1_000_000_000),
         ("min", 60_000_000_000),
         ("h", 3_600_000_000_000),
-        // The micro sign and the Greek letter.
+        // The prefix is the micro sign or the Greek letter mu.
         ("\u{b5}s", 1000),
         ("\u{3bc}s", 1000),
     ],
@@ -158,7 +159,7 @@ const PERIOD: Quantity = Quantity {
         ("us", 1_000_000),
         ("ms", 1_000_000_000),
         ("s", 1_000_000_000_000),
-        // The micro sign and the Greek letter.
+        // The prefix is the micro sign or the Greek letter mu.
         ("\u{b5}s", 1_000_000),
         ("\u{3bc}s", 1_000_000),
     ],
@@ -244,7 +245,7 @@ impl Quantity {
         let nearest = if unit.is_empty() {
             Some(self.suggested.to_owned())
         } else {
-            self.meant(unit).map(str::to_owned)
+            self.suggestion(unit).map(str::to_owned)
         };
         if let Some(nearest) = nearest {
             error.example = format!("{number} {nearest}");
@@ -252,9 +253,9 @@ impl Quantity {
         Err(error)
     }
 
-    /// The unit that is written another way in `unit`. Never one that `unit` may not mean: `m` is not `ms`, and `Mb` is
-    /// not `MB`.
-    fn meant(&self, unit: &str) -> Option<&'static str> {
+    /// Returns the unit of which `unit` is another spelling. Does not guess if `unit` is ambiguous: `m` is not read as
+    /// `ms`, nor `Mb` as `MB`.
+    fn suggestion(&self, unit: &str) -> Option<&'static str> {
         const NAMES: [(&str, &[&str]); 20] = [
             ("ps", &["psec", "picosecond", "picoseconds"]),
             ("ns", &["nsec", "nanosecond", "nanoseconds"]),
@@ -282,19 +283,19 @@ impl Quantity {
         if let Some((name, _)) = named.and_then(|(name, _)| known(name)) {
             return Some(name);
         }
-        // `mHz` and `Mb` are other units.
+        // `mHz` (millihertz) and `Mb` (megabit) are different units, not misspellings of `MHz` and `MB`.
         let is_other = unit == "mHz" || unit.ends_with('b');
         let mut folded = self.units.iter().map(|(name, _)| *name);
         folded.find(|name| !is_other && name.eq_ignore_ascii_case(unit))
     }
 
-    /// Reads a whole number of base units, exactly.
+    /// Parses a quantity that must be a whole number of base units, without rounding.
     fn integer(&self, text: &str) -> Result<u128, UnitError> {
         let (number, scale) = self.split(text)?;
         let digits: String = number.chars().filter(|c| *c != '_').collect();
         let (whole, fraction) = digits.split_once('.').unwrap_or((&digits, ""));
         if fraction.contains('.') {
-            return Err(self.error(text, "the number has two points"));
+            return Err(self.error(text, "the number has two decimal points"));
         }
         let fraction = fraction.trim_end_matches('0');
         let too_large = || self.error(text, "the number is too large");
@@ -317,7 +318,7 @@ impl Quantity {
         Ok(value / divisor)
     }
 
-    /// Reads a finite number of base units.
+    /// Parses a quantity as a finite floating-point number of base units.
     fn float(&self, text: &str) -> Result<f64, UnitError> {
         let (number, scale) = self.split(text)?;
         let digits: String = number.chars().filter(|c| *c != '_').collect();
@@ -332,14 +333,14 @@ impl Quantity {
         }
     }
 
-    /// Shows `value` in the largest of the first `count` units in which it reads back unchanged.
+    /// Formats `value` in the largest of the first `count` units in which the text parses to the same value.
     fn show_float(&self, value: f64, count: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, scale) in self.units[..count].iter().rev() {
             let scale = *scale as f64;
             let scaled = value / scale;
             if value >= scale && scaled * scale == value {
                 let text = scaled.to_string();
-                // A long tail of digits reads worse than a smaller unit.
+                // A smaller unit is easier to read than a long fraction.
                 if text.len() <= 9 {
                     return f.pad(&format!("{text} {name}"));
                 }
@@ -349,7 +350,7 @@ impl Quantity {
     }
 }
 
-/// `value / scale` as a decimal of at most `digits` places, if that is exact.
+/// Formats `value / scale` with at most `digits` decimals. Returns `None` if the result would not be exact.
 fn exact_decimal(value: u128, scale: u128, digits: u32) -> Option<String> {
     let whole = value / scale;
     let rest = (value % scale) * 10_u128.pow(digits);
@@ -439,7 +440,7 @@ impl fmt::Display for Frequency {
     }
 }
 
-/// A number and what it counts, as in `1 frame` and `2 frames`. `noun` is singular and its plural ends in `s`.
+/// Formats a count and its noun, such as `1 frame` and `2 frames`. `noun` is the singular; its plural must end in `s`.
 ///
 /// ```
 /// use daq_core::units::counted;
@@ -468,8 +469,8 @@ impl FromStr for Span {
         let nanoseconds = TIME.integer(text)?;
         let seconds = u64::try_from(nanoseconds / 1_000_000_000)
             .map_err(|_| TIME.error(text, "the number is too large"))?;
-        let rest =
-            u32::try_from(nanoseconds % 1_000_000_000).expect("a remainder of 10^9 fits 32 bits");
+        let rest = u32::try_from(nanoseconds % 1_000_000_000)
+            .expect("a remainder modulo 10^9 fits in 32 bits");
         Ok(Self(Duration::new(seconds, rest)))
     }
 }
@@ -491,9 +492,9 @@ impl FromStr for UtcTime {
         if let Some(ns) = parse_datetime(text) {
             return Ok(Self(ns));
         }
-        // A date is neither a number with a unit nor, perhaps, whole.
+        // The text begins like a date, but is not a complete RFC 3339 time.
         if text.len() > 4 && text.as_bytes()[4] == b'-' {
-            let why = "date, time of day and Z or an offset are needed, from 1970 to 2554";
+            let why = "expected a date, a time of day, and `Z` or a UTC offset; the year must be 1970 to 2554";
             return Err(UTC.error(text, why));
         }
         let ns = TIME.integer(text).map_err(|error| UnitError {
@@ -503,7 +504,7 @@ impl FromStr for UtcTime {
         })?;
         u64::try_from(ns)
             .map(Self)
-            .map_err(|_| UTC.error(text, "it is beyond the year 2554"))
+            .map_err(|_| UTC.error(text, "the time is after the year 2554"))
     }
 }
 
@@ -524,7 +525,7 @@ impl FromStr for Frequency {
 }
 
 impl ByteSize {
-    /// The size to two digits or more, in whole binary units: for people.
+    /// Rounds the size down to a whole number of binary units with at least two digits, for output to users.
     ///
     /// ```
     /// use daq_core::units::ByteSize;
@@ -540,13 +541,14 @@ impl ByteSize {
         Self(self.0 / unit * unit)
     }
 
-    /// The size as a length in memory; `None` where `usize` is too small.
+    /// Returns the size as a `usize`; `None` if `usize` is too small.
     pub fn bytes(self) -> Option<usize> {
         usize::try_from(self.0).ok()
     }
 }
 
-/// Serde and schema of a quantity; `$integer` says what a bare integer means, if anything.
+/// Implements serde and the JSON schema for a quantity. `$integer` converts an integer without unit, if that is
+/// allowed.
 macro_rules! quantity {
     ($type:ident, $quantity:ident, $pattern:literal, [$($example:literal),+], $json:tt $(, $integer:expr)?) => {
         impl<'de> Deserialize<'de> for $type {

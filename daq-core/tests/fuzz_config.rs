@@ -1,6 +1,7 @@
-//! Arbitrary text as configuration, overrides and quantities: errors, never a panic.
+//! Fuzz tests with arbitrary text as configuration, overrides and quantities. Invalid text must cause errors, never a
+//! panic.
 //!
-//! `DAQ_FUZZ_SECONDS` sets how long each target runs; 1 if unset.
+//! The environment variable `DAQ_FUZZ_SECONDS` sets how many seconds each test runs; the default is 1.
 
 use daq_core::config::{Diagnostics, Document, Overrides, Problem};
 use daq_core::units::{BitRate, ByteSize, Frequency, Span};
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "only reading it matters")]
+#[expect(dead_code, reason = "the test only reads the value")]
 struct Everything {
     a: ByteSize,
     b: Option<Span>,
@@ -28,7 +29,7 @@ struct Everything {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "only reading it matters")]
+#[expect(dead_code, reason = "the test only reads the value")]
 struct Inner {
     a: Option<Box<Inner>>,
     b: Frequency,
@@ -37,7 +38,7 @@ struct Inner {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(dead_code, reason = "only reading it matters")]
+#[expect(dead_code, reason = "the test only reads the value")]
 enum Choice {
     A,
     B(BitRate),
@@ -52,7 +53,7 @@ fn seconds() -> Duration {
     Duration::from_secs(seconds.unwrap_or(1))
 }
 
-/// Reads `text` as a whole program would.
+/// Reads `text` with the same steps as the program does.
 fn read(text: &str, overrides: &Overrides) {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("fuzz.toml", text, &mut diagnostics)
@@ -69,14 +70,14 @@ fn read(text: &str, overrides: &Overrides) {
             if let Some(mut inner) = section.clone().take_section("d", &mut diagnostics) {
                 let before = diagnostics.errors();
                 let value = inner.finish::<Inner>(&[], &mut diagnostics);
-                // A repeated error is reported once, so the number may stay the same.
+                // An error that occurs twice is reported once, so the number of errors may not change.
                 assert!(value.is_none() || diagnostics.errors() == before);
             }
             let before = diagnostics.has_errors();
             let value = section.finish::<Everything>(&["ring"], &mut diagnostics);
             assert!(
                 value.is_some() || diagnostics.has_errors(),
-                "refused without a reason"
+                "rejected without an error message"
             );
             assert!(value.is_none() || before == diagnostics.has_errors());
             diagnostics.push(section.problem(Problem::at("d.c.0", "checked")));
@@ -120,7 +121,7 @@ fn config_of_random_text_does_not_panic() {
         });
 }
 
-/// Pieces that make up configuration, since random bytes seldom come past the first line.
+/// Pieces of configuration text, which are combined because random bytes rarely form more than one valid line.
 const PIECES: [&str; 48] = [
     "[a.b]\n",
     "[a.c]\n",

@@ -1,4 +1,5 @@
-//! Whatever a metadata file holds, reading it ends in a value that keeps its promises, or in an error.
+//! Fuzz tests of SigMF metadata. Reading any file must return either a value with the guaranteed properties or an
+//! error.
 
 use daq_core::sigmf::Meta;
 use daq_core::units::parse_datetime;
@@ -14,7 +15,7 @@ fn time() -> Duration {
     )
 }
 
-/// serde_json may miss the last bit of a float.
+/// Removes all floats, because serde_json may change the last bit of a float.
 fn without_floats(mut meta: Meta) -> Meta {
     meta.global.sample_rate = None;
     meta.captures
@@ -39,7 +40,7 @@ fn check(text: &[u8]) {
     for (_, count) in meta.missing() {
         assert!(count > 0);
     }
-    let again = Meta::parse(&meta.to_json()).expect("what we write we can read");
+    let again = Meta::parse(&meta.to_json()).expect("written metadata must be readable");
     assert_eq!(without_floats(again), without_floats(meta));
 }
 
@@ -48,7 +49,7 @@ fn sigmf_of_random_bytes_does_not_panic() {
     bolero::check!().with_test_time(time()).for_each(check);
 }
 
-/// Mostly valid text with values and keys thrown in: gets behind the JSON parser.
+/// Uses mostly valid text with random keys and values, so that the JSON parser accepts the text.
 #[test]
 fn sigmf_of_nearly_valid_metadata_does_not_panic() {
     let keys = [
@@ -66,7 +67,7 @@ fn sigmf_of_nearly_valid_metadata_does_not_panic() {
         "core:label",
         "daq:bytes",
         "daq:frames",
-        "daq:places",
+        "daq:packets_per_frame",
         "daq:sequence",
         "daq:epoch",
         "daq:time_ns",
@@ -103,7 +104,7 @@ fn sigmf_of_nearly_valid_metadata_does_not_panic() {
             }
             let key = keys[usize::from(pick[1]) % keys.len()];
             let value = values[usize::from(pick[2]) % values.len()];
-            write!(object, "\"{key}\":{value}").expect("writing to a string");
+            write!(object, "\"{key}\":{value}").expect("writing to a string cannot fail");
         }
         let [global, capture, annotation] = objects;
         check(

@@ -1,4 +1,4 @@
-//! Model checking of the rings and windows: every interleaving of a few threads over small rings.
+//! Model checking of rings and reorder windows: checks every interleaving of a few threads on small rings.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p daq-core --release --test loom`.
 #![cfg(loom)]
@@ -12,17 +12,17 @@ use daq_core::ring::{Completion, Producer, Ring, RingOptions};
 use loom::sync::atomic::Ordering;
 use loom::thread;
 
-/// Checks every interleaving with at most `preemptions` forced switches of threads.
+/// Checks every interleaving with at most `preemptions` forced thread switches.
 fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(check);
 }
 
-fn ring(slots: usize, supports_backpressure: bool, places: u32) -> (Ring, Producer) {
+fn ring(slots: usize, supports_backpressure: bool, packets_per_frame: u32) -> (Ring, Producer) {
     let options = RingOptions {
         supports_backpressure,
-        places,
+        packets_per_frame,
         readers: 1,
         ..RingOptions::new("model", slots, 8)
     };
@@ -30,7 +30,7 @@ fn ring(slots: usize, supports_backpressure: bool, places: u32) -> (Ring, Produc
     Ring::new(region, options, RingLedger::default()).unwrap()
 }
 
-/// Publishes `frames` frames, counting those without a slot as refused; returns the number published.
+/// Publishes `frames` frames and counts frames without a free slot as refused. Returns the number of published frames.
 fn produce(mut producer: Producer, frames: u64) -> u64 {
     for sequence in 0..frames {
         if producer.claim(1) == 1 {
@@ -43,8 +43,8 @@ fn produce(mut producer: Producer, frames: u64) -> u64 {
     producer.published()
 }
 
-/// A guaranteed reader sees every published frame, unchanged and in order; `Lease::frame` reads the
-/// canary, which loom checks for races with the producer.
+/// A guaranteed reader receives every published frame, unchanged and in order. `Lease::frame` reads the canary, which
+/// loom checks for races with the producer.
 #[test]
 fn reader_with_guarantee_sees_every_frame() {
     model(3, || {
@@ -66,8 +66,8 @@ fn reader_with_guarantee_sees_every_frame() {
     });
 }
 
-/// An unguaranteed reader of a producer with backpressure: leased frames do not change, and missed
-/// frames are counted.
+/// With an unguaranteed reader and a producer with backpressure, leased frames do not change and missed frames are
+/// counted.
 #[test]
 fn leased_slots_with_backpressure_are_not_overwritten() {
     model(3, || {
@@ -91,7 +91,7 @@ fn leased_slots_with_backpressure_are_not_overwritten() {
     });
 }
 
-/// Work on a device, done when its word is set.
+/// Simulated work on a device, which is done when its flag is set.
 #[derive(Default)]
 struct Work(loom::sync::atomic::AtomicBool);
 
@@ -101,7 +101,7 @@ impl Event for Work {
     }
 }
 
-/// Frames that a device still reads do not change while their reader leases more.
+/// Frames that a device still reads do not change while their reader leases more frames.
 #[test]
 fn leases_in_flight_keep_their_slots() {
     model(3, || {
@@ -113,7 +113,7 @@ fn leases_in_flight_keep_their_slots() {
         producer.publish(1);
         let writer = thread::spawn(move || {
             for _ in 0..2 {
-                // Two at once, so that a claim can announce slots that it must release again.
+                // Claim two slots together, so that the claim can announce slots that it must release again.
                 for i in 0..producer.claim(2) {
                     let meta = FrameMeta::whole(producer.published() + i, 8);
                     producer.describe(i, &meta, std::iter::empty());
@@ -127,14 +127,14 @@ fn leases_in_flight_keep_their_slots() {
             if let Some(lease) = reader.poll(1) {
                 let _ = lease.frame(0);
                 lease.retire(Completion::Event(work.clone()));
-                // The producer may have passed the reader before its first lease, and never after it.
+                // The producer may have overrun the reader before the first lease, but never after it.
                 if held == 0 {
                     missed = ledger.overrun.get();
                 }
                 held += 1;
             }
         }
-        assert!(held <= 2, "a slot was written again");
+        assert!(held <= 2, "a leased slot was overwritten");
         assert!(held == 0 || ledger.overrun.get() == missed);
         work.0.store(true, Ordering::Release);
         reader.reap(|_| {});
@@ -163,8 +163,8 @@ fn reader_attached_while_running_is_consistent() {
     });
 }
 
-/// Two threads fill one window, and one of them closes frames: no packet is written after its frame was published,
-/// and every packet is counted.
+/// Two threads write packets into one window, and one of them closes frames. No packet is written after its frame was
+/// published, and every packet is counted.
 #[test]
 fn writers_and_sequencer_share_one_window() {
     model(3, || {
@@ -183,7 +183,7 @@ fn writers_and_sequencer_share_one_window() {
                 .batch()
                 .put(PacketId::of(sequence), &[1; 4], Timestamp::default());
         };
-        // The epoch is open before the other thread begins.
+        // Start the epoch before the other thread begins.
         put(&mut sequencer, 0);
         let other = thread::spawn(move || {
             put(&mut writer, 1);
@@ -204,8 +204,8 @@ fn writers_and_sequencer_share_one_window() {
     });
 }
 
-/// The window passes a long gap in one step while another thread places a packet before it: no packet is written after
-/// its frame was published, and every packet is counted.
+/// The window skips a long gap in one step while another thread writes a packet before the gap. No packet is written
+/// after its frame was published, and every packet is counted.
 #[test]
 fn long_gap_while_other_thread_writes_is_handled() {
     model(3, || {
@@ -227,7 +227,7 @@ fn long_gap_while_other_thread_writes_is_handled() {
         };
         put(&mut sequencer, 0);
         let other = thread::spawn(move || put(&mut writer, 1));
-        // The second confirms the first.
+        // The second packet after the gap confirms the first.
         put(&mut sequencer, 40);
         put(&mut sequencer, 41);
         other.join().unwrap();
@@ -238,8 +238,8 @@ fn long_gap_while_other_thread_writes_is_handled() {
     });
 }
 
-/// Two threads receive the same packet: one of them places it, the other counts a duplicate, and no byte
-/// is written twice.
+/// Two threads receive the same packet. One thread writes it, the other counts a duplicate, and no byte is written
+/// twice.
 #[test]
 fn packet_from_two_writers_is_placed_once() {
     model(3, || {

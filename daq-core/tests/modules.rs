@@ -1,21 +1,22 @@
-//! The modules of daq-core depend on each other in one direction.
+//! Tests that the modules of daq-core depend on each other in one direction only.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The modules, lowest first: each may use the ones before it, and those in its own group.
+/// Groups of modules, the lowest group first. A module may use modules of earlier groups and of its own group.
 const ORDER: &[&[&str]] = &[
     &["sys"],
     &["sync", "file", "log_limit", "thread", "units"],
     &["frame", "layout", "config", "claim"],
-    // A region owns the GPU memory that it stands for, and the GPU's pinned words are a region.
+    // These modules depend on each other: a region can own GPU memory, and pinned words of a GPU are stored in a
+    // region.
     &["gpu", "region"],
     &["topology", "notify", "ledger"],
     &["ring"],
     &["reorder", "staging", "dma"],
-    &["examine", "sigmf"],
+    &["check", "sigmf"],
     &["source", "kernel", "sink"],
     &["entry"],
     &["plan"],

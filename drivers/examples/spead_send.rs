@@ -1,16 +1,16 @@
-//! Sends SPEAD heaps at a steady rate, for benchmarks of receivers:
+//! Sends SPEAD heaps at a constant rate, for benchmarks of receivers:
 //! `spead_send ADDRESS PACKET GBIT_PER_S SECONDS [CORE]`.
 //!
-//! Packets are PACKET bytes of UDP payload, all equal, with segmentation offload (`PLAIN=1`: without); a heap is about
-//! 1 MiB. Prints the heaps, packets and payload bytes that were sent.
+//! Each packet has PACKET bytes of UDP payload. Segmentation offload is used unless `PLAIN=1` is set. A heap has about
+//! 1 MiB. Prints the number of heaps, packets and payload bytes sent.
 
 use daq_drivers::packet::spead::{Item, build_packet};
 use daq_drivers::sys::send::Sender;
 use std::time::{Duration, Instant};
 
-/// Header, four items that place the packet, one that names the data.
+/// Size in bytes of the header, the four items that determine the packet's position, and one that names the data.
 const HEADER: usize = 8 + 5 * 8;
-/// The first item outside the range that SPEAD keeps for itself.
+/// The first item identifier that SPEAD does not reserve.
 const DATA: u64 = 0x1000;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     build(1, &mut bytes);
-    // Sixteen bursts a heap keep the pace even; only the heap counter changes from heap to heap.
+    // Sixteen bursts per heap keep the rate even. Only the heap counter changes between heaps.
     let burst = packets.div_ceil(16) * packet;
     let start = Instant::now();
     let (mut sent, mut heaps) = (0_u64, 0_u64);

@@ -1,13 +1,13 @@
-//! How fast `udp` receives over the loopback interface, beside a bare loop that does nothing but receive.
+//! Measures how fast `udp` receives over the loopback interface, compared with a baseline loop that only receives.
 //!
-//! `cargo run --release -p daq-drivers --example udp_bench [SECONDS] [PACKET…]`, packets in bytes
+//! `cargo run --release -p daq-drivers --example udp_bench [SECONDS] [PACKET…]`, packet sizes in bytes
 //!
-//! `RATE=20` paces the sender to 20 Gbit/s (a receiver that is overrun spends its time on gaps, so compare the CPU
-//! of both where neither loses), `PLAIN=1` sends without segmentation offload, `SHOW=1` prints the ledger.
+//! `RATE=20` limits the sender to 20 Gbit/s. (A receiver that is overrun spends its time on gaps, so compare the CPU
+//! time of both at a rate without loss.) `PLAIN=1` sends without segmentation offload. `SHOW=1` prints the ledger.
 //!
-//! Two threads, the sender on core 0 and the receiver on core 1, 16 bytes of header, segmentation offload at the
-//! sender. `bare` is recvmmsg with UDP_GRO, 64 KiB a message, straight into a ring of the same size, looking at
-//! nothing. Loss is what the sender sent and the receiver did not get.
+//! The sender runs on core 0 and the receiver on core 1. Packets have 16 bytes of header, and the sender uses
+//! segmentation offload. The baseline, `baseline`, calls recvmmsg with UDP_GRO and receives 64 KiB per message directly
+//! into a ring of the same size, without reading the data. Loss is the number of packets sent but not received.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -91,7 +91,7 @@ fn cpu() -> Duration {
     )
 }
 
-/// Runs `receive` beside a sender for so long.
+/// Runs `receive` while a sender sends, for the given time.
 fn beside_sender(
     name: &str,
     to: SocketAddr,
@@ -137,7 +137,7 @@ impl Outcome {
     }
 }
 
-fn bare(packet: usize, length: Duration) -> Outcome {
+fn baseline(packet: usize, length: Duration) -> Outcome {
     let options = Options {
         receive_buffer: 64 << 20,
         coalesce: true,
@@ -145,7 +145,7 @@ fn bare(packet: usize, length: Duration) -> Outcome {
         ..Options::default()
     };
     let socket = UdpSocket::open(common::free_port(), &options).expect("a free port");
-    beside_sender("bare", socket.local(), packet, length, |stop| {
+    beside_sender("baseline", socket.local(), packet, length, |stop| {
         let per_batch = 8;
         let mut ring = vec![1_u8; SLOT * SLOTS];
         let mut batch = RecvBatch::scatter(per_batch, 1);
@@ -194,7 +194,7 @@ fn udp(packet: usize, length: Duration) -> Outcome {
                 .fill(window, Duration::from_millis(10))
                 .expect("a socket");
             window.tick(Instant::now());
-            // The least that a reader does: frees the slots.
+            // The minimum work of a reader: it frees the slots.
             drop(reader.poll(16));
         }
         let used = cpu().saturating_sub(start);
@@ -221,7 +221,7 @@ fn main() {
     let length = Duration::from_secs_f64(seconds);
     for packet in packets {
         for _ in 0..2 {
-            bare(packet, length).show("bare", packet);
+            baseline(packet, length).show("baseline", packet);
             udp(packet, length).show("udp", packet);
         }
     }

@@ -1,4 +1,4 @@
-//! Sources of daq.
+//! Data sources of daq.
 
 pub mod fpga;
 pub mod hsb;
@@ -20,7 +20,7 @@ mod loopback;
 use daq_core::entry::SourceEntry;
 use fpga::transports::emulated::EmulatedDevices;
 
-/// All sources, in a program that offers the emulated devices `E`.
+/// Returns all sources of a program that provides the emulated devices `E`.
 pub const fn sources<E: EmulatedDevices>() -> [SourceEntry; 7] {
     [
         udp::ENTRY,

@@ -1,4 +1,4 @@
-//! Keys that take one value or an array of such.
+//! Configuration keys that accept one value or an array of values.
 
 use schemars::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
@@ -9,24 +9,24 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// One value or several.
+/// One or several values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List<T>(pub Vec<T>);
 
 impl<T> List<T> {
-    /// The values; none where the key is absent.
+    /// Returns the values of `list`, or an empty slice if the key is absent.
     pub fn or_none(list: Option<&Self>) -> &[T] {
         list.map_or(&[], |list| &list.0)
     }
 }
 
-/// A value of which a key takes one or several, written as a string.
+/// A value of a key that accepts one value or several values. The value is written as a string.
 pub trait Listed: FromStr<Err: fmt::Display> {
-    /// The name of its list in the schema.
+    /// Name of the list in the schema.
     const NAME: &'static str;
-    /// What one is, with an example.
+    /// Description of a value, with an example.
     const WHAT: &'static str;
-    /// Examples.
+    /// Example values for the schema.
     const EXAMPLES: [&'static str; 2];
 }
 
@@ -42,7 +42,7 @@ impl Listed for PathBuf {
     const EXAMPLES: [&'static str; 2] = ["recording.pcap", "recordings/"];
 }
 
-/// One element of an array, so that an error points at it.
+/// One element of an array, parsed separately so that an error points at it.
 struct Element<T>(T);
 
 struct Reader<T>(PhantomData<T>);
@@ -51,7 +51,7 @@ impl<'de, T: Listed> Visitor<'de> for Reader<T> {
     type Value = List<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, or an array of such", T::WHAT)
+        write!(f, "{}, or an array of such values", T::WHAT)
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<List<T>, E> {

@@ -1,4 +1,4 @@
-//! Who sends to a source: which senders are allowed, and which were seen.
+//! The senders that a source allows, and the senders that it has observed.
 
 use crate::list::{List, Listed};
 use daq_core::config::Problem;
@@ -8,14 +8,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Entries that one list may have: a filter in the kernel looks at each.
+/// Maximum number of entries of a list, because a Linux filter compares each packet with every entry.
 pub const MAX_ALLOWED: usize = 64;
-/// Senders that are remembered for messages.
+/// Maximum number of senders that are remembered for log messages.
 const MAX_KNOWN: usize = 16;
-/// Batches in which every sender's address is read after a duplicate packet.
+/// Number of batches after a duplicate packet in which the addresses of all senders are read.
 const ATTENTIVE_BATCHES: u32 = 1024;
 
-/// An address, a network, or an address and a port that a source accepts packets from.
+/// An address, a network, or an address with a port, from which a source accepts packets.
 ///
 /// ```
 /// use daq_drivers::sender::Allowed;
@@ -30,13 +30,13 @@ const ATTENTIVE_BATCHES: u32 = 1024;
 pub struct Allowed {
     /// The address, or the first address of the network.
     pub network: IpAddr,
-    /// Bits of the address that are compared.
+    /// Number of leading address bits that are compared.
     pub prefix: u8,
-    /// The port; `None` = any.
+    /// The port; `None` for any port.
     pub port: Option<u16>,
 }
 
-/// The words of an address as they are compared: one of IPv4, four of IPv6.
+/// Returns the 32-bit words of an address for comparison: one for IPv4, four for IPv6.
 pub fn words(address: IpAddr) -> Vec<u32> {
     match address {
         IpAddr::V4(address) => vec![address.to_bits()],
@@ -49,7 +49,7 @@ pub fn words(address: IpAddr) -> Vec<u32> {
 }
 
 impl Allowed {
-    /// Value and mask of each word of the address that must be compared, with its index.
+    /// Returns the index, value and mask of each address word that must be compared.
     pub fn comparisons(&self) -> Vec<(usize, u32, u32)> {
         let prefix = u32::from(self.prefix);
         let words = words(self.network).into_iter().enumerate();
@@ -64,7 +64,7 @@ impl Allowed {
             .collect()
     }
 
-    /// Whether packets from `sender` are accepted.
+    /// Returns whether packets from `sender` are accepted.
     pub fn contains(&self, sender: SocketAddr) -> bool {
         let address = sender.ip().to_canonical();
         let words = words(address);
@@ -99,7 +99,8 @@ impl FromStr for Allowed {
         let network = text.split_once('/').and_then(|(address, prefix)| {
             let (network, prefix): (IpAddr, u8) = (address.parse().ok()?, prefix.parse().ok()?);
             let whole = bits(network);
-            // Senders of IPv4 are compared as such, so their IPv6 form (::ffff:10.1.0.0/112) becomes IPv4.
+            // IPv4 senders are compared as IPv4 addresses, so an IPv4-mapped entry (::ffff:10.1.0.0/112) is converted
+            // to IPv4.
             let canonical = network.to_canonical();
             let (network, dropped) = match whole - bits(canonical) {
                 dropped if prefix >= dropped => (canonical, dropped),
@@ -127,7 +128,8 @@ impl FromStr for Allowed {
         };
         if (0..own.len()).any(|i| own[i] & !kept(i) != 0) {
             return Err(format!(
-                "\"{text}\" has bits beyond its prefix: write the first address of the network, or the address alone"
+                "\"{text}\" has address bits beyond its prefix: set the first address of the network, or an address \
+                 without a prefix"
             ));
         }
         Ok(network)
@@ -153,7 +155,7 @@ impl Listed for Allowed {
     const EXAMPLES: [&'static str; 2] = ["10.0.0.5", "10.1.0.0/16"];
 }
 
-/// What is wrong with the key `from` of a source that listens on `listen`.
+/// Returns the problems of the key `from` of a source that listens on `listen`.
 pub fn problems(from: Option<&List<Allowed>>, listen: &[SocketAddr]) -> Vec<Problem> {
     let Some(List(allowed)) = from else {
         return Vec::new();
@@ -170,8 +172,9 @@ pub fn problems(from: Option<&List<Allowed>>, listen: &[SocketAddr]) -> Vec<Prob
     for address in listen {
         let is_same = |entry: &Allowed| entry.network.is_ipv4() == address.is_ipv4();
         if !allowed.is_empty() && !allowed.iter().any(is_same) {
-            let message =
-                format!("no sender has the IP version of {address}, which would receive nothing");
+            let message = format!(
+                "`from` has no sender with the IP version of {address}, so this address would receive nothing"
+            );
             let help = "add an IPv4 sender for an IPv4 address of `listen`, an IPv6 sender for an IPv6 address";
             found.push(Problem::at("from", message).help(help));
             break;
@@ -180,7 +183,7 @@ pub fn problems(from: Option<&List<Allowed>>, listen: &[SocketAddr]) -> Vec<Prob
     found
 }
 
-/// The allowed senders in words, for plans; empty where every sender is.
+/// Returns a description of the allowed senders for the plan, or `None` if every sender is allowed.
 pub fn note(from: Option<&List<Allowed>>) -> Option<String> {
     let names: Vec<_> = from?.0.iter().map(Allowed::to_string).collect();
     Some(format!(
@@ -189,7 +192,8 @@ pub fn note(from: Option<&List<Allowed>>) -> Option<String> {
     ))
 }
 
-/// The index of the message that contains packet `packet` of a batch, by the number of packets of each message.
+/// Returns the index of the message that contains packet `packet` of a batch. `packets` are the numbers of packets per
+/// message.
 #[cold]
 pub(crate) fn message_of(packets: impl Iterator<Item = usize>, packet: usize) -> usize {
     let mut end = 0;
@@ -201,10 +205,10 @@ pub(crate) fn message_of(packets: impl Iterator<Item = usize>, packet: usize) ->
         .count()
 }
 
-/// A sender, and the address that it sends to.
+/// A sender and its destination address.
 type Flow = (SocketAddr, SocketAddr);
 
-/// The senders of a source, shared by its threads. Locked only when a thread meets one that it does not know.
+/// The senders of a source, shared by its threads. The list is locked only when a thread observes an unknown sender.
 #[derive(Debug)]
 struct Shared {
     source: String,
@@ -218,21 +222,21 @@ struct Seen {
     is_duplicate_logged: bool,
 }
 
-/// What one thread knows of the senders of its source.
+/// The senders that one thread of a source has observed.
 #[derive(Clone, Debug)]
 pub struct SenderWatch {
     shared: Arc<Shared>,
     local: SocketAddr,
     last: Option<SocketAddr>,
-    /// Senders that this thread has met, at most [`MAX_KNOWN`].
+    /// Senders that this thread has observed, at most [`MAX_KNOWN`].
     known: Vec<SocketAddr>,
     attentive: u32,
-    /// Whether duplicates from two senders were logged, so that no address of a duplicate is wanted any more.
+    /// Whether duplicates from two senders were logged. If so, the addresses of duplicates are no longer needed.
     is_duplicate_logged: bool,
 }
 
 impl SenderWatch {
-    /// For the first thread of `source`, which receives on `local`.
+    /// Creates the state for the first thread of `source`, which receives on `local`.
     pub fn new(source: &str, local: SocketAddr) -> Self {
         let seen = Seen {
             flows: Vec::with_capacity(MAX_KNOWN),
@@ -252,7 +256,7 @@ impl SenderWatch {
         }
     }
 
-    /// For another thread of the same source.
+    /// Creates the state for another thread of the same source, which receives on `local`.
     #[must_use]
     pub fn another(&self, local: SocketAddr) -> Self {
         Self {
@@ -263,7 +267,7 @@ impl SenderWatch {
         }
     }
 
-    /// Whether the addresses of all messages of the next batch are wanted, not only that of the first.
+    /// Returns whether the addresses of all messages of the next batch are needed, instead of only the first.
     #[inline]
     pub fn wants_all(&mut self) -> bool {
         let wants = self.attentive > 0;
@@ -271,7 +275,7 @@ impl SenderWatch {
         wants
     }
 
-    /// A message came from `sender`.
+    /// Records that a message arrived from `sender`.
     #[inline]
     pub fn saw(&mut self, sender: Option<SocketAddr>) {
         if sender.is_some() && sender != self.last {
@@ -306,14 +310,14 @@ impl SenderWatch {
         drop(seen);
         self.shared.new_senders.run(|suppressed| {
             tracing::warn!(
-                "source {}: packets arrive from more than one address: from {first} and {sender}; \
-                 if only some of them belong to this source, name those in `from`{suppressed}",
+                "source {}: packets arrive from more than one address: from {first} and {sender}; if only some senders \
+                 belong to this source, list them in `from`{suppressed}",
                 self.shared.source,
             );
         });
     }
 
-    /// A packet whose place had arrived already came from `sender`, as far as known.
+    /// Records that a duplicate packet arrived from `sender`, if its address is known.
     #[cold]
     pub fn duplicate(&mut self, sender: Option<SocketAddr>) {
         if self.is_duplicate_logged {
@@ -341,15 +345,15 @@ impl SenderWatch {
         seen.is_duplicate_logged = true;
         drop(seen);
         tracing::warn!(
-            "source {}: packets from {sender} (to {}) carry numbers that had arrived already, and are dropped as duplicates; \
-             {other} (to {other_local}) sends to this source, too. Two modules with the same numbers need separate sources, \
-             or `from` to accept one of them",
+            "source {}: packets from {sender} (to {}) have numbers that arrived before, and are dropped as duplicates; \
+             {other} (to {other_local}) also sends to this source. If two modules use the same numbers, configure a \
+             separate source for each, or set `from` to accept only one module",
             self.shared.source,
             self.local,
         );
     }
 
-    /// The sender, if this thread has met only one.
+    /// Returns the sender, if this thread has observed exactly one.
     fn only_known(&self) -> Option<SocketAddr> {
         match self.known.as_slice() {
             [one] => Some(*one),
@@ -443,14 +447,14 @@ mod tests {
         let mut second = first.another(address("0.0.0.0:4951"));
         let is_logged = |watch: &SenderWatch| watch.shared.seen.lock().unwrap().is_duplicate_logged;
         first.saw(Some(address("10.0.0.5:1")));
-        // Repeated by the network: the only sender.
+        // The network repeats packets: there is only one sender.
         first.duplicate(Some(address("10.0.0.5:1")));
         assert!(!is_logged(&first) && first.wants_all() && !second.wants_all());
-        // The same sender to another port is another module.
+        // Packets of the same sender to another port are a different flow.
         second.saw(Some(address("10.0.0.5:1")));
         second.duplicate(None);
         assert!(is_logged(&first));
-        // No address is wanted any more.
+        // After the report, no more addresses are needed.
         second.duplicate(None);
         assert!(!second.wants_all());
     }

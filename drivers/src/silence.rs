@@ -1,9 +1,10 @@
-//! Where to look when no packet arrives: hints for the log.
+//! Hints for the log if no packet arrives.
 
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// The hint for sockets on `listen` that join `groups`; `is_filtered` = packets of some senders alone are accepted.
+/// Returns a log hint on why no packets arrive at sockets that listen on `listen` and join `groups`. `is_filtered` is true
+/// if the source accepts only packets from the senders in `from`.
 pub fn hint(
     listen: &[SocketAddr],
     groups: &[IpAddr],
@@ -28,24 +29,24 @@ pub fn hint(
         let _ = write!(hint, "group {group} {joined}; ");
     }
     if !groups.is_empty() {
-        hint += "name the interface that faces the sender in `interface`, and look whether the switch forwards the group \
-                 (IGMP snooping needs a querier); ";
+        hint += "set `interface` to the interface that faces the sender, and check whether the switch forwards the \
+                 group (IGMP snooping needs a querier); ";
     }
     let _ = write!(
         hint,
-        "`sudo tcpdump -ni {device} udp port {port}` shows whether packets reach this machine: if they do, a firewall \
-         (`sudo nft list ruleset`), {} keeps them from the socket; if not, check the sender, its \
-         destination port, cables and routes",
+        "`sudo tcpdump -ni {device} udp port {port}` shows whether packets reach this machine: if they do, check {}; \
+         if not, check the sender, its destination port, cables and routes",
         if is_filtered {
-            "another destination address, or `from`"
+            "the firewall (`sudo nft list ruleset`), the destination address of the packets, and whether `from` lists \
+             their sender"
         } else {
-            "or another destination address"
+            "the firewall (`sudo nft list ruleset`) and the destination address of the packets"
         }
     );
     hint
 }
 
-/// The interfaces that this machine has joined `group` on.
+/// Returns the interfaces on which this host has joined `group`.
 fn joined(group: IpAddr) -> Vec<String> {
     let file = match group {
         IpAddr::V4(_) => "/proc/net/igmp",
@@ -67,8 +68,9 @@ fn joined(group: IpAddr) -> Vec<String> {
     }
 }
 
-/// The interfaces with `group` in the text of `/proc/net/igmp`: a line for an interface, then an indented line for each
-/// of its groups, whose address is printed as a number of this machine.
+/// Returns the interfaces with `group` in the text of `/proc/net/igmp`. The file has a line for each interface,
+/// followed by an indented line for each of its groups. The address of a group is printed as a number in host byte
+/// order.
 fn joined_ipv4(text: &str, group: Ipv4Addr) -> Vec<String> {
     let digits = format!("{:08X}", u32::from_ne_bytes(group.octets()));
     let (mut interfaces, mut interface) = (Vec::new(), "");
@@ -96,7 +98,7 @@ mod tests {
             "group 239.77.66.55 is joined on no interface",
             "`interface`",
             "tcpdump -ni eth1 udp port 4950",
-            "nft list ruleset`), or another destination address keeps them",
+            "nft list ruleset`) and the destination address of the packets",
         ] {
             assert!(hint.contains(part), "{part:?} is not in {hint:?}");
         }
@@ -104,7 +106,7 @@ mod tests {
         assert!(
             !unicast.contains("group")
                 && unicast.contains("-ni any")
-                && unicast.contains("address, or `from` keeps them")
+                && unicast.contains("whether `from` lists their sender")
         );
     }
 

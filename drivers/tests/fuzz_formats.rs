@@ -1,10 +1,11 @@
-//! Any bytes at all are either understood or refused: no panic, no range outside the packet, no endless loop.
+//! Fuzz tests of packet formats and captures. Arbitrary bytes must be either parsed or rejected, without a panic, a
+//! range outside the packet, or an endless loop.
 //!
-//! `DAQ_FUZZ_SECONDS` says for how long each target runs (1 by default).
+//! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
 use daq_drivers::packet::pcap::Capture;
 use daq_drivers::packet::{
-    Endian, Field, Format, Parsed, Places, Raw, Reject, Spead, Split, TimeScale,
+    Endian, Field, Format, PacketLayout, Parsed, Raw, Reject, Spead, Split, TimeScale,
 };
 use std::path::Path;
 use std::time::Duration;
@@ -22,7 +23,7 @@ const SCALE: TimeScale = TimeScale {
     origin_ns: Some(1),
 };
 
-/// What must hold of every packet, given whole and in two pieces.
+/// Checks the properties of every packet, passed as a whole and in two pieces split at `cut`.
 fn check(format: &mut Format, packet: &[u8], cut: usize) {
     let whole = format.parse(packet);
     if let Ok(Parsed::Data(data)) = &whole {
@@ -30,9 +31,9 @@ fn check(format: &mut Format, packet: &[u8], cut: usize) {
             data.payload.end + format.trailer_len() <= packet.len() || format.trailer_len() == 0
         );
         assert!(data.payload.end <= packet.len());
-        assert!(data.sub < format.numbering().places_per_unit);
+        assert!(data.sub < format.numbering().packets_per_unit);
         assert!(data.unit <= format.unit_mask());
-        let place = format.places().range(data.sub);
+        let place = format.packet_layout().range(data.sub);
         assert_eq!(
             (data.offset, data.payload.len()),
             (place.start, place.len())
@@ -61,7 +62,7 @@ fn fuzz_raw() {
         .with_test_time(time())
         .for_each(|(packet, cut)| {
             check(&mut format.clone(), packet, usize::from(*cut));
-            // Of the right length, too, which arbitrary bytes rarely have.
+            // Also tests a packet of the right length, which arbitrary bytes rarely have.
             let mut right = packet.clone();
             right.resize(38, 0);
             check(&mut format, &right, usize::from(*cut));
@@ -70,7 +71,7 @@ fn fuzz_raw() {
 
 #[test]
 fn fuzz_spead() {
-    let places = Places {
+    let layout = PacketLayout {
         unit_bytes: 100,
         first: 24,
         rest: 40,
@@ -80,9 +81,9 @@ fn fuzz_spead() {
         .with_test_time(time())
         .for_each(|(bytes, items, cut, wide)| {
             let bits = if *wide { 48 } else { 40 };
-            let mut format = Format::Spead(Spead::new(bits, places, 1).timestamped(7, SCALE));
+            let mut format = Format::Spead(Spead::new(bits, layout, 1).timestamped(7, SCALE));
             check(&mut format, bytes, usize::from(*cut));
-            // A packet with a sound beginning: items of any identifier and value.
+            // A packet with a valid header that contains items with arbitrary identifiers and values.
             let items: Vec<_> = items
                 .iter()
                 .map(|(id, immediate, value)| daq_drivers::packet::spead::Item {
@@ -94,7 +95,7 @@ fn fuzz_spead() {
             let mut packet = Vec::new();
             daq_drivers::packet::spead::build_packet(bits, &items, bytes, &mut packet);
             check(&mut format, &packet, usize::from(*cut));
-            // A sound packet with one byte changed.
+            // A valid packet with one changed byte.
             packet.clear();
             format.build(
                 u64::from(*cut),

@@ -1,6 +1,6 @@
-//! Any packet at all yields a payload inside itself, or is refused.
+//! Fuzz test of network headers. Every packet must either yield a payload range inside the packet or be rejected.
 //!
-//! `DAQ_FUZZ_SECONDS` says for how long each target runs (1 by default).
+//! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
 use daq_drivers::xdp::headers::payload;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn time() -> Duration {
 fn check(packet: &[u8]) {
     if let Ok(found) = payload(packet) {
         assert!(found.start >= 42 && found.start <= found.end && found.end <= packet.len());
-        // What follows the datagram changes nothing.
+        // Bytes after the datagram must not change the result.
         let mut longer = packet.to_vec();
         longer.push(0);
         assert_eq!(payload(&longer), Ok(found));
@@ -29,7 +29,7 @@ fn fuzz_headers() {
         .with_test_time(time())
         .for_each(|(bytes, kind)| {
             check(bytes);
-            // With the beginning of a packet that is to be understood, which arbitrary bytes rarely have.
+            // Also tests packets with nearly valid headers, which arbitrary bytes rarely have.
             let mut packet = vec![0; 12];
             if kind & 2 != 0 {
                 packet.extend([0x81, 0x00, 0, 1]);

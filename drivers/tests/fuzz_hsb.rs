@@ -1,6 +1,7 @@
-//! Whatever a sensor's port is sent: no panic, nothing outside the frame, and a ledger that adds up.
+//! Fuzz tests of the source `hsb`. Arbitrary packets must not cause a panic or a range outside the frame, and the
+//! ledger must add up.
 //!
-//! `DAQ_FUZZ_SECONDS` says for how long each target runs (1 by default).
+//! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -38,7 +39,7 @@ fn fuzz_roce() {
     bolero::check!()
         .with_test_time(time())
         .for_each(|packet: &[u8]| {
-            // As it is, and with a beginning that leads further in.
+            // Tests the packet unchanged, and with a valid opcode so that more of it is parsed.
             let mut likely = packet.to_vec();
             for (byte, value) in likely.iter_mut().zip([0x2b, 0, 0xff, 0xff]) {
                 *byte = value;
@@ -58,7 +59,8 @@ fn fuzz_roce() {
         });
 }
 
-/// A packet, most of them almost right: page, index, number, what is wrong with it.
+/// A packet, which is nearly valid in most cases: page, index, jump of the sequence number, and bits that select
+/// faults.
 type Step = (u8, u8, i8, u8);
 
 #[test]

@@ -1,9 +1,9 @@
-//! The source `replay`: recordings made here, and what must come of them.
+//! Tests of the source `replay` with recordings that the tests create.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(
     clippy::unnecessary_debug_formatting,
-    reason = "quoted and escaped as TOML wants it"
+    reason = "paths are quoted and escaped as in TOML"
 )]
 
 mod common;
@@ -25,7 +25,7 @@ const PAYLOAD: usize = 64;
 
 type Frame = (u64, u32, Vec<u8>, Vec<bool>);
 
-/// Runs to the end while the reader keeps up.
+/// Runs to the end while the reader reads all frames.
 fn run(fixture: &mut Fixture) -> Vec<Frame> {
     let mut frames = Vec::new();
     let mut held = 0;
@@ -37,7 +37,7 @@ fn run(fixture: &mut Fixture) -> Vec<Frame> {
             Polled::Ended => break,
             Polled::Full => {
                 held += 1;
-                assert!(held < 1000, "held back for ever: {:?}", fixture.report());
+                assert!(held < 1000, "blocked forever: {:?}", fixture.report());
                 frames.append(&mut fixture.read());
                 fixture.windows[0].tick(Instant::now());
             }
@@ -65,7 +65,8 @@ fn lost(report: &SourceReport) -> BTreeMap<&'static str, u64> {
         .collect()
 }
 
-/// A pcap file of raw IPv4 packets: each a number, a payload made from it, a port and its time.
+/// Writes a pcap file of raw IPv4 packets: (sequence number, destination port, time) each, with a payload that depends
+/// on the number.
 fn pcap(path: &Path, packets: &[(u64, u16, u64)]) {
     let records: Vec<_> = packets
         .iter()
@@ -78,7 +79,7 @@ fn packet(sequence: u64) -> Vec<u8> {
     [&sequence.to_be_bytes()[..], &[0; 8], &payload(sequence)].concat()
 }
 
-/// The checksum of a UDP datagram from 10.0.0.1:1234 to 10.0.0.2:`port`.
+/// Returns the checksum of a UDP datagram from 10.0.0.1:1234 to 10.0.0.2:`port`.
 fn checksum(port: u16, body: &[u8]) -> u16 {
     let length = u16::try_from(body.len() + 8).unwrap();
     let header = [0x0a00, 1, 0x0a00, 2, 17, length, 1234, port, length];
@@ -93,9 +94,9 @@ fn checksum(port: u16, body: &[u8]) -> u16 {
     !u16::try_from(sum).unwrap()
 }
 
-/// A pcap file of raw IPv4 packets: each the payload of a UDP datagram, its port and its time.
+/// Writes a pcap file of raw IPv4 packets: (UDP payload, destination port, time) each.
 fn records_to(path: &Path, records: &[(Vec<u8>, u16, u64)], has_checksums: bool) {
-    // Nanoseconds, snap length, link type 101 (raw IP).
+    // File header: timestamps in nanoseconds, maximum captured length, link type 101 (raw IP).
     let mut file = Vec::new();
     for word in [0xa1b2_3c4d_u32, 0x0004_0002, 0, 0, 65_535, 101] {
         file.extend(word.to_le_bytes());
@@ -139,19 +140,19 @@ fn pcap_text(paths: &str, more: &str) -> String {
     )
 }
 
-/// Checks each place; returns the numbers that arrived.
+/// Checks each packet slot. Returns the sequence numbers of the packets that arrived.
 fn arrived(frames: &[Frame]) -> Vec<u64> {
     let mut arrived = Vec::new();
     for (number, _, bytes, present) in frames {
-        for (i, (place, present)) in bytes.chunks(PAYLOAD).zip(present).enumerate() {
+        for (i, (slot, present)) in bytes.chunks(PAYLOAD).zip(present).enumerate() {
             let sequence = number * present_len(frames) + i as u64;
             if *present {
-                assert_eq!(place, payload(sequence), "payload of {sequence}");
+                assert_eq!(slot, payload(sequence), "payload of {sequence}");
                 arrived.push(sequence);
             } else {
                 assert!(
-                    place.iter().all(|byte| *byte == FILL),
-                    "old bytes in {sequence}"
+                    slot.iter().all(|byte| *byte == FILL),
+                    "stale bytes in packet {sequence}"
                 );
             }
         }
@@ -227,7 +228,7 @@ fn captures_are_filtered_by_port_and_played_in_order() {
     assert_eq!(fixture.report().expected, 0);
 }
 
-/// Records of 1 to 11 datagrams each, into a ring that is full in the middle of some.
+/// Records of 1 to 11 datagrams each are replayed into a ring that becomes full within some records.
 #[test]
 fn coalesced_datagrams_are_split() {
     let dir = TempDir::new().unwrap();
@@ -280,7 +281,7 @@ fn capture_that_cannot_be_split_is_rejected_with_fix() {
     ] {
         assert!(error.contains(part), "{error}");
     }
-    // A checksum that holds proves that each record is one datagram.
+    // A valid checksum proves that each record is one datagram.
     records_to(&path, &records, true);
     let mut fixture = open(&text, PAYLOAD * 8, 4);
     run(&mut fixture);
@@ -337,7 +338,7 @@ fn recorded_times_are_kept_with_and_without_backpressure() {
     assert_eq!(lost(&report), BTreeMap::from([("ring_full", 48)]));
 }
 
-/// Plays until `epochs` epochs are complete; the reader keeps up.
+/// Replays until `epochs` epochs are complete, while the reader reads all frames.
 fn play(fixture: &mut Fixture, epochs: u64) -> Vec<Frame> {
     let mut frames = Vec::new();
     while fixture.report().epochs <= epochs {
@@ -352,8 +353,8 @@ fn play(fixture: &mut Fixture, epochs: u64) -> Vec<Frame> {
     frames
 }
 
-/// Each pass is an epoch with the same ledger, and nothing is refused between them: also where the recording is shorter
-/// than the window, and where it ends just before its own beginning.
+/// Each pass must be an epoch with the same ledger, and no packet may be rejected between passes. This includes a
+/// recording shorter than the window, and one whose end is just before its start.
 #[test]
 fn capture_is_looped() {
     let dir = TempDir::new().unwrap();
@@ -394,14 +395,14 @@ fn capture_is_looped() {
             );
         }
     }
-    // What brings nothing is not looked through for ever.
+    // A capture without matching datagrams must not be repeated forever.
     let text = pcap_text(&format!("{first:?}"), "loop = true\nport = 9");
     let mut fixture = open(&text, PAYLOAD * 8, 12);
     assert!(run(&mut fixture).is_empty());
 }
 
 const FRAME: u64 = 256;
-const PLACES: u32 = 4;
+const PACKETS_PER_FRAME: u32 = 4;
 
 fn global(stream: Option<Stream>, datatype: Datatype) -> Global {
     Global {
@@ -453,13 +454,13 @@ fn missing(byte: u64, bytes: u64) -> Annotation {
     }
 }
 
-/// A recording of `frames` frames of complex int16, 2 channels.
+/// Returns the metadata of a recording of `frames` frames of complex int16 with 2 channels.
 fn ours(frames: u64, captures: Vec<Capture>, annotations: Vec<Annotation>) -> Meta {
     let stream = Stream {
         bytes: frames * FRAME,
         frames,
         frame_bytes: FRAME,
-        places: PLACES,
+        packets_per_frame: PACKETS_PER_FRAME,
         ..Stream::default()
     };
     Meta {
@@ -478,8 +479,8 @@ fn sigmf_text(path: &Path, more: &str) -> String {
 #[test]
 fn recording_replay_has_same_bytes_and_gaps() {
     let dir = TempDir::new().unwrap();
-    // Frames 10, 11, 12, then 3 frames missing, 16, 17; a new count 0, 1, 2. Missing: the last place of 11 and the
-    // first of 12 in one mark, and place 2 of the second epoch's frame 1.
+    // Frames 10, 11, 12, then 3 missing frames, 16, 17; then a restarted count 0, 1, 2. Missing packets: the last of
+    // frame 11 and the first of frame 12 as one range, and packet 2 of frame 1 in the second epoch.
     let captures = vec![
         capture(0, 10, 1, 1000),
         capture(3, 16, 1, 9000),
@@ -529,17 +530,17 @@ fn recording_replay_has_same_bytes_and_gaps() {
             ]
         );
         for (i, (_, _, bytes, present)) in whole.iter().enumerate() {
-            for place in 0..4 {
-                let at = i * 256 + place * 64;
+            for packet in 0..4 {
+                let at = i * 256 + packet * 64;
                 let is_missing = [256 + 192, 512, 6 * 256 + 128].contains(&at);
-                assert_eq!(present[place], !is_missing, "frame {i} place {place}");
-                let got = &bytes[place * 64..][..64];
+                assert_eq!(present[packet], !is_missing, "frame {i} packet {packet}");
+                let got = &bytes[packet * 64..][..64];
                 let expected = if is_missing {
                     &[FILL; 64][..]
                 } else {
                     &data[at..at + 64]
                 };
-                assert_eq!(got, expected, "frame {i} place {place}");
+                assert_eq!(got, expected, "frame {i} packet {packet}");
             }
         }
     }
@@ -548,8 +549,8 @@ fn recording_replay_has_same_bytes_and_gaps() {
 #[test]
 fn recording_is_looped() {
     let dir = TempDir::new().unwrap();
-    // Frames 10, 11, 14, then a restarted count: 12, 13. Missing: the first and the last place of a pass, and one
-    // between.
+    // Frames 10, 11, 14, then a restarted count: 12, 13. Missing packets: the first and the last packet of a pass, and
+    // one in between.
     let captures = vec![
         capture(0, 10, 1, 1000),
         capture(2, 14, 1, 9000),
@@ -582,17 +583,17 @@ fn recording_is_looped() {
                 ]
             );
             for (i, frame) in whole.iter().enumerate() {
-                for (place, present) in frame.3.iter().enumerate() {
-                    let at = i * 256 + place * 64;
+                for (packet, present) in frame.3.iter().enumerate() {
+                    let at = i * 256 + packet * 64;
                     assert_eq!(*present, ![0, 320, 5 * 256 - 64].contains(&at), "{at}");
-                    let got = &frame.2[place * 64..][..64];
+                    let got = &frame.2[packet * 64..][..64];
                     assert!(!present || got == &data[at..at + 64], "{at}");
                 }
             }
         }
         let report = fixture.report();
         assert_eq!((report.rejected, report.duplicates), (0, 0), "{report:?}");
-        // A place and two frames in each pass.
+        // Each pass loses one packet and two frames.
         assert_eq!(lost(&report), BTreeMap::from([("wire_gap", 3 * 9)]));
     }
 }
@@ -622,7 +623,7 @@ fn segments_of_directory_are_played_in_order() {
         (fixture.report().expected, fixture.report().delivered),
         (24, 24)
     );
-    // A second recording makes it ambiguous.
+    // A second recording in the directory makes the path ambiguous.
     store(
         dir.path(),
         "other-000000",
@@ -685,9 +686,9 @@ fn third_party_recording_is_split_into_frames_without_rest() {
         let got: Vec<u8> = frames
             .iter()
             .flat_map(|(_, _, bytes, present)| {
-                let place = fixture.geometry.place_bytes;
+                let packet_bytes = fixture.geometry.packet_bytes;
                 bytes
-                    .chunks(place)
+                    .chunks(packet_bytes)
                     .zip(present)
                     .filter(|(_, present)| **present)
                     .flat_map(|(bytes, _)| bytes.to_vec())
@@ -718,7 +719,7 @@ fn example_is_valid_and_errors_are_reported() {
         .replace("OUTPUT", "raw");
     let example = spec(&ENTRY, &example).unwrap_or_else(|errors| panic!("{errors}"));
     assert!(example.claims().is_empty() && example.supports_backpressure());
-    assert_eq!(example.geometry(1 << 20).unwrap().places, 128);
+    assert_eq!(example.geometry(1 << 20).unwrap().packets_per_frame, 128);
     let why = new_fixture(&*example, 1 << 20, 9)
         .err()
         .unwrap()

@@ -1,4 +1,4 @@
-//! The source `udp` over the loopback interface, beside a window that is given the same packets one by one.
+//! Compares the source `udp` over the loopback interface with a window that gets the same packets one by one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,7 +10,7 @@ use daq_core::frame::Timestamp;
 use daq_core::ledger::SourceReport;
 use daq_drivers::packet::datagram::Placer;
 use daq_drivers::packet::spead::{Item, build_packet, item};
-use daq_drivers::packet::{Endian, Field, Format, Places, Raw, Spead, TimeScale};
+use daq_drivers::packet::{Endian, Field, Format, PacketLayout, Raw, Spead, TimeScale};
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::Interface;
 use daq_drivers::udp::ENTRY;
@@ -39,7 +39,7 @@ fn raw_text(listen: &str, payload: usize, width: u32, more: &str) -> String {
     )
 }
 
-/// The payload of packet `sequence`: depends only on its lowest 16 bits, the width of the narrowest number.
+/// Returns the payload of packet `sequence`. It depends only on the lowest 16 bits, the width of the narrowest number.
 fn payload(sequence: u64, bytes: usize) -> Vec<u8> {
     let seed = (sequence & 0xffff).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..bytes as u64)
@@ -47,14 +47,14 @@ fn payload(sequence: u64, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-/// One datagram and whether it may be sent together with its neighbours of the same length.
+/// The bytes of one datagram.
 type Sent = Vec<u8>;
 
 fn datagram(format: &Format, sequence: u64) -> Sent {
-    let per = u64::from(format.numbering().places_per_unit);
+    let per = u64::from(format.numbering().packets_per_unit);
     let (unit, sub) = (sequence / per, u32::try_from(sequence % per).unwrap());
     let mut out = Vec::new();
-    let bytes = format.places().range(sub).len();
+    let bytes = format.packet_layout().range(sub).len();
     format.build(
         unit & format.unit_mask(),
         sub,
@@ -65,7 +65,8 @@ fn datagram(format: &Format, sequence: u64) -> Sent {
     out
 }
 
-/// Sends `packets` in order, neighbours of equal length as one message where `offload`, and fills meanwhile.
+/// Sends `packets` in order and receives them meanwhile. With `offload`, consecutive packets of equal size are sent as
+/// one message.
 fn deliver(fixture: &mut Fixture, to: SocketAddr, packets: &[Sent], offload: bool) {
     loopback::stay();
     let mut sender = Sender::open(to, offload, None).unwrap();
@@ -82,7 +83,7 @@ fn deliver(fixture: &mut Fixture, to: SocketAddr, packets: &[Sent], offload: boo
     fixture.fill_all();
 }
 
-/// What a window makes of the same packets, one at a time.
+/// Places the same packets in a reference window, one at a time.
 fn reference(fixture: &mut Fixture, format: &Format, packets: &[Sent]) {
     let mut placer = Placer::new("reference", format.clone());
     for packet in packets {
@@ -93,15 +94,15 @@ fn reference(fixture: &mut Fixture, format: &Format, packets: &[Sent]) {
     }
 }
 
-/// Checks each place of each frame; returns what to compare.
+/// Checks each packet slot of each frame. Returns the frames for comparison.
 fn verify(fixture: &mut Fixture) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
     let geometry = fixture.geometry;
     let frames = fixture.read();
     for (number, _, bytes, present) in &frames {
-        for (place, present) in (0_u32..).zip(present) {
-            let extent = geometry.extent(place);
+        for (packet, present) in (0_u32..).zip(present) {
+            let extent = geometry.extent(packet);
             if *present {
-                let sequence = number * u64::from(geometry.places) + u64::from(place);
+                let sequence = number * u64::from(geometry.packets_per_frame) + u64::from(packet);
                 assert_eq!(
                     bytes[extent.clone()],
                     payload(sequence, extent.len()),
@@ -110,7 +111,7 @@ fn verify(fixture: &mut Fixture) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
             } else {
                 assert!(
                     bytes[extent].iter().all(|byte| *byte == 0xee),
-                    "place {place} of {number} shows old bytes"
+                    "packet {packet} of frame {number} contains stale bytes"
                 );
             }
         }
@@ -164,59 +165,59 @@ fn packets_in_order_of_any_size_arrive_intact() {
     }
 }
 
-/// What happens to a packet on its way.
+/// What happens to a packet between sender and receiver.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum Disposition {
     Sent,
     Lost(u64),
     Twice,
     Delayed(usize),
-    /// Instead of it comes one of another length.
+    /// A packet of another size is sent instead.
     Cut(usize),
     Garbage(usize),
-    /// Numbers go on from here.
+    /// The sequence numbers jump forward by this number.
     Jump(u64),
     Restart,
     Empty,
 }
 
-fn fate() -> impl Strategy<Value = Fate> {
+fn disposition() -> impl Strategy<Value = Disposition> {
     prop_oneof![
-        60 => Just(Fate::Sent),
-        2 => (1_u64..4).prop_map(Fate::Lost),
-        1 => (1_u64..200).prop_map(Fate::Lost),
-        2 => Just(Fate::Twice),
-        2 => (1_usize..60).prop_map(Fate::Delayed),
-        1 => (1_usize..100).prop_map(Fate::Cut),
-        1 => (1_usize..100).prop_map(Fate::Garbage),
-        1 => (100_000_u64..100_000_000).prop_map(Fate::Jump),
-        1 => Just(Fate::Restart),
-        1 => Just(Fate::Empty),
+        60 => Just(Disposition::Sent),
+        2 => (1_u64..4).prop_map(Disposition::Lost),
+        1 => (1_u64..200).prop_map(Disposition::Lost),
+        2 => Just(Disposition::Twice),
+        2 => (1_usize..60).prop_map(Disposition::Delayed),
+        1 => (1_usize..100).prop_map(Disposition::Cut),
+        1 => (1_usize..100).prop_map(Disposition::Garbage),
+        1 => (100_000_u64..100_000_000).prop_map(Disposition::Jump),
+        1 => Just(Disposition::Restart),
+        1 => Just(Disposition::Empty),
     ]
 }
 
-fn schedule(format: &Format, first: u64, fates: &[Fate]) -> Vec<Sent> {
+fn schedule(format: &Format, first: u64, dispositions: &[Disposition]) -> Vec<Sent> {
     let mut sequence = first;
     let mut packets: Vec<(usize, usize, Sent)> = Vec::new();
-    for (i, fate) in fates.iter().enumerate() {
+    for (i, disposition) in dispositions.iter().enumerate() {
         let packet = datagram(format, sequence);
         let mut push = |at: usize, packet: Sent| packets.push((at, packets.len(), packet));
-        match *fate {
-            Fate::Sent => push(i, packet),
-            Fate::Lost(more) => sequence += more - 1,
-            Fate::Twice => {
+        match *disposition {
+            Disposition::Sent => push(i, packet),
+            Disposition::Lost(more) => sequence += more - 1,
+            Disposition::Twice => {
                 push(i, packet.clone());
                 push(i, packet);
             }
-            Fate::Delayed(by) => push(i + by, packet),
-            Fate::Cut(by) => push(
+            Disposition::Delayed(by) => push(i + by, packet),
+            Disposition::Cut(by) => push(
                 i,
                 packet[..packet.len() - by.min(packet.len() - 1)].to_vec(),
             ),
-            Fate::Garbage(bytes) => push(i, vec![0xab; bytes]),
-            Fate::Jump(by) => sequence += by,
-            Fate::Restart => sequence = first,
-            Fate::Empty => push(i, Vec::new()),
+            Disposition::Garbage(bytes) => push(i, vec![0xab; bytes]),
+            Disposition::Jump(by) => sequence += by,
+            Disposition::Restart => sequence = first,
+            Disposition::Empty => push(i, Vec::new()),
         }
         sequence += 1;
     }
@@ -224,19 +225,23 @@ fn schedule(format: &Format, first: u64, fates: &[Fate]) -> Vec<Sent> {
     packets.into_iter().map(|(_, _, packet)| packet).collect()
 }
 
-/// `fates` after two frames in order, without those that begin a new count: around the first packets of a count it
-/// matters where batches end.
-fn after_a_clean_start(fates: &[Fate]) -> Vec<Fate> {
-    let is_restart = |fate: &&Fate| matches!(fate, Fate::Jump(_) | Fate::Restart);
-    let rest = fates.iter().filter(|fate| !is_restart(fate));
-    std::iter::repeat_n(&Fate::Sent, 64)
+/// Returns 64 packets in order, at least two frames, then `dispositions` without those that start an epoch. At the
+/// first packets of an epoch, the result depends on where batches end.
+fn after_a_clean_start(dispositions: &[Disposition]) -> Vec<Disposition> {
+    let is_restart = |disposition: &&Disposition| {
+        matches!(disposition, Disposition::Jump(_) | Disposition::Restart)
+    };
+    let rest = dispositions
+        .iter()
+        .filter(|disposition| !is_restart(disposition));
+    std::iter::repeat_n(&Disposition::Sent, 64)
         .chain(rest)
         .copied()
         .collect()
 }
 
 fn without_causes(mut report: SourceReport) -> SourceReport {
-    // Whether the kernel dropped anything is not ours to foresee, only the amount.
+    // Linux may or may not drop packets, so the cause of a loss is not predictable. Only the sum is compared.
     let dropped = report.lost.remove("kernel_drop").unwrap_or(0);
     if dropped > 0 {
         *report.lost.entry("wire_gap").or_default() += dropped;
@@ -253,7 +258,7 @@ fn same_as_one_by_one(
     offload: bool,
 ) {
     let mut received = open(text, slot, 1024);
-    // Any port will do for the one that receives nothing.
+    // The reference receives nothing, so any port can be used.
     let other = text.replace(&port.to_string(), &free_port().to_string());
     let mut expected = open(&other, slot, 1024);
     deliver(&mut received, port, packets, offload);
@@ -282,62 +287,63 @@ fn same_as_one_by_one(
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With a window that holds everything and a count that begins cleanly, each packet's fate follows from the order alone: the ledger and every
-    /// byte are those of a window that is given the packets one by one. Copied packets (small) and guessed places
-    /// (large), numbers wide and so narrow that they wrap.
+    /// With a window that holds all packets and a start without faults, each packet's disposition depends only on the
+    /// order. The ledger and every byte must equal those of a window that gets the packets one by one. Tests copied
+    /// packets (small) and predicted packet slots (large), with wide numbers and with numbers that wrap.
     #[test]
     fn malformed_packets_are_counted_exactly(
-        fates in prop::collection::vec(fate(), 1..500),
+        dispositions in prop::collection::vec(disposition(), 1..500),
         large: bool,
         offload: bool,
         narrow: bool,
-        places in 1_usize..20,
+        packets_per_frame in 1_usize..20,
     ) {
         let payload = if large { 5000 } else { 100 };
-        // Where the number wraps a frame must end, or those counted from behind the seam would hold other packets.
-        let (width, places) = if narrow { (16, places.next_power_of_two()) } else { (64, places) };
+        // A frame must end where the number wraps. Otherwise frames would contain other packets if counting starts
+        // after the wrap.
+        let (width, packets_per_frame) = if narrow { (16, packets_per_frame.next_power_of_two()) } else { (64, packets_per_frame) };
         let format = raw(payload, width);
         let port = free_port();
         let text = raw_text(&format!("\"{port}\""), payload, width, "window = 1000\nmax_gap = 1000\nresync_after = 3");
-        let first = if narrow { 65_500 / places * places } else { 0 };
-        let packets = schedule(&format, first as u64, &after_a_clean_start(&fates));
-        same_as_one_by_one(&text, port, &format, payload * places, &packets, offload);
+        let first = if narrow { 65_500 / packets_per_frame * packets_per_frame } else { 0 };
+        let packets = schedule(&format, first as u64, &after_a_clean_start(&dispositions));
+        same_as_one_by_one(&text, port, &format, payload * packets_per_frame, &packets, offload);
     }
 
     #[test]
     fn malformed_heaps_are_counted_exactly(
-        fates in prop::collection::vec(fate(), 1..500),
+        dispositions in prop::collection::vec(disposition(), 1..500),
         large: bool,
         offload: bool,
         first_less in prop_oneof![Just(0_usize), Just(24)],
         tail in 0_usize..3000,
     ) {
         let rest = if large { 5000 } else { 500 };
-        let places = Places { unit_bytes: rest * 5 + tail, first: rest - first_less, rest };
-        let format = Format::Spead(Spead::new(40, places, 1));
+        let layout = PacketLayout { unit_bytes: rest * 5 + tail, first: rest - first_less, rest };
+        let format = Format::Spead(Spead::new(40, layout, 1));
         let port = free_port();
-        let text = spead_text(port, places, 1000);
-        let packets = schedule(&format, 0, &after_a_clean_start(&fates));
-        same_as_one_by_one(&text, port, &format, places.unit_bytes, &packets, offload);
+        let text = spead_text(port, layout, 1000);
+        let packets = schedule(&format, 0, &after_a_clean_start(&dispositions));
+        same_as_one_by_one(&text, port, &format, layout.unit_bytes, &packets, offload);
     }
 
-    /// With a small window it matters where batches end; still every packet is counted once, every place too, and
-    /// no byte is anywhere but in its place.
+    /// With a small window, the result depends on where batches end. Every packet must still be counted once, and every
+    /// byte must be in its packet slot.
     #[test]
     fn malformed_packets_in_small_window_are_counted_exactly(
-        fates in prop::collection::vec(fate(), 1..500),
+        dispositions in prop::collection::vec(disposition(), 1..500),
         large: bool,
         offload: bool,
         window in 1_usize..6,
-        places in 1_usize..20,
+        packets_per_frame in 1_usize..20,
         slots in prop_oneof![Just(8_usize), Just(1024)],
     ) {
         let payload = if large { 5000 } else { 100 };
         let format = raw(payload, 64);
         let port = free_port();
         let more = format!("window = {window}\nmax_gap = 1000\nresync_after = 3");
-        let packets = schedule(&format, 0, &fates);
-        let mut fixture = open(&raw_text(&format!("\"{port}\""), payload, 64, &more), payload * places, slots);
+        let packets = schedule(&format, 0, &dispositions);
+        let mut fixture = open(&raw_text(&format!("\"{port}\""), payload, 64, &more), payload * packets_per_frame, slots);
         deliver(&mut fixture, port, &packets, offload);
         fixture.windows[0].finish();
         let report = fixture.report();
@@ -352,11 +358,11 @@ proptest! {
     }
 }
 
-fn spead_text(port: SocketAddr, places: Places, window: usize) -> String {
+fn spead_text(port: SocketAddr, layout: PacketLayout, window: usize) -> String {
     format!(
         "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"{port}\"\nwindow = {window}\n[source.adc.format]\n\
          kind = \"spead\"\nheap = {}\npacket = {}\nfirst = {}\n",
-        places.unit_bytes, places.rest, places.first
+        layout.unit_bytes, layout.rest, layout.first
     )
 }
 
@@ -368,7 +374,7 @@ fn gaps_jumps_and_restarts_are_distinguished() {
         let more = "window = 3\nmax_gap = 1000\nresync_after = 3";
         let text = raw_text(&format!("\"{port}\""), payload, 64, more);
         let mut fixture = open(&text, payload * 10, 256);
-        // A gap within the window, one beyond it, one that is too long for a gap, a restart.
+        // A gap within the window, a gap beyond it, a gap longer than `max_gap`, and a restart.
         let numbers = [0..100, 105..200, 700..800, 1_000_000..1_000_100, 0..100];
         let packets: Vec<_> = numbers
             .into_iter()
@@ -383,7 +389,7 @@ fn gaps_jumps_and_restarts_are_distinguished() {
             (3, 1_000_000 - 800),
             "{report:?}"
         );
-        // Of packets from far away the third confirms those before it.
+        // The third packet of a distant number range confirms the two before it.
         assert_eq!((report.rejected, report.duplicates), (0, 0), "{report:?}");
         assert_eq!(report.lost, [("wire_gap", 5 + 500)].into());
         assert_eq!(
@@ -401,16 +407,16 @@ fn gaps_jumps_and_restarts_are_distinguished() {
 #[test]
 fn descriptors_and_end_of_stream_are_not_loss() {
     for rest in [500, 6000] {
-        let places = Places {
+        let layout = PacketLayout {
             unit_bytes: rest * 3 + 100,
             first: rest - 16,
             rest,
         };
-        let spead = Spead::new(40, places, 1);
+        let spead = Spead::new(40, layout, 1);
         let format = Format::Spead(spead.clone());
-        let per = u64::from(format.numbering().places_per_unit);
+        let per = u64::from(format.numbering().packets_per_unit);
         let port = free_port();
-        let mut fixture = open(&spead_text(port, places, 3), places.unit_bytes, 64);
+        let mut fixture = open(&spead_text(port, layout, 3), layout.unit_bytes, 64);
         let descriptors = |unit| {
             let items = [
                 Item::immediate(item::HEAP_COUNTER, unit),
@@ -429,10 +435,10 @@ fn descriptors_and_end_of_stream_are_not_loss() {
         packets.extend(heaps(2..6));
         packets.push(descriptors(6));
         packets.push(descriptors(6));
-        // A single packet of another length does not cost the heap that it names its own packets.
+        // A single packet with another heap length must not cause the loss of the heap with the same number.
         packets.push(descriptors(7));
         packets.extend(heaps(7..10));
-        // Overtaken by the first packet of the next heap.
+        // The first packet of the next heap arrives before this heap.
         packets.extend(heaps(11..12).take(1));
         packets.push(descriptors(10));
         packets.extend(heaps(11..12).skip(1));
@@ -484,7 +490,7 @@ fn flows_on_several_sockets_fill_one_window() {
                     filler.fill(window, Duration::from_micros(200)).unwrap();
                     window.tick(Instant::now());
                 }
-                // The sequencer serves the other thread until that is done, as the engine has it.
+                // The sequencer must tick until the other thread has ended, as in the runtime.
                 if window.is_sequencer() {
                     while others.load(Ordering::Acquire) > 0 {
                         window.tick(Instant::now());
@@ -502,7 +508,7 @@ fn flows_on_several_sockets_fill_one_window() {
             for (flow, sender) in (0..).zip(&mut senders) {
                 sender.send(&datagram(&format, i * FLOWS + flow)).unwrap();
             }
-            // The flows must not run apart further than the window reaches, however the threads are scheduled.
+            // No flow may be ahead of the other by more than the window, however the threads are scheduled.
             if i % 10 == 9 {
                 Queue::all_drained(port.port(), 2);
             }
@@ -512,7 +518,7 @@ fn flows_on_several_sockets_fill_one_window() {
     });
     fixture.windows[0].finish();
     let report = fixture.report();
-    // Before the first packet that is seen nothing is expected: those of other flows may be just behind it.
+    // Packets before the first one seen are not expected, so earlier packets of other flows may be rejected.
     assert_eq!(
         report.expected + report.rejected,
         FLOWS * EACH,
@@ -536,7 +542,7 @@ fn multicast_group_is_joined() {
     let mut fixture = match new_fixture(&*spec, 1000, 64) {
         Ok(fixture) => fixture,
         Err(error) => {
-            println!("skipped: the loopback interface takes no group here: {error}");
+            println!("skipped: cannot join a group on the loopback interface: {error}");
             return;
         }
     };
@@ -548,13 +554,13 @@ fn multicast_group_is_joined() {
         (0..20).for_each(|sequence| drop(sender.send(&datagram(&format, sequence))));
     });
     if let Err(error) = sent {
-        println!("skipped: nothing can be sent to a group here: {error}");
+        println!("skipped: cannot send to a group: {error}");
         return;
     }
     fixture.fill_all();
     let report = fixture.report();
     if report.expected == 0 {
-        println!("skipped: the loopback interface carries no multicast here");
+        println!("skipped: the loopback interface carries no multicast");
         return;
     }
     assert_eq!((report.expected, report.delivered), (20, 20));
@@ -602,7 +608,8 @@ fn frames_have_receive_or_sensor_time() {
     assert_eq!((time.ns, time.clock.name()), (1_000_008_000, "sensor-utc"));
 }
 
-/// With a sample rate, the time of the first packet that arrived gives the time of the first missing one.
+/// If the sample rate is known, the time of the first packet that arrived determines the time of the first missing
+/// packet.
 #[test]
 fn frame_without_first_packets_has_start_time() {
     for (rate, expected) in [
@@ -667,7 +674,7 @@ fn open_failure_is_reported_with_fix() {
             "{error}"
         );
     }
-    // Even a socket that shares its port.
+    // A socket that shares its port must also be rejected.
     let spec_of = |port| {
         spec(
             &ENTRY,
@@ -702,7 +709,7 @@ fn all_problems_of_a_section_are_reported_together() {
     .expect("errors");
     for part in [
         "127.0.0.1:4950 overlaps with another address",
-        "2 sockets for a multicast group",
+        "a multicast group cannot have 2 sockets",
         "10.0.0.1 is not a multicast group",
         "1 core for 4 threads",
         "`window` must be at least 1 frame",

@@ -1,4 +1,4 @@
-//! After its start the source `udp` allocates nothing, whatever comes.
+//! Checks that the source `udp` allocates no memory after its start, whatever packets arrive.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,22 +14,22 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 thread_local! {
-    /// Allocations of this thread; const and without a destructor, so that counting allocates nothing itself.
+    /// Number of allocations of this thread. It is const and has no destructor, so counting does not allocate.
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Counting;
 
-// SAFETY: every call is forwarded to the system's allocator unchanged.
+// SAFETY: every call is forwarded unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.set(COUNT.get() + 1);
-        // SAFETY: forwarded.
+        // SAFETY: the caller guarantees the requirements.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: forwarded.
+        // SAFETY: the caller guarantees the requirements.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -66,7 +66,7 @@ fn udp_reception_allocates_nothing() {
         for round in 0..60_u64 {
             let mut bytes = Vec::new();
             for i in 0..40 {
-                // Gaps, jumps, steps back and repetitions among what is in order.
+                // Gaps, jumps, backward steps and repetitions between packets in order.
                 let sequence = match (round % 10, i) {
                     (3, 20..) => round * 40 + i + 5,
                     (5, 10..30) => round * 40 + 39 - i,

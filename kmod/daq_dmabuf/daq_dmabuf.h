@@ -63,7 +63,7 @@ struct daq_dmabuf_segment {
 /**
  * struct daq_dmabuf_segments - read the bus addresses of a mapping
  * @argsz: size of this structure
- * @handle: of the mapping
+ * @handle: handle of the mapping
  * @first: index of the first segment to read
  * @count: in: capacity of @to in segments; out: number of segments written
  * @to: address of an array of struct daq_dmabuf_segment
@@ -95,7 +95,7 @@ struct daq_dmabuf_segments {
 /**
  * struct daq_dmabuf_state - read the state of a mapping
  * @argsz: size of this structure
- * @handle: of the mapping
+ * @handle: handle of the mapping
  * @state: out: DAQ_DMABUF_LIVE or DAQ_DMABUF_REVOKED
  * @reason: out: why it was revoked; 0 while live
  * @p2p_distance: out: distance as measured by Linux when the mapping was created
@@ -115,7 +115,7 @@ struct daq_dmabuf_state {
 /**
  * struct daq_dmabuf_unmap - remove a mapping; the caller must have stopped the engine
  * @argsz: size of this structure
- * @handle: of the mapping
+ * @handle: handle of the mapping
  *
  * ENOENT: unknown handle.
  */

@@ -15,7 +15,7 @@ fn main() {
     let folder = env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
     let wrapper = format!("sh,{}", Path::new(&folder).join(SCRIPT).display());
     let linker = env::var("RUSTC_LINKER").unwrap_or_else(|_| "cc".to_owned());
-    // clang has no `-wrapper`.
+    // clang does not support `-wrapper`.
     let accepts_wrapper = succeeds(Command::new(linker).args(["-wrapper", &wrapper]).args([
         "-x",
         "c",

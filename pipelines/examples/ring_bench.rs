@@ -1,6 +1,6 @@
-//! What rings and windows cost: `cargo run --release -p daq-pipelines --example ring_bench`.
+//! Measures the cost of rings and reorder windows: `cargo run --release -p daq-pipelines --example ring_bench`.
 //!
-//! Prints medians of seven runs as Markdown. Ratios are between figures of the same run.
+//! Prints medians of seven runs as Markdown. Ratios compare results of the same run.
 
 use daq_core::frame::{FrameMeta, Timestamp};
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger};
@@ -21,9 +21,9 @@ fn median(mut run: impl FnMut() -> Result<f64>) -> Result<f64> {
     Ok(figures[RUNS / 2])
 }
 
-fn ring(slots: usize, bytes: usize, places: u32) -> Result<(Producer, Reader)> {
+fn ring(slots: usize, bytes: usize, packets_per_frame: u32) -> Result<(Producer, Reader)> {
     let options = RingOptions {
-        places,
+        packets_per_frame,
         ..RingOptions::new("bench", slots, bytes)
     };
     let host = HostOptions {
@@ -44,7 +44,7 @@ fn publish(producer: &mut Producer, burst: usize, sequence: u64) -> usize {
     slots.publish()
 }
 
-/// Nanoseconds a frame for publish and lease on one thread.
+/// Returns the time per frame in nanoseconds to publish and to lease frames on one thread.
 fn hand_over(burst: usize) -> Result<f64> {
     const FRAMES: u64 = 2_000_000;
     let (mut producer, mut reader) = ring(64, 64, 0)?;
@@ -61,7 +61,8 @@ fn hand_over(burst: usize) -> Result<f64> {
     })
 }
 
-/// Nanoseconds from publishing to a reader on another core and back.
+/// Returns the time in nanoseconds from the publication of a frame until a reader on another core has answered with a
+/// frame.
 fn round_trip() -> Result<f64> {
     const TRIPS: u64 = 200_000;
     median(|| {
@@ -88,7 +89,8 @@ fn round_trip() -> Result<f64> {
     })
 }
 
-/// Nanoseconds a frame when one thread feeds `rings` rings in turn and another reads them all.
+/// Returns the time per frame in nanoseconds if one thread publishes to `rings` rings, one after another, and another
+/// thread reads all rings.
 fn many(rings: usize) -> Result<f64> {
     const FRAMES: u64 = 1_000_000;
     median(|| {
@@ -122,8 +124,8 @@ const SLOTS: usize = 64;
 const PACKET: usize = 8192;
 const BYTES: usize = 4 << 30;
 
-/// GB/s of copying packets one after the other into as many bytes as the ring has.
-fn bare_copy() -> Result<f64> {
+/// Returns the rate in GB/s at which packets are copied, one after another, into a buffer of the size of the ring.
+fn baseline_copy() -> Result<f64> {
     let packet = vec![7_u8; PACKET];
     let region = Region::host(
         SLOT * SLOTS,
@@ -133,7 +135,7 @@ fn bare_copy() -> Result<f64> {
         },
     )?;
     let (mut producer, _reader) = {
-        let options = RingOptions::new("bare", 2, SLOT * SLOTS / 2);
+        let options = RingOptions::new("baseline", 2, SLOT * SLOTS / 2);
         let (ring, producer) = Ring::new(region, options, RingLedger::default())?;
         let reader = ring.attach(true, 1, ReaderLedger::default())?;
         (producer, reader)
@@ -151,13 +153,14 @@ fn bare_copy() -> Result<f64> {
     })
 }
 
-/// GB/s of the same packets through a window into a ring that another thread reads.
+/// Returns the rate in GB/s at which the same packets are copied through a reorder window into a ring that another
+/// thread reads.
 fn window_copy() -> Result<f64> {
     let packet = vec![7_u8; PACKET];
     median(|| {
-        let places = u32::try_from(SLOT / PACKET)?;
-        let (producer, mut reader) = ring(SLOTS, SLOT, places)?;
-        let geometry = Geometry::new(places, PACKET);
+        let packets_per_frame = u32::try_from(SLOT / PACKET)?;
+        let (producer, mut reader) = ring(SLOTS, SLOT, packets_per_frame)?;
+        let geometry = Geometry::new(packets_per_frame, PACKET);
         let mut window =
             ReorderWindow::new(producer, geometry, 1, &SourceLedger::default()).remove(0);
         let consumer = std::thread::spawn(move || {
@@ -215,11 +218,11 @@ fn main() -> Result<()> {
             cost / one
         );
     }
-    let (bare, window) = (bare_copy()?, window_copy()?);
-    println!("| 8 KiB packets copied to 64 MiB in turn, nothing else | {bare:.2} GB/s |");
+    let (baseline, window) = (baseline_copy()?, window_copy()?);
+    println!("| 8 KiB packets copied to 64 MiB in turn, nothing else | {baseline:.2} GB/s |");
     println!(
-        "| the same through window, ring and a reader | {window:.2} GB/s, {:.2} × bare |",
-        window / bare
+        "| the same through window, ring and a reader | {window:.2} GB/s, {:.2} × baseline |",
+        window / baseline
     );
     Ok(())
 }

@@ -13,7 +13,7 @@
     warn(
         clippy::print_stderr,
         clippy::print_stdout,
-        reason = "a terminal may stall or go away: write through `console`"
+        reason = "a terminal may stall or disappear, so write through `console`"
     )
 )]
 
@@ -26,7 +26,7 @@ pub mod systemd;
 
 use daq_core::entry::Registry;
 
-/// All entries that a configuration can use.
+/// Registry of all sources, kernels and sinks that a configuration can use.
 pub const REGISTRY: Registry = Registry {
     sources: &daq_drivers::sources::<daq_emulators::Emulators>(),
     kernels: kernels::KERNELS,

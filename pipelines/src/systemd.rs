@@ -16,9 +16,9 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Every source has started.
+/// Message to systemd: every source has started.
 pub const READY: &str = "READY=1";
-/// The pipeline is draining and will end.
+/// Message to systemd: the pipeline is draining and then ends.
 pub const STOPPING: &str = "STOPPING=1";
 
 /// Whether a service manager is listening.
@@ -26,13 +26,14 @@ pub fn present() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
 }
 
-/// Sends one line that `systemctl status` shows; see [`status_line`].
+/// Sends one status line, which `systemctl status` shows; see [`status_line`].
 pub fn status(line: &str) {
-    // A line feed would start another assignment.
+    // A line feed would start another assignment in the message.
     send(&format!("STATUS={}", line.replace(['\n', '\r'], " ")));
 }
 
-/// Sends one assignment without blocking. Returns false only if the socket is full: try again later.
+/// Sends one assignment, for example `READY=1`, without blocking. Returns false only if the socket is full; the caller
+/// must retry later.
 pub fn send(state: &str) -> bool {
     static LIMIT: LogLimit = LogLimit::new();
     let Some(address) = std::env::var_os("NOTIFY_SOCKET") else {
@@ -69,7 +70,8 @@ fn watchdog_period() -> Option<Duration> {
     (!period.is_zero()).then_some(period)
 }
 
-/// Status line: the total rate of all sources since `before`, the loss state, and sinks that accept no frames.
+/// Returns a status line with the total rate of all sources since `before`, the loss state, and the sinks that accept
+/// no frames.
 ///
 /// ```
 /// use daq_core::ledger::{Report, SourceReport};
@@ -96,7 +98,7 @@ pub fn status_line(now: &Report, before: &Report) -> String {
     parts.join(", ")
 }
 
-/// Formats a rate of `bits` per second with three significant digits; more digits would only flicker.
+/// Formats a rate of `bits` per second with three significant digits, because further digits change too fast to read.
 pub fn shown_rate(bits: f64) -> String {
     let units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
     let (mut scaled, mut unit) = (bits.max(0.0), 0);
@@ -117,7 +119,7 @@ pub fn shown_rate(bits: f64) -> String {
     format!("{text} {}", units[unit])
 }
 
-/// A thread that answers systemd's watchdog while every data thread makes progress. Dropping it ends the thread.
+/// A thread that notifies systemd's watchdog while every data thread makes progress. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Watchdog {
     stop: Option<Sender<()>>,
@@ -125,7 +127,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts the thread if `WATCHDOG_USEC` is set; it answers twice per period.
+    /// Starts the thread if `WATCHDOG_USEC` is set. The thread notifies systemd twice per watchdog period.
     pub fn start(health: HealthFn) -> Option<Self> {
         if !present() {
             return None;
@@ -133,20 +135,21 @@ impl Watchdog {
         let period = watchdog_period()?;
         let (stop, stopped) = mpsc::channel::<()>();
         let answer = move || {
-            let mut said = Health::default();
+            let mut previous = Health::default();
             loop {
                 let now = health();
                 if now.advances() {
                     send("WATCHDOG=1");
-                } else if said.stalled != now.stalled {
+                } else if previous.stalled != now.stalled {
                     let names = now.stalled.join(", ");
                     tracing::error!(
                         stalled = names,
-                        "data threads make no progress; not answering the systemd watchdog"
+                        "data threads make no progress, so the systemd watchdog is not notified; systemd stops the \
+                         service after the watchdog timeout"
                     );
                     status(&format!("stalled: {names}"));
                 }
-                said = now;
+                previous = now;
                 match stopped.recv_timeout(period / 2) {
                     Err(RecvTimeoutError::Timeout) => {}
                     Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
@@ -168,7 +171,7 @@ impl Watchdog {
         }
     }
 
-    /// Watchdog period that systemd requested, if any.
+    /// Returns the watchdog period that systemd requested; `None` if it requested no watchdog.
     pub fn period() -> Option<Duration> {
         watchdog_period()
     }
@@ -194,8 +197,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Runs the ignored test `name` in a separate process with systemd's environment variables, and returns the
-    /// messages that the socket received.
+    /// Runs the ignored test `name` in a child process with systemd's environment variables. Returns the messages that
+    /// the socket received.
     fn notifications(name: &str, watchdog: Option<&str>) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");
@@ -209,7 +212,7 @@ mod tests {
         if let Some(period) = watchdog {
             child.env("WATCHDOG_USEC", period);
         }
-        // The socket is read while the child runs, because its queue is short.
+        // Read the socket while the child runs, because the socket's queue is short.
         let child = child
             .stdout(std::process::Stdio::piped())
             .stderr(std::process::Stdio::piped())
@@ -257,7 +260,7 @@ mod tests {
         assert!(send(STOPPING));
         assert!(
             Watchdog::start(Arc::new(Health::default)).is_none(),
-            "systemd did not ask for a watchdog"
+            "systemd did not request a watchdog"
         );
     }
 
@@ -278,7 +281,7 @@ mod tests {
         assert_eq!(
             messages[stalled + 1..],
             ["STATUS=asked again\n"],
-            "no notification after the stall, and logged once"
+            "systemd must get no notification during the stall, and the stall must be logged once"
         );
     }
 
@@ -300,11 +303,11 @@ mod tests {
             health
         });
         assert_eq!(Watchdog::period(), Some(Duration::from_millis(20)));
-        let watchdog = Watchdog::start(health).expect("systemd asked for it");
+        let watchdog = Watchdog::start(health).expect("systemd requested a watchdog");
         for _ in 0..3 {
             again.recv().unwrap();
         }
-        // The next call may have begun before this is seen; the three after it have not.
+        // The next call may have begun before the stall is visible, so wait for three more calls after it.
         stall.store(true, Ordering::SeqCst);
         for _ in 0..4 {
             again.recv().unwrap();
@@ -407,7 +410,7 @@ mod tests {
         }
     }
 
-    /// The template unit in a temporary directory, with a program that exists.
+    /// Returns the path of a copy of the template unit, whose program exists, and its temporary directory.
     fn unit() -> (tempfile::TempDir, String) {
         let path = concat!(
             env!("CARGO_MANIFEST_DIR"),
@@ -430,22 +433,22 @@ mod tests {
         {
             Err(error) => eprintln!("skipped: systemd-analyze does not start: {error}"),
             Ok(output) => {
-                let said = String::from_utf8_lossy(&output.stderr);
+                let stderr = String::from_utf8_lossy(&output.stderr);
                 if [
                     "unrecognized option",
                     "Unknown command",
                     "Failed to initialize manager",
                 ]
                 .iter()
-                .any(|reason| said.contains(reason))
+                .any(|reason| stderr.contains(reason))
                 {
-                    eprintln!("skipped: this systemd-analyze cannot do {arguments:?}: {said}");
+                    eprintln!("skipped: this systemd-analyze cannot do {arguments:?}: {stderr}");
                     return;
                 }
                 let stdout = String::from_utf8_lossy(&output.stdout);
-                assert!(output.status.success(), "{arguments:?}: {stdout}{said}");
-                // systemd logs an unknown key or value and ignores it.
-                assert!(!said.contains(unit), "{said}");
+                assert!(output.status.success(), "{arguments:?}: {stdout}{stderr}");
+                // systemd logs and then ignores an unknown key or value, so the log must not name the unit.
+                assert!(!stderr.contains(unit), "{stderr}");
             }
         }
     }
@@ -460,7 +463,7 @@ mod tests {
     #[test]
     fn unit_file_exposure_is_low() {
         let (_dir, unit) = unit();
-        // The scale goes from 0 to 10; the threshold is in tenths.
+        // The exposure level is between 0 and 10; `--threshold` is in tenths.
         analyze(
             &["security", "--offline=true", "--threshold=20", "--no-pager"],
             &unit,

@@ -1,5 +1,5 @@
-//! User kernels on a real GPU, from source, PTX and machine code. Skipped, with the reason, without a GPU or a
-//! compiler. Reads no file of the repository at run time.
+//! Tests user kernels on a real GPU, from source, PTX and machine code. Without a GPU or a compiler, prints the reason
+//! and skips the tests. The tests read no file of the repository at run time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 const CLIP: &str = include_str!("../../configs/kernels/clip.cu");
 
-/// Writes everything it receives: the frame's metadata, its parameters, and a sum of the payload to which every thread
-/// of every block contributes.
+/// A kernel that writes everything that it receives: the frame's metadata, the kernel's parameters, and a sum of the
+/// payload. Every thread of every block contributes to this sum.
 const REPORT: &str = r"
 struct Params {
     float gain = 1;
@@ -34,11 +34,11 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
     const short* x = in.as<const short>();
     if (in.index() == 0) {
         Word bits[2] = {0, 0};
-        for (unsigned i = 0; i < in.places(); i++)
+        for (unsigned i = 0; i < in.packets_per_frame(); i++)
             if (in.present(i)) bits[i / 64] |= Word(1) << (i % 64);
         const Word values[] = {
             in.sequence(), in.timestamp(), Word(in.clock()), in.epoch(), in.flags(), in.incomplete(),
-            in.places(), in.arrived(), bits[0], bits[1], in.present(in.places()), in.length, in.channels, in.points,
+            in.packets_per_frame(), in.arrived(), bits[0], bits[1], in.present(in.packets_per_frame()), in.length, in.channels, in.points,
             in.blocks, in.threads, in.stride(), out.capacity, out.channels, out.points,
             p.level, p.on, Word(p.far * 100), in.count<short>(), DAQ_THREADS,
         };
@@ -48,15 +48,15 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
     for (daq::Size i = in.index(); i < in.points; i += in.stride()) y[i] = p.gain * x[i] + p.taps[i % 4];
 }
 ";
-/// Lines that make it a file that is compiled outside of daq.
+/// Lines that allow the file to be compiled outside of daq.
 const MACROS: &str = "DAQ_KERNEL(on_frame, Params)\nDAQ_ENTRY(again, on_frame)\nDAQ_PARAM(Params, gain)\n\
                       DAQ_PARAM(Params, taps)\nDAQ_PARAM(Params, on)\n";
 
 const POINTS: usize = 1000;
-const PLACES: u32 = 70;
+const PACKETS_PER_FRAME: u32 = 70;
 /// Number of words that `REPORT` writes before its numbers.
 const VALUES: usize = 32;
-/// Number of bursts in flight, as in the runtime.
+/// Number of bursts in flight, the same as in the runtime.
 const IN_FLIGHT: usize = 9;
 
 fn device() -> Option<&'static Device> {
@@ -108,7 +108,7 @@ fn reporting(file: &str) -> FileKernel {
     }
 }
 
-/// Frame `i`: metadata, bitmap and samples.
+/// Returns the metadata, the packet bitmap and the samples of frame `i`.
 fn frame(i: u64) -> (FrameMeta, [u64; 2], Vec<i16>) {
     let missing = i % 5 == 3;
     let bitmap = if missing {
@@ -128,10 +128,14 @@ fn frame(i: u64) -> (FrameMeta, [u64; 2], Vec<i16>) {
             ns: 1_700_000_000_000_000_000 + i,
             clock: Clock::Kernel,
         },
-        // A frame in which the stream ended.
+        // The stream ended inside this frame.
         length: if i == 11 { 2 * POINTS - 2 } else { 2 * POINTS },
-        places: PLACES,
-        arrived: if missing { PLACES - 2 } else { PLACES },
+        packets_per_frame: PACKETS_PER_FRAME,
+        arrived: if missing {
+            PACKETS_PER_FRAME - 2
+        } else {
+            PACKETS_PER_FRAME
+        },
         ..FrameMeta::default()
     };
     let sample = |k: usize| i16::try_from((k as u64 * 31 + i * 7) % 20_000).unwrap() - 10_000;
@@ -151,7 +155,7 @@ struct Bench {
 
 fn ring(device: &'static Device, slots: usize, bytes: usize) -> (Arc<Region>, Producer, Reader) {
     let options = RingOptions {
-        places: PLACES,
+        packets_per_frame: PACKETS_PER_FRAME,
         ..RingOptions::new("ring", slots, bytes)
     };
     let region = Region::cuda(device, options.region_bytes()).unwrap();
@@ -160,7 +164,7 @@ fn ring(device: &'static Device, slots: usize, bytes: usize) -> (Arc<Region>, Pr
     (region, producer, reader)
 }
 
-/// Builds `keys`, whose file is in `directory`.
+/// Builds the kernel with the keys `keys`, whose file is in `directory`.
 fn build(
     keys: &FileKernel,
     directory: &Path,
@@ -168,7 +172,7 @@ fn build(
 ) -> Result<Box<dyn Kernel>, KernelError> {
     keys.build(&KernelContext {
         directory: directory.to_owned(),
-        places: PLACES,
+        packets_per_frame: PACKETS_PER_FRAME,
         ..KernelContext::alone(input, Side::Cuda(0))
     })
 }
@@ -191,7 +195,7 @@ impl Bench {
         }
     }
 
-    /// Publishes frames in the input ring, starting at `first`.
+    /// Publishes `frames` frames in the input ring, starting with frame `first`.
     fn publish(&mut self, first: u64, frames: u64) {
         assert_eq!(self.source.claim(frames), frames, "the ring is full");
         for i in 0..frames {
@@ -204,7 +208,7 @@ impl Bench {
         self.source.publish(frames);
     }
 
-    /// Runs bursts of these sizes with up to nine in flight; returns the numbers of consumed and failed frames.
+    /// Runs bursts of the sizes `bursts` with up to nine in flight. Returns the numbers of consumed and failed frames.
     fn run(&mut self, bursts: &[usize]) -> Result<(u64, u64), KernelError> {
         let (mut consumed, mut failed) = (0, 0);
         for some in bursts.chunks(IN_FLIGHT) {
@@ -231,7 +235,7 @@ impl Bench {
         Ok((consumed, failed))
     }
 
-    /// Takes the published frames from the output ring.
+    /// Removes all published frames from the output ring and returns them.
     fn take(&mut self) -> Vec<(FrameMeta, Vec<u64>)> {
         let base = self.regions[1].address().as_ptr().addr() as u64;
         let memory = self.regions[1].memory().unwrap();
@@ -252,10 +256,10 @@ impl Bench {
     }
 }
 
-/// Runs 200 frames through `keys` over rings of 64 slots and compares all outputs.
+/// Runs 200 frames through `keys` with rings of 64 slots, and checks all outputs.
 fn reports_the_frame(device: &'static Device, keys: &FileKernel, directory: &Path) {
     let mut bench = Bench::new(device, keys, directory, 64);
-    // Burst sizes without a common factor with the ring's size, so that bursts cross its end.
+    // The sizes have no common factor with the number of slots, so that bursts wrap around the end of the ring.
     let sizes = [5, 3, 7, 1, 4, 6, 2, 7, 5, 3];
     let (mut next, mut came) = (0, 0);
     let mut totals = (0, 0);
@@ -267,7 +271,7 @@ fn reports_the_frame(device: &'static Device, keys: &FileKernel, directory: &Pat
         totals = (totals.0 + consumed, totals.1 + failed);
         next += frames;
         for (meta, words) in bench.take() {
-            // The short frame is skipped.
+            // The short frame has no output.
             came += u64::from(came == 11);
             expect(came, keys, meta, &words);
             came += 1;
@@ -284,13 +288,13 @@ fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
     let length = 8 * (VALUES + POINTS);
     let wanted = FrameMeta {
         length,
-        places: 0,
+        packets_per_frame: 0,
         arrived: 0,
         ..meta
     };
     assert_eq!(got, wanted, "frame {i}");
     let (blocks, threads) = (u64::from(keys.blocks.unwrap()), u64::from(keys.threads));
-    // Code that daq did not compile is limited only by the maximum number of threads.
+    // For code that daq did not compile, only the maximum number of threads is known.
     let declared = if Path::new(&keys.file).extension() == Some("cu".as_ref()) {
         threads
     } else {
@@ -303,7 +307,7 @@ fn expect(i: u64, keys: &FileKernel, got: FrameMeta, words: &[u64]) {
         meta.epoch.into(),
         meta.flags.0.into(),
         meta.is_incomplete().into(),
-        meta.places.into(),
+        meta.packets_per_frame.into(),
         meta.arrived.into(),
         bitmap[0],
         bitmap[1],
@@ -352,7 +356,7 @@ fn source_file_is_compiled_with_all_parameters_and_facts() {
     reports_the_frame(device, &wide, directory.path());
 }
 
-/// Compiles `text` like a tool outside of daq, for a file called `name`.
+/// Compiles `text` to the file `path`, as a tool outside of daq does.
 fn outside(compiler: Compiler, text: &str, target: Target, path: &Path) {
     let whole = format!("#include \"daq.cuh\"\n{text}");
     let source = Source {
@@ -364,7 +368,7 @@ fn outside(compiler: Compiler, text: &str, target: Target, path: &Path) {
     std::fs::write(path, image).unwrap();
 }
 
-/// Whether the driver is older than the compiler's PTX.
+/// Returns whether the driver is too old for the compiler's PTX.
 fn is_too_new(built: Result<Box<dyn Kernel>, KernelError>) -> bool {
     match built {
         Err(KernelError::Cuda(error)) if error.code == 222 => {
@@ -462,7 +466,7 @@ fn impossible_file_kernel_is_rejected_with_fix() {
                 shared: Some(daq_core::units::ByteSize(1 << 20)),
                 ..reporting("report.cu")
             },
-            "reduce it",
+            "reduce `shared`",
         ),
     ] {
         let why = refused(&keys);
@@ -470,7 +474,7 @@ fn impossible_file_kernel_is_rejected_with_fix() {
     }
 }
 
-/// The example of the documentation removes samples that are too strong, with their neighbours.
+/// Checks that the documentation's example removes samples that are too large, and their neighbours.
 #[test]
 fn example_kernel_clips_samples() {
     let (Some(device), Some(_)) = (device(), compiler()) else {
@@ -515,7 +519,7 @@ fn example_kernel_clips_samples() {
     }
 }
 
-/// Reports in a child process how a fault affects it.
+/// Environment variable that is set only in a child process. The child process causes a fault and reports its effect.
 const FAULT: &str = "DAQ_TEST_FAULT";
 
 #[test]
@@ -530,13 +534,13 @@ fn gpu_fault_is_named_and_gpu_not_used_again() {
             .env(FAULT, "1")
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&child.stdout);
+        let stdout = String::from_utf8_lossy(&child.stdout);
         assert!(
-            said.contains("fault: ") && said.contains("this process can no longer use the GPU"),
-            "{said}\n{}",
+            stdout.contains("fault: ") && stdout.contains("this process can no longer use the GPU"),
+            "{stdout}\n{}",
             String::from_utf8_lossy(&child.stderr)
         );
-        // The fault affected only the child.
+        // The fault must affect only the child process.
         device.synchronize().unwrap();
         return;
     }
@@ -556,6 +560,6 @@ fn gpu_fault_is_named_and_gpu_not_used_again() {
     assert!(later.is_sticky(), "{later}");
     println!("fault: {error}");
     drop(directory);
-    // Memory of a lost GPU cannot be freed in order.
+    // The destructors cannot free memory of a GPU context that has failed.
     std::process::exit(0);
 }

@@ -1,4 +1,4 @@
-//! The built-in kernels allocate nothing after they are built.
+//! Checks that the built-in kernels allocate no memory after they are built.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,35 +13,35 @@ use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Allocations by this thread.
+    /// Number of allocations by this thread.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counting.
+/// The system's allocator with a counter.
 struct Counting;
 
 fn count() {
-    // The counter does not exist while a thread ends; nothing is counted then.
+    // The thread-local counter no longer exists while a thread ends; such allocations are not counted.
     let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
 }
 
-// SAFETY: every call goes to the system's allocator unchanged, which keeps the contract; counting touches only
-// a thread-local integer that is initialised at compile time and so allocates nothing itself.
+// SAFETY: every call is passed unchanged to the system's allocator, which satisfies the contract of `GlobalAlloc`. The
+// counter is a thread-local integer that is initialised at compile time, so counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
         count();
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller satisfies the contract of `alloc`, which is also that of `System.alloc`.
         unsafe { System.alloc(memory) }
     }
 
     unsafe fn dealloc(&self, address: *mut u8, memory: Memory) {
-        // SAFETY: `address` came from `System` by way of `alloc` with this `memory`.
+        // SAFETY: `System` returned `address` with the same layout, because this allocator only forwards its calls.
         unsafe { System.dealloc(address, memory) }
     }
 
     unsafe fn realloc(&self, address: *mut u8, memory: Memory, bytes: usize) -> *mut u8 {
         count();
-        // SAFETY: `address` came from `System` by way of `alloc` with this `memory`.
+        // SAFETY: `System` returned `address` with the same layout, because this allocator only forwards its calls.
         unsafe { System.realloc(address, memory, bytes) }
     }
 }
@@ -57,7 +57,7 @@ fn ring(name: &str, slots: usize, slot_bytes: usize) -> (Producer, Reader) {
     (producer, reader)
 }
 
-/// Allocations of a hundred bursts through `spec`, and its outputs.
+/// Runs a hundred bursts through `spec`. Returns the number of allocations and the number of outputs.
 fn allocations(spec: &dyn KernelSpec, input: &Layout) -> (u64, usize) {
     let output = spec.layout(input).unwrap();
     let mut kernel: Box<dyn Kernel> = spec.build(&KernelContext::alone(input, Side::Cpu)).unwrap();

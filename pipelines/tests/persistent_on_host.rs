@@ -1,7 +1,7 @@
-//! Device code of persistent kernels, compiled for the CPU: the same source gives the same bytes with both dispatch
-//! methods, in whatever order blocks, threads and the CPU's side run.
+//! Tests the device code of persistent kernels, compiled for the CPU. The same source must give the same bytes with
+//! both dispatch methods, in every order in which blocks, threads and the host run.
 
-#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+#![allow(clippy::unwrap_used, reason = "tests report failures by panicking")]
 
 use std::path::Path;
 use std::process::Command;
@@ -16,21 +16,21 @@ const FILES: [(&str, &str); 4] = [
     ("daq.cuh", include_str!("../src/kernels/daq.cuh")),
 ];
 
-/// The text that daq compiles for a user's file, with both entries.
+/// The text that daq compiles for a user's file, with both entry points.
 const UNIT: &str = "#include \"daq.cuh\"\n#include \"user.cu\"\n\
                     namespace daq_otherwise { using Params = daq::NoParams; }\nusing namespace daq_otherwise;\n\
                     DAQ_DETAIL_PARAMS(::Params)\nDAQ_DETAIL_ENTRY(daq_burst, ::on_frame)\n\
                     DAQ_DETAIL_PERSISTENT(daq_persistent, ::on_frame)\n";
 
-/// Every number separately, and all metadata of the frame.
+/// A kernel that writes every number separately, and all metadata of the frame.
 const TELL: &str = r"
 struct Params {
     short gain = 3;
 };
 __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
     daq::Size bits = 0;
-    for (unsigned i = 0; i < in.places(); i++) bits += in.present(i) * (i + 1);
-    const daq::Size values[] = {in.sequence(), in.timestamp(), in.epoch(), in.flags(), in.places(), in.arrived(),
+    for (unsigned i = 0; i < in.packets_per_frame(); i++) bits += in.present(i) * (i + 1);
+    const daq::Size values[] = {in.sequence(), in.timestamp(), in.epoch(), in.flags(), in.packets_per_frame(), in.arrived(),
                               daq::Size(in.clock()), bits, in.length, in.channels, in.points, in.blocks, in.threads,
                               in.stride(), out.capacity, out.channels, out.points};
     const daq::Size count = sizeof(values) / sizeof(values[0]);
@@ -41,8 +41,8 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
 }
 ";
 
-/// Each thread needs data that the other threads of its block have read; no barrier follows the last use of shared
-/// memory.
+/// A kernel in which each thread needs data that the other threads of its block have read. No barrier follows the last
+/// use of shared memory.
 const NEIGHBOURS: &str = r"
 __device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {
     __shared__ unsigned read[DAQ_THREADS];
@@ -62,7 +62,7 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParam
 }
 ";
 
-/// Threads take different times, and most of them have no work.
+/// A kernel whose threads need different times, and in which most threads have no work.
 const UNEVEN: &str = r"
 __device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {
     const unsigned short* x = in.as<const unsigned short>();
@@ -77,7 +77,7 @@ __device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParam
 }
 ";
 
-/// Concurrent frames, blocks, threads, slots of the input and the output, records (a power of two), frames.
+/// Numbers of concurrent frames, blocks, threads, input slots, output slots, records (a power of two) and frames.
 const SHAPES: [[u32; 7]; 9] = [
     [1, 1, 1, 1, 1, 1, 20],
     [1, 1, 32, 4, 4, 4, 2000],
@@ -91,8 +91,8 @@ const SHAPES: [[u32; 7]; 9] = [
     [2, 2, 32, 4, 4, 4, 0],
 ];
 
-/// The program for a user's source; prints the reason and returns `None` if the compiler or a required option is not
-/// available.
+/// Compiles the test program with a user's source. If the compiler or a required option is not available, prints the
+/// reason and returns `None`.
 fn compile(directory: &Path, user: &str, options: &[&str]) -> Option<()> {
     for (name, text) in FILES.iter().chain(&[("unit.cu", UNIT), ("user.cu", user)]) {
         std::fs::write(directory.join(name), text).unwrap();
@@ -107,14 +107,14 @@ fn compile(directory: &Path, user: &str, options: &[&str]) -> Option<()> {
             "-Werror",
             "-pthread",
         ])
-        // Threads of a block are switched by longjmp, which hardened builds treat as an attack.
+        // Threads of a block are switched by longjmp, which fortified builds reject as stack corruption.
         .args([
             "-U_FORTIFY_SOURCE",
             "-D_FORTIFY_SOURCE=0",
             "-DDAQ_UNIT",
             "-DDAQ_THREADS=96",
         ])
-        // Macros that a file of the user's does not need, and directives for another compiler.
+        // Macros that a user's file does not need, and directives for another compiler.
         .args(["-Wno-unused", "-Wno-unknown-pragmas"])
         .args(options)
         .args(["persistent.cpp", "-o", "persistent"])
@@ -173,7 +173,7 @@ fn threads_of_different_duration_finish_under_both_dispatches() {
     is_the_same(UNEVEN);
 }
 
-/// The CPU's side and the kernel exchange data only through the doorbell and credits.
+/// The host and the kernel exchange data only through the doorbell and credits.
 #[test]
 fn frame_is_not_read_before_publication() {
     const SANITIZER: [&str; 3] = ["-fsanitize=thread", "-DSANITIZED", "-g"];
@@ -190,7 +190,7 @@ fn frame_is_not_read_before_publication() {
             .output()
             .is_ok_and(|output| output.status.success());
     if !works {
-        eprintln!("skipped: the sanitizer of threads of g++ does not work here");
+        eprintln!("skipped: the thread sanitizer of g++ does not work on this machine");
         return;
     }
     compile(directory.path(), TELL, &SANITIZER).unwrap();

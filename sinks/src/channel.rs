@@ -4,13 +4,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time of the first wait, long enough that the thread really waits even on a busy machine.
+/// Duration of the first wait. This duration is long enough that the thread really waits, even on a busy machine.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
-/// Polling interval of a waiting thread, in case a wake-up is lost.
+/// Maximum time of one wait. This maximum limits the delay if a wake-up is lost.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Returns the next message; `None` if the channel is closed and empty.
+/// Waits for the next message and returns it; returns `None` if the channel is closed and empty.
 pub(crate) fn receive<T>(channel: &Receiver<T>) -> Option<T> {
     loop {
         match channel.recv_timeout(POLL_INTERVAL) {
@@ -21,14 +21,16 @@ pub(crate) fn receive<T>(channel: &Receiver<T>) -> Option<T> {
     }
 }
 
-/// Waits once on an empty channel. The first wait of a thread on a channel allocates; this does it before frames flow.
+/// Waits once on an empty channel. The first wait of a thread on a channel allocates memory. This function causes that
+/// allocation before frames flow.
 ///
-/// Call it only while no message can arrive.
+/// Must be called only while no message can arrive.
 pub(crate) fn wait_without_answer<T>(channel: &Receiver<T>) {
     let _ = channel.recv_timeout(FIRST_WAIT);
 }
 
-/// Starts thread `name`, which serves `queue`. Returns when the thread can wait on the queue without allocating.
+/// Starts the thread `name`, which serves `queue`. Returns when the thread can wait on the queue without allocating
+/// memory.
 pub(crate) fn spawn_server<T: Send + 'static>(
     name: &str,
     queue: Receiver<T>,
@@ -42,7 +44,7 @@ pub(crate) fn spawn_server<T: Send + 'static>(
             drop(ready);
             serve(queue);
         })?;
-    // No message is ever sent: the sender is dropped when the thread is ready.
+    // No message is ever sent. The sender is dropped when the thread is ready, which ends this wait.
     let _ = is_ready.recv();
     Ok(thread)
 }

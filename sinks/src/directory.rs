@@ -1,4 +1,4 @@
-//! Directories, and advice for failed file operations.
+//! Creates and syncs directories, and returns advice for failed file operations.
 
 use daq_core::sink::SinkError;
 use rustix::fs::{Mode, OFlags};
@@ -25,18 +25,19 @@ pub(crate) fn make_directory(dir: &Path) -> Result<(), SinkError> {
     })
 }
 
-/// Makes the directory's entries durable.
+/// Syncs the directory, so that its entries survive a power failure.
 pub(crate) fn sync_directory(dir: &Path) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(dir, flags, Mode::empty())?;
     match rustix::fs::fsync(fd) {
-        // Filesystems without directory sync (some network filesystems) keep the order themselves or not at all.
+        // Some network filesystems do not support syncing a directory. They keep the order of the changes themselves,
+        // or not at all.
         Err(Errno::INVAL) => Ok(()),
         other => other,
     }
 }
 
-/// Creates a sink's error for an operation that failed with `cause`.
+/// Creates the error of a sink for an operation that failed because of `cause`.
 pub(crate) fn failure(what: impl Into<String>, why: String, cause: &std::io::Error) -> SinkError {
     let what = what.into();
     match cause.raw_os_error().map(Errno::from_raw_os_error) {
@@ -45,7 +46,7 @@ pub(crate) fn failure(what: impl Into<String>, why: String, cause: &std::io::Err
     }
 }
 
-/// Advice for a failed file operation.
+/// Returns advice for a failed file operation.
 pub(crate) fn remedy(error: &std::io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::ACCESS | Errno::PERM) => "give the user running daq write permission for it",
@@ -65,7 +66,7 @@ pub(crate) fn remedy(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// Error of a sink without free space for `path`.
+/// Creates the error of a sink that has no free space for `path`.
 pub(crate) fn no_space(path: &Path) -> SinkError {
     SinkError::Full {
         what: path.display().to_string(),

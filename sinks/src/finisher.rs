@@ -1,6 +1,7 @@
-//! Finishes one item on a separate thread while the next one is filled.
+//! Finishes one item on a separate thread while the sink fills the next item.
 //!
-//! There are two items: the sink fills one, and the finisher has the other, which is free or being finished.
+//! There are two items. The sink fills one item. The finisher has the other item, which is either free or being
+//! finished.
 
 use crate::channel::{receive, spawn_server};
 use crate::directory::failure;
@@ -11,15 +12,16 @@ use std::time::{Duration, Instant};
 
 /// State of the second item.
 enum Second<T> {
-    /// Free.
+    /// The item is free.
     Spare(T),
-    /// With the thread, or used by a call in progress.
+    /// The thread is finishing the item, or a call in progress uses the item.
     InUse,
-    /// It could not be finished and waits for another attempt.
+    /// The item could not be finished and waits for another attempt.
     Stuck(T),
 }
 
-/// The second item and the thread that finishes items. Dropping it waits for the work in progress.
+/// Double buffering: while the caller fills one item, a background thread finishes the other one, the second item.
+/// Dropping this value blocks until the thread has finished its current item.
 pub(crate) struct Finisher<T, E> {
     jobs: Option<SyncSender<T>>,
     done: Receiver<(T, Result<(), E>)>,
@@ -30,7 +32,7 @@ pub(crate) struct Finisher<T, E> {
 }
 
 impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
-    /// Starts thread `name`, which calls `finish` on each submitted item; `spare` is the second item.
+    /// Starts the thread `name`, which calls `finish` on each submitted item. `spare` is the second item.
     pub(crate) fn start(
         name: &str,
         spare: T,
@@ -59,7 +61,8 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         })
     }
 
-    /// If the second item is free, swaps it for the filled item, which is then finished. Returns whether it was free.
+    /// If the second item is free, exchanges it with the filled item, and the thread finishes the filled item. Returns
+    /// whether the second item was free.
     pub(crate) fn exchange(&mut self, full_for: impl FnOnce(T) -> T) -> bool {
         match std::mem::replace(&mut self.second, Second::InUse) {
             Second::Spare(spare) => {
@@ -73,7 +76,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         }
     }
 
-    /// Time for which the thread has been finishing the second item; zero if it is idle.
+    /// Returns how long the thread has been finishing the second item; zero if the thread is idle.
     pub(crate) fn blocked_for(&self) -> Duration {
         match self.second {
             Second::InUse => self.since.elapsed(),
@@ -83,14 +86,17 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
 
     fn send(&mut self, job: T) {
         self.since = Instant::now();
-        let jobs = self.jobs.as_ref().expect("open until drop");
+        let jobs = self
+            .jobs
+            .as_ref()
+            .expect("the channel is open until this value is dropped");
         if jobs.send(job).is_err() {
             self.fail();
         }
     }
 
-    /// Checks the item being finished, or waits for it if `wait`, and returns it if it is now finished. An item that
-    /// could not be finished before is tried again.
+    /// Returns the second item if it was finished since the last call. If `wait` is true, waits until the thread has
+    /// returned the item. If an earlier attempt to finish the item failed, starts another attempt.
     pub(crate) fn poll(&mut self, wait: bool) -> Result<Option<&mut T>, E> {
         match std::mem::replace(&mut self.second, Second::InUse) {
             spare @ Second::Spare(_) => {
@@ -122,7 +128,7 @@ impl<T: Send + 'static, E: Send + 'static> Finisher<T, E> {
         }
     }
 
-    /// Propagates the panic that ended the thread; nothing else ends the thread before the drop.
+    /// Propagates the panic that ended the thread. Until this value is dropped, the thread can end only by a panic.
     fn fail(&mut self) -> ! {
         match self.thread.take().map(JoinHandle::join) {
             Some(Err(panic)) => std::panic::resume_unwind(panic),

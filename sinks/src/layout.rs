@@ -1,4 +1,4 @@
-//! Describes layouts in the sinks' metadata, and rejects unsupported ones.
+//! Describes layouts in the metadata of sinks, and rejects unsupported layouts.
 
 use daq_core::config::Problem;
 use daq_core::layout::{Axis, Layout, Order};
@@ -15,7 +15,7 @@ pub(crate) fn check_layout(layout: &Layout) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The name of an order in metadata.
+/// Returns the name of an order in the metadata.
 pub(crate) const fn order(order: Order) -> &'static str {
     match order {
         Order::Interleaved => "interleaved",
@@ -23,7 +23,7 @@ pub(crate) const fn order(order: Order) -> &'static str {
     }
 }
 
-/// Describes an axis in metadata: its `kind` and its known values, in Hz.
+/// Describes an axis in the metadata: its `kind`, and its known values in Hz.
 pub(crate) fn axis(axis: &Axis) -> Value {
     let mut known = serde_json::Map::new();
     let mut insert = |key: &str, value: &Option<f64>| {

@@ -1,4 +1,4 @@
-//! Sinks of daq: one module per sink, one line of [`SINKS`] each.
+//! The sinks of daq. Each sink has one module and one entry in [`SINKS`].
 
 mod channel;
 mod directory;
@@ -14,7 +14,7 @@ pub mod zarr;
 
 use daq_core::entry::SinkEntry;
 
-/// Every sink.
+/// The registry entries of all sinks.
 ///
 /// ```
 /// let names: Vec<_> = daq_sinks::SINKS.iter().map(|entry| entry.name).collect();

@@ -1,16 +1,19 @@
-//! The lock of a stem: one writer of `STEM-…` in a directory at a time.
+//! The lock of a stem, which ensures that only one process at a time writes the files `STEM-…` in a directory.
 //!
-//! A sink locks `.STEM.lock`, in the directory of its files, before it reads them and until the last file is complete.
-//! A second process that requests the stem is refused. The file contains the process id of the writer.
+//! A sink locks `.STEM.lock`, in the directory of its files, before it reads the files and until the last file is
+//! complete. A second process that requests the same stem is rejected. The lock file contains the process ID of the
+//! writer.
 //!
-//! - **A clean end** removes the file and then releases the lock. A process that opened the file before that locks a
-//!   deleted file. So each process checks, after it has locked, whether the path still names the locked file, and starts
-//!   again if not.
-//! - **A kill** releases the lock and leaves the file. This is harmless: only the lock (`flock`) counts, not the file.
-//! - **Another user's lock file** without write permission is locked through a read-only descriptor. It then contains no
-//!   process id.
-//! - **On a filesystem without locks** (some network filesystems) the sink logs this and continues. Files are never
-//!   overwritten, because they are opened with exclusive creation. But two processes may use the same numbers and fail.
+//! - **After a clean end**, the file is removed first and the lock is released afterwards. A process that opened the
+//!   file before would then lock a deleted file. So after locking, each process checks whether the path still names the
+//!   locked file. If not, the process opens and locks the file at the path again.
+//! - **A kill** releases the lock but leaves the file. This is harmless, because only the lock (`flock`) counts, not
+//!   the file.
+//! - **If the lock file belongs to another user** and is not writable, it is locked through a read-only descriptor. The
+//!   file then does not contain the process ID.
+//! - **If the filesystem does not support locks** (some network filesystems), the sink logs this and continues. Files
+//!   are never overwritten, because they are opened with exclusive creation. But two processes may select the same
+//!   segment numbers and fail.
 
 use crate::directory::{failure, remedy};
 use daq_core::sink::SinkError;
@@ -21,46 +24,47 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Maximum number of attempts if the lock file was deleted while it was locked. This happens when another process ends
-/// at that moment. Many repetitions mean that the filesystem has no stable inode numbers.
+/// Maximum number of attempts if the lock file was deleted between opening and locking. Such a deletion happens when
+/// another process ends at that moment. Many repetitions mean that the filesystem has no stable inode numbers.
 const MAX_ATTEMPTS: u32 = 100;
-/// The operation, for error messages.
+/// Name of the operation in error messages.
 const LOCK_ACTION: &str = "locking its files";
 
-/// Why a stem could not be locked.
+/// Reasons why a stem could not be locked.
 #[derive(Debug, Error)]
 pub enum LockError {
     /// Another writer holds the lock.
     #[error("{}: {}", files.display(), writing(*pid))]
     Held {
-        /// The files of the stem.
+        /// Path pattern of the stem's files.
         files: PathBuf,
-        /// Process ID in the lock file, if there is one.
+        /// The process ID in the lock file, if the file contains one.
         pid: Option<u32>,
     },
     /// The lock file was replaced during every attempt.
     #[error(
-        "cannot lock {path}: the file was replaced during each of {MAX_ATTEMPTS} attempts; try again while no other daq starts or \
-         ends there. If the error remains, choose a `path` on another filesystem, because this one has no stable inode numbers"
+        "cannot lock {path}: the file was replaced during each of {MAX_ATTEMPTS} attempts; try again while no other daq that \
+         uses this directory starts or ends. If the error remains, choose a `path` on another filesystem, because this \
+         filesystem has no stable inode numbers"
     )]
     Replaced {
-        /// The lock's file.
+        /// Path of the lock file.
         path: PathBuf,
     },
     /// A file operation failed.
     #[error("cannot {what} {path}: {source}; {}", help(source))]
     Io {
-        /// The operation.
+        /// Name of the operation.
         what: &'static str,
-        /// The lock's file.
+        /// Path of the lock file.
         path: PathBuf,
-        /// The system's error.
+        /// The error that Linux reported.
         source: std::io::Error,
     },
 }
 
 impl LockError {
-    /// Converts the error into an error of sink `sink`.
+    /// Converts this error into an error of the sink `sink`.
     pub(crate) fn of_sink(self, sink: &str) -> SinkError {
         match self {
             Self::Held { files, pid } => SinkError::Failed {
@@ -89,34 +93,38 @@ impl LockError {
 
 /// Describes the holder of a lock.
 ///
-/// The only information is the process ID in the file. Processes in another container can have the same ID, and a
-/// holder that could not write to the file leaves the ID of its predecessor.
+/// The only information is the process ID in the file. This ID may be wrong, because a process in another container can
+/// have the same ID, and a holder that could not write to the file leaves the ID of its predecessor.
 fn writing(pid: Option<u32>) -> String {
     match pid {
         Some(pid) if pid == std::process::id() => format!(
-            "locked by another writer (pid {pid}, which is also the pid of this process: another of its sinks, or a \
-             process in another container)"
+            "locked by another writer (pid {pid}, which is also the pid of this process: the \
+             writer is another sink of this process, or a process in another container)"
         ),
         Some(pid) => format!("locked by another writer (pid {pid})"),
         None => "locked by another writer".to_owned(),
     }
 }
 
-/// Advice for a failed operation on a lock file.
+/// Returns advice for a failed operation on a lock file.
 fn help(error: &std::io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::LOOP) => "it is a symbolic link, which daq does not follow; remove it",
-        Some(Errno::NXIO) => "it is a FIFO or a device, not a regular file; remove it",
+        Some(Errno::LOOP) => {
+            "the lock file is a symbolic link, which daq does not follow; remove the link"
+        }
+        Some(Errno::NXIO) => {
+            "the lock file is a FIFO or a device, not a regular file; remove this file"
+        }
         // Some network filesystems can lock only writable files.
         Some(Errno::BADF) => {
-            "it belongs to another user, and this filesystem can lock only writable files; remove it when no daq of \
-             that user writes there"
+            "the lock file belongs to another user, and this filesystem can lock only writable files; remove the lock \
+             file when no daq of that user writes to its directory"
         }
         _ => remedy(error),
     }
 }
 
-/// Exclusive right to write the files of one stem in one directory; dropping it releases the lock.
+/// The exclusive right to write the files of one stem in one directory. Dropping this value releases the lock.
 ///
 /// ```
 /// use daq_sinks::lock::{LockError, StemLock};
@@ -142,7 +150,8 @@ impl StemLock {
         Self::take_by(dir, stem, lock, is_named)
     }
 
-    /// [`take`](Self::take) with replaceable operations: locking a file, and checking whether the path still names it.
+    /// Same as [`take`](Self::take), with replaceable operations: `lock` locks a file, and `is_named` checks whether
+    /// the path still names the file.
     fn take_by(
         dir: &Path,
         stem: &str,
@@ -164,7 +173,7 @@ impl StemLock {
                 continue;
             };
             match rustix::io::retry_on_intr(|| lock(&file)) {
-                // The next attempt opens the next file, or the current holder's file.
+                // The next attempt opens the file that exists now. It may belong to the current holder.
                 Ok(()) | Err(Errno::WOULDBLOCK) if !is_named(&file, &path) => {}
                 Ok(()) => {
                     sign(&file);
@@ -179,7 +188,7 @@ impl StemLock {
                 Err(errno @ (Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL)) => {
                     tracing::warn!(
                         "this filesystem does not support locks ({errno} for {}); ensure that no other process writes {stem}-* \
-                         there, because daq cannot detect it",
+                         in this directory, because daq cannot detect such a process",
                         path.display()
                     );
                     return Ok(hold(file));
@@ -194,12 +203,12 @@ impl StemLock {
         })
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The stem.
+    /// Returns the stem.
     pub fn stem(&self) -> &str {
         &self.stem
     }
@@ -207,18 +216,18 @@ impl StemLock {
 
 impl Drop for StemLock {
     fn drop(&mut self) {
-        // Removed while it is still locked, so no other process can hold the removed file. If someone removed the file
-        // manually, the existing one belongs to another process.
+        // Remove the file while it is still locked, so that no other process can hold the lock of the removed file. If
+        // a user removed the file manually, the existing file belongs to another process.
         if is_named(&self.file, &self.path) {
-            // A remaining file has the same effect as one left by a kill.
+            // A file that cannot be removed has the same effect as one that a kill leaves behind.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Opens the lock file, or creates it if missing; read-only if it is not writable, which suffices for locking. Returns
-/// `None` if the file is missing and cannot be created, because its holder has just removed it or the directory is
-/// read-only.
+/// Opens the lock file, or creates it if it is missing. A file that is not writable is opened read-only, which is
+/// sufficient for locking. Returns `None` if the file is missing and cannot be created, because its holder has just
+/// removed it or because the directory is read-only.
 fn open(path: &Path) -> Result<Option<File>, Errno> {
     let open = |flags| {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -237,7 +246,7 @@ fn open(path: &Path) -> Result<Option<File>, Errno> {
     }
 }
 
-/// Whether `path` still names the open `file`.
+/// Returns whether `path` still names the open `file`.
 fn is_named(file: &File, path: &Path) -> bool {
     match (file.metadata(), path.symlink_metadata()) {
         (Ok(file), Ok(named)) => (file.dev(), file.ino()) == (named.dev(), named.ino()),
@@ -245,7 +254,7 @@ fn is_named(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Writes the process ID to the lock file. It is used only in error messages, so errors are ignored.
+/// Writes the process ID to the lock file. Ignores errors, because the ID is used only in error messages.
 fn sign(file: &File) {
     let text = format!("{}\n", std::process::id());
     let _ = file
@@ -295,7 +304,7 @@ mod tests {
             let last = StemLock::take_by(dir.path(), "adc", held, is_named);
             assert!(
                 !matches!(last, Err(LockError::Replaced { .. })),
-                "the last attempt counts"
+                "the last attempt must be able to succeed"
             );
         }
     }
@@ -324,11 +333,11 @@ mod tests {
     #[test]
     fn lock_error_does_not_suggest_breaking_lock() {
         let message = |errno: Errno| LockError::io("open", Path::new("x"), errno).to_string();
-        assert!(message(Errno::LOOP).ends_with("remove it"));
+        assert!(message(Errno::LOOP).ends_with("remove the link"));
         for errno in [Errno::ACCESS, Errno::PERM, Errno::ROFS, Errno::IO] {
             assert!(!message(errno).contains("remove"), "{}", message(errno));
         }
-        assert!(message(Errno::BADF).contains("when no daq of that user writes there"));
+        assert!(message(Errno::BADF).contains("when no daq of that user writes to its directory"));
     }
 
     #[test]
@@ -336,6 +345,6 @@ mod tests {
         assert_eq!(writing(None), "locked by another writer");
         assert!(writing(Some(0)).ends_with("writer (pid 0)"));
         let own = writing(Some(std::process::id()));
-        assert!(own.contains("another of its sinks, or a process in another container"));
+        assert!(own.contains("another sink of this process, or a process in another container"));
     }
 }

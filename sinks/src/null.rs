@@ -1,4 +1,4 @@
-//! `null`: discards frames, to measure the stages before it or to simulate a slow consumer.
+//! `null` discards frames, to measure the stages before it or to simulate a slow consumer.
 
 use daq_core::config::{Diagnostics, Section};
 use daq_core::entry::SinkEntry;
@@ -73,7 +73,7 @@ struct Null {
 
 impl Sink for Null {
     fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError> {
-        // One frame at a time if it waits, so that the runtime sees a heartbeat between frames.
+        // If the sink waits, it processes one frame per call, so that the runtime sees a heartbeat after each frame.
         let to = if self.delay.is_zero() {
             lease.len()
         } else {
@@ -100,7 +100,7 @@ impl Sink for Null {
     }
 }
 
-/// A cheap computation that reads every byte.
+/// Returns a sum over all bytes: a cheap computation that reads every byte.
 fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let words = words.iter().fold(0_u64, |sum, word| {

@@ -1,24 +1,25 @@
-//! `rdma`: frames to the source `rdma` of another host, by a network card that does RDMA.
+//! `rdma` sends frames to the source `rdma` of another host, with network cards that support RDMA.
 //!
-//! Frames go with all that is known of them (number, epoch, timestamp, which places arrived) by writes into the
-//! receiver's slots, or by messages. The protocol, its guarantees and the behaviour without a receiver are described in
-//! [`daq_rdma::stream`]; this file reads the configuration and opens the cards.
+//! The sender transfers each frame with its metadata (number, epoch, timestamp, and which packets arrived). The sender
+//! either writes into the receiver's slots or sends messages. [`daq_rdma::stream`] describes the protocol, its
+//! guarantees and the behaviour without a receiver. This file reads the configuration and opens the network cards.
 //!
-//! # From where
-//! A ring in host memory is read by the card itself. A ring on a GPU is copied to host memory by the staging engine
-//! first, in the plan, unless `path = "direct"` has the card read the GPU's memory; where it cannot, the start fails with
-//! every refusal. Which of the two is faster depends on card, GPU and frame size: `path = "auto"` goes by what
-//! `daq bench rdma --keep` measured of them on this machine, and is staged where that was not. Reading a GPU's memory was
-//! never run on a real card.
+//! # Data path from the ring to the card
+//! The card itself reads a ring in host memory. By default, the staging engine first copies a ring on a GPU to host
+//! memory, as shown in the plan. With `path = "direct"`, the card reads the GPU's memory instead; if the card cannot do
+//! so, the start fails with all reasons. Which of the two paths is faster depends on the card, the GPU and the frame
+//! size. `path = "auto"` selects the path that `daq bench rdma --keep` has measured as faster on this machine; without
+//! a measurement, it selects the staged path. Reading a GPU's memory has never been tested with a real card.
 //!
-//! # The receiver is away
-//! What happens to frames meanwhile is declared by the sink's `guarantee`: they wait, or they are dropped and counted. A
-//! full receiver also counts as disconnected when it has accepted nothing for `timeout`.
+//! # Without a receiver
+//! The sink's `guarantee` determines what happens to frames while no receiver is connected: they wait, or they are
+//! dropped and counted. A receiver whose ring is full also counts as disconnected after it has accepted nothing for
+//! `timeout`.
 
+use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::SinkEntry;
-use daq_core::examine::{FileUse, NamedFile};
 use daq_core::layout::Layout;
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::Lease;
@@ -36,10 +37,10 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The registry entry.
+/// Registry entry of `rdma`.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "rdma",
-    summary: "Sends frames by RDMA to the source rdma of another host",
+    summary: "Sends frames by RDMA to an rdma source on another host",
     example: "\
 [sink.NAME]
 driver = \"rdma\"
@@ -80,11 +81,11 @@ nics = [\"emulated\"]
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RdmaKeys {
-    /// The receiver's host and port, as in `"10.0.0.2:7471"`: a source `rdma`.
+    /// Host and port of the receiver, which is a source `rdma`, as in `"10.0.0.2:7471"`.
     pub to: String,
-    /// The NICs that send, such as `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` is sent over rail `n` modulo
-    /// the number of rails. `"emulated"` is an emulated NIC for tests. `"auto"`, which must be the only entry, is the fastest
-    /// NIC that is up, or with `path = "direct"` the one nearest to the GPU of the ring.
+    /// The NICs that send, such as `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` is sent over rail `n`
+    /// modulo the number of rails. `"emulated"` is an emulated NIC for tests. `"auto"`, which must be the only entry,
+    /// is the fastest NIC that is up, or with `path = "direct"` the NIC nearest to the GPU of the ring.
     pub nics: NicNames,
     /// Number of queue pairs per NIC, each a separate rail; default 1. The total over all NICs must not exceed 255.
     #[serde(default = "one")]
@@ -93,26 +94,28 @@ pub struct RdmaKeys {
     /// needs the same value.
     #[serde(default)]
     pub connection: Connection,
-    /// The secret of 16 to 64 bytes that the receiver asks for. It is not encrypted on its way. Needs `connection = "tcp"`.
-    /// Others may read the configuration: prefer `token_file`.
+    /// The shared secret that the receiver requires, 16 to 64 bytes. The secret is sent unencrypted. Needs `connection
+    /// = "tcp"`. Other users may be able to read the configuration, so prefer `token_file`.
     pub token: Option<Secret>,
-    /// A file that holds the token alone, such as `"/etc/daq/link.token"`.
+    /// A file that contains only the token, such as `"/etc/daq/link.token"`.
     pub token_file: Option<PathBuf>,
-    /// `"write"`: write into the receiver's slots; `"send"`: send messages into the receives that it has posted;
-    /// default `"write"`. The receiver needs the same value.
+    /// `"write"` writes into the receiver's slots; `"send"` sends messages into the receives that the receiver has
+    /// posted. Default `"write"`. The receiver needs the same value.
     #[serde(default)]
     pub mode: Mode,
-    /// `"rc"`: reliable, no frame is lost; `"uc"`: unreliable writes; `"ud"`: unreliable messages of one packet, over
-    /// one queue pair, without backpressure. Default `"rc"`. The receiver needs the same value.
+    /// `"rc"` is a reliable connection: no frame is lost. `"uc"` uses unreliable writes. `"ud"` uses unreliable
+    /// messages of one packet, over one queue pair, without backpressure. Default `"rc"`. The receiver needs the same
+    /// value.
     #[serde(default)]
     pub service: Service,
-    /// How frames of a ring on a GPU get to the card: `"staged"`, by a ring in host memory; `"direct"`, the card reads
-    /// the GPU's memory, or the start fails; default `"auto"`: the faster one for frames of that size, by what
-    /// `daq bench rdma --keep` has measured of GPU and card on this machine, `"staged"` where it has not.
+    /// How the card reads frames of a ring on a GPU. `"staged"` first copies the frames to a ring in host memory. With
+    /// `"direct"` the card reads the GPU's memory; if the card cannot read it, the start fails. Default `"auto"`
+    /// selects the path that `daq bench rdma --keep` has measured as faster for this frame size, GPU and card on this
+    /// machine; without a measurement, `"auto"` selects `"staged"`.
     #[serde(default)]
     pub path: PathKey,
-    /// Payloads and records up to this size are sent inline, inside the work request; at most 4 KiB and the NIC's
-    /// limit; default `"256 B"`.
+    /// Maximum size of payloads and records that are sent inline, inside the work request. At most 4 KiB and the NIC's
+    /// limit. Default `"256 B"`.
     #[serde(default = "inline")]
     pub inline: ByteSize,
     /// Maximum size of one write, at least 4 KiB; default `"1 MiB"`.
@@ -121,7 +124,8 @@ pub struct RdmaKeys {
     /// Maximum number of frames in flight per rail, 1 to 16384; default 128, or less if the NIC supports less.
     #[serde(default = "depth")]
     pub depth: u32,
-    /// The sink treats a receiver that accepts no frame for this time as unavailable; default `"1 s"`, at most `"60 s"`.
+    /// Time without an accepted frame after which the sink treats the receiver as unavailable. Default
+    /// `"1 s"`, at most `"60 s"`.
     #[serde(default = "timeout")]
     pub timeout: Span,
 }
@@ -146,19 +150,19 @@ const fn timeout() -> Span {
     Span(Duration::from_secs(1))
 }
 
-/// Maximum of [`RdmaKeys::timeout`]: a stop waits this long.
+/// Maximum of [`RdmaKeys::timeout`], because a stop may wait this long.
 const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// How frames of a ring in GPU memory reach the NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PathKey {
-    /// The path that was measured to be faster; without a measurement, staged.
+    /// The path that was measured as faster; without a measurement, the staged path.
     #[default]
     Auto,
     /// The card reads the GPU's memory.
     Direct,
-    /// By host memory.
+    /// Frames are copied to host memory first.
     Staged,
 }
 
@@ -183,16 +187,16 @@ impl RdmaKeys {
         if self.nics.is_mixed() {
             return Err(
                 Problem::at("nics", "`auto` cannot be combined with other NICs")
-                    .help("write nics = \"auto\" alone, or name each"),
+                    .help("set nics = \"auto\", or list the name of each NIC"),
             );
         }
         if self.nics.all().is_empty() {
             return Err(Problem::at("nics", "no NIC is named")
-                .help("name one, as in [\"mlx5_0\"]; `rdma link` lists them"));
+                .help("name at least one NIC, as in [\"mlx5_0\"]; `rdma link` lists the NICs of this host"));
         }
         if rails == 0 || rails > usize::from(MAX_RAILS) {
             let message =
-                format!("the total number of queue pairs is {rails}; it must be 1 to {MAX_RAILS}");
+                format!("the total number of queue pairs must be 1 to {MAX_RAILS}, not {rails}");
             return Err(Problem::at("queue_pairs", message).help("try 1"));
         }
         if let Some((message, help)) = self.mode.problem(self.service, rails) {
@@ -205,23 +209,23 @@ impl RdmaKeys {
             .token_keys()
             .problem(self.connection == Connection::Tcp)
         {
-            // Not at `token`: the line with the secret must not be printed.
+            // The error is not reported at `token`, because the line with the secret must not be printed.
             return Err(Problem::at("token_file", message).help(help));
         }
         if self.timeout.0 > MAX_TIMEOUT {
-            let message = "the maximum is 60 s, because a stop may wait as long";
+            let message = "`timeout` must be at most 60 s, because a stop may wait this long";
             return Err(Problem::at("timeout", message).help("try \"1 s\""));
         }
         if self.inline.0 > 4096 {
-            let message = format!("{} is more than 4 KiB", self.inline);
+            let message = format!("`inline` must be at most 4 KiB, not {}", self.inline);
             return Err(Problem::at("inline", message).help("try \"256 B\""));
         }
         if self.chunk.0 < 4096 {
-            let message = format!("{} is less than 4 KiB", self.chunk);
+            let message = format!("`chunk` must be at least 4 KiB, not {}", self.chunk);
             return Err(Problem::at("chunk", message).help("try \"1 MiB\""));
         }
         if !(1..=16384).contains(&self.depth) {
-            let message = format!("{} is not from 1 to 16384", self.depth);
+            let message = format!("`depth` must be from 1 to 16384, not {}", self.depth);
             return Err(Problem::at("depth", message).help("try 128"));
         }
         Ok(())
@@ -237,7 +241,7 @@ impl RdmaKeys {
             depth: self.depth,
             wait: context.wait,
             timeout: self.timeout.0,
-            ..Options::new(&self.to, context.slot_bytes, context.places)
+            ..Options::new(&self.to, context.slot_bytes, context.packets_per_frame)
         }
     }
 
@@ -245,14 +249,14 @@ impl RdmaKeys {
         let why = match self.to.to_socket_addrs() {
             Ok(mut addresses) => match addresses.next() {
                 Some(address) => return Ok(address),
-                None => "the name has no address".to_owned(),
+                None => "the host name has no IP address".to_owned(),
             },
             Err(error) => error.to_string(),
         };
         Err(SinkError::Failed {
             what: format!("receiver {}", self.to),
             why: format!(
-                "{why}; set `to` to its IP address, or make the name resolvable on this host"
+                "{why}; set `to` to the receiver's IP address, or make the name resolvable on this host"
             ),
         })
     }
@@ -265,7 +269,7 @@ fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn
 }
 
 impl SinkSpec for RdmaKeys {
-    /// A receiver accepts one sender.
+    /// A receiver accepts only one sender, so the sink claims the receiver.
     fn claims(&self) -> Vec<Claim> {
         vec![Claim::Device(format!("receiver {}", self.to))]
     }
@@ -288,12 +292,12 @@ impl SinkSpec for RdmaKeys {
         self.nics.device()
     }
 
-    fn needs(&self, slot_bytes: usize, places: u32) -> Option<String> {
+    fn needs(&self, slot_bytes: usize, packets_per_frame: u32) -> Option<String> {
         let slot = ByteSize(slot_bytes as u64);
         Some(format!(
-            "the source rdma at {} needs slots of {slot} and places = {}",
+            "the source rdma at {} needs slots of {slot} and packets_per_frame = {}",
             self.to,
-            places.max(1)
+            packets_per_frame.max(1)
         ))
     }
 

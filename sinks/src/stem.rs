@@ -1,27 +1,27 @@
-//! The stem of a sink's files: the start of their names, and their directory.
+//! The stem of a sink's files: the directory of the files and the beginning of the file names.
 
 use crate::directory::make_directory;
 use crate::lock::StemLock;
+use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::examine::{FileUse, NamedFile};
 use daq_core::sink::{SinkContext, SinkError};
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
 /// Keys of a sink that writes files with a common stem.
 pub(crate) trait StemKeys: DeserializeOwned {
-    /// The key `path`: the directory.
+    /// Returns the key `path`, the directory.
     fn path(&self) -> &Path;
 
-    /// The key `name`: the stem, if it is not the sink's name.
+    /// Returns the key `name`, the stem; `None` if the stem is the sink's name.
     fn name(&self) -> Option<&str>;
 
-    /// Checks everything else that does not depend on the input.
+    /// Checks all other properties that do not depend on the input.
     fn check(&self) -> Result<(), Problem>;
 }
 
-/// Start of a sink's file names, `NAME` in `PATH/NAME-000000`.
+/// The beginning of a sink's file names: `NAME` in `PATH/NAME-000000`.
 #[derive(Debug)]
 pub(crate) struct Stem {
     path: PathBuf,
@@ -45,7 +45,7 @@ impl Stem {
         Some((Self { path, name }, keys))
     }
 
-    /// The resource claims of the stem's files.
+    /// Returns the resource claims for the stem's files.
     pub(crate) fn claims(&self) -> Vec<Claim> {
         vec![Claim::Stem(self.path.join(&self.name))]
     }
@@ -54,7 +54,7 @@ impl Stem {
         vec![NamedFile::new("path", &self.path, FileUse::WritesInto)]
     }
 
-    /// Creates the directory and locks the stem in it.
+    /// Creates the directory and locks the stem in this directory.
     pub(crate) fn lock(&self, context: &SinkContext) -> Result<StemLock, SinkError> {
         let dir = context.directory.join(&self.path);
         make_directory(&dir)?;
@@ -62,10 +62,10 @@ impl Stem {
     }
 }
 
-/// A file name may have 255 bytes; the part after the stem has up to 40.
+/// Maximum length of a stem. A file name may have 255 bytes, and the part after the stem has up to 40 bytes.
 const MAX_STEM_BYTES: usize = 200;
 
-/// Rejects names that cannot be part of a file name, whether from the key `name` or from the sink's own name.
+/// Rejects names that cannot be part of a file name. The name may come from the key `name` or from the section.
 fn check_name(name: &str) -> Result<(), Problem> {
     let shown: String = name.chars().take(40).collect();
     let problem = if name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.') {

@@ -1,4 +1,4 @@
-//! Sinks allocate nothing while frames flow.
+//! Checks that sinks allocate no memory while frames flow.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,16 +14,16 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call is handed to the system's allocator unchanged.
+// SAFETY: every call is passed unchanged to the system's allocator, which satisfies the contract of `GlobalAlloc`.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps `GlobalAlloc`'s contract, which is `System`'s.
+        // SAFETY: the caller satisfies the contract of `GlobalAlloc`, which is also that of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as above; `ptr` came from `System`.
+        // SAFETY: the caller satisfies the contract of `GlobalAlloc`, and `System` has allocated `ptr`.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -33,14 +33,14 @@ static COUNTING: Counting = Counting;
 
 const FRAME: usize = 4000;
 
-/// Frames with gaps and missing places.
+/// Returns frames with gaps and missing packets.
 fn frames(from: u64) -> Vec<Sent> {
     (from..from + 8)
         .map(|n| {
             let whole = FrameMeta::whole(n * 2, FRAME);
             let flags = Flags::INCOMPLETE;
             let meta = FrameMeta {
-                places: 10,
+                packets_per_frame: 10,
                 arrived: 9,
                 flags,
                 ..whole
@@ -54,7 +54,7 @@ fn frames(from: u64) -> Vec<Sent> {
         .collect()
 }
 
-// One test: another one running beside it would be counted.
+// This file has only one test, because the allocations of a concurrent test would be counted too.
 #[test]
 fn frames_are_written_without_allocations() {
     for (driver, keys) in [
@@ -86,7 +86,7 @@ fn frames_are_written_without_allocations() {
             assert_eq!(taken, 8);
             after - before
         };
-        // The first frames open files and make the channels' threads known to each other.
+        // The first frames open files and start to use the threads' channels, which allocates memory.
         (0..40).for_each(|i| {
             give(i * 8);
         });

@@ -1,4 +1,4 @@
-//! The `file` sink on a full disk: no frame is torn, duplicated or lost without being counted.
+//! Tests the `file` sink on a full disk. No frame may be truncated, duplicated, or lost without being counted.
 
 #![allow(clippy::unwrap_used)]
 
@@ -39,7 +39,7 @@ fn ballast(dir: &Path) -> PathBuf {
     path
 }
 
-/// Sequence numbers of the frames in the files, after checking the files; and causes of gaps.
+/// Checks the files. Returns the sequence numbers of their frames and the causes of gaps.
 fn recorded(dir: &Path) -> (Vec<u64>, Vec<(u64, Option<String>)>) {
     let mut metas: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
@@ -74,7 +74,7 @@ fn recorded(dir: &Path) -> (Vec<u64>, Vec<(u64, Option<String>)>) {
     (numbers, gaps)
 }
 
-/// Small segments are closed while the disk is full, a large one stays open.
+/// Small segments are closed while the disk is full; the large segment stays open.
 const KEYS: [&str; 2] = ["segment = \"300 kB\"", "segment = \"1 GiB\""];
 
 #[test]
@@ -141,7 +141,7 @@ fn disk_full_without_guarantee_reports_drops_and_cause() {
                 break;
             }
         }
-        assert_eq!(after, 8, "the sink never went on");
+        assert_eq!(after, 8, "the sink did not continue");
         sink.finish().unwrap();
         let (numbers, gaps) = recorded(&dir.join("out"));
         assert_eq!(ledger.frames.get(), numbers.len() as u64);
@@ -198,7 +198,7 @@ fn disk_full_still_closes_segment_of_many_epochs() {
     let mut feed = Feed::new(8, SMALL, 0);
     let mut taken = 0;
     for epoch in 1.. {
-        assert!(epoch < 100_000, "the disk never got full");
+        assert!(epoch < 100_000, "the disk was never full");
         let meta = FrameMeta {
             epoch,
             timestamp: Timestamp {
@@ -224,7 +224,7 @@ fn disk_full_still_closes_segment_of_many_epochs() {
     let bytes = std::fs::metadata(&meta).unwrap().len();
     assert!(
         bytes > daq_sinks::file::segment::META_SLACK,
-        "{bytes} B of metadata are too few for this test"
+        "{bytes} B of metadata are not enough for this test"
     );
     let data = Meta::read(&meta).unwrap().data_path(&meta);
     assert_eq!(std::fs::metadata(data).unwrap().len(), taken * SMALL as u64);

@@ -1,4 +1,4 @@
-//! Frames through the `file` sink: the files contain what was sent.
+//! Writes frames with the `file` sink, and checks that the files contain the frames that were sent.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use support::{Feed, SCALARS, Sent, context, layout, names, spec, wait_for};
 
-/// The committed segments of `stem` in order: metadata and data.
+/// Returns the metadata and the data of the committed segments of `stem`, in order.
 fn segments(dir: &Path, stem: &str) -> Vec<(Meta, Vec<u8>)> {
     let mut names: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
@@ -43,7 +43,7 @@ fn segments(dir: &Path, stem: &str) -> Vec<(Meta, Vec<u8>)> {
     .collect()
 }
 
-/// The names in `dir` except lock files, which exist while a sink exists.
+/// Returns the names in `dir`, except those of lock files, which exist as long as a sink exists.
 fn files(dir: &Path) -> Vec<String> {
     let mut names = names(dir);
     names.retain(|name| !name.starts_with('.'));
@@ -228,7 +228,11 @@ fn segments_rotate_by_size_and_numbering_continues() {
         .map(|(meta, _)| meta.global.stream.as_ref().unwrap().segment)
         .collect();
     assert_eq!(numbers, (0..12).collect::<Vec<_>>());
-    assert_eq!(names(dir.path()).len(), 24, "nothing but pairs");
+    assert_eq!(
+        names(dir.path()).len(),
+        24,
+        "the directory must contain only pairs of files"
+    );
 }
 
 #[test]
@@ -243,7 +247,10 @@ fn segment_rotates_by_age_and_empty_one_leaves_no_file() {
     let mut feed = Feed::new(8, 100, 0);
     let out = dir.path().join("out");
     sink.tick().unwrap();
-    assert!(files(&out).is_empty(), "no file before the first frame");
+    assert!(
+        files(&out).is_empty(),
+        "no file may exist before the first frame"
+    );
     for n in 0..3 {
         feed.give(&mut *sink, &[counting(n, 100)]);
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -318,7 +325,7 @@ fn file_keys_invalid_are_rejected() {
         ),
         (
             "path = \"out\"\nbuffer = 1",
-            "1 B is not between 4 KiB and 256 MiB",
+            "`buffer` must be 4 KiB to 256 MiB, not 1 B",
         ),
         ("segment = \"1 GiB\"", "path"),
     ] {
@@ -335,18 +342,21 @@ fn file_keys_invalid_are_rejected() {
     let others = spec("file", "disk2", "path = \"out\"").unwrap().claims();
     assert!(
         !claims[0].conflicts(&others[0]),
-        "two stems share a directory"
+        "two stems may share a directory"
     );
     let same = spec("file", "disk2", "path = \"out\"\nname = \"disk\"")
         .unwrap()
         .claims();
-    assert!(claims[0].conflicts(&same[0]), "one stem has one owner");
+    assert!(
+        claims[0].conflicts(&same[0]),
+        "two sinks must not use the same stem"
+    );
     let below = spec("zarr", "disk", "path = \"out/disk\"")
         .unwrap()
         .claims();
     assert!(
         !claims[0].conflicts(&below[0]),
-        "a directory may be called like a stem beside it"
+        "a directory may have the same name as a stem beside it"
     );
     let layout = Layout {
         points: 0,
@@ -361,13 +371,14 @@ fn file_keys_invalid_are_rejected() {
 }
 
 const POINTS: usize = 24;
-const PLACES: u32 = 6;
-const PLACE_BYTES: usize = 7;
+const PACKETS_PER_FRAME: u32 = 6;
+const PACKET_BYTES: usize = 7;
 const CHANNELS: u32 = 2;
-/// Two channels of int8, 24 points: 48 bytes, 6 places of 7 bytes and one of 6.
+/// Frames with two channels of int8 and 24 points have 48 bytes: 6 packets of 7 bytes and one of 6 bytes.
 const FRAME: usize = 48;
 
-/// One frame: distance of its number from the last one, whether it starts an epoch, missing packets, bytes cut off.
+/// One frame: the difference of its number to the previous frame's number, whether the frame starts an epoch, its
+/// missing packets, and the number of bytes removed from its end.
 type Step = (u64, bool, BTreeSet<u32>, usize);
 
 fn frames(steps: &[Step]) -> Vec<Sent> {
@@ -388,14 +399,14 @@ fn frames(steps: &[Step]) -> Vec<Sent> {
         }
         let length = FRAME - cut;
         let mut sent = counting(sequence, length);
-        let mut present = (1_u64 << (PLACES + 1)) - 1;
-        for place in missing {
-            present &= !(1 << place);
+        let mut present = (1_u64 << (PACKETS_PER_FRAME + 1)) - 1;
+        for packet in missing {
+            present &= !(1 << packet);
         }
         sent.meta = FrameMeta {
             epoch,
             flags,
-            places: PLACES + 1,
+            packets_per_frame: PACKETS_PER_FRAME + 1,
             arrived: present.count_ones(),
             length,
             ..sent.meta
@@ -408,13 +419,13 @@ fn frames(steps: &[Step]) -> Vec<Sent> {
 }
 
 proptest! {
-    // Every case writes and syncs several files.
+    // The number of cases is limited, because every case writes and syncs several files.
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn gaps_are_annotated_exactly(
         steps in vec((prop_oneof![4 => Just(1_u64), 1 => 2_u64..9], prop::bool::weighted(0.1),
-            btree_set(0..=PLACES, 0..4), prop_oneof![5 => Just(0_usize), 1 => 0_usize..20]), 1..40),
+            btree_set(0..=PACKETS_PER_FRAME, 0..4), prop_oneof![5 => Just(0_usize), 1 => 0_usize..20]), 1..40),
         segment in 40_u64..400,
     ) {
         let group = CHANNELS as usize;
@@ -423,11 +434,11 @@ proptest! {
         let layout = layout(Scalar::Int8, false, CHANNELS, POINTS);
         let keys = format!("path = \".\"\nsegment = {segment}\nbuffer = 4096");
         let mut sink = spec("file", "adc", &keys).unwrap()
-            .build(context(dir.path(), "adc", layout, PLACES + 1, PLACE_BYTES)).unwrap();
-        Feed::new(8, FRAME, PLACES + 1).give(&mut *sink, &sent);
+            .build(context(dir.path(), "adc", layout, PACKETS_PER_FRAME + 1, PACKET_BYTES)).unwrap();
+        Feed::new(8, FRAME, PACKETS_PER_FRAME + 1).give(&mut *sink, &sent);
         sink.finish().unwrap();
 
-        // Content of the files for every sample: (epoch, number in its epoch's stream) -> (bytes, missing).
+        // Every sample in the files: (epoch, index in the epoch's stream) -> (bytes, whether it is missing).
         let mut listed = BTreeMap::new();
         let mut lost = 0;
         for (meta, data) in segments(dir.path(), "adc") {
@@ -457,7 +468,7 @@ proptest! {
                 jumps += frame.meta.sequence - sent[i - 1].meta.sequence - 1;
             }
             for (p, sample) in frame.bytes.chunks_exact(group).enumerate() {
-                let gone = |byte: usize| frame.present[0] >> (byte / PLACE_BYTES) & 1 == 0;
+                let gone = |byte: usize| frame.present[0] >> (byte / PACKET_BYTES) & 1 == 0;
                 let missing = (p * group..(p + 1) * group).any(gone);
                 let key = (frame.meta.epoch, frame.meta.sequence * POINTS as u64 + p as u64);
                 wanted.insert(key, (sample.to_vec(), missing));

@@ -1,6 +1,6 @@
-//! A stem has at most one writer at any moment.
+//! Checks that a stem never has more than one writer.
 //!
-//! No test in this file may start a process, because between fork and exec it would hold every lock of this process.
+//! No test in this file may start a process. Between fork and exec, the child would hold every lock of this process.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,12 +23,12 @@ fn build(driver: &str, dir: &Path) -> Result<Box<dyn Sink>, SinkError> {
     spec(driver, "adc", "path = \".\"").unwrap().build(context)
 }
 
-/// Why a sink was not built.
+/// Returns the reason why a sink was not built.
 fn refusal(driver: &str, dir: &Path) -> (String, String) {
     match build(driver, dir) {
         Err(SinkError::Failed { what, why }) => (what, why),
         Err(error) => panic!("{error}"),
-        Ok(_) => panic!("two writers of one stem"),
+        Ok(_) => panic!("a second writer of the same stem was accepted"),
     }
 }
 
@@ -45,7 +45,7 @@ fn give(sink: &mut dyn Sink, sequence: u64) {
 fn stem_of_other_process_is_rejected_between_its_files() {
     for driver in ["file", "zarr"] {
         let dir = tempfile::tempdir().unwrap();
-        // The state left by another process that has closed one segment and not yet begun the next.
+        // Another process has closed one segment and has not begun the next one.
         for name in ["adc-000000.sigmf-data", "adc-000000.sigmf-meta"] {
             std::fs::write(dir.path().join(name), "").unwrap();
         }
@@ -64,7 +64,7 @@ fn stem_of_other_process_is_rejected_between_its_files() {
                 why.starts_with(message) && why.contains("another `name` or `path` for sink `adc`"),
                 "{why}"
             );
-            assert_eq!(names(dir.path()), before, "nothing was touched");
+            assert_eq!(names(dir.path()), before, "the files must not change");
         }
         drop(other);
         let mut sink = build(driver, dir.path()).unwrap();
@@ -79,12 +79,12 @@ fn sink_locks_stem_for_its_lifetime() {
         let mut sink = build(driver, dir.path()).unwrap();
         let pid = std::fs::read_to_string(dir.path().join(LOCK)).unwrap();
         assert_eq!(pid, format!("{}\n", std::process::id()));
-        // Before the first frame, between two, and when all are written.
+        // Before the first frame, between two frames, and after the last frame.
         for step in 0..3 {
             for driver in [driver, other] {
                 let (_, why) = refusal(driver, dir.path());
                 assert!(
-                    why.contains("another of its sinks, or a process in another"),
+                    why.contains("another sink of this process, or a process in another"),
                     "{why}"
                 );
             }
@@ -104,7 +104,7 @@ fn sink_locks_stem_for_its_lifetime() {
 fn lock_of_killed_process_is_released() {
     for driver in ["file", "zarr"] {
         let dir = tempfile::tempdir().unwrap();
-        // A longer process ID than ours leaves no digits behind.
+        // A longer process ID in the file must be overwritten completely.
         std::fs::write(dir.path().join(LOCK), "4294967295\n").unwrap();
         let sink = build(driver, dir.path()).unwrap();
         let pid = std::fs::read_to_string(dir.path().join(LOCK)).unwrap();
@@ -142,7 +142,10 @@ fn lock_file_that_is_symlink_is_not_followed() {
     std::fs::write(&precious, "precious").unwrap();
     std::os::unix::fs::symlink(&precious, dir.path().join(LOCK)).unwrap();
     let (_, why) = refusal("file", dir.path());
-    assert!(why.contains(LOCK) && why.contains("remove it"), "{why}");
+    assert!(
+        why.contains(LOCK) && why.contains("remove the link"),
+        "{why}"
+    );
     assert_eq!(std::fs::read_to_string(precious).unwrap(), "precious");
 }
 
@@ -156,7 +159,10 @@ fn lock_under_contention_has_one_holder() {
                 while taken.load(Ordering::Relaxed) < 2000 {
                     match StemLock::take(dir.path(), "adc") {
                         Ok(lock) => {
-                            assert!(!inside.swap(true, Ordering::SeqCst), "two hold the lock");
+                            assert!(
+                                !inside.swap(true, Ordering::SeqCst),
+                                "two threads hold the lock"
+                            );
                             std::thread::yield_now();
                             inside.store(false, Ordering::SeqCst);
                             drop(lock);

@@ -1,4 +1,4 @@
-//! A lock file of another user that is readable but not writable is still respected.
+//! Checks that a lock file of another user is respected, even if it is readable but not writable.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,19 +12,19 @@ use std::process::Command;
 const NAME: &str = "lock_of_other_user_is_respected_until_released";
 const UNPRIVILEGED_UID: u32 = 65534;
 
-/// Files that the other user's process examines, and the expected results.
-fn look(dir: &Path, holder: &str) {
+/// Checks, in a process of the other user, what the sinks do with the lock file.
+fn check_lock(dir: &Path, holder: &str) {
     let lock = dir.join(".adc.lock");
     assert!(
         std::fs::File::options().write(true).open(&lock).is_err(),
-        "this user may write to it"
+        "this user must not be able to write to the lock file"
     );
     if holder.is_empty() {
         let held = StemLock::take(dir, "adc").unwrap();
         let second = StemLock::take(dir, "adc");
         assert!(matches!(second, Err(LockError::Held { .. })), "{second:?}");
         drop(held);
-        // A user who may create files in the directory may remove them.
+        // A user who may create files in the directory may also remove them.
         assert!(!lock.exists());
     } else {
         let error = StemLock::take(dir, "adc").unwrap_err();
@@ -40,7 +40,7 @@ fn look(dir: &Path, holder: &str) {
 #[test]
 fn lock_of_other_user_is_respected_until_released() {
     if let Some(dir) = std::env::var_os("DAQ_LOCK_DIR") {
-        look(Path::new(&dir), &std::env::var("DAQ_LOCK_HOLDER").unwrap());
+        check_lock(Path::new(&dir), &std::env::var("DAQ_LOCK_HOLDER").unwrap());
         return;
     }
     if !rustix::process::geteuid().is_root() {
@@ -77,7 +77,7 @@ fn lock_of_other_user_is_respected_until_released() {
     std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     other_user(&std::process::id().to_string());
     drop(lock);
-    // The state after a kill.
+    // Create the file that a kill leaves behind.
     std::fs::write(&path, "4242\n").unwrap();
     std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     other_user("");

@@ -1,4 +1,4 @@
-//! Configurations of an `rdma` sink, and its behaviour without a receiver.
+//! Tests configurations of an `rdma` sink, and its behaviour without a receiver.
 
 #![allow(clippy::unwrap_used)]
 
@@ -39,15 +39,15 @@ fn rdma_invalid_config_is_rejected_with_fix() {
         ),
         (
             "to = \"host:1\"\nnics = [\"a\"]\ninline = \"1 MiB\"",
-            "more than 4 KiB",
+            "must be at most 4 KiB",
         ),
         (
             "to = \"host:1\"\nnics = [\"a\"]\nchunk = \"1 KiB\"",
-            "less than 4 KiB",
+            "must be at least 4 KiB",
         ),
         (
             "to = \"host:1\"\nnics = [\"a\"]\ndepth = 0",
-            "not from 1 to 16384",
+            "must be from 1 to 16384",
         ),
         (
             "to = \"host:1\"\nnics = [\"emulated\"]\nconnection = \"cm\"",
@@ -63,7 +63,7 @@ fn rdma_invalid_config_is_rejected_with_fix() {
         ),
         (
             "to = \"host:1\"\nnics = [\"a\"]\ntimeout = \"61 s\"",
-            "the maximum is 60 s",
+            "must be at most 60 s",
         ),
     ] {
         let refused = spec("rdma", "n", keys).err().unwrap();

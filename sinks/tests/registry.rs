@@ -1,4 +1,4 @@
-//! Every entry's example is a valid section that shows all keys; `null` counts.
+//! Checks that the example of every registry entry is valid and shows all keys, and that `null` counts frames.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,10 +11,10 @@ use daq_core::region::Placement;
 use daq_sinks::SINKS;
 use support::{Feed, Sent, context, layout, spec};
 
-/// Keys that the engine takes out before a sink sees its section.
+/// Keys that the runtime removes before a sink receives its section.
 const ENGINE: [&str; 6] = ["driver", "input", "guarantee", "wait", "core", "burst"];
 
-/// The example, and the same with the keys in its comments written.
+/// Returns the example, and the same example with the commented keys enabled.
 fn examples(example: &str) -> [String; 2] {
     let uncomment = |line: &str| match line.strip_prefix("# ") {
         Some(key)
@@ -71,10 +71,10 @@ fn sink_examples_are_valid_and_show_every_key() {
         let schema = (entry.schema)();
         let keys = schema.get("properties").unwrap().as_object().unwrap();
         for (key, value) in keys {
-            // A key that excludes another one of the example stands in a comment beside it.
+            // A key that excludes another key of the example is shown in a comment beside that key.
             assert!(
                 shown.contains(key) || entry.example.contains(&format!("`{key} = ")),
-                "the example of {} does not show `{key}`",
+                "the example of {} must show `{key}`",
                 entry.name
             );
             assert!(

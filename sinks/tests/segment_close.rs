@@ -1,4 +1,4 @@
-//! Segments contain exactly the written bytes, and every point at which a process may die leaves the documented state.
+//! Checks that segments contain exactly the written bytes, and that a kill at any point leaves the documented state.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ const STEPS: [Step; 7] = [
     Step::Done,
 ];
 
-/// Files found by the next start.
+/// Returns the files that the next start finds.
 fn recover(dir: &Path) -> Recovered {
     let lock = StemLock::take(dir, STEM).unwrap();
     daq_sinks::file::segment::recover(&lock).unwrap()
@@ -50,8 +50,8 @@ fn meta(bytes: usize) -> Vec<u8> {
     format!("{{\"global\":{{\"daq:bytes\":{bytes}}}}}").into_bytes()
 }
 
-/// Every metadata file is beside complete data; at most one other segment exists, and it is marked partial or proved
-/// complete.
+/// Checks that every metadata file is beside complete data. At most one other segment may exist, which must be marked
+/// as partial or be provably complete.
 fn assert_promise(dir: &Path, wanted: &[u8]) {
     let names: Vec<String> = std::fs::read_dir(dir)
         .unwrap()
@@ -75,7 +75,7 @@ fn assert_promise(dir: &Path, wanted: &[u8]) {
         } else if name.ends_with(".sigmf-data.partial") {
             assert!(
                 wanted.starts_with(&std::fs::read(&path).unwrap()),
-                "a partial is a prefix"
+                "a partial file must be a prefix of the data"
             );
         }
     }
@@ -97,7 +97,7 @@ fn close_interrupted_at_any_step_is_recoverable() {
             let last = if index == 0 { Step::Done } else { stop };
             writer.close_until(&meta(wanted.len()), last).unwrap();
         }
-        // Dropping an open writer has the same effect as a kill.
+        // Dropping a writer with an open segment has the same effect as a kill.
         drop(writer);
         assert_promise(dir.path(), &wanted);
         let found = recover(dir.path());
@@ -162,7 +162,7 @@ fn recovery_leaves_other_files_unchanged() {
     for other in others {
         std::fs::write(dir.path().join(other), b"x").unwrap();
     }
-    // Both names of one segment: someone copied files.
+    // A user has copied files, so both names of one segment exist.
     let twice = SegmentPaths::new(dir.path(), &segment_name(STEM, 5));
     std::fs::write(&twice.data, b"one").unwrap();
     std::fs::write(&twice.partial, b"two").unwrap();
@@ -194,7 +194,7 @@ fn existing_files_are_not_overwritten() {
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
         std::fs::remove_file(path).unwrap();
     }
-    // Something appears under the final name while the segment is written.
+    // Another program creates a file with the final name while the segment is written.
     writer.open(dir.path(), "a").unwrap();
     writer.write(b"mine").unwrap();
     std::fs::write(dir.path().join("a.sigmf-data"), b"precious").unwrap();
@@ -206,7 +206,10 @@ fn existing_files_are_not_overwritten() {
         std::fs::read(dir.path().join("a.sigmf-data")).unwrap(),
         b"precious"
     );
-    assert_eq!(std::fs::read(writer.abandon().unwrap()).unwrap(), b"mine");
+    assert_eq!(
+        std::fs::read(writer.keep_partial().unwrap()).unwrap(),
+        b"mine"
+    );
 }
 
 #[test]
@@ -215,13 +218,13 @@ fn calls_out_of_order_are_rejected() {
     let mut writer = SegmentWriter::new(&small()).unwrap();
     assert!(matches!(writer.write(b"x"), Err(SegmentError::NotOpen)));
     assert!(matches!(writer.close(b"{}"), Err(SegmentError::NotOpen)));
-    assert_eq!(writer.abandon(), None);
+    assert_eq!(writer.keep_partial(), None);
     writer.open(dir.path(), "a").unwrap();
     assert!(matches!(
         writer.open(dir.path(), "b"),
         Err(SegmentError::StillOpen { .. })
     ));
-    writer.abandon().unwrap();
+    writer.keep_partial().unwrap();
     let error = writer
         .open(Path::new("/nonexistent"), "b")
         .unwrap_err()
@@ -233,7 +236,8 @@ fn calls_out_of_order_are_rejected() {
     );
 }
 
-/// tmpfs, where direct I/O and reservations differ from those of disks; elsewhere the system's temporary directory.
+/// Returns a directory on tmpfs, where direct I/O and reservations differ from those of disks. Without tmpfs, returns a
+/// temporary directory.
 fn memory_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm")
         .or_else(|_| tempfile::tempdir())
@@ -309,7 +313,7 @@ fn writer_is_reusable_and_frees_reserved_space() {
             let bytes = pattern(30_000 + usize::from(index), index);
             writer.write(&bytes).unwrap();
             if index == 3 {
-                let partial = writer.abandon().unwrap();
+                let partial = writer.keep_partial().unwrap();
                 assert!(bytes.starts_with(&std::fs::read(partial).unwrap()));
                 continue;
             }

@@ -1,5 +1,5 @@
-//! Tests with a full disk: a small tmpfs in its own mount namespace, or the directory `DAQ_SMALL_DIR` on a filesystem
-//! of 16 MiB.
+//! Tests with a full disk. The disk is a small tmpfs in a separate mount namespace, or the directory `DAQ_SMALL_DIR` on
+//! a filesystem of 16 MiB.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,11 +15,11 @@ fn pattern(n: usize, seed: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Writes pieces until the disk is full; returns the accepted bytes and the rejected piece.
+/// Writes pieces until the disk is full. Returns the accepted bytes and the rejected piece.
 fn fill(writer: &mut SegmentWriter, sizes: &[usize]) -> (Vec<u8>, Vec<u8>) {
     let mut taken = Vec::new();
     for i in 0.. {
-        assert!(taken.len() < 64 << 20, "the disk never got full");
+        assert!(taken.len() < 64 << 20, "the disk was never full");
         let piece = pattern(sizes[i % sizes.len()], i);
         match writer.write(&piece) {
             Ok(()) => taken.extend(piece),
@@ -43,7 +43,7 @@ fn options(reserve: bool) -> Options {
     }
 }
 
-/// Pieces smaller and larger than all buffers together, none a multiple of a block.
+/// Sizes smaller and larger than all buffers together. No size is a multiple of the block size.
 const SIZES: [usize; 4] = [50_001, 700_003, 4_095, 131_073];
 
 fn ballast(dir: &Path) -> PathBuf {
@@ -75,7 +75,7 @@ fn goes_on(dir: &Path, reserve: bool) {
     let closed = writer.close(b"{}").unwrap();
     assert!(
         std::fs::read(closed.data).unwrap() == wanted,
-        "no byte torn, doubled or lost"
+        "no byte may be changed, duplicated or lost"
     );
     assert!(closed.meta.exists());
 }
@@ -134,14 +134,14 @@ fn failed_write_keeps_prefix_that_truncates_to_records() {
     let mut writer = SegmentWriter::new(&options(false)).unwrap();
     writer.open(&dir, "a").unwrap();
     let (wanted, _) = fill(&mut writer, &SIZES);
-    // The durable data ends somewhere in the last buffers, so cut well before.
+    // The durable data ends inside one of the last buffers, so truncate well before its end.
     let keep = wanted.len() - (1 << 20);
     writer.truncate(keep as u64).unwrap();
     let closed = writer.close(b"{}").unwrap();
     assert!(std::fs::read(&closed.data).unwrap() == wanted[..keep]);
     writer.open(&dir, "b").unwrap();
     let (wanted, _) = fill(&mut writer, &SIZES);
-    let partial = writer.abandon().unwrap();
+    let partial = writer.keep_partial().unwrap();
     assert_eq!(partial, dir.join("b.sigmf-data.partial"));
     let kept = std::fs::read(partial).unwrap();
     assert!(wanted.starts_with(&kept) && kept.len() + 3 * (64 << 10) >= wanted.len());

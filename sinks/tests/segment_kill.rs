@@ -1,4 +1,4 @@
-//! A process killed at random moments leaves complete segments and at most one that is marked partial.
+//! Checks that a process killed at random times leaves complete segments, and at most one that is marked as partial.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,21 +25,21 @@ fn content(index: u64) -> Vec<u8> {
 }
 
 fn meta(bytes: usize) -> String {
-    // Long enough to be truncated.
+    // The text is long enough that a kill can truncate it.
     format!(
         "{{\"global\":{{\"daq:bytes\":{bytes}}},\"annotations\":[\"{}\"]}}",
         "x".repeat(20_000)
     )
 }
 
-/// The process that is killed: writes segments as fast as it can.
+/// Runs in the process that is killed: writes segments as fast as possible.
 #[test]
 #[ignore = "started and killed by the other test"]
 fn writer_process() {
     let Some(dir) = Writer::dir() else {
         return;
     };
-    // Held until the kill; the remaining lock file does not block later runs.
+    // The lock is held until the kill. The remaining lock file does not block later runs.
     let lock = StemLock::take(&dir, STEM).unwrap();
     let mut index = recover(&lock).unwrap().next_index;
     let mut writer = SegmentWriter::new(&Options {
@@ -111,7 +111,8 @@ fn kill_at_random_times_leaves_valid_segments() {
     let mut whole = 0;
     for run in 0..RUNS {
         let writer = Writer::start(dir.path());
-        // Every third process is killed at a random time after its start, the others after they closed a segment.
+        // Every third process is killed at a random time after its start. The others are killed after they have closed
+        // a segment.
         let committed = |name: &String| name.ends_with(".sigmf-meta");
         if run % 3 > 0 {
             wait_for("a segment", || {
@@ -125,7 +126,7 @@ fn kill_at_random_times_leaves_valid_segments() {
         std::thread::sleep(Duration::from_micros(run * run * 7919 % 90_000));
         writer.kill();
         let before = check(dir.path(), &mut partials.clone());
-        assert!(before >= whole, "whole segments stay");
+        assert!(before >= whole, "complete segments must remain");
         let lock = StemLock::take(dir.path(), STEM).unwrap();
         let found = recover(&lock).unwrap();
         assert!(found.unclear.is_empty(), "{found:?}");
@@ -136,7 +137,7 @@ fn kill_at_random_times_leaves_valid_segments() {
         );
         assert_eq!(found.partial.len(), partials.len());
     }
-    assert!(whole > 0, "no segment was ever finished");
+    assert!(whole > 0, "no segment was finished");
     println!(
         "{RUNS} kills: {whole} whole segments, {} partial",
         partials.len()

@@ -1,4 +1,4 @@
-//! The totals and spans of a segment's metadata match a plain list of every sample.
+//! Compares the totals and spans of a segment's metadata with a list of every sample.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,17 +8,22 @@ use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-fn recording(number: Number, channels: u32, places: u32, place_bytes: u64) -> Recording {
-    let frame_bytes = u64::from(places) * place_bytes;
+fn recording(
+    number: Number,
+    channels: u32,
+    packets_per_frame: u32,
+    packet_bytes: u64,
+) -> Recording {
+    let frame_bytes = u64::from(packets_per_frame) * packet_bytes;
     Recording {
         datatype: Datatype::little(number, false),
         channels,
         sample_rate: None,
         frame_bytes,
-        places,
-        first_bytes: place_bytes,
-        place_bytes,
-        learns_sizes: false,
+        packets_per_frame,
+        first_bytes: packet_bytes,
+        packet_bytes,
+        detects_sizes: false,
         source: "raw".into(),
         description: None,
         hardware: None,
@@ -26,12 +31,12 @@ fn recording(number: Number, channels: u32, places: u32, place_bytes: u64) -> Re
     }
 }
 
-fn runs(places: &BTreeSet<u32>) -> Vec<(u32, u32)> {
+fn runs(packets: &BTreeSet<u32>) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
-    for &place in places {
+    for &packet in packets {
         match runs.last_mut() {
-            Some((first, count)) if *first + *count == place => *count += 1,
-            _ => runs.push((place, 1)),
+            Some((first, count)) if *first + *count == packet => *count += 1,
+            _ => runs.push((packet, 1)),
         }
     }
     runs
@@ -41,16 +46,16 @@ proptest! {
     #[test]
     fn annotations_cover_exactly_missing_samples(
         frames in vec((1_u64..4, any::<bool>(), btree_set(0_u32..6, 0..4)), 1..12),
-        channels in 1_u32..4, wide: bool, place_bytes in 1_u64..9,
+        channels in 1_u32..4, wide: bool, packet_bytes in 1_u64..9,
     ) {
         let number = if wide { Number::I16 } else { Number::I8 };
-        let recording = recording(number, channels, 6, place_bytes);
+        let recording = recording(number, channels, 6, packet_bytes);
         let group = number.bytes() as u64 * u64::from(channels);
         let mut builder = MetaBuilder::new(recording.clone());
         let bytes = builder.whole(recording.frame_bytes);
         let (mut sequence, mut epoch, mut sample, mut lost, mut breaks) = (0_u64, 0, 0, 0, 0_usize);
         let mut missing = BTreeSet::new();
-        for (i, (step, restart, places)) in frames.iter().enumerate() {
+        for (i, (step, restart, packets)) in frames.iter().enumerate() {
             if *restart {
                 epoch += 1;
                 sequence = 0;
@@ -59,10 +64,10 @@ proptest! {
                 lost += if i > 0 { step - 1 } else { 0 };
             }
             breaks += usize::from(*restart || *step > 1 || i == 0 || bytes != recording.frame_bytes);
-            builder.frame(&Record { sequence, epoch, bytes, restart: *restart, ..Record::default() }, runs(places));
-            for place in places {
-                let first = (u64::from(*place) * place_bytes).min(bytes);
-                let last = (first + place_bytes).min(bytes);
+            builder.frame(&Record { sequence, epoch, bytes, restart: *restart, ..Record::default() }, runs(packets));
+            for packet in packets {
+                let first = (u64::from(*packet) * packet_bytes).min(bytes);
+                let last = (first + packet_bytes).min(bytes);
                 missing.extend((first..last).map(|byte| sample + byte / group));
             }
             sample += bytes / group;
@@ -123,8 +128,8 @@ fn new_segment_remembers_last_frame() {
 
 #[test]
 fn frames_never_sent_are_not_counted_as_missing() {
-    // Six packets of 10 samples per frame: (first frame of an epoch, truncated, missing packets) and the expected
-    // annotation as (first sample, samples, whether it was truncated).
+    // Frames have six packets of 10 samples. A case is (whether the frame starts an epoch, whether it is truncated,
+    // missing packets) and the expected annotations as (first sample, number of samples, whether it is truncated).
     type Case = (
         bool,
         bool,
@@ -135,7 +140,7 @@ fn frames_never_sent_are_not_counted_as_missing() {
         (true, true, &[(0, 2)], &[(0, 20, true)]),
         (false, true, &[(4, 2)], &[(40, 20, true)]),
         (true, true, &[(4, 2)], &[(40, 20, true)]),
-        // Lost before the end of the stream, and after its beginning.
+        // Packets are lost before the end of the stream and after its beginning.
         (
             false,
             true,
@@ -148,16 +153,16 @@ fn frames_never_sent_are_not_counted_as_missing() {
             &[(0, 1), (2, 1)],
             &[(0, 10, true), (20, 10, false)],
         ),
-        // The flags do not show which end is truncated, so all missing packets count as lost.
+        // The flags do not show at which end the frame is truncated, so all missing packets count as lost.
         (
             true,
             true,
             &[(0, 1), (5, 1)],
             &[(0, 10, true), (50, 10, false)],
         ),
-        // No packet arrived.
+        // No packet has arrived.
         (true, true, &[(0, 6)], &[(0, 60, false)]),
-        // Not truncated: lost.
+        // The frame is not truncated, so the packets are lost.
         (true, false, &[(0, 2)], &[(0, 20, false)]),
         (false, false, &[(4, 2)], &[(40, 20, false)]),
     ];
@@ -165,7 +170,7 @@ fn frames_never_sent_are_not_counted_as_missing() {
         let mut builder = MetaBuilder::new(recording(Number::I8, 1, 6, 10));
         let record = Record {
             bytes: 60,
-            places: 6,
+            packets_per_frame: 6,
             restart,
             truncated,
             ..Record::default()
@@ -190,15 +195,15 @@ fn frames_never_sent_are_not_counted_as_missing() {
             meta.global.stream.as_ref().unwrap().missing_samples,
             lost.sum::<u64>()
         );
-        // Neither truncated nor lost samples are replayed as samples.
+        // A replay must skip both truncated and lost samples.
         assert_eq!(meta.missing().count(), wanted.len());
     }
 }
 
 #[test]
 fn bytes_after_last_whole_sample_are_not_missing() {
-    // Samples of 8 bytes in packets of 3 bytes; the frame has 21 bytes, of which 16 are written. Packet 5 is bytes 15
-    // to 17, packet 6 the rest.
+    // Samples have 8 bytes and packets have 3 bytes. The frame has 21 bytes, of which 16 are written. Packet 5 contains
+    // the bytes 15 to 17, packet 6 the rest.
     let mut builder = MetaBuilder::new(recording(Number::I16, 4, 7, 3));
     let bytes = builder.whole(21);
     assert_eq!(bytes, 16);
@@ -206,7 +211,7 @@ fn bytes_after_last_whole_sample_are_not_missing() {
         builder.begin(0);
         let record = Record {
             bytes,
-            places: 7,
+            packets_per_frame: 7,
             ..Record::default()
         };
         builder.frame(&record, [missing]);
@@ -214,7 +219,7 @@ fn bytes_after_last_whole_sample_are_not_missing() {
     }
 }
 
-/// The first frame of an epoch may lack the packet that carries the time.
+/// The first frame of an epoch may lack the packet that contains the time.
 #[test]
 fn capture_has_time_of_first_frame_with_time() {
     let moment = |ns| {
@@ -224,7 +229,7 @@ fn capture_has_time_of_first_frame_with_time() {
             utc: true,
         })
     };
-    // Ten samples a frame: 10 ns at 1 GHz.
+    // Each frame has ten samples, which last 10 ns at 1 GHz.
     for (sample_rate, starts) in [
         (Some(1e9), vec![(0, Some(480))]),
         (None, vec![(0, None), (20, Some(500))]),
@@ -278,7 +283,7 @@ fn metadata_never_exceeds_its_bound() {
                 utc: true,
             }),
             suspect: true,
-            places: 64,
+            packets_per_frame: 64,
             cause: Some("disk_full"),
             ..Record::default()
         };

@@ -1,6 +1,8 @@
 """Opens recordings with the `sigmf` package, validates them, and writes their samples as float32 beside them.
 
-Usage: sigmf_check.py META...   prints one JSON object a line; every warning is an error.
+Usage: sigmf_check.py META...
+
+Prints one JSON object per recording, one per line. Every warning is an error.
 """
 
 import json

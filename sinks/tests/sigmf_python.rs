@@ -1,6 +1,6 @@
-//! Recordings are valid and readable for the external Python package `sigmf`.
+//! Checks that the external Python package `sigmf` validates and reads recordings.
 //!
-//! Searches a Python with this package in `DAQ_TEST_PYTHON`, then in `.venv/bin/python` at the root of the repository.
+//! Searches for a Python with this package: `DAQ_TEST_PYTHON`, then `.venv/bin/python` in the repository's root.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,10 +21,10 @@ fn recording(number: Number, complex: bool, channels: u32, frame_bytes: u64) -> 
         channels,
         sample_rate: Some(1e6),
         frame_bytes,
-        places: 8,
-        learns_sizes: false,
+        packets_per_frame: 8,
+        detects_sizes: false,
         first_bytes: frame_bytes / 8,
-        place_bytes: frame_bytes / 8,
+        packet_bytes: frame_bytes / 8,
         source: "raw".into(),
         description: Some("a \"test\"\nwith µ".into()),
         hardware: None,
@@ -32,7 +32,7 @@ fn recording(number: Number, complex: bool, channels: u32, frame_bytes: u64) -> 
     }
 }
 
-/// Writes frames of counting bytes and their metadata, and returns the path of the metadata and the data.
+/// Writes frames of counting bytes with their metadata. Returns the paths of the metadata and the data.
 fn write(
     dir: &Path,
     index: u64,
@@ -48,7 +48,7 @@ fn write(
     builder.begin(index);
     let mut data = Vec::new();
     for (record, missing) in frames {
-        // The last byte of each eight keeps the f64 representable as f32.
+        // The last of every eight bytes is chosen so that a float64 can be represented as float32.
         let byte = |i| {
             if i % 8 == 7 {
                 0x3f
@@ -122,7 +122,7 @@ fn sigmf_python_reads_every_datatype() {
             seen["shape"].as_array().unwrap().len(),
             if *channels > 1 { 2 } else { 1 }
         );
-        // Counting bytes below 120 make no NaN and no infinity.
+        // Counting bytes below 120 form neither a NaN nor an infinity.
         #[allow(clippy::cast_possible_truncation)]
         let convert = |b: &[u8]| match number {
             Number::I8 => f32::from(i8::from_le_bytes(b.try_into().unwrap())),
@@ -144,7 +144,7 @@ fn sigmf_python_reads_gaps_and_epochs() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    // 2 channels of ci16: 8 bytes a sample, 8 places of 16 samples.
+    // 2 channels of ci16 have 8 bytes per sample. A frame has 8 packets of 16 samples.
     let mut builder = MetaBuilder::new(recording(Number::I16, true, 2, 1024));
     let first: Vec<_> = vec![
         (at(10, 1024, 1_000_000_001), vec![]),
@@ -254,10 +254,10 @@ fn sigmf_python_reads_gaps_and_epochs() {
         (&json!(1e6), &json!(2))
     );
     assert_eq!(global["core:description"], "a \"test\"\nwith µ");
-    // The two frames lost between the segments are recorded in the second.
+    // The two frames that were lost between the segments are recorded in the second segment.
     assert_eq!(seen[1]["annotations"][0]["daq:missing_frames"], 2);
     assert_eq!(seen[1]["captures"][0]["core:global_index"], 640);
-    // Our own reader gives the same result.
+    // daq's own reader must return the same result.
     let meta = Meta::read(&a.0).unwrap();
     assert_eq!(meta.missing().collect::<Vec<_>>(), [(144, 32), (240, 32)]);
     let spans: Vec<_> = meta
@@ -282,7 +282,7 @@ fn sigmf_python_reads_summary_of_many_gaps() {
     const ANNOTATIONS: u64 = 50;
     let mut builder = MetaBuilder::with_limits(recording(Number::I8, false, 1, 8), 40, 50);
     let n = 200;
-    // Every other frame is lost, and of each one a place is missing.
+    // Every other frame is lost, and one packet of each frame is missing.
     let frames: Vec<_> = (0..n).map(|i| (at(2 * i, 8, i), vec![(3, 1)])).collect();
     let (meta, _) = write(dir.path(), 0, &mut builder, &frames);
     let seen = script(&python, "sigmf_check.py", std::slice::from_ref(&meta)).remove(0);
@@ -326,7 +326,7 @@ fn sigmf_python_validates_spectra_and_extremes() {
     let dir = tempfile::tempdir().unwrap();
     let mut spectra = recording(Number::F32, false, 1, 4096);
     spectra.sample_rate = None;
-    spectra.places = 0;
+    spectra.packets_per_frame = 0;
     spectra.table = Some(Table {
         channels: 2,
         points: 512,
@@ -340,7 +340,7 @@ fn sigmf_python_validates_spectra_and_extremes() {
         &mut MetaBuilder::new(spectra.clone()),
         &[(at(0, 4096, u64::MAX), vec![])],
     );
-    // Numbers beyond what SigMF's integers hold, and a rate it does not allow.
+    // These numbers exceed the integers of SigMF, and the rate is not allowed by SigMF.
     spectra.sample_rate = Some(f64::INFINITY);
     let far = Record {
         epoch: u32::MAX,
@@ -398,7 +398,7 @@ fn sigmf_python_validates_file_sink_recordings() {
             .unwrap();
         let frame = |n: u64| support::Sent {
             meta: FrameMeta {
-                places: 8,
+                packets_per_frame: 8,
                 arrived: 7,
                 flags: Flags::INCOMPLETE,
                 epoch: u32::from(n > 20),
@@ -432,6 +432,6 @@ fn sigmf_python_validates_file_sink_recordings() {
         .iter()
         .map(|seen| seen["samples"].as_u64().unwrap())
         .sum();
-    // Interleaved samples over time count points, the others numbers.
+    // Interleaved samples over time are counted in points, all others in numbers.
     assert_eq!(samples, 30 * (64 + 64 + 3 * 64));
 }

@@ -1,6 +1,8 @@
-"""Opens stores with the `zarr` package and writes every array's values, C order, beside them.
+"""Opens stores with the `zarr` package and writes the values of every array beside them, in C order.
 
-Usage: zarr_check.py STORE...   prints one JSON object a line; every warning is an error.
+Usage: zarr_check.py STORE...
+
+Prints one JSON object per store, one per line. Every warning is an error.
 """
 
 import json

@@ -1,6 +1,6 @@
-//! Stores are readable for the `zarr` package of others.
+//! Checks that the external Python package `zarr` can read stores.
 //!
-//! Looks for a python that has it in `DAQ_TEST_PYTHON`, else `.venv/bin/python` at the root of the repository.
+//! Searches for a Python with this package: `DAQ_TEST_PYTHON`, then `.venv/bin/python` in the repository's root.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,8 +14,8 @@ use support::{Feed, Sent, context, layout, python, script, spec};
 
 const ROWS: u64 = 11;
 
-fn frame(n: u64, bytes: usize, places: u32) -> Sent {
-    // The last byte of each eight makes floats that are no NaN.
+fn frame(n: u64, bytes: usize, packets_per_frame: u32) -> Sent {
+    // The last of every eight bytes is chosen so that no float is a NaN.
     let byte = |i: u64| {
         if i % 8 == 7 || i % 4 == 3 {
             0x3f
@@ -23,15 +23,15 @@ fn frame(n: u64, bytes: usize, places: u32) -> Sent {
             (i * 5 + n) % 120
         }
     };
-    let present = if places == 0 {
+    let present = if packets_per_frame == 0 {
         0
     } else {
-        ((1_u64 << places) - 1) & !(1 << (n % u64::from(places)))
+        ((1_u64 << packets_per_frame) - 1) & !(1 << (n % u64::from(packets_per_frame)))
     };
     let meta = FrameMeta {
         sequence: n + n / 4,
         epoch: 1,
-        flags: if places == 0 {
+        flags: if packets_per_frame == 0 {
             Flags::default()
         } else {
             Flags::INCOMPLETE
@@ -41,7 +41,7 @@ fn frame(n: u64, bytes: usize, places: u32) -> Sent {
             clock: Clock::Host,
         },
         length: bytes,
-        places,
+        packets_per_frame,
         arrived: present.count_ones(),
         ..FrameMeta::default()
     };
@@ -50,7 +50,7 @@ fn frame(n: u64, bytes: usize, places: u32) -> Sent {
         bytes: (0..bytes as u64)
             .map(|i| u8::try_from(byte(i)).unwrap())
             .collect(),
-        present: if places > 0 {
+        present: if packets_per_frame > 0 {
             vec![present]
         } else {
             Vec::new()
@@ -73,7 +73,7 @@ fn zarr_python_reads_every_layout() {
         (Scalar::Float32, "<f4", "<c8"),
         (Scalar::Float64, "<f8", "<c16"),
     ] {
-        for (complex, channels, order, places) in [
+        for (complex, channels, order, packets_per_frame) in [
             (false, 2, Order::Planar, 0),
             (true, 3, Order::Interleaved, 5),
             (true, 1, Order::Interleaved, 0),
@@ -98,13 +98,15 @@ fn zarr_python_reads_every_layout() {
                 dir.path(),
                 &name,
                 layout.clone(),
-                places,
-                bytes.div_ceil(places.max(1) as usize),
+                packets_per_frame,
+                bytes.div_ceil(packets_per_frame.max(1) as usize),
             );
             let keys = format!("path = \".\"\nchunk = {}\ndescription = \"a µ\"", bytes * 4);
             let mut sink = spec("zarr", &name, &keys).unwrap().build(context).unwrap();
-            let sent: Vec<_> = (0..ROWS).map(|n| frame(n, bytes, places)).collect();
-            Feed::new(8, bytes, places).give(&mut *sink, &sent);
+            let sent: Vec<_> = (0..ROWS)
+                .map(|n| frame(n, bytes, packets_per_frame))
+                .collect();
+            Feed::new(8, bytes, packets_per_frame).give(&mut *sink, &sent);
             sink.finish().unwrap();
             let store = dir.path().join(format!("{name}-000000.zarr"));
             written.push((store, layout, sent, if complex { pair } else { real }));
@@ -165,12 +167,12 @@ fn zarr_python_reads_every_layout() {
             seen["arrays"]["clock"]["attributes"]["names"]["1"],
             json!("host")
         );
-        if sent[0].meta.places > 0 {
+        if sent[0].meta.packets_per_frame > 0 {
             assert_eq!(seen["arrays"]["present"]["dtype"], json!("|b1"));
             let wanted: Vec<u8> = sent
                 .iter()
                 .flat_map(|frame| {
-                    (0..5).map(|place| u8::try_from(frame.present[0] >> place & 1).unwrap())
+                    (0..5).map(|packet| u8::try_from(frame.present[0] >> packet & 1).unwrap())
                 })
                 .collect();
             assert_eq!(values("present"), wanted);

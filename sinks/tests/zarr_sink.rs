@@ -1,4 +1,5 @@
-//! Frames through the `zarr` sink, read back by the library's own reader; what a kill and a full disk leave.
+//! Writes frames with the `zarr` sink and reads them with the reader of the zarr library. Also tests what remains after
+//! a kill and on a full disk.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +15,7 @@ use support::{Feed, SCALARS, Sent, Writer, context, layout, small_disk, spec, wa
 use zarrs::array::{Array, ArrayBytes};
 use zarrs::filesystem::FilesystemStore;
 
-/// Bytes of the first `rows` rows of an array, and its shape.
+/// Returns the bytes of the first `rows` rows of an array, and the shape of the array.
 fn read(store: &Path, name: &str, rows: Option<u64>) -> (Vec<u8>, Vec<u64>) {
     let files = Arc::new(FilesystemStore::new(store).unwrap());
     let array = Array::open(files, &format!("/{name}")).unwrap();
@@ -56,13 +57,13 @@ fn content(sequence: u64, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-fn frame(n: u64, bytes: usize, places: u32) -> Sent {
+fn frame(n: u64, bytes: usize, packets_per_frame: u32) -> Sent {
     let length = if n % 5 == 4 { bytes - bytes / 3 } else { bytes };
-    let all = (1_u64 << places) - 1;
+    let all = (1_u64 << packets_per_frame) - 1;
     let present = if n.is_multiple_of(3) {
         all
     } else {
-        all & !(1 << (n % u64::from(places.max(1))))
+        all & !(1 << (n % u64::from(packets_per_frame.max(1))))
     };
     let incomplete = if present == all {
         Flags::default()
@@ -78,14 +79,14 @@ fn frame(n: u64, bytes: usize, places: u32) -> Sent {
             clock: Clock::Kernel,
         },
         length,
-        places,
+        packets_per_frame,
         arrived: present.count_ones(),
         ..FrameMeta::default()
     };
     Sent {
         meta,
         bytes: content(n, length),
-        present: if places > 0 {
+        present: if packets_per_frame > 0 {
             vec![present]
         } else {
             Vec::new()
@@ -93,7 +94,7 @@ fn frame(n: u64, bytes: usize, places: u32) -> Sent {
     }
 }
 
-fn assert_holds(store: &Path, sent: &[Sent], layout: &Layout, places: u32) {
+fn assert_holds(store: &Path, sent: &[Sent], layout: &Layout, packets_per_frame: u32) {
     let n = sent.len() as u64;
     let (bytes, shape) = read(store, "frames", None);
     let inner = match layout.order {
@@ -136,13 +137,13 @@ fn assert_holds(store: &Path, sent: &[Sent], layout: &Layout, places: u32) {
         numbers(store, "flags", None),
         column(|meta| u64::from(meta.flags.0))
     );
-    if places > 0 {
+    if packets_per_frame > 0 {
         let (bytes, shape) = read(store, "present", None);
-        assert_eq!(shape, [n, u64::from(places)]);
-        let bit = |frame: &Sent, place: u32| u8::try_from(frame.present[0] >> place & 1).unwrap();
+        assert_eq!(shape, [n, u64::from(packets_per_frame)]);
+        let bit = |frame: &Sent, packet: u32| u8::try_from(frame.present[0] >> packet & 1).unwrap();
         let wanted: Vec<u8> = sent
             .iter()
-            .flat_map(|frame| (0..places).map(|place| bit(frame, place)))
+            .flat_map(|frame| (0..packets_per_frame).map(|packet| bit(frame, packet)))
             .collect();
         assert_eq!(bytes, wanted);
     } else {
@@ -153,7 +154,7 @@ fn assert_holds(store: &Path, sent: &[Sent], layout: &Layout, places: u32) {
 #[test]
 fn zarr_layouts_round_trip() {
     for scalar in SCALARS {
-        for (complex, channels, order, places) in [
+        for (complex, channels, order, packets_per_frame) in [
             (false, 1, Order::Interleaved, 0),
             (true, 3, Order::Interleaved, 5),
             (true, 1, Order::Planar, 5),
@@ -169,18 +170,20 @@ fn zarr_layouts_round_trip() {
                 dir.path(),
                 "disk",
                 layout.clone(),
-                places,
-                bytes.div_ceil(places.max(1) as usize),
+                packets_per_frame,
+                bytes.div_ceil(packets_per_frame.max(1) as usize),
             );
             let ledger = context.ledger.clone();
             let keys = format!("path = \"out\"\nchunk = {}", bytes * 4 + 1);
             let mut sink = spec("zarr", "disk", &keys).unwrap().build(context).unwrap();
-            // Two whole chunks and a part of one.
-            let sent: Vec<_> = (0..11).map(|n| frame(n, bytes, places)).collect();
-            Feed::new(8, bytes, places).give(&mut *sink, &sent);
+            // Two complete chunks and a part of a third one.
+            let sent: Vec<_> = (0..11)
+                .map(|n| frame(n, bytes, packets_per_frame))
+                .collect();
+            Feed::new(8, bytes, packets_per_frame).give(&mut *sink, &sent);
             sink.finish().unwrap();
             let store = dir.path().join("out/disk-000000.zarr");
-            assert_holds(&store, &sent, &layout, places);
+            assert_holds(&store, &sent, &layout, packets_per_frame);
             assert_eq!(state(&store), "complete");
             let total: usize = sent.iter().map(|frame| frame.bytes.len()).sum();
             assert_eq!(
@@ -192,7 +195,7 @@ fn zarr_layouts_round_trip() {
                 .map(|e| e.unwrap().path());
             assert!(
                 files.all(|path| path.extension().is_none_or(|e| e != "partial")),
-                "a partial file is left"
+                "a partial file remains"
             );
         }
     }
@@ -202,7 +205,7 @@ fn zarr_layouts_round_trip() {
 fn metadata_chunks_span_many_frame_chunks() {
     let layout = layout(Scalar::Int8, false, 1, 8);
     let dir = tempfile::tempdir().unwrap();
-    // 1000 frames a chunk, 4000 rows in a chunk of the small arrays.
+    // A chunk of frames has 1000 frames; a chunk of the small arrays has 4000 rows.
     let mut sink = spec("zarr", "a", "path = \".\"\nchunk = 8000")
         .unwrap()
         .build(context(dir.path(), "a", layout.clone(), 3, 3))
@@ -271,7 +274,7 @@ fn failed_commit_leaves_no_partial_files() {
     let keys = "path = \".\"\nchunk = 16";
     let mut sink = spec("zarr", "a", keys).unwrap().build(context).unwrap();
     let frames = dir.path().join("a-000000.zarr/frames");
-    // The first chunk cannot take its name.
+    // A directory with the name of the first chunk makes renaming the chunk fail.
     std::fs::create_dir(frames.join("c.0.0.0")).unwrap();
     let mut feed = Feed::new(8, 8, 0);
     for n in 0..5 {
@@ -322,7 +325,7 @@ fn zarr_keys_invalid_are_rejected() {
         ("path = \"out\"\nchunks = 1", "did you mean `chunk`?"),
         (
             "path = \"out\"\nchunk = 0",
-            "0 B is not between 1 B and 1 GiB",
+            "`chunk` must be 1 B to 1 GiB, not 0 B",
         ),
         (
             "path = \"out\"\nname = \"../x\"",
@@ -337,7 +340,7 @@ fn zarr_keys_invalid_are_rejected() {
 
 const KILL_FRAME: usize = 600;
 
-/// The process that is killed: writes frames as fast as it can.
+/// Runs in the process that is killed: writes frames as fast as possible.
 #[test]
 #[ignore = "started and killed by the other test"]
 fn writer_process() {
@@ -357,7 +360,8 @@ fn writer_process() {
     }
 }
 
-/// Frames that the metadata of the array `frames` says are committed; 0 before it is there.
+/// Returns the number of committed frames, as stated in the metadata of the array `frames`; 0 if the metadata file does
+/// not exist yet.
 fn committed(meta: &Path) -> u64 {
     let text = std::fs::read(meta).unwrap_or_default();
     let meta: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
@@ -368,10 +372,10 @@ fn committed(meta: &Path) -> u64 {
 fn kill_at_random_times_leaves_valid_store() {
     let dir = tempfile::tempdir().unwrap();
     let layout = layout(Scalar::Int8, false, 1, KILL_FRAME);
-    let mut most = 0;
+    let mut max = 0;
     for run in 0..20_u64 {
         let writer = Writer::start(dir.path());
-        // The first at moments from its start on, the others at moments after some frames were committed.
+        // The first process is killed at a random time after its start, the others after some frames were committed.
         let frames = dir.path().join(format!("a-{run:06}.zarr/frames/zarr.json"));
         if run >= 8 {
             wait_for("a commit", || committed(&frames) > run * 2);
@@ -380,12 +384,16 @@ fn kill_at_random_times_leaves_valid_store() {
         writer.kill();
         let store = dir.path().join(format!("a-{run:06}.zarr"));
         if !store.join("zarr.json").exists() {
-            // Killed before the store was made: what there is of it carries its mark, and the next start removes it.
-            assert!(!store.exists(), "a half-made store without a mark");
+            // The run was killed before the store was complete. Its directory still has the suffix for partial stores,
+            // and the next start removes it.
+            assert!(
+                !store.exists(),
+                "an incomplete store is not marked as partial"
+            );
             std::fs::create_dir(&store).unwrap();
             continue;
         }
-        // Before anything was settled, the first rows are whole.
+        // Even before recovery, the committed rows must be complete.
         let (_, shape) = read(&store, "frames", None);
         let sent: Vec<_> = (0..shape[0]).map(|n| frame(n, KILL_FRAME, 4)).collect();
         let sequence: Vec<_> = sent.iter().map(|frame| frame.meta.sequence).collect();
@@ -396,7 +404,7 @@ fn kill_at_random_times_leaves_valid_store() {
             .collect();
         assert_eq!(read(&store, "present", Some(shape[0])).0, present);
         assert_eq!(state(&store), "writing");
-        // The next start settles it, and this one's own store is free again.
+        // The next start recovers the store. The store that this start creates is removed again.
         let next = spec("zarr", "a", "path = \".\"").unwrap().build(context(
             dir.path(),
             "a",
@@ -408,10 +416,10 @@ fn kill_at_random_times_leaves_valid_store() {
         std::fs::remove_dir_all(dir.path().join(format!("a-{:06}.zarr", run + 1))).unwrap();
         assert_eq!(state(&store), "recovered");
         assert_holds(&store, &sent, &layout, 4);
-        most = most.max(shape[0]);
+        max = max.max(shape[0]);
     }
-    assert!(most > 0, "no frame was ever committed");
-    println!("20 kills, up to {most} frames committed");
+    assert!(max > 0, "no frame was committed");
+    println!("20 kills, up to {max} frames committed");
 }
 
 #[test]

@@ -11,7 +11,7 @@ for module in daq_dmabuf bar_exporter edu_driver; do
     lsmod | grep -q "^$module " || insmod "$DAQ_GUEST_MODULES/$module.ko" || exit 1
 done
 if [ ! -x "$probe" ]; then
-    echo "skip $(basename "$0"): $probe was not built: cargo build -p daq-guest-programs"
+    echo "skip $(basename "$0"): $probe was not built; run cargo build -p daq-guest-programs"
     exit 0
 fi
 
@@ -37,10 +37,10 @@ no_complaint() {
     complaint=$(dmesg | grep -E 'BUG: |WARNING: |Oops|KASAN|UBSAN|list_(add|del) corruption|refcount_t' |
         grep -v 'soft lockup' | head -n 1)
     if [ -n "$complaint" ]; then
-        echo "FAIL $(basename "$0"): the kernel complains: $complaint"
+        echo "FAIL $(basename "$0"): Linux logged an error: $complaint"
     elif ! rmmod daq_dmabuf || ! rmmod bar_exporter || ! rmmod edu_driver; then
         echo "FAIL $(basename "$0"): a module cannot be unloaded"
     else
-        echo "ok $(basename "$0"): no complaint from the kernel, nothing left behind"
+        echo "ok $(basename "$0"): Linux logged no errors, and all modules were unloaded"
     fi
 }

@@ -1,4 +1,4 @@
-# Functions for cases in shell: . tests/guest/lib.sh (cases run in the repository root).
+# Shell functions for cases. Include them with `. tests/guest/lib.sh`; cases run in the repository root.
 
 # Prints the addresses of the PCI devices VENDOR DEVICE, one per line.
 pci_devices() {
@@ -10,8 +10,8 @@ pci_devices() {
     done
 }
 
-# Print the address of the DMA device, of the DMA device with a broken address line, and of the memory device that
-# represents a GPU.
+# Each function prints an address: of the DMA device, of the DMA device with a defective address line, and of the memory
+# device that represents a GPU.
 edu() { pci_devices 0x1234 0x11e8 | head -n 1; }
 broken_edu() { pci_devices 0x1234 0x11e8 | tail -n 1; }
 memory() { pci_devices 0x1af4 0x1110 | head -n 1; }
@@ -42,8 +42,8 @@ iommu_faults() { dmesg | grep -c 'DMAR:.*fault addr' || true; }
 # Prints the first value, or the second one in a full run: in_full SHORT LONG.
 in_full() { if [ "$DAQ_GUEST_FULL" = yes ]; then echo "$2"; else echo "$1"; fi; }
 
-# Runs a shell line on the second guest, in the repository root, and prints its output. A background program needs its
-# output redirected and an &: on_peer LINE.
+# on_peer LINE: runs a shell line on the second guest, in the repository root, and prints its output. To start a
+# background program, redirect its output and add &.
 on_peer() {
     printf 'cd %q; %s\nexit\n' "$PWD" "$*" | "$DAQ_GUEST_KERNEL/bin/busybox" nc -w "${PEER_LIMIT:-120}" 10.77.0.2 7000
 }
@@ -59,7 +59,7 @@ await_peer() {
     return 1
 }
 
-# Paths of the RDMA libraries and third-party RDMA programs, for this shell and its children.
+# Sets the paths of the RDMA libraries and third-party RDMA programs, for this shell and its children.
 export LD_LIBRARY_PATH=$DAQ_GUEST_KERNEL/usr/lib/x86_64-linux-gnu
 export PATH=$PATH:$DAQ_GUEST_KERNEL/usr/bin:$DAQ_GUEST_KERNEL/usr/sbin
 
@@ -67,12 +67,12 @@ export PATH=$PATH:$DAQ_GUEST_KERNEL/usr/bin:$DAQ_GUEST_KERNEL/usr/sbin
 soft_roce() {
     local index tries
     if [ ! -e /etc/libibverbs.d/rxe.driver ]; then
-        # The library searches its drivers in one directory only.
+        # The library searches for its drivers only in one directory.
         mkdir -p /etc/libibverbs.d /usr/lib/x86_64-linux-gnu/libibverbs
         cp "$DAQ_GUEST_KERNEL"/etc/libibverbs.d/rxe.driver /etc/libibverbs.d/
         cp "$DAQ_GUEST_KERNEL"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-* /usr/lib/x86_64-linux-gnu/libibverbs/
     fi
-    # rdma_rxe needs the CRC module but does not declare the dependency.
+    # rdma_rxe needs the CRC module but does not declare this dependency.
     modprobe -a crc32_generic ib_uverbs rdma_rxe rdma_ucm || return 1
     rdma link add "$1" type rxe netdev "$2" || return 1
     for tries in $(seq 100); do

@@ -1,11 +1,12 @@
-# For cases of whole daemons, one that sends to one that receives: . tests/guest/whole.sh (cases run in the root of the
-# repository).
+# Shell functions for cases with two daemons, a sender and a receiver. Include them with `. tests/guest/whole.sh`; cases
+# run in the repository root.
 . tests/guest/lib.sh
-# Bytes of a frame, and frames of a whole run.
+# Bytes per frame. The next variable is the number of frames of a complete run.
 frame=512
 frames=20000
 
-# Prints the numbers of the JSON document on stdin, one per line: PATH NUMBER, as in `sources.link.delivered 7`.
+# Prints the numbers of the JSON document on stdin, one per line, as PATH NUMBER, for example `sources.link.delivered
+# 7`.
 numbers() {
     grep -oE '"([^"\\]|\\.)*"|[][{}:,]|[^][{}:," ]+' | awk '
         function path(  i, all) { for (i = 1; i <= depth; i++) all = all (i > 1 ? "." : "") key[i]; return all }
@@ -17,18 +18,18 @@ numbers() {
         /^-?[0-9]/ { print path(), $0 }'
 }
 
-# Prints one number of a final report, 0 if absent: count FOLDER PATH.
+# count FOLDER PATH: prints one number of a final report; 0 if it is absent.
 count() {
     numbers <"$1/report" | awk -v path="$2" '$1 == path { found = $2 } END { print found + 0 }'
 }
 
-# Prints one number of a running daemon's status: now FOLDER PATH.
+# now FOLDER PATH: prints one number of the status of a running daemon.
 now() {
     "$DAQ_GUEST_KERNEL/bin/busybox" wget -q -O - "http://$(<"$1/http")/status" 2>/dev/null | numbers |
         awk -v path="report.$2" '$1 == path { found = $2 } END { print found + 0 }'
 }
 
-# Prints every ledger equation that a final report violates; status 1 if any: add_up FOLDER.
+# add_up FOLDER: prints every ledger equation that a final report violates. Returns 1 if there is one.
 add_up() {
     numbers <"$1/report" | awk '
         function wrong(why) { print why; bad = 1 }
@@ -55,7 +56,7 @@ add_up() {
         }'
 }
 
-# Writes a receiver's configuration: far FOLDER LISTEN HTTP KEYS.
+# far FOLDER LISTEN HTTP KEYS: writes the configuration of a receiver.
 far() {
     mkdir -p "$1"
     echo "$3" >"$1/http"
@@ -65,7 +66,7 @@ driver = "rdma"
 ring = "raw"
 listen = "$2"
 nics = ["rxe0"]
-places = 8
+packets_per_frame = 8
 $4
 [ring.raw]
 slot = $frame
@@ -81,7 +82,7 @@ listen = "$3"
 TOML
 }
 
-# Writes a sender's configuration, of so many frames that count, or `endless`: near FOLDER TO FRAMES PACE KEYS.
+# near FOLDER TO FRAMES PACE KEYS: writes the configuration of a sender. FRAMES is the number of frames, or `endless`.
 near() {
     mkdir -p "$1"
     cat >"$1/daq.toml" <<TOML
@@ -111,18 +112,18 @@ slots = 128
 TOML
 }
 
-# Becomes the run of a folder, for a subshell in the background: run FOLDER.
+# run FOLDER: replaces this shell by the run of a folder. Use it in a background subshell.
 run() {
     cd "$1" && exec "$DAQ_BIN/daq" run daq.toml --report json >report 2>>log
 }
 
-# Waits until a command succeeds, a minute at most, or the seconds of `timeout`: await WHAT COMMAND...
+# await WHAT COMMAND...: waits until a command succeeds, at most one minute or `timeout` seconds.
 await() {
     local what=$1 end=$((SECONDS + ${timeout:-60}))
     shift
     until "$@"; do
         if [ $SECONDS -ge $end ]; then
-            echo "FAIL waiting for $what: in vain"
+            echo "FAIL waiting for $what: timed out after ${timeout:-60} s"
             tail -n 12 "$work"/*/log
             return 1
         fi
@@ -133,7 +134,7 @@ has_come() { [ "$(now "$1" sources.link.delivered)" -ge "$2" ]; }
 listens() { grep -qs 'serving http' "$1/log"; }
 logged() { [ "$(grep -c "$2" "$1/log")" -ge "${3:-1}" ]; }
 
-# What a run of so many frames writes without a network between: alone FRAMES FILE.
+# alone FRAMES FILE: writes the frames of a run without a network to a file.
 alone() {
     mkdir -p /tmp/alone
     printf '%s\n[sink.disk]\ndriver = "file"\ninput = "raw"\nguarantee = true\npath = "out"\n' \
@@ -143,17 +144,18 @@ alone() {
     rm -r /tmp/alone
 }
 
-# Writes all data that is sent to /tmp/reference and compares it with a known checksum: 64-bit little-endian words that
-# count from 0 to frames * frame / 8.
+# Writes all data that is sent to /tmp/reference, and compares it with a known checksum. The data consists of 64-bit
+# little-endian words that count from 0 to frames * frame / 8.
 reference() {
     alone $frames /tmp/reference || return 1
     echo "e69ecaafd3ecf1b2d01121cc37bfbc6ff9f8641081fe6180d9998bdffae8ceed  /tmp/reference" | sha256sum -c --quiet
 }
 
-# Prints what a receiver has written, including a file that it has not closed.
+# Prints the data that a receiver has written, including the file that it has not closed.
 written() { cat "$1"/out/*.sigmf-data* 2>/dev/null; }
 
-# Creates a soft-RoCE NIC on a dummy interface with address $address, and the reference data. The case ends if this fails.
+# Creates a soft-RoCE NIC on a dummy interface with address $address, and the reference data. If this fails, the case
+# ends.
 address=10.79.0.1
 bed() {
     modprobe dummy && ip link add d0 type dummy && ip link set d0 mtu 4300 up && ip address add $address/24 dev d0
@@ -165,7 +167,7 @@ remove_bed() {
     ip link delete d0
 }
 
-# Starts a receiver and then a sender in $work, as far_pid and near_pid: start CONNECTION MODE PACE [FRAMES].
+# start CONNECTION MODE PACE [FRAMES]: starts a receiver, then a sender in $work. Sets far_pid and near_pid.
 start() {
     keys="connection = \"$1\"
 mode = \"$2\""
@@ -179,7 +181,7 @@ mode = \"$2\""
 }
 is_running() { kill -0 "$1" 2>/dev/null; }
 
-# Waits for the sender to end, then stops the receiver: finish NAME.
+# finish NAME: waits for the sender to end, then stops the receiver.
 finish() {
     local status
     wait $near_pid
@@ -191,7 +193,7 @@ finish() {
     check "$1-stopped" "status $status" [ $status = 0 ]
 }
 
-# Prints the result of a check, and the end of both logs if it failed: check NAME WHY COMMAND...
+# check NAME WHY COMMAND...: prints the result of a check, and the end of both logs if the check failed.
 check() {
     local name=$1 why=$2
     shift 2
@@ -204,7 +206,7 @@ check() {
     fi
 }
 
-# Checks a run without loss: every frame was sent, arrived once and is unchanged: checks NAME.
+# checks NAME: checks a run without loss. Every frame must be sent once, received once and be unchanged.
 checks() {
     local sent come
     sent=$(count "$work/near" sinks.far.frames) come=$(count "$work/far" sources.link.delivered)
@@ -217,17 +219,17 @@ checks() {
 same() { written "$work/far" | cmp - /tmp/reference; }
 accounted() { add_up "$work/near" && add_up "$work/far"; }
 
-# Creates a soft-RoCE NIC in each of two guests. The case ends if this fails.
+# Creates one soft-RoCE NIC in each of two guests. If this fails, the case ends.
 two_beds() {
-    await_peer || { echo "FAIL peer: it does not reply"; exit 0; }
+    await_peer || { echo "FAIL peer: the second guest does not reply"; exit 0; }
     [ -e /sys/class/infiniband/rxe0 ] || soft_roce rxe0 eth0 || { echo "FAIL card: soft-RoCE is not available"; exit 0; }
     on_peer '. tests/guest/lib.sh; [ -e /sys/class/infiniband/rxe0 ] || soft_roce rxe0 eth0 && echo up' | grep -q up ||
-        { echo "FAIL card: the peer has no soft-RoCE NIC"; exit 0; }
+        { echo "FAIL card: the second guest has no soft-RoCE NIC"; exit 0; }
     reference || { echo "FAIL reference: sim does not produce the counter pattern"; exit 0; }
 }
 on_peer_bash() { on_peer "bash -c '. tests/guest/whole.sh; $1'"; }
 
-# Starts the receiver in this guest and the sender in the second one: begin CONNECTION MODE PACE.
+# begin CONNECTION MODE PACE: starts the receiver in this guest and the sender in the second one.
 begin() {
     keys="connection = \"$1\"
 mode = \"$2\""
@@ -243,7 +245,7 @@ mode = \\\"$2\\\"\"; ( (run $work/near); echo \$? >$work/near/status ) >/dev/nul
 has_ended() { [ -n "$(on_peer "cat $work/near/status 2>/dev/null")" ]; }
 has_links() { [ "$(now "$work/far" sources.link.counts.links)" -ge "$1" ]; }
 is_done() { [ "$(now "$work/far" sources.link.delivered)" -ge $frames ]; }
-# Waits for both to end and copies the sender's report to this guest.
+# Waits for both daemons to end, and copies the sender's report to this guest.
 end() {
     local status
     await "the last frame" is_done

@@ -1,11 +1,11 @@
-"""Makes the Verilog of a PCIe endpoint with LitePCIe's DMA, and its csr.csv: generate.py DIRECTORY.
+"""Generates the Verilog of a PCIe endpoint with LitePCIe's DMA, and its csr.csv. Usage: generate.py DIRECTORY
 
-The core is LitePCIe as `LiteXSoC.add_pcie` builds it. What a chip would have around it is replaced by two things:
+The core is LitePCIe as `LiteXSoC.add_pcie` builds it. Two parts of a chip are replaced:
 
-- the PHY by the pins of its two streams of TLPs and of its MSIs, so that a program can be the bus;
-- the sensor by a counter of 64-bit words, 0 when the writer is enabled, that advances with each word the writer takes
-  while the pin `stream_open` is high; `stream_taken` signals each. `source_interval` is the number of cycles it pauses
-  after each word.
+- The PHY is replaced by the pins of its two TLP streams and of its MSIs, so that a program can act as the bus.
+- The sensor is replaced by a counter of 64-bit words, which starts at 0 when the writer is enabled. It advances with
+  each word that the writer reads while the pin `stream_open` is high; `stream_taken` signals each word.
+  `source_interval` is the number of cycles for which the counter pauses after each word.
 """
 
 import os
@@ -25,7 +25,7 @@ from migen import If, Signal
 
 WIDTH = 64
 BAR0 = 128 << 10
-# 64 double words. The bus of this design is not negotiated: the size is a constant.
+# The payload size is 64 double words. It is constant, because the bus of this design does not negotiate it.
 PAYLOAD = 256
 
 
@@ -38,7 +38,7 @@ IOS = [
     ("reset", 0, Pins(1)),
     ("stream_open", 0, Pins(1)),
     ("stream_taken", 0, Pins(1)),
-    # From the host and to it.
+    # Streams from the host and to the host.
     ("rx", 0, *pins(("valid", 1), ("ready", 1), ("last", 1), ("dat", WIDTH), ("be", WIDTH // 8))),
     ("tx", 0, *pins(("valid", 1), ("ready", 1), ("last", 1), ("dat", WIDTH), ("be", WIDTH // 8))),
     ("msi", 0, *pins(("valid", 1), ("ready", 1), ("dat", 8))),
@@ -46,14 +46,14 @@ IOS = [
 
 
 class Platform(SimPlatform):
-    """Pins, and no timing to be constrained."""
+    """A platform that has only pins and no timing constraints."""
 
     def add_false_path_constraint(self, *_clocks):
         pass
 
 
 class Phy(LiteXModule):
-    """What LitePCIe asks of a PHY, with its streams at pins."""
+    """The PHY interface that LitePCIe requires, with its streams connected to pins."""
 
     endianness = "big"
     qword_aligned = False
@@ -68,7 +68,7 @@ class Phy(LiteXModule):
         self.bar0_mask = get_bar_mask(BAR0)
         self.max_payload_size = Signal(16, reset=PAYLOAD)
         self.max_request_size = Signal(16, reset=PAYLOAD)
-        # Named in constraints only: the whole design has one clock.
+        # This clock domain is only named in constraints, because the whole design has one clock.
         self.cd_pcie = SimpleNamespace(clk=Signal())
 
         rx, tx, msi = (platform.request(name) for name in ("rx", "tx", "msi"))
@@ -93,7 +93,7 @@ class Phy(LiteXModule):
 
 
 class Source(LiteXModule):
-    """The counter."""
+    """The counter that replaces the sensor."""
 
     def __init__(self, enable, is_open, taken):
         self.source = source = stream.Endpoint(dma_layout(WIDTH))
@@ -118,7 +118,7 @@ class Source(LiteXModule):
 
 
 class Design(SoCMini):
-    # As in LitePCIe's own generator, so that addresses in csr.csv are offsets in BAR0.
+    # Same as in LitePCIe's own generator, so that addresses in csr.csv are offsets in BAR0.
     mem_map = {**SoCMini.mem_map, "csr": 0}
 
     def __init__(self, platform):

@@ -1,9 +1,9 @@
-// The bus of a simulated LitePCIe endpoint behind a small C interface: registers are read and written by TLPs, the
-// TLPs and MSIs that the core emits are events in the order of their ends.
+// The bus of a simulated LitePCIe endpoint, with a C interface. Registers are read and written by TLPs. The TLPs and
+// MSIs that the core emits are returned as events, in the order in which they end.
 //
-// A TLP passes the 64-bit streams of LitePCIe's PHY as double words, the first in the low half; header words as they
-// are, payload words with their bytes swapped (a PHY of "big" endianness). First and last byte enables are all ones
-// in everything the core emits or takes here.
+// A TLP is transferred over the 64-bit streams of LitePCIe's PHY as double words, the first in the low half. Header
+// words are unchanged; the bytes of payload words are swapped (a PHY of "big" endianness). First and last byte enables
+// are all ones in every TLP that the core emits or receives.
 
 #include <cstdint>
 #include <cstring>
@@ -17,9 +17,9 @@ namespace {
 
 // Header word 0: format [30:29], type [28:24], length in double words [9:0].
 constexpr uint32_t READ = 0x00, READ_64 = 0x20, WRITE = 0x40, WRITE_64 = 0x60, COMPLETION = 0x4a;
-constexpr uint32_t HOST = 0x0000;   // Our requester id.
-constexpr uint32_t CORE = 0x0100;   // The core's, as the generator sets it.
-constexpr unsigned TIMEOUT = 4096; // Maximum number of cycles for a register access; the core needs a few tens.
+constexpr uint32_t HOST = 0x0000;   // Requester ID of the host.
+constexpr uint32_t CORE = 0x0100;   // Requester ID of the core, as set by the generator.
+constexpr unsigned TIMEOUT = 4096; // Maximum cycles of a register access; the core needs fewer than 100.
 
 uint32_t swapped(uint32_t word) { return __builtin_bswap32(word); }
 
@@ -28,10 +28,10 @@ uint32_t swapped(uint32_t word) { return __builtin_bswap32(word); }
 extern "C" {
 
 enum litepcie_kind : uint32_t {
-    LITEPCIE_WRITE = 1, // Memory is written.
-    LITEPCIE_READ = 2,  // Memory is read; wants litepcie_complete with its tag.
-    LITEPCIE_MSI = 3,   // An MSI; its vector is the address.
-    LITEPCIE_ODD = 4,   // A TLP that cannot be understood; its first header word is the address.
+    LITEPCIE_WRITE = 1, // The core writes to memory.
+    LITEPCIE_READ = 2,  // The core reads memory; litepcie_complete must be called with the tag.
+    LITEPCIE_MSI = 3,   // An MSI; the address is its vector.
+    LITEPCIE_ODD = 4,   // An unknown TLP; the address is its first header word.
 };
 
 struct litepcie_event {
@@ -40,23 +40,23 @@ struct litepcie_event {
     uint64_t address;
     uint32_t tag;
     uint32_t header_words;
-    uint8_t data[256]; // Of a write: as many bytes as the length says, in the order of addresses.
+    uint8_t data[256]; // Data of a write in the order of addresses; `length` bytes are valid.
 };
 }
 
 struct litepcie {
     VerilatedContext context;
     Vlitepcie core{&context};
-    std::deque<uint64_t> to_core; // Beats, and beside each:
-    std::deque<uint16_t> marks;   // byte enables [7:0], last [8].
+    std::deque<uint64_t> to_core; // Beats to send to the core. Each has an entry in `marks`:
+    std::deque<uint16_t> marks;   // byte enables [7:0], last beat [8].
     std::vector<uint32_t> from_core;
     std::deque<litepcie_event> events;
-    uint64_t taken = 0; // Words of the stream since the last reset.
+    uint64_t taken = 0; // Number of words of the stream that the core has read since the last reset.
     bool answered = false;
     uint32_t answer = 0;
     uint8_t tag = 0;
 
-    // One cycle; true if the core emitted something in it.
+    // Runs one cycle. Returns true if the core emitted something.
     bool tick(bool open) {
         core.stream_open = open;
         core.tx_ready = 1;
@@ -99,7 +99,7 @@ struct litepcie {
         return tlp || msi;
     }
 
-    // Understands the TLP that has come.
+    // Decodes the TLP that was received.
     void take() {
         const auto &words = from_core;
         litepcie_event event{};
@@ -142,12 +142,12 @@ struct litepcie {
 
 extern "C" {
 
-// A core after its reset; nothing is open.
+// Creates a core in its state after reset, with its stream closed.
 litepcie *litepcie_new() { return new litepcie; }
 
 void litepcie_free(litepcie *it) { delete it; }
 
-// Everything as after power-on, whatever was under way forgotten.
+// Resets everything to the state after power-on, and discards work in progress.
 void litepcie_reset(litepcie *it) {
     it->to_core.clear();
     it->marks.clear();
@@ -162,8 +162,8 @@ void litepcie_reset(litepcie *it) {
     it->taken = 0;
 }
 
-// Clocks the core with the stream of the sensor open until it has taken so many words, or so many cycles have passed;
-// how many words it took.
+// Clocks the core with an open stream until it has read `words` words or `cycles` cycles have passed. Returns the
+// number of words read.
 uint32_t litepcie_run(litepcie *it, uint32_t words, uint32_t cycles) {
     const uint64_t before = it->taken;
     while (it->taken - before < words && cycles--) {
@@ -172,8 +172,8 @@ uint32_t litepcie_run(litepcie *it, uint32_t words, uint32_t cycles) {
     return static_cast<uint32_t>(it->taken - before);
 }
 
-// Clocks the core with the stream closed until it has emitted nothing for `quiet` cycles, or `limit` have passed;
-// whether it became quiet.
+// Clocks the core with a closed stream until it has emitted nothing for `quiet` cycles, or until `limit` cycles have
+// passed. Returns whether it became quiet.
 int litepcie_settle(litepcie *it, uint32_t quiet, uint32_t limit) {
     for (uint32_t still = 0; limit--;) {
         still = it->tick(false) || !it->to_core.empty() ? 0 : still + 1;
@@ -184,12 +184,12 @@ int litepcie_settle(litepcie *it, uint32_t quiet, uint32_t limit) {
     return 0;
 }
 
-// Writes a register; it is set when the core has settled.
+// Writes a register, and waits until the core is idle.
 void litepcie_write(litepcie *it, uint32_t offset, uint32_t value) {
     it->send({WRITE << 24 | 1, HOST << 16 | 0x0f, offset, swapped(value)});
 }
 
-// Reads a register, with the stream closed; 1 and its value, or 0 if no completion comes.
+// Reads a register with a closed stream. Returns 1 and the value, or 0 if no completion arrives.
 int litepcie_read(litepcie *it, uint32_t offset, uint32_t *value) {
     it->answered = false;
     it->tag++;
@@ -201,7 +201,7 @@ int litepcie_read(litepcie *it, uint32_t offset, uint32_t *value) {
     return it->answered;
 }
 
-// Answers a read of the core: `bytes`, at most 256 and a multiple of 4, from `address`.
+// Answers a read of the core with `bytes` bytes from `address`. `bytes` is at most 256 and a multiple of 4.
 void litepcie_complete(litepcie *it, uint32_t tag, uint64_t address, const uint8_t *data, uint32_t bytes) {
     std::vector<uint32_t> words{
         COMPLETION << 24 | bytes / 4,
@@ -216,7 +216,7 @@ void litepcie_complete(litepcie *it, uint32_t tag, uint64_t address, const uint8
     it->send(words);
 }
 
-// The next event into `event`; 0 if there is none.
+// Stores the next event in `event`. Returns 0 if there is no event.
 int litepcie_next(litepcie *it, litepcie_event *event) {
     if (it->events.empty()) {
         return 0;
@@ -226,6 +226,6 @@ int litepcie_next(litepcie *it, litepcie_event *event) {
     return 1;
 }
 
-// The bytes of an event, for the other side to compare with its own.
+// Returns the size of an event in bytes, which the caller compares with its own definition.
 uint32_t litepcie_event_bytes() { return sizeof(litepcie_event); }
 }

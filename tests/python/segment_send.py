@@ -1,7 +1,7 @@
-"""Sends datagrams many at a time (UDP_SEGMENT, segmentation offload) and writes the samples that were sent.
+"""Sends many datagrams per call (UDP_SEGMENT, segmentation offload), and writes the samples that were sent to a file.
 
-Arguments: `raw` or `spead`, the port and the file. `raw`: 8 bytes of header, the number in the last 4, 1000 bytes of
-payload. `spead`: heaps that PyPI's spead2 makes with its defaults.
+Arguments: `raw` or `spead`, the port and the file. With `raw`, a datagram has a header of 8 bytes, of which the last 4
+are the number, and 1000 bytes of payload. With `spead`, PyPI's spead2 creates heaps with its defaults.
 """
 
 import random
@@ -40,7 +40,7 @@ def spead():
 
 
 def queued(port):
-    """Bytes that wait in the sockets of `port` on this machine."""
+    """Returns the number of bytes queued in the sockets of `port` on this machine."""
     with open("/proc/net/udp") as table:
         rows = [line.split() for line in table.readlines()[1:]]
     return sum(int(row[4].split(":")[1], 16) for row in rows if int(row[1].split(":")[1], 16) == port)

@@ -1,8 +1,8 @@
-"""Sends heaps of random bytes with PyPI's spead2 and writes what was sent, in the order of heap counters.
+"""Sends heaps of random bytes with PyPI's spead2, and writes them to a file in the order of their heap counters.
 
-Arguments: a JSON object with `host` (this one without it), `port`, `file`, `heaps`, `heap` (bytes), `packet` (bytes of
+Argument: a JSON object with `host` (default: this host), `port`, `file`, `heaps`, `heap` (bytes), `packet` (bytes of
 a UDP packet), `address_bits`, `repeat` (item pointers in every packet), `order` (`plain`, `shuffled`, `interleaved`),
-`descriptors` (`own` heap or in the `first` one), `describe_every` (heaps) and `rate` (bytes a second).
+`descriptors` (in their `own` heap, or in the `first` one), `describe_every` (heaps) and `rate` (bytes per second).
 """
 
 import json
@@ -18,14 +18,14 @@ ITEM = 0x1234
 
 
 def queued(port):
-    """Bytes that wait in the sockets of `port` on this machine."""
+    """Returns the number of bytes queued in the sockets of `port` on this machine."""
     with open("/proc/net/udp") as table:
         rows = [line.split() for line in table.readlines()[1:]]
     return sum(int(row[4].split(":")[1], 16) for row in rows if int(row[1].split(":")[1], 16) == port)
 
 
 def drain(port):
-    """Waits until the receiver has taken what was sent: its buffer may be smaller than what comes in a moment."""
+    """Waits until the receiver has read all data, because its buffer may be smaller than the data sent next."""
     end = time.monotonic() + 60
     while queued(port) > 0 and time.monotonic() < end:
         time.sleep(0.0005)
@@ -60,7 +60,7 @@ def send(job):
         with_descriptors = job["descriptors"] == "first" and i == 0
         made.append((counter, heap("all" if with_descriptors else "none", "all", block)))
         counter += 1
-    # Numbering begins with the first heap that comes.
+    # The receiver starts numbering with the first heap that arrives, so that heap is always sent first.
     head, rest = made[:1], made[1:]
     if job["order"] == "shuffled":
         shuffle = random.Random(job["port"])

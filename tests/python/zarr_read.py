@@ -1,4 +1,4 @@
-"""Compares arrays that daq wrote, as PyPI's zarr reads them, with files. Arguments: store, file, store, file, ..."""
+"""Reads arrays of daq with PyPI's zarr, and compares them with files. Arguments: store, file, store, file, ..."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-//! Names the library as GDRCopy names its own.
+//! Sets the library's soname to that of the GDRCopy library.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

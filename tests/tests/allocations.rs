@@ -1,4 +1,4 @@
-//! Checks that the data threads of a running pipeline allocate nothing.
+//! Checks that the data threads of a running pipeline allocate no memory.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -14,71 +14,71 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Maximum number of threads with separate counters.
+/// Maximum number of threads with their own counter.
 const THREADS: usize = 64;
 
 thread_local! {
-    /// Index of this thread's counter plus 1; `usize::MAX` if it is not a thread of daq; 0 if not yet known.
-    static PLACE: Cell<usize> = const { Cell::new(0) };
+    /// Index of this thread's counter plus 1; `usize::MAX` if this is not a data thread; 0 if not determined yet.
+    static THREAD_INDEX: Cell<usize> = const { Cell::new(0) };
 }
 
 static ARMED: AtomicBool = AtomicBool::new(false);
-static PLACES: AtomicU64 = AtomicU64::new(0);
+static NEXT_THREAD: AtomicU64 = AtomicU64::new(0);
 static COUNTS: [AtomicU64; THREADS] = [const { AtomicU64::new(0) }; THREADS];
-/// Names of threads, 16 bytes each.
+/// Names of the threads, 16 bytes each.
 static NAMES: [[AtomicU64; 2]; THREADS] = [const { [const { AtomicU64::new(0) }; 2] }; THREADS];
 
-/// The system's allocator, counting for data threads: those called `daq-…` except `daq-monitor`.
+/// The system's allocator. It counts allocations of data threads, which are called `daq-…` (except `daq-monitor`).
 struct Counting;
 
 fn count() {
     if !ARMED.load(Ordering::Relaxed) {
         return;
     }
-    // No counter is left while a thread ends; nothing is counted then.
-    let _ = PLACE.try_with(|place| {
-        if place.get() == 0 {
+    // The thread-local counter no longer exists while a thread ends; such allocations are not counted.
+    let _ = THREAD_INDEX.try_with(|index| {
+        if index.get() == 0 {
             let mut name = [0_u8; 16];
-            // SAFETY: PR_GET_NAME writes at most 16 bytes, ended by a zero, to the address given, which has 16.
+            // SAFETY: PR_GET_NAME writes at most 16 bytes, including the final zero, and `name` has 16 bytes.
             unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-            // The monitor is not on the data path: it builds a report from the counters five times a second, and takes no lock
-            // that a data thread takes (`engine/monitor.rs`).
+            // The monitor is not on the data path. It builds a report from the counters five times per second, and
+            // takes no lock that a data thread takes (`pipelines/src/runtime/monitor.rs`).
             if name.starts_with(b"daq-") && !name.starts_with(b"daq-monitor") {
                 let mine =
-                    usize::try_from(PLACES.fetch_add(1, Ordering::Relaxed)).unwrap_or(THREADS);
-                place.set(mine + 1);
+                    usize::try_from(NEXT_THREAD.fetch_add(1, Ordering::Relaxed)).unwrap_or(THREADS);
+                index.set(mine + 1);
                 if let Some(entry) = NAMES.get(mine) {
                     for (half, bytes) in entry.iter().zip(name.as_chunks::<8>().0) {
                         half.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
                     }
                 }
             } else {
-                place.set(usize::MAX);
+                index.set(usize::MAX);
             }
         }
-        if let Some(counter) = COUNTS.get(place.get().wrapping_sub(1)) {
+        if let Some(counter) = COUNTS.get(index.get().wrapping_sub(1)) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
     });
 }
 
-// SAFETY: every call goes to the system's allocator unchanged, which keeps the contract; counting touches atomics and
-// a thread-local integer that is initialised at compile time, and so allocates nothing itself.
+// SAFETY: every call is passed unchanged to the system's allocator, which satisfies the contract of `GlobalAlloc`.
+// Counting uses atomics and a thread-local integer that is initialised at compile time, so it does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller satisfies the contract of `alloc`, which is also that of `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: `address` came from `System` by way of `alloc` with this `layout`.
+        // SAFETY: `System` returned `address` with this `layout`, because this allocator only forwards its calls.
         unsafe { System.dealloc(address, layout) }
     }
 
     unsafe fn realloc(&self, address: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         count();
-        // SAFETY: `address` came from `System` by way of `alloc` with this `layout`.
+        // SAFETY: `System` returned `address` with this `layout`, because this allocator only forwards its calls.
         unsafe { System.realloc(address, layout, bytes) }
     }
 }
@@ -86,7 +86,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Allocations since the last call, by name of the thread.
+/// Returns the number of allocations since the last call, by the name of the thread.
 fn counted() -> Vec<(String, u64)> {
     let names = NAMES.iter().map(|halves| {
         let bytes: Vec<u8> = halves
@@ -171,7 +171,7 @@ path = "out"
 buffer = "64 KiB"
 "#;
 
-/// Runs the pipeline and counts allocations during `frames` frames, after the first hundred.
+/// Runs the pipeline. Counts the allocations during `frames` frames, which follow the first hundred frames.
 fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     let dir = tempfile::tempdir().unwrap();
     let mut diagnostics = Diagnostics::new();
@@ -188,7 +188,8 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     };
     let pipeline = Pipeline::start(&config, &plan, &options).unwrap();
     let published = |ring: &str| pipeline.published(ring).unwrap();
-    // The first frames open files and initialise thread state, so every thread must have processed some.
+    // The first frames open files and initialise thread state. So every thread must have processed some frames before
+    // counting.
     wait_for("the first frames", || {
         let report = pipeline.report();
         let all_read = report.readers.values().all(|reader| reader.read > 0);
@@ -214,15 +215,15 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     );
     assert_eq!(
         report.sinks["disk"].files, 1,
-        "no rotation while it was counted"
+        "at least one file must be rotated while allocations are counted"
     );
     counted
 }
 
-// The only test of this binary: a concurrent test would be counted.
+// This binary has only this test, because the allocations of a concurrent test would be counted too.
 #[test]
 fn data_threads_when_running_allocate_nothing() {
-    // The counter works, separately for each thread.
+    // First check that the counter works, separately for each thread.
     ARMED.store(true, Ordering::SeqCst);
     let allocate = |name: &str| {
         let body = || drop(std::hint::black_box(vec![1_u8; 100]));

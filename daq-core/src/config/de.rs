@@ -1,6 +1,6 @@
-//! Reads a [`Node`] into a type, with errors that know their place.
+//! Reads a [`Node`] into a type with serde. Each error carries its location in the configuration.
 
-use super::pretend::PlaceholderDeserializer;
+use super::placeholder::PlaceholderDeserializer;
 use super::suggest;
 use super::tree::{Entry, Node, Step, Table, Value};
 use serde::de::{
@@ -10,30 +10,30 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use std::fmt;
 
-/// Why a type cannot be read from a node.
+/// The error for a node that cannot be read into a type.
 #[derive(Debug)]
 pub(crate) struct ReadError {
     pub(crate) fault: Fault,
-    /// The way to the fault, last step first.
+    /// Path from the table that is read to the fault, last step first.
     pub(crate) path: Vec<Step>,
-    /// Whether the fault lies in what a placeholder pretended.
-    pub(crate) pretended: bool,
+    /// Whether the fault is about a placeholder value instead of a value that the user wrote.
+    pub(crate) is_placeholder_error: bool,
 }
 
-/// What went wrong.
+/// The kind of a read error.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// The last step of the path is a key that the type does not have; these it has.
+    /// The last step of the path is a key that the type does not have. The list contains the keys of the type.
     UnknownKey(&'static [&'static str]),
-    /// A string that is none of these.
+    /// The string is not one of the listed variants.
     UnknownVariant(&'static [&'static str]),
-    /// The table at the path lacks this key.
+    /// The table at the path does not have this required key.
     Missing(String),
-    /// A value of another type than this.
+    /// The value has the wrong type. The string describes the expected type.
     Type(String),
-    /// A value of the right type outside of this range.
+    /// The value has the right type but is out of range. The string describes the expected range.
     Range(String),
-    /// What the type itself says.
+    /// An error message that the type's own deserializer returned.
     Custom(String),
 }
 
@@ -42,7 +42,7 @@ impl ReadError {
         Self {
             fault,
             path: Vec::new(),
-            pretended: false,
+            is_placeholder_error: false,
         }
     }
 
@@ -87,7 +87,7 @@ impl de::Error for ReadError {
 }
 
 impl Node {
-    fn pretend<T>(
+    fn read_placeholder<T>(
         &self,
         read: impl FnOnce(PlaceholderDeserializer<'_>) -> Result<T, ReadError>,
     ) -> Option<Result<T, ReadError>> {
@@ -96,14 +96,14 @@ impl Node {
         };
         Some(
             read(PlaceholderDeserializer::new(placeholder)).map_err(|mut error| {
-                error.pretended = true;
+                error.is_placeholder_error = true;
                 error.path.clear();
                 error
             }),
         )
     }
 
-    /// The string that this is, or serves as.
+    /// Returns the string value, or the original text of an override that may be used as a string.
     fn as_text(&self) -> Option<&str> {
         match (&self.loose, &self.value) {
             (Some(text), _) | (None, Value::String(text)) => Some(text),
@@ -112,28 +112,29 @@ impl Node {
     }
 }
 
-/// Methods of a node that a placeholder answers by the type that is asked for.
-macro_rules! pretended {
+/// Defines the `deserialize_*` methods for values that are not text. A placeholder returns a value of the requested
+/// type.
+macro_rules! placeholder_or_any {
     ($($method:ident)*) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
             if matches!(self.value, Value::Placeholder(_)) {
                 return self
-                    .pretend(|pretend| pretend.$method(visitor))
-                    .expect("it was just seen to be a placeholder");
+                    .read_placeholder(|placeholder| placeholder.$method(visitor))
+                    .expect("the value was checked to be a placeholder");
             }
             self.deserialize_any(visitor)
         }
     )*};
 }
 
-/// The same, of those that a string answers.
+/// Defines the `deserialize_*` methods that also accept a string. A placeholder returns a value of the requested type.
 macro_rules! textual {
     ($($method:ident)*) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
             if matches!(self.value, Value::Placeholder(_)) {
                 return self
-                    .pretend(|pretend| pretend.$method(visitor))
-                    .expect("it was just seen to be a placeholder");
+                    .read_placeholder(|placeholder| placeholder.$method(visitor))
+                    .expect("the value was checked to be a placeholder");
             }
             match self.as_text() {
                 Some(text) => visitor.visit_str(text),
@@ -166,7 +167,7 @@ impl<'de> de::Deserializer<'de> for &Node {
                 let value = visitor.visit_seq(&mut items)?;
                 if items.next < array.len() {
                     let message = format!(
-                        "the array has {} elements, {} are expected",
+                        "the array has {} elements, but {} are expected",
                         array.len(),
                         items.next
                     );
@@ -176,8 +177,8 @@ impl<'de> de::Deserializer<'de> for &Node {
             }
             Value::Table(table) => visitor.visit_map(Pairs::new(table)),
             Value::Placeholder(_) => self
-                .pretend(|pretend| pretend.deserialize_any(visitor))
-                .expect("this arm is a placeholder"),
+                .read_placeholder(|placeholder| placeholder.deserialize_any(visitor))
+                .expect("this match arm handles only placeholders"),
         }
     }
 
@@ -203,8 +204,8 @@ impl<'de> de::Deserializer<'de> for &Node {
     ) -> Result<V::Value, ReadError> {
         match self.value {
             Value::Placeholder(_) => self
-                .pretend(|pretend| pretend.deserialize_tuple(length, visitor))
-                .expect("this arm is a placeholder"),
+                .read_placeholder(|placeholder| placeholder.deserialize_tuple(length, visitor))
+                .expect("this match arm handles only placeholders"),
             _ => self.deserialize_any(visitor),
         }
     }
@@ -226,8 +227,10 @@ impl<'de> de::Deserializer<'de> for &Node {
     ) -> Result<V::Value, ReadError> {
         match self.value {
             Value::Placeholder(_) => self
-                .pretend(|pretend| pretend.deserialize_struct(name, fields, visitor))
-                .expect("this arm is a placeholder"),
+                .read_placeholder(|placeholder| {
+                    placeholder.deserialize_struct(name, fields, visitor)
+                })
+                .expect("this match arm handles only placeholders"),
             _ => self.deserialize_any(visitor),
         }
     }
@@ -240,8 +243,10 @@ impl<'de> de::Deserializer<'de> for &Node {
     ) -> Result<V::Value, ReadError> {
         if matches!(self.value, Value::Placeholder(_)) {
             return self
-                .pretend(|pretend| pretend.deserialize_enum(name, variants, visitor))
-                .expect("it was just seen to be a placeholder");
+                .read_placeholder(|placeholder| {
+                    placeholder.deserialize_enum(name, variants, visitor)
+                })
+                .expect("the value was checked to be a placeholder");
         }
         if let Some(text) = self.as_text() {
             return visitor.visit_enum(de::value::StrDeserializer::new(text));
@@ -261,7 +266,7 @@ impl<'de> de::Deserializer<'de> for &Node {
         visitor.visit_unit()
     }
 
-    pretended! {
+    placeholder_or_any! {
         deserialize_bool deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
         deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
         deserialize_f32 deserialize_f64 deserialize_seq deserialize_map
@@ -331,14 +336,14 @@ impl<'de> MapAccess<'de> for Pairs<'_> {
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
         let Some(entry) = self.value.take() else {
-            return Err(de::Error::custom("a value was asked for before its key"));
+            return Err(de::Error::custom("the value was requested before its key"));
         };
         seed.deserialize(&entry.node)
             .map_err(|error| error.below(Step::Key(entry.key.clone())))
     }
 }
 
-/// `{ name = content }`.
+/// An enum variant written as a table with one key: `{ name = content }`.
 struct Variant<'n>(&'n Entry);
 
 impl<'de> EnumAccess<'de> for Variant<'_> {

@@ -1,43 +1,44 @@
-//! Errors and warnings about configuration, and how they are shown.
+//! Errors and warnings about the configuration, and their rendering as text.
 
 use super::source_map::{SourceMap, Span};
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 use std::collections::HashSet;
 use std::fmt;
 
-/// Maximum number of diagnostics that are rendered. Rendering one costs time in proportion to the length of its text.
+/// Maximum number of diagnostics that are rendered. The time to render one diagnostic grows with the length of its
+/// source file.
 const MAX_SHOWN: usize = 100;
 
-/// How much a diagnostic matters.
+/// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// Nothing may be started.
+    /// The configuration cannot be used.
     Error,
-    /// It may be started, though perhaps it does not do what was meant.
+    /// The configuration can be used, but may not do what the user intended.
     Warning,
 }
 
-/// A place that a diagnostic points at.
+/// A location in the configuration that a diagnostic marks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Label {
-    /// The place.
+    /// The marked bytes.
     pub span: Span,
-    /// What stands beside the caret; may be empty.
+    /// Text beside the caret; may be empty.
     pub text: String,
 }
 
 /// One error or warning: what is wrong, where, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Diagnostic {
-    /// How much it matters.
+    /// Whether this is an error or a warning.
     pub severity: Severity,
-    /// What is wrong, without a full stop.
+    /// Description of the fault, without a full stop.
     pub message: String,
-    /// The place that is wrong, `^^^`; `None` when no text is at fault.
+    /// The location of the fault, marked with `^^^`; `None` if the fault is not in a configuration text.
     pub primary: Option<Label>,
-    /// Other places that matter, `---`.
+    /// Related locations, marked with `---`.
     pub others: Vec<Label>,
-    /// What to do.
+    /// Suggested fixes.
     pub help: Vec<String>,
 }
 
@@ -52,23 +53,23 @@ impl Diagnostic {
         }
     }
 
-    /// An error without a place yet.
+    /// Creates an error without a location.
     pub fn error(message: impl Into<String>) -> Self {
         Self::new(Severity::Error, message)
     }
 
-    /// A warning without a place yet.
+    /// Creates a warning without a location.
     pub fn warning(message: impl Into<String>) -> Self {
         Self::new(Severity::Warning, message)
     }
 
-    /// Points at the place that is wrong.
+    /// Sets the location of the fault.
     #[must_use]
     pub fn at(self, span: Span) -> Self {
         self.labelled(span, "")
     }
 
-    /// Points at the place that is wrong, with words beside the caret.
+    /// Sets the location of the fault and the text beside its caret.
     #[must_use]
     pub fn labelled(mut self, span: Span, text: impl Into<String>) -> Self {
         self.primary = Some(Label {
@@ -78,7 +79,7 @@ impl Diagnostic {
         self
     }
 
-    /// Points at another place that matters, such as the other one of two that conflict.
+    /// Adds a related location, such as the second of two conflicting keys, and the text beside its marker.
     #[must_use]
     pub fn also(mut self, span: Span, text: impl Into<String>) -> Self {
         self.others.push(Label {
@@ -88,7 +89,7 @@ impl Diagnostic {
         self
     }
 
-    /// The same with all places moved by `bytes`.
+    /// Moves all locations towards the end of the text by `bytes`.
     #[must_use]
     pub fn moved(mut self, bytes: usize) -> Self {
         for label in self.primary.iter_mut().chain(&mut self.others) {
@@ -97,14 +98,14 @@ impl Diagnostic {
         self
     }
 
-    /// Says what to do.
+    /// Adds a suggested fix.
     #[must_use]
     pub fn help(mut self, text: impl Into<String>) -> Self {
         self.help.push(text.into());
         self
     }
 
-    /// Says what to do, where something can be said.
+    /// Adds a suggested fix if `text` is `Some`.
     #[must_use]
     pub fn maybe_help(self, text: Option<impl Into<String>>) -> Self {
         match text {
@@ -157,7 +158,7 @@ impl Diagnostic {
         vec![group]
     }
 
-    /// The diagnostic as text, in the manner of rustc.
+    /// Renders the diagnostic as text in the style of rustc.
     pub fn render(&self, sources: &SourceMap, color: bool) -> String {
         let renderer = if color {
             Renderer::styled()
@@ -168,7 +169,7 @@ impl Diagnostic {
     }
 }
 
-/// Errors and warnings as they are found.
+/// A list of errors and warnings without duplicates, in the order in which they were found.
 #[derive(Clone, Debug, Default)]
 pub struct Diagnostics {
     list: Vec<Diagnostic>,
@@ -176,26 +177,26 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// None yet.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds one, unless the same is already there.
+    /// Adds `diagnostic` unless the list already contains an equal one.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         if self.seen.insert(diagnostic.clone()) {
             self.list.push(diagnostic);
         }
     }
 
-    /// Adds all of `other`.
+    /// Adds all diagnostics of `other`.
     pub fn append(&mut self, other: Self) {
         for diagnostic in other.list {
             self.push(diagnostic);
         }
     }
 
-    /// Whether anything forbids going on.
+    /// Whether the list contains an error.
     pub fn has_errors(&self) -> bool {
         self.list
             .iter()
@@ -210,7 +211,7 @@ impl Diagnostics {
         })
     }
 
-    /// How many errors.
+    /// Returns the number of errors.
     pub fn errors(&self) -> usize {
         self.list
             .iter()
@@ -218,25 +219,27 @@ impl Diagnostics {
             .count()
     }
 
-    /// How many warnings.
+    /// Returns the number of warnings.
     pub fn warnings(&self) -> usize {
         self.list.len() - self.errors()
     }
 
-    /// Whether there is neither error nor warning.
+    /// Whether the list contains neither errors nor warnings.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// All of them, in the order of their places; those without a place come first.
+    /// Returns all diagnostics: first the diagnostics without a location, then the others in the order of their
+    /// locations.
     pub fn sorted(&self) -> Vec<&Diagnostic> {
         let mut sorted: Vec<&Diagnostic> = self.list.iter().collect();
         sorted.sort_by_key(|diagnostic| diagnostic.primary.as_ref().map(|label| label.span));
         sorted
     }
 
-    /// The first 100 as text with source lines and carets, in the order of their places, with an empty line
-    /// between two and a newline at the end. A last line counts the others.
+    /// Renders the first 100 diagnostics as text with source lines and carets, in the order of their locations. Empty
+    /// lines separate the diagnostics, and the text ends with a newline. A last line reports the number of omitted
+    /// diagnostics.
     pub fn render(&self, sources: &SourceMap, color: bool) -> String {
         let mut text = String::new();
         for (index, diagnostic) in self.sorted().into_iter().take(MAX_SHOWN).enumerate() {
@@ -247,7 +250,9 @@ impl Diagnostics {
             text.push('\n');
         }
         if let Some(more @ 1..) = self.list.len().checked_sub(MAX_SHOWN) {
-            text.push_str(&format!("\n{more} more are not shown; fix these first\n"));
+            text.push_str(&format!(
+                "\n{more} more messages are not shown; fix these first\n"
+            ));
         }
         text
     }
@@ -261,21 +266,22 @@ impl From<Diagnostic> for Diagnostics {
     }
 }
 
-/// Something wrong with a section that was found after it was read, by who knows what the values mean.
+/// A fault in a section that was found after deserialization, by code that checks the meaning of the values.
 ///
-/// [`Section::problem`](super::Section::problem) gives it its place.
+/// [`Section::problem`](super::Section::problem) adds the location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The key at fault, as in `format.payload`; `None` is the section as a whole.
+    /// The key at fault, such as `format.payload`; `None` if the fault concerns the whole section.
     pub key: Option<String>,
-    /// What is wrong, without a full stop.
+    /// Description of the fault, without a full stop.
     pub message: String,
-    /// What to do.
+    /// A suggested fix.
     pub help: Option<String>,
 }
 
 impl Problem {
-    /// The value of `key` is wrong; a key of an inner table is written `format.payload`.
+    /// Creates a problem with the value of `key`. A key of an inner table is written as a dotted path:
+    /// `format.payload`.
     pub fn at(key: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             key: Some(key.into()),
@@ -284,7 +290,7 @@ impl Problem {
         }
     }
 
-    /// The section is wrong as a whole.
+    /// Creates a problem that concerns the whole section.
     pub fn section(message: impl Into<String>) -> Self {
         Self {
             key: None,
@@ -293,7 +299,7 @@ impl Problem {
         }
     }
 
-    /// Says what to do.
+    /// Sets the suggested fix.
     #[must_use]
     pub fn help(mut self, text: impl Into<String>) -> Self {
         self.help = Some(text.into());

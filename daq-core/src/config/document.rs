@@ -1,4 +1,4 @@
-//! A whole configuration: its texts, and the tree that they make together.
+//! A complete configuration: its source texts and the tree of values that they are merged into.
 
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::expand::expand;
@@ -9,10 +9,10 @@ use super::suggest::{list, nearest};
 use super::tree::{self, Entry, Table, Value};
 use std::path::{Path, PathBuf};
 
-/// Texts and their common tree.
+/// The source texts of a configuration and the tree of values that they are merged into.
 ///
-/// Errors go into the caller's [`Diagnostics`]; after an error the document is what could be read, good enough
-/// to find more errors in, not to be run.
+/// Errors are added to the caller's [`Diagnostics`]. After an error, the document contains the parts that could be
+/// read. Such a partial document may be checked for more errors but must not be run.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
     sources: SourceMap,
@@ -22,14 +22,14 @@ pub struct Document {
 }
 
 impl Document {
-    /// One text, shown under `name` in errors.
+    /// Parses one text. Error messages show `name` as the file name of the text.
     pub fn from_text(name: &str, text: &str, diagnostics: &mut Diagnostics) -> Self {
         let mut document = Self::default();
         document.add(name, text.to_owned(), diagnostics);
         document
     }
 
-    /// Several files as one; what two of them define is an error.
+    /// Reads several files into one document. A key that two files define is an error.
     pub fn load(paths: &[PathBuf], diagnostics: &mut Diagnostics) -> Self {
         let mut document = Self::default();
         for path in paths {
@@ -37,7 +37,7 @@ impl Document {
                 Ok(Ok(text)) => document.add(&path.display().to_string(), text, diagnostics),
                 Ok(Err(_)) => document.refuse(
                     Diagnostic::error(format!("{} is not UTF-8 text", path.display()))
-                        .help("configuration is TOML, which is UTF-8"),
+                        .help("save the file as UTF-8, because TOML files must be UTF-8"),
                     diagnostics,
                 ),
                 Err(error) => document.refuse(unreadable(path, &error), diagnostics),
@@ -46,7 +46,7 @@ impl Document {
         document
     }
 
-    /// All files `*.toml` of a directory that are not hidden, in the order of their names.
+    /// Reads all files `*.toml` of a directory in the order of their names, except hidden files.
     pub fn load_dir(directory: &Path, diagnostics: &mut Diagnostics) -> Self {
         let listed = std::fs::read_dir(directory).and_then(|entries| {
             entries
@@ -75,8 +75,11 @@ impl Document {
         if paths.is_empty() {
             let mut document = Self::default();
             document.refuse(
-                Diagnostic::error(format!("{} has no file *.toml", directory.display()))
-                    .help("name the directory that contains the configuration"),
+                Diagnostic::error(format!(
+                    "the directory {} contains no file *.toml",
+                    directory.display()
+                ))
+                .help("specify the directory that contains the configuration"),
                 diagnostics,
             );
             return document;
@@ -84,8 +87,8 @@ impl Document {
         Self::load(&paths, diagnostics)
     }
 
-    /// Whether every text could be read. Otherwise sections are missing that were written, and further checks would
-    /// report errors that do not exist.
+    /// Whether every text could be read and parsed. If this is false, the document lacks sections that the user wrote,
+    /// and further checks would report errors that do not exist.
     pub const fn is_whole(&self) -> bool {
         !self.is_broken
     }
@@ -96,7 +99,7 @@ impl Document {
     }
 
     fn add(&mut self, name: &str, text: String, diagnostics: &mut Diagnostics) {
-        // Editors on other systems begin a file with a mark that TOML does not know.
+        // Some editors begin a file with a byte order mark, which is not valid TOML.
         let text = text
             .strip_prefix('\u{feff}')
             .map(str::to_owned)
@@ -108,7 +111,7 @@ impl Document {
             let span = super::Span::new(base + at, base + at + 1);
             self.refuse(
                 Diagnostic::error("the file contains a NUL byte").at(span).help(
-                    "remove it; if the file has one beside every letter, save it as UTF-8 instead of UTF-16",
+                    "remove the NUL byte; if every second byte is NUL, save the file as UTF-8 instead of UTF-16",
                 ),
                 diagnostics,
             );
@@ -116,7 +119,8 @@ impl Document {
         }
         let (table, mut errors) = toml::de::DeTable::parse_recoverable(&text);
         errors.sort_by_key(|error| error.span().map_or(0, |span| span.start));
-        // What follows a syntax error is a guess of the parser; keys that are written twice are certain.
+        // After a syntax error, the parser guesses how the text continues, so later errors may be wrong and are not
+        // reported. Duplicate keys are certain.
         let syntax = errors.iter().position(|error| error.message() != DUPLICATE);
         let mut section_end = 0;
         for error in errors
@@ -124,7 +128,7 @@ impl Document {
             .take(syntax.map_or(errors.len(), |first| first + 1))
         {
             let span = error.span().unwrap_or(0..0);
-            // All keys of a section that is written twice can be duplicates, too.
+            // In a section that is written twice, every key can be a duplicate. Report the section only.
             if error.message() == DUPLICATE {
                 if span.start < section_end {
                     continue;
@@ -132,7 +136,7 @@ impl Document {
                 section_end = end_of_section(&text, span.start);
             }
             let span = super::Span::new(base + span.start, base + span.end);
-            diagnostics.push(Diagnostic::error(in_words(error.message())).at(span));
+            diagnostics.push(Diagnostic::error(plain_words(error.message())).at(span));
         }
         let mut unfit = Vec::new();
         let table = tree::from_table(table.into_inner(), base, &mut unfit);
@@ -146,15 +150,16 @@ impl Document {
         }
     }
 
-    /// Replaces values by those of the environment and of `--set`.
+    /// Replaces values of the document by values from environment variables and `--set`.
     #[must_use]
     pub fn with_overrides(mut self, overrides: &Overrides, diagnostics: &mut Diagnostics) -> Self {
         overrides.apply(&mut self.sources, &mut self.root, diagnostics);
         self
     }
 
-    /// Replaces `${NAME}` and `${NAME:-default}` in all string values by what `lookup` gives for the name,
-    /// usually [`environment`](super::environment). Reports strings that contain NUL, which ends a string in C.
+    /// Replaces `${NAME}` and `${NAME:-default}` in all string values by the value that `lookup` returns for the name.
+    /// `lookup` is usually [`environment`](super::environment). Reports strings that contain NUL, which ends a string
+    /// in C.
     #[must_use]
     pub fn expanded(
         mut self,
@@ -170,7 +175,7 @@ impl Document {
                     diagnostics.push(
                         Diagnostic::error("this string contains a NUL character (\\u0000)")
                             .at(span)
-                            .help("remove it: no file name, address or other name can contain it"),
+                            .help("remove the character; file names, addresses and other names cannot contain NUL"),
                     );
                 }
             });
@@ -178,17 +183,18 @@ impl Document {
         self
     }
 
-    /// Adds the text of another file, to be shown in diagnostics; returns the number of its first byte.
+    /// Adds the text of a file that is not part of the configuration, so that diagnostics can quote it. Returns the
+    /// offset of the text's first byte in the common numbering of [`SourceMap`].
     pub fn add_file(&mut self, name: &str, text: &str) -> usize {
         self.sources.add_file(name, text)
     }
 
-    /// The texts that places refer to.
+    /// Returns the texts that the spans of this document refer to.
     pub fn sources(&self) -> &SourceMap {
         &self.sources
     }
 
-    /// The sections `[kind.NAME]` in the order of the files.
+    /// Returns the sections `[kind.NAME]` in the order in which the files define them.
     pub fn sections(&self, kind: &str) -> Vec<Section> {
         let Some(table) = self.root.get(kind).and_then(|entry| entry.node.table()) else {
             return Vec::new();
@@ -205,8 +211,8 @@ impl Document {
             .collect()
     }
 
-    /// Reports the names of sections `[kind.NAME]` that are unfit for what they become a part of: labels of metrics,
-    /// names of files and threads.
+    /// Reports an error for each section `[kind.NAME]` whose name is not valid. Section names become part of metric
+    /// labels, file names and thread names.
     pub fn check_names(&self, kind: &str, diagnostics: &mut Diagnostics) {
         let table = self.root.get(kind).and_then(|entry| entry.node.table());
         for entry in table.map_or(&[][..], |table| &table.entries) {
@@ -216,14 +222,14 @@ impl Document {
         }
     }
 
-    /// The table `[name]`, if it is written.
+    /// Returns the table `[name]`, or `None` if the configuration does not contain it.
     pub fn table(&self, name: &str) -> Option<Section> {
         let node = &self.root.get(name)?.node;
         node.table()?;
         Some(Section::new(name, "", node))
     }
 
-    /// Reports everything at the top that is neither `[kind.NAME]` of one of `kinds` nor one of `tables`.
+    /// Reports every top-level entry that is neither a section `[kind.NAME]` of one of `kinds` nor one of `tables`.
     pub fn check_kinds(&self, kinds: &[&str], tables: &[&str], diagnostics: &mut Diagnostics) {
         for Entry {
             key,
@@ -237,7 +243,7 @@ impl Document {
                 if node.table().is_none() {
                     diagnostics.push(
                         Diagnostic::error(format!(
-                            "`{key}` is {}, a table is expected",
+                            "`{key}` is {}, but a table is expected",
                             node.kind()
                         ))
                         .at(node.span)
@@ -260,14 +266,14 @@ impl Document {
                 });
                 let help = if let Some(kind) = swapped {
                     format!("did you mean [{}.{key}]?", kind.key)
-                } else if let Some(meant) = nearest(key, &known) {
-                    format!("did you mean `{meant}`?")
+                } else if let Some(suggestion) = nearest(key, &known) {
+                    format!("did you mean `{suggestion}`?")
                 } else {
                     let named = kinds.iter().map(|kind| format!("[{kind}.NAME]"));
                     let plain = tables.iter().map(|table| format!("[{table}]"));
                     let all: Vec<String> = named.chain(plain).collect();
                     format!(
-                        "there are {}",
+                        "known sections: {}",
                         list(&all, 16).replace('`', "").replace(" or ", " and ")
                     )
                 };
@@ -281,7 +287,8 @@ impl Document {
     }
 }
 
-/// Where the section ends whose header is at `at`; `at` itself if no header is there.
+/// Returns the byte offset at which the section ends whose header is at offset `at`; returns `at` if no header is at
+/// this offset.
 fn end_of_section(text: &str, at: usize) -> usize {
     let line = text[..at].rfind('\n').map_or(0, |end| end + 1);
     if !text[line..].trim_start().starts_with('[') {
@@ -297,23 +304,23 @@ fn end_of_section(text: &str, at: usize) -> usize {
     end
 }
 
-/// What the TOML reader says of a key or section that is written twice.
+/// Error message of the `toml` crate for a key or section that is written twice.
 const DUPLICATE: &str = "duplicate key";
 
-/// What the TOML reader says too briefly, in full.
-fn in_words(message: &str) -> &str {
+/// Replaces error messages of the `toml` crate that are too short to be understood.
+fn plain_words(message: &str) -> &str {
     match message {
         DUPLICATE => "this key or section is written twice",
-        "recursion limit" => "tables and arrays are nested too deep",
+        "recursion limit" => "tables and arrays are nested too deeply",
         _ => message,
     }
 }
 
-/// Reports what is not `[kind.NAME]`.
+/// Reports an error if `node`, the value of the top-level key `kind`, does not consist of sections `[kind.NAME]` only.
 fn check_named(kind: &str, node: &tree::Node, diagnostics: &mut Diagnostics) {
     let Some(table) = node.table() else {
         let mut diagnostic = Diagnostic::error(format!(
-            "`{kind}` is {}, sections with names are expected",
+            "`{kind}` is {}, but sections with names are expected",
             node.kind()
         ))
         .at(node.span);
@@ -335,23 +342,25 @@ fn check_named(kind: &str, node: &tree::Node, diagnostics: &mut Diagnostics) {
             Diagnostic::error(format!("a {kind} needs a name"))
                 .at(entry.key_span)
                 .also(node.span, "")
-                .help(format!("write [{kind}.NAME] above its keys")),
+                .help(format!(
+                    "write the section header [{kind}.NAME] above these keys"
+                )),
         );
     }
 }
 
-/// What is wrong with the name of a section.
+/// Returns an error if `name` is not valid as the name of a section.
 pub(super) fn fault_of_name(name: &str) -> Option<Diagnostic> {
-    // A file's name may have 255 bytes, and sinks add up to 40 to theirs.
-    const LONGEST: usize = 200;
+    // A file name may have at most 255 bytes. Sinks add up to 40 bytes to the name of their section.
+    const MAX_NAME_LENGTH: usize = 200;
     let is_good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     if name.is_empty() || !name.chars().all(is_good) {
-        let fault = Diagnostic::error(format!("{name:?} cannot be a name"));
+        let fault = Diagnostic::error(format!("{name:?} is not a valid name"));
         Some(fault.help("use letters, digits, `_` and `-`"))
-    } else if name.len() > LONGEST {
+    } else if name.len() > MAX_NAME_LENGTH {
         let length = name.len();
         let fault = Diagnostic::error(format!(
-            "the name has {length} characters, but at most {LONGEST} are allowed"
+            "the name has {length} characters, but at most {MAX_NAME_LENGTH} are allowed"
         ));
         Some(fault.help("the name becomes part of file names; choose a shorter one"))
     } else {
@@ -363,14 +372,16 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Diagnostic {
     let diagnostic = Diagnostic::error(format!("cannot read {}: {error}", path.display()));
     match error.kind() {
         std::io::ErrorKind::NotFound => {
-            diagnostic.help("check the name, and the directory it starts from")
+            diagnostic.help("check the file name; relative paths start from the working directory")
         }
-        std::io::ErrorKind::PermissionDenied => diagnostic.help("check who may read it: ls -l"),
+        std::io::ErrorKind::PermissionDenied => {
+            diagnostic.help("check the read permissions: ls -l")
+        }
         _ => diagnostic,
     }
 }
 
-/// Adds `new` to `table`. Only the tables at the top may come from several texts.
+/// Adds the entries of `new` to `table`. Only top-level tables may be split over several texts.
 fn merge(table: &mut Table, new: Table, above: &str, diagnostics: &mut Diagnostics) {
     for entry in new.entries {
         let key = &entry.key;
@@ -388,7 +399,7 @@ fn merge(table: &mut Table, new: Table, above: &str, diagnostics: &mut Diagnosti
                 merge(old, new, &title, diagnostics);
             }
             (_, value) => {
-                // A header underlines better than the last part of it.
+                // For a section, underline the whole header instead of only the last part of its name.
                 let place = |is_table: bool, key, node| if is_table { node } else { key };
                 let what = if matches!(value, Value::Table(_)) {
                     "section"
@@ -402,7 +413,7 @@ fn merge(table: &mut Table, new: Table, above: &str, diagnostics: &mut Diagnosti
                     Diagnostic::error(format!("{what} `{title}` is defined twice"))
                         .labelled(second, "defined again here")
                         .also(first, "first defined here")
-                        .help("remove one of the two"),
+                        .help("remove one of the two definitions"),
                 );
             }
         }

@@ -1,14 +1,14 @@
-//! `${NAME}` and `${NAME:-default}` inside string values; `$${` stands for `${`.
+//! Expansion of `${NAME}` and `${NAME:-default}` in string values. `$${` is an escape for a literal `${`.
 
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::source_map::{SourceMap, Span};
 
-/// A variable of this process's environment; `None` where it is not set or no UTF-8.
+/// Returns an environment variable of this process; `None` if the variable is not set or not valid UTF-8.
 pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// `text` with its variables replaced; those that cannot be are reported and left as they are.
+/// Returns `text` with its variables replaced. Reports variables that cannot be replaced and leaves them unchanged.
 pub(crate) fn expand(
     text: &str,
     span: Span,
@@ -41,7 +41,7 @@ pub(crate) fn expand(
             diagnostics.push(
                 Diagnostic::error("`${` has no `}`")
                     .at(place.of(rest))
-                    .help("write `${NAME}`, or `$${` for the two characters themselves"),
+                    .help("write `${NAME}`, or `$${` for a literal `${`"),
             );
             break;
         };
@@ -53,9 +53,11 @@ pub(crate) fn expand(
         };
         if !is_name(name) {
             diagnostics.push(
-                Diagnostic::error(format!("`{name}` is not a valid name of an environment variable"))
-                    .at(at)
-                    .help("write `${NAME}` or `${NAME:-default}`, or `$${` for the two characters themselves"),
+                Diagnostic::error(format!(
+                    "`{name}` is not a valid name of an environment variable"
+                ))
+                .at(at)
+                .help("write `${NAME}` or `${NAME:-default}`, or `$${` for a literal `${`"),
             );
             expanded.push_str(whole);
         } else if let Some(value) = lookup(name).or_else(|| default.map(str::to_owned)) {
@@ -64,7 +66,9 @@ pub(crate) fn expand(
             diagnostics.push(
                 Diagnostic::error(format!("environment variable `{name}` is not set"))
                     .at(at)
-                    .help(format!("set it, or give a default: `${{{name}:-…}}`")),
+                    .help(format!(
+                        "set the variable, or write a default value: `${{{name}:-…}}`"
+                    )),
             );
             expanded.push_str(whole);
         }
@@ -79,16 +83,17 @@ fn is_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Finds the parts of a value in the text that it was written as.
+/// Finds the parts of a string value in the source text of the value.
 struct Place<'s> {
     span: Span,
     sources: &'s SourceMap,
-    /// Where the last part ended.
+    /// Byte offset of the end of the last part that was found.
     next: usize,
 }
 
 impl Place<'_> {
-    /// Where the next `part` is written; all of the value where escapes hide the part.
+    /// Returns the span of the next occurrence of `part`, or the span of the whole value if escape sequences hide
+    /// `part`.
     fn of(&mut self, part: &str) -> Span {
         let rest = Span::new(self.next, self.span.end);
         match self.sources.slice(rest).find(part) {

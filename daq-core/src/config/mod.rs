@@ -41,7 +41,7 @@ mod diagnostic;
 mod document;
 mod expand;
 mod overrides;
-mod pretend;
+mod placeholder;
 mod read;
 mod section;
 mod source_map;
@@ -52,7 +52,7 @@ pub use diagnostic::{Diagnostic, Diagnostics, Label, Problem, Severity};
 pub use document::Document;
 pub use expand::environment;
 pub use overrides::Overrides;
-pub use section::{Aside, Section};
+pub use section::{DetachedKeys, Section};
 pub use source_map::{Origin, SourceMap, Span};
 pub use suggest::{nearest, nearest_value};
 

@@ -1,7 +1,7 @@
 //! Values from the environment (`DAQ__RING__RAW__SLOTS=128`) and from `--set ring.raw.slots=128`.
 //!
-//! The `config` crate collects them and decides which wins. It carries a number in the place of each value,
-//! which leads back to the text that was written, so that errors can point into it.
+//! The `config` crate collects the overrides and determines their precedence. Instead of each value, the crate stores
+//! the index of the override, so that an error can point at the text of the override.
 
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::source_map::{Origin, SourceMap, Span};
@@ -12,17 +12,18 @@ use ::config::{Config, ConfigError, Environment, Map, Source, ValueKind};
 const PREFIX: &str = "DAQ";
 const SEPARATOR: &str = "__";
 
-/// What to override; the environment wins over files, `set` over the environment, the last over the first.
+/// Values that override the values of the configuration files. The environment takes precedence over files, and `set`
+/// over the environment. If `set` assigns a key twice, the last assignment wins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// Variables by name and value; those that do not begin with `DAQ__` are ignored.
+    /// Environment variables as (name, value). Variables whose names do not begin with `DAQ__` are ignored.
     pub env: Vec<(String, String)>,
     /// Assignments such as `ring.raw.slots=128`.
     pub set: Vec<String>,
 }
 
 impl Overrides {
-    /// All variables of this process's environment that are UTF-8, and `set`.
+    /// Creates overrides from `set` and all environment variables of this process that are valid UTF-8.
     pub fn from_process(set: Vec<String>) -> Self {
         let env = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -30,7 +31,7 @@ impl Overrides {
         Self { env, set }
     }
 
-    /// Puts the values into `root` and their texts into `sources`.
+    /// Writes the values into `root` and adds their texts to `sources`.
     pub(super) fn apply(
         &self,
         sources: &mut SourceMap,
@@ -40,7 +41,7 @@ impl Overrides {
         let written = self.written(sources, diagnostics);
         match collect(&written) {
             Ok(mut leaves) => {
-                // In the order they were written, whatever the order of the map.
+                // The map has no defined order, so apply the overrides in the order in which they were written.
                 leaves.sort_by_key(|(_, index)| *index);
                 for (path, index) in leaves {
                     if let Some(written) = written.get(index)
@@ -56,7 +57,8 @@ impl Overrides {
         }
     }
 
-    /// The well-formed ones, environment first.
+    /// Returns the well-formed overrides, the overrides from the environment first. Reports malformed overrides as
+    /// errors.
     fn written(&self, sources: &mut SourceMap, diagnostics: &mut Diagnostics) -> Vec<Written> {
         let mut env: Vec<&(String, String)> = self
             .env
@@ -81,9 +83,11 @@ impl Overrides {
                 });
             } else {
                 diagnostics.push(
-                    Diagnostic::error(format!("environment variable {name} names no key"))
-                        .at(span)
-                        .help("write for instance DAQ__RING__RAW__SLOTS=128 for `slots` of [ring.raw]"),
+                    Diagnostic::error(format!(
+                        "environment variable {name} does not name a configuration key"
+                    ))
+                    .at(span)
+                    .help("write for instance DAQ__RING__RAW__SLOTS=128 for `slots` of [ring.raw]"),
                 );
             }
         }
@@ -96,7 +100,7 @@ impl Overrides {
                 Some((path, text)) if is_path(path) => (path, text),
                 _ => {
                     diagnostics.push(
-                        Diagnostic::error("--set takes a key and a value")
+                        Diagnostic::error("--set needs a key and a value")
                             .at(Span::new(base, base + argument.len()))
                             .help("write for instance --set ring.raw.slots=128"),
                     );
@@ -115,7 +119,7 @@ impl Overrides {
     }
 }
 
-/// What follows `DAQ__`.
+/// Returns the part of `name` after `DAQ__`; `None` if `name` does not begin with `DAQ__` in any letter case.
 fn after_prefix(name: &str) -> Option<&str> {
     let (prefix, rest) = name.split_at_checked(PREFIX.len())?;
     if prefix.eq_ignore_ascii_case(PREFIX) {
@@ -125,7 +129,8 @@ fn after_prefix(name: &str) -> Option<&str> {
     }
 }
 
-/// Whether this is at least one part with points between, of the characters that names and keys have.
+/// Whether `path` consists of one or more parts separated by points, with only the characters allowed in names and
+/// keys.
 fn is_path(path: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     path.len() <= 256
@@ -136,13 +141,13 @@ fn is_path(path: &str) -> bool {
 
 #[derive(Clone, Debug)]
 enum From {
-    /// The variable's name.
+    /// An environment variable, by name.
     Environment(String),
-    /// The path left of the sign.
+    /// A `--set` argument, by the path before its equals sign.
     Set(String),
 }
 
-/// One override as it was written.
+/// One override as the user wrote it.
 #[derive(Clone, Debug)]
 struct Written {
     from: From,
@@ -151,7 +156,7 @@ struct Written {
     value: Span,
 }
 
-/// One `--set` for the `config` crate.
+/// One `--set` argument as a source of the `config` crate.
 #[derive(Clone, Debug)]
 struct Assignment {
     path: String,
@@ -169,13 +174,13 @@ impl Source for Assignment {
     }
 }
 
-/// Merges the overrides and returns which one of them each key got.
+/// Merges the overrides and returns, for each key, the index of the override that takes precedence.
 fn collect(written: &[Written]) -> Result<Vec<(Vec<String>, usize)>, ConfigError> {
     let mut builder = Config::builder();
     for (index, written) in written.iter().enumerate() {
         builder = match &written.from {
             From::Environment(name) => builder.add_source(
-                // The separator between prefix and rest is the same one.
+                // The crate uses the same separator between the prefix and the rest of the name.
                 Environment::with_prefix(PREFIX)
                     .separator(SEPARATOR)
                     .source(Some(Map::from_iter([(name.clone(), index.to_string())]))),
@@ -210,7 +215,7 @@ fn gather(value: &::config::Value, path: &mut Vec<String>, leaves: &mut Vec<(Vec
 }
 
 impl Written {
-    /// The value: TOML where it is TOML, else the text itself as a string.
+    /// Parses the text as a TOML value. Text that is not valid TOML becomes a string.
     fn node(&self, diagnostics: &mut Diagnostics) -> Node {
         let mut unfit = Vec::new();
         let parsed = toml::de::DeValue::parse(self.text.trim_end())
@@ -220,7 +225,8 @@ impl Written {
             diagnostics.push(Diagnostic::error(unfit.message).at(unfit.span));
         }
         match parsed.map(|node| node.value) {
-            // Dates, `nan` and `inf` are rather names here than what TOML takes them for.
+            // In an override, text that TOML parses as a date, `nan` or `inf` is more likely a name. Use it as a
+            // string.
             Some(Value::Datetime(_)) | None => {
                 Node::new(self.value, Value::String(self.text.clone()))
             }
@@ -245,7 +251,8 @@ impl Written {
         Diagnostic::error(message).at(self.path)
     }
 
-    /// Whether this part of the path means `key`. Variables have neither small letters nor `-`.
+    /// Whether `part` of the path refers to `key`. Environment variables usually contain neither lower-case letters nor
+    /// `-`, so their letter case is ignored and `_` matches `-`.
     fn means(&self, part: &str, key: &str) -> bool {
         match self.from {
             From::Set(_) => part == key,
@@ -255,7 +262,7 @@ impl Written {
         }
     }
 
-    /// The key of `table` that `part` means: an exact one first.
+    /// Returns the key of `table` that `part` refers to. An exact match takes precedence.
     fn find(&self, table: &Table, part: &str) -> Option<String> {
         let exact = table.get(part);
         let near = || {
@@ -330,16 +337,16 @@ impl Written {
         }
     }
 
-    /// Refuses a path into a section that is not there.
+    /// Returns an error if `path` refers to a section that does not exist.
     fn check_section(&self, path: &[String], root: &Table) -> Result<(), Box<Diagnostic>> {
         let [top, name, rest @ ..] = path else {
-            let example = "name a key of a section, as in `ring.raw.slots` or `http.listen`";
-            let message = format!("`{}` names no key of a section", path.join("."));
+            let example = "specify a key of a section, such as `ring.raw.slots` or `http.listen`";
+            let message = format!("`{}` is not a key of a section", path.join("."));
             return Err(Box::new(self.error(message).help(example)));
         };
         let kind = self.find(root, top).and_then(|key| root.get(&key));
         let inner = kind.and_then(|entry| entry.node.table());
-        // A table of tables has sections with names, as `ring` in [ring.raw].
+        // A table that contains only tables holds named sections, as `ring` holds `raw` in [ring.raw].
         let named = inner.is_some_and(|table| {
             !table.entries.is_empty()
                 && table
@@ -349,7 +356,7 @@ impl Written {
         });
         let there = match inner {
             Some(table) => !named || self.find(table, name).is_some(),
-            // [http] comes into being by its first key.
+            // A table without named sections, such as [http], is created when its first key is set.
             None => kind.is_some() || rest.is_empty(),
         };
         if there {
@@ -372,10 +379,10 @@ impl Written {
             })
             .collect();
         let help = match nearest(&title, &sections) {
-            Some(meant) => format!("did you mean `{meant}`?"),
+            Some(suggestion) => format!("did you mean `{suggestion}`?"),
             None if sections.is_empty() => "no sections are defined".to_owned(),
             None => format!(
-                "there are {}",
+                "defined sections: {}",
                 super::suggest::list(&sections, 16).replace(" or ", " and ")
             ),
         };

@@ -1,7 +1,7 @@
-//! Reads a table into a type and reports everything that is wrong with it, not only the first.
+//! Reads a table into a type and reports all faults of the table, not only the first.
 //!
-//! Serde gives up at the first fault. So the fault is noted, the faulty value is replaced by a placeholder
-//! that pretends to be right, and the table is read again, until nothing new is found.
+//! Serde stops at the first fault. Therefore the reader records the fault, replaces the faulty value by a placeholder
+//! that is accepted, and reads the table again, until it finds no further fault.
 
 use super::de::{Fault, ReadError};
 use super::diagnostic::{Diagnostic, Diagnostics, Problem};
@@ -10,23 +10,23 @@ use super::suggest::{MAX_UNKNOWN, list, nearest, nearest_value};
 use super::tree::{Entry, Node, Placeholder, Step, Value};
 use serde::de::DeserializeOwned;
 
-/// How many faults and pretences one table is given.
+/// Maximum number of attempts to read one table.
 const ROUNDS: usize = 1000;
-/// How many pretences one placeholder is given.
+/// Maximum number of values that are tried for one placeholder.
 const ATTEMPTS: usize = 24;
-/// How many known keys are listed where none is near.
+/// Maximum number of known keys that are listed if none of them resembles the unknown key.
 const LISTED: usize = 16;
 
 /// A table that is being read.
 pub(super) struct Reader<'r> {
-    /// As in `ring.raw`.
+    /// Name of the table, such as `ring.raw`.
     pub(super) title: &'r str,
-    /// Keys that belong to the table and that others read.
+    /// Keys of the table that other readers read.
     pub(super) also_known: &'r [&'r str],
     pub(super) root: Node,
-    /// Keys that are missing only because they are written wrong.
+    /// Keys that are missing only because they are misspelt.
     renamed: Vec<Vec<Step>>,
-    /// Where keys are missing.
+    /// Paths of the missing keys, and the spans of the tables that lack them.
     missing: Vec<(Vec<Step>, Span)>,
     clean: bool,
 }
@@ -43,15 +43,15 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// Top-level keys that are missing only because a misspelling of them was already reported.
-    pub(super) fn meant(mut self, keys: &[String]) -> Self {
+    /// Sets the top-level `keys` whose misspellings were already reported, so that they are not reported as missing.
+    pub(super) fn with_corrected_keys(mut self, keys: &[String]) -> Self {
         let paths = keys.iter().map(|key| vec![Step::Key(key.clone())]);
         self.renamed.extend(paths);
         self
     }
 
-    /// Keys at the top that unknown ones were most likely meant to be.
-    pub(super) fn meant_here(self) -> Vec<String> {
+    /// Returns the top-level keys whose misspellings were reported as unknown keys.
+    pub(super) fn corrected_keys(self) -> Vec<String> {
         let paths = self.renamed.into_iter();
         paths
             .filter_map(|path| match <[Step; 1]>::try_from(path) {
@@ -61,13 +61,13 @@ impl<'r> Reader<'r> {
             .collect()
     }
 
-    /// The value, or `None` after at least one error was reported.
+    /// Reads the table into a value. Returns `None` after at least one error was reported.
     pub(super) fn read<T: DeserializeOwned>(&mut self, diagnostics: &mut Diagnostics) -> Option<T> {
         self.read_checked(diagnostics, &|_| Vec::new()).0
     }
 
-    /// As [`read`](Self::read), with what `check` finds wrong with the value. Where values are missing or wrong, only
-    /// problems that do not depend on them are returned.
+    /// Reads the table as [`read`](Self::read) does, and also returns the problems that `check` finds in the value. If
+    /// values are missing or wrong, only problems that do not depend on these values are returned.
     pub(super) fn read_checked<T: DeserializeOwned>(
         &mut self,
         diagnostics: &mut Diagnostics,
@@ -87,22 +87,24 @@ impl<'r> Reader<'r> {
                 }
             }
         }
-        self.tell_missing(diagnostics);
+        self.report_missing(diagnostics);
         let mut problems = value.as_ref().map(check).unwrap_or_default();
         if self.clean {
             return (value, problems);
         }
         if !problems.is_empty() {
             let others = self
-                .pretend_otherwise::<T>()
+                .retry_with_second_set::<T>()
                 .map_or_else(Vec::new, |other| check(&other));
-            problems.retain(|problem| others.contains(problem) && !self.is_pretended(problem));
+            problems
+                .retain(|problem| others.contains(problem) && !self.concerns_placeholder(problem));
         }
         (None, problems)
     }
 
-    /// The value with other pretences for what is missing or wrong; `None` where there are none.
-    fn pretend_otherwise<T: DeserializeOwned>(&mut self) -> Option<T> {
+    /// Reads the value again with the second set of placeholder values. Returns `None` if the type accepts none of
+    /// them.
+    fn retry_with_second_set<T: DeserializeOwned>(&mut self) -> Option<T> {
         self.root.each_placeholder(&mut |placeholder| {
             (placeholder.attempt, placeholder.other) = (0, true);
         });
@@ -122,8 +124,8 @@ impl<'r> Reader<'r> {
         None
     }
 
-    /// Whether a problem is about a value that is missing or wrong, or about something inside of it.
-    fn is_pretended(&self, problem: &Problem) -> bool {
+    /// Whether a problem concerns a value that a placeholder replaces, or a part of such a value.
+    fn concerns_placeholder(&self, problem: &Problem) -> bool {
         let mut node = &self.root;
         for part in problem.key.as_deref().unwrap_or_default().split('.') {
             let step = match (&node.value, part.parse()) {
@@ -141,19 +143,20 @@ impl<'r> Reader<'r> {
         false
     }
 
-    /// Reports a fault and hides it; `false` when there is no way on.
+    /// Reports a fault and replaces the faulty value by a placeholder. Returns `false` if reading cannot continue.
     fn note(&mut self, mut error: ReadError, diagnostics: &mut Diagnostics) -> bool {
         self.clean = false;
         error.path.reverse();
         let path = error.path;
-        // A type's own check is outside of what was pretended, but at the same place.
+        // If a type's own check rejects a placeholder value, the error is not marked as an error of a placeholder but has the path of
+        // the placeholder.
         if let Some(Value::Placeholder(placeholder)) =
             self.root.descend_mut(&path).map(|node| &mut node.value)
         {
             placeholder.attempt += 1;
             return placeholder.attempt < ATTEMPTS;
         }
-        if error.pretended {
+        if error.is_placeholder_error {
             return false;
         }
         match error.fault {
@@ -163,7 +166,7 @@ impl<'r> Reader<'r> {
                 let Some(node) = self.root.descend(&path) else {
                     return false;
                 };
-                // Made-up values inside it may be what it does not like.
+                // If the value contains placeholders, these may have caused the error.
                 if !node.has_placeholder() {
                     diagnostics.push(self.describe(&path, node, &fault));
                 }
@@ -180,7 +183,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// Reports all unknown keys of the table that the last step of `path` lies in, and removes them.
+    /// Reports all unknown keys of the table that contains the last step of `path`, and removes these keys.
     fn unknown_keys(
         &mut self,
         path: &[Step],
@@ -208,7 +211,7 @@ impl<'r> Reader<'r> {
                     .collect::<Vec<_>>(),
             );
         }
-        // A key that is there already cannot be the one that was meant.
+        // A key that the table already contains cannot be the one that the user misspelt.
         let free: Vec<&str> = known
             .iter()
             .filter(|known| table.get(known).is_none())
@@ -218,9 +221,9 @@ impl<'r> Reader<'r> {
             [] => "this table has no keys".to_owned(),
             known => format!("known keys: {}", list(known, LISTED).replace(" or ", ", ")),
         };
-        for meant in refuse_unknown(&title, &unknown, &free, Some(&listed), diagnostics) {
+        for corrected in refuse_unknown(&title, &unknown, &free, Some(&listed), diagnostics) {
             let mut renamed = above.to_vec();
-            renamed.push(Step::Key(meant));
+            renamed.push(Step::Key(corrected));
             self.renamed.push(renamed);
         }
         !unknown.is_empty()
@@ -250,8 +253,8 @@ impl<'r> Reader<'r> {
         true
     }
 
-    /// Reports the missing keys, with the examples that reading on has taught.
-    fn tell_missing(&self, diagnostics: &mut Diagnostics) {
+    /// Reports the missing keys, each with the example value that its placeholder stored.
+    fn report_missing(&self, diagnostics: &mut Diagnostics) {
         for (path, span) in &self.missing {
             let Some((Step::Key(key), above)) = path.split_last() else {
                 continue;
@@ -281,32 +284,32 @@ impl<'r> Reader<'r> {
         };
         let (message, help) = match fault {
             Fault::Type(expected) => {
-                let expected = in_words(expected);
-                // The range would distract from what is wrong.
+                let expected = plain_words(expected);
+                // The type is wrong, so do not show the range.
                 let expected = expected
                     .split_once(" from ")
                     .map_or(expected.as_str(), |(kind, _)| kind);
                 (
-                    format!("{subject} is {}, {expected} is expected", node.kind()),
+                    format!("{subject} is {}, but {expected} is expected", node.kind()),
                     None,
                 )
             }
             Fault::Range(expected) => {
-                let expected = in_words(expected);
+                let expected = plain_words(expected);
                 (
-                    format!("{subject} is {}, {expected} is expected", shown(node)),
+                    format!("{subject} is {}, but {expected} is expected", shown(node)),
                     None,
                 )
             }
             Fault::UnknownVariant(known) => {
                 let value = match &node.value {
                     Value::String(text) => text.as_str(),
-                    // `{ name = … }`
+                    // An enum variant written as `{ name = … }`.
                     Value::Table(table) => table.keys().first().copied().unwrap_or(""),
                     _ => node.loose.as_deref().unwrap_or(""),
                 };
                 let help = match nearest_value(value, known) {
-                    Some(meant) => format!("did you mean \"{meant}\"?"),
+                    Some(suggestion) => format!("did you mean \"{suggestion}\"?"),
                     None => format!("choose {}", list(known, LISTED).replace('`', "\"")),
                 };
                 (format!("{subject} cannot be {value:?}"), Some(help))
@@ -326,7 +329,7 @@ impl<'r> Reader<'r> {
         Diagnostic::error(message).at(node.span).maybe_help(help)
     }
 
-    /// The title of the table at `path`.
+    /// Returns the dotted name of the table at `path`.
     fn title_of(&self, path: &[Step]) -> String {
         match path {
             [] => self.title.to_owned(),
@@ -335,8 +338,8 @@ impl<'r> Reader<'r> {
     }
 }
 
-/// Reports the unknown keys of the table `title`, and returns which of the keys in `free` they were most likely meant to
-/// be. `listed` is the help for a key that resembles none of them.
+/// Reports the unknown keys of the table `title`. Returns the keys of `free` that the unknown keys are most likely
+/// meant to be. `listed` is the help text for a key that resembles no key of `free`.
 pub(super) fn refuse_unknown<'e>(
     title: &str,
     unknown: impl IntoIterator<Item = &'e Entry>,
@@ -344,13 +347,13 @@ pub(super) fn refuse_unknown<'e>(
     listed: Option<&str>,
     diagnostics: &mut Diagnostics,
 ) -> Vec<String> {
-    let mut all_meant = Vec::new();
+    let mut corrected = Vec::new();
     let mut unknown = unknown.into_iter();
     for Entry { key, key_span, .. } in unknown.by_ref().take(MAX_UNKNOWN) {
-        let meant = nearest(key, free);
-        all_meant.extend(meant.map(str::to_owned));
-        let help = match meant {
-            Some(meant) => Some(format!("did you mean `{meant}`?")),
+        let suggestion = nearest(key, free);
+        corrected.extend(suggestion.map(str::to_owned));
+        let help = match suggestion {
+            Some(suggestion) => Some(format!("did you mean `{suggestion}`?")),
             None => listed.map(str::to_owned),
         };
         diagnostics.push(
@@ -364,13 +367,13 @@ pub(super) fn refuse_unknown<'e>(
         diagnostics.push(
             Diagnostic::error(format!("{more} more unknown keys in [{title}]"))
                 .at(next.key_span)
-                .help("fix or remove the ones above first"),
+                .help("fix or remove the unknown keys above first"),
         );
     }
-    all_meant
+    corrected
 }
 
-/// As in `channels[2].gain`.
+/// Formats a path such as `channels[2].gain`.
 fn joined(path: &[Step]) -> String {
     let mut text = String::new();
     for step in path {
@@ -390,7 +393,7 @@ fn joined(path: &[Step]) -> String {
     text
 }
 
-/// A value as short text.
+/// Formats a value as short text.
 fn shown(node: &Node) -> String {
     match &node.value {
         Value::Integer(number) => number.to_string(),
@@ -401,8 +404,8 @@ fn shown(node: &Node) -> String {
     }
 }
 
-/// What Rust's own types say that they expect, in words that a reader of TOML knows.
-fn in_words(expected: &str) -> String {
+/// Replaces the expected-value descriptions of Rust's standard types by words that a user of TOML knows.
+fn plain_words(expected: &str) -> String {
     let words = match expected {
         "u8" => "an integer from 0 to 255",
         "u16" => "an integer from 0 to 65535",
@@ -433,7 +436,7 @@ fn in_words(expected: &str) -> String {
     words.to_owned()
 }
 
-/// What to do about what the standard library's types say.
+/// Returns a suggested fix for error messages of the standard library's types.
 fn advice(message: &str) -> Option<&'static str> {
     Some(match message {
         "invalid socket address syntax" | "invalid IPv4 socket address syntax" => {

@@ -1,4 +1,4 @@
-//! One table of the configuration, from which parsers take their keys.
+//! One table of the configuration, from which several components take their keys.
 
 use super::diagnostic::{Diagnostic, Diagnostics, Problem};
 use super::read::{self, Reader};
@@ -9,26 +9,26 @@ use serde::de::DeserializeOwned;
 
 /// A table such as `[source.adc]` or `[http]`.
 ///
-/// Each parser takes its own keys; the last one calls [`finish`](Self::finish), which rejects the remaining keys.
-/// Locations stay known after keys were taken.
+/// Each component takes its own keys. The last component calls [`finish`](Self::finish), which rejects unknown keys.
+/// The locations of keys remain available after the keys were taken.
 #[derive(Clone, Debug)]
 pub struct Section {
     kind: String,
     name: String,
     title: String,
-    /// As it was written.
+    /// The table as the user wrote it.
     written: Node,
     /// Keys that were not taken yet.
     left: Node,
-    /// Keys that were requested, written or not.
+    /// Keys that were requested, including keys that the section does not contain.
     asked: Vec<String>,
-    /// Keys that unknown ones were most likely meant to be.
-    meant: Vec<String>,
+    /// Keys whose misspellings were reported as unknown keys.
+    corrected: Vec<String>,
 }
 
-/// Keys that were taken out of a section and not read yet.
+/// Keys that were taken from a section but not read yet.
 #[derive(Debug)]
-pub struct Aside {
+pub struct DetachedKeys {
     keys: Vec<String>,
     table: Table,
 }
@@ -47,57 +47,59 @@ impl Section {
             written: node.clone(),
             left: node.clone(),
             asked: Vec::new(),
-            meant: Vec::new(),
+            corrected: Vec::new(),
         }
     }
 
-    /// `source` of `[source.adc]`, `http` of `[http]`.
+    /// Returns the kind of the section: `source` for `[source.adc]`, `http` for `[http]`.
     pub fn kind(&self) -> &str {
         &self.kind
     }
 
-    /// `adc` of `[source.adc]`; empty for a table without a name such as `[http]`.
+    /// Returns the name of the section: `adc` for `[source.adc]`; empty for a table without a name such as `[http]`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether [`Document::check_names`](super::Document::check_names) has nothing against the name.
+    /// Whether [`Document::check_names`](super::Document::check_names) accepts the name.
     pub(crate) fn is_well_named(&self) -> bool {
         super::document::fault_of_name(&self.name).is_none()
     }
 
-    /// `source.adc` of `[source.adc]`.
+    /// Returns the kind and the name as in the header: `source.adc` for `[source.adc]`.
     pub fn title(&self) -> &str {
         &self.title
     }
 
-    /// The place of the header.
+    /// Returns the location of the header.
     pub fn header(&self) -> Span {
         self.written.span
     }
 
-    /// The keys as written, in their order, whether taken or not.
+    /// Returns all keys of the section in the order in which they are written, including the keys that were taken.
     pub fn keys(&self) -> Vec<&str> {
         self.written.table().map(Table::keys).unwrap_or_default()
     }
 
-    /// Whether `key` is written; a key of an inner table is `format.payload`.
+    /// Whether the section contains `key`. A key of an inner table is written as a dotted path: `format.payload`.
     pub fn has(&self, key: &str) -> bool {
         self.span_of(key).is_some()
     }
 
-    /// The place of the value of `key`; a key of an inner table is `format.payload`, of an array `taps.0`.
+    /// Returns the location of the value of `key`, or `None` if the section does not contain `key`. A key of an inner
+    /// table is written `format.payload`, and an element of an array `taps.0`.
     pub fn span_of(&self, key: &str) -> Option<Span> {
         let (node, whole) = self.deepest(key);
         whole.then_some(node.span)
     }
 
-    /// The place of the value of `key` if it is written, else of the table that it should stand in.
+    /// Returns the location of the value of `key`. If the section does not contain `key`, returns the location of the
+    /// innermost table on the path to `key`.
     pub fn place_of(&self, key: &str) -> Span {
         self.deepest(key).0.span
     }
 
-    /// The node at the dotted `key`, or the last one on the way there.
+    /// Returns the node at the dotted path `key` and `true`, or the last existing node on the path and `false`.
     fn deepest(&self, key: &str) -> (&Node, bool) {
         let mut node = &self.written;
         for part in key.split('.') {
@@ -120,7 +122,7 @@ impl Section {
         Some(self.left.table_mut()?.remove(key)?.node)
     }
 
-    /// Takes a required string, which must be one of `choices` unless those are empty.
+    /// Takes a required string, which must be one of `choices` unless `choices` is empty.
     pub fn take_string(
         &mut self,
         key: &str,
@@ -141,15 +143,18 @@ impl Section {
             (None, value) => {
                 let node = Node::new(node.span, value);
                 diagnostics.push(
-                    Diagnostic::error(format!("`{key}` is {}, a string is expected", node.kind()))
-                        .at(node.span),
+                    Diagnostic::error(format!(
+                        "`{key}` is {}, but a string is expected",
+                        node.kind()
+                    ))
+                    .at(node.span),
                 );
                 return None;
             }
         };
         if !choices.is_empty() && !choices.contains(&text.as_str()) {
             let help = match nearest_value(&text, choices) {
-                Some(meant) => format!("did you mean \"{meant}\"?"),
+                Some(suggestion) => format!("did you mean \"{suggestion}\"?"),
                 None => format!("choose {}", list(choices, 24).replace('`', "\"")),
             };
             diagnostics.push(
@@ -162,13 +167,13 @@ impl Section {
         Some((text, node.span))
     }
 
-    /// What is left over and looks like `key`.
+    /// Returns the remaining entry whose key is most likely a misspelling of `key`.
     fn near(&self, key: &str) -> Option<&Entry> {
         let table = self.left.table()?;
         table.get(nearest(key, &table.keys())?)
     }
 
-    /// The error that the required `key` is not written.
+    /// Creates the error for a missing required `key`.
     fn lacking(&self, key: &str, choices: &[&str]) -> Diagnostic {
         let title = &self.title;
         let mut diagnostic =
@@ -178,7 +183,7 @@ impl Section {
         }
         match choices.first() {
             Some(first) => diagnostic.help(format!(
-                "add a line such as `{key} = \"{first}\"`; there are {}",
+                "add a line such as `{key} = \"{first}\"`; possible values: {}",
                 list(choices, 24)
                     .replace('`', "\"")
                     .replace(" or ", " and ")
@@ -187,22 +192,23 @@ impl Section {
         }
     }
 
-    /// Takes `keys` out, as far as they are written, and reads them into `T`.
+    /// Takes `keys` from the section and reads them into `T`. Keys that the section does not contain are skipped.
     ///
-    /// `None` after an error was reported.
+    /// Returns `None` after an error was reported.
     pub fn take<T: DeserializeOwned>(
         &mut self,
         keys: &[&str],
         diagnostics: &mut Diagnostics,
     ) -> Option<T> {
-        let aside = self.set_aside(keys);
-        self.read(aside, diagnostics)
+        let detached = self.detach(keys);
+        self.read(detached, diagnostics)
     }
 
-    /// Takes `keys` out, as far as they are written, to [`read`](Self::read) them after the other keys.
+    /// Takes `keys` from the section, so that [`read`](Self::read) can read them after the other keys. Keys that the
+    /// section does not contain are skipped.
     ///
     /// This way, a misspelling of one of these keys is reported once, and the key itself is not reported as missing.
-    pub fn set_aside(&mut self, keys: &[&str]) -> Aside {
+    pub fn detach(&mut self, keys: &[&str]) -> DetachedKeys {
         let mut table = Table::default();
         for key in keys {
             let entry = self.left.table().and_then(|table| table.get(key)).cloned();
@@ -210,34 +216,34 @@ impl Section {
             self.remove(key);
         }
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-        Aside { keys, table }
+        DetachedKeys { keys, table }
     }
 
-    /// Reads what was set aside into `T`.
+    /// Reads keys that were detached into `T`.
     ///
-    /// `None` after an error was reported.
+    /// Returns `None` after an error was reported.
     pub fn read<T: DeserializeOwned>(
         &mut self,
-        aside: Aside,
+        detached: DetachedKeys,
         diagnostics: &mut Diagnostics,
     ) -> Option<T> {
-        let Aside { keys, table } = aside;
+        let DetachedKeys { keys, table } = detached;
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let root = Node::new(self.written.span, Value::Table(table));
         Reader::new(&self.title, &keys, root)
-            .meant(&self.meant)
+            .with_corrected_keys(&self.corrected)
             .read(diagnostics)
     }
 
-    /// The value of `key` as written, whether taken or not; `None`, and no error, where it is missing or no
-    /// `T`.
+    /// Reads the value of `key` without taking it; also works for keys that were taken. Returns `None` without an error
+    /// if the key is missing or its value is not a `T`.
     pub fn peek<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
         T::deserialize(&self.written.table()?.get(key)?.node).ok()
     }
 
-    /// Reports remaining keys that are not in `known`; keys that were requested before are known as well.
+    /// Reports remaining keys that are neither in `known` nor were requested before.
     ///
-    /// For a section whose driver is unknown; `known` are then the keys of all drivers.
+    /// Used for a section whose driver is unknown. `known` then contains the keys of all drivers.
     pub fn refuse_unknown(&mut self, known: &[&str], diagnostics: &mut Diagnostics) {
         let asked = self.asked.iter().map(String::as_str);
         let all: Vec<&str> = known.iter().copied().chain(asked).collect();
@@ -245,20 +251,23 @@ impl Section {
         let unknown = entries.into_iter().flatten();
         let unknown = unknown.filter(|entry| !all.contains(&entry.key.as_str()));
         let free: Vec<&str> = all.iter().filter(|key| !self.has(key)).copied().collect();
-        let meant = read::refuse_unknown(&self.title, unknown, &free, None, diagnostics);
-        self.meant.extend(meant);
+        let corrected = read::refuse_unknown(&self.title, unknown, &free, None, diagnostics);
+        self.corrected.extend(corrected);
     }
 
-    /// Takes an inner table such as `[source.adc.format]` as a section of its own, if it is written.
+    /// Takes an inner table such as `[source.adc.format]` as a separate section.
     ///
-    /// `None` without an error means that it is not written; see [`require_section`](Self::require_section).
+    /// Returns `None` without an error if the inner table is missing; see [`require_section`](Self::require_section).
     pub fn take_section(&mut self, key: &str, diagnostics: &mut Diagnostics) -> Option<Self> {
         let node = self.remove(key)?;
         if node.table().is_none() {
             diagnostics.push(
-                Diagnostic::error(format!("`{key}` is {}, a table is expected", node.kind()))
-                    .at(node.span)
-                    .help(format!("write a table `[{}.{key}]`", self.title)),
+                Diagnostic::error(format!(
+                    "`{key}` is {}, but a table is expected",
+                    node.kind()
+                ))
+                .at(node.span)
+                .help(format!("write a table `[{}.{key}]`", self.title)),
             );
             return None;
         }
@@ -269,11 +278,11 @@ impl Section {
             written: node.clone(),
             left: node,
             asked: Vec::new(),
-            meant: Vec::new(),
+            corrected: Vec::new(),
         })
     }
 
-    /// As [`take_section`](Self::take_section), and an error if it is not written.
+    /// Takes an inner table as [`take_section`](Self::take_section) does, and reports an error if the table is missing.
     pub fn require_section(&mut self, key: &str, diagnostics: &mut Diagnostics) -> Option<Self> {
         if self
             .left
@@ -288,10 +297,11 @@ impl Section {
         self.take_section(key, diagnostics)
     }
 
-    /// Reads what is left into `T`, whose type must refuse unknown fields, and reports all that is wrong.
+    /// Reads the remaining keys into `T` and reports all errors. `T` must deny unknown fields.
     ///
-    /// `also_known` are keys of this section that others read; those asked for before are known without. A
-    /// type's own error may end in `; try EXAMPLE`, which is shown as help. `None` after an error was reported.
+    /// `also_known` lists keys of this section that other components read; keys that were requested before need not be
+    /// listed. If the error message of a type ends in `; try EXAMPLE`, the example is shown as help. Returns `None`
+    /// after an error was reported.
     pub fn finish<T: DeserializeOwned>(
         &mut self,
         also_known: &[&str],
@@ -300,8 +310,8 @@ impl Section {
         self.finish_checked(also_known, diagnostics, |_| Vec::new())
     }
 
-    /// As [`finish`](Self::finish), and reports what `check` finds wrong with the value. Beside missing and wrong values,
-    /// those problems are reported that do not depend on them.
+    /// Reads the remaining keys as [`finish`](Self::finish) does, and also reports the problems that `check` finds in
+    /// the value. If values are missing or wrong, only problems that do not depend on these values are reported.
     pub fn finish_checked<T: DeserializeOwned>(
         &mut self,
         also_known: &[&str],
@@ -317,7 +327,7 @@ impl Section {
             .collect();
         let mut reader = Reader::new(&self.title, &known, left);
         let (value, problems) = reader.read_checked(diagnostics, &check);
-        self.meant.extend(reader.meant_here());
+        self.corrected.extend(reader.corrected_keys());
         let is_sound = problems.is_empty();
         for problem in problems {
             diagnostics.push(self.problem(problem));
@@ -325,7 +335,8 @@ impl Section {
         value.filter(|_| is_sound)
     }
 
-    /// The error for a problem that was found after reading, at the value that it names.
+    /// Creates the error for a problem that was found after reading. The error points at the value of the problem's
+    /// key.
     pub fn problem(&self, problem: Problem) -> Diagnostic {
         let span = problem
             .key

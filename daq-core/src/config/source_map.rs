@@ -1,4 +1,4 @@
-//! Maps byte offsets to origins and lines: all texts share one numbering, so a span identifies file and line.
+//! Maps byte offsets to origins and lines. All texts share one numbering of bytes, so a span identifies file and line.
 
 use std::fmt;
 
@@ -12,16 +12,16 @@ pub struct Span {
 }
 
 impl Span {
-    /// The bytes from `start` to before `end`.
+    /// Creates a span of the bytes from `start` up to but not including `end`.
     pub const fn new(start: usize, end: usize) -> Self {
         Self { start, end }
     }
 }
 
-/// What kind of place a text came from.
+/// Origin of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A file, by the name that the user gave.
+    /// A file, by the path that the user specified.
     File(String),
     /// An environment variable, by name; the text is its value.
     Environment(String),
@@ -43,21 +43,21 @@ impl fmt::Display for Origin {
 #[derive(Clone, Debug)]
 pub(crate) struct Text {
     pub(crate) origin: Origin,
-    /// The number of the text's first byte.
+    /// Offset of the text's first byte in the common numbering.
     pub(crate) base: usize,
     pub(crate) content: String,
 }
 
-/// All texts that a configuration was made of.
+/// All texts of a configuration.
 #[derive(Clone, Debug, Default)]
 pub struct SourceMap {
     texts: Vec<Text>,
 }
 
 impl SourceMap {
-    /// Adds a text and returns the number of its first byte.
+    /// Adds a text and returns the offset of its first byte in the common numbering.
     pub(crate) fn add(&mut self, origin: Origin, text: String) -> usize {
-        // One number is left out between texts, so that the end of one is not the start of the next.
+        // One offset is left unused between two texts, so that the end of one text is not the start of the next.
         let base = self
             .texts
             .last()
@@ -70,13 +70,13 @@ impl SourceMap {
         base
     }
 
-    /// Adds the text of a file that is no configuration and is to be shown in diagnostics; a byte's number is its
-    /// place behind the one returned.
+    /// Adds the text of a file that is not part of the configuration, so that diagnostics can quote it. Returns the
+    /// offset of the text's first byte; add it to positions in the file to get offsets for spans.
     pub fn add_file(&mut self, name: &str, text: &str) -> usize {
         self.add(Origin::File(name.to_owned()), text.to_owned())
     }
 
-    /// The index of the text that `span` starts in.
+    /// Returns the index of the text that contains the start of `span`.
     pub(crate) fn index_of(&self, span: Span) -> Option<usize> {
         let index = self
             .texts
@@ -90,7 +90,7 @@ impl SourceMap {
         &self.texts[index]
     }
 
-    /// The place of `span` inside its text, on character boundaries.
+    /// Returns the text of `span` and the byte range within this text, widened to whole characters.
     pub(crate) fn local(&self, span: Span) -> Option<(&Text, std::ops::Range<usize>)> {
         let text = &self.texts[self.index_of(span)?];
         let length = text.content.len();
@@ -105,9 +105,10 @@ impl SourceMap {
         Some((text, start..end))
     }
 
-    /// Where `span` starts: origin, line and column, both counted from 1, columns in characters.
+    /// Returns the origin, line and column of the start of `span`. Lines and columns are counted from 1, columns in
+    /// characters.
     ///
-    /// `None` for a span of another map.
+    /// Returns `None` for a span of another map.
     pub fn locate(&self, span: Span) -> Option<(&Origin, usize, usize)> {
         let (text, range) = self.local(span)?;
         let before = &text.content[..range.start];
@@ -116,7 +117,7 @@ impl SourceMap {
         Some((&text.origin, line, column))
     }
 
-    /// What is written at `span`; empty for a span of another map.
+    /// Returns the text at `span`; empty for a span of another map.
     pub fn slice(&self, span: Span) -> &str {
         self.local(span)
             .map_or("", |(text, range)| &text.content[range])
@@ -141,7 +142,7 @@ mod tests {
         assert_eq!(
             place(first + 11),
             ("a.toml".into(), 2, 6),
-            "the end of a text is its own"
+            "the position after the last character belongs to the same text"
         );
         assert_eq!(place(second + 2), ("environment DAQ__A__B".into(), 1, 2));
         assert_eq!(place(third + 4), ("--set a.b=3".into(), 1, 5));
@@ -149,7 +150,7 @@ mod tests {
         assert_eq!(
             map.slice(Span::new(second + 1, second + 2)),
             "µ",
-            "widened to whole characters"
+            "the span must be widened to whole characters"
         );
         assert_eq!(map.locate(Span::new(999, 999)), None);
     }

@@ -1,9 +1,9 @@
-//! Did-you-mean.
+//! Suggestions ("did you mean …?") for misspelt keys and values.
 
-/// Below this similarity a suggestion confuses more than it helps.
+/// Minimum similarity of a suggestion to the misspelt word. Less similar suggestions confuse more than they help.
 const SIMILAR: f64 = 0.8;
 
-/// The choice that `word` was most likely meant to be, if one is near enough.
+/// Returns the choice of which `word` is most likely a misspelling, or `None` if no choice is similar enough.
 ///
 /// ```
 /// use daq_core::config::nearest;
@@ -11,7 +11,7 @@ const SIMILAR: f64 = 0.8;
 /// assert_eq!(nearest("gain", &["slot", "slots", "memory"]), None);
 /// ```
 pub fn nearest<'c, C: AsRef<str>>(word: &str, choices: &'c [C]) -> Option<&'c str> {
-    // Very long words are no typing errors, and the comparison is quadratic in time.
+    // A very long word is not a misspelling, and the time of a comparison is quadratic in the length.
     if word.len() > 256 {
         return None;
     }
@@ -26,9 +26,9 @@ pub fn nearest<'c, C: AsRef<str>>(word: &str, choices: &'c [C]) -> Option<&'c st
             0.0
         } else {
             let edits = strsim::normalized_damerau_levenshtein(&folded, &other);
-            // One edit in a short word is little, however large a part of the word it is.
+            // A single edit is always near, even if it changes a large part of a short word.
             let near = if strsim::damerau_levenshtein(&folded, &other) == 1 && other.len() > 1 {
-                // A wrong letter is likelier than one too many.
+                // A wrong letter is more likely than a missing or extra letter.
                 let alike = if other.len() == folded.len() {
                     0.5
                 } else {
@@ -47,16 +47,16 @@ pub fn nearest<'c, C: AsRef<str>>(word: &str, choices: &'c [C]) -> Option<&'c st
     best.map(|(choice, _)| choice)
 }
 
-/// As [`nearest`] among values that a key can have.
+/// Returns the choice that is most similar to `word`, for values of a key instead of key names (see [`nearest`]).
 ///
-/// Names that end in a number, such as `int16`, differ in meaning by a letter or a digit: one is suggested only if its
-/// number is the one in `word` and no other kind is as near.
+/// Among names that end in a number, such as `int16`, a single letter or digit changes the meaning. Such a name is
+/// suggested only if its number equals the number in `word` and its letters are the most similar to those of `word`.
 pub fn nearest_value<'c, C: AsRef<str>>(word: &str, choices: &'c [C]) -> Option<&'c str> {
-    let meant = nearest(word, choices)?;
-    let (folded, choice) = (fold(word), fold(meant));
+    let suggestion = nearest(word, choices)?;
+    let (folded, choice) = (fold(word), fold(suggestion));
     let (kind, number) = numbered(&choice);
     if number.is_empty() || folded == choice {
-        return Some(meant);
+        return Some(suggestion);
     }
     let kinds: Vec<String> = choices
         .iter()
@@ -64,19 +64,20 @@ pub fn nearest_value<'c, C: AsRef<str>>(word: &str, choices: &'c [C]) -> Option<
         .collect();
     let (typed, typed_number) = numbered(&folded);
     let is_same = typed_number == number && nearest(typed, &kinds) == Some(kind);
-    is_same.then_some(meant)
+    is_same.then_some(suggestion)
 }
 
-/// `int` and `16` of `int16`.
+/// Splits a name into its letters and its final number: `int16` into `int` and `16`.
 fn numbered(word: &str) -> (&str, &str) {
     word.split_at(word.trim_end_matches(|c: char| c.is_ascii_digit()).len())
 }
 
-/// Maximum number of unknown keys of one table that are reported one by one: comparing long lists of words with each
-/// other takes long.
+/// Maximum number of unknown keys of one table that are reported one by one, because comparing long lists of words
+/// takes long.
 pub(crate) const MAX_UNKNOWN: usize = 20;
 
-/// Case and the kind of separator are the commonest differences.
+/// Converts to lower case and removes separators, which are the most common differences between a word and its
+/// misspelling.
 fn fold(word: &str) -> String {
     word.chars()
         .filter(|c| !matches!(c, '-' | '_' | ' '))
@@ -84,7 +85,7 @@ fn fold(word: &str) -> String {
         .collect()
 }
 
-/// "`a`, `b` or `c`", at most `limit` of them.
+/// Formats choices as "`a`, `b` or `c`", and lists at most `limit` of them.
 pub(crate) fn list<C: AsRef<str>>(choices: &[C], limit: usize) -> String {
     let mut text = String::new();
     let shown = choices.len().min(limit);
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn misspelt_key_yields_suggestion() {
         let keys = ["driver", "listen", "ring", "multicast", "core", "max-frame"];
-        for (typed, meant) in [
+        for (typed, suggestion) in [
             ("drvier", "driver"),
             ("Listen", "listen"),
             ("rign", "ring"),
@@ -118,7 +119,7 @@ mod tests {
             ("max_frame", "max-frame"),
             ("cores", "core"),
         ] {
-            assert_eq!(nearest(typed, &keys), Some(meant), "{typed}");
+            assert_eq!(nearest(typed, &keys), Some(suggestion), "{typed}");
         }
         for unrelated in ["", "payload", "x", "gain"] {
             assert_eq!(nearest(unrelated, &keys), None, "{unrelated}");
@@ -128,14 +129,14 @@ mod tests {
     #[test]
     fn suggested_value_keeps_its_meaning() {
         let types = ["int8", "uint8", "int16", "int32", "float32", "float64"];
-        for (typed, meant) in [
+        for (typed, suggestion) in [
             ("Int16", "int16"),
             ("in16", "int16"),
             ("flaot32", "float32"),
             ("float-64", "float64"),
             ("unit8", "uint8"),
         ] {
-            assert_eq!(nearest_value(typed, &types), Some(meant), "{typed}");
+            assert_eq!(nearest_value(typed, &types), Some(suggestion), "{typed}");
         }
         for other in [
             "float16", "uint16", "unit16", "uint32", "int64", "int24", "float", "int", "f32", "u8",

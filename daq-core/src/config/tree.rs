@@ -1,20 +1,20 @@
-//! A configuration's values, each with its place. Owned and in the order of the files, unlike what the TOML
-//! reader gives.
+//! A tree of configuration values, each with its location. Unlike the tables of the `toml` crate, the tree owns its
+//! text and keeps the order of the files.
 
 use super::source_map::Span;
 use std::cell::RefCell;
 use toml::de::{DeString, DeTable, DeValue};
 
-/// Deeper than any sensible section, and shallow enough to be walked by recursion.
+/// Maximum nesting depth. Useful configurations are less deep, and this depth does not overflow the stack in recursion.
 const DEPTH: usize = 40;
 
-/// A value and its place.
+/// A value and its location.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// The value; of a table with a header, the header.
+    /// Location of the value; for a table with a header, the location of the header.
     pub(crate) span: Span,
     pub(crate) value: Value,
-    /// The text of an override, which serves as a string where one is wanted.
+    /// The original text of an override, used if the configuration type expects a string.
     pub(crate) loose: Option<String>,
 }
 
@@ -24,18 +24,18 @@ pub(crate) enum Value {
     Integer(i128),
     Float(f64),
     Boolean(bool),
-    /// As it is written.
+    /// A date or time, as the text that was written.
     Datetime(String),
     Array(Vec<Node>),
     Table(Table),
-    /// Stands for a value that is missing or wrong, so that reading can go on and find what else is wrong.
+    /// Replaces a value that is missing or wrong, so that reading can continue and find further errors.
     Placeholder(Placeholder),
 }
 
-/// What a placeholder pretends, and what it learned of who read it.
+/// State of a placeholder: which value it returns, and an example value recorded while it was read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Placeholder {
-    /// Index of the placeholder to try.
+    /// Index of the placeholder value to try.
     pub(crate) attempt: usize,
     /// Whether to use the second set of placeholder values.
     pub(crate) other: bool,
@@ -50,7 +50,7 @@ pub(crate) struct Entry {
     pub(crate) node: Node,
 }
 
-/// Keys and values in the order of the text.
+/// A table of keys and values in the order of the text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     pub(crate) entries: Vec<Entry>,
@@ -79,7 +79,7 @@ impl Node {
         }
     }
 
-    /// The node at `path` below this one.
+    /// Returns the node at `path` below this node.
     pub(crate) fn descend(&self, path: &[Step]) -> Option<&Self> {
         path.iter()
             .try_fold(self, |node, step| match (&node.value, step) {
@@ -89,7 +89,7 @@ impl Node {
             })
     }
 
-    /// The node at `path` below this one.
+    /// Returns the node at `path` below this node.
     pub(crate) fn descend_mut(&mut self, path: &[Step]) -> Option<&mut Self> {
         path.iter()
             .try_fold(self, |node, step| match (&mut node.value, step) {
@@ -101,7 +101,7 @@ impl Node {
             })
     }
 
-    /// Whether this is a placeholder or contains one.
+    /// Whether this node is a placeholder or contains a placeholder.
     pub(crate) fn has_placeholder(&self) -> bool {
         match &self.value {
             Value::Placeholder(_) => true,
@@ -129,7 +129,7 @@ impl Node {
         }
     }
 
-    /// Calls `change` on every string, with its place.
+    /// Calls `change` on every string and its location.
     pub(crate) fn each_string(&mut self, change: &mut impl FnMut(&mut String, Span)) {
         match &mut self.value {
             Value::String(text) => {
@@ -148,12 +148,12 @@ impl Node {
         }
     }
 
-    /// With the article, as in "an integer".
+    /// Returns the name of the value's type with its article, such as "an integer".
     pub(crate) fn kind(&self) -> &'static str {
         match self.value {
             Value::String(_) => "a string",
             Value::Integer(_) => "an integer",
-            Value::Float(_) => "a number with a point",
+            Value::Float(_) => "a number with a decimal point",
             Value::Boolean(_) => "a boolean",
             Value::Datetime(_) => "a date or time",
             Value::Array(_) => "an array",
@@ -163,7 +163,7 @@ impl Node {
     }
 }
 
-/// One step down the tree.
+/// One step of a path from a node to a node inside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Key(String),
@@ -192,18 +192,18 @@ impl Table {
     }
 }
 
-/// What the TOML reader can hold and this tree cannot.
+/// A valid TOML value that this tree cannot represent.
 pub(crate) struct Unfit {
     pub(crate) span: Span,
     pub(crate) message: String,
 }
 
-/// A table from the TOML reader, with `base` added to every place.
+/// Converts a table of the `toml` crate and adds `base` to every location.
 pub(crate) fn from_table(table: DeTable<'_>, base: usize, unfit: &mut Vec<Unfit>) -> Table {
     convert_table(table, base, 0, unfit)
 }
 
-/// A value from the TOML reader, with `base` added to every place.
+/// Converts a value of the `toml` crate and adds `base` to every location.
 pub(crate) fn from_value(
     value: toml::Spanned<DeValue<'_>>,
     base: usize,

@@ -1,4 +1,4 @@
-//! An engine that may write memory, and the memory that it may write.
+//! A running DMA engine, and the memory that it may write.
 
 use super::{Caps, Completions, DmaMap, Engine, EngineError, QuiesceTimeout, Slots};
 use std::fmt;
@@ -6,27 +6,28 @@ use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a running engine that is dropped may take to stop.
+/// Maximum time for an engine that is dropped while running to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A running engine, with the memory of its slots and of its doorbell.
 ///
 /// Only [`stop`](Self::stop) returns the memory. Dropping stops the engine first.
 pub struct Armed {
-    /// Moved out once, by `stop` or by `drop`.
+    /// The engine and its memory, which `stop` or `drop` moves out exactly once.
     parts: ManuallyDrop<Idle>,
 }
 
 /// A stopped engine, with the memory that it wrote.
 #[derive(Debug)]
 pub struct Idle {
-    /// The engine.
+    /// The stopped engine.
     pub engine: Box<dyn Engine>,
-    /// The memory; `None` if the engine could neither be stopped nor its device reset, so that the memory is leaked.
+    /// The memory; `None` if the memory was leaked because the engine could not be stopped and its device could not be
+    /// reset.
     pub memory: Option<DmaMap>,
     /// Set if the engine did not stop in time and its device was reset.
     pub quiesce_timeout: Option<QuiesceTimeout>,
-    /// The memory of the doorbell, released once the engine is stopped.
+    /// The memory of the doorbell, released after the engine is stopped.
     doorbell: Option<Arc<DmaMap>>,
 }
 
@@ -36,13 +37,13 @@ pub struct Idle {
 pub struct Refused {
     /// The engine and the memory.
     pub idle: Idle,
-    /// Why.
+    /// The reason.
     pub error: EngineError,
 }
 
 impl Armed {
-    /// Arms `engine` to fill `slots`, which are in `memory`. The caller must keep the memory of a doorbell while this
-    /// exists.
+    /// Arms `engine` to fill `slots`, which are in `memory`. The caller must keep the memory of a doorbell while the
+    /// returned value exists.
     ///
     /// # Errors
     /// Returns the stopped engine and the memory with the reason.
@@ -54,10 +55,10 @@ impl Armed {
         Self::arm_with_doorbell(engine, memory, None, slots)
     }
 
-    /// As [`arm`](Self::arm); also keeps `bell`, the memory of the doorbell of `slots`.
+    /// Arms the engine as [`arm`](Self::arm) does, and also keeps `bell`, the memory of the doorbell of `slots`.
     ///
     /// # Errors
-    /// As [`arm`](Self::arm).
+    /// Returns the same errors as [`arm`](Self::arm).
     pub fn arm_with_doorbell(
         mut engine: Box<dyn Engine>,
         memory: DmaMap,
@@ -82,46 +83,46 @@ impl Armed {
         }
     }
 
-    /// What the engine can do.
+    /// Returns the capabilities of the engine.
     pub fn caps(&self) -> Caps {
         self.parts.engine.caps()
     }
 
-    /// The memory.
+    /// Returns the memory of the slots.
     ///
     /// # Panics
-    /// Never: only an idle engine has lost its memory.
+    /// Never panics, because only an idle engine can have lost its memory.
     pub fn memory(&self) -> &DmaMap {
         self.parts
             .memory
             .as_ref()
-            .expect("an armed engine has its memory")
+            .expect("an armed engine owns its memory")
     }
 
-    /// [`Engine::poll`].
+    /// Calls [`Engine::poll`].
     pub fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         self.parts.engine.poll(done)
     }
 
-    /// [`Engine::credit`].
+    /// Calls [`Engine::credit`].
     pub fn credit(&mut self, slots: u32) {
         self.parts.engine.credit(slots);
     }
 
-    /// [`Engine::overwritten`].
+    /// Calls [`Engine::overwritten`].
     pub fn overwritten(&mut self) -> Result<u64, EngineError> {
         self.parts.engine.overwritten()
     }
 
-    /// [`Engine::wait`].
+    /// Calls [`Engine::wait`].
     pub fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
         self.parts.engine.wait(limit)
     }
 
-    /// Stops the engine: when this returns no transfer is in flight.
+    /// Stops the engine. When this returns, no transfer is in flight.
     pub fn stop(self, timeout: Duration) -> Idle {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not used again, and its drop, which also moves the parts out, does not run.
+        // SAFETY: `this` is not used again. Its drop, which also moves the parts out, does not run.
         let parts = unsafe { ManuallyDrop::take(&mut this.parts) };
         parts.stopped(timeout)
     }
@@ -134,12 +135,12 @@ impl Idle {
             match self.engine.device().disable_and_reset() {
                 Ok(()) => {
                     tracing::warn!(
-                        "{quiesce_timeout}; bus mastering was disabled and its device reset"
+                        "{quiesce_timeout}; bus mastering was disabled and the device was reset"
                     );
                 }
                 Err(error) => {
                     tracing::error!(
-                        "{quiesce_timeout}; {error}; its memory is leaked until this process exits"
+                        "{quiesce_timeout}; {error}; the engine's memory is leaked until this process exits"
                     );
                     if let Some(memory) = self.memory.take() {
                         memory.leak();
@@ -156,7 +157,7 @@ impl Idle {
 
 impl Drop for Armed {
     fn drop(&mut self) {
-        // SAFETY: this runs once, and `stop`, which also moves the parts out, prevents it from running.
+        // SAFETY: `drop` runs at most once. `stop`, which also moves the parts out, prevents it from running.
         let parts = unsafe { ManuallyDrop::take(&mut self.parts) };
         drop(parts.stopped(STOP_TIMEOUT));
     }
@@ -183,7 +184,7 @@ mod tests {
     use crate::region::{HostOptions, Region};
     use std::sync::Mutex;
 
-    /// A device that says what was done to it, in turn.
+    /// A device that records the calls that it receives, in order.
     struct Recorder {
         can_be_cut_off: bool,
         recorded: Mutex<Vec<String>>,
@@ -224,7 +225,7 @@ mod tests {
         }
     }
 
-    /// An engine that stops if it is said to, and is armed if it is given slots.
+    /// An engine that can be stopped only if `stops` is set, and that can be armed only if the ring has slots.
     struct Runs {
         device: Arc<dyn DmaDevice>,
         recorded: Arc<Recorder>,
@@ -281,9 +282,9 @@ mod tests {
         }
     }
 
-    /// Returns what the device records from arming on, while the other holder of the doorbell releases it; and the number of
-    /// holders of the doorbell's memory at the end.
-    fn course(stops: bool, can_be_cut_off: bool, slots: usize) -> (Vec<String>, usize) {
+    /// Returns the calls that the device records after arming, while the other owner of the doorbell releases it, and
+    /// the number of owners of the doorbell's memory at the end.
+    fn record_shutdown(stops: bool, can_be_cut_off: bool, slots: usize) -> (Vec<String>, usize) {
         let recorded = Arc::new(Recorder {
             can_be_cut_off,
             recorded: Mutex::default(),
@@ -315,10 +316,10 @@ mod tests {
     #[test]
     fn doorbell_of_quiesced_engine_is_unmapped() {
         for slots in [0, 1] {
-            let (recorded, holders) = course(true, true, slots);
+            let (recorded, holders) = record_shutdown(true, true, slots);
             assert_eq!(recorded, ["quiesced", "unmapped 4096", "unmapped 8192"]);
             assert_eq!(holders, 0);
-            let (recorded, holders) = course(false, true, slots);
+            let (recorded, holders) = record_shutdown(false, true, slots);
             assert_eq!(
                 recorded,
                 ["quiesced", "cut off", "unmapped 4096", "unmapped 8192"]
@@ -330,7 +331,7 @@ mod tests {
     #[test]
     fn doorbell_of_engine_that_cannot_be_quiesced_stays_mapped() {
         for slots in [0, 1] {
-            let (recorded, holders) = course(false, false, slots);
+            let (recorded, holders) = record_shutdown(false, false, slots);
             assert_eq!(recorded, ["quiesced", "cut off"], "nothing is unmapped");
             assert_eq!(holders, 1);
         }

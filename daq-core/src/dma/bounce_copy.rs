@@ -3,7 +3,7 @@
 //! ```text
 //!   engine ─▶ own slots ──copy──▶ open slots of the ring ──▶ slot still holds the frame? ──▶ publish
 //! ```
-//! Used for an engine that runs freely, without backpressure, or that cannot write the memory of the ring.
+//! Used for an engine that is free-running, or that cannot write to the memory of the ring.
 
 use crate::gpu::Event;
 use crate::gpu::bar_mapping::{BarMapping, BarMappingError};
@@ -15,18 +15,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a GPU may take for a batch of copies within its memory.
+/// Maximum time for a GPU to finish a batch of copies.
 const COPY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why frames cannot be copied.
+/// Reason why frames cannot be copied.
 #[derive(Debug, thiserror::Error)]
 pub enum BounceCopyError {
     /// No method copies from one memory to the other.
     #[error(
-        "cannot copy frames from {from} to {to}: place the ring on the GPU that the engine writes, or in host memory"
+        "cannot copy frames from {from} to {to}; place the ring on the GPU that the engine writes, or in host memory"
     )]
     NoWay {
-        /// The memory that the engine writes.
+        /// The memory that the engine writes to.
         from: Placement,
         /// The memory of the ring.
         to: Placement,
@@ -40,26 +40,26 @@ pub enum BounceCopyError {
     /// Host memory could not be pinned for the GPU.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// The GPU does not finish a copy.
+    /// The GPU does not finish a copy in time.
     #[error(
-        "{device} did not copy a batch of frames within {waited:?}; check whether it hangs: nvidia-smi; dmesg | grep -i xid"
+        "{device} did not copy a batch of frames within {waited:?}; check whether the GPU hangs: nvidia-smi; dmesg | grep -i xid"
     )]
     Hung {
-        /// The GPU.
+        /// Name of the GPU.
         device: &'static str,
-        /// How long it had.
+        /// The time limit.
         waited: Duration,
     },
 }
 
 enum CopyMethod {
-    /// Host memory to host memory.
+    /// Copies from host memory to host memory.
     Host,
-    /// Host memory to GPU memory, by CPU stores.
+    /// Copies from host memory to GPU memory with CPU stores.
     Stores(Arc<BarMapping>),
-    /// Within the memory of a GPU, by its copy engine.
+    /// Copies within the memory of a GPU with its copy engine.
     Within(&'static Device, Stream),
-    /// Pinned host memory to GPU memory, by its copy engine.
+    /// Copies from pinned host memory to GPU memory with the GPU's copy engine.
     In(&'static Device, Stream),
 }
 
@@ -74,7 +74,8 @@ pub struct BounceCopy {
 }
 
 impl BounceCopy {
-    /// Copies from slots in `from`, which have the same stride as those of `to`. Allocates everything now.
+    /// Creates a copier from slots in `from` to the slots of `to`, which must have the same stride. This function
+    /// allocates all memory of the copier.
     pub fn new(from: Arc<Region>, to: &Producer) -> Result<Self, BounceCopyError> {
         let target = to.region();
         let method = match (from.placement(), target.placement()) {
@@ -103,16 +104,17 @@ impl BounceCopy {
         })
     }
 
-    /// The memory that the engine writes.
+    /// Returns the memory that the engine writes to.
     pub const fn from(&self) -> &Arc<Region> {
         &self.from
     }
 
-    /// Starts to copy `bytes` bytes of the engine's slot `slot` to the `open`-th open slot of `to`. The copy is
+    /// Starts to copy `bytes` bytes of the engine's slot `slot` to open slot number `open` of `to`. The copy is
     /// complete after [`settle`](Self::settle).
     ///
     /// # Panics
-    /// If there is no such slot, or it is shorter.
+    /// Panics if slot `slot` or open slot `open` does not exist or is shorter than `bytes` bytes, or if `to` belongs to
+    /// another ring.
     pub fn copy(
         &mut self,
         slot: usize,
@@ -126,30 +128,33 @@ impl BounceCopy {
             bytes <= to.options().slot_bytes
                 && end <= self.from.bytes()
                 && Arc::ptr_eq(to.region(), &self.to),
-            "{bytes} bytes of slot {slot} cannot be copied"
+            "cannot copy {bytes} bytes of slot {slot}: the range must be inside both regions, and the ring must be the declared target"
         );
         let target = to.open_slot(open);
         self.is_open = true;
         let from = self.from.address().as_ptr().wrapping_add(offset);
         match &self.method {
-            // SAFETY: both are host memory with room for the bytes, as checked above and by the ring, in different
-            // regions. The target slot is open, so nothing else accesses it. The device may write the source at the
-            // same time: the caller queries the device afterwards and discards what may have been overwritten.
+            // SAFETY:
+            // - Both addresses are in host memory of different regions, with room for the bytes. The check above and
+            //   the ring ensure this.
+            // - The target slot is open, so nothing else accesses it.
+            // - The device may write the source at the same time. The caller queries the device afterwards, and
+            //   discards frames that may have been overwritten.
             CopyMethod::Host => unsafe { copy::stream(from, target, bytes) },
             CopyMethod::Stores(mapped) => {
                 mapped.check()?;
                 let at = target.addr() - to.region().address().as_ptr().addr();
                 let cpu = mapped.cpu_address().as_ptr().wrapping_add(at);
-                // SAFETY: as above. The ring's slots are in the mapping, which `check` has found usable, at the same
-                // offset as on the GPU.
+                // SAFETY: as above. In addition, the ring's slots are at the same offset in the BAR mapping as on the
+                // GPU, and `check` found the mapping usable.
                 unsafe { store::copy_to(cpu, from, bytes) };
             }
-            // SAFETY: as above, within the memory of one GPU or from pinned memory. Both regions are kept until
-            // `settle`, or the drop, has seen the end of the copies; if there is none they are leaked.
+            // SAFETY: as above, within the memory of one GPU or from pinned host memory. Both regions are kept until
+            // `settle` or `drop` has observed the end of the copies. If the copies do not end, the regions are leaked.
             CopyMethod::Within(_, stream) => unsafe {
                 stream.copy_within(target.addr() as u64, from.addr() as u64, bytes)?;
             },
-            // SAFETY: as above.
+            // SAFETY: the requirements are met as in the arm above.
             CopyMethod::In(_, stream) => unsafe {
                 stream.copy_in(target.addr() as u64, from, bytes)?;
             },
@@ -190,7 +195,7 @@ impl BounceCopy {
 impl Drop for BounceCopy {
     fn drop(&mut self) {
         if self.is_open && self.settle().is_err() {
-            // Copies may be in flight forever, so the memory that they use is leaked.
+            // The copies may stay in flight forever, so their memory is leaked.
             std::mem::forget((self.from.clone(), self.to.clone()));
         }
     }

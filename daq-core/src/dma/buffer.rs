@@ -6,7 +6,8 @@ use crate::sys::store;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Host memory shared with a device. It is accessed only as whole words; no reference into it is ever created.
+/// Host memory shared with a device. The memory is accessed only as whole words, and no Rust reference to the memory is
+/// ever created.
 ///
 /// All numbers are little-endian, as PCIe devices expect.
 #[derive(Debug)]
@@ -24,73 +25,73 @@ impl DmaBuffer {
         };
         let region = Region::host(bytes, options).map_err(|error| DmaError::Refused {
             device: device.name().to_owned(),
-            action: format!("cannot allocate {bytes} bytes of memory for it"),
+            action: format!("cannot allocate {bytes} bytes of host memory for DMA"),
             why: error.to_string(),
         })?;
         let map = DmaMap::new(device, region)?;
-        // Users compute all addresses from that of the first byte.
+        // Users compute all device addresses from the first, so the addresses must be consecutive.
         map.address_of(0, bytes)?;
         Ok(Self { map })
     }
 
-    /// The address of the first byte as the device sees it.
+    /// Returns the device's address of the first byte.
     pub const fn address(&self) -> u64 {
         self.map.address()
     }
 
-    /// Size in bytes, at least as many as requested.
+    /// Returns the size in bytes, which is at least the requested size.
     pub fn bytes(&self) -> usize {
         self.map.region().bytes()
     }
 
-    /// Reads the word at `offset`. Everything that the device wrote before it is visible afterwards.
+    /// Reads the 4-byte word at `offset`. Everything that the device wrote before this word is visible afterwards.
     ///
     /// # Panics
-    /// If the word is not inside, or `offset` is not a multiple of 4.
+    /// Panics if the word is outside the buffer or `offset` is not a multiple of 4.
     #[inline]
     pub fn read32(&self, offset: usize) -> u32 {
         // SAFETY: `word` returns an aligned address inside host memory that lives as long as `self`. The CPU and the
-        // device write the word only as a whole.
+        // device access the word only as a whole.
         let word = unsafe { AtomicU32::from_ptr(self.word(offset)) };
         u32::from_le(word.load(Ordering::Acquire))
     }
 
-    /// As [`read32`](Self::read32), for 8 bytes at once.
+    /// Reads the 8-byte word at `offset` in one access, with the guarantees of [`read32`](Self::read32).
     ///
     /// # Panics
-    /// If the word is not inside, or `offset` is not a multiple of 8.
+    /// Panics if the word is outside the buffer or `offset` is not a multiple of 8.
     #[inline]
     pub fn read64(&self, offset: usize) -> u64 {
-        // SAFETY: as in `read32`.
+        // SAFETY: the requirements are met as in `read32`.
         let word = unsafe { AtomicU64::from_ptr(self.word(offset)) };
         u64::from_le(word.load(Ordering::Acquire))
     }
 
-    /// Stores a word. Everything stored before it becomes visible to the device first.
+    /// Writes the 4-byte word at `offset`. All earlier stores become visible to the device before this word.
     ///
     /// # Panics
-    /// As [`read32`](Self::read32).
+    /// Panics if the word is outside the buffer or `offset` is not a multiple of 4.
     #[inline]
     pub fn write32(&self, offset: usize, value: u32) {
         store::fence();
-        // SAFETY: as in `read32`.
+        // SAFETY: the requirements are met as in `read32`.
         let word = unsafe { AtomicU32::from_ptr(self.word(offset)) };
         word.store(value.to_le(), Ordering::Release);
     }
 
-    /// As [`write32`](Self::write32), for 8 bytes at once.
+    /// Writes the 8-byte word at `offset` in one access, with the guarantees of [`write32`](Self::write32).
     ///
     /// # Panics
-    /// As [`read64`](Self::read64).
+    /// Panics if the word is outside the buffer or `offset` is not a multiple of 8.
     #[inline]
     pub fn write64(&self, offset: usize, value: u64) {
         store::fence();
-        // SAFETY: as in `read32`.
+        // SAFETY: the requirements are met as in `read32`.
         let word = unsafe { AtomicU64::from_ptr(self.word(offset)) };
         word.store(value.to_le(), Ordering::Release);
     }
 
-    /// Zeroes the whole buffer; for setup.
+    /// Zeroes the whole buffer; used during setup.
     pub fn clear(&self) {
         for offset in (0..self.bytes()).step_by(8) {
             self.write64(offset, 0);
@@ -104,7 +105,7 @@ impl DmaBuffer {
                 && offset
                     .checked_add(bytes)
                     .is_some_and(|end| end <= self.bytes()),
-            "word at {offset} of a buffer of {} bytes",
+            "the word at offset {offset} is not aligned, or exceeds the buffer of {} bytes",
             self.bytes()
         );
         self.map

@@ -1,30 +1,30 @@
-//! The device that an engine belongs to, and the memory that it can access.
+//! The device of a DMA engine, and the memory that it can access.
 
 use crate::region::Region;
 use std::fmt;
 use std::sync::Arc;
 
-/// Why memory could not be mapped for a device, or the device not be reset.
+/// Reason why memory could not be mapped for a device, or why the device could not be reset.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DmaError {
     /// This device cannot access this kind of memory.
     #[error("{device} cannot access {memory}: {why}")]
     Unreachable {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// Which memory.
+        /// Description of the memory.
         memory: String,
-        /// The reason and the remedy.
+        /// The reason and the fix.
         why: String,
     },
-    /// The operating system refused.
+    /// The operating system refused the request.
     #[error("{device}: {action}: {why}")]
     Refused {
-        /// The device.
+        /// Name of the device.
         device: String,
         /// The failed request, with addresses and sizes.
         action: String,
-        /// The system's error and the remedy.
+        /// The system's error and the fix.
         why: String,
     },
     /// The device is no longer present.
@@ -32,40 +32,42 @@ pub enum DmaError {
         "{device} is gone; check whether it was removed or lost its link: dmesg | tail; lspci -s {device}"
     )]
     Gone {
-        /// The device.
+        /// Name of the device.
         device: String,
     },
 }
 
 /// A device that reads and writes memory by DMA.
 ///
-/// Its engine, buffers and maps share it; all calls are off the data path.
+/// The device's engine, buffers and maps share this object. No method is called on the data path.
 pub trait DmaDevice: Send + Sync {
-    /// Its name in messages: a PCI address, or the path of an emulated device.
+    /// Returns the device's name for messages: a PCI address, or the path of an emulated device.
     fn name(&self) -> &str;
 
-    /// Makes all of `region` accessible and returns the address of its first byte as the device sees it.
+    /// Makes all of `region` accessible, and returns the device's address of its first byte.
     /// [`address_of`](Self::address_of) returns the addresses of the other bytes.
     ///
-    /// An implementation whose device, or emulated device, uses addresses of this process keeps the region until
+    /// If the device (also an emulated one) uses addresses of this process, the implementation keeps the region until
     /// [`unmap`](Self::unmap).
     fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError>;
 
-    /// The device's address of the `bytes` bytes from `offset` on of the region mapped at `address`. Fails if their
-    /// device addresses are not consecutive; devices that choose the addresses themselves have consecutive ones.
+    /// Returns the device's address of the `bytes` bytes at `offset` of the region mapped at `address`. Fails if the
+    /// device addresses of these bytes are not consecutive, which is impossible for devices that select the addresses
+    /// themselves.
     fn address_of(&self, address: u64, offset: usize, bytes: usize) -> Result<u64, DmaError> {
         let _ = bytes;
         Ok(address + offset as u64)
     }
 
-    /// Undoes [`map`](Self::map): when it returns, no write of the device reaches the memory any more.
+    /// Unmaps a region that [`map`](Self::map) mapped. When this function returns, the device can no longer write to
+    /// the memory.
     fn unmap(&self, address: u64, bytes: usize) -> Result<(), DmaError>;
 
-    /// Ends all DMA, whatever the device is doing: disables bus mastering, then resets the device.
+    /// Ends all DMA regardless of the device's state: disables bus mastering, then resets the device.
     fn disable_and_reset(&self) -> Result<(), DmaError>;
 }
 
-/// A region that is mapped for a device. Dropping it unmaps the region, which is kept until then.
+/// A region that is mapped for a device. The value keeps the region alive; dropping the value unmaps the region.
 pub struct DmaMap {
     device: Arc<dyn DmaDevice>,
     region: Arc<Region>,
@@ -83,37 +85,38 @@ impl DmaMap {
         })
     }
 
-    /// The device's address of the region's first byte.
+    /// Returns the device's address of the region's first byte.
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// The device's address of the `bytes` bytes of the region from `offset` on, which one transfer can write. Fails
-    /// if their device addresses are not consecutive.
+    /// Returns the device's address of the `bytes` bytes at `offset` of the region, so that one transfer can write
+    /// them. Fails if the device addresses of these bytes are not consecutive.
     ///
     /// # Panics
-    /// If the range is not inside the region.
+    /// Panics if the range is outside the region.
     pub fn address_of(&self, offset: usize, bytes: usize) -> Result<u64, DmaError> {
         let end = offset.checked_add(bytes);
         assert!(
             end.is_some_and(|end| end <= self.region.bytes()),
-            "{bytes} bytes at {offset} of a region of {}",
+            "{bytes} bytes at offset {offset} exceed the region of {} bytes",
             self.region.bytes()
         );
         self.device.address_of(self.address, offset, bytes)
     }
 
-    /// The memory.
+    /// Returns the mapped memory.
     pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// The device.
+    /// Returns the device.
     pub const fn device(&self) -> &Arc<dyn DmaDevice> {
         &self.device
     }
 
-    /// Leaks the mapping and the memory until the process ends: a device that cannot be stopped may still write it.
+    /// Leaks the mapping and the memory until the process ends, because a device that cannot be stopped may still write
+    /// to them.
     pub fn leak(self) {
         std::mem::forget(self);
     }
@@ -128,8 +131,9 @@ impl Drop for DmaMap {
         tracing::error!(
             "{error}; {}",
             match &ended {
-                Ok(()) => "the device was reset instead".to_owned(),
-                Err(error) => format!("{error}; its memory is leaked until this process exits"),
+                Ok(()) =>
+                    "the device was reset instead, so it no longer accesses the memory".to_owned(),
+                Err(error) => format!("{error}; the memory is leaked until this process exits"),
             }
         );
         if ended.is_err() {

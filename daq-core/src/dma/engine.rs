@@ -8,12 +8,13 @@ use std::time::Duration;
 /// The capabilities of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// true: it stops when it has no credits (backpressure); false: it runs freely and overwrites.
+    /// Whether the engine stops when it has no credits (backpressure). If false, the engine is free-running and
+    /// overwrites slots.
     pub supports_backpressure: bool,
-    /// Number of bits of the count of finished transfers that it can write, as the last write of each transfer, to a
-    /// given address ([`Slots::doorbell`]); 0 if it cannot.
+    /// Number of bits of the counter of finished transfers that the engine can write to a given address
+    /// ([`Slots::doorbell`]) as the last write of each transfer; 0 if the engine cannot write the counter.
     pub doorbell_bits: u32,
-    /// Whether it reports the length of each frame.
+    /// Whether the engine reports the length of each frame.
     pub end_of_packet: bool,
     /// Alignment of slot addresses in bytes, a power of two.
     pub alignment: usize,
@@ -23,17 +24,17 @@ pub struct Caps {
     pub max_slots: usize,
 }
 
-/// The ring that an engine fills: transfer `n` since arming goes to slot `(first + n) % addresses.len()`.
+/// The ring that an engine fills. Transfer `n` since arming goes to slot `(first + n) % addresses.len()`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// The addresses of all slots as the device sees them.
+    /// The device's addresses of all slots.
     pub addresses: Vec<u64>,
-    /// Bytes per slot.
+    /// Size of each slot in bytes.
     pub bytes: usize,
     /// The slot that is filled first.
     pub first: usize,
-    /// Where the device writes its count of finished transfers, as a 32-bit little-endian word whose low
-    /// [`Caps::doorbell_bits`] bits are valid; `None` = only where the engine itself polls.
+    /// The address to which the device writes its counter of finished transfers, as a 32-bit little-endian word whose
+    /// low [`Caps::doorbell_bits`] bits are valid. `None` if only the engine itself polls the counter.
     pub doorbell: Option<u64>,
 }
 
@@ -44,36 +45,37 @@ pub struct Done {
     pub length: usize,
     /// Whether the device reports that the payload is damaged.
     pub is_bad: bool,
-    /// When.
+    /// Time of the frame.
     pub timestamp: Timestamp,
-    /// Frames that were sent between the previous frame and this one and never arrived; 0 if unknown.
+    /// Number of missing frames between the previous frame and this frame, which were sent but never arrived; 0 if
+    /// unknown.
     pub missing: u64,
-    /// Slots that were skipped before this one; only free-running engines skip slots.
+    /// Number of slots skipped before this one; only free-running engines skip slots.
     pub passed: u64,
-    /// What the frame's sender reports about it; `None` for engines that only know transfers.
+    /// Information from the frame's sender; `None` if the engine gets no such information.
     pub origin: Option<Origin>,
 }
 
-/// What the sender of a frame reports about it.
+/// Information from the sender of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// The frame's number in the numbering of its producer.
+    /// The frame's number, as counted by its producer.
     pub sequence: u64,
-    /// Changes whenever that numbering has restarted.
+    /// A value that changes whenever the producer has restarted its numbers.
     pub epoch: u64,
-    /// The sender's flags; [`Flags::EPOCH`] is set independently here.
+    /// The sender's flags. [`Flags::EPOCH`] is set independently by the receiver.
     pub flags: Flags,
     /// Number of packets of the frame.
-    pub places: u32,
+    pub packets_per_frame: u32,
     /// Number of packets that arrived; [`Completions::push_with`] reports which ones.
     pub arrived: u32,
 }
 
-/// The completions of one poll, in slot order; holds a fixed number without allocating.
+/// The completions of one poll, in slot order. The list has a fixed capacity and does not allocate.
 #[derive(Debug)]
 pub struct Completions {
     done: Vec<Done>,
-    /// Maximum number of completions for this poll, at most the capacity.
+    /// Maximum number of completions in this poll, at most the capacity.
     limit: usize,
     overrun: u64,
     discarded: u64,
@@ -86,15 +88,15 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// Creates room for `capacity` completions per poll, of an engine with `faults` kinds of fault
-    /// ([`Engine::faults`]) whose frames do not consist of packets.
+    /// Creates a list for `capacity` completions per poll. The engine has `faults` kinds of faults
+    /// ([`Engine::faults`]), and its frames do not consist of packets.
     pub fn new(capacity: usize, faults: usize) -> Self {
-        Self::with_places(capacity, faults, 0)
+        Self::with_packets_per_frame(capacity, faults, 0)
     }
 
-    /// As [`new`](Self::new), for frames of up to `places` packets.
-    pub fn with_places(capacity: usize, faults: usize, places: u32) -> Self {
-        let words = (places as usize).div_ceil(64).max(1);
+    /// Creates a list as [`new`](Self::new) does, for frames of up to `packets_per_frame` packets.
+    pub fn with_packets_per_frame(capacity: usize, faults: usize, packets_per_frame: u32) -> Self {
+        let words = (packets_per_frame as usize).div_ceil(64).max(1);
         Self {
             done: Vec::with_capacity(capacity),
             limit: capacity,
@@ -107,15 +109,17 @@ impl Completions {
         }
     }
 
-    /// Adds a completion of which all packets arrived. Returns false if there is no room; the engine must then report
-    /// it at the next poll.
+    /// Adds a completion whose packets have all arrived. Returns false if the list is full; the engine must then report
+    /// the completion in the next poll.
     pub fn push(&mut self, done: Done) -> bool {
-        let places = done.origin.map_or(1, |origin| origin.places.max(1));
+        let packets_per_frame = done
+            .origin
+            .map_or(1, |origin| origin.packets_per_frame.max(1));
         let room = self.push_with(done, &[]);
         if room {
             let last = self.done.len() - 1;
             for (i, word) in self.present_mut(last).iter_mut().enumerate() {
-                let bits = (places as usize).saturating_sub(64 * i).min(64);
+                let bits = (packets_per_frame as usize).saturating_sub(64 * i).min(64);
                 *word = if bits == 64 {
                     u64::MAX
                 } else {
@@ -126,8 +130,9 @@ impl Completions {
         room
     }
 
-    /// Adds a completion with the bitmap of the packets that arrived, 64 per word from the lowest bit on. Missing
-    /// words are zero; bits beyond the ring's packets are ignored. Returns false as [`push`](Self::push) does.
+    /// Adds a completion with the bitmap of the packets that arrived, 64 per word, starting at the lowest bit. If
+    /// `present` is too short, the missing words are zero; bits after the ring's packets are ignored. Returns false if
+    /// the list is full, as [`push`](Self::push) does.
     pub fn push_with(&mut self, done: Done, present: &[u64]) -> bool {
         let room = self.room() > 0;
         if room {
@@ -144,43 +149,50 @@ impl Completions {
         &mut self.present[i * self.words..(i + 1) * self.words]
     }
 
-    /// The bitmap of the packets of the `i`-th completion that arrived.
+    /// Returns the bitmap of the packets of completion `i` that arrived.
     ///
     /// # Panics
-    /// If there is no such completion.
+    /// Panics if completion `i` does not exist.
     pub fn present(&self, i: usize) -> &[u64] {
-        assert!(i < self.done.len(), "completion {i} of {}", self.done.len());
+        assert!(
+            i < self.done.len(),
+            "completion {i} is outside the list of {} completions",
+            self.done.len()
+        );
         &self.present[i * self.words..(i + 1) * self.words]
     }
 
-    /// Number of completions that still fit.
+    /// Returns the number of completions that can still be added.
     pub fn room(&self) -> usize {
         self.limit - self.done.len()
     }
 
-    /// Counts transfers that were overwritten before this poll saw them. Call it before the completions are
+    /// Counts transfers that were overwritten before this poll saw them. Must be called before the completions are
     /// [pushed](Self::push).
     pub fn skip(&mut self, transfers: u64) {
-        debug_assert!(self.done.is_empty(), "skipped transfers come first");
+        debug_assert!(
+            self.done.is_empty(),
+            "skipped transfers must be counted before completions are pushed"
+        );
         self.overrun += transfers;
     }
 
-    /// Counts frames that had arrived and were discarded when the engine was armed again: none of its slots holds
-    /// them.
+    /// Counts frames that had arrived and were discarded because the engine was armed again. No slot contains these
+    /// frames.
     pub fn discard(&mut self, frames: u64) {
         self.discarded += frames;
     }
 
-    /// Counts frames that were sent and never arrived, if no later frame will report them ([`Done::missing`]): at the
-    /// end of the sender's reports.
+    /// Counts frames that were sent and never arrived, if no later frame will report these frames ([`Done::missing`])
+    /// because the sender's reports have ended.
     pub fn add_missing(&mut self, frames: u64) {
         self.missing += frames;
     }
 
-    /// Counts a fault after which the engine continues, by its index in [`Engine::faults`].
+    /// Counts a fault after which the engine continues. `kind` is the fault's index in [`Engine::faults`].
     ///
     /// # Panics
-    /// If the engine has fewer faults.
+    /// Panics if `kind` is not less than the number of fault kinds.
     pub fn fault(&mut self, kind: usize) {
         self.faults[kind] += 1;
     }
@@ -192,27 +204,27 @@ impl Completions {
         }
     }
 
-    /// The completions.
+    /// Returns the completions.
     pub fn as_slice(&self) -> &[Done] {
         &self.done
     }
 
-    /// Transfers that were overwritten before this poll saw them.
+    /// Returns the number of transfers that were overwritten before this poll saw them.
     pub const fn overrun(&self) -> u64 {
         self.overrun
     }
 
-    /// Frames that were discarded when the engine was armed again.
+    /// Returns the number of frames that were discarded because the engine was armed again.
     pub const fn discarded(&self) -> u64 {
         self.discarded
     }
 
-    /// Frames that never arrived, in addition to those that completions report.
+    /// Returns the number of frames that never arrived, in addition to those that completions report.
     pub const fn missing(&self) -> u64 {
         self.missing
     }
 
-    /// The number of occurrences of each fault, in the order of [`Engine::faults`].
+    /// Returns the number of occurrences of each fault, in the order of [`Engine::faults`].
     pub fn faults(&self) -> &[u64] {
         &self.faults
     }
@@ -226,25 +238,25 @@ impl Completions {
     }
 }
 
-/// Why an engine stops.
+/// Reason why an engine stops.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     /// The device does not match the configuration, or lacks a required capability.
     #[error("{device}: {why}")]
     Unfit {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// What was found, what was expected, and the remedy.
+        /// The actual value, the expected value, and the fix.
         why: String,
     },
-    /// The engine stopped with error bits. It may be armed again.
+    /// The engine stopped with error bits. It can be armed again.
     #[error("{device}: {engine} stopped: {}", .faults.join(", "))]
     Faulted {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// The engine.
+        /// Name of the engine.
         engine: &'static str,
-        /// The bits, as [`Engine::faults`] names them.
+        /// The error bits, named as in [`Engine::faults`].
         faults: Vec<&'static str>,
     },
     /// The device is no longer present: its registers read all ones, or its connection has closed.
@@ -252,7 +264,7 @@ pub enum EngineError {
         "{device} is gone; check whether it was removed or lost its link: dmesg | tail; lspci -s {device}"
     )]
     Gone {
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// Memory could not be mapped for the device.
@@ -260,70 +272,72 @@ pub enum EngineError {
     Dma(#[from] super::DmaError),
 }
 
-/// An engine that did not stop in time: its device must be reset before its slots are unmapped.
+/// An engine did not stop in time. Its device must be reset before its slots are unmapped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{engine} is still running {waited:?} after the request to stop")]
+#[error("{engine} is still running {waited:?} after the stop request")]
 pub struct QuiesceTimeout {
-    /// The engine.
+    /// Name of the engine.
     pub engine: String,
-    /// How long it had to stop.
+    /// The time limit.
     pub waited: Duration,
 }
 
-/// A hardware producer that gets the addresses of all slots once and then fills them by itself.
+/// A hardware producer that gets the addresses of all slots once and then fills the slots without the CPU.
 ///
-/// `poll`, `credit` and `overwritten` are the data path: no allocation, no lock, and at most one register read per
-/// call, if the device offers nothing else. Dropping an engine must leave nothing in flight.
+/// `poll`, `credit` and `overwritten` are called on the data path. They must not allocate or lock, and should read at
+/// most one register per call. After an engine is dropped, no transfer may be in flight.
 pub trait Engine: Send {
-    /// The engine's name in the configuration.
+    /// Returns the engine's name in the configuration.
     fn name(&self) -> &'static str;
 
-    /// The device that it belongs to.
+    /// Returns the device of the engine.
     fn device(&self) -> &Arc<dyn DmaDevice>;
 
-    /// What the engine can do.
+    /// Returns the capabilities of the engine.
     fn caps(&self) -> Caps;
 
-    /// The names of all faults that it can report; [`Completions::fault`] uses their indices.
+    /// Returns the names of all faults that the engine can report; [`Completions::fault`] uses the indices of this
+    /// list.
     fn faults(&self) -> &'static [&'static str];
 
-    /// Whether packets are written directly into slots as they arrive. Then bytes after the end of a frame may
-    /// change, up to the end of the slot, and missing packets leave old bytes. Changed bytes after a frame then do
-    /// not indicate a fault.
+    /// Returns whether packets are written directly to slots as they arrive. If so, bytes after the end of a frame may
+    /// change up to the end of the slot, and the positions of missing packets contain old data. Changed bytes after a
+    /// frame then do not indicate a fault.
     fn writes_past_length(&self) -> bool {
         false
     }
 
-    /// Payload bytes of every packet of a frame but the last, if missing packets leave other content in the slot:
-    /// they are filled with the ring's pattern before the frame is published. 0 if frames need no filling.
-    fn place_bytes(&self) -> usize {
+    /// Returns the payload bytes of every packet of a frame except the last, if missing packets leave other content in
+    /// the slot. Such packets are filled with the ring's pattern before the frame is published. 0 if frames need no
+    /// filling.
+    fn packet_bytes(&self) -> usize {
         0
     }
 
-    /// Programs the ring and starts without credits. The engine must not be armed.
+    /// Programs the ring, and starts the engine without credits. The engine must not be armed.
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError>;
 
-    /// Collects the slots that were filled since the last call; never waits.
+    /// Collects the slots that were filled since the last call. Never waits.
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError>;
 
-    /// Lets the engine fill `slots` further slots; no effect without backpressure.
+    /// Allows the engine to fill `slots` further slots. Has no effect on an engine without backpressure.
     fn credit(&mut self, slots: u32);
 
-    /// Returns the number of transfers since arming that may have been, or are being, overwritten by now; reads the
-    /// device. 0 for an engine with backpressure.
+    /// Returns the number of transfers since arming that may have been, or are being, overwritten; always 0 for an
+    /// engine with backpressure. This call reads the device.
     fn overwritten(&mut self) -> Result<u64, EngineError> {
         Ok(0)
     }
 
-    /// Waits until the device interrupts or `limit` has passed; returns whether it waited, false if the device has no
-    /// interrupts.
+    /// Waits until the device raises an interrupt or `limit` has passed. Returns true if the function has waited, false
+    /// if the device has no interrupts.
     fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
         let _ = limit;
         Ok(false)
     }
 
-    /// Stops the engine and returns once no transfer is in flight; no effect if it is not armed. Transfers that
-    /// finished before can still be polled.
+    /// Stops the engine and returns once no transfer is in flight. Has no effect if the engine is not armed. Transfers
+    /// that finished before this call can still be polled.
     fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout>;
 }
 
@@ -333,9 +347,9 @@ mod tests {
 
     #[test]
     fn arrived_packet_slots_are_returned_with_their_frame() {
-        let mut completions = Completions::with_places(2, 0, 100);
+        let mut completions = Completions::with_packets_per_frame(2, 0, 100);
         let origin = Origin {
-            places: 70,
+            packets_per_frame: 70,
             ..Origin::default()
         };
         let done = Done {

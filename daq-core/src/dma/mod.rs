@@ -1,4 +1,4 @@
-//! DMA: devices that write memory by themselves, and the control over when they may.
+//! DMA: devices that write to memory without the CPU, and the control over when a device may write.
 //!
 //! ```text
 //!   Region ──▶ DmaMap ──▶ Armed ──quiesced──▶ Idle ──▶ DmaMap ──▶ Region freed
@@ -10,10 +10,10 @@
 //!
 //! # Guarantees
 //! - Memory that an engine was armed with is unmapped only after the engine has stopped, and freed only after it is
-//!   unmapped: [`Armed`] owns the map and returns it only by [`Armed::stop`]. It also keeps the map of a doorbell
+//!   unmapped. [`Armed`] owns the map and returns it only from [`Armed::stop`]. It also keeps the map of a doorbell
 //!   until then.
 //! - If an engine does not stop in time, its device is reset (bus mastering off, then a reset) before anything is
-//!   unmapped. If even that fails, the memory is leaked until the process ends.
+//!   unmapped. If that fails too, the memory is leaked until the process ends.
 //!
 //! The memory that an engine writes cannot be dropped while it is armed:
 //!

@@ -1,4 +1,5 @@
-//! Sentinels: known values in a slot, written before a transfer, which show whether the device has written the slot.
+//! Sentinels: known values that are written to a slot before a transfer. They show whether the device has written to
+//! the slot.
 
 use crate::region::Region;
 use std::sync::atomic::{Ordering, fence};
@@ -6,9 +7,10 @@ use std::sync::atomic::{Ordering, fence};
 /// Number of bytes that are written to GPU memory at a time.
 const PIECE: usize = 1 << 20;
 
-/// Unpredictable words, one for each 8 bytes of a region.
+/// A sequence of unpredictable words, one for each 8 bytes of a region.
 ///
-/// They are derived from the seed by the finaliser of splitmix64, so that a kernel on a GPU can compute the same.
+/// The words are derived from the seed by the finaliser of splitmix64, so that a kernel on a GPU can compute the same
+/// words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sentinel {
     seed: u64,
@@ -17,14 +19,14 @@ pub struct Sentinel {
 /// The result of comparing memory with sentinels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Words that should have been overwritten but still are sentinels.
+    /// Number of words that should have been overwritten but are still sentinels.
     pub unwritten: u64,
-    /// Words that should still be sentinels but are not.
+    /// Number of words that should still be sentinels but are not.
     pub touched: u64,
 }
 
 impl Seen {
-    /// Whether exactly the expected bytes were written.
+    /// Returns whether exactly the expected bytes were written.
     pub const fn is_exact(self) -> bool {
         self.unwritten == 0 && self.touched == 0
     }
@@ -47,12 +49,12 @@ impl Sentinel {
         Self { seed }
     }
 
-    /// The seed of the sentinels.
+    /// Returns the seed of the sentinels.
     pub const fn seed(self) -> u64 {
         self.seed
     }
 
-    /// The sentinel of the 8 bytes at `8 * i` of a region.
+    /// Returns the sentinel of the 8 bytes at offset `8 * i` of a region.
     pub const fn word(self, i: u64) -> u64 {
         let mut z = self
             .seed
@@ -62,8 +64,8 @@ impl Sentinel {
         z ^ (z >> 31)
     }
 
-    /// Writes sentinels over `bytes` bytes of a region from `offset` on, both multiples of 8; returns false if the
-    /// range is not inside or the GPU refuses the write.
+    /// Writes sentinels over `bytes` bytes of a region, starting at `offset`; both must be multiples of 8. Returns
+    /// false if the range is outside the region or the GPU refuses the write.
     pub fn lay(self, region: &Region, offset: usize, bytes: usize) -> bool {
         if !is_inside(region, offset, bytes) {
             return false;
@@ -72,8 +74,9 @@ impl Sentinel {
             return self.write(region, offset, bytes);
         };
         for at in (offset..offset + bytes).step_by(8) {
-            // SAFETY: inside the region, which is mapped while it exists and starts at a page; no reference to it is
-            // created. The store is volatile because a device may read at the same time.
+            // SAFETY: the word is inside the region, which is mapped while it exists and starts at a page boundary, so
+            // the word is aligned. No reference to it is created. The store is volatile, because a device may read at
+            // the same time.
             unsafe {
                 base.cast::<u64>()
                     .add(at / 8)
@@ -102,11 +105,11 @@ impl Sentinel {
         })
     }
 
-    /// Compares `bytes` bytes from `offset` on with sentinels; the first `written` bytes should have been
+    /// Compares `bytes` bytes, starting at `offset`, with sentinels. The first `written` bytes should have been
     /// overwritten.
     ///
-    /// `None` if the CPU cannot read them, or offset or bytes is not a multiple of 8.
-    pub fn look(
+    /// Returns `None` if the CPU cannot read the bytes, or if `offset` or `bytes` is not a multiple of 8.
+    pub fn inspect(
         self,
         region: &Region,
         offset: usize,
@@ -119,7 +122,7 @@ impl Sentinel {
         }
         fence(Ordering::Acquire);
         let words = (0..bytes).step_by(8).map(|at| {
-            // SAFETY: as in `lay`.
+            // SAFETY: the requirements are met as in `lay`.
             let found = unsafe { base.cast::<u64>().add((offset + at) / 8).read_volatile() };
             let kept = self.word((offset + at) as u64 / 8);
             judge(u64::from_le(found), kept, written.saturating_sub(at).min(8))
@@ -128,14 +131,14 @@ impl Sentinel {
     }
 }
 
-/// Whether the range is inside the region and consists of whole words.
+/// Returns whether the range is inside the region and consists of whole words.
 fn is_inside(region: &Region, offset: usize, bytes: usize) -> bool {
     let end = offset.checked_add(bytes);
     let is_inside = end.is_some_and(|end| end <= region.bytes());
     is_inside && offset.is_multiple_of(8) && bytes.is_multiple_of(8)
 }
 
-/// Compares one word; its first `inside` bytes should have been overwritten.
+/// Compares one word, whose first `inside` bytes should have been overwritten.
 fn judge(found: u64, kept: u64, inside: usize) -> Seen {
     let differs = found ^ kept;
     let (within, beyond) = match inside {
@@ -146,7 +149,7 @@ fn judge(found: u64, kept: u64, inside: usize) -> Seen {
             (differs & mask, differs & !mask)
         }
     };
-    // A few bytes may equal the sentinel by chance; a whole word does not.
+    // Single bytes may equal the sentinel by chance, but a whole word does not.
     let is_telling = inside == 8;
     Seen {
         unwritten: u64::from(is_telling && within == 0),
@@ -164,17 +167,17 @@ mod tests {
         let region = Region::host(4096, HostOptions::default()).unwrap();
         let sentinel = Sentinel::new(7);
         assert!(sentinel.lay(&region, 64, 1024));
-        let seen = |written| sentinel.look(&region, 64, 1024, written).unwrap();
+        let seen = |written| sentinel.inspect(&region, 64, 1024, written).unwrap();
         assert!(seen(0).is_exact());
         assert_eq!(seen(1024).unwritten, 128);
-        // 101 bytes: twelve words and five bytes.
-        // SAFETY: inside of the region, which nothing else uses.
+        // 101 bytes are twelve words and five bytes.
+        // SAFETY: the range is inside the region, which nothing else uses.
         unsafe { region.address().as_ptr().add(64).write_bytes(0x5a, 101) };
         assert!(seen(101).is_exact());
         assert_eq!(seen(100).touched, 1);
         assert_eq!(seen(112).unwritten, 1);
         assert_eq!(seen(0).touched, 13);
-        assert!(sentinel.look(&region, usize::MAX - 7, 16, 0).is_none());
-        assert!(sentinel.look(&region, 0, 8192, 0).is_none() && !sentinel.lay(&region, 4, 8));
+        assert!(sentinel.inspect(&region, usize::MAX - 7, 16, 0).is_none());
+        assert!(sentinel.inspect(&region, 0, 8192, 0).is_none() && !sentinel.lay(&region, 4, 8));
     }
 }

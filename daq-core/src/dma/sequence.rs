@@ -1,11 +1,11 @@
-//! Sequence numbers inside the frames of a DMA engine: where the FPGA design writes them, and how they count.
+//! Sequence numbers in the frames of a DMA engine: where the FPGA design writes them, and how they are counted.
 //!
-//! A DMA engine keeps the order of its input. So a number that is not the next one shows that frames were lost before
+//! A DMA engine keeps the order of its input. So a number other than the next one shows that frames were lost before
 //! the engine, or that the design restarted.
 
 use std::ops::Range;
 
-/// Where each frame carries its number, and how the numbers count.
+/// Describes where each frame contains its number, and how the numbers are counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrameSequence {
     /// Byte offset of the number in the frame.
@@ -14,7 +14,7 @@ pub struct FrameSequence {
     pub bytes: usize,
     /// Whether the first byte is the most significant one.
     pub big_endian: bool,
-    /// Number of valid bits, 1 to 64, the low bits of the number.
+    /// Number of valid bits, 1 to 64: the lowest bits of the number.
     pub bits: u32,
     /// The increment from frame to frame, at least 1.
     pub step: u64,
@@ -22,34 +22,34 @@ pub struct FrameSequence {
     /// restart, not as a loss.
     pub max_gap: u64,
     last: Option<u64>,
-    /// A number that did not continue from the last one, and the number of frames skipped before it.
+    /// A number that did not continue the sequence, and the number of frames skipped before it.
     doubted: Option<(u64, u64)>,
-    /// Whether the next number is accepted, whatever it is.
+    /// Whether the next number is accepted regardless of its value.
     is_fresh: bool,
     position: u64,
 }
 
-/// What a frame's number means.
+/// The meaning of a frame's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The frame is the next one.
     Next,
-    /// This many frames are missing before it.
+    /// This many frames are missing before the frame.
     Gap(u64),
     /// The number does not continue the sequence: after a backward step, a partial step, or a gap that is too long.
-    /// Either the number is damaged or the numbering restarts with it; the next number decides.
+    /// Either the number is damaged or the numbering restarts with this number; the next number decides.
     Doubtful,
-    /// The numbering has restarted: with the first frame, or with the doubtful frame that this one continues.
+    /// The numbering has restarted: with the first frame, or with the doubtful frame that this frame continues.
     Restart {
-        /// Number of frames skipped forward before it; 0 if unknown.
+        /// Number of frames skipped forward before the restart; 0 if unknown.
         skipped: u64,
-        /// Number of frames missing between the doubtful frame and this one.
+        /// Number of frames missing between the doubtful frame and this frame.
         missing: u64,
     },
 }
 
 impl FrameSequence {
-    /// Numbers of `bytes` bytes at `offset`, all of whose bits are valid, incremented by one per frame.
+    /// Describes numbers of `bytes` bytes at `offset`, all of whose bits are valid, incremented by one per frame.
     ///
     /// ```
     /// use daq_core::dma::{FrameSequence, Step};
@@ -57,13 +57,13 @@ impl FrameSequence {
     /// assert_eq!(numbers.next(254, 0), Step::Restart { skipped: 0, missing: 0 });
     /// assert_eq!(numbers.next(255, 0), Step::Next);
     /// assert_eq!(numbers.next(2, 0), Step::Gap(2));
-    /// // One number that is damaged is no new count, and two that go on from each other are one.
+    /// // One damaged number is not a restart, but two consecutive numbers are.
     /// assert_eq!(numbers.next(200, 0), Step::Doubtful);
     /// assert_eq!(numbers.next(4, 0), Step::Gap(1));
     /// assert_eq!(numbers.next(200, 0), Step::Doubtful);
     /// assert_eq!(numbers.next(201, 0), Step::Restart { skipped: 0, missing: 0 });
     /// ```
-    #[expect(clippy::cast_possible_truncation, reason = "1 to 8 bytes")]
+    #[expect(clippy::cast_possible_truncation, reason = "`bytes` is 1 to 8")]
     pub const fn new(offset: usize, bytes: usize) -> Self {
         Self {
             offset,
@@ -79,12 +79,12 @@ impl FrameSequence {
         }
     }
 
-    /// The byte range of the number in a frame.
+    /// Returns the byte range of the number in a frame.
     pub const fn extent(&self) -> Range<usize> {
         self.offset..self.offset + self.bytes
     }
 
-    /// The number in the bytes of its [extent](Self::extent); only the first eight bytes are used.
+    /// Returns the number in the bytes of its [extent](Self::extent). Only the first eight bytes are used.
     pub fn read(&self, bytes: &[u8]) -> u64 {
         let add = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
         let bytes = bytes.iter().take(8);
@@ -96,13 +96,13 @@ impl FrameSequence {
         value & self.mask()
     }
 
-    /// Processes the number of the next frame. `lost` frames before it are known to be lost, so a gap of that length
-    /// is always accepted.
+    /// Processes the number of the next frame. `lost` frames before it are known to be lost, so a gap of that length is
+    /// always accepted.
     pub fn next(&mut self, number: u64, lost: u64) -> Step {
         let number = number & self.mask();
-        let most = self.max_gap.max(lost);
+        let max = self.max_gap.max(lost);
         let (ahead, skipped) = match self.last {
-            Some(last) => self.ahead(last, number, most),
+            Some(last) => self.ahead(last, number, max),
             None => (None, 0),
         };
         if let Some(frames) = ahead {
@@ -116,7 +116,7 @@ impl FrameSequence {
         let begun = match self.doubted {
             _ if self.is_fresh => Some((skipped, 0)),
             Some((doubted, skipped)) => {
-                let (ahead, _) = self.ahead(doubted, number, most);
+                let (ahead, _) = self.ahead(doubted, number, max);
                 ahead.map(|frames| (skipped, frames - 1))
             }
             None => None,
@@ -130,7 +130,7 @@ impl FrameSequence {
         Step::Restart { skipped, missing }
     }
 
-    /// The design may have restarted: the next number is accepted at once.
+    /// Declares that the design may have restarted, so the next number is accepted regardless of its value.
     pub const fn interrupt(&mut self) {
         self.is_fresh = true;
     }
@@ -141,21 +141,22 @@ impl FrameSequence {
         self.is_fresh = false;
     }
 
-    /// Number of frames from `last` to `number`, if the gap is at most `most` frames; and the number of frames
-    /// skipped, if the step is forward at all.
-    fn ahead(&self, last: u64, number: u64, most: u64) -> (Option<u64>, u64) {
+    /// Returns the number of frames from `last` to `number`, if the gap is at most `max` frames, and the number of
+    /// skipped frames, if the step is forward.
+    fn ahead(&self, last: u64, number: u64, max: u64) -> (Option<u64>, u64) {
         let step = self.step.max(1);
         let ahead = number.wrapping_sub(last) & self.mask();
         let frames = ahead / step;
-        // The shorter way around the wrap decides whether the step is forward.
+        // The shorter direction around the wrap decides whether the step is forward.
         if ahead == 0 || ahead > self.mask() / 2 {
             return (None, 0);
         }
-        let goes_on = ahead.is_multiple_of(step) && frames - 1 <= most;
+        let goes_on = ahead.is_multiple_of(step) && frames - 1 <= max;
         (goes_on.then_some(frames), frames.saturating_sub(1))
     }
 
-    /// The last frame's number without wrapping, in frames.
+    /// Returns the position of the last accepted frame: the device's number divided by `step`, extended to 64 bits so
+    /// that it does not wrap.
     pub const fn position(&self) -> u64 {
         self.position
     }
@@ -203,15 +204,27 @@ mod tests {
         assert_eq!(numbers.next(40, 0), begins(0, 0));
         assert_eq!(numbers.position(), 10);
         assert_eq!(numbers.next(44, 0), Step::Next);
-        assert_eq!(numbers.next(46, 0), Step::Doubtful, "a part of a frame");
-        assert_eq!(numbers.next(46, 0), Step::Doubtful, "the same once more");
+        assert_eq!(
+            numbers.next(46, 0),
+            Step::Doubtful,
+            "the number is inside a frame"
+        );
+        assert_eq!(numbers.next(46, 0), Step::Doubtful, "the same number again");
         assert_eq!(numbers.next(54, 0), begins(0, 1));
         assert_eq!(numbers.next(98, 0), Step::Gap(10));
         assert_eq!(numbers.next(146, 0), Step::Doubtful, "too far");
         assert_eq!(numbers.next(150, 0), begins(11, 0));
-        assert_eq!(numbers.next(2, 0), Step::Doubtful, "a step back");
-        assert_eq!(numbers.next(158, 0), Step::Gap(1), "it was damaged");
-        assert_eq!(numbers.next(206, 11), Step::Gap(11), "as many were lost");
+        assert_eq!(numbers.next(2, 0), Step::Doubtful, "the number steps back");
+        assert_eq!(
+            numbers.next(158, 0),
+            Step::Gap(1),
+            "the previous number was damaged"
+        );
+        assert_eq!(
+            numbers.next(206, 11),
+            Step::Gap(11),
+            "11 lost frames were reported"
+        );
         numbers.interrupt();
         assert_eq!(numbers.next(4, 0), begins(0, 0));
         assert_eq!(numbers.position(), 1);
@@ -226,7 +239,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is left out is counted, over any number of wraps.
+        /// Every omitted frame must be counted, over any number of wraps.
         #[test]
         fn sequence_accounts_for_every_frame(
             bits in 8_u32..=64,
@@ -240,7 +253,7 @@ mod tests {
                 max_gap: 20,
                 ..FrameSequence::new(0, 8)
             };
-            // Numbers count whole steps from `first` on and wrap with their bits.
+            // Numbers advance by whole steps from `first`, and wrap at their number of bits.
             let mut number = first;
             prop_assert_eq!(numbers.next(number, 0), begins(0, 0));
             let start = numbers.position();

@@ -1,23 +1,23 @@
-//! The backends that provide GPU memory which the CPU or a device can write, and its writers.
+//! The backends that provide GPU memory which the CPU or a device can write, and the kinds of devices that write it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What provides a BAR mapping.
+/// A backend that provides a BAR mapping.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
-    /// GDRCopy's library, `libgdrapi.so.2`, on CUDA memory.
+    /// CUDA memory that is mapped by GDRCopy's library, `libgdrapi.so.2`.
     Gdrapi,
-    /// The CUDA memory's dma-buf, mapped directly.
+    /// CUDA memory whose dma-buf is mapped directly.
     #[serde(rename = "dma-buf")]
     DmaBuf,
     /// Vulkan memory behind the GPU's BAR, imported into CUDA.
     Vulkan,
-    /// Host memory that the GPU reads over the bus: only for single words.
+    /// Host memory that the GPU reads over the bus. Used only for single words.
     Host,
 }
 
@@ -25,7 +25,7 @@ impl Backend {
     /// All backends, in the order in which they are tried.
     pub const ALL: [Self; 4] = [Self::Gdrapi, Self::DmaBuf, Self::Vulkan, Self::Host];
 
-    /// The name in configuration, plans and metrics.
+    /// Returns the name in configuration, plans and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gdrapi => "gdrapi",
@@ -42,12 +42,12 @@ impl fmt::Display for Backend {
     }
 }
 
-/// What writes a piece of memory; determines which backends can provide it.
+/// The kind of device that writes a memory region. It determines which backends can provide the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// The CPU, writing whole frames.
     Cpu,
-    /// The CPU, writing doorbells and descriptors: host memory is suitable too.
+    /// The CPU, writing doorbells and descriptors. Host memory is also suitable.
     Doorbell,
     /// A PCIe device behind VFIO.
     Fpga,
@@ -56,7 +56,7 @@ pub enum Writer {
 }
 
 impl Writer {
-    /// The backends that are suitable for this writer, in the order in which they are tried.
+    /// Returns the backends that are suitable for this writer, in the order in which they are tried.
     pub const fn backends(self) -> &'static [Backend] {
         match self {
             Self::Cpu | Self::Fpga => &[Backend::Gdrapi, Backend::DmaBuf, Backend::Vulkan],

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Dispatch {
-    /// One launch per burst, on the kernel's own stream, which waits for no other.
+    /// One launch per burst, on the kernel's own stream, which waits for no other stream.
     #[default]
     Launch,
     /// A persistent kernel polls its doorbell.
@@ -15,7 +15,7 @@ pub enum Dispatch {
 }
 
 impl Dispatch {
-    /// The name in configuration, plans and metrics.
+    /// Returns the name in configuration, plans and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Launch => "launch",

@@ -1,13 +1,13 @@
-//! Work on a GPU whose end can be queried.
+//! Events: the completion of work on a GPU.
 
 use crate::gpu::driver::CudaError;
 
-/// Work on a device that a lease waits for.
+/// The completion of work on a device, for which a lease waits.
 pub trait Event: Send + Sync {
-    /// Whether the work is done, or never will be because the device failed. Never blocks.
+    /// Whether the work is done, or can no longer be done because the device failed. Never blocks.
     fn is_done(&self) -> bool;
 
-    /// Why the device failed before the work was done; `None` if no failure is known.
+    /// Returns the device failure that occurred before the work was done; `None` if no failure is known.
     fn failure(&self) -> Option<CudaError> {
         None
     }

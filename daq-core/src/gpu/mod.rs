@@ -1,10 +1,10 @@
 //! GPUs: driver calls, memory that the CPU can write to, and doorbells.
 //!
-//! | module | noun |
+//! | Module | Content |
 //! |---|---|
 //! | [`driver`] | devices, memory, streams and code, through the CUDA driver |
 //! | [`bar_mapping`] | GPU memory that the CPU can write to |
-//! | [`doorbell`] | words between the CPU and a persistent kernel |
+//! | [`doorbell`] | words through which the CPU and a persistent kernel notify each other |
 
 mod backend;
 pub mod bar_mapping;

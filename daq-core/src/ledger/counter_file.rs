@@ -8,8 +8,8 @@
 //!   32      1 once the run has ended cleanly
 //!   4096 +  128 · i    counter i: name (120 bytes, zero-padded), value (8 bytes)
 //! ```
-//! All numbers are in the machine's byte order. Linux writes the pages back by itself: a killed process loses
-//! nothing, a power failure at most the last seconds.
+//! All numbers are in the machine's byte order. Linux writes the pages to disk without any action of the process. A
+//! killed process therefore loses no counts, and a power failure at most those of the last seconds.
 //!
 //! Counters are read from private memory; the file is a mirror that is only written. If another program truncates the
 //! file, a store to the mirror faults; the guard then replaces it by zero pages, and the run continues with complete
@@ -30,37 +30,37 @@ const MAGIC: [u8; 8] = *b"DAQLEDG1";
 const HEADER: usize = 4096;
 const RECORD: usize = 128;
 const NAME: usize = RECORD - 8;
-/// Maximum number of counters: 1 MiB.
+/// Maximum number of counters, which limits the file to 1 MiB.
 const CAPACITY: usize = 8160;
 const BYTES: usize = HEADER + CAPACITY * RECORD;
 
-/// Why a counter file could not be used.
+/// The error for a counter file that could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CounterFileError {
     /// The file could not be created.
-    #[error("cannot create ledger file {}: {source}; set a writable state directory by XDG_STATE_HOME or --state-dir", path.display())]
+    #[error("cannot create ledger file {}: {source}; set a writable state directory with XDG_STATE_HOME or --state-dir", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The error of the system call.
         source: io::Error,
     },
     /// Another process writes this ledger.
-    #[error("ledger file {}: process {pid} is writing it; rename this pipeline or stop that process", path.display())]
+    #[error("ledger file {}: process {pid} is writing this file; rename this pipeline or stop that process", path.display())]
     Busy {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The other process.
+        /// The process ID of the other process.
         pid: u64,
     },
     /// A counter's name is too long.
     #[error("counter name `{name}` is longer than {NAME} bytes")]
     Name {
-        /// The name.
+        /// Name of the counter.
         name: String,
     },
     /// The maximum number of counters is reached.
-    #[error("more than {CAPACITY} counters")]
+    #[error("a ledger file can have at most {CAPACITY} counters, but more are needed")]
     Full,
 }
 
@@ -71,7 +71,7 @@ pub struct CounterFile {
     used: Arc<Mutex<usize>>,
 }
 
-/// The words of a counter file, and their copy in the file.
+/// The words of a counter file in private memory, and their mirror in the file.
 struct Memory {
     words: Box<[AtomicU64]>,
     mirror: Option<Mirror>,
@@ -79,10 +79,10 @@ struct Memory {
 
 /// The mapped file.
 struct Mirror {
-    /// Dropped before the mapping that it guards.
+    /// The guard of the mapping, which must be dropped before the mapping.
     guard: Guard,
     map: MmapRaw,
-    #[expect(dead_code, reason = "holds the lock on the file")]
+    #[expect(dead_code, reason = "the open file holds the lock")]
     file: std::fs::File,
 }
 
@@ -118,7 +118,7 @@ impl Memory {
     fn add_shared(&self, offset: usize, n: u64) {
         let before = self.word(offset).fetch_add(n, Ordering::AcqRel);
         if let Some(mirror) = &self.mirror {
-            // Several threads add in any order: the mirror must not decrease.
+            // Several threads add in any order, so use the maximum: the mirror must not decrease.
             let word = mirror.word(offset);
             word.fetch_max(before.wrapping_add(n), Ordering::AcqRel);
         }
@@ -138,9 +138,9 @@ impl Mirror {
     fn new(file: std::fs::File) -> io::Result<Self> {
         let map = MmapRaw::map_raw(&file)?;
         let start = NonNull::new(map.as_mut_ptr()).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the range is the mapping just created, which `map` keeps in place until after the guard is dropped.
-        // Its words are only written, by atomic stores through raw pointers, so zero pages may replace it at any
-        // time.
+        // SAFETY: the range is the mapping that was just created. `map` is dropped after the guard, so the range stays
+        // mapped until then. The words are only written, with atomic stores through raw pointers, so zero pages may
+        // replace the mapping at any time.
         let guard = unsafe { Guard::new(start, map.len()) }.map_err(io::Error::other)?;
         Ok(Self { guard, map, file })
     }
@@ -152,7 +152,7 @@ impl Mirror {
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(
             offset.is_multiple_of(8) && offset + 8 <= self.map.len(),
-            "offset {offset} outside the counter file"
+            "offset {offset} is not aligned, or outside the counter file"
         );
         // SAFETY: the offset is aligned and inside the mapping, which lives as long as `self`. Every access to its
         // words is atomic; other programs may change the file at any time, which atomics tolerate.
@@ -169,7 +169,7 @@ impl CounterFile {
         }
     }
 
-    /// Creates counters in a file, which is created or emptied; read its previous content with [`LastRun::read`]
+    /// Creates counters in a file, which is created or emptied; read the file's previous content with [`LastRun::read`]
     /// first.
     ///
     /// Anything but a regular file at `path`, including a symbolic link, is an error.
@@ -189,7 +189,8 @@ impl CounterFile {
             });
         }
         file.set_len(0).map_err(fail)?;
-        // Allocated space, not a hole: writing to a hole through the mapping on a full disk would kill the process.
+        // Allocate the space on disk. Without allocation, writing through the mapping to a full disk would kill the
+        // process.
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BYTES as u64)
             .map_err(|errno| fail(errno.into()))?;
         let mut memory = Memory::heap(BYTES / 8);
@@ -234,7 +235,7 @@ impl CounterFile {
         self.memory.store(32, 1);
     }
 
-    /// Whether the file was truncated while it was mapped, so that it no longer has the counters.
+    /// Whether the file was truncated while it was mapped, so that it no longer contains the counters.
     pub fn is_state_lost(&self) -> bool {
         let mirror = self.memory.mirror.as_ref();
         mirror.is_some_and(|mirror| mirror.guard.is_lost())
@@ -247,7 +248,7 @@ impl fmt::Debug for CounterFile {
     }
 }
 
-/// A number, written by one thread and read by any.
+/// A counter, which one thread writes and any thread reads.
 #[derive(Clone)]
 pub struct Counter {
     memory: Arc<Memory>,
@@ -255,7 +256,7 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// The current value.
+    /// Returns the current value.
     pub fn get(&self) -> u64 {
         self.memory.word(self.offset).load(Ordering::Acquire)
     }
@@ -265,26 +266,26 @@ impl Counter {
         self.memory.store(self.offset, value);
     }
 
-    /// Adds to the value, which saturates at the largest `u64`. Only its single writer may call this; see
+    /// Adds `n` to the value, which saturates at the largest `u64`. Only its single writer may call this; see
     /// [`add_shared`](Self::add_shared).
     pub fn add(&self, n: u64) {
         self.memory
             .update(self.offset, |before| before.saturating_add(n));
     }
 
-    /// Adds to a counter that several threads add to.
+    /// Adds `n` to a counter to which several threads add.
     pub fn add_shared(&self, n: u64) {
         self.memory.add_shared(self.offset, n);
     }
 
-    /// Raises a counter that several threads raise to at least `value`.
+    /// Raises the counter to at least `value`. Several threads may call this.
     pub fn raise(&self, value: u64) {
         self.memory.raise(self.offset, value);
     }
 }
 
 impl Default for Counter {
-    /// A counter that belongs to no counter file.
+    /// Creates a counter that does not belong to a counter file.
     fn default() -> Self {
         Self {
             memory: Arc::new(Memory::heap(1)),
@@ -304,11 +305,11 @@ impl fmt::Debug for Counter {
 pub struct LastRun {
     /// The process ID.
     pub pid: u64,
-    /// When it started, ns since 1970.
+    /// Start time of the run, in nanoseconds since 1970.
     pub start_ns: u64,
-    /// Whether it ended cleanly.
+    /// Whether the run ended cleanly.
     pub ended: bool,
-    /// Its counters by name.
+    /// Names and values of the counters.
     pub counters: Vec<(String, u64)>,
 }
 

@@ -1,9 +1,9 @@
-//! A source's own named counters, outside its ledger.
+//! Additional named counters of a source, which are not part of its ledger.
 
 use super::{Counter, CounterFile, CounterFileError};
 use std::collections::BTreeMap;
 
-/// A source's own counters; none is part of a ledger equation.
+/// Additional counters of a source. They are not part of a ledger equation.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(Vec<(&'static str, Counter)>);
 
@@ -21,14 +21,14 @@ impl Counts {
         Ok(Self(counters.collect::<Result<_, CounterFileError>>()?))
     }
 
-    /// The counter `name`. A name that was not declared ([`SourceSpec::counts`](crate::entry::SourceSpec::counts))
-    /// returns a counter that is not reported.
+    /// Returns the counter `name`. For a name that was not declared
+    /// ([`SourceSpec::counts`](crate::entry::SourceSpec::counts)), returns a counter that is not reported.
     pub fn counter(&self, name: &str) -> Counter {
         let found = self.0.iter().find(|(known, _)| *known == name);
         found.map_or_else(Counter::default, |(_, counter)| counter.clone())
     }
 
-    /// The values of all counters, by name.
+    /// Returns the values of all counters, by name.
     pub fn read(&self) -> BTreeMap<&'static str, u64> {
         let counters = self.0.iter();
         counters

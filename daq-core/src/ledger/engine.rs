@@ -13,12 +13,13 @@ pub enum Proof {
     Unproven,
     /// The first transfer wrote exactly what the engine reported, and nothing else.
     Proven,
-    /// The first transfer did not: frames go through host memory instead, if the ring is on a GPU.
+    /// The first transfer did not write what the engine reported. If the ring is on a GPU, frames are now copied
+    /// through host memory.
     Disproved,
 }
 
 impl Proof {
-    /// The name in reports and metrics.
+    /// Returns the name used in reports and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Unproven => "unproven",
@@ -37,7 +38,7 @@ ledger! {
         fallbacks,
         /// Number of times that the engine did not stop in time and its device was reset.
         quiesce_timeouts,
-        /// 0 unproven, 1 proven, 2 disproved (gauge).
+        /// Result of the verification of the data path: 0 unproven, 1 proven, 2 disproved (gauge).
         proof,
     }
 }
@@ -67,13 +68,13 @@ impl EngineCounters {
         })
     }
 
-    /// Records whether the data path is verified.
+    /// Records the result of the data path verification.
     pub fn prove(&self, proof: Proof) {
         self.ledger.proof.set(proof as u64);
     }
 
-    /// Counts a fault by its name; returns whether it is the first of its kind. A fault that was not declared is not
-    /// counted.
+    /// Counts a fault by its name and returns whether it is the first fault with this name. A fault that was not
+    /// declared is not counted.
     pub fn fault(&self, name: &str, times: u64) -> bool {
         let Some((_, counter)) = self.faults.iter().find(|(known, _)| *known == name) else {
             return false;
@@ -83,7 +84,7 @@ impl EngineCounters {
         is_first
     }
 
-    /// The faults and their counts.
+    /// Returns the names of the faults and their counts.
     pub fn faults(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.faults
             .iter()

@@ -1,4 +1,4 @@
-//! Describes the loss in words: the only place that decides whether "no loss" may be written.
+//! Text descriptions of losses. Only this module decides whether a report may contain "no loss".
 
 use super::{LastRun, Report, SourceLedger, SourceReport};
 use crate::units::counted;
@@ -6,7 +6,7 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// A count that is reported next to the loss: its noun, if it has one, and what happened.
+/// A count that is reported in addition to the loss, with an optional noun and a description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Other {
     count: u64,
@@ -14,8 +14,8 @@ struct Other {
     what: &'static str,
 }
 
-/// What a source, or a whole pipeline, has lost, rejected or received twice. Its text begins with `no data yet`,
-/// `no loss` or `lost`.
+/// The numbers of lost, rejected and duplicate packets of a source or a whole pipeline. The text begins with `no data
+/// yet`, `no loss` or `lost`.
 ///
 /// ```
 /// use daq_core::ledger::SourceReport;
@@ -29,7 +29,7 @@ pub struct Loss {
     unit: &'static str,
     expected: u64,
     causes: BTreeMap<&'static str, u64>,
-    /// Counts that are not part of the sum of the causes, in the order of the text.
+    /// Counts that are not part of the sum of the causes, in the order in which the text lists them.
     others: Vec<Other>,
     /// Sources without data, if other sources have data.
     silent: Vec<String>,
@@ -86,14 +86,14 @@ impl Loss {
 }
 
 impl SourceReport {
-    /// The loss of this source.
+    /// Returns the loss of this source.
     pub fn loss(&self) -> Loss {
         Loss::of(&std::iter::once(self))
     }
 }
 
 impl Report {
-    /// The loss of the whole pipeline: its sources, readers, copies, kernels and sinks.
+    /// Returns the loss of the whole pipeline: its sources, readers, copies, kernels and sinks.
     pub fn loss(&self) -> Loss {
         let mut loss = Loss::of(&self.sources.values());
         if loss.expected > 0 {
@@ -129,7 +129,7 @@ impl Report {
 }
 
 impl LastRun {
-    /// The ledgers of the sources at the end of the last run, by name.
+    /// Returns the ledgers of the sources at the end of the last run, by name.
     pub fn sources(&self) -> BTreeMap<String, SourceReport> {
         let counters: BTreeMap<_, _> = self.counters.iter().cloned().collect();
         let names = counters

@@ -1,8 +1,9 @@
-//! Ledgers: what was expected, what arrived, what was lost and why.
+//! Ledgers, which count expected, delivered and lost packets and frames, and the causes of losses.
 //!
 //! A ledger is a small set of counters that one thread writes and any thread reads. No counter ever decreases, except
-//! gauges, which are marked. The equations hold in every snapshot because each has one term that is derived when the
-//! snapshot is taken (`pending`), from counters that are read in an order that keeps it non-negative.
+//! gauges, which are marked. The equations hold in every snapshot, because the term `pending` of each equation is
+//! calculated from the other counters when the snapshot is made. The counters are read in an order that keeps `pending`
+//! non-negative.
 
 mod counter_file;
 mod counts;
@@ -25,26 +26,26 @@ pub use snapshot::{
 
 use std::fmt;
 
-/// Why a packet is lost.
+/// Cause of a lost packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(usize)]
 pub enum Cause {
-    /// It never arrived, and there is no evidence that this host dropped it.
+    /// The packet never arrived, and there is no evidence that this host dropped it.
     WireGap = 0,
-    /// It never arrived, and Linux counted drops at this socket meanwhile.
+    /// The packet never arrived, and Linux counted drops at this socket meanwhile.
     KernelDrop = 1,
-    /// It arrived after its frame was published.
+    /// The packet arrived after its frame was published.
     Late = 2,
-    /// It arrived damaged.
+    /// The packet arrived damaged.
     BadPacket = 3,
-    /// It arrived, but its frame had no slot because a reader blocked the ring.
+    /// The packet arrived, but its frame had no slot because a reader blocked the ring.
     RingFull = 4,
-    /// The device overwrote it before it was published.
+    /// The device overwrote the packet before it was published.
     Overrun = 5,
 }
 
 impl Cause {
-    /// Every cause, in the order of their numbers.
+    /// Every cause, in ascending order of its numeric value.
     pub const ALL: [Self; 6] = [
         Self::WireGap,
         Self::KernelDrop,
@@ -54,7 +55,7 @@ impl Cause {
         Self::Overrun,
     ];
 
-    /// The name in reports and metrics.
+    /// Returns the name used in reports and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::WireGap => "wire_gap",
@@ -76,13 +77,13 @@ impl fmt::Display for Cause {
 ledger! {
     /// The counters of a ring.
     RingLedger {
-        /// Slots (gauge).
+        /// Number of slots (gauge).
         capacity,
-        /// Maximum number of frames at a time that the slowest reader had not retired (gauge).
+        /// Maximum number of frames that the slowest reader had not retired at any one time (gauge).
         high_water,
-        /// Frames published to readers.
+        /// Number of frames published to readers.
         published,
-        /// Frames produced but refused because no slot was free.
+        /// Number of frames produced but refused because no slot was free.
         ring_full,
     }
 }
@@ -90,20 +91,20 @@ ledger! {
 ledger! {
     /// The counters of a reader: published since attach = read + overrun + discarded + dropped_incomplete + pending.
     ReaderLedger {
-        /// Frames published before the reader attached (gauge).
+        /// Number of frames published before the reader attached (gauge).
         attached,
-        /// Frames leased, including those that a poll in progress may lease; 2^62 while a guarantee protects all
-        /// frames (gauge).
+        /// Number of frames leased, including those that a poll in progress may lease; 2^62 while a guarantee protects
+        /// all frames (gauge).
         leased,
-        /// Frames leased and retired.
+        /// Number of frames leased and retired.
         read,
-        /// Frames overwritten before they were leased.
+        /// Number of frames overwritten before they were leased.
         overrun,
-        /// Frames discarded: by configured policy, or because they changed while leased.
+        /// Number of frames discarded: by configured policy, or because they changed while leased.
         discarded,
-        /// Frames with missing packets that were not leased, because of `incomplete = "drop"`.
+        /// Number of frames with missing packets that were not leased, because of `incomplete = "drop"`.
         dropped_incomplete,
-        /// Frames that the producer refused because this reader blocked the ring.
+        /// Number of frames that the producer refused because this reader blocked the ring.
         blocked,
     }
 }
@@ -111,23 +112,23 @@ ledger! {
 ledger! {
     /// The counters of a kernel: input = consumed + accumulating + failed + pending.
     KernelLedger {
-        /// Frames read from the input ring.
+        /// Number of frames read from the input ring.
         input,
-        /// Frames whose content is in published output.
+        /// Number of frames whose content is in published output.
         consumed,
-        /// Frames that accumulate in the kernel until their integration ends (gauge).
+        /// Number of frames that accumulate in the kernel until their integration ends (gauge).
         accumulating,
-        /// Frames that the kernel could not process.
+        /// Number of frames that the kernel could not process.
         failed,
-        /// Frames produced.
+        /// Number of frames produced.
         produced,
-        /// Bursts submitted to a GPU and completed.
+        /// Number of bursts submitted to a GPU and completed.
         launches,
-        /// Nanoseconds that the GPU needed for them.
+        /// Time that the GPU needed for these bursts, in nanoseconds.
         device_ns,
-        /// Nanoseconds that the GPU was idle on the kernel's stream between bursts.
+        /// Time that the GPU was idle on the kernel's stream between bursts, in nanoseconds.
         gap_ns,
-        /// The part of a multiprocessor's threads that the kernel's blocks can occupy, in millionths (gauge).
+        /// The fraction of a multiprocessor's threads that the kernel's blocks can occupy, in millionths (gauge).
         occupancy,
     }
 }
@@ -135,43 +136,43 @@ ledger! {
 ledger! {
     /// The counters of a copy between host memory and a GPU: started = frames + failed + pending.
     CopyLedger {
-        /// Frames whose copy was started.
+        /// Number of frames whose copy was started.
         started,
-        /// Frames copied.
+        /// Number of frames copied.
         frames,
-        /// Frames lost because the device failed during their copy.
+        /// Number of frames lost because the device failed during their copy.
         failed,
-        /// Frames copied by CPU stores instead of the GPU's copy engine.
+        /// Number of frames copied by CPU stores instead of the GPU's copy engine.
         stored,
-        /// Copies completed, by either.
+        /// Number of copies completed, by CPU stores or by the copy engine.
         copies,
-        /// Bytes in them.
+        /// Number of bytes of the completed copies.
         bytes,
-        /// Copies in flight (gauge).
+        /// Number of copies in flight (gauge).
         in_flight,
-        /// Nanoseconds during which at least one copy was in flight.
+        /// Time during which at least one copy was in flight, in nanoseconds.
         busy_ns,
-        /// Copies of at most 4 KiB.
+        /// Number of copies of at most 4 KiB.
         size_4k,
-        /// Copies larger than the previous class, of at most 16 KiB.
+        /// Number of copies of more than 4 KiB and at most 16 KiB.
         size_16k,
-        /// Copies larger than the previous class, of at most 64 KiB.
+        /// Number of copies of more than 16 KiB and at most 64 KiB.
         size_64k,
-        /// Copies larger than the previous class, of at most 256 KiB.
+        /// Number of copies of more than 64 KiB and at most 256 KiB.
         size_256k,
-        /// Copies larger than the previous class, of at most 1 MiB.
+        /// Number of copies of more than 256 KiB and at most 1 MiB.
         size_1m,
-        /// Copies larger than the previous class, of at most 4 MiB.
+        /// Number of copies of more than 1 MiB and at most 4 MiB.
         size_4m,
-        /// Copies larger than the previous class, of at most 16 MiB.
+        /// Number of copies of more than 4 MiB and at most 16 MiB.
         size_16m,
-        /// Larger copies.
+        /// Number of copies of more than 16 MiB.
         size_more,
     }
 }
 
 impl CopyLedger {
-    /// Upper bounds of the size classes in bytes; the last class has none.
+    /// Upper bounds of the size classes in bytes; the last class has no upper bound.
     pub const BOUNDS: [u64; 7] = [
         4 << 10,
         16 << 10,
@@ -190,7 +191,7 @@ impl CopyLedger {
         self.sizes()[class].add(1);
     }
 
-    /// The counters of the size classes: one for each of [`BOUNDS`](Self::BOUNDS), then one for larger copies.
+    /// Returns the counters of the size classes: one for each of [`BOUNDS`](Self::BOUNDS), then one for larger copies.
     pub const fn sizes(&self) -> [&Counter; 8] {
         [
             &self.size_4k,
@@ -208,17 +209,17 @@ impl CopyLedger {
 ledger! {
     /// The counters of a sink.
     SinkLedger {
-        /// Frames accepted. Frames that are not in a finished file yet are lost if the process is killed.
+        /// Number of frames accepted. Frames that are not in a finished file yet are lost if the process is killed.
         frames,
-        /// Payload bytes of those frames.
+        /// Number of payload bytes of the accepted frames.
         bytes,
-        /// Files, or comparable units, completed.
+        /// Number of files, or comparable units, completed.
         files,
         /// 1 while the medium is full or the receiver is disconnected (gauge).
         full,
-        /// Frames not accepted because the medium was full or failed, or the receiver was disconnected.
+        /// Number of frames not accepted because the medium was full or failed, or the receiver was disconnected.
         dropped,
-        /// Frames among `frames` that were not written because the medium failed later.
+        /// Number of frames among `frames` that were not written because the medium failed later.
         lost,
         /// Number of times that the receiver connected, for sinks that have one.
         connections,
@@ -230,43 +231,43 @@ ledger! {
 ledger! {
     /// The counters of a source: expected = delivered + pending + Σ lost.
     ///
-    /// The unit is what carries the sequence number: a packet for network sources.
+    /// The counted unit is the one that contains the sequence number; for network sources, this is a packet.
     SourceLedger {
-        /// Packets between the first and the last one seen, summed over epochs.
+        /// Number of packets between the first and the last one seen, summed over epochs.
         expected,
-        /// Packets in published frames.
+        /// Number of packets in published frames.
         delivered,
-        /// Lost: [`Cause::WireGap`].
+        /// Number of packets lost because of [`Cause::WireGap`].
         lost_wire_gap,
-        /// Lost: [`Cause::KernelDrop`].
+        /// Number of packets lost because of [`Cause::KernelDrop`].
         lost_kernel_drop,
-        /// Lost: [`Cause::Late`].
+        /// Number of packets lost because of [`Cause::Late`].
         lost_late,
-        /// Lost: [`Cause::BadPacket`].
+        /// Number of packets lost because of [`Cause::BadPacket`].
         lost_bad_packet,
-        /// Lost: [`Cause::RingFull`].
+        /// Number of packets lost because of [`Cause::RingFull`].
         lost_ring_full,
-        /// Lost: [`Cause::Overrun`].
+        /// Number of packets lost because of [`Cause::Overrun`].
         lost_overrun,
-        /// Published frames with missing packets; the missing packets are filled.
+        /// Number of published frames with missing packets; the missing packets are filled.
         incomplete,
-        /// Payload bytes of delivered packets.
+        /// Number of payload bytes of delivered packets.
         bytes,
-        /// Packets that had arrived already.
+        /// Number of packets that had already arrived before.
         duplicates,
-        /// Packets whose sequence number is unreadable or implausible.
+        /// Number of packets whose sequence number is unreadable or implausible.
         rejected,
-        /// Packets that carry no data by design (descriptors, end of stream).
+        /// Number of packets that carry no data by design (descriptors, end of stream).
         control,
         /// Number of epochs: 1 after the first packet, then one more for each restart of the numbering.
         epochs,
-        /// Packets skipped forward at the start of an epoch; not in `expected`.
+        /// Number of packets skipped forward at the start of an epoch; not in `expected`.
         skipped,
     }
 }
 
 impl SourceLedger {
-    /// The counter of a cause.
+    /// Returns the counter of a cause.
     pub const fn lost(&self, cause: Cause) -> &Counter {
         match cause {
             Cause::WireGap => &self.lost_wire_gap,

@@ -14,7 +14,7 @@ const REASONS: usize = 16;
 struct Reason {
     name: OnceLock<&'static str>,
     count: AtomicU64,
-    /// What was wrong with the first packet, and how to fix it.
+    /// Message for the first packet: its fault, and how to fix the fault.
     message: OnceLock<Message>,
 }
 
@@ -34,7 +34,7 @@ impl Message {
             bytes: [0; MESSAGE_BYTES],
             length: 0,
         };
-        // Fails only where the text is truncated.
+        // An error only means that the text was truncated.
         let _ = write!(message, "{text}");
         message
     }
@@ -65,8 +65,8 @@ impl Display for Message {
 pub struct Rejections(Arc<[Reason; REASONS]>);
 
 impl Rejections {
-    /// Counts packets and keeps `message` for the first packet of each reason. Returns whether it was the first.
-    /// Allocates nothing.
+    /// Counts packets by reason and stores `message` for the first packet of each reason. Returns whether the packet
+    /// was the first with this reason. Does not allocate memory.
     pub fn count(&self, name: &'static str, packets: u64, message: impl Display) -> bool {
         let known = |reason: &&Reason| *reason.name.get_or_init(|| name) == name;
         let Some(reason) = self.0.iter().find(known) else {
@@ -76,8 +76,8 @@ impl Rejections {
         reason.message.get().is_none() && reason.message.set(Message::of(message)).is_ok()
     }
 
-    /// The counts by reason. Of `rejected` packets in total, those without another reason were rejected by the
-    /// reorder window.
+    /// Returns the counts by reason. `rejected` is the total number of rejected packets. Packets without a reason were
+    /// rejected by the reorder window.
     pub fn read(&self, rejected: u64) -> BTreeMap<&'static str, u64> {
         let named = self.0.iter().filter_map(|reason| {
             let count = reason.count.load(Ordering::Acquire);
@@ -92,7 +92,8 @@ impl Rejections {
         counts
     }
 
-    /// The most frequent reason: its number of packets among `rejected`, and its first message.
+    /// Returns the number of packets of the most frequent reason, and the first message of this reason. `rejected` is
+    /// the total number of rejected packets.
     pub fn most_frequent(&self, rejected: u64) -> Option<(u64, String)> {
         let counts = self.read(rejected);
         let (name, count) = counts.iter().max_by_key(|(_, count)| **count)?;

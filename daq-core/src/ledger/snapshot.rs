@@ -14,47 +14,47 @@ use std::sync::atomic::{Ordering, fence};
 /// A snapshot of a source's ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SourceReport {
-    /// Packets between the first and the last one seen, summed over epochs.
+    /// Number of packets between the first and the last one seen, summed over epochs.
     pub expected: u64,
-    /// Packets in published frames.
+    /// Number of packets in published frames.
     pub delivered: u64,
-    /// Packets whose disposition is not final.
+    /// Number of packets whose disposition is not final.
     pub pending: u64,
-    /// Packets lost, by cause; causes without losses are left out.
+    /// Number of packets lost, by cause; causes without losses are left out.
     pub lost: BTreeMap<&'static str, u64>,
-    /// Delivered frames with missing packets; the missing packets are filled.
+    /// Number of delivered frames with missing packets; the missing packets are filled.
     pub incomplete: u64,
-    /// Payload bytes delivered.
+    /// Number of payload bytes delivered.
     pub bytes: u64,
-    /// Packets that had arrived already.
+    /// Number of packets that had already arrived before.
     pub duplicates: u64,
-    /// Packets whose sequence number is unreadable or implausible.
+    /// Number of packets whose sequence number is unreadable or implausible.
     pub rejected: u64,
-    /// The number of rejected packets by reason, where the driver reports reasons.
+    /// The number of rejected packets by reason, if the driver reports reasons.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rejected_by: BTreeMap<&'static str, u64>,
-    /// Packets that carry no data by design.
+    /// Number of packets that carry no data by design.
     pub control: u64,
     /// Number of epochs.
     pub epochs: u64,
-    /// Packets skipped at the start of epochs; not in `expected`.
+    /// Number of packets skipped at the start of epochs; not in `expected`.
     pub skipped: u64,
-    /// When the last packet with data arrived, in nanoseconds since 1970; `None` before the first. Updated five times
-    /// a second.
+    /// Arrival time of the last packet with data, in nanoseconds since 1970; `None` before the first packet. Updated
+    /// five times a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_packet_ns: Option<u64>,
     /// Whether no packet with data has arrived for longer than `silent_after`.
     pub silent: bool,
-    /// The counters of its DMA engine; `None` for sources without one.
+    /// The counters of the source's DMA engine; `None` for a source without a DMA engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineReport>,
-    /// The source's own counters by name; empty if it has none.
+    /// Additional counters of the source, by name; empty if the source has none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<&'static str, u64>,
 }
 
 impl SourceReport {
-    /// The unit of the counts: `"packets"`, or `"frames"` for DMA engines, which deliver whole frames.
+    /// Returns the unit of the counts: `"packets"`, or `"frames"` for DMA engines, which deliver whole frames.
     pub const fn unit(&self) -> &'static str {
         if self.engine.is_some() {
             "frames"
@@ -63,7 +63,8 @@ impl SourceReport {
         }
     }
 
-    /// Reads the counters, `expected` last: each packet in the other counters was counted as expected earlier.
+    /// Reads the counters. `expected` is read last, because each packet is counted as expected before it is counted in
+    /// another counter.
     pub fn of(ledger: &SourceLedger) -> Self {
         // Read before `delivered`, of which these frames are a part.
         let incomplete = ledger.incomplete.get();
@@ -91,7 +92,7 @@ impl SourceReport {
         }
     }
 
-    /// Number of packets lost, over all causes.
+    /// Returns the number of packets lost, over all causes.
     pub fn lost_total(&self) -> u64 {
         self.lost.values().sum()
     }
@@ -104,16 +105,16 @@ pub struct RingReport {
     pub capacity: u64,
     /// Maximum number of slots in use at a time.
     pub high_water: u64,
-    /// Frames offered to the ring.
+    /// Number of frames offered to the ring.
     pub produced: u64,
-    /// Frames published to readers.
+    /// Number of frames published to readers.
     pub published: u64,
-    /// Frames refused because no slot was free.
+    /// Number of frames refused because no slot was free.
     pub ring_full: u64,
     /// Nanoseconds since the newest frame was published; `None` before the first. Updated five times a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub newest_frame_age_ns: Option<u64>,
-    /// The backend of its BAR mapping, if the ring is on a GPU and the CPU can write it.
+    /// The backend of the ring's BAR mapping, if the ring is on a GPU and the CPU can write it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mapping: Option<Backend>,
 }
@@ -137,29 +138,29 @@ impl RingReport {
 /// A snapshot of a reader's ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ReaderReport {
-    /// The ring that it reads.
+    /// The ring that the reader reads.
     pub ring: String,
-    /// Frames published since it attached.
+    /// Number of frames published since the reader attached.
     pub published: u64,
-    /// Frames leased and retired.
+    /// Number of frames leased and retired.
     pub read: u64,
-    /// Frames overwritten before they were leased.
+    /// Number of frames overwritten before they were leased.
     pub overrun: u64,
-    /// Frames discarded.
+    /// Number of frames discarded.
     pub discarded: u64,
-    /// Frames with missing packets that were not leased, because of `incomplete = "drop"`.
+    /// Number of frames with missing packets that were not leased, because of `incomplete = "drop"`.
     pub dropped_incomplete: u64,
-    /// Frames waiting or leased.
+    /// Number of frames waiting or leased.
     pub pending: u64,
-    /// Frames that the producer refused because this reader blocked the ring.
+    /// Number of frames that the producer refused because this reader blocked the ring.
     pub blocked: u64,
 }
 
 impl ReaderReport {
-    /// Reads the counters, those of the ring last, so that `pending` is never negative.
+    /// Reads the counters. The counters of the ring are read last, so that `pending` is never negative.
     ///
-    /// Also counts frames as overrun that were overwritten before they were leased, if the reader itself cannot count
-    /// them because its thread is blocked in a write.
+    /// If frames were overwritten before the reader leased them, this function also counts these frames as overrun. The
+    /// reader itself cannot count these frames while its thread is blocked in a write.
     pub fn of(ledger: &ReaderLedger, ring: &str, of_ring: &RingLedger) -> Self {
         let published = of_ring.published.get();
         // Pairs with the fence in `Reader::announce`: either the lease is seen here, or the reader sees that the
@@ -196,18 +197,18 @@ impl ReaderReport {
 /// A snapshot of a kernel's ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KernelReport {
-    /// Frames read.
+    /// Number of frames read.
     #[serde(rename = "in")]
     pub input: u64,
-    /// Frames whose content is in the output.
+    /// Number of frames whose content is in the output.
     pub consumed: u64,
-    /// Frames that accumulate until an integration ends.
+    /// Number of frames that accumulate until an integration ends.
     pub accumulating: u64,
-    /// Frames that could not be processed.
+    /// Number of frames that could not be processed.
     pub failed: u64,
-    /// Frames in progress.
+    /// Number of frames in progress.
     pub pending: u64,
-    /// Frames produced.
+    /// Number of frames produced.
     pub produced: u64,
     /// GPU statistics; `None` for kernels on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -219,13 +220,13 @@ pub struct KernelReport {
 pub struct DeviceReport {
     /// How bursts are submitted. A persistent kernel is neither launched nor timed, so its statistics are 0.
     pub dispatch: Dispatch,
-    /// Bursts submitted to the GPU and completed.
+    /// Number of bursts submitted to the GPU and completed.
     pub launches: u64,
-    /// Nanoseconds that the GPU needed for them.
+    /// Time that the GPU needed for these bursts, in nanoseconds.
     pub busy_ns: u64,
-    /// Nanoseconds that the GPU was idle on the kernel's stream between bursts.
+    /// Time that the GPU was idle on the kernel's stream between bursts, in nanoseconds.
     pub gap_ns: u64,
-    /// The part of a multiprocessor's threads that the kernel's blocks can occupy, in millionths.
+    /// The fraction of a multiprocessor's threads that the kernel's blocks can occupy, in millionths.
     pub occupancy_ppm: u64,
 }
 
@@ -249,7 +250,7 @@ impl KernelReport {
         }
     }
 
-    /// As [`of`](Self::of), for a kernel on a GPU.
+    /// Reads the counters of a kernel on a GPU, including the GPU statistics.
     pub fn on_device(ledger: &KernelLedger, dispatch: Dispatch) -> Self {
         Self {
             device: Some(DeviceReport {
@@ -267,29 +268,29 @@ impl KernelReport {
 /// A snapshot of the ledger of a copy between host memory and a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CopyReport {
-    /// The ring it reads.
+    /// The ring that the copy reads.
     pub from: String,
-    /// The ring it fills.
+    /// The ring that the copy fills.
     pub to: String,
-    /// Frames whose copy was started.
+    /// Number of frames whose copy was started.
     pub started: u64,
-    /// Frames copied.
+    /// Number of frames copied.
     pub frames: u64,
-    /// Frames lost because the device failed during their copy.
+    /// Number of frames lost because the device failed during their copy.
     pub failed: u64,
-    /// Frames among `frames` that the CPU stored; the GPU's copy engine copied the others.
+    /// Number of frames among `frames` that the CPU stored; the GPU's copy engine copied the others.
     pub stored: u64,
-    /// Frames in flight.
+    /// Number of frames in flight.
     pub pending: u64,
-    /// Copies completed, by either.
+    /// Number of copies completed, by CPU stores or by the copy engine.
     pub copies: u64,
-    /// Bytes in them.
+    /// Number of bytes of the completed copies.
     pub bytes: u64,
-    /// Copies in flight.
+    /// Number of copies in flight.
     pub in_flight: u64,
-    /// Nanoseconds during which at least one copy was in flight.
+    /// Time during which at least one copy was in flight, in nanoseconds.
     pub busy_ns: u64,
-    /// Copies by size: at most [`CopyLedger::BOUNDS`] bytes each, and larger ones.
+    /// Number of copies by size: at most [`CopyLedger::BOUNDS`] bytes each, and larger ones.
     pub sizes: [u64; 8],
 }
 
@@ -321,17 +322,17 @@ impl CopyReport {
 /// A snapshot of a sink's ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SinkReport {
-    /// Frames accepted.
+    /// Number of frames accepted.
     pub frames: u64,
-    /// Their payload bytes.
+    /// Number of payload bytes of the accepted frames.
     pub bytes: u64,
-    /// Files, or comparable units, completed.
+    /// Number of files, or comparable units, completed.
     pub files: u64,
     /// Whether the medium is full or the receiver is disconnected.
     pub full: bool,
-    /// Frames that the sink did not accept.
+    /// Number of frames that the sink did not accept.
     pub dropped: u64,
-    /// Frames accepted but not written.
+    /// Number of frames accepted but not written.
     pub lost: u64,
     /// Number of times that the receiver connected; 0 for sinks without one.
     pub connections: u64,
@@ -358,26 +359,26 @@ impl SinkReport {
 /// A snapshot of all ledgers of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// By name of the source.
+    /// Source ledgers, by name of the source.
     pub sources: BTreeMap<String, SourceReport>,
-    /// By name of the ring.
+    /// Ring ledgers, by name of the ring.
     pub rings: BTreeMap<String, RingReport>,
-    /// By name of the kernel, sink or copy that reads.
+    /// Reader ledgers, by name of the kernel, sink or copy that reads.
     pub readers: BTreeMap<String, ReaderReport>,
-    /// By name of the ring that the copy fills.
+    /// Copy ledgers, by name of the ring that the copy fills.
     pub copies: BTreeMap<String, CopyReport>,
-    /// By name of the kernel.
+    /// Kernel ledgers, by name of the kernel.
     pub kernels: BTreeMap<String, KernelReport>,
-    /// By name of the sink.
+    /// Sink ledgers, by name of the sink.
     pub sinks: BTreeMap<String, SinkReport>,
-    /// Seconds since the start.
+    /// Seconds since the start of the pipeline.
     pub seconds: f64,
 }
 
-/// An equation that does not hold. This is always a bug in daq, never a property of the data.
+/// A ledger equation that does not hold. This is always a bug in daq, never a property of the data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Whose ledger.
+    /// Name of the ledger.
     pub ledger: String,
     /// The equation with its numbers.
     pub equation: String,
@@ -390,7 +391,7 @@ impl fmt::Display for Violation {
 }
 
 impl Report {
-    /// Every equation that does not hold.
+    /// Returns every equation that does not hold.
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         let mut check = |ledger: String, left: u64, right: &[u64], equation: &str| {
@@ -477,12 +478,12 @@ mod tests {
             );
             (report.overrun, report.pending)
         };
-        // Four frames are in the reader's hand, and stay pending.
+        // The reader has leased four frames, which stay pending.
         reader.leased.set(4);
         assert_eq!(report(30), (0, 20));
         assert_eq!(report(130), (100, 20));
         reader.leased.set(8);
-        assert_eq!(report(130), (100, 20), "no counter goes back");
+        assert_eq!(report(130), (100, 20), "a counter must not decrease");
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub(super) fn cores(config: &Config, topology: &Topology, diagnostics: &mut Diag
         let cores = config.staging.cores.iter();
         for core in cores.filter(|core| !topology.cores.contains(core)) {
             let message = format!("core {core} is not among the cores of this process");
-            let help = format!("this process may use {:?}", topology.cores);
+            let help = format!("this process may use the cores {:?}", topology.cores);
             diagnostics.push(at(table, "cores", message).help(help));
         }
     }
@@ -80,14 +80,17 @@ pub(super) fn cores(config: &Config, topology: &Topology, diagnostics: &mut Diag
                         known.cores_key(),
                         format!("core {core} is not among the cores of this process"),
                     )
-                    .help(format!("this process may use {:?}", topology.cores)),
+                    .help(format!(
+                        "this process may use the cores {:?}",
+                        topology.cores
+                    )),
                 );
             }
         }
     }
 }
 
-/// Reports a kernel and a sink with the same name: the ledgers of ring readers are distinguished by name.
+/// Reports a kernel and a sink with the same name, because the ledgers of ring readers are distinguished by name.
 pub(super) fn names(config: &Config, diagnostics: &mut Diagnostics) {
     let of_kind = |kind| {
         let sections = config.known_keys.iter().map(|known| &known.section);
@@ -102,7 +105,7 @@ pub(super) fn names(config: &Config, diagnostics: &mut Diagnostics) {
                 ))
                 .labelled(sink.header(), "the sink")
                 .also(kernel.header(), "the kernel")
-                .help("their ledgers are distinguished by name; rename one of them"),
+                .help("each ledger is identified by the name of its component; rename the kernel or the sink"),
             );
         }
     }
@@ -130,8 +133,9 @@ pub(super) fn dispatches(config: &Config, wiring: &Wiring, diagnostics: &mut Dia
         let (name, keys) = (kernel.name(), &kernel.keys);
         if keys.dispatch != Some(Dispatch::Persistent) {
             if keys.doorbell.is_some() {
-                let message =
-                    format!("kernel `{name}` has no doorbell, because its bursts are launched");
+                let message = format!(
+                    "`doorbell` has no effect on kernel `{name}`, because this kernel is launched for each burst"
+                );
                 diagnostics.push(
                     at(&kernel.section, "doorbell", message)
                         .help("remove `doorbell`, or set dispatch = \"persistent\""),
@@ -162,7 +166,7 @@ pub(super) fn dispatches(config: &Config, wiring: &Wiring, diagnostics: &mut Dia
                         kernel.section.place_of("dispatch"),
                         "this kernel needs a doorbell",
                     )
-                    .help("add \"host\", which always works, or remove `backends`"),
+                    .help("add \"host\", which is always available, or remove `backends`"),
             );
         }
         if keys.doorbell == Some(DoorbellInitiator::Device)
@@ -171,13 +175,14 @@ pub(super) fn dispatches(config: &Config, wiring: &Wiring, diagnostics: &mut Dia
             let message = format!("no device can ring the doorbell of kernel `{name}`: {why}");
             diagnostics
                 .push(at(&kernel.section, "doorbell", message).help(
-                    "remove `doorbell` or set it to \"cpu\"; the CPU then rings after it commits frames",
+                    "remove `doorbell` or set it to \"cpu\"; the CPU then rings the doorbell after it commits frames",
                 ));
         }
     }
 }
 
-/// Why no device can ring a doorbell after it filled `ring`; `None` if one can, or if the producer is unknown.
+/// Returns why no device can ring a doorbell after it filled `ring`; `None` if a device can ring it, or if the producer
+/// of `ring` is unknown.
 fn no_device(config: &Config, wiring: &Wiring, ring: &str) -> Option<String> {
     match wiring.fillers.get(ring)? {
         Filler::Unread => None,
@@ -202,7 +207,7 @@ fn no_device(config: &Config, wiring: &Wiring, ring: &str) -> Option<String> {
     }
 }
 
-/// Reports wrong slot counts and sizes; returns whether the ring can hold frames of `frame` bytes.
+/// Reports invalid slot counts and sizes. Returns whether the ring can hold frames of `frame` bytes.
 pub(super) fn slots(
     ring: &RingSection,
     slot: usize,
@@ -239,7 +244,7 @@ pub(super) fn slots(
     diagnostics.errors() == before
 }
 
-/// Whether a ring has enough slots for the `per_frame` output frames of one input frame of `kernel`.
+/// Returns whether a ring has enough slots for the `per_frame` output frames of one input frame of `kernel`.
 ///
 /// A kernel starts only when all of its output frames have a free slot.
 pub(super) fn output_slots(
@@ -321,7 +326,7 @@ pub(super) fn full_frames(
     );
 }
 
-/// Whether a DMA engine can fill the slots of `ring`, which are `slot` bytes long.
+/// Returns whether a DMA engine can fill the slots of `ring`, which have `slot` bytes.
 pub(super) fn engine(
     ring: &RingSection,
     source: &Section,
@@ -343,24 +348,24 @@ pub(super) fn engine(
         );
     }
     if slot > needs.max_slot {
-        let most = ByteSize(needs.max_slot as u64);
+        let max = ByteSize(needs.max_slot as u64);
         let message =
-            format!("the slot size of {size} exceeds the engine's maximum transfer of {most}");
+            format!("the slot size of {size} exceeds the engine's maximum transfer of {max}");
         diagnostics.push(
             at(&ring.section, "slot", message)
                 .also(source.header(), "this source's engine")
-                .help(format!("write slot = \"{most}\" or less")),
+                .help(format!("write slot = \"{max}\" or less")),
         );
     }
     let slots = ring.keys.slots as usize;
     if slots > needs.max_slots {
-        let most = needs.max_slots;
+        let max = needs.max_slots;
         let message =
-            format!("{slots} slots exceed the engine's descriptor table, which holds {most}");
+            format!("{slots} slots exceed the engine's descriptor table, which holds {max}");
         diagnostics.push(
             at(&ring.section, "slots", message)
                 .also(source.header(), "this source's engine")
-                .help(format!("write slots = {most} or less")),
+                .help(format!("write slots = {max} or less")),
         );
     }
 }

@@ -4,10 +4,10 @@
 //! [`resolve`](super::resolve()).
 
 use super::KnownKeys;
+use crate::check::NamedFile;
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
 use crate::entry::{Entry, Registry, SourceSpec};
-use crate::examine::NamedFile;
 use crate::gpu::Backend;
 use crate::gpu::Dispatch;
 use crate::kernel::KernelSpec;
@@ -128,14 +128,14 @@ impl JsonSchema for FillKey {
     }
 }
 
-/// What rings the doorbell of a persistent kernel.
+/// The component that rings the doorbell of a persistent kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DoorbellInitiator {
-    /// The CPU rings after it commits frames.
+    /// The CPU rings the doorbell after it commits frames.
     #[default]
     Cpu,
-    /// The device that writes the frames rings with the last write of each frame.
+    /// The device that writes the frames rings the doorbell with the last write of each frame.
     Device,
 }
 
@@ -178,15 +178,15 @@ impl Default for RingKeys {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Incomplete {
-    /// The reader gets them; missing packets are filled and marked.
+    /// The reader gets these frames; missing packets are filled and marked.
     #[default]
     Pass,
-    /// The reader does not get them; they are counted as `dropped_incomplete`.
+    /// The reader does not get these frames; they are counted as `dropped_incomplete`.
     Drop,
 }
 
 impl Incomplete {
-    /// The name in configuration and plans.
+    /// Returns the name used in configuration and plans.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pass => "pass",
@@ -332,7 +332,7 @@ impl Default for StagingKeys {
 
 /// A component's section together with its parsed keys.
 pub struct Component<K, S: ?Sized> {
-    /// The section; locates errors in the file.
+    /// The section, used to locate errors in the file.
     pub section: Section,
     /// The name of the driver or kernel.
     pub driver: String,
@@ -351,11 +351,11 @@ impl<K, S: ?Sized> Component<K, S> {
 
 /// A ring's section.
 pub struct RingSection {
-    /// The section; locates errors in the file.
+    /// The section, used to locate errors in the file.
     pub section: Section,
     /// The parsed keys; the defaults if the section has errors.
     pub keys: RingKeys,
-    /// Whether all keys were read without error.
+    /// Whether all keys were parsed without errors.
     pub is_whole: bool,
 }
 
@@ -363,19 +363,19 @@ pub struct RingSection {
 pub struct Config {
     /// The pipeline's name.
     pub name: String,
-    /// In file order.
+    /// Sources in file order.
     pub sources: Vec<Component<SourceKeys, dyn SourceSpec>>,
-    /// In file order.
+    /// Rings in file order.
     pub rings: Vec<RingSection>,
-    /// In file order.
+    /// Kernels in file order.
     pub kernels: Vec<Component<KernelKeys, dyn KernelSpec>>,
-    /// In file order.
+    /// Sinks in file order.
     pub sinks: Vec<Component<SinkKeys, dyn SinkSpec>>,
-    /// The common keys of all sources, then kernels, then sinks, including those whose sections have errors.
+    /// The common keys of all sources, then kernels, then sinks, including components whose sections have errors.
     pub known_keys: Vec<KnownKeys>,
     /// The `[staging]` table.
     pub staging: StagingKeys,
-    /// The `[staging]` table as written; locates errors in the file.
+    /// The `[staging]` table as written, used to locate errors in the file.
     pub staging_table: Option<Section>,
     /// Names of the built-in kernels that `use` accepts.
     pub built_in: Vec<&'static str>,
@@ -428,7 +428,7 @@ impl Config {
             document.check_names(kind, diagnostics);
         }
         let name = pipeline_name(document, diagnostics).unwrap_or_else(|| name.to_owned());
-        // A ring with wrong keys still counts as declared, so that sections that name it get no error.
+        // A ring with invalid keys still counts as declared, so that sections that name it get no error.
         let rings = document.sections("ring").into_iter().map(|mut section| {
             let keys = section.finish(&[], diagnostics);
             RingSection {
@@ -448,7 +448,7 @@ impl Config {
             diagnostics,
         );
         for known in &mut known_keys {
-            // The driver knows its cores exactly.
+            // The driver returns the exact cores, with its defaults.
             if let Some(source) = known.index.and_then(|index| sources.get(index)) {
                 known.cores = source.spec.cores();
             }
@@ -516,7 +516,7 @@ fn staging(document: &Document, diagnostics: &mut Diagnostics) -> Option<Staging
             let message = format!("`depth` is {depth}, but must be 1 to 16");
             problems.push(
                 Problem::at("depth", message)
-                    .help("set `depth` to 1 to 16, or remove it to use the measured value"),
+                    .help("set `depth` to 1 to 16, or remove `depth` to use the measured value"),
             );
         }
         if keys.chunk.is_some_and(|chunk| chunk.0 < 4096) {
@@ -525,25 +525,25 @@ fn staging(document: &Document, diagnostics: &mut Diagnostics) -> Option<Staging
                     "chunk",
                     "`chunk` must be at least 4 KiB, because smaller copies are mostly overhead",
                 )
-                .help("remove it to use the measured value"),
+                .help("remove `chunk` to use the measured value"),
             );
         }
         problems
     })
 }
 
-/// Reads `[daq] name`; `None` if it is missing or cannot be part of a file name.
+/// Reads `[daq] name`. Returns `None` if the key is missing or its value cannot be part of a file name.
 fn pipeline_name(document: &Document, diagnostics: &mut Diagnostics) -> Option<String> {
     let mut table = document.table("daq")?;
     let name = table.finish::<DaqKeys>(&[], diagnostics)?.name?;
     // File names can have 255 bytes, and files in the state directory append a suffix of 24 bytes.
     const MAX_NAME_BYTES: usize = 200;
     let fault = if name.is_empty() {
-        "is empty".to_owned()
+        "must not be empty".to_owned()
     } else if name.starts_with('.') {
-        "begins with a dot".to_owned()
+        "must not begin with a dot".to_owned()
     } else if let Some(wrong) = name.chars().find(|c| *c == '/' || c.is_control()) {
-        format!("contains {wrong:?}")
+        format!("must not contain {wrong:?}")
     } else if name.len() > MAX_NAME_BYTES {
         format!(
             "has {} bytes, but at most {MAX_NAME_BYTES} are allowed",
@@ -562,7 +562,7 @@ fn pipeline_name(document: &Document, diagnostics: &mut Diagnostics) -> Option<S
     None
 }
 
-/// A component's section, with the parts that have no errors.
+/// The parts of a component's section that have no errors.
 struct Read<K, S: ?Sized> {
     section: Section,
     driver: Option<String>,
@@ -585,7 +585,8 @@ impl<K, S: ?Sized> Read<K, S> {
     }
 }
 
-/// Reads all sections of `kind`. Returns the components without errors; adds the common keys of all to `known_keys`.
+/// Reads all sections of `kind`. Returns the components without errors, and adds the common keys of all components to
+/// `known_keys`.
 fn components<K: DeserializeOwned, S: ?Sized>(
     document: &Document,
     (kind, tag, keys): (&str, &str, &[&str]),
@@ -618,13 +619,13 @@ fn component<K: DeserializeOwned, S: ?Sized>(
     let driver = if tag == "use" && section.has(FILE_KERNEL) {
         if section.has(tag) {
             let message = format!(
-                "`use` and `file` exclude each other in [{}]",
+                "`use` and `file` cannot both be set in [{}]",
                 section.title()
             );
             diagnostics.push(at(&section, tag, message).help(
-                "`use` names a built-in kernel, `file` your own kernel; remove one of the two",
+                "`use` names a built-in kernel, `file` names your own kernel; remove one of the two keys",
             ));
-            section.set_aside(&[tag]);
+            section.detach(&[tag]);
         }
         Some(FILE_KERNEL.to_owned())
     } else {
@@ -632,7 +633,7 @@ fn component<K: DeserializeOwned, S: ?Sized>(
             .take_string(tag, &names, diagnostics)
             .map(|(driver, _)| driver)
     };
-    let keys = section.set_aside(keys);
+    let keys = section.detach(keys);
     let entry = entries
         .iter()
         .find(|entry| Some(entry.name) == driver.as_deref())
@@ -657,7 +658,7 @@ fn component<K: DeserializeOwned, S: ?Sized>(
     }
 }
 
-/// Every key that any of `entries` accepts; `None` if a schema does not list its keys.
+/// Returns every key that any of `entries` accepts, or `None` if a schema does not list its keys.
 fn all_keys<S: ?Sized>(entries: &[Entry<S>]) -> Option<Vec<String>> {
     let mut keys = Vec::new();
     for entry in entries {

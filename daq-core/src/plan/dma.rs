@@ -5,10 +5,10 @@
 //! | supports backpressure | host memory | the ring | direct |
 //! | supports backpressure | a GPU that the device can write | the ring | direct |
 //! | supports backpressure | another GPU | `RING@host`, which is copied | staged |
-//! | free-running | any | private slots in the memory that the rows above give | as above |
+//! | free-running | any | private slots in the memory selected by the rows above | as above |
 //!
-//! The topology decides whether a device can write to a GPU; the data path is verified at startup. A network card may be
-//! named by its RDMA name. An emulated card has no PCI address, and the CPU does its writes.
+//! The topology decides whether a device can write to a GPU. The data path is verified at startup. A NIC may be named
+//! by its RDMA name. An emulated NIC has no PCI address, and the CPU executes its writes.
 
 use super::{Config, DoorbellInitiator, Incomplete, Plan, PlannedCopy, nics};
 use crate::entry::EngineRequirements;
@@ -20,7 +20,7 @@ use crate::topology::DataPath;
 use crate::topology::nic::is_emulated_nic;
 use crate::topology::{P2pPreference, P2pQuery, PeerAccess, Topology};
 
-/// Decides for every engine of a plan whose rings and readers are complete.
+/// Selects the memory that each DMA engine of a plan writes to. The plan's rings and readers must be complete.
 pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
     for i in 0..plan.sources.len() {
         let name = plan.sources[i].name.clone();
@@ -43,7 +43,8 @@ pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
             }
             if let Some(nic) = &plan.sources[i].nic {
                 needs.device = Some(nic.clone());
-                let note = format!("network card `auto` is {nic}, the nearest to the ring");
+                let note =
+                    format!("nics = \"auto\" selects {nic}, the network card nearest to the ring");
                 plan.sources[i].notes.push(note);
             }
         }
@@ -53,7 +54,7 @@ pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
     connect_doorbells(plan);
 }
 
-/// The inserted copy from the ring of source `i` to a GPU.
+/// Returns the inserted copy from the ring of source `i` to a GPU.
 fn copy_to_gpu(plan: &Plan, i: usize) -> Option<PlannedCopy> {
     let written = &plan.sources[i].ring;
     let is_inserted = plan
@@ -64,7 +65,7 @@ fn copy_to_gpu(plan: &Plan, i: usize) -> Option<PlannedCopy> {
     found.filter(|_| is_inserted).cloned()
 }
 
-/// What writes the memory: the device, or the CPU for an emulated network card.
+/// Returns what writes to the memory: the device, or the CPU for an emulated NIC.
 fn writer(needs: &EngineRequirements) -> Writer {
     match &needs.device {
         Some(device) if needs.writer == Writer::Nic && is_emulated_nic(device) => Writer::Cpu,
@@ -72,7 +73,7 @@ fn writer(needs: &EngineRequirements) -> Writer {
     }
 }
 
-/// Decides which ring the engine of source `i` writes.
+/// Selects the ring that the engine of source `i` writes to.
 fn choose_ring(
     plan: &mut Plan,
     i: usize,
@@ -104,8 +105,9 @@ fn choose_ring(
     let source = &mut plan.sources[i];
     match found {
         Err(why) => {
-            source.reason =
-                format!("the device writes to host memory, the ring is on cuda:{gpu}: {why}");
+            source.reason = format!(
+                "the device writes to host memory, not directly to the ring on cuda:{gpu}, because {why}"
+            );
             if needs.preference == P2pPreference::Direct {
                 plan.unavailable.push(format!(
                     "source `{}`: path = \"direct\" is not possible: {why}; use \"auto\" or \"staged\"",
@@ -113,13 +115,14 @@ fn choose_ring(
                 ));
             }
             if let Some(ring) = plan.rings.iter_mut().find(|ring| ring.name == written) {
-                "its device writes to host memory".clone_into(&mut ring.reason);
+                "the source's device writes to host memory".clone_into(&mut ring.reason);
                 ring.inserted = Some(format!("filled by the device, then copied to cuda:{gpu}"));
             }
         }
         Ok((why, warnings)) => {
             source.path = DataPath::Direct;
-            source.reason = format!("the device writes to cuda:{gpu}: {why}; verified at startup");
+            source.reason =
+                format!("the device writes directly to cuda:{gpu} ({why}); verified at startup");
             source.notes.extend(warnings);
             source.ring.clone_from(&copy.to);
             let (producer, supports_backpressure) =
@@ -135,7 +138,8 @@ fn choose_ring(
     }
 }
 
-/// Whether the engine can write to the GPU: the reason and warnings if it can, otherwise why it cannot.
+/// Returns whether the engine can write to the GPU. The result is the reason and warnings if the engine can write,
+/// otherwise the obstacle.
 fn direct_write(
     needs: &EngineRequirements,
     has_sequence: bool,
@@ -157,7 +161,7 @@ fn direct_write(
     if !others.is_empty() {
         let others = others.join(", ");
         return Err(format!(
-            "the frames are needed in host memory, because {others} read them there"
+            "the frames are needed in host memory, because {others} read them from host memory"
         ));
     }
     let tried = topology
@@ -168,7 +172,7 @@ fn direct_write(
     let writer = writer(needs);
     let backends = writer.backends();
     let allowed = |backend| config.staging.backends.contains(backend);
-    // A network card needs no CPU mapping, because its driver gets the memory's address from the GPU's driver.
+    // A NIC needs no CPU mapping, because its driver gets the memory's address from the GPU's driver.
     if let Some(tried) = tried
         && (writer != Writer::Nic || needs.cpu_reads_memory)
         && !tried
@@ -182,7 +186,7 @@ fn direct_write(
             .filter_map(|(backend, made)| Some(format!("{backend}: {}", made.as_ref().err()?)))
             .collect();
         let whom = if needs.cpu_reads_memory {
-            "the CPU, which must read what arrived"
+            "the CPU, which must read the received data"
         } else {
             "the device"
         };
@@ -224,7 +228,7 @@ fn direct_write(
     }
 }
 
-/// Gives the engine of source `i` private slots if it does not support backpressure.
+/// Assigns private slots to the engine of source `i` if the engine does not support backpressure.
 fn add_private_slots(plan: &mut Plan, i: usize) {
     let source = &plan.sources[i];
     let Some(ring) = plan.rings.iter().find(|ring| ring.name == source.ring) else {
@@ -239,8 +243,8 @@ fn add_private_slots(plan: &mut Plan, i: usize) {
     if !supports_backpressure {
         engine.private_slot_bytes = Some(bytes);
         source.notes.push(format!(
-            "the free-running engine has no backpressure: it writes to private slots on {placement}, frames are copied from \
-             them to the ring, and frames that the engine overwrote first are counted as overrun"
+            "the free-running engine has no backpressure: it writes to private slots on {placement}, and daq \
+             copies the frames to the ring; frames that the engine overwrites before they are copied are counted as overrun"
         ));
     }
 }
@@ -271,15 +275,15 @@ fn connect_doorbells(plan: &mut Plan) {
                     .iter()
                     .any(|ring| ring.name == kernel.input && ring.placement != Placement::Host);
                 if !on_gpu {
-                    "its ring is in host memory".to_owned()
+                    "the kernel's input ring is in host memory".to_owned()
                 } else if !kernel.guarantee {
-                    "with guarantee = false the device would not wait for the kernel".to_owned()
+                    "with guarantee = false the device does not wait for the kernel".to_owned()
                 } else if kernel.incomplete == Incomplete::Drop {
-                    "with incomplete = \"drop\" the kernel must not get every frame that the device writes"
+                    "with incomplete = \"drop\" the kernel must not process incomplete frames, but the device rings the doorbell for every frame"
                         .to_owned()
                 } else if output < input + kernel.burst {
                     format!(
-                        "ring `{}` has {output} slots, but needs as many as `{}` plus one burst, {}, because the kernel processes \
+                        "ring `{}` has {output} slots, but needs the number of slots of `{}` plus one burst ({}), because the kernel processes \
                          frames before the CPU detects them",
                         kernel.output,
                         kernel.input,
@@ -296,7 +300,7 @@ fn connect_doorbells(plan: &mut Plan) {
                 "source `{}` does not write directly to the ring on the GPU: {}",
                 source.name, source.reason
             ),
-            // Already reported by `check::dispatches`.
+            // `check::dispatches` has already reported this.
             None => continue,
         };
         plan.unavailable.push(format!(

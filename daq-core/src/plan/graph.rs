@@ -14,7 +14,7 @@ pub enum GraphFormat {
     Dot,
 }
 
-/// The kind of a node, which decides its shape.
+/// The kind of a node, which determines its shape.
 #[derive(Clone, Copy)]
 enum Shape {
     Source,

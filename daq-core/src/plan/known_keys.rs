@@ -1,26 +1,26 @@
-//! The keys of a component that are known without its driver.
+//! The keys of a component that can be parsed without its driver.
 
 use crate::config::Section;
 
-/// The common keys of a component's section, known even if its driver's keys have errors.
+/// The common keys of a component's section. These keys are known even if the driver's keys have errors.
 #[derive(Clone, Debug)]
 pub struct KnownKeys {
-    /// The section; locates errors in the file.
+    /// The section, used to locate errors in the file.
     pub section: Section,
-    /// Index among the components of its kind without errors; `None` if it has errors.
+    /// Index among the components of this kind without errors; `None` if the component has errors.
     pub index: Option<usize>,
-    /// The ring that the component fills, if written.
+    /// The ring that the component fills, if the section sets it.
     pub output: Option<String>,
-    /// The ring that the component reads, if written.
+    /// The ring that the component reads, if the section sets it.
     pub input: Option<String>,
     /// The cores of the component's threads.
     pub cores: Vec<usize>,
-    /// Maximum number of frames in one batch, if written.
+    /// Maximum number of frames in one batch, if the section sets it.
     pub burst: Option<u32>,
 }
 
 impl KnownKeys {
-    /// The key that names the ring that the component fills; `None` for sinks.
+    /// Returns the key that names the ring that the component fills, or `None` for sinks.
     pub fn output_key(&self) -> Option<&'static str> {
         match self.section.kind() {
             "source" => Some("ring"),
@@ -29,12 +29,12 @@ impl KnownKeys {
         }
     }
 
-    /// The key that names the ring that the component reads; `None` for sources.
+    /// Returns the key that names the ring that the component reads, or `None` for sources.
     pub fn input_key(&self) -> Option<&'static str> {
         (self.section.kind() != "source").then_some("input")
     }
 
-    /// The key that names the component's cores.
+    /// Returns the key that names the component's cores.
     pub fn cores_key(&self) -> &'static str {
         if self.section.kind() == "source" {
             "cores"

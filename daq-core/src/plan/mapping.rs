@@ -1,4 +1,5 @@
-//! Decides where the CPU stores to GPU memory: which rings are CPU-mappable, which thread fills them, and doorbells.
+//! Decides where the CPU stores to GPU memory: which rings are CPU-mappable, which thread fills
+//! them, and where doorbells are.
 //!
 //! A ring that is filled from host memory uses CPU-mappable memory where stores are faster than the copy engine: if a
 //! persistent kernel reads the ring, or if its slots are small. Which backends work on a GPU is part of the topology;
@@ -17,12 +18,12 @@ use crate::topology::Topology;
 use crate::units::ByteSize;
 use std::collections::BTreeMap;
 
-/// The text of a plan if no backend was tried.
+/// The plan's text if no backend was tried.
 const UNTRIED: &str = "probed at startup";
 
-/// The backend that allocates CPU-mappable memory, with the reasons why those before it cannot.
+/// The backend that allocates CPU-mappable memory, with the reasons why the backends tried earlier do not work.
 enum BackendChoice {
-    /// This backend works; the others failed for these reasons.
+    /// This backend works. The backends tried earlier failed for these reasons.
     Usable(Backend, Vec<String>),
     /// All backends failed, for these reasons.
     None(Vec<String>),
@@ -31,7 +32,7 @@ enum BackendChoice {
 }
 
 impl BackendChoice {
-    /// The first allowed backend for `writer` that works on GPU `ordinal`.
+    /// Returns the first allowed backend for `writer` that works on GPU `ordinal`.
     fn of(topology: &Topology, ordinal: u32, writer: Writer, allowed: &[Backend]) -> Self {
         let gpu = topology.gpus.iter().find(|gpu| gpu.ordinal == ordinal);
         let tried = gpu.and_then(|gpu| gpu.mappings.as_deref());
@@ -43,7 +44,7 @@ impl BackendChoice {
                 None => return Self::Untried,
                 Some(Some((_, Ok(())))) => return Self::Usable(backend, refused),
                 Some(Some((_, Err(why)))) => why.clone(),
-                Some(None) => "it was not tried".to_owned(),
+                Some(None) => "not tried".to_owned(),
             };
             refused.push(format!("{backend}: {why}"));
         }
@@ -57,7 +58,7 @@ fn with_refusals(text: &str, refused: &[String]) -> String {
     parts.collect::<Vec<_>>().join("; ")
 }
 
-/// Decides for a plan whose rings and readers are complete.
+/// Selects the CPU-mappable memory and the copy methods of a plan. The plan's rings and readers must be complete.
 pub(super) fn decide(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
     let persistent: BTreeMap<String, String> = plan
         .kernels
@@ -76,7 +77,8 @@ pub(super) fn decide(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) 
     doorbells(plan, topology, allowed);
 }
 
-/// Decides the memory of the ring that `copy` fills, the copy method, and the path of the source before it.
+/// Selects the backend that allocates the ring filled by `copy`, the copy method, and the path of the source before the
+/// copy.
 fn ring(
     plan: &mut Plan,
     copy: &mut PlannedCopy,
@@ -94,10 +96,10 @@ fn ring(
     let is_small = ring.slot_bytes <= DEFAULT_CPU_STORE_THRESHOLD;
     let size = ByteSize(ring.slot_bytes as u64);
     let why = match kernel {
-        Some(kernel) => format!("persistent kernel `{kernel}` reads it"),
+        Some(kernel) => format!("persistent kernel `{kernel}` reads the ring"),
         None if is_small => format!("the CPU can store frames of {size}"),
         None => {
-            ring.mapping_reason = format!("none: the copy engine copies frames of {size}");
+            ring.mapping_reason = format!("none, because the copy engine copies frames of {size}");
             return;
         }
     };
@@ -105,7 +107,8 @@ fn ring(
         BackendChoice::Usable(backend, refused) => {
             ring.mapping = Some(backend);
             ring.mapping_reason = with_refusals(&format!("by {backend}: {why}"), &refused);
-            // The kernel's thread copies only if no other reader would wait for it and the copy engine is not faster.
+            // The kernel's thread copies only if the ring has no other reader that would wait for it, and if the copy
+            // engine is not faster.
             copy.kernel_thread = kernel
                 .filter(|_| is_small && ring.readers.len() == 1)
                 .cloned();
@@ -120,8 +123,10 @@ fn ring(
             }
         }
         BackendChoice::None(refused) => {
-            ring.mapping_reason =
-                with_refusals("none: the CPU cannot store to this memory", &refused);
+            ring.mapping_reason = with_refusals(
+                "none, because the CPU cannot store to this memory",
+                &refused,
+            );
             let path = "the CPU cannot store to this memory";
             Some((DataPath::Staged, with_refusals(path, &refused)))
         }
@@ -148,7 +153,7 @@ fn ring(
     }
 }
 
-/// Decides the memory of GPU rings that devices write directly.
+/// Selects the backends that allocate the GPU rings written directly by devices.
 fn device_written(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
     for ring in &mut plan.rings {
         let (Some(writer), Placement::Cuda(ordinal)) = (ring.writer, ring.placement) else {
@@ -157,7 +162,10 @@ fn device_written(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
         (ring.mapping, ring.mapping_reason) =
             match BackendChoice::of(topology, ordinal, writer, allowed) {
                 BackendChoice::Usable(backend, refused) => {
-                    let why = format!("by {backend}: source `{}` writes it", ring.producer);
+                    let why = format!(
+                        "by {backend}: source `{}` writes to the ring",
+                        ring.producer
+                    );
                     (Some(backend), with_refusals(&why, &refused))
                 }
                 BackendChoice::None(refused) => (None, with_refusals("none", &refused)),
@@ -169,7 +177,7 @@ fn device_written(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
     }
 }
 
-/// Decides the memory of persistent kernels' doorbells.
+/// Selects where the doorbells of persistent kernels are allocated, and with which backend.
 fn doorbells(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
     for kernel in &mut plan.kernels {
         let (Some(doorbell), Side::Cuda(ordinal)) = (&mut kernel.doorbell, kernel.side) else {
@@ -191,7 +199,7 @@ fn doorbells(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) {
                 (Some(backend), with_refusals(&location, &refused))
             }
             BackendChoice::None(refused) => {
-                let location = with_refusals("nowhere", &refused);
+                let location = with_refusals("not allocated", &refused);
                 plan.unavailable.push(format!(
                     "persistent kernel `{}` on cuda:{ordinal}: no backend can allocate doorbell memory: {}; allow more `backends` in [staging]",
                     kernel.name,

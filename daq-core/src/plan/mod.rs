@@ -46,7 +46,7 @@ pub struct PlannedSource {
     pub name: String,
     /// The driver's name.
     pub driver: String,
-    /// Where the data come from: addresses, multicast groups, files, devices; empty if the source generates its data.
+    /// Origins of the data: addresses, multicast groups, files, devices; empty if the source generates its data.
     pub inputs: Vec<String>,
     /// The ring that the driver writes: the declared ring, or the ring inserted before it.
     pub ring: String,
@@ -54,10 +54,11 @@ pub struct PlannedSource {
     pub path: DataPath,
     /// The reason for the path.
     pub reason: String,
-    /// How packets make up frames.
+    /// How frames are divided into packets.
     #[serde(skip)]
     pub geometry: Geometry,
-    /// What the geometry is detected from at run time; the planned geometry is then an upper bound. `None` if it is exact.
+    /// What the geometry is detected from at run time; the planned geometry is then an upper bound. `None` if the
+    /// planned geometry is exact.
     pub detected_from: Option<&'static str>,
     /// Whether the source waits for free slots.
     pub supports_backpressure: bool,
@@ -68,11 +69,11 @@ pub struct PlannedSource {
     /// How the threads wait.
     #[serde(serialize_with = "debug")]
     pub wait: Wait,
-    /// Bytes that the component allocates.
+    /// Number of bytes that the component allocates.
     pub memory: usize,
     /// The DMA engine; `None` for sources without one.
     pub engine: Option<PlannedEngine>,
-    /// The RDMA network card that `auto` selects; `None` without `auto`, or if there is no card.
+    /// The RDMA NIC that `auto` selects; `None` without `auto`, or if the host has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
     /// Names of the counters that the source has in addition to its ledger.
@@ -85,7 +86,8 @@ pub struct PlannedSource {
 /// The DMA engine of a source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedEngine {
-    /// Bytes of the private slots of a free-running engine, from which frames are copied; `None` with backpressure.
+    /// Size of each private slot of a free-running engine in bytes; frames are copied from these slots to the ring.
+    /// `None` with backpressure.
     pub private_slot_bytes: Option<usize>,
     /// The kernel whose doorbell the engine rings with its last write.
     pub doorbell_of: Option<String>,
@@ -98,7 +100,7 @@ pub struct PlannedEngine {
 #[derive(Clone, Debug, Serialize)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is a property of its own"
+    reason = "each field is an independent property"
 )]
 pub struct PlannedRing {
     /// The ring's name; inserted rings are called `RING@PLACEMENT`.
@@ -113,20 +115,21 @@ pub struct PlannedRing {
     pub writer: Option<Writer>,
     /// The backend expected to allocate CPU-mappable GPU memory; `None` for plain host or CUDA memory.
     pub mapping: Option<Backend>,
-    /// The reason for the backend, with the backends that refused; empty if the CPU stores nothing in the ring.
+    /// The reason for the backend, with the backends that refused; empty if the CPU does not store to the ring.
     pub mapping_reason: String,
-    /// Why the ring was inserted; `None` for declared rings.
+    /// The reason why the ring was inserted; `None` for declared rings.
     pub inserted: Option<String>,
     /// Number of slots.
     pub slots: usize,
-    /// Payload bytes per slot.
+    /// Number of payload bytes per slot.
     pub slot_bytes: usize,
-    /// Number of packet slots per frame; 0 if frames have no packets.
-    pub places: u32,
-    /// Payload bytes of the first packet; 0 if frames have no packets, or if each frame's record gives its own size.
+    /// Number of packets per frame; 0 if frames do not consist of packets.
+    pub packets_per_frame: u32,
+    /// Number of payload bytes of the first packet; 0 if frames do not consist of packets, or if the packet sizes are
+    /// detected at run time. Then each frame's metadata contains them.
     pub first_bytes: usize,
-    /// Payload bytes of every packet except the first and the last; 0 as for `first_bytes`.
-    pub place_bytes: usize,
+    /// Number of payload bytes of every packet except the first and the last; 0 in the same cases as `first_bytes`.
+    pub packet_bytes: usize,
     /// Whether the producer waits for free slots.
     pub supports_backpressure: bool,
     /// The bytes written in place of missing packets.
@@ -147,9 +150,9 @@ pub struct PlannedRing {
     pub producer: String,
     /// The components that read the ring.
     pub readers: Vec<String>,
-    /// Bytes of the region.
+    /// Size of the ring's region in bytes.
     pub region_bytes: usize,
-    /// Bytes of host memory for the ring's metadata.
+    /// Size of the ring's metadata in host memory in bytes.
     pub metadata_bytes: usize,
 }
 
@@ -160,7 +163,7 @@ impl PlannedRing {
             name: self.name.clone(),
             slots: self.slots,
             slot_bytes: self.slot_bytes,
-            places: self.places,
+            packets_per_frame: self.packets_per_frame,
             supports_backpressure: self.supports_backpressure,
             readers: self.readers.len() + SPARE_READERS,
             fill: self.fill,
@@ -175,7 +178,7 @@ impl PlannedRing {
 pub struct PlannedKernel {
     /// The component's name.
     pub name: String,
-    /// The kernel that `use` names.
+    /// The kernel that the key `use` names.
     #[serde(rename = "use")]
     pub driver: String,
     /// The ring that the component reads.
@@ -189,7 +192,7 @@ pub struct PlannedKernel {
     pub dispatch: Option<Dispatch>,
     /// The doorbell; `None` unless the kernel is persistent.
     pub doorbell: Option<PlannedDoorbell>,
-    /// Whether frames wait for this reader.
+    /// Whether the kernel applies backpressure.
     pub guarantee: bool,
     /// What happens to frames with missing packets.
     pub incomplete: Incomplete,
@@ -200,16 +203,16 @@ pub struct PlannedKernel {
     /// How the thread waits.
     #[serde(serialize_with = "debug")]
     pub wait: Wait,
-    /// Bytes that the component allocates.
+    /// Number of bytes that the component allocates.
     pub memory: usize,
 }
 
 /// The doorbell of a persistent kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedDoorbell {
-    /// What rings the doorbell.
+    /// The component that rings the doorbell.
     pub initiator: DoorbellInitiator,
-    /// The backend expected to allocate its memory; `None` if no backend was tried, or none works.
+    /// The backend expected to allocate the doorbell's memory; `None` if no backend was tried, or none works.
     pub backend: Option<Backend>,
     /// The memory that holds the doorbell, with the backends that refused.
     pub location: String,
@@ -222,14 +225,14 @@ pub struct PlannedSink {
     pub name: String,
     /// The driver's name.
     pub driver: String,
-    /// Where frames are written or sent; empty for none.
+    /// Destinations of the frames; empty if the sink has no destinations.
     pub to: Vec<String>,
     /// The ring that the component reads.
     pub input: String,
-    /// Decisions for the sink, and its requirements on others.
+    /// Notes about the plan's decisions for the sink and the sink's external requirements.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Whether frames wait for this reader.
+    /// Whether the sink applies backpressure.
     pub guarantee: bool,
     /// What happens to frames with missing packets.
     pub incomplete: Incomplete,
@@ -240,9 +243,9 @@ pub struct PlannedSink {
     /// How the thread waits.
     #[serde(serialize_with = "debug")]
     pub wait: Wait,
-    /// Bytes that the component allocates.
+    /// Number of bytes that the component allocates.
     pub memory: usize,
-    /// The RDMA network card that `auto` selects; `None` without `auto`, or if there is no card.
+    /// The RDMA NIC that `auto` selects; `None` without `auto`, or if the host has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
 }
@@ -268,14 +271,14 @@ pub enum CopyMethod {
     Stores,
 }
 
-/// A copy between a ring in host memory and one on a GPU.
+/// A copy between a ring in host memory and a ring on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedCopy {
-    /// The copy's name as reader of `from` and as producer of `to`.
+    /// Name of the copy as a reader of `from` and as the producer of `to`.
     pub name: String,
-    /// The ring that the component reads.
+    /// The ring that the copy reads.
     pub from: String,
-    /// The ring that the component fills.
+    /// The ring that the copy fills.
     pub to: String,
     /// CUDA ordinal of the GPU.
     pub device: u32,
@@ -296,7 +299,7 @@ pub struct Plan {
     pub sources: Vec<PlannedSource>,
     /// Rings, in the order of the data flow.
     pub rings: Vec<PlannedRing>,
-    /// Copies between rings.
+    /// Number of copies between rings.
     pub copies: Vec<PlannedCopy>,
     /// Kernels, in the order of the data flow.
     pub kernels: Vec<PlannedKernel>,
@@ -315,7 +318,7 @@ pub struct Plan {
     /// GPUs whose mapping backends were not tried, although a decision depends on them.
     #[serde(skip)]
     pub untried: BTreeSet<u32>,
-    /// Hardware that the configuration requires and the machine does not have.
+    /// Hardware that the configuration requires but the host does not have.
     pub unavailable: Vec<String>,
 }
 

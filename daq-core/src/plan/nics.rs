@@ -1,4 +1,4 @@
-//! Network cards of sources and sinks: which card `auto` selects, and whether a sink's card reads GPU memory directly.
+//! NICs of sources and sinks: which NIC `auto` selects, and whether a sink's NIC reads GPU memory directly.
 
 use super::{Config, Plan, PlannedRing};
 use crate::region::Placement;
@@ -10,7 +10,7 @@ use crate::topology::{P2pPreference, P2pQuery, PeerAccess, Topology};
 use crate::units::ByteSize;
 use std::collections::BTreeMap;
 
-/// Selects the network cards of sinks.
+/// Selects the NICs of sinks.
 pub(super) fn assign_to_sinks(plan: &mut Plan, config: &Config, topology: &Topology) {
     for i in 0..plan.sinks.len() {
         let sink = &plan.sinks[i];
@@ -33,10 +33,10 @@ pub(super) fn assign_to_sinks(plan: &mut Plan, config: &Config, topology: &Topol
     }
 }
 
-/// The network card that `auto` selects; `None` if `device` names a card.
+/// Returns the NIC that `auto` selects, or `None` if `device` names a NIC.
 ///
 /// # Errors
-/// If the machine has no such card. Without hardware detection, every card is assumed to exist.
+/// Returns an error if the host has no such NIC. Without hardware detection, every NIC is assumed to exist.
 pub(super) fn card(
     device: &str,
     gpu: Option<u32>,
@@ -47,7 +47,7 @@ pub(super) fn card(
     }
     let is_auto = device == AUTO;
     let declared = (!is_auto).then_some(device);
-    // An emulated card has no distance to a GPU, so it is found only without one.
+    // An emulated NIC has no distance to a GPU, so it is found only by the search without a GPU.
     let found = topology
         .nic_for(gpu, declared)
         .or_else(|_| topology.nic_for(None, declared));
@@ -58,7 +58,8 @@ pub(super) fn card(
     }
 }
 
-/// Why the card of `sink` reads `ring` directly; otherwise why it reads host memory, as the end of a sentence.
+/// Returns the reason why the NIC of `sink` reads `ring` directly. If the NIC reads host memory instead, the error is
+/// the reason, as the end of a sentence.
 pub(super) fn reads(
     sink: &dyn SinkSpec,
     ring: &PlannedRing,
@@ -75,34 +76,35 @@ pub(super) fn reads(
     };
     let at = ring.placement;
     let measured = profiles.get(&gpu).and_then(|known| known.cards.get(&card));
-    let measured = measured.filter(|known| known.basis == topology.card_basis(&card));
+    let measured = measured.filter(|known| known.basis == topology.measurement_basis(&card));
     let size = |bytes: usize| ByteSize(bytes as u64);
-    let Some(known) = measured.filter(|known| ring.slot_bytes <= known.most) else {
+    let Some(known) = measured.filter(|known| ring.slot_bytes <= known.max_bytes) else {
         let more = measured.map_or_else(String::new, |known| {
-            format!(" for frames larger than {}", size(known.most))
+            format!(" for frames larger than {}", size(known.max_bytes))
         });
         let path = path(&card, gpu, ring, topology);
         return Err(format!(
-            ": direct reads of {at} by {card} were not measured{more}; to measure, run: daq bench rdma --keep --nics {card} --device {gpu}{path}"
+            ", because direct reads of {at} by {card} were not measured{more}; to measure, run: daq bench rdma --keep --nics {card} --device {gpu}{path}"
         ));
     };
     match known.staged_from {
         Some(from) if ring.slot_bytes >= from => Err(format!(
-            ": measured to be as fast for frames of {} or more",
+            ", because sending through host memory was measured to be as fast as direct reads for frames of {} or more",
             size(from)
         )),
         Some(from) => Ok(format!(
-            "{card} reads {at} directly: host memory was measured to be as fast only for frames of {} or more",
+            "{card} reads {at} directly, because sending through host memory was measured to be as fast only for frames of {} or more",
             size(from)
         )),
         None => Ok(format!(
-            "{card} reads {at} directly: host memory was measured to be slower for frames of up to {}",
-            size(known.most)
+            "{card} reads {at} directly, because sending through host memory was measured to be slower for frames of up to {}",
+            size(known.max_bytes)
         )),
     }
 }
 
-/// Why direct reads are not expected to work, as the end of a sentence; empty if they are.
+/// Returns, as the end of a sentence, why direct reads are not expected to work; empty if direct reads are expected to
+/// work.
 fn path(card: &str, gpu: u32, ring: &PlannedRing, topology: &Topology) -> String {
     if is_emulated_nic(card) {
         return String::new();
@@ -117,6 +119,6 @@ fn path(card: &str, gpu: u32, ring: &PlannedRing, topology: &Topology) -> String
     if path.direct {
         String::new()
     } else {
-        format!("; direct reads are not expected to work: {}", path.reason)
+        format!("; direct reads will probably fail: {}", path.reason)
     }
 }

@@ -62,8 +62,8 @@ impl Display for Plan {
                     f,
                     "    frames   {} = {} × {}, window {}, {flow}",
                     bytes(geometry.frame_bytes),
-                    geometry.places,
-                    bytes(geometry.place_bytes),
+                    geometry.packets_per_frame,
+                    bytes(geometry.packet_bytes),
                     counted(geometry.window, "frame"),
                 )?,
             }
@@ -215,6 +215,6 @@ fn reads(guarantee: bool, incomplete: Incomplete) -> String {
     if guarantee {
         format!("{frames}, with backpressure")
     } else {
-        format!("{frames} unless overrun; lost frames are counted")
+        format!("{frames}, without backpressure; overrun frames are lost and counted")
     }
 }

@@ -26,21 +26,21 @@ use crate::units::counted;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// Bytes per slot if neither the ring nor its source sets them.
+/// Default slot size in bytes, if neither the ring nor its source sets it.
 const DEFAULT_SLOT: usize = 1 << 20;
 
-/// What a plan depends on besides configuration and topology.
+/// Inputs of a plan other than the configuration and the topology.
 #[derive(Clone, Debug, Default)]
 pub struct PlanContext {
     /// The directory that relative paths refer to.
     pub directory: PathBuf,
-    /// What sections outside the pipeline (such as `[http]`) claim.
+    /// Resources that sections outside the pipeline (such as `[http]`) claim.
     pub claims: Vec<(Section, Vec<Claim>)>,
     /// Measured copy profiles of GPUs, by ordinal.
     pub profiles: BTreeMap<u32, Profile>,
 }
 
-/// Resolves `config` for `topology`. Adds every error to `diagnostics`; returns `None` after an error.
+/// Resolves `config` for `topology`. Adds every error to `diagnostics`, and returns `None` after an error.
 pub fn resolve(
     config: &Config,
     topology: &Topology,
@@ -98,7 +98,7 @@ pub fn resolve(
     Some(resolver.finish())
 }
 
-/// Name of the inserted host ring that has the same frames as `ring`.
+/// Returns the name of the inserted host ring with the same frames as `ring`.
 fn host_name(ring: &str) -> String {
     format!("{ring}@{}", Placement::Host)
 }
@@ -108,7 +108,7 @@ struct Resolver<'a> {
     topology: &'a Topology,
     profiles: &'a BTreeMap<u32, Profile>,
     wiring: Wiring,
-    /// The layout of each resolved ring's frames.
+    /// The frame layout of each resolved ring.
     layouts: BTreeMap<String, Layout>,
     plan: Plan,
 }
@@ -121,7 +121,7 @@ impl Resolver<'_> {
             .find(|ring| ring.section.name() == name)
     }
 
-    /// The memory of a declared ring, and the reason.
+    /// Returns the memory of a declared ring, and the reason.
     fn placement(&mut self, ring: &RingSection) -> (Placement, String) {
         match ring.keys.memory {
             Memory::Auto => match self.topology.gpus.first() {
@@ -192,7 +192,7 @@ impl Resolver<'_> {
             } else if geometry.window >= slots {
                 geometry.window = (slots - 1).max(1);
                 notes.push(format!(
-                    "window reduced to {}: the ring has {slots} slots",
+                    "window reduced to {}, because the ring has {slots} slots",
                     counted(geometry.window, "frame")
                 ));
             }
@@ -267,9 +267,9 @@ impl Resolver<'_> {
             inserted: None,
             slots: ring.keys.slots as usize,
             slot_bytes: slot,
-            places: geometry.map_or(0, |(geometry, _)| geometry.places),
+            packets_per_frame: geometry.map_or(0, |(geometry, _)| geometry.packets_per_frame),
             first_bytes: exact.map_or(0, |(geometry, _)| geometry.first_bytes),
-            place_bytes: exact.map_or(0, |(geometry, _)| geometry.place_bytes),
+            packet_bytes: exact.map_or(0, |(geometry, _)| geometry.packet_bytes),
             supports_backpressure,
             fill: ring.keys.fill.0,
             node: ring.keys.node,
@@ -310,7 +310,7 @@ impl Resolver<'_> {
         (
             staged,
             DataPath::Staged,
-            format!("the driver writes to host memory, the ring is on {placement}"),
+            format!("the driver writes to host memory, but the ring is on {placement}"),
         )
     }
 
@@ -370,8 +370,8 @@ impl Resolver<'_> {
         });
     }
 
-    /// Resolves kernels in the order of the data flow. Kernels that remain are part of a cycle, or read a ring that nothing
-    /// fills, or depend on such a kernel.
+    /// Resolves kernels in the order of the data flow. Kernels that cannot be resolved are part of a cycle, read a ring
+    /// that nothing fills, or depend on such a kernel.
     fn kernels(&mut self, diagnostics: &mut Diagnostics) {
         let mut left: BTreeSet<usize> = (0..self.config.kernels.len()).collect();
         let mut failed: BTreeSet<String> = self
@@ -408,7 +408,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Whether a kernel reads, directly or through other kernels, what it writes.
+    /// Returns whether a kernel reads its own output, directly or through other kernels.
     fn is_cycle(&self, kernel: usize) -> bool {
         let above = |kernel: usize| match self
             .wiring
@@ -504,7 +504,7 @@ impl Resolver<'_> {
                 diagnostics,
             );
         }
-        // Without hardware detection it is unknown whether the machine has a GPU.
+        // Without hardware detection it is unknown whether the host has a GPU.
         let is_certain =
             self.topology.is_real || !kernel.spec.has(&self.layouts[input], Side::Cuda(0));
         if kernel.keys.dispatch == Some(Dispatch::Launch) && side == Side::Cpu && is_certain {
@@ -515,7 +515,7 @@ impl Resolver<'_> {
             diagnostics.push(
                 Diagnostic::warning(message)
                     .at(kernel.section.place_of("dispatch"))
-                    .help("remove it, or put the kernel's input on a GPU"),
+                    .help("remove `dispatch`, or put the kernel's input on a GPU"),
             );
         }
         let dispatch = kernel.keys.dispatch.unwrap_or_default();
@@ -559,7 +559,8 @@ impl Resolver<'_> {
         true
     }
 
-    /// Where a kernel runs: on the GPU of its input if possible; `None` if it cannot run at all.
+    /// Returns where a kernel runs: on the GPU that contains its input ring if possible. Returns `None` if the kernel
+    /// cannot run.
     fn side(&self, i: usize, diagnostics: &mut Diagnostics) -> Option<Side> {
         let kernel = &self.config.kernels[i];
         let input = &kernel.keys.input;
@@ -586,7 +587,7 @@ impl Resolver<'_> {
                         format!("kernel `{name}` runs on a GPU only: {no_gpu}"),
                     )
                     .help(format!(
-                        "to check the configuration for another machine, run: daq check --no-hardware; kernels that run on the CPU: {}",
+                        "use a kernel that also runs on the CPU: {}; or, to check the configuration for another machine, run: daq check --no-hardware",
                         self.config.built_in.join(", ")
                     )),
                 );
@@ -647,8 +648,8 @@ impl Resolver<'_> {
         written
     }
 
-    /// The host ring with the same frames as `ring`: itself, the ring that it is copied from, or a new ring that it is
-    /// copied to.
+    /// Returns the host ring with the same frames as `ring`: the ring itself, the host ring from which it is copied, or
+    /// a new host ring to which it is copied.
     fn host_side(&mut self, ring: &str, why: &str) -> String {
         let host = host_name(ring);
         match self.plan.ring(ring).map(|planned| planned.placement) {
@@ -662,7 +663,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// The ring on GPU `ordinal` with the same frames as `ring`: itself, or a new copy of its host ring.
+    /// Returns the ring on GPU `ordinal` with the same frames as `ring`: the ring itself, or a new copy of its host
+    /// ring.
     fn device_side(&mut self, ring: &str, ordinal: u32, why: &str) -> String {
         let placement = Placement::Cuda(ordinal);
         if self
@@ -700,7 +702,7 @@ impl Resolver<'_> {
             }
             let message = if self.wiring.fillers.contains_key(name) {
                 format!(
-                    "no kernel or sink reads ring `{name}`: frames are counted, then overwritten"
+                    "no kernel or sink reads ring `{name}`, so frames are counted and then overwritten"
                 )
             } else if self.wiring.may_fill {
                 continue;
@@ -732,7 +734,7 @@ impl Resolver<'_> {
                 ring.name.clone_from(&copy.to);
                 ring.inserted = None;
                 ring.node = node;
-                "no GPU kernel reads it".clone_into(&mut ring.reason);
+                "no GPU kernel reads the ring".clone_into(&mut ring.reason);
                 ring.readers.retain(|reader| *reader != copy.name);
             }
             let sources = plan.sources.iter_mut();
@@ -769,7 +771,8 @@ impl Resolver<'_> {
     }
 }
 
-/// The NUMA node for a host ring whose frames are copied to or from `gpu`: the declared node, or the GPU's node.
+/// Returns the NUMA node for a host ring whose frames are copied to or from `gpu`: the declared node, or the GPU's
+/// node.
 fn host_node(topology: &Topology, declared: Option<u32>, gpu: Placement) -> Option<u32> {
     let is_same = |other: &&Gpu| Placement::Cuda(other.ordinal) == gpu;
     declared.or_else(|| topology.gpus.iter().find(is_same)?.node)

@@ -1,4 +1,4 @@
-//! Plans of small configurations, over machines with and without a GPU.
+//! Tests of plans of small configurations, on hosts with and without a GPU.
 
 mod dispatch;
 mod file_kernel;
@@ -20,7 +20,7 @@ use crate::units::ByteSize;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// A source of frames of four packets.
+/// A source whose frames consist of four packets.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct FakeSource {
@@ -71,7 +71,7 @@ impl SourceSpec for FakeSource {
     }
 }
 
-/// A kernel that gives a quarter of the points as floats: as many bytes.
+/// A kernel that outputs a quarter of the points as floats, which have the same number of bytes.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct FakeKernel {
@@ -265,7 +265,7 @@ fn plan_without_gpu_uses_host_rings_only() {
         (
             raw.slot_bytes,
             raw.slots,
-            raw.places,
+            raw.packets_per_frame,
             raw.supports_backpressure
         ),
         (5120, 4, 4, false)
@@ -280,7 +280,7 @@ fn plan_without_gpu_uses_host_rings_only() {
         plan.memory,
         4 * 5120 + 64 * 4096 + raw.metadata_bytes + small.metadata_bytes + 1000
     );
-    // The window must leave the ring a slot to hand on.
+    // The window must leave one slot of the ring to readers.
     assert_eq!(plan.sources[0].geometry.window, 3);
     assert!(
         plan.sources[0].notes[0].contains("window reduced to 3"),
@@ -322,7 +322,7 @@ fn plan_without_gpu_reader_copies_nothing_to_gpu() {
         (raw.placement, raw.supports_backpressure),
         (Placement::Host, false)
     );
-    assert_eq!(raw.reason, "no GPU kernel reads it");
+    assert_eq!(raw.reason, "no GPU kernel reads the ring");
     assert_eq!(plan.sources[0].path, DataPath::Cpu);
     assert_eq!(
         (
@@ -353,7 +353,7 @@ fn cpu_kernel_reads_host_ring_of_staging_pair() {
         (plan.device_memory, raw.region_bytes),
         (raw.region_bytes, 4 * 5120)
     );
-    // The source, the kernel, the sink and the copy.
+    // Threads of the source, the kernel, the sink and the copy.
     assert_eq!(plan.threads, 4);
 }
 
@@ -462,7 +462,7 @@ fn wrong_key_and_wrong_ring_are_both_reported() {
     );
 }
 
-/// What is wrong with each component whatever its driver is.
+/// Errors that do not depend on the driver must be reported even if the driver is unknown.
 #[test]
 fn wrong_driver_and_other_errors_are_all_reported() {
     let rendered = error_of((
@@ -489,7 +489,7 @@ fn wrong_driver_and_other_errors_are_all_reported() {
             "unknown use \"half\" in [kernel.quarter]",
             "`burst` is 0, but must be 1 to 4096",
             "core 9 is not among the cores of this process",
-            "`guarantee` is an integer, a boolean is expected",
+            "`guarantee` is an integer, but a boolean is expected",
             "unknown key `gpuu` in [kernel.quarter]",
         ],
     );
@@ -521,7 +521,7 @@ fn invalid_component_still_connects_its_rings() {
             "ring `raw` is filled by [source.adc] and [source.twin]",
         ],
     );
-    // Every way to spoil one section, and nothing is said of the others.
+    // A section with any error must not cause errors in other sections.
     for (from, to, error) in [
         ("driver = \"fake\"", "driver = \"fkae\"", "unknown driver"),
         ("driver = \"fake\"", "", "missing key `driver`"),
@@ -605,7 +605,7 @@ fn cycle_of_rings_is_rejected() {
     let rendered = plan_of(&format!("{PIPELINE}\n{circle}\n{below}"), &host()).unwrap_err();
     let feeds = |ring| format!("ring `{ring}` feeds itself through this kernel");
     only(&rendered, &[&feeds("a"), &feeds("b")]);
-    // Nor is it a circle where a kernel reads from one that reads nothing.
+    // A kernel that reads the output of a kernel without input is not part of a cycle.
     let dry = below.replace("\"a\"", "\"small\"");
     let text = format!("{PIPELINE}\n{dry}").replacen("input = \"raw\"", "input = \"rew\"", 1);
     only(
@@ -677,7 +677,7 @@ fn conflicting_claims_are_reported_with_both_locations() {
 
 #[test]
 fn claims_on_same_path_conflict_in_any_spelling() {
-    // Relative paths start from /data here.
+    // Relative paths refer to /data in this test.
     let sinks = |one: &str, other: &str| {
         let two = format!(
             "path = \"{one}\"\n[sink.twin]\ndriver = \"void\"\ninput = \"small\"\npath = \"{other}\""
@@ -713,11 +713,11 @@ fn pipeline_name_in_path_is_expanded() {
         assert_eq!(plan.name, name);
     }
     for (name, why) in [
-        ("", "is empty"),
-        ("a/b", "contains '/'"),
-        ("../up", "begins with a dot"),
-        (".hidden", "begins with a dot"),
-        ("a\\nb", "contains '\\n'"),
+        ("", "must not be empty"),
+        ("a/b", "must not contain '/'"),
+        ("../up", "must not begin with a dot"),
+        (".hidden", "must not begin with a dot"),
+        ("a\\nb", "must not contain '\\n'"),
         (
             &"x".repeat(201),
             "has 201 bytes, but at most 200 are allowed",
@@ -741,7 +741,7 @@ fn section_name_in_path_is_expanded() {
         let wanted = if name == long {
             "the name has 201 characters, but at most 200 are allowed".to_owned()
         } else {
-            format!("{name:?} cannot be a name")
+            format!("{name:?} is not a valid name")
         };
         only(&rendered, &[&wanted]);
         assert!(
@@ -751,7 +751,7 @@ fn section_name_in_path_is_expanded() {
     }
     only(
         &error_of(("[kernel.quarter]", "[kernel.\"a/b\"]")),
-        &["\"a/b\" cannot be a name"],
+        &["\"a/b\" is not a valid name"],
     );
 }
 

@@ -6,7 +6,7 @@ use crate::region::Placement;
 use crate::ring::RingOptions;
 use std::collections::BTreeSet;
 
-/// Adds the sizes of rings and the totals of memory and threads.
+/// Computes the size of each ring and the totals of memory and threads, and stores them in `plan`.
 pub(super) fn add(plan: &mut Plan) {
     for ring in &mut plan.rings {
         let options = RingOptions {

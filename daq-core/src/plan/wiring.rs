@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) enum Filler {
     Source(usize),
     Kernel(usize),
-    /// A component whose section has errors, so the frames are unknown.
+    /// A component whose section has errors, so that its frames are unknown.
     Unread,
 }
 
@@ -23,9 +23,11 @@ pub(super) struct Wiring {
     pub(super) fillers: BTreeMap<String, Filler>,
     /// Rings that a component reads; a misspelt ring name counts as the nearest ring.
     pub(super) read: BTreeSet<String>,
-    /// A component fills a ring, but which one is unknown.
+    /// Whether a component's output ring cannot be determined: the key is missing, or its value does not resemble any
+    /// ring name.
     pub(super) may_fill: bool,
-    /// A component reads a ring, but which one is unknown.
+    /// Whether a component's input ring cannot be determined: the key is missing, or its value does not resemble any
+    /// ring name.
     pub(super) may_read: bool,
 }
 
@@ -58,7 +60,7 @@ impl Wiring {
                                 ))
                                 .labelled(section.place_of(key), "filled here too")
                                 .also(first.header(), "filled by this")
-                                .help("a ring has one producer: declare a ring for each"),
+                                .help("a ring can have only one producer; declare one ring per producer"),
                             );
                         }
                     },
@@ -86,12 +88,12 @@ impl Wiring {
     }
 }
 
-/// The ring that a key names.
+/// The result of looking up the ring that a key names.
 enum Named<'a> {
     Ring(&'a str),
-    /// No ring has the name; this is the nearest.
+    /// No ring has this name; the value is the ring with the nearest name.
     Nearest(&'a str),
-    /// The key is missing, or its value is similar to no ring's name.
+    /// The key is missing, or its value is not similar to the name of any ring.
     Unknown,
 }
 

@@ -1,4 +1,4 @@
-//! Sorting packets into the open frames of a window.
+//! Places packets in the open frames of a reorder window.
 
 use super::candidates::Content;
 use super::classification::{Candidate, Classification};
@@ -8,12 +8,12 @@ use crate::frame::Timestamp;
 use crate::sync::Ordering;
 use crate::sys::copy;
 
-/// What was done with a packet.
+/// The result of placing a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The packet was written to its frame.
     Placed,
-    /// A packet with this number had arrived already.
+    /// A packet with this number had already arrived.
     Duplicate,
     /// The packet's frame was closed before it arrived.
     Late,
@@ -26,11 +26,11 @@ pub enum Outcome {
     Kept,
 }
 
-/// The predicted position of one packet in an open frame.
+/// A packet slot: the memory of a predicted packet in an open frame.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct PacketSlot {
     id: PacketId,
-    /// The number of the epoch in which the position was predicted.
+    /// Number of the epoch in which the packet was predicted.
     epoch: u64,
     /// Position of the frame, in frames.
     frame: u64,
@@ -40,18 +40,18 @@ pub struct Place {
     memory: *mut u8,
 }
 
-impl Place {
-    /// The packet that is expected here.
+impl PacketSlot {
+    /// Returns the number of the packet that is expected in this packet slot.
     pub const fn id(&self) -> PacketId {
         self.id
     }
 
-    /// The address for the payload, valid for writing until the batch ends.
+    /// Returns the address for the payload. It is valid for writes until the batch ends.
     pub const fn memory(&self) -> *mut u8 {
         self.memory
     }
 
-    /// The expected length of the payload.
+    /// Returns the expected size of the payload in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -81,10 +81,10 @@ pub struct Batch<'a> {
     arrived: u64,
 }
 
-/// The memory of a frame for a packet.
+/// Where to write the payload of a packet: the slot of its frame, or the reason why there is no slot.
 enum Memory {
     Slot(*mut u8),
-    /// None, because the ring was full.
+    /// The frame has no memory, because the ring was full.
     RingFull,
     /// The frame was closed while this thread waited.
     Closed,
@@ -92,10 +92,10 @@ enum Memory {
     Reject,
 }
 
-/// Which frame a packet belongs to.
+/// The frame of a packet.
 enum Found {
-    Open { frame: u64, place: u32 },
-    Closed { frame: u64, place: u32 },
+    Open { frame: u64, index: u32 },
+    Closed { frame: u64, index: u32 },
     Undecided,
     Reject,
 }
@@ -122,25 +122,27 @@ impl<'a> Batch<'a> {
         batch
     }
 
-    /// How frames are divided into packets.
+    /// Returns how frames are divided into packets.
     pub fn geometry(&self) -> &'a Geometry {
         &self.shared.geometry
     }
 
-    /// Copies `payload` to the position of packet `id`.
+    /// Copies `payload` to the packet slot of packet `id`.
     #[inline]
     pub fn put(&mut self, id: PacketId, payload: &[u8], time: Timestamp) -> Outcome {
         let outcome = self.put_with(id, payload.len(), time, |memory| {
-            // SAFETY: `put_with` provides `payload.len()` writable bytes of an open slot that nothing else refers to:
-            // the packet has not arrived before and the batch keeps its frame open. The ring's memory and the
-            // caller's payload are different allocations. `flush` fences before other threads may read.
+            // SAFETY:
+            // - `put_with` provides `payload.len()` writable bytes of an open slot. Nothing else refers to them,
+            //   because the packet has not arrived before and the batch keeps its frame open.
+            // - The ring's memory and the caller's payload are different allocations.
+            // - `flush` executes a fence before other threads may read the bytes.
             unsafe { copy::stream(payload.as_ptr(), memory, payload.len()) };
         });
         self.state.streamed = true;
         outcome
     }
 
-    /// Lets `write` write `bytes` of payload to the position of packet `id`.
+    /// Calls `write` to write `bytes` of payload to the packet slot of packet `id`.
     ///
     /// `write` is called at most once, and only if the outcome is [`Outcome::Placed`] or [`Outcome::Kept`], with the
     /// address of `bytes` writable bytes.
@@ -152,9 +154,9 @@ impl<'a> Batch<'a> {
         time: Timestamp,
         write: impl FnOnce(*mut u8),
     ) -> Outcome {
-        let (frame, place) = match self.find(id, Some(bytes)) {
-            Found::Open { frame, place } => (frame, place),
-            Found::Closed { frame, place } => return self.put_late(frame, place),
+        let (frame, index) = match self.find(id, Some(bytes)) {
+            Found::Open { frame, index } => (frame, index),
+            Found::Closed { frame, index } => return self.put_late(frame, index),
             Found::Undecided => return self.keep(id, Content::Payload(bytes), time, write),
             Found::Reject => return self.reject(),
         };
@@ -162,26 +164,27 @@ impl<'a> Batch<'a> {
         let memory = match self.memory(frame, record) {
             Memory::Slot(memory) => Some(memory),
             Memory::RingFull => None,
-            Memory::Closed => return self.put_late(frame, place),
+            Memory::Closed => return self.put_late(frame, index),
             Memory::Reject => return self.reject(),
         };
         let exclusive = self.shared.is_exclusive();
-        if !record.claim(place, exclusive) {
+        if !record.claim(index, exclusive) {
             return self.duplicate();
         }
-        self.see(frame, place);
+        self.see(frame, index);
         if let Some(memory) = memory {
-            let offset = self.shared.geometry.extent(place).start;
-            // SAFETY: the packet's extent lies inside `frame_bytes`, which fits the slot that starts at `memory`
-            // (checked in `ReorderWindow::new`).
+            let offset = self.shared.geometry.extent(index).start;
+            // SAFETY: the packet is inside `frame_bytes`, which fits the slot that starts at `memory`.
+            // `ReorderWindow::new` checked this.
             write(unsafe { memory.add(offset) });
             #[cfg(loom)]
-            // SAFETY: loom checks that one thread at a time writes the packet and that it is read afterwards.
-            record.canary[place as usize].with_mut(|canary| unsafe { *canary += 1 });
+            // SAFETY: this code runs only under loom, which checks that one thread at a time writes the packet, and
+            // that reads happen afterwards.
+            record.canary[index as usize].with_mut(|canary| unsafe { *canary += 1 });
         }
-        record.mark_present(place, exclusive);
+        record.mark_present(index, exclusive);
         self.arrived += 1;
-        stamp(record, self.geometry(), place, time);
+        stamp(record, self.geometry(), index, time);
         if memory.is_some() {
             Outcome::Placed
         } else {
@@ -189,22 +192,22 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Marks packet `id` as arrived damaged.
+    /// Records that packet `id` arrived damaged.
     pub fn put_bad(&mut self, id: PacketId) -> Outcome {
         match self.find(id, None) {
-            Found::Open { frame, place } => {
+            Found::Open { frame, index } => {
                 let record = self.shared.record(frame);
                 record.resolve_skip_request(state::UNASSIGNED);
                 if record.state.load(Ordering::Acquire) == state::SKIPPED {
                     return self.reject();
                 }
-                self.see(frame, place);
-                if record.is_present(place) || !record.mark_bad(place, self.shared.is_exclusive()) {
+                self.see(frame, index);
+                if record.is_present(index) || !record.mark_bad(index, self.shared.is_exclusive()) {
                     return self.duplicate();
                 }
                 Outcome::Placed
             }
-            Found::Closed { frame, place } => self.put_late(frame, place),
+            Found::Closed { frame, index } => self.put_late(frame, index),
             Found::Undecided => self.keep(id, Content::Damaged, Timestamp::default(), |_| {}),
             Found::Reject => self.reject(),
         }
@@ -228,14 +231,14 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Places the candidates now that their epoch is confirmed. If `waits`, stops and returns false where a slot is
-    /// missing.
+    /// Places the candidates, because their epoch is confirmed. If `waits` is true and a slot is missing, stops and
+    /// returns false.
     fn place_candidates(&mut self, waits: bool) -> bool {
         if self.state.candidates.is_empty() {
             return true;
         }
-        // Taken out of the state, so that a candidate that does not belong here is rejected instead of being kept
-        // again.
+        // The candidates are removed from the state, so that one that does not belong to the epoch is rejected instead
+        // of being kept again.
         let mut candidates = std::mem::take(&mut self.state.candidates);
         let mut has_room = true;
         while let Some(kept) = candidates.front() {
@@ -264,10 +267,10 @@ impl<'a> Batch<'a> {
         has_room
     }
 
-    /// Ends the frame of packet `id` if it is open, because its sender reported the end: all its packets are
-    /// expected, and `time` is its time unless it has one already. Returns false if the frame lies beyond the open
-    /// frames, so that the report alone is not plausible. For senders that report the end in a separate packet, see
-    /// [`ReorderWindow::await_times`](super::ReorderWindow::await_times).
+    /// Ends the frame of packet `id`, if it is open, because its sender reported the end. All packets of the frame are
+    /// then expected. `time` becomes the frame's time unless the frame already has a time. Returns false if the frame
+    /// is after the open frames, because the report alone is not plausible. For senders that report the end in a
+    /// separate packet, see [`ReorderWindow::await_times`](super::ReorderWindow::await_times).
     pub fn end(&mut self, id: PacketId, time: Timestamp) -> bool {
         if self.state.opens_epoch() {
             return true;
@@ -279,14 +282,14 @@ impl<'a> Batch<'a> {
         let front = self.base + geometry.window as u64;
         if (self.base..front).contains(&frame) {
             stamp(self.shared.record(frame), geometry, 0, time);
-            let end = (frame + 1) * u64::from(geometry.places);
+            let end = (frame + 1) * u64::from(geometry.packets_per_frame);
             self.horizon = self.horizon.max(end);
         }
         frame < front
     }
 
-    /// Whether the frame of packet `id` is still tracked: it is open, lies ahead, or was closed so recently that its
-    /// packets are counted as late or duplicate. A packet of any other frame is treated as far from the stream.
+    /// Returns whether the frame of packet `id` is tracked: it is open, is not open yet, or was closed so recently that
+    /// its packets are counted as late or duplicate. A packet of any other frame is treated as far from the stream.
     pub fn knows(&self, id: PacketId) -> bool {
         let geometry = self.geometry();
         self.state.opens_epoch()
@@ -296,22 +299,23 @@ impl<'a> Batch<'a> {
             })
     }
 
-    /// Predicts the next packets in order, up to `n`, as many as fall into open and free memory: the packets that
-    /// arrive next if they arrive in order. Only exclusive windows predict; others return no packets.
+    /// Predicts the packet slots of the next packets, assuming that they arrive in order. Stores at most `n`
+    /// packet slots in `slots`, only those that have memory and whose packet has not arrived. Windows that are not
+    /// exclusive predict none.
     ///
-    /// The memory may be written until the batch ends. Data written to a position that is not
+    /// The memory may be written until the batch ends. Data written to a packet slot that is not
     /// [accepted](Self::accept) is overwritten later.
-    pub fn predict(&mut self, n: usize, places: &mut Vec<Place>) {
-        places.clear();
+    pub fn predict(&mut self, n: usize, slots: &mut Vec<PacketSlot>) {
+        slots.clear();
         if !self.shared.is_exclusive() || self.state.opens_epoch() {
             return;
         }
         let (shared, geometry) = (self.shared, self.geometry());
-        let per_frame = u64::from(geometry.places);
+        let per_frame = u64::from(geometry.packets_per_frame);
         let end = (self.base + geometry.window as u64) * per_frame;
         let first = self.state.cursor.max(self.base * per_frame);
         let n = n
-            .min(places.capacity())
+            .min(slots.capacity())
             .min(usize::try_from(end.saturating_sub(first)).unwrap_or(usize::MAX));
         let Epoch {
             number: epoch,
@@ -320,19 +324,19 @@ impl<'a> Batch<'a> {
         } = self.state.epoch;
         let mut id = geometry.numbering.after(unit, first - position);
         let (mut frame, mut index) = geometry.split(first);
-        while places.len() < n {
+        while slots.len() < n {
             let record = shared.record(frame);
             let Some(memory) = self.assigned(frame, record) else {
                 return;
             };
-            while index < geometry.places && places.len() < n {
+            while index < geometry.packets_per_frame && slots.len() < n {
                 if record.is_present(index) {
                     return;
                 }
                 let extent = geometry.extent(index);
-                // SAFETY: `extent` lies inside the slot that starts at `memory`, as in `put_with`.
+                // SAFETY: `extent` is inside the slot that starts at `memory`, as in `put_with`.
                 let memory = unsafe { memory.add(extent.start) };
-                places.push(Place {
+                slots.push(PacketSlot {
                     id,
                     epoch,
                     frame,
@@ -347,23 +351,24 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Whether packet `id` can be put without refusing a slot to any frame: its frame and every frame that it makes
-    /// the window publish have slots. Also true for a packet that needs no slot, because it is late or implausible.
+    /// Returns whether packet `id` can be placed without refusing a slot to any frame: its frame, and every frame that
+    /// it causes the window to publish, can have a slot. Also true for a packet that needs no slot, because it is late
+    /// or implausible.
     ///
-    /// For sources that wait for slots: if this returns false, end the batch, [wait](super::ReorderWindow::wait) and
-    /// ask for the same packet again. The call slides the window as the packet itself would, as far as there are
-    /// slots, so ask only for the packet that is put next. The window then covers no more frames than the ring has
-    /// slots; otherwise the source could wait forever. Only the thread of an exclusive window can answer; other
-    /// windows return true.
+    /// For sources that apply backpressure: if this returns false, end the batch, [wait](super::ReorderWindow::wait),
+    /// and query the same packet again. The call advances the window as the packet itself would, as far as slots are
+    /// free. So query only the packet that is placed next. For such sources, the window must not have more frames than
+    /// the ring has slots; otherwise the source could wait forever. Only exclusive windows can answer; other windows
+    /// return true.
     ///
-    /// This assumes a packet of the expected length or one that is [put as damaged](Self::put_bad). If the length may
-    /// be wrong, call [`has_room_for_bytes`](Self::has_room_for_bytes).
+    /// This assumes a packet of the expected length or a packet that is [put as damaged](Self::put_bad). If the length
+    /// may be wrong, call [`has_room_for_bytes`](Self::has_room_for_bytes).
     pub fn has_room_for(&mut self, id: PacketId) -> bool {
         self.has_room(id, None)
     }
 
-    /// As [`has_room_for`](Self::has_room_for), for a packet with `bytes` bytes of payload: a packet of the wrong
-    /// length needs no slot and does not move the window.
+    /// Returns the same as [`has_room_for`](Self::has_room_for) for a packet with `bytes` bytes of payload. A packet of
+    /// the wrong size needs no slot and does not move the window.
     pub fn has_room_for_bytes(&mut self, id: PacketId, bytes: usize) -> bool {
         self.has_room(id, Some(bytes))
     }
@@ -380,7 +385,7 @@ impl<'a> Batch<'a> {
         if self.state.candidates.is_confirmed && !self.place_candidates(true) {
             return false;
         }
-        let class = if id.sub >= self.geometry().numbering.places_per_unit {
+        let class = if id.sub >= self.geometry().numbering.packets_per_unit {
             Classification::Reject
         } else if self.state.opens_epoch() {
             Classification::NewEpoch
@@ -422,32 +427,32 @@ impl<'a> Batch<'a> {
         self.has_room(id, bytes)
     }
 
-    /// Reports that packet `id` has been written to `place`, which must come from [`predict`](Self::predict) of this
-    /// batch. Returns false, with nothing changed, if the packet belongs to another position.
+    /// Records that packet `id` has been written to `slot`, which must come from [`predict`](Self::predict) of this
+    /// batch. Returns false, and changes nothing, if the packet belongs to another packet slot.
     #[inline]
-    pub fn accept(&mut self, id: PacketId, place: &Place, time: Timestamp) -> bool {
-        // The window may have slid since the prediction.
-        if id != place.id || place.frame < self.base || place.epoch != self.state.epoch.number {
+    pub fn accept(&mut self, id: PacketId, slot: &PacketSlot, time: Timestamp) -> bool {
+        // The window may have advanced since the prediction.
+        if id != slot.id || slot.frame < self.base || slot.epoch != self.state.epoch.number {
             return false;
         }
-        let record = self.shared.record(place.frame);
-        if !record.mark_present(place.index, true) {
+        let record = self.shared.record(slot.frame);
+        if !record.mark_present(slot.index, true) {
             return false;
         }
         self.arrived += 1;
-        let position = self.follow(id, place.frame, place.index);
+        let position = self.follow(id, slot.frame, slot.index);
         self.horizon = self.horizon.max(position + 1);
         self.start = self.start.min(position);
-        stamp(record, self.geometry(), place.index, time);
+        stamp(record, self.geometry(), slot.index, time);
         true
     }
 
-    /// Counts packets that carry no readable sequence number.
+    /// Counts packets without a readable sequence number.
     pub fn reject_unreadable(&mut self, packets: u64) {
         self.state.ledger.rejected.add_shared(packets);
     }
 
-    /// Counts packets that carry no data by design.
+    /// Counts packets that intentionally contain no data.
     pub fn control(&mut self, packets: u64) {
         self.state.ledger.control.add_shared(packets);
     }
@@ -467,63 +472,62 @@ impl<'a> Batch<'a> {
         Outcome::Duplicate
     }
 
-    fn put_late(&mut self, frame: u64, place: u32) -> Outcome {
+    fn put_late(&mut self, frame: u64, index: u32) -> Outcome {
         let record = self.shared.record(frame);
-        if record.is_present(place) {
+        if record.is_present(index) {
             return self.duplicate();
         }
         let is_finalised = frame < self.shared.finalised.load(Ordering::Acquire);
-        let position = frame * u64::from(self.shared.geometry.places) + u64::from(place);
+        let position = frame * u64::from(self.shared.geometry.packets_per_frame) + u64::from(index);
         let was_expected = position >= self.shared.start.load(Ordering::Acquire);
         if is_finalised || !was_expected || record.state.load(Ordering::Acquire) == state::SKIPPED {
             return self.reject();
         }
-        if !record.mark_late(place, self.shared.is_exclusive()) {
+        if !record.mark_late(index, self.shared.is_exclusive()) {
             return self.duplicate();
         }
         Outcome::Late
     }
 
-    /// Moves this thread's reference to `id`, so that wrapping numbers stay unambiguous. Returns the packet's
-    /// position.
+    /// Moves this thread's reference to `id`, so that wrapping numbers stay unambiguous. Returns the packet's position.
     #[inline]
-    fn follow(&mut self, id: PacketId, frame: u64, place: u32) -> u64 {
+    fn follow(&mut self, id: PacketId, frame: u64, index: u32) -> u64 {
         let geometry = &self.shared.geometry;
-        let position = frame * u64::from(geometry.places) + u64::from(place);
+        let position = frame * u64::from(geometry.packets_per_frame) + u64::from(index);
         let state = &mut *self.state;
         state.epoch.unit = id.unit;
         state.epoch.position = position - u64::from(id.sub);
         state.cursor = position + 1;
-        let (frame, place) = if place + 1 < geometry.places {
-            (frame, place + 1)
+        let (frame, index) = if index + 1 < geometry.packets_per_frame {
+            (frame, index + 1)
         } else {
             (frame + 1, 0)
         };
-        state.next = Some((geometry.numbering.next(id), frame, place));
+        state.next = Some((geometry.numbering.next(id), frame, index));
         state.candidate = None;
         position
     }
 
-    /// Finds the position of `id`, a packet of `bytes` bytes; slides the window or opens an epoch if necessary.
+    /// Finds the position of `id`, a packet of `bytes` bytes. Advances the window or opens an epoch if necessary.
     #[inline]
     fn find(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
-        if let Some((frame, place)) = self.follows(id, bytes) {
-            self.follow(id, frame, place);
-            return Found::Open { frame, place };
+        if let Some((frame, index)) = self.follows(id, bytes) {
+            self.follow(id, frame, index);
+            return Found::Open { frame, index };
         }
         self.search(id, bytes)
     }
 
-    /// The position of `id` if it is the next expected packet and its frame is open. Most packets are, and this path
-    /// needs no division.
+    /// Returns the position of `id` if it is the next expected packet and its frame is open. This is the path of most
+    /// packets, so it avoids a division.
     #[inline]
     fn follows(&self, id: PacketId, bytes: Option<usize>) -> Option<(u64, u32)> {
-        let (next, frame, place) = self.state.next?;
+        let (next, frame, index) = self.state.next?;
         let geometry = &self.shared.geometry;
         (next == id
             && (self.base..self.base + geometry.window as u64).contains(&frame)
-            && bytes.is_none_or(|bytes| bytes == geometry.extent(place).len()))
-        .then_some((frame, place))
+            && bytes.is_none_or(|bytes| bytes == geometry.extent(index).len()))
+        .then_some((frame, index))
     }
 
     fn search(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
@@ -533,7 +537,7 @@ impl<'a> Batch<'a> {
         let (class, candidate) = self.classify(id, bytes);
         let is_first = candidate.is_some_and(|candidate| candidate.count == 1);
         if candidate.is_none() || is_first && candidate != self.state.candidate {
-            // The packets kept before do not agree with this one.
+            // The candidates are not consistent with this packet.
             self.state.reject_candidates(self.shared);
         }
         self.state.candidate = candidate;
@@ -542,17 +546,17 @@ impl<'a> Batch<'a> {
             Classification::Reject => Found::Reject,
             Classification::Undecided => Found::Undecided,
             Classification::NewEpoch => self.begin(id),
-            Classification::InWindow { frame, place } => {
+            Classification::InWindow { frame, index } => {
                 if frame >= self.base + window && !self.slide(frame) {
                     return Found::Reject;
                 }
                 if frame < self.base {
-                    return Found::Closed { frame, place };
+                    return Found::Closed { frame, index };
                 }
-                self.follow(id, frame, place);
-                Found::Open { frame, place }
+                self.follow(id, frame, index);
+                Found::Open { frame, index }
             }
-            Classification::Gap { frame, place } => {
+            Classification::Gap { frame, index } => {
                 let first = self.state.lowest_candidate(self.geometry(), id);
                 let first = self.state.locate(self.geometry(), first);
                 let first = first.map_or(frame, |(first, _)| first.min(frame));
@@ -563,8 +567,8 @@ impl<'a> Batch<'a> {
                 if frame >= self.base + window && !self.slide(frame) || frame < self.base {
                     return Found::Reject;
                 }
-                self.follow(id, frame, place);
-                Found::Open { frame, place }
+                self.follow(id, frame, index);
+                Found::Open { frame, index }
             }
         }
     }
@@ -574,7 +578,7 @@ impl<'a> Batch<'a> {
             .classify(self.shared, (self.base, self.horizon), id, bytes)
     }
 
-    /// Opens the epoch that `id` confirms; it starts with the first of the candidates.
+    /// Opens the epoch that `id` confirms. The epoch starts with the first candidate.
     fn begin(&mut self, id: PacketId) -> Found {
         let first = self.state.lowest_candidate(self.geometry(), id);
         if !self.open_epoch(first) {
@@ -585,27 +589,27 @@ impl<'a> Batch<'a> {
         self.place_candidates(false);
         // Packets of another thread may have opened the epoch at another position.
         match self.state.locate(self.geometry(), id) {
-            Some((frame, place)) if self.is_near(frame) => {
+            Some((frame, index)) if self.is_near(frame) => {
                 if frame >= self.base + self.geometry().window as u64 && !self.slide(frame)
                     || frame < self.base
                 {
                     return Found::Reject;
                 }
-                self.follow(id, frame, place);
-                Found::Open { frame, place }
+                self.follow(id, frame, index);
+                Found::Open { frame, index }
             }
             _ => Found::Reject,
         }
     }
 
-    /// Whether a frame is open, or lies so little ahead that the window can slide to it.
+    /// Returns whether a frame is open, or so close after the open frames that the window can advance to it.
     fn is_near(&self, frame: u64) -> bool {
         (self.base..self.base + 2 * self.geometry().window as u64).contains(&frame)
     }
 
-    /// Asks the sequencer to open an epoch at `id`; returns whether an epoch is open that was not open before.
+    /// Requests an epoch at `id` from the sequencer. Returns whether an epoch was opened.
     fn open_epoch(&mut self, id: PacketId) -> bool {
-        if id.sub >= self.shared.geometry.numbering.places_per_unit {
+        if id.sub >= self.shared.geometry.numbering.packets_per_unit {
             return false;
         }
         self.flush();
@@ -633,7 +637,7 @@ impl<'a> Batch<'a> {
             shared.has_requests.store(1, Ordering::Release);
             shared.unpin(self.state.writer);
             wait_until(|| {
-                // The sequencer need not wait for this thread.
+                // Counts as a poll of this thread, so that the sequencer does not wait for it.
                 #[cfg(not(loom))]
                 shared.rounds[self.state.writer].fetch_add(1, Ordering::AcqRel);
                 shared.epoch_number.load(Ordering::Acquire) != known
@@ -649,7 +653,7 @@ impl<'a> Batch<'a> {
         true
     }
 
-    /// Slides the window until `frame` is inside; returns false if the sequencer has ended or opened an epoch.
+    /// Advances the window until `frame` is open. Returns false if the sequencer has ended or has opened an epoch.
     fn slide(&mut self, frame: u64) -> bool {
         let window = self.shared.geometry.window as u64;
         self.flush();
@@ -664,8 +668,8 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Asks the sequencer for `frame` and waits, unpinned, until `ready`; returns false if the sequencer has ended or
-    /// opened an epoch.
+    /// Requests `frame` from the sequencer and waits, unpinned, until `ready` returns true. Returns false if the
+    /// sequencer has ended or has opened an epoch.
     fn await_sequencer(&mut self, frame: u64, ready: impl Fn(&Shared) -> bool) -> bool {
         let (shared, writer) = (self.shared, self.state.writer);
         let epoch = self.state.epoch.number;
@@ -681,7 +685,7 @@ impl<'a> Batch<'a> {
         !moved()
     }
 
-    /// Returns the memory of an open frame for a packet that arrived. If there is no free slot, the frame is refused
+    /// Returns the memory of an open frame for a packet that arrived. If no slot is free, the frame is refused a slot
     /// permanently.
     #[inline]
     fn memory(&mut self, frame: u64, record: &Record) -> Memory {
@@ -700,7 +704,7 @@ impl<'a> Batch<'a> {
                 }
             } else if !self.await_sequencer(frame, |shared| {
                 let base = shared.base.load(Ordering::Acquire);
-                // The window may pass the frame without assigning a slot.
+                // The window may advance past the frame without assigning a slot.
                 base != BLOCKED && frame < base
                     || shared.record(frame).state.load(Ordering::Acquire) != state::UNASSIGNED
             }) {
@@ -710,7 +714,7 @@ impl<'a> Batch<'a> {
                 return Memory::Closed;
             }
         }
-        // A skip request that arrived while this thread waited.
+        // A skip request may have arrived while this thread waited.
         record.resolve_skip_request(state::REFUSED);
         match record.state.load(Ordering::Acquire) {
             state::ASSIGNED => Memory::Slot(record.memory.load(Ordering::Relaxed)),
@@ -719,7 +723,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The memory of a frame, if it has a slot or a slot is free.
+    /// Returns the memory of a frame if it has a slot or a slot is free.
     fn assigned(&mut self, frame: u64, record: &Record) -> Option<*mut u8> {
         if record.state.load(Ordering::Relaxed) == state::UNASSIGNED {
             self.state.sequencer.as_mut()?.assign(self.shared, frame);
@@ -728,13 +732,13 @@ impl<'a> Batch<'a> {
             .then(|| record.memory.load(Ordering::Relaxed))
     }
 
-    fn see(&mut self, frame: u64, place: u32) {
-        let position = frame * u64::from(self.geometry().places) + u64::from(place);
+    fn see(&mut self, frame: u64, index: u32) {
+        let position = frame * u64::from(self.geometry().packets_per_frame) + u64::from(index);
         self.horizon = self.horizon.max(position + 1);
         self.start = self.start.min(position);
     }
 
-    /// Publishes what this batch has seen to the other threads.
+    /// Publishes the progress of this batch to the other threads.
     fn flush(&mut self) {
         if std::mem::take(&mut self.state.streamed) {
             copy::fence();
@@ -755,7 +759,7 @@ impl<'a> Batch<'a> {
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         self.flush();
-        // The old numbering continues. Candidates that only wait for slots are confirmed and stay.
+        // The old numbering continues. Candidates that only wait for slots are already confirmed and stay.
         if self.state.candidate.is_none() && !self.state.candidates.is_confirmed {
             self.state.reject_candidates(self.shared);
         }
@@ -767,11 +771,11 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// Sets the time of a frame from the first of its packets that arrives.
+/// Sets the time of a frame from the first packet that arrives.
 #[inline]
-fn stamp(record: &Record, geometry: &Geometry, place: u32, time: Timestamp) {
+fn stamp(record: &Record, geometry: &Geometry, index: u32, time: Timestamp) {
     if time.clock != crate::frame::Clock::None && record.time_clock.load(Ordering::Relaxed) == 0 {
-        let since_start = geometry.nanoseconds_before(place);
+        let since_start = geometry.nanoseconds_before(index);
         record
             .time_ns
             .store(time.ns.saturating_sub(since_start), Ordering::Relaxed);

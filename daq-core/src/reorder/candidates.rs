@@ -1,23 +1,23 @@
-//! Packets whose numbers are far from the stream, kept until a new epoch is confirmed or refuted.
+//! Packets with sequence numbers far from the stream, which are kept until a new epoch is confirmed or refuted.
 
 use super::PacketId;
 use crate::frame::Timestamp;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Maximum bytes of one thread's buffer.
+/// Maximum size of one thread's buffer in bytes.
 const MAX_BYTES: usize = 8 << 20;
-/// How long candidates are kept while no other packet arrives.
+/// Maximum time for which candidates are kept while no other packet arrives.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
-/// What a candidate carries.
+/// The contents of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Number of payload bytes.
     Payload(usize),
-    /// Damaged payload, of which only the position counts.
+    /// Damaged payload, so only the position is used.
     Damaged,
-    /// The unit carries no data by design; this is not counted as a packet.
+    /// The unit intentionally contains no data. It is not counted as a packet.
     NoData,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Kept {
     pub(super) id: PacketId,
     pub(super) content: Content,
     pub(super) time: Timestamp,
-    /// Start of the payload in the buffer's memory.
+    /// Offset of the payload in the buffer.
     offset: usize,
 }
 
@@ -42,13 +42,13 @@ pub(super) struct Candidates {
     next: usize,
     /// Whether the new epoch or the gap is confirmed and the packets only wait for slots.
     pub(super) is_confirmed: bool,
-    /// When the current packets were first seen.
+    /// Time at which the current packets were first seen.
     seen: Option<Instant>,
 }
 
 impl Candidates {
-    /// Creates a buffer for the packets before the one that confirms: `resync_after - 1`, and as many units without
-    /// data between them.
+    /// Creates a buffer for the `resync_after - 1` packets before the confirming packet, and for the same number of
+    /// units without data between them.
     pub(super) fn new(resync_after: u32, max_payload: usize) -> Self {
         let wanted = 2 * (resync_after.max(1) as usize - 1);
         let capacity = wanted.min(MAX_BYTES / max_payload.max(1));
@@ -65,8 +65,8 @@ impl Candidates {
         self.kept.is_empty()
     }
 
-    /// Keeps a packet and returns the memory for its payload; `None` if it cannot be kept. A full buffer drops its
-    /// oldest packet. The second value is the number of packets dropped this way.
+    /// Keeps a packet and returns the memory for its payload, or `None` if it cannot be kept. A full buffer drops its
+    /// oldest packets. The second value is the number of packets dropped this way.
     pub(super) fn push(
         &mut self,
         id: PacketId,
@@ -96,7 +96,7 @@ impl Candidates {
         (Some(&mut self.memory[offset..offset + bytes]), dropped)
     }
 
-    /// The oldest packet.
+    /// Returns the oldest packet.
     pub(super) fn front(&self) -> Option<Kept> {
         self.kept.front().copied()
     }
@@ -108,7 +108,7 @@ impl Candidates {
         kept
     }
 
-    /// The payload of a packet that was removed.
+    /// Returns the payload of a packet that was removed.
     pub(super) fn payload(&self, kept: &Kept) -> &[u8] {
         match kept.content {
             Content::Payload(bytes) => &self.memory[kept.offset..kept.offset + bytes],
@@ -116,7 +116,7 @@ impl Candidates {
         }
     }
 
-    /// The identities of the packets, without units that carry no data.
+    /// Returns the numbers of the packets, without units that contain no data.
     pub(super) fn ids(&self) -> impl Iterator<Item = PacketId> {
         let packets = self.kept.iter().filter(|kept| kept.packets() > 0);
         packets.map(|kept| kept.id)
@@ -130,7 +130,7 @@ impl Candidates {
         packets
     }
 
-    /// Whether the packets have waited too long for others that agree.
+    /// Returns whether the packets have been kept for longer than the maximum time without being confirmed.
     pub(super) fn is_too_old(&mut self, now: Instant) -> bool {
         let seen = *self.seen.get_or_insert(now);
         !self.is_confirmed && now.saturating_duration_since(seen) >= MAX_AGE

@@ -1,48 +1,49 @@
 //! Classifies packets by their sequence numbers.
 //!
-//! Nothing here changes any state, so a source that waits may ask before it puts a packet.
+//! Functions of this module do not change any state, so a source with backpressure can classify a packet before it
+//! places it.
 
 use super::shared::Shared;
 use super::{Geometry, PacketId, WriterState};
 use crate::sync::Ordering;
 
-/// What successive packets far from the window agree on.
+/// A possible start of a new epoch or end of a gap, with which consecutive packets far from the window are consistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     /// The unit number of the last packet.
     unit: u64,
-    /// Number of packets that agree.
+    /// Number of consistent packets.
     pub(super) count: u32,
-    /// The horizon at the first of them.
+    /// The horizon when the first of these packets arrived.
     pub(super) since: u64,
 }
 
-/// What a packet's sequence number means for the window.
+/// The meaning of a packet's sequence number for the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Classification {
-    /// The frame is open, was closed recently, or lies so little ahead that the window slides to it.
-    InWindow { frame: u64, place: u32 },
-    /// The frame lies beyond a gap that several packets confirm: the window slides to it.
-    Gap { frame: u64, place: u32 },
+    /// The frame is open, was closed recently, or is so close after the open frames that the window advances to it.
+    InWindow { frame: u64, index: u32 },
+    /// The frame is after a gap that several packets confirm, so the window advances to it.
+    Gap { frame: u64, index: u32 },
     /// Several packets confirm a new epoch.
     NewEpoch,
     /// The packet may be the first sign of a new epoch or of a gap.
     Undecided,
-    /// The number is implausible, or the unit has no such packet.
+    /// The number is implausible, or the index or size of the packet does not fit the unit.
     Reject,
 }
 
 impl WriterState {
-    /// Whether the next packet opens an epoch, whatever its number.
+    /// Returns whether the next packet opens an epoch regardless of its number.
     #[inline]
     pub(super) const fn opens_epoch(&self) -> bool {
         self.epoch.number == 0 || self.restarts
     }
 
-    /// Classifies `id` while an epoch is open; also returns the new candidate.
+    /// Classifies `id` while an epoch is open. Also returns the new candidate.
     ///
-    /// `front` is the oldest open frame, and one past the highest position that this thread has seen and not
-    /// published yet. A packet whose length is not `bytes` is rejected.
+    /// `front` contains the oldest open frame, and one past the highest position that this thread has seen and not
+    /// published yet. A packet whose size is not `bytes` is rejected.
     pub(super) fn classify(
         &self,
         shared: &Shared,
@@ -52,10 +53,10 @@ impl WriterState {
     ) -> (Classification, Option<Candidate>) {
         let (base, _) = front;
         let geometry = &shared.geometry;
-        let Some((frame, place)) = self.locate(geometry, id) else {
+        let Some((frame, index)) = self.locate(geometry, id) else {
             return self.classify_distant(shared, front, id);
         };
-        if bytes.is_some_and(|bytes| bytes != geometry.extent(place).len()) {
+        if bytes.is_some_and(|bytes| bytes != geometry.extent(index).len()) {
             return (Classification::Reject, self.candidate);
         }
         let window = geometry.window as u64;
@@ -63,14 +64,14 @@ impl WriterState {
             return self.classify_distant(shared, front, id);
         }
         if frame < base && shared.has_been_silent() {
-            // Every packet that was sent has arrived, so numbers of closed frames are those of a restarted sender.
+            // Every packet that was sent has arrived, so numbers of closed frames belong to a restarted sender.
             return self.classify_distant(shared, front, id);
         }
         if frame < shared.floor.load(Ordering::Acquire) {
-            // The epoch started after this frame: the packet is a straggler, not a sign of new numbering.
+            // The epoch started after this frame, so the packet is a straggler and not a sign of new numbering.
             return (Classification::Reject, self.candidate);
         }
-        (Classification::InWindow { frame, place }, self.candidate)
+        (Classification::InWindow { frame, index }, self.candidate)
     }
 
     /// Classifies a packet far from the window: very late, an outlier, or the first sign of a new epoch.
@@ -81,17 +82,17 @@ impl WriterState {
         id: PacketId,
     ) -> (Classification, Option<Candidate>) {
         let geometry = &shared.geometry;
-        let is_place = id.sub < geometry.numbering.places_per_unit;
-        // A source whose every number is trusted reports backward steps itself.
-        if !is_place || geometry.resync_after > 1 && self.is_late(shared, base, id) {
+        let is_index_valid = id.sub < geometry.numbering.packets_per_unit;
+        // A source whose numbers are all trusted (`resync_after` is 1) reports backward steps itself.
+        if !is_index_valid || geometry.resync_after > 1 && self.is_late(shared, base, id) {
             return (Classification::Reject, self.candidate);
         }
-        let near = geometry.window as u64 * u64::from(geometry.places);
-        // Includes what this batch has seen: its own packets are not those of other threads.
+        let near = geometry.window as u64 * u64::from(geometry.packets_per_frame);
+        // Includes positions that this batch has seen, because its own packets are not evidence of other threads.
         let horizon = shared.horizon.load(Ordering::Acquire).max(seen);
         let (agreed, since) = match self.candidate {
             Some(Candidate { unit, count, since }) => {
-                match geometry.numbering.places_between(unit, id) {
+                match geometry.numbering.packets_between(unit, id) {
                     Some(0) => (count, since),
                     Some(distance) if distance.unsigned_abs() <= near => (count + 1, since),
                     _ => (1, horizon),
@@ -107,29 +108,32 @@ impl WriterState {
         if agreed < geometry.resync_after {
             return (Classification::Undecided, candidate);
         }
-        if let Some((frame, place)) = self.locate_beyond_gap(geometry, base, id) {
-            return (Classification::Gap { frame, place }, candidate);
+        if let Some((frame, index)) = self.locate_beyond_gap(geometry, base, id) {
+            return (Classification::Gap { frame, index }, candidate);
         }
         if horizon != since && !shared.is_exclusive() {
-            // Other threads continue in the old numbering: this thread lags, or only its sender has restarted.
+            // Other threads continue in the old numbering, so either this thread lags behind or only its sender has
+            // restarted.
             return (Classification::Reject, None);
         }
         (Classification::NewEpoch, candidate)
     }
 
-    /// Whether `id` names a packet that was closed as missing. It is then that packet, however late. A restarted
-    /// sender would repeat numbers that arrived.
+    /// Returns whether `id` is the number of a packet that was closed as missing. If so, the packet is the missing
+    /// packet, however late it is, because a restarted sender would also repeat numbers of packets that arrived.
     fn is_late(&self, shared: &Shared, base: u64, id: PacketId) -> bool {
-        let places = u64::from(shared.geometry.places);
+        let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
         self.locate(&shared.geometry, id)
-            .is_some_and(|(frame, place)| {
-                let position = frame * places + u64::from(place);
+            .is_some_and(|(frame, index)| {
+                let position = frame * packets_per_frame + u64::from(index);
                 frame >= shared.floor.load(Ordering::Acquire)
-                    && shared.history.is_missing(position, base * places)
+                    && shared
+                        .history
+                        .is_missing(position, base * packets_per_frame)
             })
     }
 
-    /// The position of `id` if it lies ahead by no more than the longest allowed gap.
+    /// Returns the position of `id` if the gap before it is not longer than the maximum.
     fn locate_beyond_gap(
         &self,
         geometry: &Geometry,
@@ -137,17 +141,19 @@ impl WriterState {
         id: PacketId,
     ) -> Option<(u64, u32)> {
         let window = geometry.window as u64;
-        let (frame, place) = self.locate(geometry, id)?;
-        let gap = geometry.max_gap.div_ceil(u64::from(geometry.places));
+        let (frame, index) = self.locate(geometry, id)?;
+        let gap = geometry
+            .max_gap
+            .div_ceil(u64::from(geometry.packets_per_frame));
         let reach = base + 2 * window + gap;
         (base + window..reach)
             .contains(&frame)
-            .then_some((frame, place))
+            .then_some((frame, index))
     }
 
-    /// The frame and packet index of `id` in the current epoch; `None` if the epoch has no such packet.
+    /// Returns the frame and the packet index of `id` in the current epoch, or `None` if the epoch has no such packet.
     pub(super) fn locate(&self, geometry: &Geometry, id: PacketId) -> Option<(u64, u32)> {
-        let distance = geometry.numbering.places_between(self.epoch.unit, id)?;
+        let distance = geometry.numbering.packets_between(self.epoch.unit, id)?;
         let position = self.epoch.position.checked_add_signed(distance)?;
         Some(geometry.split(position))
     }

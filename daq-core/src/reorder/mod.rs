@@ -1,16 +1,16 @@
-//! The reorder window: the open slots of a ring, into which packets are sorted in whatever order they arrive.
+//! The reorder window: the open slots of a ring, in which packets are placed in any order of arrival.
 //!
 //! ```text
-//!       closed, not final            open                  not yet open
-//!   … ┆ late or lost?          │ packets are placed   │ a packet here makes the
-//!     ┆                        │                      │ window slide
-//!     └── window frames ───────┴── window frames ─────┴── window frames ──┐ beyond: rejected until
-//!                              base                                       │ several packets agree,
+//!       closed, not final            open                  not open yet
+//!   … ┆ late or lost?          │ packets are placed   │ a packet here advances
+//!     ┆                        │                      │ the window
+//!     └── window frames ───────┴── window frames ─────┴── window frames ──┐ beyond: kept aside until
+//!                              base                                       │ several packets are consistent,
 //!                                                                           then a new epoch opens
 //! ```
-//! Packets from beyond are kept aside until that is decided: they are placed once the new epoch is confirmed and
-//! counted as rejected if it is not. A packet that was recently closed as missing is late: it never confirms an
-//! epoch, however many such packets agree.
+//! Packets beyond these frames are kept aside until several consistent packets confirm a new epoch, or the old stream
+//! continues. They are placed if the new epoch is confirmed, and counted as rejected otherwise. A packet that was
+//! recently closed as missing is late: such packets never confirm an epoch, even if many are consistent.
 //!
 //! Any number of threads may fill one window, each through its own [`ReorderWindow`] handle. Handle 0 is the
 //! *sequencer*: it alone closes frames, in order, and publishes them to the ring.
@@ -33,7 +33,7 @@ mod sequencer;
 mod shared;
 mod size;
 
-pub use batch::{Batch, Outcome, Place};
+pub use batch::{Batch, Outcome, PacketSlot};
 pub use numbering::{Numbering, PacketId};
 pub use size::{Arrival, WindowSize};
 
@@ -50,37 +50,39 @@ use std::time::Instant;
 /// How frames are divided into packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Number of packets in a frame, at least 1.
-    pub places: u32,
-    /// Payload bytes of the first packet of a frame.
+    /// Number of packets per frame, at least 1.
+    pub packets_per_frame: u32,
+    /// Number of payload bytes in the first packet of a frame.
     pub first_bytes: usize,
-    /// Payload bytes of every packet but the first and the last.
-    pub place_bytes: usize,
-    /// Payload bytes of a frame; the last packet has the rest.
+    /// Number of payload bytes of every packet except the first and the last.
+    pub packet_bytes: usize,
+    /// Number of payload bytes of a frame; the last packet contains the remaining bytes.
     pub frame_bytes: usize,
     /// How packets are numbered.
     pub numbering: Numbering,
-    /// Number of frames open at a time, at least 1.
+    /// Number of frames open at the same time, at least 1.
     pub window: usize,
-    /// Maximum number of packets, beyond twice the window, that may be missing in a row. If packets agree on a
-    /// forward step that is no longer, the packets in between are lost; a longer step opens an epoch.
+    /// Maximum number of packets, beyond twice the window, that may be missing in a row. If consistent packets step
+    /// forward by no more than this, the packets in between are lost. A longer step opens an epoch.
     pub max_gap: u64,
-    /// Number of successive packets beyond twice the window that must agree before the window accepts them, at least
+    /// Number of consecutive consistent packets beyond twice the window after which the window accepts them, at least
     /// 1. The packets before the last of them are kept aside meanwhile.
     pub resync_after: u32,
-    /// Nanoseconds of signal in a frame, if each packet carries the time of its own payload: the start of a frame is
-    /// then known even if its first packets are missing. 0 = unknown, or a packet carries the time of its frame.
+    /// Signal duration of a frame in nanoseconds, if each packet contains the time of its own payload. The start time
+    /// of a frame is then known even if its first packets are missing. 0 if unknown, or if packets contain the time of
+    /// their frame.
     pub frame_ns: u64,
 }
 
 impl Geometry {
-    /// Frames of `places` packets of `place_bytes` each, numbered by a 64-bit counter, with a window of 4.
-    pub const fn new(places: u32, place_bytes: usize) -> Self {
+    /// Returns a geometry of `packets_per_frame` packets of `packet_bytes` each, numbered by a 64-bit counter, with a
+    /// window of 4 frames.
+    pub const fn new(packets_per_frame: u32, packet_bytes: usize) -> Self {
         Self {
-            places,
-            first_bytes: place_bytes,
-            place_bytes,
-            frame_bytes: places as usize * place_bytes,
+            packets_per_frame,
+            first_bytes: packet_bytes,
+            packet_bytes,
+            frame_bytes: packets_per_frame as usize * packet_bytes,
             numbering: Numbering::PLAIN,
             window: 4,
             max_gap: 0,
@@ -89,7 +91,7 @@ impl Geometry {
         }
     }
 
-    /// Nanoseconds of signal in a frame before packet `i`; 0 if unknown.
+    /// Returns the signal duration of a frame before packet `i` in nanoseconds; 0 if unknown.
     pub fn nanoseconds_before(&self, i: u32) -> u64 {
         if self.frame_ns == 0 {
             return 0;
@@ -98,36 +100,39 @@ impl Geometry {
         u64::try_from(bytes / self.frame_bytes.max(1) as u128).unwrap_or(u64::MAX)
     }
 
-    /// Payload bytes of the longest packet.
+    /// Returns the payload bytes of the largest packet.
     fn max_payload(&self) -> usize {
-        let last = self.extent(self.places - 1).len();
+        let last = self.extent(self.packets_per_frame - 1).len();
         self.first_bytes
-            .max(self.place_bytes)
+            .max(self.packet_bytes)
             .max(last)
             .min(self.frame_bytes)
     }
 
-    /// The frame, and the index in it, of the packet at `position`.
+    /// Returns the frame of the packet at `position`, and its index in the frame.
     const fn split(&self, position: u64) -> (u64, u32) {
-        let places = self.places as u64;
-        #[expect(clippy::cast_possible_truncation, reason = "below `places`, a u32")]
-        let place = (position % places) as u32;
-        (position / places, place)
+        let packets_per_frame = self.packets_per_frame as u64;
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the remainder is less than `packets_per_frame`, which is a u32"
+        )]
+        let index = (position % packets_per_frame) as u32;
+        (position / packets_per_frame, index)
     }
 
-    /// The byte range of packet `i` in the frame.
+    /// Returns the byte range of packet `i` in the frame.
     pub const fn extent(&self, i: u32) -> std::ops::Range<usize> {
         let start = if i == 0 {
             0
         } else {
-            self.first_bytes + (i as usize - 1) * self.place_bytes
+            self.first_bytes + (i as usize - 1) * self.packet_bytes
         };
         let bytes = if i == 0 {
             self.first_bytes
         } else {
-            self.place_bytes
+            self.packet_bytes
         };
-        let end = if i + 1 == self.places {
+        let end = if i + 1 == self.packets_per_frame {
             self.frame_bytes
         } else {
             start + bytes
@@ -149,16 +154,16 @@ pub struct ReorderWindow {
 #[derive(Debug)]
 struct WriterState {
     writer: usize,
-    /// The epoch as this thread last saw it; its reference follows the packets.
+    /// The epoch as last seen by this thread. Its reference follows the packets of this thread.
     epoch: Epoch,
     candidate: Option<Candidate>,
-    /// The packets that the candidate stands for.
+    /// The packets that belong to the candidate.
     candidates: Candidates,
-    /// The position of the next expected packet.
+    /// Position of the next expected packet.
     cursor: u64,
-    /// Whether the next packet opens an epoch, whatever its number.
+    /// Whether the next packet opens an epoch regardless of its number.
     restarts: bool,
-    /// The same as packet, frame and index; `None` = must be computed.
+    /// The next expected packet with its frame and index; `None` if they must be computed from `cursor`.
     next: Option<(PacketId, u64, u32)>,
     /// Whether payload was copied with streaming stores that other threads may not see yet.
     streamed: bool,
@@ -167,12 +172,12 @@ struct WriterState {
 }
 
 impl ReorderWindow {
-    /// Creates a window over `producer`, filled by `writers` threads, with one handle each; the first is the
+    /// Creates a window over `producer`, filled by `writers` threads. Returns one handle per thread; the first is the
     /// sequencer.
     ///
     /// # Panics
-    /// If `writers`, `geometry.window`, `geometry.places` or `geometry.numbering.step` is 0, or a frame does not fit
-    /// the ring's slots.
+    /// Panics if `writers`, `geometry.window`, `geometry.packets_per_frame` or `geometry.numbering.step` is 0, or if a
+    /// frame does not fit into the ring's slots.
     pub fn new(
         producer: Producer,
         geometry: Geometry,
@@ -180,25 +185,25 @@ impl ReorderWindow {
         ledger: &SourceLedger,
     ) -> Vec<Self> {
         assert!(
-            writers > 0 && geometry.window > 0 && geometry.places > 0,
-            "an empty window: {geometry:?}"
+            writers > 0 && geometry.window > 0 && geometry.packets_per_frame > 0,
+            "the window, the packets per frame and the number of writers must be at least 1: {geometry:?}"
         );
         assert!(
-            geometry.numbering.step > 0 && geometry.numbering.places_per_unit > 0,
+            geometry.numbering.step > 0 && geometry.numbering.packets_per_unit > 0,
             "{geometry:?}"
         );
         assert!(
             geometry.frame_bytes <= producer.options().slot_bytes,
-            "frames larger than slots: {geometry:?}"
+            "a frame must fit into a slot of the ring: {geometry:?}"
         );
-        let last = geometry.extent(geometry.places - 1);
+        let last = geometry.extent(geometry.packets_per_frame - 1);
         assert!(
             last.start < last.end,
-            "the last place is empty: {geometry:?}"
+            "the last packet of a frame must not be empty: {geometry:?}"
         );
         assert!(
-            geometry.places <= producer.options().places,
-            "more places than the ring keeps: {geometry:?}"
+            geometry.packets_per_frame <= producer.options().packets_per_frame,
+            "`packets_per_frame` must not exceed the ring's `packets_per_frame`: {geometry:?}"
         );
         let shared = Arc::new(Shared::new(geometry, writers));
         let mut sequencer = Some(Sequencer::new(producer, ledger.clone(), &shared));
@@ -225,16 +230,17 @@ impl ReorderWindow {
             .collect()
     }
 
-    /// How frames are divided into packets.
+    /// Returns how frames are divided into packets.
     pub fn geometry(&self) -> &Geometry {
         &self.shared.geometry
     }
 
-    /// Replaces the planned geometry, which is an upper bound, by the one that the first packets show. Each thread
-    /// calls it with the same geometry before it places its first packet; the first call decides.
+    /// Replaces the planned geometry, which is an upper bound, with the one detected from the first packets. Each
+    /// thread calls this with the same geometry before it places its first packet. The first call determines the
+    /// geometry.
     ///
     /// # Panics
-    /// If frames or their packets exceed the planned ones, or an epoch is open.
+    /// Panics if frames or their packets exceed the planned sizes, or if an epoch is open.
     pub fn pin(&mut self, geometry: Geometry) {
         self.adopt_pinned();
         if self.is_pinned {
@@ -242,14 +248,14 @@ impl ReorderWindow {
         }
         let planned = &self.shared.geometry;
         assert!(
-            (1..=planned.places).contains(&geometry.places)
+            (1..=planned.packets_per_frame).contains(&geometry.packets_per_frame)
                 && geometry.frame_bytes <= planned.frame_bytes
-                && geometry.extent(geometry.places - 1).start < geometry.frame_bytes,
-            "a geometry beyond the planned one: {geometry:?}, planned {planned:?}"
+                && geometry.extent(geometry.packets_per_frame - 1).start < geometry.frame_bytes,
+            "the geometry exceeds the planned geometry: {geometry:?}, planned {planned:?}"
         );
         assert!(
             self.state.epoch.number == 0,
-            "pinned after the first packet"
+            "the geometry must be set before the first packet"
         );
         let writers = self.shared.pins.len();
         self.shared
@@ -258,7 +264,7 @@ impl ReorderWindow {
         self.adopt_pinned();
     }
 
-    /// Uses the pinned geometry if a thread has pinned one.
+    /// Uses the pinned geometry, if any thread has pinned one.
     fn adopt_pinned(&mut self) {
         let Some(pinned) = self.shared.pinned.get().cloned() else {
             return;
@@ -269,26 +275,26 @@ impl ReorderWindow {
         self.state.candidates = Candidates::new(geometry.resync_after, geometry.max_payload());
     }
 
-    /// Whether only this thread fills the window, so that Linux can receive packets directly into their final
-    /// position (see [`Batch::predict`]).
+    /// Returns whether only this thread fills the window. If so, Linux can receive packets directly into their packet
+    /// slots (see [`Batch::predict`]).
     pub fn is_exclusive(&self) -> bool {
         self.shared.is_exclusive()
     }
 
     /// Declares that frames get their times when they end ([`Batch::end`]), separately from their packets. A complete
-    /// frame then stays open until it has its time, leaves the window, or no packets arrive any more.
+    /// frame then stays open until it has its time, the window advances past it, or no more packets arrive.
     pub fn await_times(&mut self) {
         if let Some(sequencer) = &mut self.state.sequencer {
             sequencer.await_times();
         }
     }
 
-    /// Whether this handle closes frames.
+    /// Returns whether this handle is the sequencer, which closes frames.
     pub const fn is_sequencer(&self) -> bool {
         self.state.sequencer.is_some()
     }
 
-    /// The pattern that missing packets are filled with.
+    /// Returns the pattern with which missing packets are filled.
     pub fn fill(&self) -> Fill {
         self.state
             .sequencer
@@ -296,7 +302,7 @@ impl ReorderWindow {
             .map_or(Fill::ZERO, |sequencer| sequencer.producer().options().fill)
     }
 
-    /// Begins a batch: until it is dropped, open frames stay open.
+    /// Begins a batch. Open frames stay open until the batch is dropped.
     pub fn batch(&mut self) -> Batch<'_> {
         Batch::new(&self.shared, &mut self.state)
     }
@@ -308,14 +314,15 @@ impl ReorderWindow {
         }
     }
 
-    /// Reports the drops that the kernel has counted so far at this thread's socket. They are evidence for the cause
-    /// of gaps, not for their number.
+    /// Reports the number of packets that Linux has dropped so far at this thread's socket. This is evidence for the
+    /// cause of gaps, not for their number.
     pub fn note_drops(&self, total: u64) {
         self.shared.drops[self.state.writer].store(total, Ordering::Relaxed);
         self.shared.readings.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether gaps wait for their cause, so that [`note_drops`](Self::note_drops) should be called.
+    /// Returns whether the cause of a gap may not be determined yet. If so, [`note_drops`](Self::note_drops) should be
+    /// called.
     pub fn wants_drops(&self) -> bool {
         self.state
             .sequencer
@@ -324,10 +331,11 @@ impl ReorderWindow {
             || self.state.sequencer.is_none()
     }
 
-    /// Declares that the sender restarts its numbering: the next packet opens an epoch, however close its number is.
+    /// Declares that the sender restarts its numbering. The next packet opens an epoch even if its number continues the
+    /// stream.
     ///
-    /// For sources that know this, such as a recording that is replayed. Effective only for exclusive windows; other
-    /// windows require packets to agree.
+    /// Call this function if the source knows about the restart, for example if it replays a recording. Effective only
+    /// for exclusive windows; other windows require consistent packets.
     pub fn restart(&mut self) {
         if self.shared.is_exclusive() {
             self.state.restarts = true;
@@ -335,24 +343,25 @@ impl ReorderWindow {
         }
     }
 
-    /// Counts packets that carry no readable sequence number.
+    /// Counts packets without a readable sequence number.
     pub fn reject(&self, packets: u64) {
         self.state.ledger.rejected.add_shared(packets);
     }
 
-    /// Counts packets that carry no data by design.
+    /// Counts packets that intentionally contain no data.
     pub fn control(&self, packets: u64) {
         self.state.ledger.control.add_shared(packets);
     }
 
-    /// Declares that `unit` carries no data by design (a SPEAD heap of descriptors): its packets are not expected.
+    /// Declares that `unit` intentionally contains no data (such as a SPEAD heap of descriptors), so its packets are
+    /// not expected.
     ///
-    /// Effective only where a unit is a frame, and while none of its packets has arrived. Payload of the unit that
-    /// arrives before payload of a later unit cancels the request. A unit that later ones have overtaken is skipped
-    /// at once, and its packets are rejected. If its frame was closed already, its packets count as `late`.
+    /// Effective only if a unit is a frame, and while none of its packets has arrived. If payload of the unit arrives
+    /// before payload of a later unit, the request is cancelled. If later units have already arrived, the unit is
+    /// skipped immediately and its packets are rejected. If its frame is already closed, its packets count as `late`.
     pub fn skip(&mut self, unit: u64) {
-        let is_frame =
-            self.shared.geometry.numbering.places_per_unit == self.shared.geometry.places;
+        let is_frame = self.shared.geometry.numbering.packets_per_unit
+            == self.shared.geometry.packets_per_frame;
         if !is_frame || self.state.opens_epoch() && self.is_sequencer() {
             return;
         }
@@ -368,9 +377,9 @@ impl ReorderWindow {
         self.state.skip(&self.shared, unit);
     }
 
-    /// The sequencer's work between batches: requests of other threads, complete frames, and frames that have waited
-    /// too long. Every thread calls it after each poll for packets, and at least every few milliseconds while it does
-    /// not wait for packets.
+    /// Does the sequencer's work between batches: handles requests of other threads, closes complete frames, and closes
+    /// frames that have waited too long. Every thread must call it after each poll for packets, and at least every few
+    /// milliseconds while it does not wait for packets.
     pub fn tick(&mut self, now: Instant) {
         self.adopt_pinned();
         let (shared, state) = (&self.shared, &mut self.state);
@@ -384,7 +393,7 @@ impl ReorderWindow {
         }
     }
 
-    /// Ends the stream: publishes open frames up to the last packet seen and finalises the ledger. All other threads
+    /// Ends the stream: publishes open frames up to the last packet seen, and finalises the ledger. All other threads
     /// must have stopped.
     pub fn finish(&mut self) {
         self.adopt_pinned();
@@ -411,7 +420,7 @@ impl WriterState {
         self.candidate = None;
     }
 
-    /// Asks to skip `unit`, which carries no data by design, see [`ReorderWindow::skip`].
+    /// Requests to skip `unit`, which intentionally contains no data, see [`ReorderWindow::skip`].
     fn skip(&mut self, shared: &Shared, unit: u64) {
         if let Some(sequencer) = &mut self.sequencer {
             sequencer.skip(shared, self.writer, unit);
@@ -425,7 +434,7 @@ impl WriterState {
         shared.has_requests.store(1, Ordering::Release);
     }
 
-    /// Keeps a candidate and returns the memory for its payload; `None` if it cannot be kept.
+    /// Keeps a candidate and returns the memory for its payload, or `None` if it cannot be kept.
     fn keep(
         &mut self,
         shared: &Shared,
@@ -442,12 +451,12 @@ impl WriterState {
         memory
     }
 
-    /// The candidate with the lowest position, including `id`.
+    /// Returns the candidate with the lowest position, including `id`.
     fn lowest_candidate(&self, geometry: &Geometry, id: PacketId) -> PacketId {
         geometry.numbering.lowest(id, self.candidates.ids())
     }
 
-    /// Counts the candidates as rejected, because the stream continued elsewhere.
+    /// Counts the candidates as rejected, because the stream continued without them.
     fn reject_candidates(&mut self, shared: &Shared) {
         if self.candidates.is_empty() {
             return;
@@ -463,7 +472,7 @@ impl Drop for ReorderWindow {
     fn drop(&mut self) {
         self.adopt_pinned();
         if self.state.sequencer.is_some() {
-            // During unwinding the window may be inconsistent: an open ledger is better than a second panic.
+            // During unwinding the window may be inconsistent. An unfinished ledger is better than a second panic.
             if !std::thread::panicking() {
                 self.finish();
             }

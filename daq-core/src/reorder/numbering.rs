@@ -1,17 +1,17 @@
-//! Sequence numbers as packets carry them: limited in width, wrapping, with a step.
+//! Sequence numbers in packets: limited in width, wrapping, with a step.
 
 /// How a stream numbers its packets.
 ///
-/// A packet carries a unit number that wraps at `2^width` and advances by `step`, and its index within the unit. For
-/// a plain packet counter the unit is the packet; for SPEAD it is the heap.
+/// A packet contains a unit number, which wraps at `2^width` and advances by `step`, and its index in the unit. For a
+/// simple packet counter the unit is the packet; for SPEAD it is the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbering {
     /// Number of bits of the unit number, 1 to 64.
     pub width: u32,
     /// Difference between the numbers of consecutive units, at least 1.
     pub step: u64,
-    /// Number of packets in a unit, at least 1.
-    pub places_per_unit: u32,
+    /// Number of packets per unit, at least 1.
+    pub packets_per_unit: u32,
 }
 
 impl Numbering {
@@ -19,10 +19,10 @@ impl Numbering {
     pub const PLAIN: Self = Self {
         width: 64,
         step: 1,
-        places_per_unit: 1,
+        packets_per_unit: 1,
     };
 
-    /// The signed distance from unit number `from` to `to`, the shorter way around the wrap.
+    /// Returns the signed distance from unit number `from` to `to`, in the shorter direction around the wrap.
     ///
     /// ```
     /// use daq_core::reorder::Numbering;
@@ -35,29 +35,29 @@ impl Numbering {
         (to.wrapping_sub(from) << spare).cast_signed() >> spare
     }
 
-    /// Number of packets from the first packet of unit `from` to packet `to`; `None` if `to` is not a whole number of
-    /// steps away or the distance overflows.
-    pub fn places_between(&self, from: u64, to: PacketId) -> Option<i64> {
+    /// Returns the number of packets from the first packet of unit `from` to packet `to`, or `None` if `to` is not a
+    /// whole number of steps away or the distance overflows.
+    pub fn packets_between(&self, from: u64, to: PacketId) -> Option<i64> {
         let units = self.distance(from, to.unit);
         let step = i64::try_from(self.step).ok()?;
-        if units % step != 0 || to.sub >= self.places_per_unit {
+        if units % step != 0 || to.sub >= self.packets_per_unit {
             return None;
         }
         (units / step)
-            .checked_mul(i64::from(self.places_per_unit))?
+            .checked_mul(i64::from(self.packets_per_unit))?
             .checked_add(i64::from(to.sub))
     }
 
-    /// Number of packets after which the numbers repeat.
+    /// Returns the number of packets after which the numbers repeat.
     pub(super) fn packets_to_wrap(&self) -> u128 {
         let numbers = 1_u128 << self.width.clamp(1, 64);
-        (numbers / u128::from(self.step.max(1))).max(1) * u128::from(self.places_per_unit)
+        (numbers / u128::from(self.step.max(1))).max(1) * u128::from(self.packets_per_unit)
     }
 
-    /// The lowest of `id` and those of `others` that are less than half the number range away from it.
+    /// Returns the lowest of `id` and those of `others` that are less than half of the number range away from `id`.
     pub(super) fn lowest(&self, id: PacketId, others: impl Iterator<Item = PacketId>) -> PacketId {
         let before = |other: &PacketId| {
-            let distance = self.places_between(id.unit, *other)?;
+            let distance = self.packets_between(id.unit, *other)?;
             Some(distance - i64::from(id.sub))
         };
         others
@@ -67,24 +67,25 @@ impl Numbering {
             .map_or(id, |(_, lowest)| lowest)
     }
 
-    /// The packet that comes `ahead` packets after the first packet of `unit`.
+    /// Returns the number of the packet that is `ahead` packets after the first packet of `unit`.
     pub const fn after(&self, unit: u64, ahead: u64) -> PacketId {
-        let places = self.places_per_unit as u64;
+        let packets_per_frame = self.packets_per_unit as u64;
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "below `places_per_unit`, a u32"
+            reason = "the remainder is less than `packets_per_unit`, which is a u32"
         )]
-        let sub = (ahead % places) as u32;
+        let sub = (ahead % packets_per_frame) as u32;
         PacketId {
-            unit: self.wrapped(unit.wrapping_add((ahead / places).wrapping_mul(self.step))),
+            unit: self
+                .wrapped(unit.wrapping_add((ahead / packets_per_frame).wrapping_mul(self.step))),
             sub,
         }
     }
 
-    /// The packet after `id`.
+    /// Returns the number of the packet after `id`.
     #[inline]
     pub const fn next(&self, id: PacketId) -> PacketId {
-        if id.sub + 1 < self.places_per_unit {
+        if id.sub + 1 < self.packets_per_unit {
             return PacketId {
                 unit: id.unit,
                 sub: id.sub + 1,
@@ -97,10 +98,10 @@ impl Numbering {
         unit & (u64::MAX >> (64 - self.width))
     }
 
-    /// The absolute number of the packet `id`, counted from unit 0.
+    /// Returns the absolute number of the packet `id`, counted from unit 0.
     pub const fn absolute(&self, id: PacketId) -> u64 {
         (id.unit / self.step)
-            .wrapping_mul(self.places_per_unit as u64)
+            .wrapping_mul(self.packets_per_unit as u64)
             .wrapping_add(id.sub as u64)
     }
 }
@@ -110,12 +111,12 @@ impl Numbering {
 pub struct PacketId {
     /// The unit number, [`Numbering::width`] bits wide.
     pub unit: u64,
-    /// The index of the packet within the unit.
+    /// Index of the packet in the unit.
     pub sub: u32,
 }
 
 impl PacketId {
-    /// The first packet of `unit`.
+    /// Returns the number of the first packet of `unit`.
     pub const fn of(unit: u64) -> Self {
         Self { unit, sub: 0 }
     }
@@ -137,19 +138,19 @@ mod tests {
 
         #[test]
         fn next_packet_is_one_slot_away(width in 16_u32..=64, step in 1_u64..8, unit: u64, per in 1_u32..64, ahead in 0_u64..1000) {
-            let numbering = Numbering { width, step, places_per_unit: per };
+            let numbering = Numbering { width, step, packets_per_unit: per };
             let unit = unit & (u64::MAX >> (64 - width));
             let id = numbering.after(unit, ahead);
-            prop_assert_eq!(numbering.places_between(unit, id), Some(i64::try_from(ahead).unwrap()));
+            prop_assert_eq!(numbering.packets_between(unit, id), Some(i64::try_from(ahead).unwrap()));
             prop_assert_eq!(numbering.next(id), numbering.after(unit, ahead + 1));
         }
 
         #[test]
         fn steps_and_sub_indices_map_to_packet_slots(step in 1_u64..10_000, unit in 0_u64..1000, per in 1_u32..64, ahead in 0_u64..1000, sub in 0_u32..64) {
-            let numbering = Numbering { width: 48, step, places_per_unit: per };
+            let numbering = Numbering { width: 48, step, packets_per_unit: per };
             let to = PacketId { unit: (unit + ahead) * step, sub };
             let expected = (sub < per).then(|| i64::try_from(ahead).unwrap() * i64::from(per) + i64::from(sub));
-            prop_assert_eq!(numbering.places_between(unit * step, to), expected);
+            prop_assert_eq!(numbering.packets_between(unit * step, to), expected);
         }
     }
 
@@ -158,9 +159,9 @@ mod tests {
         let numbering = Numbering {
             width: 32,
             step: 8192,
-            places_per_unit: 1,
+            packets_per_unit: 1,
         };
-        assert_eq!(numbering.places_between(0, PacketId::of(8192)), Some(1));
-        assert_eq!(numbering.places_between(0, PacketId::of(8191)), None);
+        assert_eq!(numbering.packets_between(0, PacketId::of(8192)), Some(1));
+        assert_eq!(numbering.packets_between(0, PacketId::of(8191)), None);
     }
 }

@@ -11,33 +11,34 @@ use crate::sync::Ordering;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// How long an incomplete frame stays open while no packets arrive.
+/// Time for which an incomplete frame stays open while no packets arrive.
 const HOLD_TIME: Duration = Duration::from_millis(100);
-/// After this long without packets, the disposition of missing packets becomes final.
+/// Time without packets after which the disposition of missing packets becomes final.
 const FINALISE_AFTER: Duration = Duration::from_secs(1);
 
-/// How long the sequencer waits for the other threads to poll their sockets before it opens an epoch that one thread
-/// asked for. They may have earlier packets of the epoch, or packets of the old numbering that refute it.
+/// When one thread requests a new epoch, the sequencer waits at most this long for the other threads to poll their
+/// sockets. These sockets may hold earlier packets of the new epoch, or packets of the old numbering, which show that
+/// there is no new epoch.
 const POLL_ROUND: Duration = Duration::from_millis(5);
 
-/// Maximum silence that one tick may count, equal to the longest wait of a source. A thread that was delayed for
+/// Maximum silence that is counted per tick, equal to the longest wait of a source. A thread that was delayed for
 /// longer has not polled its socket meanwhile.
 const MAX_SILENCE_STEP: Duration = Duration::from_millis(50);
 
-/// What the sequencer keeps of a closed frame until its gaps are finalised.
+/// State of a closed frame until its gaps are finalised.
 #[derive(Clone, Debug, Default)]
 struct Closed {
     /// The packets that were expected.
-    places: Range<u32>,
+    packets: Range<u32>,
     missing: u64,
 }
 
-/// How long no packet has arrived.
+/// The time since the last packet arrived.
 #[derive(Clone, Copy, Debug, Default)]
 struct Silence {
     /// The horizon at the last tick.
     horizon: u64,
-    /// How long the horizon has not moved.
+    /// Time since the horizon last changed.
     length: Duration,
     last: Option<Instant>,
 }
@@ -47,7 +48,7 @@ struct Silence {
 struct PendingEpoch {
     request: EpochRequest,
     deadline: Instant,
-    /// How often this thread has polled since the request.
+    /// Number of times that this thread has polled since the request.
     ticks: u32,
 }
 
@@ -55,37 +56,37 @@ struct PendingEpoch {
 pub(super) struct Sequencer {
     producer: Producer,
     ledger: SourceLedger,
-    /// Open frames that have a slot; they use the producer's open slots in order.
+    /// Number of open frames that have a slot. These frames use the producer's open slots in order.
     assigned: u64,
-    /// Open frames before this one have a slot or need none.
+    /// Open frames before this frame have a slot or need no slot.
     asked_to: u64,
-    /// Packets of closed frames that did not arrive in time.
+    /// Number of packets of closed frames that did not arrive in time.
     absent: u64,
-    /// Missing packets whose disposition is not final.
+    /// Number of missing packets whose disposition is not final.
     missing: u64,
-    /// Number of packets that will never arrive, and the number of readings of the kernel's drop counters when that
-    /// became known. A later reading shows whether they were lost on this host.
+    /// Number of packets that will never arrive, and the number of drop counter readings when that was determined. A
+    /// later reading shows whether the packets were lost on this host.
     gaps: (u64, u64),
-    /// The kernel's drop count before the gaps that are open now.
+    /// Linux's drop count before the gaps that are open now.
     drops: u64,
     /// Reusable buffer for the units of skip requests.
     skips: Vec<u64>,
     closed: Vec<Closed>,
     /// The current epoch; its reference follows the packets of this thread.
     epoch: Epoch,
-    /// The request of another thread.
+    /// The epoch request of another thread.
     pending_epoch: Option<PendingEpoch>,
-    /// How often each thread had polled for packets when the epoch was requested.
+    /// Number of polls of each thread when the epoch was requested.
     rounds: Box<[u64]>,
     /// Flags of the next frame to be published.
     flags: Flags,
     silence: Silence,
     /// Whether a complete frame stays open until it has its time.
     awaits_times: bool,
-    /// Test only: passes gaps frame by frame, to compare with the single step.
+    /// Test only: passes gaps frame by frame, for comparison with the single step.
     #[cfg(test)]
     pub(super) passes_one_by_one: bool,
-    /// The frame for which a packet last waited, and one past the last frame that is published on the way to it.
+    /// The frame for which a packet last waited, and one past the last frame to publish before it.
     awaited: (u64, u64),
 }
 
@@ -118,7 +119,7 @@ impl Sequencer {
         &self.producer
     }
 
-    /// All that is kept about missing packets, for comparison.
+    /// Returns the state of missing packets, for comparison.
     #[cfg(test)]
     pub(super) fn dispositions(&self) -> impl std::fmt::Debug {
         let closed = self.closed.iter().map(|closed| closed.missing).sum::<u64>();
@@ -133,20 +134,21 @@ impl Sequencer {
         self.awaits_times = true;
     }
 
-    /// Remembers where this thread's packets are, so that the next epoch can count how many were skipped.
+    /// Records the position of this thread's packets, so that the next epoch can count how many were skipped.
     pub(super) fn follow(&mut self, epoch: Epoch) {
         self.epoch = epoch;
     }
 
-    /// Assigns slots in order to every open frame up to `frame` that needs one; returns false if there are too few. A
-    /// frame that is skipped or was refused a slot needs none. `frame` itself has payload, whatever a control packet
-    /// said.
+    /// Assigns slots in order to every open frame up to `frame` that needs one. Returns false if too few slots are
+    /// free. A frame that is skipped or was refused a slot needs no slot. `frame` itself contains payload, so a skip
+    /// request for it is cancelled.
     pub(super) fn assign(&mut self, shared: &Shared, frame: u64) -> bool {
         let base = shared.base.load(Ordering::Relaxed);
         if base == BLOCKED {
             return false;
         }
-        // A window may be long, and its oldest frame may stay open while packets of later frames arrive.
+        // A window may be long, and its oldest frame may stay open while packets of later frames arrive, so start where
+        // the last call ended.
         for open in base.max(self.asked_to)..=frame {
             let is_skipped = open < frame;
             shared.record(open).resolve_skip_request(if is_skipped {
@@ -162,7 +164,7 @@ impl Sequencer {
         true
     }
 
-    /// Assigns a slot to one frame if it needs one; returns false if none is free. Earlier frames must have been
+    /// Assigns a slot to one frame if it needs one. Returns false if no slot is free. Earlier frames must have been
     /// handled.
     fn assign_one(&mut self, shared: &Shared, frame: u64) -> bool {
         let record = shared.record(frame);
@@ -180,7 +182,7 @@ impl Sequencer {
         true
     }
 
-    /// After a batch: updates the ledger and closes every complete frame at the front.
+    /// Updates the ledger after a batch, and closes every complete frame at the front.
     pub(super) fn close_batch(&mut self, shared: &Shared, writer: usize) {
         self.close_complete(shared, writer, self.awaits_times);
     }
@@ -190,7 +192,8 @@ impl Sequencer {
         loop {
             let base = shared.base.load(Ordering::Relaxed);
             let record = shared.record(base);
-            let has_all = record.arrived.load(Ordering::Acquire) == shared.geometry.places
+            let has_all = record.arrived.load(Ordering::Acquire)
+                == shared.geometry.packets_per_frame
                 && (!with_time || record.time_clock.load(Ordering::Acquire) != 0);
             let complete = has_all || record.state.load(Ordering::Acquire) == state::SKIPPED;
             if !complete {
@@ -248,14 +251,18 @@ impl Sequencer {
         if horizon == 0 || silent < HOLD_TIME {
             return;
         }
-        // Another thread may still fill a frame whose last packet has arrived. A frame whose end the sender reported
-        // is over.
+        // Another thread may still fill a frame whose last packet has arrived. If the sender reports the ends of
+        // frames, a frame whose end was reported is complete.
         let seen = if self.awaits_times {
             horizon
         } else {
             horizon - 1
         };
-        self.advance(shared, writer, seen / u64::from(shared.geometry.places));
+        self.advance(
+            shared,
+            writer,
+            seen / u64::from(shared.geometry.packets_per_frame),
+        );
         self.close_complete(shared, writer, false);
         if silent >= FINALISE_AFTER {
             shared.silent.store(horizon, Ordering::Release);
@@ -280,7 +287,7 @@ impl Sequencer {
         for unit in &skips {
             self.skip(shared, writer, *unit);
         }
-        // Keeps the buffer, so that the next request needs no allocation.
+        // Keep the buffer, so that the next request needs no allocation.
         self.skips = skips;
         self.skips.clear();
         // A request made before the last epoch was opened is outdated.
@@ -297,8 +304,8 @@ impl Sequencer {
         }
     }
 
-    /// Moves the front of the window to `front` and closes the frames that it passes. Called when later packets have
-    /// been seen, or when the passed frames are complete.
+    /// Moves the front of the window to `front` and closes the frames that it passes. Called when later packets were
+    /// seen, or when the passed frames are complete.
     pub(super) fn advance(&mut self, shared: &Shared, writer: usize, front: u64) {
         let base = shared.base.load(Ordering::Relaxed);
         for frame in base..front.min(Self::publish_end(shared, base)) {
@@ -307,22 +314,22 @@ impl Sequencer {
         self.pass_gap(shared, writer, front);
     }
 
-    /// One past the last frame to publish when the window slides from `base`. Later frames have nothing to publish
-    /// and are only counted.
+    /// Returns one past the last frame to publish when the window advances from `base`. Later frames have nothing to
+    /// publish and are only counted.
     fn publish_end(shared: &Shared, base: u64) -> u64 {
         base + 2 * shared.geometry.window as u64
     }
 
     /// Moves the front of the window past the frame `base`, the oldest open one.
     fn pass(&mut self, shared: &Shared, writer: usize, base: u64, publish: bool) {
-        let places = u64::from(shared.geometry.places);
+        let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
         shared
             .horizon
-            .fetch_max((base + 1) * places, Ordering::AcqRel);
+            .fetch_max((base + 1) * packets_per_frame, Ordering::AcqRel);
         self.retire_record(shared, base);
         shared.base.store(base + 1, Ordering::SeqCst);
         shared.wait_grace_period(writer, base + 1);
-        self.close(shared, base, places, publish);
+        self.close(shared, base, packets_per_frame, publish);
     }
 
     /// Moves the front of the window to `front` past frames that are counted but not published.
@@ -334,24 +341,25 @@ impl Sequencer {
         }
     }
 
-    /// Moves the front of the window in one step over frames without packets, as far as [`pass`](Self::pass), frame
-    /// by frame on the way to `front`, would finalise them. A gap may be as long as the sequence number can count.
+    /// Moves the front of the window past frames without packets in one step, because a gap may be as long as the
+    /// number range. The step stops where [`pass`](Self::pass), called frame by frame up to `front`, would not finalise
+    /// the frames any more.
     fn skip_gap(&mut self, shared: &Shared, writer: usize, front: u64) {
         #[cfg(test)]
         if self.passes_one_by_one {
             return;
         }
         let records = shared.records.len() as u64;
-        // Later frames are closed with their gaps open, for packets that arrive late.
+        // Later frames are closed but not finalised, so that their late packets are counted as late.
         let open = front - (shared.geometry.window as u64 + 1);
         if open < shared.base.load(Ordering::Relaxed) + records {
             return;
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
         shared.wait_grace_period(writer, BLOCKED);
-        let places = u64::from(shared.geometry.places);
-        // Other threads may have placed packets into the gap meanwhile.
-        if shared.horizon.load(Ordering::Acquire) > base * places {
+        let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
+        // Other threads may have placed packets in the gap meanwhile.
+        if shared.horizon.load(Ordering::Acquire) > base * packets_per_frame {
             shared.base.store(base, Ordering::SeqCst);
             return;
         }
@@ -362,7 +370,7 @@ impl Sequencer {
             record.reset();
         }
         self.asked_to = 0;
-        let (first, end) = (base * places, open * places);
+        let (first, end) = (base * packets_per_frame, open * packets_per_frame);
         shared.history.record_missing(first, end);
         let start = shared.start.load(Ordering::Acquire).clamp(first, end);
         shared.horizon.fetch_max(end, Ordering::AcqRel);
@@ -372,11 +380,11 @@ impl Sequencer {
         shared.base.store(open, Ordering::SeqCst);
     }
 
-    /// Slides the window to `frame` as a packet of it would, without refusing any frame a slot. Returns false if too
-    /// few slots are free now. Frames that can be published are, so that readers have something to free.
+    /// Advances the window to `frame` as a packet of that frame would, but without refusing any frame a slot. Returns
+    /// false if too few slots are free. Frames that can be published are published, so that readers have slots to free.
     pub(super) fn approach(&mut self, shared: &Shared, writer: usize, frame: u64) -> bool {
         let slots = self.producer.options().slots;
-        // No more frames are open than the ring has slots.
+        // At most as many frames are open as the ring has slots.
         let window = shared.geometry.window.min(slots) as u64;
         let base = shared.base.load(Ordering::Relaxed);
         if self.awaited.0 != frame {
@@ -388,13 +396,13 @@ impl Sequencer {
         self.note_room(has_room)
     }
 
-    /// Whether an epoch can be opened without refusing any frame a slot; closes frames that need not stay open.
+    /// Returns whether an epoch can be opened without refusing any frame a slot. Closes frames that need not stay open.
     pub(super) fn has_room_for_epoch(&mut self, shared: &Shared, writer: usize) -> bool {
         let horizon = shared.horizon.load(Ordering::Acquire);
-        let end = horizon.div_ceil(u64::from(shared.geometry.places));
+        let end = horizon.div_ceil(u64::from(shared.geometry.packets_per_frame));
         let has_room = self.close_with_room(shared, writer, end.saturating_sub(1), end) && {
             let base = shared.base.load(Ordering::Relaxed);
-            // The open frames with packets, one at most, and the first frame of the epoch.
+            // Slots are needed for the open frames with packets, at most one, and for the first frame of the epoch.
             let has_slot = |frame| {
                 shared.record(frame).resolve_skip_request(state::SKIPPED);
                 self.assign_one(shared, frame)
@@ -409,8 +417,8 @@ impl Sequencer {
         self.note_room(has_room)
     }
 
-    /// Closes frames before `front` in order while slots are free, and publishes those before `end`; returns whether
-    /// all are closed.
+    /// Closes frames before `front` in order while slots are free, and publishes those before `end`. Returns whether
+    /// all frames before `front` are closed.
     fn close_with_room(&mut self, shared: &Shared, writer: usize, front: u64, end: u64) -> bool {
         for frame in shared.base.load(Ordering::Relaxed)..front.min(end) {
             if !self.assign_one(shared, frame) {
@@ -422,7 +430,8 @@ impl Sequencer {
         true
     }
 
-    /// A source that waits for slots is not silent, so no frame is stale.
+    /// If there is no room, resets the silence, because a source that waits for slots is not silent and no frame is
+    /// stale.
     fn note_room(&mut self, has_room: bool) -> bool {
         if !has_room {
             self.silence.length = Duration::ZERO;
@@ -449,20 +458,20 @@ impl Sequencer {
         &mut self.closed[index]
     }
 
-    /// Closes a frame that no writer can access any more: counts it and publishes it.
+    /// Counts and publishes a frame that no writer can access any more.
     fn close(&mut self, shared: &Shared, frame: u64, up_to: u64, publish: bool) {
         let geometry = &shared.geometry;
-        let per_frame = u64::from(geometry.places);
+        let per_frame = u64::from(geometry.packets_per_frame);
         let record = shared.record(frame);
         let state = record.state.load(Ordering::Acquire);
         if matches!(state, state::SKIP_REQUESTED | state::SKIPPED) {
             record.state.store(state::SKIPPED, Ordering::Release);
             *self.closed_mut(shared, frame) = Closed::default();
-            let words = (geometry.places as usize).div_ceil(64);
+            let words = (geometry.packets_per_frame as usize).div_ceil(64);
             let known = std::iter::repeat_n(u64::MAX, words);
             shared
                 .history
-                .record(frame * per_frame, geometry.places, known);
+                .record(frame * per_frame, geometry.packets_per_frame, known);
             return;
         }
         let first = frame * per_frame;
@@ -472,17 +481,17 @@ impl Sequencer {
             .clamp(first, first + per_frame)
             - first;
         let end = up_to.min(per_frame).max(start);
-        let places = narrow(start)..narrow(end);
+        let packets = narrow(start)..narrow(end);
         let arrived = u64::from(record.arrived.load(Ordering::Acquire));
         let missing = (end - start) - arrived;
         self.missing += missing;
         self.absent += missing;
         self.account(shared);
         let closed = self.closed_mut(shared, frame);
-        (closed.places, closed.missing) = (places, missing);
+        (closed.packets, closed.missing) = (packets, missing);
         shared
             .history
-            .record(first, geometry.places, record.present());
+            .record(first, geometry.packets_per_frame, record.present());
 
         if publish
             && self.assign_one(shared, frame)
@@ -502,21 +511,21 @@ impl Sequencer {
         }
     }
 
-    /// Payload bytes of the packets that arrived.
+    /// Returns the payload bytes of the packets that arrived.
     fn bytes(shared: &Shared, frame: u64, arrived: u64) -> u64 {
         let geometry = &shared.geometry;
         let record = shared.record(frame);
-        let odd = [0, geometry.places - 1];
-        let odd = if geometry.places == 1 {
+        let odd = [0, geometry.packets_per_frame - 1];
+        let odd = if geometry.packets_per_frame == 1 {
             &odd[..1]
         } else {
             &odd[..]
         };
-        let odd = odd.iter().filter(|place| record.is_present(**place));
-        let (count, bytes) = odd.fold((0, 0), |(n, bytes), place| {
-            (n + 1, bytes + geometry.extent(*place).len() as u64)
+        let odd = odd.iter().filter(|index| record.is_present(**index));
+        let (count, bytes) = odd.fold((0, 0), |(n, bytes), index| {
+            (n + 1, bytes + geometry.extent(*index).len() as u64)
         });
-        (arrived - count) * geometry.place_bytes as u64 + bytes
+        (arrived - count) * geometry.packet_bytes as u64 + bytes
     }
 
     /// Fills the missing packets, writes the metadata and publishes the frame.
@@ -524,27 +533,34 @@ impl Sequencer {
         let geometry = &shared.geometry;
         let record = shared.record(frame);
         let mut flags = std::mem::take(&mut self.flags);
-        if arrived < u64::from(geometry.places) {
+        if arrived < u64::from(geometry.packets_per_frame) {
             flags = flags.with(Flags::INCOMPLETE);
             let memory = record.memory.load(Ordering::Relaxed);
-            for place in (0..geometry.places).filter(|place| !record.is_present(*place)) {
-                let extent = geometry.extent(place);
-                // SAFETY: the extent lies inside the frame's open slot, which no writer can access any more (see
+            for index in (0..geometry.packets_per_frame).filter(|index| !record.is_present(*index))
+            {
+                let extent = geometry.extent(index);
+                // SAFETY: the extent is inside the frame's open slot, which no writer can access any more (see
                 // `Shared::wait_grace_period`).
                 unsafe { fill(memory, extent, self.producer.options().fill.pattern()) };
                 #[cfg(loom)]
-                // SAFETY: loom checks that no other thread writes the packet.
-                record.canary[place as usize].with_mut(|canary| unsafe { *canary = 0 });
+                // SAFETY: this code runs only under loom, which checks that no other thread writes the packet.
+                record.canary[index as usize].with_mut(|canary| unsafe { *canary = 0 });
             }
         }
         if truncated {
             flags = flags.with(Flags::TRUNCATED);
         }
-        #[expect(clippy::cast_possible_truncation, reason = "stored from a Clock")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the value was stored from a Clock"
+        )]
         let clock = Clock::from_u8(record.time_clock.load(Ordering::Acquire) as u8);
         let meta = FrameMeta {
             sequence: frame.wrapping_sub(shared.epoch_offset.load(Ordering::Relaxed)),
-            #[expect(clippy::cast_possible_truncation, reason = "no run opens 2^32 epochs")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "a run opens fewer than 2^32 epochs"
+            )]
             epoch: shared.epoch_number.load(Ordering::Relaxed) as u32,
             flags,
             timestamp: Timestamp {
@@ -552,10 +568,10 @@ impl Sequencer {
                 clock,
             },
             length: geometry.frame_bytes,
-            places: geometry.places,
+            packets_per_frame: geometry.packets_per_frame,
             arrived: narrow(arrived),
             first_bytes: narrow(geometry.first_bytes as u64),
-            place_bytes: narrow(geometry.place_bytes as u64),
+            packet_bytes: narrow(geometry.packet_bytes as u64),
         };
         let meta = if clock == Clock::None {
             FrameMeta {
@@ -566,9 +582,9 @@ impl Sequencer {
             meta
         };
         #[cfg(loom)]
-        for place in (0..geometry.places).filter(|place| record.is_present(*place)) {
-            // SAFETY: loom checks that no thread writes the packet any more.
-            record.canary[place as usize].with(|canary| assert!(unsafe { *canary } > 0));
+        for index in (0..geometry.packets_per_frame).filter(|index| record.is_present(*index)) {
+            // SAFETY: this code runs only under loom, which checks that no thread writes the packet any more.
+            record.canary[index as usize].with(|canary| assert!(unsafe { *canary } > 0));
         }
         self.producer.describe(0, &meta, record.present());
         self.producer.publish(1);
@@ -581,7 +597,7 @@ impl Sequencer {
         if closed.missing == 0 {
             return;
         }
-        let (late, bad) = shared.record(frame).dispositions(closed.places);
+        let (late, bad) = shared.record(frame).dispositions(closed.packets);
         self.ledger.lost(Cause::Late).add(late);
         self.ledger.lost(Cause::BadPacket).add(bad);
         self.missing -= closed.missing;
@@ -589,17 +605,17 @@ impl Sequencer {
     }
 
     /// Counts packets that will never arrive.
-    fn note_gaps(&mut self, shared: &Shared, places: u64) {
+    fn note_gaps(&mut self, shared: &Shared, packets: u64) {
         let readings = shared.readings.load(Ordering::Acquire);
-        self.gaps = (self.gaps.0 + places, readings);
+        self.gaps = (self.gaps.0 + packets, readings);
         if readings == 0 {
-            // No drop counters are read for this source, so there is nothing to wait for.
+            // If no drop counters are read for this source, there is nothing to wait for.
             self.decide(shared);
         }
     }
 
-    /// Decides where packets that will never arrive were lost: on this host, if the kernel's drop count has grown
-    /// since before the gaps began.
+    /// Determines where packets that will never arrive were lost: on this host, if Linux's drop count has grown since
+    /// before the gaps began.
     fn decide(&mut self, shared: &Shared) {
         let (gaps, _) = std::mem::take(&mut self.gaps);
         let drops = shared.drops();
@@ -614,7 +630,7 @@ impl Sequencer {
         }
     }
 
-    /// Updates `expected`: a packet counts once it has arrived, or its frame is closed without it.
+    /// Updates `expected`: a packet counts once it has arrived, or once its frame is closed without it.
     fn account(&mut self, shared: &Shared) {
         let arrived = shared.arrived.load(Ordering::Acquire);
         self.ledger.expected.set(arrived + self.absent);
@@ -639,13 +655,13 @@ impl Sequencer {
     }
 }
 
-/// Repeats `pattern` over `extent` of the slot at `memory`, in phase with the slot's start.
+/// Repeats `pattern` over `extent` of the slot at `memory`, aligned to the slot's start.
 ///
 /// # Safety
-/// The extent lies inside memory that only the caller refers to.
+/// The extent must be inside memory that nothing else refers to.
 unsafe fn fill(memory: *mut u8, extent: Range<usize>, pattern: [u8; 4]) {
     if pattern == [pattern[0]; 4] {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller guarantees the requirements.
         unsafe {
             memory
                 .add(extent.start)
@@ -654,12 +670,12 @@ unsafe fn fill(memory: *mut u8, extent: Range<usize>, pattern: [u8; 4]) {
         return;
     }
     for i in extent {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller guarantees the requirements.
         unsafe { memory.add(i).write(pattern[i % 4]) };
     }
 }
 
-/// Number of packets; fits by construction.
-fn narrow(places: u64) -> u32 {
-    u32::try_from(places).unwrap_or(u32::MAX)
+/// Converts a number of packets, which always fits.
+fn narrow(packets: u64) -> u32 {
+    u32::try_from(packets).unwrap_or(u32::MAX)
 }

@@ -1,9 +1,9 @@
-//! What the threads that fill one window share: frame records, pins and the position.
+//! State shared by the threads that fill one window: frame records, pins and the position.
 //!
-//! # How memory is handed over
-//! A writer *pins* the position before it reads records and unpins it when it is done. The sequencer first moves the
-//! position on and then waits a grace period: until no pin is older. After that no writer accesses the frames that
-//! were passed, and their records may be read, published and reused.
+//! # How frames are passed to the sequencer
+//! A writer *pins* the position before it reads records, and unpins it when it is done. The sequencer first advances
+//! the position, and then waits for a grace period: until no older pin exists. Afterwards no writer accesses the frames
+//! that were passed, so their records may be read, published and reused.
 
 use super::history::History;
 use super::{Geometry, PacketId};
@@ -11,26 +11,26 @@ use crate::sync::{Arc, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// The pin of a writer that is not in a batch.
+/// Value of a writer's pin outside a batch.
 pub(super) const IDLE: u64 = u64::MAX;
-/// The position while the sequencer changes more than the position; no writer may pin it.
+/// Value of the position while the sequencer changes more than the position. No writer may pin it.
 pub(super) const BLOCKED: u64 = u64::MAX - 1;
 
-/// The position, in frames, where the first epoch starts. It leaves room for packets with earlier numbers.
+/// Position, in frames, where the first epoch starts. It leaves room for packets with lower numbers.
 const FIRST: u64 = 1 << 20;
 
 /// The state of a frame's memory.
 pub(super) mod state {
-    /// No packet has asked for memory.
+    /// No packet has requested memory.
     pub(in super::super) const UNASSIGNED: u32 = 0;
     /// The frame has a slot.
     pub(in super::super) const ASSIGNED: u32 = 1;
     /// A packet arrived and no slot was free.
     pub(in super::super) const REFUSED: u32 = 2;
-    /// A control packet asked to skip the frame, and no later packet has arrived yet. Payload of the frame cancels
-    /// the request, if it arrives before payload of a later frame.
+    /// A control packet requested to skip the frame, and no later packet has arrived yet. If payload of the frame
+    /// arrives before payload of a later frame, the request is cancelled.
     pub(in super::super) const SKIP_REQUESTED: u32 = 3;
-    /// The frame carries no data by design; its unit number is used up.
+    /// The frame intentionally contains no data, but its unit number is used.
     pub(in super::super) const SKIPPED: u32 = 4;
 }
 
@@ -46,15 +46,15 @@ pub(super) struct Record {
     present: Box<[AtomicU64]>,
     bad: Box<[AtomicU64]>,
     late: Box<[AtomicU64]>,
-    /// Represents the payload in model checking.
+    /// Represents the payload when loom checks the code.
     #[cfg(loom)]
     pub(super) canary: Box<[crate::sync::UnsafeCell<u64>]>,
 }
 
 impl Record {
-    fn new(places: u32) -> Self {
+    fn new(packets_per_frame: u32) -> Self {
         let words = || {
-            (0..(places as usize).div_ceil(64))
+            (0..(packets_per_frame as usize).div_ceil(64))
                 .map(|_| AtomicU64::new(0))
                 .collect()
         };
@@ -69,13 +69,13 @@ impl Record {
             bad: words(),
             late: words(),
             #[cfg(loom)]
-            canary: (0..places)
+            canary: (0..packets_per_frame)
                 .map(|_| crate::sync::UnsafeCell::new(0))
                 .collect(),
         }
     }
 
-    /// Clears the record; only while no writer can access it.
+    /// Clears the record. Must be called only while no writer can access it.
     pub(super) fn reset(&self) {
         self.state.store(state::UNASSIGNED, Ordering::Relaxed);
         self.memory.store(std::ptr::null_mut(), Ordering::Relaxed);
@@ -93,40 +93,40 @@ impl Record {
     }
 
     #[inline]
-    pub(super) fn is_present(&self, place: u32) -> bool {
-        bit(&self.present, place)
+    pub(super) fn is_present(&self, index: u32) -> bool {
+        bit(&self.present, index)
     }
 
-    pub(super) fn is_bad(&self, place: u32) -> bool {
-        bit(&self.bad, place)
+    pub(super) fn is_bad(&self, index: u32) -> bool {
+        bit(&self.bad, index)
     }
 
-    /// The bitmap of packets that arrived.
+    /// Returns the bitmap of packets that arrived.
     pub(super) fn present(&self) -> impl Iterator<Item = u64> {
         self.present.iter().map(|word| word.load(Ordering::Acquire))
     }
 
-    /// Claims a packet for writing; returns false if it was already claimed.
+    /// Claims a packet for writing. Returns false if it was already claimed.
     #[inline]
-    pub(super) fn claim(&self, place: u32, exclusive: bool) -> bool {
+    pub(super) fn claim(&self, index: u32, exclusive: bool) -> bool {
         if exclusive {
-            !self.is_present(place)
+            !self.is_present(index)
         } else {
-            set(&self.claimed, place, false)
+            set(&self.claimed, index, false)
         }
     }
 
-    /// Marks a packet as arrived; returns false if it had arrived already.
+    /// Marks a packet as arrived. Returns false if it had already arrived.
     #[inline]
-    pub(super) fn mark_present(&self, place: u32, exclusive: bool) -> bool {
-        let fresh = set(&self.present, place, exclusive);
+    pub(super) fn mark_present(&self, index: u32, exclusive: bool) -> bool {
+        let fresh = set(&self.present, index, exclusive);
         if fresh {
             add(&self.arrived, 1, exclusive);
         }
         fresh
     }
 
-    /// Replaces a pending skip request by `state`.
+    /// Replaces a pending skip request with `state`.
     pub(super) fn resolve_skip_request(&self, state: u32) {
         let _ = self.state.compare_exchange(
             state::SKIP_REQUESTED,
@@ -137,29 +137,29 @@ impl Record {
     }
 
     /// Marks a packet as arrived damaged.
-    pub(super) fn mark_bad(&self, place: u32, exclusive: bool) -> bool {
-        set(&self.bad, place, exclusive)
+    pub(super) fn mark_bad(&self, index: u32, exclusive: bool) -> bool {
+        set(&self.bad, index, exclusive)
     }
 
-    /// Marks a packet as arrived after its frame was closed; returns false if it was marked already.
-    pub(super) fn mark_late(&self, place: u32, exclusive: bool) -> bool {
-        set(&self.late, place, exclusive)
+    /// Marks a packet as arrived after its frame was closed. Returns false if it was already marked.
+    pub(super) fn mark_late(&self, index: u32, exclusive: bool) -> bool {
+        set(&self.late, index, exclusive)
     }
 
-    /// Whether any packet of the frame has arrived.
+    /// Returns whether any packet of the frame has arrived.
     pub(super) fn has_payload(&self) -> bool {
         let is_bad = |word: &AtomicU64| word.load(Ordering::Acquire) != 0;
         self.arrived.load(Ordering::Acquire) > 0 || self.bad.iter().any(is_bad)
     }
 
-    /// Of the packets in `range` that did not arrive in time, returns the number that were late, and the number
-    /// damaged but not late.
+    /// Counts the packets in `range` that did not arrive in time. Returns the number of late packets, and the number of
+    /// packets that were damaged but not late.
     pub(super) fn dispositions(&self, range: std::ops::Range<u32>) -> (u64, u64) {
         let (mut late, mut bad) = (0, 0);
-        for place in range.filter(|place| !self.is_present(*place)) {
-            if bit(&self.late, place) {
+        for index in range.filter(|index| !self.is_present(*index)) {
+            if bit(&self.late, index) {
                 late += 1;
-            } else if self.is_bad(place) {
+            } else if self.is_bad(index) {
                 bad += 1;
             }
         }
@@ -172,7 +172,7 @@ fn bit(words: &[AtomicU64], i: u32) -> bool {
     words[i as usize / 64].load(Ordering::Acquire) >> (i % 64) & 1 == 1
 }
 
-/// Sets a bit; returns whether it was clear. `exclusive` = only this thread writes the words.
+/// Sets a bit. Returns whether it was clear. `exclusive` is true if only this thread writes the words.
 #[inline]
 fn set(words: &[AtomicU64], i: u32, exclusive: bool) -> bool {
     let word = &words[i as usize / 64];
@@ -199,11 +199,11 @@ fn add(word: &AtomicU32, n: u32, exclusive: bool) {
 /// An epoch: maps unit numbers to positions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Epoch {
-    /// The number of the epoch, counted from 1; 0 = none yet.
+    /// Number of the epoch, counted from 1; 0 if none was opened yet.
     pub(super) number: u64,
-    /// A reference unit number …
+    /// A reference unit number.
     pub(super) unit: u64,
-    /// … and the position of its first packet.
+    /// Position of the first packet of the reference unit.
     pub(super) position: u64,
 }
 
@@ -212,19 +212,19 @@ pub(super) struct Epoch {
 pub(super) struct EpochRequest {
     /// The first packet of the epoch.
     pub(super) first: PacketId,
-    /// The number of the epoch that the writer knows.
+    /// The epoch number that the writer used last.
     pub(super) known: u64,
-    /// The horizon when the first of the agreeing packets arrived.
+    /// The horizon when the first of the consistent packets arrived.
     pub(super) since: u64,
 }
 
-/// Requests of writers that the sequencer handles while all writers wait.
+/// Requests of writers, which the sequencer handles while all writers wait.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     pub(super) epoch: Option<EpochRequest>,
-    /// Units to skip.
+    /// Unit numbers to skip.
     pub(super) skips: Vec<u64>,
-    /// Of each writer, the first packet that may belong to a new epoch.
+    /// For each writer, the first packet that may belong to a new epoch.
     pub(super) firsts: Box<[Option<PacketId>]>,
 }
 
@@ -238,48 +238,48 @@ pub(super) struct Shared {
     pub(super) horizon: CachePadded<AtomicU64>,
     /// The lowest position (in packets) seen in this epoch.
     pub(super) start: AtomicU64,
-    /// Packets that have arrived, in all epochs.
+    /// Number of packets that have arrived in all epochs.
     pub(super) arrived: CachePadded<AtomicU64>,
     /// The highest frame for which a writer waits for a slot.
     pub(super) wanted: AtomicU64,
     pub(super) pins: Box<[CachePadded<AtomicU64>]>,
-    /// The epoch's number, readable without a lock.
+    /// Number of the epoch, readable without a lock.
     pub(super) epoch_number: AtomicU64,
     pub(super) epoch: Mutex<Epoch>,
-    /// Added to a frame's own number to obtain its position in frames.
+    /// Offset that is added to a frame's own number to obtain its position in frames.
     pub(super) epoch_offset: AtomicU64,
-    /// The first frame of the epoch; no earlier frame was ever expected.
+    /// The first frame of the epoch; earlier frames were never expected.
     pub(super) floor: AtomicU64,
-    /// Frames before this one have their causes of loss.
+    /// The causes of loss of frames before this frame are final.
     pub(super) finalised: AtomicU64,
     pub(super) has_requests: AtomicU32,
     pub(super) requests: Mutex<Requests>,
-    /// Number of refused requests for an epoch.
+    /// Number of refused epoch requests.
     pub(super) refusals: AtomicU64,
-    /// How often each writer has polled for packets.
+    /// Number of polls of each writer.
     pub(super) rounds: Box<[CachePadded<AtomicU64>]>,
-    /// Which packets of closed frames arrived.
+    /// Records which packets of closed frames arrived.
     pub(super) history: History,
-    /// The horizon when the stream was last silent for so long that all gaps have their causes.
+    /// The horizon when the stream was last silent for so long that the causes of all gaps became final.
     pub(super) silent: AtomicU64,
     /// 1 once the sequencer has ended.
     pub(super) closed: AtomicU32,
-    /// The kernel's drop count, by writer.
+    /// Linux's drop count at each writer's socket.
     pub(super) drops: Box<[AtomicU64]>,
-    /// How often the drop counts have been read.
+    /// Number of readings of the drop counts.
     pub(super) readings: AtomicU64,
-    /// What all threads use instead once the geometry is pinned, see
+    /// The state that all threads use instead once the geometry is pinned, see
     /// [`ReorderWindow::pin`](super::ReorderWindow::pin).
     pub(super) pinned: OnceLock<Arc<Self>>,
 }
 
 impl Shared {
     pub(super) fn new(geometry: Geometry, writers: usize) -> Self {
-        // The open frames, as many closed ones, and one that is neither while the window moves.
+        // The open frames, the same number of closed frames, and one that is neither while the window advances.
         let records = 2 * geometry.window + 1;
         Self {
             records: (0..records)
-                .map(|_| CachePadded::new(Record::new(geometry.places)))
+                .map(|_| CachePadded::new(Record::new(geometry.packets_per_frame)))
                 .collect(),
             base: CachePadded::new(AtomicU64::new(FIRST)),
             horizon: CachePadded::new(AtomicU64::new(0)),
@@ -314,7 +314,7 @@ impl Shared {
         }
     }
 
-    /// Whether no packet has arrived since the stream became silent.
+    /// Returns whether no packet has arrived since the stream became silent.
     pub(super) fn has_been_silent(&self) -> bool {
         self.silent.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire)
     }
@@ -323,22 +323,22 @@ impl Shared {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether only one thread fills the window.
+    /// Returns whether only one thread fills the window.
     pub(super) fn is_exclusive(&self) -> bool {
         self.pins.len() == 1
     }
 
-    /// The index of the record of the frame at `position` (in frames).
+    /// Returns the index of the record of the frame at `position` (in frames).
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "the remainder is below a usize"
+        reason = "the remainder is less than a usize"
     )]
     #[inline]
     pub(super) fn index(&self, position: u64) -> usize {
         (position % self.records.len() as u64) as usize
     }
 
-    /// The record of the frame at `position` (in frames).
+    /// Returns the record of the frame at `position` (in frames).
     #[inline]
     pub(super) fn record(&self, position: u64) -> &Record {
         &self.records[self.index(position)]
@@ -356,8 +356,8 @@ impl Shared {
                 return base;
             }
             self.pins[writer].store(base, Ordering::Relaxed);
-            // Pairs with the fence in `wait_grace_period`: either the sequencer sees this pin, or this thread sees
-            // the new position.
+            // Pairs with the fence in `wait_grace_period`: either the sequencer sees this pin, or this thread sees the
+            // new position.
             fence(Ordering::SeqCst);
             if self.base.load(Ordering::Acquire) == base {
                 return base;
@@ -366,14 +366,14 @@ impl Shared {
         }
     }
 
-    /// Releases what [`pin`](Self::pin) pinned.
+    /// Releases the pin of [`pin`](Self::pin).
     pub(super) fn unpin(&self, writer: usize) {
         if !self.is_exclusive() {
             self.pins[writer].store(IDLE, Ordering::Release);
         }
     }
 
-    /// Waits until no writer but `except` pins a position before `base`.
+    /// Waits until no writer except `except` pins a position before `base`.
     pub(super) fn wait_grace_period(&self, except: usize, base: u64) {
         if self.is_exclusive() {
             return;
@@ -384,7 +384,7 @@ impl Shared {
         }
     }
 
-    /// Waits until every writer but `except` has been seen without a pin.
+    /// Waits until every writer except `except` was observed without a pin.
     pub(super) fn wait_until_unpinned(&self, except: usize) {
         fence(Ordering::SeqCst);
         for (writer, pin) in self.pins.iter().enumerate() {
@@ -392,7 +392,7 @@ impl Shared {
         }
     }
 
-    /// Drops that the kernel has counted at all sockets.
+    /// Returns the number of drops that Linux has counted at all sockets.
     pub(super) fn drops(&self) -> u64 {
         self.drops
             .iter()
@@ -402,7 +402,7 @@ impl Shared {
 }
 
 /// Waits until `ready` returns true, which requires progress of another thread. Spins briefly, then yields the core
-/// repeatedly: with more threads than cores, the other thread may be waiting for it.
+/// repeatedly, because with more threads than cores the other thread may be waiting for the core.
 #[inline]
 pub(super) fn wait_until(mut ready: impl FnMut() -> bool) {
     #[cfg(not(loom))]

@@ -3,10 +3,10 @@
 use super::Geometry;
 use crate::units::ByteSize;
 
-/// Minimum frames of a window, if the ring and the sequence number allow it.
+/// Minimum number of frames in a window, if the ring and the sequence number allow it.
 const MIN_FRAMES: u64 = 8;
-/// Number of receive batches per thread that a window holds, because threads run ahead of each other by whole
-/// batches.
+/// Number of receive batches per thread for which a window has room, because threads can be ahead of each other by
+/// whole batches.
 const BATCHES: u64 = 4;
 
 /// How packets arrive at a window.
@@ -23,22 +23,24 @@ pub struct Arrival {
 /// The size of a window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowSize {
-    /// Number of frames open at a time.
+    /// Number of frames open at the same time.
     pub frames: usize,
-    /// Why the window has this size.
+    /// The reason for this size.
     pub reason: String,
     /// A warning if the window is too small for the threads that fill it.
     pub warning: Option<String>,
-    /// The number of frames that would be enough.
+    /// Number of frames that would be sufficient.
     pub wanted: usize,
 }
 
 impl Arrival {
-    /// The size of the window for frames of `geometry` in a ring of `slots`.
+    /// Returns the size of the window for frames of `geometry` in a ring of `slots` slots.
     pub fn window(&self, geometry: &Geometry, slots: usize) -> WindowSize {
-        let places = u64::from(geometry.places);
+        let packets_per_frame = u64::from(geometry.packets_per_frame);
         let batches = self.threads as u64 * self.batch as u64;
-        let wanted = (BATCHES * batches).div_ceil(places).max(MIN_FRAMES);
+        let wanted = (BATCHES * batches)
+            .div_ceil(packets_per_frame)
+            .max(MIN_FRAMES);
         let threads = if self.threads == 1 {
             "1 thread".to_owned()
         } else {
@@ -46,11 +48,11 @@ impl Arrival {
         };
         let batch = self.batch;
         let goal = format!("{BATCHES} batches of {batch} packets for {threads}");
-        // Readers keep at least one slot; a window larger than the minimum leaves them half of the ring.
+        // Readers keep at least one slot. A window larger than the minimum leaves half of the ring to them.
         let slots = slots as u64;
-        let most = (slots.max(2) - 1).min(MIN_FRAMES.max(slots / 2));
+        let max = (slots.max(2) - 1).min(MIN_FRAMES.max(slots / 2));
         // A quarter of the number range, so that backward steps can be distinguished from forward steps.
-        let countable = geometry.numbering.packets_to_wrap() / 4 / u128::from(places);
+        let countable = geometry.numbering.packets_to_wrap() / 4 / u128::from(packets_per_frame);
         let countable = u64::try_from(countable.max(1)).unwrap_or(u64::MAX);
         let (frames, reason) = match self.declared {
             Some(declared) if declared as u64 >= slots => (
@@ -58,25 +60,27 @@ impl Arrival {
                 format!("reduced from {declared}, because the ring has {slots} slots"),
             ),
             Some(declared) => (declared as u64, "declared".to_owned()),
-            None if wanted > most.min(countable) && countable < most => (
+            None if wanted > max.min(countable) && countable < max => (
                 countable,
                 format!(
-                    "a quarter of what the sequence number can count; {wanted} would hold {goal}"
+                    "limited to a quarter of the sequence number's range; {wanted} frames are needed to hold {goal}"
                 ),
             ),
-            None if wanted > most => (
-                most,
-                format!("limited by the ring's {slots} slots; {wanted} would hold {goal}"),
+            None if wanted > max => (
+                max,
+                format!(
+                    "limited by the ring's {slots} slots; {wanted} frames are needed to hold {goal}"
+                ),
             ),
-            None if wanted == MIN_FRAMES => (wanted, format!("the minimum; it holds {goal}")),
-            None => (wanted, format!("it holds {goal}")),
+            None if wanted == MIN_FRAMES => (wanted, format!("the minimum, which holds {goal}")),
+            None => (wanted, format!("the window holds {goal}")),
         };
-        let is_small = self.threads > 1 && frames * places < 2 * batches;
+        let is_small = self.threads > 1 && frames * packets_per_frame < 2 * batches;
         let warning = is_small.then(|| {
             format!(
-                "a window of {frames} frames holds {} packets, less than two receive batches ({batch} packets) for {threads}: \
-                 packets of a thread that lags are counted as lost",
-                frames * places,
+                "a window of {frames} frames holds {} packets, but {threads} needs two receive batches of {batch} packets; \
+                 if a thread lags, its packets are counted as lost",
+                frames * packets_per_frame,
             )
         });
         let narrow = |frames: u64| usize::try_from(frames).unwrap_or(usize::MAX);
@@ -88,29 +92,29 @@ impl Arrival {
         }
     }
 
-    /// Describes losses that the sequence number of `geometry` cannot show, if a whole window of frames may be lost
-    /// at once.
+    /// Describes losses that the sequence number of `geometry` cannot show, if a whole window of frames can be lost at
+    /// once.
     pub fn invisible_loss(&self, geometry: &Geometry) -> Option<String> {
         let packets = geometry.numbering.packets_to_wrap();
-        let places = u128::from(geometry.places);
+        let packets_per_frame = u128::from(geometry.packets_per_frame);
         let window = match self.declared {
             Some(frames) => frames as u128,
             None => self.window(&unlimited(geometry), usize::MAX).frames as u128,
         };
-        if packets / 2 > window * places {
+        if packets / 2 > window * packets_per_frame {
             return None;
         }
-        let bytes = packets * geometry.frame_bytes as u128 / places;
+        let bytes = packets * geometry.frame_bytes as u128 / packets_per_frame;
         let size = ByteSize(u64::try_from(bytes).unwrap_or(u64::MAX)).rounded();
         Some(format!(
-            "the sequence number repeats every {packets} packets: a loss of {packets} packets in a row (about {size}), or a \
-             multiple of it, cannot be seen, and a loss of {} or more looks like late or repeated packets",
+            "the sequence number repeats every {packets} packets, so a loss of {packets} packets in a row (about {size}), or of a \
+             multiple of this number, cannot be detected, and a loss of {} or more packets looks like late or repeated packets",
             (packets / 2).max(1),
         ))
     }
 }
 
-/// `geometry` with a sequence number that never repeats.
+/// Returns `geometry` with a sequence number that never repeats.
 const fn unlimited(geometry: &Geometry) -> Geometry {
     Geometry {
         numbering: super::Numbering {
@@ -138,7 +142,7 @@ mod tests {
     #[test]
     fn default_window_holds_several_batches_per_thread() {
         let heaps = Geometry::new(1, 4096);
-        for (threads, places, slots, frames) in [
+        for (threads, packets_per_frame, slots, frames) in [
             (1, 128, 64, 8),
             (1, 1, 4096, 256),
             (8, 1, 8192, 2048),
@@ -148,9 +152,15 @@ mod tests {
             (8, 1, 2, 1),
             (8, 1, 1, 1),
         ] {
-            let size = arrival(threads).window(&Geometry { places, ..heaps }, slots);
+            let size = arrival(threads).window(
+                &Geometry {
+                    packets_per_frame,
+                    ..heaps
+                },
+                slots,
+            );
             assert_eq!(size.frames, frames, "{size:?}");
-            let is_small = threads > 1 && frames * (places as usize) < 2 * 64 * threads;
+            let is_small = threads > 1 && frames * (packets_per_frame as usize) < 2 * 64 * threads;
             assert_eq!(size.warning.is_some(), is_small, "{size:?}");
         }
     }
@@ -185,7 +195,7 @@ mod tests {
                 numbering: Numbering {
                     width,
                     step,
-                    places_per_unit: 1,
+                    packets_per_unit: 1,
                 },
                 ..Geometry::new(1, 8192)
             };

@@ -1,4 +1,4 @@
-//! The window against a plain model: every packet's fate is known beforehand.
+//! Compares the window with a simple model that knows the outcome of every packet.
 
 mod epochs;
 mod gaps;
@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-const PLACES: u32 = 4;
+const PACKETS_PER_FRAME: u32 = 4;
 const BYTES: usize = 8;
 
 struct Bench {
@@ -28,7 +28,7 @@ struct Bench {
 
 fn bench(slots: usize, geometry: Geometry) -> Bench {
     let options = RingOptions {
-        places: geometry.places,
+        packets_per_frame: geometry.packets_per_frame,
         supports_backpressure: false,
         fill: Fill::byte(0xee),
         ..RingOptions::new("raw", slots, geometry.frame_bytes)
@@ -53,7 +53,7 @@ fn geometry() -> Geometry {
     Geometry {
         window: 2,
         resync_after: 3,
-        ..Geometry::new(PLACES, BYTES)
+        ..Geometry::new(PACKETS_PER_FRAME, BYTES)
     }
 }
 
@@ -74,7 +74,7 @@ impl Bench {
         SourceReport::of(&self.ledger)
     }
 
-    /// (frame sequence, epoch, arrived places as sequence numbers) of all frames that are ready.
+    /// Returns (frame number, epoch, sequence numbers of the packets that arrived) of all frames that are ready.
     fn read(&mut self) -> Vec<(u64, u32, Vec<u64>)> {
         let mut frames = Vec::new();
         while let Some(lease) = self.reader.poll(1) {
@@ -82,21 +82,24 @@ impl Bench {
             let meta = *frame.meta();
             let bytes = frame.bytes().unwrap();
             let mut arrived = Vec::new();
-            for place in 0..PLACES {
-                let range = place as usize * BYTES..(place as usize + 1) * BYTES;
-                if frame.present().is_present(place) {
-                    let sequence = meta.sequence * u64::from(PLACES) + u64::from(place);
+            for index in 0..PACKETS_PER_FRAME {
+                let range = index as usize * BYTES..(index as usize + 1) * BYTES;
+                if frame.present().is_present(index) {
+                    let sequence = meta.sequence * u64::from(PACKETS_PER_FRAME) + u64::from(index);
                     assert_eq!(bytes[range], payload(sequence), "payload of {sequence}");
                     arrived.push(sequence);
                 } else {
                     assert_eq!(
                         bytes[range], [0xee; BYTES],
-                        "a missing place shows old bytes"
+                        "a missing packet shows stale bytes"
                     );
                 }
             }
             assert_eq!(meta.arrived as usize, arrived.len());
-            assert_eq!(meta.is_incomplete(), arrived.len() < PLACES as usize);
+            assert_eq!(
+                meta.is_incomplete(),
+                arrived.len() < PACKETS_PER_FRAME as usize
+            );
             frames.push((meta.sequence, meta.epoch, arrived));
         }
         frames
@@ -136,7 +139,7 @@ fn reordered_packets_are_placed() {
     for sequence in [4, 1, 7, 0, 3, 2, 6, 5] {
         bench.put(sequence);
     }
-    // Counting began at 4: frame 0 lies before the first frame, and its packets are not believed.
+    // The stream begins at packet 4. Frame 0 is before the first frame, so its packets are rejected.
     assert_eq!(bench.read(), [(1, 1, vec![4, 5, 6, 7])]);
     assert_eq!(bench.report().rejected, 4);
 }
@@ -215,13 +218,17 @@ fn gaps_are_attributed_to_kernel_drops() {
 fn gaps_stay_pending_until_kernel_drops_are_read() {
     let mut bench = bench(64, geometry());
     bench.window.note_drops(0);
-    // Gaps of a window each: frames close and settle before anyone can read the kernel's counter.
+    // Each gap is as long as a window, so frames are closed and finalised before anyone can read Linux's drop counter.
     for step in 0..12 {
         for sequence in step * 8..step * 8 + 4 {
             bench.put(sequence);
         }
     }
-    assert_eq!(bench.report().lost, lost(&[]), "the cause is open");
+    assert_eq!(
+        bench.report().lost,
+        lost(&[]),
+        "the cause must not be final"
+    );
     bench.window.note_drops(7);
     bench.window.tick(Instant::now());
     let kernel = bench.report().lost["kernel_drop"];
@@ -234,7 +241,7 @@ fn gaps_stay_pending_until_kernel_drops_are_read() {
     bench.window.note_drops(7);
     bench.window.tick(Instant::now());
     let after = bench.report().lost["kernel_drop"];
-    // A later gap, while the kernel has dropped nothing more, is the wire's.
+    // A later gap without new drops in Linux was lost on the wire.
     for sequence in (136..148).chain(149..172) {
         bench.put(sequence);
     }
@@ -273,7 +280,7 @@ fn full_ring_drops_arrivals_and_blames_reader() {
         assert_eq!(bench.put(sequence), Outcome::Placed);
     }
     bench.window.finish();
-    // Frame 4 was refused by packet 16 and missed three packets of its own.
+    // Packet 16 found no slot for frame 4, and the other three packets of that frame never arrived.
     assert_eq!(bench.read(), [(5, 1, vec![20, 21, 22, 23])]);
     let report = bench.report();
     assert_eq!((report.expected, report.pending), (24, 0));
@@ -330,13 +337,13 @@ fn confirmed_gap_is_lost_and_opens_no_epoch() {
     assert_eq!(
         bench.put(900),
         Outcome::Kept,
-        "one packet alone is not believed"
+        "a single packet must not be accepted"
     );
     assert_eq!(bench.put(8), Outcome::Placed);
     for sequence in 500..504 {
         bench.put(sequence);
     }
-    // Too far, and back: these open epochs.
+    // A step forward that is too long, and a step back, each open an epoch.
     for sequence in (3000..3004).chain(2000..2004) {
         bench.put(sequence);
     }
@@ -406,7 +413,7 @@ fn frame_with_gap_is_closed_after_timeout() {
         bench.put(sequence);
     }
     let start = Instant::now();
-    // A thread that was held up for long has not listened.
+    // If the thread was delayed for 5 s, it has not polled, so this does not count as silence.
     bench.window.tick(start);
     bench.window.tick(start + Duration::from_secs(5));
     assert_eq!(bench.read(), []);
@@ -424,7 +431,7 @@ fn frame_with_gap_is_closed_after_timeout() {
     assert_eq!(bench.put(1), Outcome::Rejected);
 }
 
-/// Ticks for `ms` milliseconds from `start` on.
+/// Ticks every 5 ms for `ms` milliseconds from `start`.
 fn listen(bench: &mut Bench, start: Instant, ms: u64) {
     for ms in (0..ms).step_by(5) {
         bench.window.tick(start + Duration::from_millis(ms));
@@ -438,7 +445,7 @@ fn frame_with_only_last_packet_stays_open_in_silence() {
     bench.put(3);
     listen(&mut bench, Instant::now(), 500);
     assert_eq!(bench.read(), []);
-    // What another thread had still.
+    // Another thread may still place packets in the frame.
     for sequence in 1..3 {
         assert_eq!(bench.put(sequence), Outcome::Placed);
     }
@@ -468,7 +475,7 @@ fn closed_frames_are_known_while_late_packets_are_counted() {
         bench.put(sequence);
     }
     let first_of = |frame: u64| PacketId::of(4 * frame);
-    // Ten frames are closed, two of them not long ago.
+    // Ten frames are closed. The last two of them, frames 8 and 9, are still tracked.
     let batch = bench.window.batch();
     let known: Vec<u64> = (0..12)
         .filter(|frame| batch.knows(first_of(*frame)))
@@ -478,7 +485,7 @@ fn closed_frames_are_known_while_late_packets_are_counted() {
     for (frame, outcome) in [(8, Outcome::Duplicate), (7, Outcome::Kept)] {
         assert_eq!(bench.put(4 * frame), outcome, "{frame}");
     }
-    // Beyond the front, the end of a frame is not believed.
+    // The end of a frame after the open frames is not accepted.
     let mut batch = bench.window.batch();
     let ends = [7, 11, 12].map(|frame| batch.end(first_of(frame), Timestamp::default()));
     assert_eq!(ends, [true, true, false]);
@@ -488,28 +495,24 @@ fn closed_frames_are_known_while_late_packets_are_counted() {
 fn predicted_packet_slots_receive_without_copy() {
     let mut bench = bench(8, geometry());
     bench.put(0);
-    let mut places = Vec::with_capacity(16);
+    let mut slots = Vec::with_capacity(16);
     let mut batch = bench.window.batch();
-    batch.predict(16, &mut places);
-    assert_eq!(places.len(), 7);
-    for (place, sequence) in places.iter().zip(1..) {
-        // SAFETY: the place is valid for `bytes` bytes until the batch ends.
+    batch.predict(16, &mut slots);
+    assert_eq!(slots.len(), 7);
+    for (slot, sequence) in slots.iter().zip(1..) {
+        // SAFETY: the packet slot is valid for writes of `bytes` bytes until the batch ends.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                payload(sequence).as_ptr(),
-                place.memory(),
-                place.bytes(),
-            );
+            std::ptr::copy_nonoverlapping(payload(sequence).as_ptr(), slot.memory(), slot.bytes());
         };
     }
-    for (place, sequence) in places.iter().zip(1..) {
+    for (slot, sequence) in slots.iter().zip(1..) {
         if sequence == 3 {
             assert!(
-                !batch.accept(PacketId::of(4), place, Timestamp::default()),
-                "wrong place"
+                !batch.accept(PacketId::of(4), slot, Timestamp::default()),
+                "wrong slot"
             );
         } else {
-            assert!(batch.accept(PacketId::of(sequence), place, Timestamp::default()));
+            assert!(batch.accept(PacketId::of(sequence), slot, Timestamp::default()));
         }
     }
     drop(batch);
@@ -526,14 +529,14 @@ fn skipped_units_are_not_expected() {
         numbering: Numbering {
             width: 40,
             step: 1,
-            places_per_unit: PLACES,
+            packets_per_unit: PACKETS_PER_FRAME,
         },
         ..geometry()
     };
     let mut bench = bench(8, geometry);
     let put = |bench: &mut Bench, unit: u64| {
-        for sub in 0..PLACES {
-            let sequence = unit * u64::from(PLACES) + u64::from(sub);
+        for sub in 0..PACKETS_PER_FRAME {
+            let sequence = unit * u64::from(PACKETS_PER_FRAME) + u64::from(sub);
             let id = PacketId { unit, sub };
             assert_eq!(
                 bench
@@ -546,7 +549,7 @@ fn skipped_units_are_not_expected() {
     };
     put(&mut bench, 7);
     bench.window.skip(8);
-    bench.window.skip(7); // too late: it has come
+    bench.window.skip(7); // too late, because the unit has arrived
     put(&mut bench, 9);
     put(&mut bench, 10);
     bench.window.finish();
@@ -596,7 +599,7 @@ fn announced_sequence_restart_opens_epoch_immediately() {
     assert_eq!(epochs, [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)]);
 }
 
-/// With a frame's length in time, its start is known whichever packet arrives first.
+/// If the signal duration of a frame is known, its start time is known whichever packet arrives first.
 #[test]
 fn frame_with_missing_first_packets_has_start_time() {
     for (frame_ns, expected) in [(4000, 10_000), (0, 12_000)] {
@@ -633,46 +636,46 @@ impl Bench {
     }
 }
 
-/// What a sender does with each packet.
+/// A fault of the simulated sender for one packet.
 #[derive(Clone, Copy, Debug)]
-enum Fate {
+enum PacketFault {
     Sent,
     Lost,
     Twice,
-    /// Sent this many packets later.
+    /// The packet is sent this many packets later.
     Delayed(usize),
 }
 
-fn dispositions() -> impl Strategy<Value = Vec<Fate>> {
-    let fate = prop_oneof![
-        8 => Just(Fate::Sent),
-        1 => Just(Fate::Lost),
-        1 => Just(Fate::Twice),
-        1 => (1_usize..40).prop_map(Fate::Delayed),
+fn dispositions() -> impl Strategy<Value = Vec<PacketFault>> {
+    let fault = prop_oneof![
+        8 => Just(PacketFault::Sent),
+        1 => Just(PacketFault::Lost),
+        1 => Just(PacketFault::Twice),
+        1 => (1_usize..40).prop_map(PacketFault::Delayed),
     ];
-    prop::collection::vec(fate, 1..300)
+    prop::collection::vec(fault, 1..300)
 }
 
 proptest! {
-    /// Whatever is lost, doubled or delayed and however small the ring: the equation holds after every
-    /// packet, `pending` is what is neither delivered nor lost, no counter goes back, frames come in order,
-    /// every payload is its own, and at the end everything is accounted for.
+    /// Any packets may be lost, duplicated or delayed, and the ring may be small. After every packet, the ledger must
+    /// add up, `pending` must be the number of packets that are neither delivered nor lost, and no counter may
+    /// decrease. Frames must be in order, each payload must be correct, and at the end nothing may be pending.
     #[test]
-    fn every_packet_is_accounted(fates in dispositions(), slots in 2_usize..12, drain in 1_usize..50, step in prop_oneof![Just(1_u64), Just(4096)]) {
+    fn every_packet_is_accounted(faults in dispositions(), slots in 2_usize..12, drain in 1_usize..50, step in prop_oneof![Just(1_u64), Just(4096)]) {
         let geometry = Geometry {
             window: 2,
-            numbering: Numbering { width: 32, step, places_per_unit: 1 },
+            numbering: Numbering { width: 32, step, packets_per_unit: 1 },
             ..geometry()
         };
         let mut bench = bench(slots, geometry);
         let mut schedule: Vec<(usize, u64)> = Vec::new();
-        for (i, fate) in fates.iter().enumerate() {
+        for (i, fault) in faults.iter().enumerate() {
             let sequence = i as u64;
-            match fate {
-                Fate::Sent => schedule.push((i, sequence)),
-                Fate::Lost => {}
-                Fate::Twice => schedule.extend([(i, sequence), (i, sequence)]),
-                Fate::Delayed(by) => schedule.push((i + by, sequence)),
+            match fault {
+                PacketFault::Sent => schedule.push((i, sequence)),
+                PacketFault::Lost => {}
+                PacketFault::Twice => schedule.extend([(i, sequence), (i, sequence)]),
+                PacketFault::Delayed(by) => schedule.push((i + by, sequence)),
             }
         }
         schedule.sort_unstable();
@@ -698,7 +701,7 @@ proptest! {
         prop_assert_eq!(report.pending, 0);
         prop_assert_eq!(report.expected, report.delivered + report.lost_total());
         let count = |outcome| outcomes.get(&outcome).copied().unwrap_or(0);
-        // A packet that was kept aside ends in one of these, too.
+        // A packet that was kept aside also ends in one of these counters.
         let kept: u64 = [
             (report.delivered + report.lost.get("ring_full").copied().unwrap_or(0), count(Outcome_::Placed) + count(Outcome_::RingFull)),
             (report.lost.get("late").copied().unwrap_or(0), count(Outcome_::Late)),
@@ -744,7 +747,7 @@ fn complete_frame_without_time_waits_for_time() {
         8,
         Geometry {
             numbering: Numbering {
-                places_per_unit: PLACES,
+                packets_per_unit: PACKETS_PER_FRAME,
                 ..Numbering::PLAIN
             },
             ..geometry()
@@ -773,15 +776,15 @@ fn complete_frame_without_time_waits_for_time() {
         }
         stamps
     };
-    put(&mut bench, 0, 0..PLACES);
+    put(&mut bench, 0, 0..PACKETS_PER_FRAME);
     assert_eq!(stamps(&mut bench), []);
     bench.window.batch().end(id(0, 0), time);
     assert_eq!(stamps(&mut bench), [time]);
-    // Without its time it goes when the window leaves it behind; what is missing is expected then.
+    // A frame without its time is published when the window advances past it. Its missing packets are expected then.
     put(&mut bench, 1, 0..1);
     bench.window.batch().end(id(1, 0), time);
     assert_eq!((bench.report().expected, bench.report().pending), (5, 1));
-    put(&mut bench, 2, 0..PLACES);
+    put(&mut bench, 2, 0..PACKETS_PER_FRAME);
     assert_eq!(stamps(&mut bench), []);
     put(&mut bench, 3, 0..1);
     assert_eq!(stamps(&mut bench), [time]);

@@ -1,4 +1,4 @@
-//! How leases complete: at once, or when a device reports it.
+//! Completion of leases: immediately, or when a device reports the end of its work.
 
 use crate::gpu::Event;
 use crate::gpu::doorbell::Credits;
@@ -9,21 +9,21 @@ use std::fmt;
 /// When the slots of a lease are freed.
 #[derive(Clone)]
 pub enum Completion {
-    /// At once.
+    /// The slots are freed immediately.
     Immediate,
-    /// When the event is done.
+    /// The slots are freed when the event is done.
     Event(std::sync::Arc<dyn Event>),
-    /// When a persistent kernel has completed all frames before a given one.
+    /// The slots are freed when a persistent kernel has completed all frames before frame `at`.
     Credit {
-        /// Where the kernel reports its progress.
+        /// The words through which the kernel reports its progress.
         credits: std::sync::Arc<Credits>,
-        /// The given frame, counted from the kernel's start.
+        /// Number of a frame, counted from the kernel's start.
         at: u64,
     },
 }
 
 impl Completion {
-    /// Whether the work is done, or never will be because the device failed. Never blocks.
+    /// Whether the work is done, or can no longer be done because the device failed. Never blocks.
     pub fn is_done(&self) -> bool {
         match self {
             Self::Immediate => true,
@@ -34,7 +34,7 @@ impl Completion {
 }
 
 impl Completion {
-    /// Why the device failed before the work was done; `None` if no failure is known.
+    /// Returns the device failure that occurred before the work was done; `None` if no failure is known.
     pub fn failure(&self) -> Option<CudaError> {
         match self {
             Self::Event(event) => event.failure(),
@@ -58,7 +58,7 @@ impl fmt::Debug for Completion {
 /// A retired lease whose completion may not be done.
 pub(super) struct InFlight {
     pub(super) frames: u64,
-    /// How its frames are counted.
+    /// How the frames of the lease are counted.
     pub(super) used: Use,
     pub(super) completion: Completion,
 }
@@ -66,22 +66,22 @@ pub(super) struct InFlight {
 /// How frames that a reader has passed are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// They were leased: `read` of them count as read, the others as discarded.
+    /// The frames were leased. `read` of them count as read, the others as discarded.
     Leased { read: u64 },
-    /// They have missing packets and were not leased.
+    /// The frames have missing packets and were not leased.
     Incomplete,
 }
 
-/// Retired leases that are not done, oldest first: both ends of a queue that never grows.
+/// A queue of retired leases that are not done, oldest first. Its capacity is fixed.
 pub(super) struct InFlightLeases {
     push: ringbuf::HeapProd<InFlight>,
     pop: ringbuf::HeapCons<InFlight>,
 }
 
 impl InFlightLeases {
-    /// Creates a queue for at most `most` leases.
-    pub(super) fn new(most: usize) -> Self {
-        let (push, pop) = ringbuf::HeapRb::new(most).split();
+    /// Creates a queue for at most `max` leases.
+    pub(super) fn new(max: usize) -> Self {
+        let (push, pop) = ringbuf::HeapRb::new(max).split();
         Self { push, pop }
     }
 
@@ -97,11 +97,11 @@ impl InFlightLeases {
         let pushed = self.push.try_push(lease);
         debug_assert!(
             pushed.is_ok(),
-            "more leases in flight than there is room for"
+            "more leases are in flight than the queue can hold"
         );
     }
 
-    /// Whether the oldest lease is done; false if there is none.
+    /// Whether the oldest lease is done; false if the queue is empty.
     pub(super) fn is_oldest_done(&self) -> bool {
         self.pop
             .first()

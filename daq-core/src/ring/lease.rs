@@ -1,4 +1,4 @@
-//! Leases: bursts of frames that a reader holds.
+//! Leases: bursts of frames that do not change until the reader retires them.
 
 use super::Slice;
 use super::completion::Completion;
@@ -6,7 +6,7 @@ use super::reader::{Protection, Reader};
 use super::slot::Slots;
 use crate::frame::{FrameMeta, Present};
 
-/// A burst of frames held by a reader. Dropping it retires it at once.
+/// A burst of frames that a reader has leased. Dropping the lease retires it immediately.
 ///
 /// A reader has one lease at a time, and frames do not outlive their lease:
 ///
@@ -36,7 +36,7 @@ use crate::frame::{FrameMeta, Present};
 pub struct Lease<'a> {
     reader: &'a mut Reader,
     count: u64,
-    /// What the drop does: the number of frames that count as read, and when the slots are freed.
+    /// Number of frames that count as read when the lease is dropped. The other frames count as discarded.
     read: u64,
     completion: Completion,
 }
@@ -53,18 +53,22 @@ impl<'a> Lease<'a> {
 }
 
 impl Lease<'_> {
-    /// Number of frames in the burst, at least 1.
+    /// Returns the number of frames in the burst, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "a lease is never empty")]
     pub fn len(&self) -> usize {
         usize::try_from(self.count).unwrap_or(usize::MAX)
     }
 
-    /// Frame `i` of the burst.
+    /// Returns frame `i` of the burst.
     ///
     /// # Panics
     /// If the burst has no frame `i`.
     pub fn frame(&self, i: usize) -> Frame<'_> {
-        assert!(i < self.len(), "frame {i} of a burst of {}", self.count);
+        assert!(
+            i < self.len(),
+            "frame {i} is outside the burst of {} frames",
+            self.count
+        );
         let shared = &*self.reader.shared;
         if let Protection::Copy(scratch) = &self.reader.protection {
             return scratch.frame(i, shared.options.slot_bytes);
@@ -95,12 +99,12 @@ impl Lease<'_> {
         }
     }
 
-    /// The frames of the burst in order.
+    /// Returns the frames of the burst in order.
     pub fn iter(&self) -> impl Iterator<Item = Frame<'_>> {
         (0..self.len()).map(|i| self.frame(i))
     }
 
-    /// The slots of the burst, for a device. `None` if the frames are a copy.
+    /// Returns the slots of the burst, for access by a device; `None` if the lease covers private copies.
     pub fn slice(&self) -> Option<Slice> {
         let Reader {
             shared,
@@ -112,12 +116,16 @@ impl Lease<'_> {
             .then(|| shared.run(position - self.count, self.len()))
     }
 
-    /// The payload bytes of frame `i`.
+    /// Returns the payload length of frame `i` in bytes.
     ///
     /// # Panics
     /// If the burst has no frame `i`.
     pub fn length(&self, i: usize) -> usize {
-        assert!(i < self.len(), "frame {i} of a burst of {}", self.count);
+        assert!(
+            i < self.len(),
+            "frame {i} is outside the burst of {} frames",
+            self.count
+        );
         let shared = &*self.reader.shared;
         if let Protection::Copy(scratch) = &self.reader.protection {
             return scratch.frame(i, shared.options.slot_bytes).meta().length;
@@ -126,8 +134,8 @@ impl Lease<'_> {
         shared.slots.length(slot).min(shared.options.slot_bytes)
     }
 
-    /// The payload lengths of all frames in order, for a lease over [slots](Self::slice): cheaper than one call per
-    /// frame.
+    /// Returns the payload lengths of all frames in order, for a lease over [slots](Self::slice). This is cheaper than
+    /// one call of [`length`](Self::length) per frame.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
         debug_assert!(!matches!(self.reader.protection, Protection::Copy(_)));
         let shared = &*self.reader.shared;
@@ -160,7 +168,7 @@ impl Lease<'_> {
 
     /// Retires the lease; its slots are freed once `completion` is done (see [`Reader::reap`]).
     ///
-    /// A reader over copies can lease nothing more until then.
+    /// A reader over private copies cannot lease further frames until then.
     pub fn retire(mut self, completion: Completion) {
         self.completion = completion;
     }
@@ -193,23 +201,23 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// The metadata of the frame.
+    /// Returns the metadata of the frame.
     pub const fn meta(&self) -> &FrameMeta {
         &self.meta
     }
 
-    /// The payload; `None` if the ring is not in host memory.
+    /// Returns the payload; `None` if the ring is not in host memory.
     pub const fn bytes(&self) -> Option<&'a [u8]> {
         self.bytes
     }
 
-    /// Which packets arrived.
+    /// Returns which packets of the frame arrived.
     pub fn present(&self) -> Present<'a> {
         let limit = u32::try_from(self.words.len() * 64).unwrap_or(u32::MAX);
-        Present::new(self.words, self.meta.places.min(limit))
+        Present::new(self.words, self.meta.packets_per_frame.min(limit))
     }
 
-    /// The address of the payload, for a device.
+    /// Returns the address of the payload, for access by a device.
     pub const fn address(&self) -> *const u8 {
         self.address
     }

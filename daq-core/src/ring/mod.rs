@@ -15,11 +15,11 @@
 //!   An unguaranteed reader protects only the slots that it has leased, and only from a producer that supports
 //!   backpressure. If the producer does not, the lease covers a private copy that was checked after copying.
 //! - `published since attach = read + overrun + discarded + pending`, at any moment.
-//! - Once a reader is attached nothing here blocks, allocates or makes a system call, except to wake a sleeping
-//!   thread.
+//! - After a reader is attached, no function of this module blocks, allocates memory or makes a system call, except to
+//!   wake a sleeping thread.
 //!
 //! # Not guaranteed
-//! - That an unguaranteed reader sees every frame: the frames it missed are counted as `overrun`.
+//! - An unguaranteed reader can miss frames. Missed frames are counted as `overrun`.
 
 mod completion;
 mod lease;
@@ -49,20 +49,20 @@ mod tests;
 pub struct Fill([u8; 4]);
 
 impl Fill {
-    /// Zeroes.
+    /// A pattern of zeros.
     pub const ZERO: Self = Self([0; 4]);
 
-    /// Every byte `byte`.
+    /// Creates a pattern in which every byte is `byte`.
     pub const fn byte(byte: u8) -> Self {
         Self([byte; 4])
     }
 
-    /// Quiet NaNs of binary32.
+    /// Creates a pattern of quiet NaNs in IEEE 754 binary32.
     pub const fn nan() -> Self {
         Self(f32::NAN.to_le_bytes())
     }
 
-    /// The four bytes that repeat from the start of the frame.
+    /// Returns the four bytes that are repeated from the start of the frame.
     pub const fn pattern(self) -> [u8; 4] {
         self.0
     }
@@ -74,18 +74,18 @@ impl Default for Fill {
     }
 }
 
-/// How a ring is created.
+/// Options for creating a ring.
 #[derive(Clone, Debug)]
 pub struct RingOptions {
     /// The ring's name in reports.
     pub name: String,
     /// Number of slots, at least 2.
     pub slots: usize,
-    /// Payload bytes per slot, at least 1.
+    /// Slot size in payload bytes, at least 1.
     pub slot_bytes: usize,
     /// Maximum number of packets in a frame; 0 if frames do not consist of packets.
-    pub places: u32,
-    /// true: the producer waits for free slots (backpressure); false: it cannot wait.
+    pub packets_per_frame: u32,
+    /// Whether the producer can wait for free slots (backpressure).
     pub supports_backpressure: bool,
     /// Maximum number of readers attached at a time.
     pub readers: usize,
@@ -93,20 +93,20 @@ pub struct RingOptions {
     pub fill: Fill,
     /// Notified when frames are published and when slots are freed, for threads that serve several rings.
     pub notifiers: Vec<std::sync::Arc<Notifier>>,
-    /// Whether one thread is both the producer and the only reader. It needs no notifications; their fence would wait
-    /// for stores to a GPU.
+    /// Whether one thread is both the producer and the only reader. The ring then sends no notifications, because the
+    /// fence of a notification would wait for stores to a GPU.
     pub single_threaded: bool,
 }
 
 impl RingOptions {
-    /// Options with the most common choices: frames without packets, a producer with backpressure, eight readers,
-    /// zero fill.
+    /// Creates options with default values: frames without packets, a producer with backpressure, at most eight
+    /// readers, and zeros for missing packets.
     pub fn new(name: impl Into<String>, slots: usize, slot_bytes: usize) -> Self {
         Self {
             name: name.into(),
             slots,
             slot_bytes,
-            places: 0,
+            packets_per_frame: 0,
             supports_backpressure: true,
             readers: 8,
             fill: Fill::ZERO,
@@ -115,73 +115,74 @@ impl RingOptions {
         }
     }
 
-    /// Distance between the starts of neighbouring slots in bytes.
+    /// Returns the distance between the starts of neighbouring slots in bytes.
     pub const fn stride(&self) -> usize {
         self.slot_bytes.next_multiple_of(64)
     }
 
-    /// Bytes of the region that the ring needs.
+    /// Returns the minimum size of the ring's region in bytes.
     pub const fn region_bytes(&self) -> usize {
         self.stride() * self.slots
     }
 
-    /// Bytes of host memory outside the region, for frame metadata and `present` bitmaps.
+    /// Returns the size in bytes of the host memory outside the region, which contains frame metadata and `present`
+    /// bitmaps.
     pub const fn metadata_bytes(&self) -> usize {
-        Slots::bytes(self.slots, self.places)
+        Slots::bytes(self.slots, self.packets_per_frame)
     }
 }
 
-/// Why a ring could not be created or a reader not attached.
+/// The error for a ring that could not be created, or a reader that could not be attached.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
     /// Fewer than two slots, or slots of zero bytes.
     #[error(
-        "ring `{name}`: {slots} slots of {slot_bytes} bytes; a ring needs at least 2 slots of 1 byte"
+        "ring `{name}` has {slots} slots of {slot_bytes} bytes, but a ring needs at least 2 slots of at least 1 byte"
     )]
     Shape {
-        /// The ring.
+        /// Name of the ring.
         name: String,
-        /// Slots asked for.
+        /// Requested number of slots.
         slots: usize,
-        /// Bytes a slot asked for.
+        /// Requested slot size in bytes.
         slot_bytes: usize,
     },
     /// The region is too small.
-    #[error("ring `{name}` needs {need} bytes, its region has {have}")]
+    #[error("ring `{name}` needs {need} bytes, but its region has only {have}")]
     RegionTooSmall {
-        /// The ring.
+        /// Name of the ring.
         name: String,
-        /// Bytes needed.
+        /// Required size of the region in bytes.
         need: usize,
-        /// Bytes there.
+        /// Actual size of the region in bytes.
         have: usize,
     },
     /// A reader would have to copy frames out of memory that the CPU cannot read.
     #[error(
-        "ring `{name}` is in memory of {placement} and its producer does not support backpressure: set `guarantee = true` for its readers"
+        "cannot attach a reader without `guarantee` to ring `{name}`: the ring's producer does not support backpressure, so frames must be copied, but the CPU cannot read memory on {placement}; set `guarantee = true` for this reader"
     )]
     Unreadable {
-        /// The ring.
+        /// Name of the ring.
         name: String,
         /// The memory of the ring.
         placement: Placement,
     },
-    /// All reader cells are in use.
-    #[error("ring `{name}` already has {readers} readers, the maximum")]
+    /// The maximum number of readers is attached.
+    #[error("ring `{name}` already has {readers} readers, which is the maximum")]
     Readers {
-        /// The ring.
+        /// Name of the ring.
         name: String,
-        /// The limit.
+        /// The maximum number of readers.
         readers: usize,
     },
 }
 
-/// Consecutive slots of a ring, for a device: frame `i` starts at `base + (first + i) % slots * stride`.
+/// Consecutive slots of a ring, for access by a device. Frame `i` starts at `base + (first + i) % slots * stride`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
     /// The address of the ring's first slot.
     pub base: u64,
-    /// Bytes from one slot to the next.
+    /// Distance between the starts of neighbouring slots in bytes.
     pub stride: usize,
     /// Number of slots of the ring.
     pub slots: usize,
@@ -192,7 +193,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// The slots after the first `frames` frames.
+    /// Returns the slots after the first `frames` frames.
     #[must_use]
     pub const fn after(&self, frames: usize) -> Self {
         Self {
@@ -202,12 +203,12 @@ impl Slice {
         }
     }
 
-    /// The address of frame `i`.
+    /// Returns the address of frame `i`.
     pub const fn address(&self, i: usize) -> u64 {
         self.base + ((self.first + i) % self.slots * self.stride) as u64
     }
 
-    /// Number of frames before the end of the ring: these are contiguous in memory.
+    /// Returns the number of frames before the end of the ring. These frames are contiguous in memory.
     pub const fn contiguous(&self) -> usize {
         let before_end = self.slots - self.first;
         if self.len < before_end {
@@ -218,13 +219,13 @@ impl Slice {
     }
 }
 
-/// The bound of a reader that protects no slots.
+/// Value of a reader's bound if the reader protects no slots from being overwritten.
 const UNBOUND: u64 = u64::MAX;
 
-/// What a reader publishes to the producer.
+/// The state that a reader shares with the producer, called the reader's cell.
 #[derive(Debug)]
 struct Cell {
-    /// Slots of frames from here on must not be overwritten; [`UNBOUND`] if none is protected.
+    /// Slots of this frame and all later frames must not be overwritten; [`UNBOUND`] if no slot is protected.
     bound: AtomicU64,
     /// Frames before this one are retired; [`UNBOUND`] while the cell is free.
     retired: AtomicU64,
@@ -238,20 +239,20 @@ struct Shared {
     published: CachePadded<AtomicU64>,
     /// Frames before this one are being, or have been, written.
     reserved: CachePadded<AtomicU64>,
-    /// 1 once the producer is dropped.
+    /// 1 after the producer was dropped.
     closed: AtomicU64,
-    /// 1 once a reader has detached whose device may still use its slots.
+    /// 1 after a reader was detached whose device may still use its slots.
     leaked: AtomicU64,
     cells: Box<[CachePadded<Cell>]>,
-    /// The ledgers of the attached readers, by cell.
-    seats: std::sync::Mutex<Vec<Option<ReaderLedger>>>,
+    /// The ledgers of the attached readers, by index of the reader's cell.
+    readers: std::sync::Mutex<Vec<Option<ReaderLedger>>>,
     slots: Slots,
     ledger: RingLedger,
     /// Notified when frames are published.
     filled: Notifier,
     /// Notified when slots are freed.
     freed: Notifier,
-    /// Represents the payload in model checking: loom finds every unordered access.
+    /// Represents the payload of each slot in model checking, where loom detects every unordered access.
     #[cfg(loom)]
     canary: Box<[crate::sync::UnsafeCell<u64>]>,
 }
@@ -263,7 +264,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Divides `region` into slots. Also returns the only producer.
+    /// Creates a ring by dividing `region` into slots. Also returns the ring's only producer.
     ///
     /// ```
     /// use daq_core::ledger::{ReaderLedger, RingLedger};
@@ -325,8 +326,8 @@ impl Ring {
                     })
                 })
                 .collect(),
-            seats: std::sync::Mutex::new(vec![None; options.readers]),
-            slots: Slots::new(options.slots, options.places),
+            readers: std::sync::Mutex::new(vec![None; options.readers]),
+            slots: Slots::new(options.slots, options.packets_per_frame),
             ledger,
             filled: Notifier::default(),
             freed: Notifier::default(),
@@ -345,7 +346,7 @@ impl Ring {
         ))
     }
 
-    /// Attaches a reader that sees frames published from now on.
+    /// Attaches a reader, which receives the frames that are published after this call.
     ///
     /// With `guarantee` the producer never overwrites a frame that this reader has not retired. `burst` is the
     /// maximum number of frames in a lease over copies, and sizes the memory for them.
@@ -362,14 +363,17 @@ impl Ring {
                 placement: shared.region.placement(),
             });
         }
-        let mut seats = shared.seats.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(index) = seats.iter().position(Option::is_none) else {
+        let mut readers = shared
+            .readers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(index) = readers.iter().position(Option::is_none) else {
             return Err(RingError::Readers {
                 name: shared.options.name.clone(),
                 readers: shared.options.readers,
             });
         };
-        seats[index] = Some(ledger.clone());
+        readers[index] = Some(ledger.clone());
         let cell = &shared.cells[index];
         let first = shared.published.load(Ordering::Acquire);
         cell.retired.store(first, Ordering::Relaxed);
@@ -383,7 +387,7 @@ impl Ring {
         if guarantee {
             cell.bound.store(position, Ordering::Release);
         }
-        drop(seats);
+        drop(readers);
         Ok(Reader::new(
             shared.clone(),
             index,
@@ -394,27 +398,27 @@ impl Ring {
         ))
     }
 
-    /// The options that the ring was created with.
+    /// Returns the options that the ring was created with.
     pub fn options(&self) -> &RingOptions {
         &self.shared.options
     }
 
-    /// All slots, for a device.
+    /// Returns all slots, for access by a device.
     pub fn slice(&self) -> Slice {
         self.shared.run(0, self.shared.options.slots)
     }
 
-    /// The region that holds the slots.
+    /// Returns the region that contains the slots.
     pub fn region(&self) -> &std::sync::Arc<Region> {
         &self.shared.region
     }
 
-    /// Frames published so far.
+    /// Returns the number of frames published so far.
     pub fn published(&self) -> u64 {
         self.shared.published.load(Ordering::Acquire)
     }
 
-    /// Whether the producer is dropped: no more frames will be published.
+    /// Whether the producer is dropped, so that no more frames will be published.
     pub fn is_closed(&self) -> bool {
         self.shared.closed.load(Ordering::Acquire) != 0
     }
@@ -444,7 +448,7 @@ impl Shared {
         std::iter::once(own).chain(self.options.notifiers.iter().map(|notifier| &**notifier))
     }
 
-    /// The slots of `len` frames starting with `first`.
+    /// Returns the slots of `len` frames starting with frame `first`.
     fn run(&self, first: u64, len: usize) -> Slice {
         Slice {
             base: self.region.address().as_ptr() as u64,
@@ -455,14 +459,15 @@ impl Shared {
         }
     }
 
-    /// The slot of frame `index`, counted from the creation of the ring.
+    /// Returns the slot of frame `index`, counted from the creation of the ring.
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "the remainder is below a usize"
+        reason = "the remainder of a division by a usize fits into a usize"
     )]
     fn slot_of(&self, index: u64) -> usize {
         let slots = self.options.slots as u64;
-        // Most rings have a power of two slots; a division would dominate the cost of a small frame.
+        // In most rings the number of slots is a power of two. For small frames, a division would take most of the
+        // time.
         if slots.is_power_of_two() {
             (index & (slots - 1)) as usize
         } else {
@@ -470,7 +475,7 @@ impl Shared {
         }
     }
 
-    /// The slots of frame `index` and the following frames, cyclically and without a division each.
+    /// Returns the slots of frame `index` and all following frames. Avoids a division per frame.
     fn around(&self, index: u64) -> impl Iterator<Item = usize> + use<> {
         let (slots, mut next) = (self.options.slots, self.slot_of(index));
         std::iter::repeat_with(move || {
@@ -480,29 +485,30 @@ impl Shared {
         })
     }
 
-    /// The address of the slot of frame `index`.
+    /// Returns the address of the slot of frame `index`.
     fn address_of(&self, index: u64) -> *mut u8 {
         let offset = self.slot_of(index) * self.options.stride();
-        // Inside the region, as `Ring::new` has checked. GPU addresses are only numbers here.
+        // `Ring::new` has checked that all slots are inside the region. The pointer may be a GPU address, which is not
+        // dereferenced.
         self.region.address().as_ptr().wrapping_add(offset)
     }
 
-    /// The lowest bound of all readers, and the cell of that reader: the producer must not pass it.
+    /// Returns the lowest bound of all readers, which the producer must not pass, and the index of this reader's cell.
     fn bound(&self) -> (u64, Option<usize>) {
-        let mut least = (UNBOUND, None);
+        let mut min = (UNBOUND, None);
         for (index, cell) in self.cells.iter().enumerate() {
             let bound = cell.bound.load(Ordering::Acquire);
-            if bound < least.0 {
-                least = (bound, Some(index));
+            if bound < min.0 {
+                min = (bound, Some(index));
             }
         }
-        least
+        min
     }
 
-    /// Frames that the slowest reader, at most one ring behind, has not retired.
+    /// Returns the number of frames that the slowest reader has not retired, at most the number of slots.
     fn occupancy(&self, published: u64) -> u64 {
         if cfg!(loom) {
-            // Only informational, but each of its loads multiplies the interleavings to check.
+            // The value is only informational, but each load multiplies the number of interleavings that loom checks.
             return 0;
         }
         let slowest = self

@@ -9,22 +9,22 @@ use crate::sync::{Arc, Ordering, fence};
 use std::ops::Range;
 use std::time::Duration;
 
-/// The only producer of a ring. Dropping it closes the ring: readers drain what is published, then finish.
+/// The only producer of a ring. Dropping it closes the ring: readers read the published frames and then finish.
 #[derive(Debug)]
 pub struct Producer {
     shared: Arc<Shared>,
-    /// Frames published to readers.
+    /// Number of frames published to readers.
     published: u64,
     /// Frames before this one have slots that this producer may write.
     reserved: u64,
-    /// The reader that limited the last claim that came up short.
+    /// The reader that limited the last claim for which not all requested slots were free.
     blocker: Option<usize>,
     high_water: u64,
-    /// Frames refused because the ring was full.
+    /// Number of frames refused because the ring was full.
     ring_full: u64,
-    /// Refused frames that are not yet attributed to a reader.
+    /// Number of refused frames that are not yet attributed to a reader.
     unblamed: u64,
-    /// Open slots that are finished and not yet published.
+    /// Number of open slots that are finished and not yet published.
     submitted: u64,
 }
 
@@ -42,22 +42,22 @@ impl Producer {
         }
     }
 
-    /// The options that the ring was created with.
+    /// Returns the options that the ring was created with.
     pub fn options(&self) -> &RingOptions {
         &self.shared.options
     }
 
-    /// The region that holds the ring's slots.
+    /// Returns the region that contains the ring's slots.
     pub fn region(&self) -> &std::sync::Arc<Region> {
         &self.shared.region
     }
 
-    /// Frames published so far.
+    /// Returns the number of frames published so far.
     pub const fn published(&self) -> u64 {
         self.published
     }
 
-    /// Number of slots that are reserved and not yet published.
+    /// Returns the number of slots that are reserved and not yet published.
     pub const fn open(&self) -> u64 {
         self.reserved - self.published
     }
@@ -97,8 +97,8 @@ impl Producer {
             .wait(policy, limit, || self.is_claimable())
     }
 
-    /// Whether a reader has detached while its device hangs. Its slots stay occupied for good; a guaranteed reader
-    /// blocks the whole ring.
+    /// Whether a reader has detached while its device hangs. The reader's slots stay occupied permanently. If the
+    /// reader was guaranteed, the whole ring is blocked.
     pub fn has_leaked_slots(&self) -> bool {
         self.shared.leaked.load(Ordering::Acquire) != 0
     }
@@ -110,7 +110,7 @@ impl Producer {
         bound.min(self.published).saturating_add(slots) > self.reserved
     }
 
-    /// Number of slots that [`reserve`](Self::reserve) could return now.
+    /// Returns the number of slots that [`reserve`](Self::reserve) could return now.
     pub(crate) fn room(&self) -> u64 {
         let slots = self.shared.options.slots as u64;
         let (bound, _) = self.shared.bound();
@@ -118,12 +118,12 @@ impl Producer {
         limit.saturating_sub(self.published + self.submitted)
     }
 
-    /// Number of slots that are finished and wait for the work that fills them.
+    /// Returns the number of slots that are finished but not published, because work on a device still fills them.
     pub const fn submitted(&self) -> u64 {
         self.submitted
     }
 
-    /// Reserves up to `n` slots for writing, as many as are free now.
+    /// Reserves up to `n` slots for writing, limited by the number of slots that are free now.
     pub fn reserve(&mut self, n: usize) -> SlotsMut<'_> {
         let free = self.open() - self.submitted;
         if free < n as u64 {
@@ -146,10 +146,10 @@ impl Producer {
         self.ring_full += frames;
         self.shared.ledger.ring_full.set(self.ring_full);
         self.unblamed += frames;
-        // Contended only while a reader attaches or detaches; the next refusal then adds to that reader's count.
+        // The lock is contended only while a reader attaches or detaches. The next call then also counts these frames.
         if let Some(index) = self.blocker
-            && let Ok(seats) = self.shared.seats.try_lock()
-            && let Some(Some(ledger)) = seats.get(index)
+            && let Ok(readers) = self.shared.readers.try_lock()
+            && let Some(Some(ledger)) = readers.get(index)
         {
             ledger.blocked.add(std::mem::take(&mut self.unblamed));
         }
@@ -162,12 +162,16 @@ impl Producer {
     /// # Panics
     /// If fewer than `i + 1` slots are open.
     pub fn open_slot(&self, i: u64) -> *mut u8 {
-        assert!(i < self.open(), "slot {i} of {} open ones", self.open());
+        assert!(
+            i < self.open(),
+            "slot {i} is outside the {} open slots",
+            self.open()
+        );
         self.shared.address_of(self.published + i)
     }
 
-    /// Copies from the `i`-th open slot, starting at `offset`, into `to`: what a device has written so far. Returns
-    /// false if the ring is not in host memory or the range is not inside the slot.
+    /// Copies the current content of the `i`-th open slot, starting at `offset`, into `to`. A device may still be
+    /// writing the slot. Returns false if the ring is not in host memory or the range is not inside the slot.
     ///
     /// # Panics
     /// If fewer than `i + 1` slots are open.
@@ -180,8 +184,8 @@ impl Producer {
         }
         let from = self.open_slot(i).wrapping_add(offset);
         for (i, byte) in to.iter_mut().enumerate() {
-            // SAFETY: inside an open slot of a region in host memory that lives as long as the ring; no reference to
-            // it is created. The read is volatile because a device may write the memory.
+            // SAFETY: the address is inside an open slot in host memory, and the region lives as long as the ring. No
+            // reference to the memory is created. The read is volatile because a device may write the memory.
             *byte = unsafe { from.wrapping_add(i).read_volatile() };
         }
         true
@@ -213,8 +217,8 @@ impl Producer {
         let mut done = extent.start;
         while done < extent.end {
             let bytes = (extent.end - done).min(line.len());
-            // SAFETY: inside an open slot, which only this producer accesses, of a region that the CPU can write from
-            // `base` on and that lives as long as the ring.
+            // SAFETY: the range is inside an open slot, which only this producer accesses. The CPU can write the region
+            // at `base`, and the region lives as long as the ring.
             unsafe {
                 crate::sys::store::copy_to(base.as_ptr().add(offset + done), line.as_ptr(), bytes);
             }
@@ -229,7 +233,7 @@ impl Producer {
         std::mem::forget(self.shared.clone());
     }
 
-    /// The addresses of all slots in order, for a DMA engine that cycles through them.
+    /// Returns the addresses of all slots in order, for a DMA engine that cycles through them.
     pub fn addresses(&self) -> Vec<*mut u8> {
         (0..self.shared.options.slots as u64)
             .map(|slot| self.shared.address_of(slot))
@@ -243,18 +247,18 @@ impl Producer {
         let slot = self.shared.slot_of(self.published + i);
         self.shared.slots.write(slot, meta, present);
         #[cfg(loom)]
-        // SAFETY: only the producer writes, and the slot is open; loom checks exactly this claim.
+        // SAFETY: only the producer writes the canary of an open slot; loom checks that this is true.
         self.shared.canary[slot].with_mut(|canary| unsafe { *canary = meta.sequence });
     }
 
-    /// Publishes the next `n` open slots to the readers: one release store and one notification.
+    /// Publishes the next `n` open slots to the readers, with one release store and one notification.
     ///
     /// # Panics
     /// If fewer than `n` slots are open.
     pub fn publish(&mut self, n: u64) {
         assert!(
             n <= self.open(),
-            "{n} slots of {} open ones published",
+            "cannot publish {n} slots, because only {} are open",
             self.open()
         );
         if n == 0 {
@@ -262,7 +266,7 @@ impl Producer {
         }
         self.published += n;
         self.submitted = self.submitted.saturating_sub(n);
-        // The ledger first: a reader must never count a frame that the ring has not counted yet.
+        // Update the ledger first, so that a reader never counts a frame that the ring has not counted yet.
         self.shared.ledger.published.set(self.published);
         self.shared
             .published
@@ -312,31 +316,31 @@ pub struct SlotsMut<'a> {
 }
 
 impl SlotsMut<'_> {
-    /// Number of slots not yet finished.
+    /// Returns the number of slots not yet finished.
     pub const fn remaining(&self) -> usize {
         self.len - self.filled
     }
 
-    /// Number of slots finished.
+    /// Returns the number of slots finished.
     pub const fn filled(&self) -> usize {
         self.filled
     }
 
-    /// The current slot's bytes; `None` when all are finished or the ring is not in host memory.
+    /// Returns the bytes of the current slot; `None` if all slots are finished or the ring is not in host memory.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         if self.filled == self.len || !self.producer.shared.is_host() {
             return None;
         }
         let address = self.producer.open_slot(self.first + self.filled as u64);
-        // SAFETY: the slot is reserved and not published. Only a reader that may be overrun reads it; that reader
-        // copies by volatile reads and discards what changed. `self` mutably borrows the only producer, and no device
-        // has the address of a ring that is filled this way.
+        // SAFETY: the slot is reserved and not published. Only a reader that may be overrun can read it. Such a reader
+        // copies with volatile reads and discards frames that changed. `self` mutably borrows the only producer, so no
+        // other reference to the slot exists. No device has the address of a ring that is filled in this way.
         Some(unsafe {
             std::slice::from_raw_parts_mut(address, self.producer.shared.options.slot_bytes)
         })
     }
 
-    /// The slots not yet finished, for a device.
+    /// Returns the slots not yet finished, for access by a device.
     pub fn slice(&self) -> Slice {
         let first = self.producer.published + self.first + self.filled as u64;
         self.producer.shared.run(first, self.remaining())
@@ -349,7 +353,7 @@ impl SlotsMut<'_> {
     pub fn finish_as(&mut self, burst: &Lease<'_>, frames: usize) {
         assert!(
             frames <= self.remaining() && frames <= burst.len(),
-            "more frames finished than slots were reserved"
+            "more frames were finished than slots were reserved"
         );
         let shared = &self.producer.shared;
         let first = self.producer.published + self.first + self.filled as u64;
@@ -365,14 +369,15 @@ impl SlotsMut<'_> {
         self.finish_with(meta, &[]);
     }
 
-    /// As [`finish`](Self::finish), with the bitmap of the packets that arrived.
+    /// Writes the metadata of the current slot and the bitmap of the packets that arrived, and advances to the next
+    /// slot.
     ///
     /// # Panics
     /// If all slots are finished already.
     pub fn finish_with(&mut self, meta: FrameMeta, present: &[u64]) {
         assert!(
             self.filled < self.len,
-            "more frames finished than slots were reserved"
+            "more frames were finished than slots were reserved"
         );
         self.producer.describe(
             self.first + self.filled as u64,
@@ -382,14 +387,14 @@ impl SlotsMut<'_> {
         self.filled += 1;
     }
 
-    /// Publishes the finished slots and those submitted before; returns how many were finished.
+    /// Publishes the finished slots and those submitted before; returns the number of finished slots.
     pub fn publish(self) -> usize {
         self.producer.publish(self.first + self.filled as u64);
         self.filled
     }
 
-    /// Leaves the finished slots to be published later by [`Producer::publish`], once the work that fills them is
-    /// done. Returns how many slots these are.
+    /// Marks the finished slots as submitted and returns their number. Publish them with [`Producer::publish`] after
+    /// the work that fills them is done.
     pub fn submit(self) -> usize {
         self.producer.submitted += self.filled as u64;
         self.filled

@@ -1,4 +1,4 @@
-//! Readers of a ring.
+//! The reading side of a ring.
 
 use super::completion::{Completion, InFlight, InFlightLeases, Use};
 use super::lease::Lease;
@@ -11,24 +11,24 @@ use crate::sync::{Arc, Ordering, fence};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How long a detaching reader waits for its leases in flight before it leaks their slots.
+/// Maximum time that a detaching reader waits for its leases in flight before it leaks their slots.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a thread polls work on a device, which sends no notifications.
+/// Interval at which a thread polls work on a device, because devices send no notifications.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// How a reader ensures that frames do not change while it reads them.
+/// Method by which a reader ensures that frames do not change while it reads them.
 #[derive(Debug)]
 pub(super) enum Protection {
     /// The producer waits, or refuses new frames, until frames are retired.
     Guarantee,
     /// The producer does not overwrite leased slots.
     WhileLeased,
-    /// The producer never waits: frames are copied and then checked.
+    /// The producer never waits, so the reader copies frames and checks the copies afterwards.
     Copy(Scratch),
 }
 
-/// A reader of a ring. Dropping it detaches it, so that the producer no longer waits for it.
+/// A reader of a ring. Dropping the reader detaches it, so that the producer no longer waits for it.
 pub struct Reader {
     pub(super) shared: Arc<Shared>,
     index: usize,
@@ -40,16 +40,16 @@ pub struct Reader {
     in_flight: InFlightLeases,
     /// Whether the reader has detached or leaked its slots.
     detached: bool,
-    /// Frames leased so far.
+    /// Number of frames leased so far.
     leased: u64,
-    /// Frames overwritten before they were leased, as far as this reader has seen.
+    /// Number of frames overwritten before they were leased, as far as this reader has detected.
     overrun: u64,
     /// Whether frames with missing packets are dropped.
     drops_incomplete: bool,
     ledger: ReaderLedger,
 }
 
-/// The number of leased frames in the ledger of a guaranteed reader: none of its frames can be overwritten.
+/// Value of `leased` in the ledger of a guaranteed reader, whose frames cannot be overwritten.
 const ALL_PROTECTED: u64 = 1 << 62;
 
 impl Reader {
@@ -68,7 +68,7 @@ impl Reader {
         } else {
             Protection::Copy(Scratch::new(&shared, burst.max(1)))
         };
-        // A ring has at most `slots` frames leased, and so at most as many leases.
+        // At most `slots` frames of a ring are leased, so the number of leases is also at most `slots`.
         let in_flight = InFlightLeases::new(shared.options.slots);
         ledger.attached.set(position);
         if guarantee {
@@ -89,19 +89,20 @@ impl Reader {
         }
     }
 
-    /// Drops frames with missing packets instead of leasing them; they count as `dropped_incomplete`.
+    /// With `drops`, frames with missing packets are dropped instead of leased, and count as `dropped_incomplete`.
     #[must_use]
     pub fn dropping_incomplete(mut self, drops: bool) -> Self {
         self.drops_incomplete = drops;
         self
     }
 
-    /// The next frame to lease, as a position in the ring. It advances when frames are leased, dropped or overrun.
+    /// Returns the number of the next frame to lease, counted from the creation of the ring. The number increases when
+    /// frames are leased, dropped or overrun.
     pub const fn position(&self) -> u64 {
         self.position
     }
 
-    /// Leases the next frames, as many as are ready, at most `max`; `None` if there are none. Never waits.
+    /// Leases all frames that are ready, at most `max`. Returns `None` if no frame is ready. Never waits.
     pub fn poll(&mut self, max: usize) -> Option<Lease<'_>> {
         if max == 0 {
             return None;
@@ -111,7 +112,7 @@ impl Reader {
             let count = match &self.protection {
                 Protection::Guarantee => (published - self.position).min(max as u64),
                 Protection::WhileLeased => self.protect(published, max),
-                // There is one copy, and work in flight still reads it.
+                // The reader has only one private copy, which work in flight still reads.
                 Protection::Copy(_) if !self.in_flight.is_empty() => 0,
                 Protection::Copy(_) => self.copy(published, max),
             };
@@ -133,7 +134,7 @@ impl Reader {
         Some(Lease::new(self, count))
     }
 
-    /// Counts `frames` more as leased and clears the announcement of further ones.
+    /// Counts `frames` more frames as leased, and clears the announcement of further frames.
     #[inline]
     fn lease(&mut self, frames: u64) {
         self.leased += frames;
@@ -142,8 +143,8 @@ impl Reader {
         }
     }
 
-    /// Of the next `count` frames, which must be protected: the number of leading frames that are incomplete, or
-    /// complete.
+    /// Returns the length of the leading run of frames that are incomplete (with `incomplete`) or complete, among the
+    /// next `count` frames. These frames must be protected.
     fn run(&self, count: u64, incomplete: bool) -> u64 {
         let metas = (0..count).map(|i| match &self.protection {
             Protection::Copy(scratch) => scratch.meta(i),
@@ -172,7 +173,7 @@ impl Reader {
         }
     }
 
-    /// Waits until a frame can be leased, the oldest lease in flight is done, the ring is closed with nothing in
+    /// Waits until a frame can be leased, the oldest lease in flight is done, the ring is closed and no lease is in
     /// flight, or about `limit` has passed. Returns whether a frame can be leased.
     pub fn wait(&self, policy: Wait, limit: Duration) -> bool {
         let is_busy = !self.in_flight.is_empty() && matches!(self.protection, Protection::Copy(_));
@@ -190,8 +191,8 @@ impl Reader {
         is_ready()
     }
 
-    /// Waits until the oldest lease in flight is done or about `limit` has passed; returns whether it is done.
-    /// Returns false at once if none is in flight.
+    /// Waits until the oldest lease in flight is done or about `limit` has passed; returns whether the lease is done.
+    /// Returns false immediately if no lease is in flight.
     pub fn wait_in_flight(&self, policy: Wait, limit: Duration) -> bool {
         let done = || self.in_flight.is_oldest_done();
         !self.in_flight.is_empty()
@@ -203,18 +204,18 @@ impl Reader {
 
     /// Whether the producer has closed the ring and every frame has been leased and retired.
     pub fn is_finished(&self) -> bool {
-        // `closed` is read first: frames published before it was set are then visible.
+        // `closed` is read first, so that all frames published before it was set are visible.
         self.shared.closed.load(Ordering::Acquire) != 0
             && self.shared.published.load(Ordering::Acquire) == self.position
             && self.retired == self.position
     }
 
-    /// Number of frames published and not leased yet.
+    /// Returns the number of frames published and not leased yet.
     pub fn pending(&self) -> u64 {
         self.shared.published.load(Ordering::Acquire) - self.position
     }
 
-    /// Number of frames leased and not yet retired.
+    /// Returns the number of frames leased and not yet retired.
     pub const fn held(&self) -> u64 {
         self.position - self.retired
     }
@@ -230,7 +231,8 @@ impl Reader {
         }
     }
 
-    /// As [`reap`](Self::reap), but passes `each` the completion of the lease, before its slots are freed.
+    /// Retires leases as [`reap`](Self::reap) does, but passes the completion of each lease to `each` before the slots
+    /// are freed.
     pub(crate) fn reap_each(&mut self, mut each: impl FnMut(&Completion)) {
         while let Some(lease) = self.in_flight.pop_done() {
             if lease.used != Use::Incomplete {
@@ -240,17 +242,17 @@ impl Reader {
         }
     }
 
-    /// Whether the oldest lease in flight is done; false where none is in flight.
+    /// Whether the oldest lease in flight is done; false if no lease is in flight.
     pub fn is_oldest_done(&self) -> bool {
         self.in_flight.is_oldest_done()
     }
 
-    /// The region that holds the ring's slots.
+    /// Returns the region that contains the ring's slots.
     pub(crate) fn region(&self) -> &std::sync::Arc<Region> {
         &self.shared.region
     }
 
-    /// The options that the ring was created with.
+    /// Returns the options that the ring was created with.
     pub fn options(&self) -> &RingOptions {
         &self.shared.options
     }
@@ -260,10 +262,10 @@ impl Reader {
         !self.in_flight.is_empty()
     }
 
-    /// Skips everything published so far, counting it as discarded.
+    /// Skips all frames published so far and counts them as discarded. Returns their number.
     pub fn discard_pending(&mut self) -> u64 {
         let mut discarded = 0;
-        // At most once around the ring: the producer may be faster than this loop.
+        // The end is read once, because the producer may be faster than this loop.
         let end = self.shared.published.load(Ordering::Acquire);
         while self.position < end
             && let Some(lease) = self.poll(usize::MAX)
@@ -274,7 +276,7 @@ impl Reader {
         discarded
     }
 
-    /// Retires a lease of `frames`, the newest leased ones; the first `read` of them were read.
+    /// Retires the newest lease, which has `frames` frames. The first `read` frames count as read.
     pub(super) fn retire_lease(&mut self, frames: u64, read: u64, completion: Completion) {
         // Leases complete in order.
         let used = Use::Leased { read };
@@ -323,11 +325,12 @@ impl Reader {
         fence(Ordering::SeqCst);
     }
 
-    /// Skips to `position`, counting what is skipped.
+    /// Skips to `position` and counts the skipped frames as overrun.
     fn skip_to(&mut self, position: u64) {
         debug_assert_eq!(self.retired, self.position, "frames are held");
         self.overrun += position - self.position;
-        // Raised, not set: snapshots also count frames that were overwritten before this reader noticed.
+        // Use `raise` instead of `set`, because a snapshot may already have counted frames that were overwritten before
+        // this reader detected it.
         self.ledger.overrun.raise(self.overrun);
         self.position = position;
         self.retired = position;
@@ -336,22 +339,23 @@ impl Reader {
             .store(position, Ordering::Release);
     }
 
-    /// The position where an overrun reader continues: a quarter of the ring ahead of the producer's claims.
+    /// Returns the position where an overrun reader continues: a quarter of the ring after the oldest frame whose
+    /// slot the producer has not claimed again. Returns `None` if the reader is not overrun.
     fn oldest_safe(&self, reserved: u64, published: u64) -> Option<u64> {
         let slots = self.shared.options.slots as u64;
         let oldest = reserved.saturating_sub(slots);
         (self.position < oldest).then(|| (oldest + slots / 4).min(published))
     }
 
-    /// Protects up to `max` frames from a producer that supports backpressure; returns how many.
+    /// Protects up to `max` frames from a producer that supports backpressure; returns the number of protected frames.
     fn protect(&mut self, published: u64, max: usize) -> u64 {
         loop {
             if published == self.position {
                 return 0;
             }
             if self.retired < self.position {
-                // The bound of the leases in flight already protects everything newer. `reserved` must not be used
-                // here: a claim announces more than it keeps until it sees the bound.
+                // The bound of the leases in flight already protects all newer frames. `reserved` must not be compared,
+                // because a claim first announces more frames than it keeps after it has seen the bound.
                 return (published - self.position).min(max as u64);
             }
             self.shared.cells[self.index]
@@ -374,14 +378,15 @@ impl Reader {
         }
     }
 
-    /// Copies up to `max` frames and keeps those that were not overwritten during the copy; returns how many.
+    /// Copies up to `max` frames and keeps the copies of frames that were not overwritten meanwhile. Returns the number
+    /// of kept copies.
     fn copy(&mut self, published: u64, max: usize) -> u64 {
         loop {
-            let most = (published - self.position).min(max as u64);
-            if most == 0 {
+            let available = (published - self.position).min(max as u64);
+            if available == 0 {
                 return 0;
             }
-            self.announce(most);
+            self.announce(available);
             let reserved = self.shared.reserved.load(Ordering::Acquire);
             if let Some(position) = self.oldest_safe(reserved, published) {
                 self.skip_to(position);
@@ -415,13 +420,13 @@ impl Reader {
 }
 
 impl Reader {
-    /// Detaches as dropping does. Returns false if a device still uses the reader's slots: owners of memory that the
-    /// device writes must then leak it, too. Returns true if the reader was detached before.
+    /// Detaches the reader, as dropping it does. Returns false if a device still uses the reader's slots. In this case,
+    /// the caller must also leak all memory that the device writes. Returns true if the reader was already detached.
     pub fn detach(&mut self) -> bool {
         let detached = self.detach_within(DETACH_TIMEOUT);
         if !detached {
             tracing::error!(
-                "ring {}: a device still reads {} frames after {DETACH_TIMEOUT:?}; their memory is leaked until the process exits",
+                "ring {}: a device still reads {} frames after {DETACH_TIMEOUT:?}; the ring's memory is leaked until the process exits",
                 self.shared.options.name,
                 self.held()
             );
@@ -429,7 +434,7 @@ impl Reader {
         detached
     }
 
-    /// Detaches at once, whatever is in flight; memory that a device may still use is leaked.
+    /// Detaches immediately, even if leases are in flight. Memory that a device may still use is leaked.
     pub fn detach_now(&mut self) {
         self.detach_within(Duration::ZERO);
     }
@@ -437,8 +442,8 @@ impl Reader {
     /// Waits up to `limit` for the leases in flight, then detaches so that the producer no longer waits for this
     /// reader. Returns whether all leases completed.
     ///
-    /// A device that has not finished by then may access its memory at any later time. The slots stay leased for
-    /// good; the slots, a private copy of them and the words that the device writes are leaked.
+    /// A device that has not finished within `limit` may access its memory at any later time. Therefore its slots stay
+    /// leased permanently. The slots, their private copy and the words that the device writes are leaked.
     pub(crate) fn detach_within(&mut self, limit: Duration) -> bool {
         if std::mem::replace(&mut self.detached, true) {
             return true;
@@ -464,12 +469,12 @@ impl Reader {
         cell.bound.store(UNBOUND, Ordering::Release);
         cell.retired.store(UNBOUND, Ordering::Release);
         self.shared.notify_freed();
-        let mut seats = self
+        let mut readers = self
             .shared
-            .seats
+            .readers
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        seats[self.index] = None;
+        readers[self.index] = None;
         true
     }
 }

@@ -1,4 +1,4 @@
-//! Private copies of bursts, for readers that the producer does not wait for.
+//! Private copies of bursts, for readers without backpressure on the producer.
 
 use super::Shared;
 use super::lease::Frame;
@@ -31,7 +31,8 @@ impl Scratch {
         }
     }
 
-    /// Copies frame `index` of the ring to index `i`. The copy may be torn.
+    /// Copies frame `index` of the ring to copy `i`. The copy may be torn, because the producer may write the slot
+    /// meanwhile.
     pub(super) fn take(&mut self, shared: &Shared, i: usize, index: u64) {
         let slot = shared.slot_of(index);
         let meta = shared.slots.read(slot);
@@ -45,11 +46,12 @@ impl Scratch {
         }
         let target = &mut self.bytes[i * self.stride..][..length];
         // SAFETY: the source is `length <= slot_bytes` bytes of a slot inside the region that `shared` keeps alive.
-        // It may be written at the same time, so it is read by volatile loads and no reference to it is created.
+        // The producer may write the slot at the same time, so it is read with volatile loads and no reference to it is
+        // created.
         unsafe { copy_volatile(shared.address_of(index).cast_const(), target) };
     }
 
-    /// The metadata of copy `i`.
+    /// Returns the metadata of copy `i`.
     pub(super) fn meta(&self, i: u64) -> FrameMeta {
         usize::try_from(i)
             .ok()
@@ -58,7 +60,7 @@ impl Scratch {
             .unwrap_or_default()
     }
 
-    /// Copy `i`.
+    /// Returns copy `i` as a frame.
     pub(super) fn frame(&self, i: usize, slot_bytes: usize) -> Frame<'_> {
         let bytes = &self.bytes[i * self.stride..][..self.metas[i].length.min(slot_bytes)];
         let words = &self.bitmaps[i * self.bitmap..][..self.bitmap];
@@ -82,7 +84,7 @@ impl fmt::Debug for Scratch {
 /// Copies memory that another thread or a device may be writing.
 ///
 /// # Safety
-/// `source` is 8-byte aligned and `target.len()` bytes from it lie inside one live allocation.
+/// `source` must be 8-byte aligned, and `target.len()` bytes from `source` must be inside one live allocation.
 #[expect(
     clippy::cast_ptr_alignment,
     reason = "the caller ensures the alignment"
@@ -91,11 +93,11 @@ unsafe fn copy_volatile(source: *const u8, target: &mut [u8]) {
     let (words, tail) = target.as_chunks_mut::<8>();
     let whole = words.len() * 8;
     for (i, word) in words.iter_mut().enumerate() {
-        // SAFETY: `i * 8 + 8 <= target.len()`, so the read is inside the caller's allocation, and aligned.
+        // SAFETY: `i * 8 + 8 <= target.len()`, so the read is aligned and inside the caller's allocation.
         *word = unsafe { source.cast::<u64>().add(i).read_volatile() }.to_ne_bytes();
     }
     for (i, byte) in tail.iter_mut().enumerate() {
-        // SAFETY: `whole + i < target.len()`.
+        // SAFETY: `whole + i < target.len()`, so the read is inside the caller's allocation.
         *byte = unsafe { source.add(whole + i).read_volatile() };
     }
 }

@@ -3,15 +3,15 @@
 use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of words of a record before its bitmap.
+/// Number of 8-byte words of a record before its bitmap.
 const HEAD: usize = 7;
-/// Number of words in a cache line; each record starts a new one.
+/// Number of words in a cache line; each record starts on a new cache line.
 const LINE: usize = 8;
 
 /// One record per slot.
 ///
-/// The words are atomics with relaxed accesses: the ring's positions provide the order. A reader that may be overrun
-/// can read words while they are written; it detects this afterwards.
+/// The words are atomics with relaxed accesses, because the ring's positions provide the ordering. A reader that may be
+/// overrun can read words while they are written. It detects this afterwards.
 #[derive(Debug)]
 pub(super) struct Slots {
     words: Box<[AtomicU64]>,
@@ -20,9 +20,9 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn new(slots: usize, places: u32) -> Self {
-        let bitmap = Self::bitmap_words(places);
-        let stride = Self::stride_words(places);
+    pub(super) fn new(slots: usize, packets_per_frame: u32) -> Self {
+        let bitmap = Self::bitmap_words(packets_per_frame);
+        let stride = Self::stride_words(packets_per_frame);
         Self {
             words: (0..slots * stride).map(|_| AtomicU64::new(0)).collect(),
             stride,
@@ -30,16 +30,16 @@ impl Slots {
         }
     }
 
-    pub(super) const fn bytes(slots: usize, places: u32) -> usize {
-        slots * Self::stride_words(places) * 8
+    pub(super) const fn bytes(slots: usize, packets_per_frame: u32) -> usize {
+        slots * Self::stride_words(packets_per_frame) * 8
     }
 
-    const fn bitmap_words(places: u32) -> usize {
-        (places as usize).div_ceil(64)
+    const fn bitmap_words(packets_per_frame: u32) -> usize {
+        (packets_per_frame as usize).div_ceil(64)
     }
 
-    const fn stride_words(places: u32) -> usize {
-        (HEAD + Self::bitmap_words(places)).next_multiple_of(LINE)
+    const fn stride_words(packets_per_frame: u32) -> usize {
+        (HEAD + Self::bitmap_words(packets_per_frame)).next_multiple_of(LINE)
     }
 
     /// Writes the record of `slot`; only the producer that reserved the slot calls this.
@@ -52,8 +52,8 @@ impl Slots {
             meta.timestamp.ns,
             meta.timestamp.clock as u64,
             meta.length as u64,
-            u64::from(meta.places) | u64::from(meta.arrived) << 32,
-            u64::from(meta.first_bytes) | u64::from(meta.place_bytes) << 32,
+            u64::from(meta.packets_per_frame) | u64::from(meta.arrived) << 32,
+            u64::from(meta.first_bytes) | u64::from(meta.packet_bytes) << 32,
         ];
         for (word, value) in words.iter().zip(head) {
             word.store(value, Ordering::Relaxed);
@@ -63,13 +63,16 @@ impl Slots {
         }
     }
 
-    /// The payload length in the record of `slot`.
-    #[expect(clippy::cast_possible_truncation, reason = "it was a usize")]
+    /// Returns the payload length in the record of `slot`.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the value was stored from a usize"
+    )]
     pub(super) fn length(&self, slot: usize) -> usize {
         self.words[slot * self.stride + 4].load(Ordering::Relaxed) as usize
     }
 
-    /// Whether records of `other` can be copied here word by word.
+    /// Whether records of `other` have the same layout, so that they can be copied word by word.
     pub(super) const fn has_shape_of(&self, other: &Self) -> bool {
         self.bitmap == other.bitmap
     }
@@ -87,7 +90,10 @@ impl Slots {
     }
 
     /// Reads the metadata of `slot`.
-    #[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "fields of 32 bits are extracted from words of 64 bits"
+    )]
     pub(super) fn read(&self, slot: usize) -> FrameMeta {
         let word = |i: usize| self.words[slot * self.stride + i].load(Ordering::Relaxed);
         FrameMeta {
@@ -99,19 +105,19 @@ impl Slots {
                 clock: Clock::from_u8(word(3) as u8),
             },
             length: word(4) as usize,
-            places: word(5) as u32,
+            packets_per_frame: word(5) as u32,
             arrived: (word(5) >> 32) as u32,
             first_bytes: word(6) as u32,
-            place_bytes: (word(6) >> 32) as u32,
+            packet_bytes: (word(6) >> 32) as u32,
         }
     }
 
-    /// The bitmap words of `slot`.
+    /// Returns the bitmap words of `slot`.
     pub(super) fn bitmap(&self, slot: usize) -> &[AtomicU64] {
         &self.words[slot * self.stride + HEAD..][..self.bitmap]
     }
 
-    /// Number of words in a bitmap.
+    /// Returns the number of words in a bitmap.
     pub(super) fn bitmap_len(&self) -> usize {
         self.bitmap
     }
@@ -133,10 +139,10 @@ mod tests {
                 clock: Clock::Kernel,
             },
             length: 4096,
-            places: 70,
+            packets_per_frame: 70,
             arrived: 69,
             first_bytes: 40,
-            place_bytes: 60,
+            packet_bytes: 60,
         };
         slots.write(1, &meta, [u64::MAX, 0x1f].into_iter());
         assert_eq!(slots.read(1), meta);

@@ -1,4 +1,4 @@
-//! Rings against a plain model.
+//! Tests of rings, including a comparison with a simple model.
 
 use super::*;
 use crate::frame::{Flags, FrameMeta};
@@ -25,7 +25,7 @@ fn ring(slots: usize, supports_backpressure: bool) -> (Ring, Producer, RingLedge
     (ring, producer, ledger)
 }
 
-/// Makes one frame; false if there was no slot and the frame was refused.
+/// Publishes one frame. Returns false if no slot was free, so that the frame was refused.
 fn make(producer: &mut Producer, sequence: u64) -> bool {
     let mut slots = producer.reserve(1);
     let Some(bytes) = slots.bytes_mut() else {
@@ -44,7 +44,7 @@ fn check(frame: &Frame<'_>) -> u64 {
     sequence
 }
 
-/// An event that is done once it was signalled.
+/// An event that is done after it was signalled.
 #[derive(Default)]
 struct TestEvent(AtomicBool);
 
@@ -84,7 +84,7 @@ fn leases_retire_in_order_of_their_events() {
     });
     drop(reader.poll(1).unwrap());
     assert_eq!((reader.held(), ledger.read.get()), (4, 0));
-    assert!(!make(&mut producer, 4), "every slot is held");
+    assert!(!make(&mut producer, 4), "every slot is leased");
     second.signal();
     reader.reap(|_| panic!("the first lease is not done"));
     first.signal();
@@ -100,18 +100,21 @@ fn leases_retire_in_order_of_their_events() {
 fn reader_waits_for_leases_in_flight() {
     let (ring, mut producer, _) = ring(4, true);
     let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
-    assert!(!reader.wait_in_flight(Wait::Event, FOREVER), "nothing is");
+    assert!(
+        !reader.wait_in_flight(Wait::Event, FOREVER),
+        "no frame is in flight"
+    );
     make(&mut producer, 0);
     let (event, done) = TestEvent::new();
     reader.poll(1).unwrap().retire(done);
-    // A ring that is closed is not over while a device reads it: waiting must not spin.
+    // A closed ring is not finished while a device still reads it. Waiting must not spin meanwhile.
     drop(producer);
     assert!(!reader.wait_in_flight(Wait::Adaptive, Duration::from_millis(1)));
     let teller = std::thread::spawn(move || event.signal());
     assert!(!reader.wait(Wait::Event, FOREVER), "no frame is ready");
     let mut reaped = 0;
     reader.reap(|frames| reaped += frames);
-    assert_eq!(reaped, 1, "the wait ended before the work did");
+    assert_eq!(reaped, 1, "the wait ended before the work was done");
     assert!(reader.is_finished());
     teller.join().unwrap();
 }
@@ -162,7 +165,7 @@ fn reader_dropped_waits_for_device() {
     reader.poll(1).unwrap().retire(done);
     let leaver = std::thread::spawn(move || reader.detach_within(FOREVER));
     make(&mut producer, 1);
-    assert!(!make(&mut producer, 2), "the device is not done");
+    assert!(!make(&mut producer, 2), "the device has not finished");
     event.signal();
     assert!(leaver.join().unwrap());
     assert!(make(&mut producer, 3));
@@ -185,11 +188,12 @@ fn slot_never_released_by_device_is_leaked() {
         assert_eq!(
             make(&mut producer, 2),
             !supports_backpressure,
-            "a slot is held"
+            "a slot is leased"
         );
         drop((ring, producer));
         assert!(region.upgrade().is_some() && credit.upgrade().is_some());
-        // SAFETY: 8 bytes of a slot, or of the reader's copy, which are never freed.
+        // SAFETY: the 8 bytes belong to a slot or to the reader's private copy. Both were leaked, so they are never
+        // freed.
         let still = unsafe { address.cast::<[u8; 8]>().read_volatile() };
         assert_eq!(still, [0; 8]);
     }
@@ -274,16 +278,16 @@ fn invalid_ring_shape_is_rejected() {
     ));
 }
 
-/// A step of the world.
+/// A step of the test: an action of the producer, a reader or a device.
 #[derive(Clone, Debug)]
 enum Step {
     Make(u8),
-    /// (reader, most frames)
+    /// A reader leases and retires frames: (reader, maximum number of frames).
     Read(usize, usize),
     Discard(usize),
-    /// (reader, most frames): work on a device begins.
+    /// A reader leases frames and a device starts to read them: (reader, maximum number of frames).
     Submit(usize, usize),
-    /// The oldest work of a reader is done.
+    /// The device completes the oldest work of a reader.
     Done(usize),
 }
 
@@ -298,17 +302,18 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// What a device is to read until it is done.
+/// Frames that a device reads until its work is done.
 struct Work {
     event: std::sync::Arc<TestEvent>,
-    /// Addresses of frames and the sequence numbers that must be there to the end.
+    /// Addresses of frames, and the sequence numbers that they must contain until the work is done.
     reads: Vec<(*const u8, u64)>,
 }
 
 impl Work {
     fn finish(self) {
         for (address, sequence) in &self.reads {
-            // SAFETY: the 8 bytes of a slot, or of a reader's copy, whose ring and reader live on; one thread.
+            // SAFETY: the 8 bytes belong to a slot or to a reader's private copy, whose ring and reader are alive. Only
+            // one thread accesses them.
             let now = unsafe { address.cast::<[u8; 8]>().read_volatile() };
             assert_eq!(
                 u64::from_le_bytes(now),
@@ -326,8 +331,8 @@ impl Drop for Work {
 }
 
 proptest! {
-    /// The equations of ring and readers hold after every step; frames come in order, each at most once,
-    /// with their own content; a guaranteed reader misses none.
+    /// The equations of ring and readers hold after every step. Readers receive frames in order, each at most once,
+    /// with the correct content. A guaranteed reader receives every frame.
     #[test]
     fn ring_and_reader_ledgers_balance(slots in 2_usize..9, supports_backpressure: bool, guarantees: [bool; 3], steps in steps()) {
         let (ring, mut producer, ledger) = ring(slots, supports_backpressure);
@@ -343,7 +348,7 @@ proptest! {
                 Step::Make(count) => {
                     for _ in 0..count {
                         made += 1;
-                        // A refused frame's number is used up.
+                        // The sequence number of a refused frame is not used again.
                         make(&mut producer, sequence);
                         sequence += 1;
                     }
@@ -388,7 +393,7 @@ proptest! {
             for (i, reader) in readers.iter().enumerate() {
                 let report = ReaderReport::of(&ledgers[i], "raw", &ledger);
                 prop_assert_eq!(report.published, report.read + report.overrun + report.discarded + report.pending);
-                // What was overwritten is overrun, whether or not the reader has seen it yet.
+                // Overwritten frames count as overrun, even if the reader has not detected it yet.
                 prop_assert_eq!(report.pending, reader.pending().min(slots as u64) + reader.held());
                 prop_assert!(!guarantees[i] || report.overrun == 0);
             }
@@ -400,7 +405,7 @@ proptest! {
     }
 }
 
-/// A reader without guarantee races a producer that is never held back: what it is given is never torn.
+/// A reader without guarantee competes with a producer without backpressure. The reader never receives a torn frame.
 #[test]
 fn copied_frames_are_never_torn() {
     const WORDS: usize = 512;
@@ -439,7 +444,7 @@ fn copied_frames_are_never_torn() {
     assert_eq!(seen, ledger.read.get());
 }
 
-/// A reader that wants complete frames passes over the others, whatever protects what it reads.
+/// A reader that drops incomplete frames leases only complete frames, with every kind of protection.
 #[test]
 fn incomplete_frames_are_dropped_and_counted() {
     for (supports_backpressure, guarantee) in [(true, true), (true, false), (false, false)] {

@@ -1,7 +1,8 @@
-//! Reading metadata, our own and that of others.
+//! Reading of metadata, also of files that other programs wrote.
 //!
-//! Strict where a wrong guess would give wrong samples (type, channels, indices), lenient elsewhere: unknown keys are
-//! ignored, texts of the wrong type count as absent, integers may be written as `1000.0`.
+//! Parsing is strict for fields whose misinterpretation would result in wrong samples (type, channels, indices). It is
+//! lenient otherwise: unknown keys are ignored, text fields of another JSON type are treated as absent, and integers
+//! may be written as `1000.0`.
 
 use super::{Annotation, Capture, Datatype, Extension, Global, Meta, Stream};
 use serde_json::{Map, Value};
@@ -9,51 +10,53 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// The largest metadata file that [`Meta::read`] takes.
+/// Maximum size in bytes of a metadata file that [`Meta::read`] accepts.
 pub const MAX_META_BYTES: u64 = 64 << 20;
 
-/// Why metadata cannot be used.
+/// The error for metadata that cannot be used.
 #[derive(Debug, Error)]
 pub enum SigmfError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Io {
-        /// The metadata file.
+        /// Path of the metadata file.
         path: PathBuf,
-        /// The system's error.
+        /// The error of the system call.
         source: std::io::Error,
     },
     /// The file is implausibly large.
-    #[error("{path} is larger than {MAX_META_BYTES} B: is it really the metadata, not the data?")]
+    #[error(
+        "{path} is larger than {MAX_META_BYTES} B, the maximum for metadata; check that this file is the metadata and not the data"
+    )]
     TooLarge {
-        /// The metadata file.
+        /// Path of the metadata file.
         path: PathBuf,
     },
     /// The text is not JSON.
     #[error("SigMF metadata is not valid JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error("SigMF metadata lacks {field}: {why}")]
     Missing {
-        /// Where it should stand.
+        /// The path of the field.
         field: String,
-        /// What it is needed for.
+        /// What the field is needed for.
         why: &'static str,
     },
-    /// A field holds what it must not.
-    #[error("SigMF metadata: {field} is {value}, wanted {wanted}")]
+    /// A field has an invalid value.
+    #[error("SigMF metadata: {field} is {value}, but must be {wanted}")]
     Value {
-        /// Where it stands.
+        /// The path of the field.
         field: String,
-        /// What it holds.
+        /// The invalid value.
         value: String,
-        /// What it may hold.
+        /// Description of valid values.
         wanted: &'static str,
     },
 }
 
 impl Meta {
-    /// Reads the metadata file `path`, up to [`MAX_META_BYTES`].
+    /// Reads the metadata file `path`, which may have at most [`MAX_META_BYTES`] bytes.
     pub fn read(path: &Path) -> Result<Self, SigmfError> {
         let io = |source| SigmfError::Io {
             path: path.to_owned(),
@@ -73,8 +76,8 @@ impl Meta {
         Self::parse(&text)
     }
 
-    /// Parses the text of a metadata file. Captures and annotations come out sorted; a file without captures gets the one
-    /// that it implies.
+    /// Parses the text of a metadata file. Captures and annotations are returned in ascending order. If the file has no
+    /// captures, one capture of all samples is added.
     pub fn parse(text: &[u8]) -> Result<Self, SigmfError> {
         let root: Value = serde_json::from_slice(text)?;
         let global = root
@@ -82,7 +85,7 @@ impl Meta {
             .and_then(Value::as_object)
             .ok_or_else(|| SigmfError::Missing {
                 field: "the object `global`".into(),
-                why: "it contains the type of the samples",
+                why: "this object must contain the sample type",
             })?;
         let global = read_global(Fields {
             at: "global",
@@ -132,10 +135,13 @@ fn read_global(fields: Fields<'_>) -> Result<Global, SigmfError> {
     let datatype = match fields.map.get("core:datatype") {
         Some(Value::String(text)) => text.parse::<Datatype>()?,
         Some(other) => {
-            return Err(fields.wrong("core:datatype", other, "a text such as \"ci16_le\""));
+            return Err(fields.wrong("core:datatype", other, "a string such as \"ci16_le\""));
         }
         None => {
-            return Err(fields.missing("core:datatype", "without it the samples are only bytes"));
+            return Err(fields.missing(
+                "core:datatype",
+                "the sample type is needed to read the data",
+            ));
         }
     };
     let channels = match fields.integer("core:num_channels")? {
@@ -199,7 +205,7 @@ fn read_extensions(global: &Map<String, Value>) -> Result<Vec<Extension>, SigmfE
             return Err(SigmfError::Value {
                 field: "global.core:extensions".into(),
                 value: shorten(&extension.name),
-                wanted: "no extension that is needed to read the samples (optional: false)",
+                wanted: "an optional extension (optional: true), because daq cannot read samples that need an extension",
             });
         }
         extensions.push(extension);
@@ -207,7 +213,7 @@ fn read_extensions(global: &Map<String, Value>) -> Result<Vec<Extension>, SigmfE
     Ok(extensions)
 }
 
-/// Our own keys, if this is a file of ours: `daq:bytes` is always written.
+/// Reads daq's own keys. Returns `None` if another program wrote the file, which is the case if `daq:bytes` is missing.
 fn read_stream(fields: &Fields<'_>) -> Result<Option<Stream>, SigmfError> {
     let Some(bytes) = fields.integer("daq:bytes")? else {
         return Ok(None);
@@ -216,7 +222,7 @@ fn read_stream(fields: &Fields<'_>) -> Result<Option<Stream>, SigmfError> {
         bytes,
         frames: fields.integer("daq:frames")?.unwrap_or(0),
         frame_bytes: fields.integer("daq:frame_bytes")?.unwrap_or(0),
-        places: fields.small("daq:places")?.unwrap_or(0),
+        packets_per_frame: fields.small("daq:packets_per_frame")?.unwrap_or(0),
         segment: fields.integer("daq:segment")?.unwrap_or(0),
         source: fields.text("daq:source"),
         missing_samples: fields.integer("daq:missing_samples")?.unwrap_or(0),
@@ -261,7 +267,7 @@ fn read_annotation(fields: Fields<'_>) -> Result<Annotation, SigmfError> {
     })
 }
 
-/// The members of one object, with the object's place for messages.
+/// The members of one JSON object, and the object's path for messages.
 #[derive(Clone, Copy)]
 struct Fields<'a> {
     at: &'static str,
@@ -306,7 +312,7 @@ impl Fields<'_> {
                 let whole = value.as_u64().or_else(|| value.as_f64().and_then(whole));
                 whole
                     .map(Some)
-                    .ok_or_else(|| self.wrong(key, value, "an integer from 0 on"))
+                    .ok_or_else(|| self.wrong(key, value, "an integer of at least 0"))
             }
         }
     }
@@ -323,15 +329,19 @@ impl Fields<'_> {
     }
 
     fn required(&self, key: &str) -> Result<u64, SigmfError> {
-        self.integer(key)?
-            .ok_or_else(|| self.missing(key, "it says which samples are meant"))
+        self.integer(key)?.ok_or_else(|| {
+            self.missing(
+                key,
+                "the field must state which samples the entry describes",
+            )
+        })
     }
 }
 
-/// An integer written as a float, as far as floats are exact.
+/// Converts a whole float to an integer, up to the largest integer that a float represents exactly.
 fn whole(value: f64) -> Option<u64> {
     const EXACT: f64 = 9_007_199_254_740_992.0;
-    // Checked to be whole and in range: nothing is cut.
+    // The value is whole and in range, so the conversion is exact.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     (value.fract() == 0.0 && (0.0..=EXACT).contains(&value)).then_some(value as u64)
 }
@@ -353,7 +363,7 @@ fn wrong(field: String, value: &Value, wanted: &'static str) -> SigmfError {
     }
 }
 
-/// `text`, cut to what fits into a message.
+/// Shortens `text` to a length suitable for a message.
 pub(super) fn shorten(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -127,7 +127,10 @@ fn metadata_error_names_field() {
         ),
     ] {
         let error = parse(text).unwrap_err().to_string();
-        assert!(error.contains(wanted), "{error:?} does not say {wanted:?}");
+        assert!(
+            error.contains(wanted),
+            "{error:?} does not contain {wanted:?}"
+        );
     }
 }
 
@@ -135,7 +138,7 @@ fn text() -> impl Strategy<Value = Option<String>> {
     option::of("\\PC{0,8}")
 }
 
-/// Numbers that JSON text holds exactly: serde_json may miss the last bit of others.
+/// Returns a number that JSON text represents exactly. For other numbers, serde_json may change the last bit.
 fn quarters(n: u32) -> f64 {
     f64::from(n) / 4.0
 }
@@ -153,7 +156,7 @@ prop_compose! {
             recorder, description, author, hardware,
             extensions: vec![Extension { name: NAMESPACE.into(), version: "1".into(), optional: true }],
             stream: stream.map(|(n, m, source)| Stream {
-                bytes: n[0], frames: n[1], frame_bytes: n[2], places: m[0], segment: n[3], missing_samples: n[4],
+                bytes: n[0], frames: n[1], frame_bytes: n[2], packets_per_frame: m[0], segment: n[3], missing_samples: n[4],
                 missing_frames: n[5], channels: Some(m[1]), points: Some(n[0]), order: source.clone(), source,
                 axis: Some(serde_json::json!({"kind": "frequency", "step": 0.5})), frame_rate: Some(quarters(m[0])),
             }),

@@ -1,4 +1,5 @@
-//! Copies without any pipeline: the machine's baseline, with which engines are compared.
+//! Copies without a pipeline, which measure the machine's baseline performance for comparison with the copy engine
+//! thread.
 
 use super::MeasureError;
 use crate::gpu::Event;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 
 /// Maximum number of copies in one call of the driver's batched copy.
 pub const BATCH: usize = 256;
-/// Number of events: maximum number of copies in flight whose ends are distinguishable.
+/// Number of events, which is the maximum number of copies in flight whose ends can be detected separately.
 const EVENTS: usize = 16;
 
 /// A buffer in host memory, a buffer on a GPU, and a stream that copies between them.
@@ -21,7 +22,7 @@ pub struct BaselineCopy {
     memory: Memory,
     bytes: usize,
     direction: Direction,
-    /// Where the next copy of a [walk](Self::walk) starts.
+    /// Offset of the next copy of a [walk](Self::walk).
     next: Cell<usize>,
     /// Argument lists of one batch.
     to: Vec<u64>,
@@ -63,25 +64,25 @@ impl BaselineCopy {
         self.direction = direction;
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn device(&self) -> &'static Device {
         self.stream.device()
     }
 
-    /// Size of each buffer in bytes.
+    /// Returns the size of each buffer in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Returns the offset of the next `bytes` bytes after those of the last call, or 0 if they do not fit. Copies
-    /// that walk like this use all of the memory, whatever their size.
+    /// Returns the offset of the next `bytes` bytes after the bytes of the last call, or 0 if these bytes do not fit
+    /// into the buffers. With these offsets, copies of any size use all of the memory.
     ///
     /// # Panics
     /// If `bytes` exceeds the size of the buffers.
     pub fn walk(&self, bytes: usize) -> usize {
         assert!(
             bytes <= self.bytes,
-            "{bytes} bytes, more than all {}",
+            "{bytes} bytes exceed the buffers of {} bytes",
             self.bytes
         );
         let next = self.next.get();
@@ -94,7 +95,11 @@ impl BaselineCopy {
         let fits = offset
             .checked_add(bytes)
             .is_some_and(|end| end <= self.bytes);
-        assert!(fits, "{bytes} bytes at {offset} of {}", self.bytes);
+        assert!(
+            fits,
+            "{bytes} bytes at offset {offset} exceed the buffers of {} bytes",
+            self.bytes
+        );
         let host = self.host.address().as_ptr().wrapping_add(offset);
         (host, self.memory.address() + offset as u64)
     }
@@ -102,11 +107,11 @@ impl BaselineCopy {
     /// Starts a copy of `bytes` bytes at `offset` in both buffers.
     ///
     /// # Panics
-    /// If they do not fit.
+    /// If the range does not fit into the buffers.
     pub fn begin(&self, offset: usize, bytes: usize) -> Result<(), CudaError> {
         let (host, device) = self.ends(offset, bytes);
-        // SAFETY: inside both buffers, as just checked; they belong to `self` alone and are freed after all copies
-        // have ended. Their content does not matter.
+        // SAFETY: the range is inside both buffers, as just checked. Only `self` uses the buffers, and they are freed
+        // after all copies have ended. Their content does not matter.
         unsafe {
             match self.direction {
                 Direction::In => self.stream.copy_in(device, host, bytes),
@@ -116,17 +121,20 @@ impl BaselineCopy {
     }
 
     /// Starts `count` contiguous copies of `bytes` bytes from `offset` on with one call; returns false if the driver
-    /// has no such call.
+    /// does not have this call.
     ///
     /// # Panics
-    /// If they do not fit, or are more than [`BATCH`].
+    /// If the copies do not fit into the buffers, or `count` exceeds [`BATCH`].
     pub fn begin_batch(
         &mut self,
         offset: usize,
         bytes: usize,
         count: usize,
     ) -> Result<bool, CudaError> {
-        assert!(count <= BATCH, "a batch of {count} copies");
+        assert!(
+            count <= BATCH,
+            "a batch can have at most {BATCH} copies, but {count} were given"
+        );
         self.to.clear();
         self.from.clear();
         self.sizes.clear();
@@ -140,7 +148,8 @@ impl BaselineCopy {
             self.from.push(from);
             self.sizes.push(bytes);
         }
-        // SAFETY: as in `begin`.
+        // SAFETY: all ranges are inside both buffers, as just checked. Only `self` uses the buffers, and they are freed
+        // after all copies have ended.
         unsafe {
             self.stream
                 .copy_batch(&mut self.to, &mut self.from, &mut self.sizes)
@@ -170,7 +179,7 @@ impl BaselineCopy {
 
 impl Drop for BaselineCopy {
     fn drop(&mut self) {
-        // After an error copies may still be in flight.
+        // After an error, copies may still be in flight.
         let _ = self.stream.synchronize();
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that copies between rings with a GPU's copy engine: one per GPU and direction.
+//! The thread that copies between rings with a GPU's copy engine. There is one thread per GPU and direction.
 
 use super::StagingError;
 use super::ring_copy::{Begun, EngineState, RingCopy};
@@ -11,23 +11,23 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A shorter sleep costs more than it saves.
+/// Minimum duration of a sleep. A shorter sleep costs more CPU time than it saves.
 const MIN_SLEEP: Duration = Duration::from_micros(60);
-/// How long before the expected end of a copy the thread wakes.
+/// Time by which the thread wakes before the expected end of a copy.
 const WAKE_AHEAD: Duration = Duration::from_micros(10);
 
 /// The size and timing of copies for one GPU and direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// Maximum bytes per copy.
+    /// Maximum size of a copy in bytes.
     pub chunk: usize,
     /// Maximum number of copies in flight, at least 1.
     pub depth: usize,
-    /// Bytes per second of large copies.
+    /// Data rate of large copies in bytes per second.
     pub rate: f64,
-    /// Time per copy in addition to the time for its bytes.
+    /// Fixed time per copy, in addition to the transfer time of its bytes.
     pub overhead: Duration,
-    /// Bursts of at most this many bytes are stored by the CPU, if it can write the target; 0 = none.
+    /// Maximum size in bytes of bursts that the CPU stores, if it can write the target; 0 if the CPU stores no bursts.
     pub cpu_store_threshold: usize,
 }
 
@@ -36,14 +36,14 @@ pub trait CopyBackend: Send {
     /// Starts a copy of `bytes` bytes.
     ///
     /// # Safety
-    /// Both ranges stay allocated, nothing else writes the source, and nothing else reads or writes the target, until
-    /// the next [event](Self::record_event) is done.
+    /// Until the next [event](Self::record_event) is done, both ranges must stay allocated, nothing else may write the
+    /// source, and nothing else may read or write the target.
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError>;
 
     /// Starts a copy of rows.
     ///
     /// # Safety
-    /// As for [`copy`](Self::copy), for every row.
+    /// The requirements of [`copy`](Self::copy) apply to every row.
     unsafe fn copy_rows(&mut self, to: u64, from: u64, rows: Rows) -> Result<(), CudaError>;
 
     /// Records the end of all copies started so far.
@@ -52,10 +52,11 @@ pub trait CopyBackend: Send {
     /// Whether the end of another copy can be recorded.
     fn has_room(&self) -> bool;
 
-    /// Waits until no copy is in flight, as far as a failed device allows.
+    /// Waits until no copy is in flight. Returns earlier if the device has failed.
     fn settle(&mut self);
 
-    /// Declares that the device will not finish: its memory is leaked, and nothing waits for it any more.
+    /// Declares that the device will not finish its work. Its memory is leaked, and no function waits for the work any
+    /// more.
     fn leak(&mut self);
 }
 
@@ -82,7 +83,7 @@ impl CopyStream {
 
 impl CopyBackend for CopyStream {
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
-        // SAFETY: by the caller's contract; the direction determines which address is the host's.
+        // SAFETY: the caller guarantees all requirements; the direction determines which address is in host memory.
         unsafe {
             match self.direction {
                 Direction::In => self.stream.copy_in(to, host(from), bytes),
@@ -92,7 +93,8 @@ impl CopyBackend for CopyStream {
     }
 
     unsafe fn copy_rows(&mut self, to: u64, from: u64, rows: Rows) -> Result<(), CudaError> {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees all requirements for each row; the direction determines which address is in
+        // host memory.
         unsafe {
             match self.direction {
                 Direction::In => self.stream.copy_rows_in(to, host(from), rows),
@@ -110,7 +112,7 @@ impl CopyBackend for CopyStream {
     }
 
     fn settle(&mut self) {
-        // The failure that led here has already been reported.
+        // The failure that caused this call has already been reported.
         let _ = self.stream.synchronize();
     }
 
@@ -128,17 +130,17 @@ fn host(address: u64) -> *mut u8 {
 pub enum Step {
     /// Copies were started or completed.
     Busy,
-    /// There was nothing to do.
+    /// No copy could be started or completed.
     Idle,
     /// All ring copies have ended.
     Finished,
 }
 
-/// Number of copies in flight that keeps the stream busy. A ring copy with one of them starts only whole chunks, so
-/// that frames accumulate.
+/// Number of copies in flight that keeps the stream busy. While this many copies are in flight, a ring copy that owns
+/// one of them starts only whole chunks, so that frames accumulate.
 const ENOUGH_IN_FLIGHT: usize = 2;
 
-/// A copy in flight: its own duration, and when it should be done.
+/// A copy in flight, with its expected duration and its expected end.
 #[derive(Debug)]
 struct Expected {
     takes: Duration,
@@ -156,14 +158,15 @@ pub struct CopyEngineThread {
     expected: VecDeque<Expected>,
     /// Index of the ring copy whose turn it is.
     turn: usize,
-    /// Since when copies have been in flight without a pause, and the bytes of the copies started since.
+    /// Time since which copies have been in flight without a pause, and the number of bytes of all copies started since
+    /// then.
     streak: Option<(Instant, u64)>,
     /// Whether the CPU may store frames of any ring copy.
     stores: bool,
 }
 
 impl CopyEngineThread {
-    /// Creates a thread state without ring copies. All its rings must notify `bell`.
+    /// Creates a copy engine thread without ring copies. The rings of all its ring copies must notify `notifier`.
     pub fn new(backend: Box<dyn CopyBackend>, tuning: Tuning, notifier: Arc<Notifier>) -> Self {
         Self {
             ring_copies: Vec::new(),
@@ -218,9 +221,9 @@ impl CopyEngineThread {
             }
         }
         let mut begun = 0;
-        // A ring copy without frames passes its turn, and so does one whose frames were stored: a source that keeps
-        // up with the CPU must not keep the thread here. After all have passed in a row, the copies in flight are
-        // polled again.
+        // A ring copy passes its turn if it has no frames, or if its frames were stored by the CPU. Otherwise, a source
+        // that is as fast as the CPU would keep the thread in this loop. After all ring copies have passed in a row,
+        // the copies in flight are polled again.
         let mut passed = 0;
         while passed < self.ring_copies.len() && (self.stores || self.has_room()) {
             let turn = self.turn;
@@ -270,8 +273,7 @@ impl CopyEngineThread {
         });
     }
 
-    /// Updates the expectations after copies have completed: the next copy runs from about now, whatever was
-    /// expected.
+    /// Updates the expected ends after copies have completed. The next copy is assumed to start now.
     fn ended(&mut self, copies: usize) {
         if copies == 0 {
             return;
@@ -281,7 +283,8 @@ impl CopyEngineThread {
         if self.expected.is_empty()
             && let Some((since, bytes)) = self.streak.take()
         {
-            // All completed before a poll: copies are at least this fast, whatever was measured.
+            // All copies completed before this poll, so the rate is at least this high, even if the measured rate is
+            // lower.
             let rate = bytes as f64 / (at - since).as_secs_f64().max(1e-9);
             self.tuning.rate = self.tuning.rate.max(rate);
         }
@@ -291,7 +294,7 @@ impl CopyEngineThread {
         }
     }
 
-    /// Whether a turn of any ring copy would do something.
+    /// Whether at least one ring copy can start a copy or store frames.
     fn is_ready(&self) -> bool {
         let state = self.engine_state();
         self.ring_copies
@@ -299,10 +302,10 @@ impl CopyEngineThread {
             .any(|ring_copy| ring_copy.is_ready(state))
     }
 
-    /// Waits until there is something to do, or about `limit` has passed.
+    /// Waits until a copy can be started or completed, or about `limit` has passed.
     ///
-    /// With [`Wait::Adaptive`] the thread sleeps during most of the copies in flight: it wakes when one copy is left
-    /// that keeps the stream busy, or when there are frames for the CPU to store.
+    /// With [`Wait::Adaptive`], the thread sleeps while several copies are in flight. It wakes when only one copy is
+    /// left to keep the stream busy, or when frames are ready that the CPU can store.
     pub fn wait(&self, policy: Wait, limit: Duration) {
         let done = || self.ring_copies.iter().any(RingCopy::is_oldest_done);
         if self.expected.is_empty() {
@@ -317,7 +320,7 @@ impl CopyEngineThread {
         }
         let now = Instant::now();
         if self.expected.len() < ENOUGH_IN_FLIGHT && self.has_room() {
-            // New frames send a notification; the end of a copy does not, but its time is roughly known.
+            // New frames cause a notification. The end of a copy does not, but its time is known approximately.
             let mut ready = || done() || self.is_ready();
             let first = self.expected.front().map_or(now, |copy| copy.at);
             let sleep = first.saturating_duration_since(now);
@@ -329,7 +332,7 @@ impl CopyEngineThread {
             }
             return;
         }
-        // Until a copy ends, the only possible work is frames that the CPU stores.
+        // Until a copy ends, the only possible work is to store frames by the CPU.
         let at = self.expected.len().saturating_sub(2);
         let until = self.expected.get(at).map_or(now, |copy| copy.at);
         let sleep = until.saturating_duration_since(now);
@@ -363,10 +366,10 @@ impl CopyEngineThread {
         !self.expected.is_empty() || self.ring_copies.iter().any(RingCopy::has_in_flight)
     }
 
-    /// After a failure: completes what is done, discards pending frames, and returns whether all sources have ended.
+    /// Completes finished copies and discards pending frames after a failure. Returns whether all sources have ended.
     pub fn discard(&mut self) -> bool {
         for ring_copy in &mut self.ring_copies {
-            // Errors now have the cause that was already reported.
+            // Ignore errors, because their cause was already reported.
             let _ = ring_copy.reap();
             ring_copy.discard();
         }
@@ -374,7 +377,7 @@ impl CopyEngineThread {
         self.ring_copies.iter().all(RingCopy::is_finished)
     }
 
-    /// Ends although copies in flight will not end: all memory that they use is leaked.
+    /// Ends the thread although copies in flight will not complete. All memory that these copies use is leaked.
     pub fn leak(mut self) {
         self.backend.leak();
         for ring_copy in self.ring_copies.drain(..) {

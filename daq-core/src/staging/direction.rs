@@ -13,7 +13,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The name in plans and metrics.
+    /// Returns the name in plans and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::In => "in",

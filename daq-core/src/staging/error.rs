@@ -3,7 +3,7 @@
 use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver::CudaError;
 
-/// Why copies to or from a GPU failed.
+/// The error of failed copies to or from a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StagingError {
     /// A call of the CUDA driver failed.

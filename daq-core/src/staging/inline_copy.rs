@@ -1,7 +1,7 @@
-//! A copy between two rings by CPU stores, made by the thread that needs the frames.
+//! A copy between two rings by CPU stores, done by the thread that needs the frames.
 //!
-//! Stores of a published frame may still be on their way to the GPU: that thread must be the target's only reader,
-//! and it must fence before it notifies the GPU of a frame.
+//! Stores of a published frame may not have arrived in GPU memory yet. Therefore this thread must be the target's only
+//! reader, and it must execute a fence before it notifies the GPU of a frame.
 
 use super::target::{self, Target};
 use crate::gpu::bar_mapping::BarMappingError;
@@ -13,8 +13,8 @@ use crate::ring::{Producer, Reader};
 /// ```text
 ///   raw@host ──poll──▶ store ──publish──▶ raw                all in one step of the calling thread
 /// ```
-/// No thread, stream or lock is involved: the caller of a step sees the frames in the target at once. Dropping it
-/// closes the target.
+/// The copy uses no thread, stream or lock. The frames are published in the target before the step returns. Dropping
+/// the copy closes the target.
 #[derive(Debug)]
 pub struct InlineCopy {
     reader: Reader,
@@ -23,15 +23,15 @@ pub struct InlineCopy {
     ledger: CopyLedger,
     /// Maximum number of frames per step.
     burst: u64,
-    /// Number of slots claimed at a time. A claim costs a fence, which single frames need not each pay.
+    /// Number of slots claimed at a time. Claiming several slots together avoids the fence of a claim for each frame.
     ahead: u64,
-    /// Whether the memory was lost: nothing more is published, because earlier slots were never filled.
+    /// Whether the memory was lost. Then no more frames are published, because earlier slots were never filled.
     failed: bool,
 }
 
 impl InlineCopy {
-    /// Creates a copy from `reader`'s ring to `producer`'s of at most `burst` frames per step; `None` if the CPU
-    /// cannot write the target or cannot read the source. Both regions show this beforehand.
+    /// Creates a copy from the ring of `reader` to the ring of `producer`, with at most `burst` frames per step.
+    /// Returns `None` if the CPU cannot write the target or cannot read the source.
     ///
     /// `reader` must be guaranteed, or the producer of its ring must support backpressure.
     ///
@@ -55,7 +55,11 @@ impl InlineCopy {
         target: Target,
     ) -> Self {
         let (from, to) = (reader.options(), producer.options());
-        assert_eq!(from.stride(), to.stride(), "slots of one size are copied");
+        assert_eq!(
+            from.stride(),
+            to.stride(),
+            "both rings must have slots of the same size"
+        );
         let burst = burst.max(1) as u64;
         Self {
             burst,
@@ -68,10 +72,11 @@ impl InlineCopy {
         }
     }
 
-    /// Copies and publishes the frames that are ready and have a slot; returns their number. Never waits.
+    /// Copies and publishes the frames that are ready, as far as the target has free slots. Returns their number. Never
+    /// waits.
     ///
     /// # Errors
-    /// Why the memory can no longer be used. The frames are counted as failed, and nothing more is copied.
+    /// If the memory can no longer be used. The frames are counted as failed, and no more frames are copied.
     #[inline]
     pub fn step(&mut self) -> Result<usize, BarMappingError> {
         let pending = self.reader.pending().min(self.burst);
@@ -97,7 +102,7 @@ impl InlineCopy {
         }
     }
 
-    /// Whether a step would copy something.
+    /// Whether a step would copy at least one frame.
     #[inline]
     pub fn is_ready(&self) -> bool {
         !self.failed && self.reader.pending() > 0 && self.producer.room() > 0
@@ -108,8 +113,8 @@ impl InlineCopy {
         self.reader.is_finished()
     }
 
-    /// Discards pending frames and counts them; returns whether the source has ended. For use after a failure, or if
-    /// the target has no reader any more.
+    /// Discards pending frames and counts them as discarded; returns whether the source has ended. Call this after a
+    /// failure, or if the target has no reader any more.
     pub fn discard(&mut self) -> bool {
         self.reader.discard_pending();
         self.is_finished()
@@ -121,12 +126,12 @@ impl InlineCopy {
         self.target.warn_if_remote_numa(remedy);
     }
 
-    /// The source ring's name.
+    /// Returns the source ring's name.
     pub fn from(&self) -> &str {
         &self.reader.options().name
     }
 
-    /// The target ring's name.
+    /// Returns the target ring's name.
     pub fn to(&self) -> &str {
         &self.producer.options().name
     }

@@ -1,4 +1,4 @@
-//! Measures a machine's copies, in well under a second per GPU.
+//! Measurement of the copies between host memory and GPUs. Takes well under a second per GPU.
 
 use super::baseline::BaselineCopy;
 use super::profile::{Profile, Rates};
@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Size of the largest copy.
+/// Size of the largest copy in bytes.
 const LARGEST: usize = 64 << 20;
-/// The sizes from which the chunk size is chosen.
+/// The copy sizes in bytes from which the chunk size is selected.
 const SIZES: [usize; 7] = [
     256 << 10,
     512 << 10,
@@ -27,15 +27,15 @@ const SIZES: [usize; 7] = [
 const DEPTH: usize = 4;
 /// Number of bytes copied per size.
 const VOLUME: usize = 128 << 20;
-/// Number of repetitions; the best counts, because disturbances only make a copy slower.
+/// Number of repetitions. The fastest one is used, because disturbances only make a copy slower.
 const REPEATS: usize = 3;
-/// Maximum duration of one measurement: on a slow bus, less than the volume is copied, once.
+/// Maximum duration of one measurement. On a slow bus, the measurement then ends before it has copied the whole volume.
 const LIMIT: Duration = Duration::from_millis(20);
 /// Minimum number of copies per measurement.
 const MIN_COPIES: usize = 4;
-/// Number of small copies for the latency.
+/// Number of small copies for measuring the latency.
 const SMALL: usize = 32;
-/// The sizes at which CPU stores and the copy engine are compared.
+/// The sizes in bytes at which CPU stores and the copy engine are compared.
 const STORES: [usize; 9] = [
     4 << 10,
     8 << 10,
@@ -47,12 +47,12 @@ const STORES: [usize; 9] = [
     512 << 10,
     1 << 20,
 ];
-/// Number of stores, and of copies, that are timed per size.
+/// Number of stores, and number of copies, that are timed per size.
 const PAIRS: usize = 9;
-/// The CPU-store threshold is a multiple of this.
+/// The CPU-store threshold is a multiple of this number of bytes.
 const GRAIN: usize = 4 << 10;
 
-/// Why the measurement failed.
+/// The error of a failed measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
     /// Host memory could not be allocated or pinned.
@@ -71,7 +71,7 @@ fn is_enough(copies: usize, bytes: usize, took: Duration) -> bool {
     copies >= MIN_COPIES && (copies * bytes >= VOLUME || took >= LIMIT)
 }
 
-/// Bytes per second of copies of `bytes` bytes with at most `depth` in flight.
+/// Measures the data rate of copies of `bytes` bytes, with at most `depth` copies in flight, in bytes per second.
 fn rate(baseline: &BaselineCopy, bytes: usize, depth: usize) -> Result<f64, CudaError> {
     let mut best = 0.0_f64;
     let mut events: VecDeque<Arc<StreamEvent>> = VecDeque::with_capacity(depth);
@@ -98,7 +98,7 @@ fn rate(baseline: &BaselineCopy, bytes: usize, depth: usize) -> Result<f64, Cuda
     Ok(best)
 }
 
-/// The time of a small copy from its call to its end.
+/// Measures the time of a small copy from the call to its end.
 fn latency(baseline: &BaselineCopy) -> Result<Duration, CudaError> {
     let mut times = [Duration::ZERO; SMALL];
     for time in &mut times {
@@ -126,7 +126,7 @@ fn rates(baseline: &BaselineCopy) -> Result<Rates, CudaError> {
     })
 }
 
-/// The times of a store and a copy of one size.
+/// The durations of a store and a copy of the same size.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     bytes: usize,
@@ -134,12 +134,12 @@ struct Pair {
     copy: Duration,
 }
 
-/// The size at which copies become faster than stores, interpolated between two sizes; 0 if copies are always faster,
-/// the largest size if they never are.
+/// Returns the size at which copies become faster than stores, interpolated between two sizes; 0 if copies are always
+/// faster, the largest size if they never are.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "between two sizes"
+    reason = "the result is a positive size between two others"
 )]
 fn crossing(pairs: &[Pair]) -> usize {
     let gain = |pair: &Pair| pair.copy.as_secs_f64() - pair.store.as_secs_f64();
@@ -186,13 +186,13 @@ fn cpu_store_threshold(
     Ok(Some(crossing(&pairs)))
 }
 
-/// Measures both directions of a GPU and, if the CPU can store to its memory, up to which size stores are faster.
-/// Temporarily uses 130 MiB of memory, half of it on the GPU.
+/// Measures copies in both directions of a GPU. If the CPU can store to the GPU's memory, also measures up to which
+/// size stores are faster than copies. Temporarily uses 130 MiB of memory, half of it on the GPU.
 pub fn measure(device: &'static Device) -> Result<Profile, MeasureError> {
     measure_with(device, &Backend::ALL)
 }
 
-/// As [`measure`], with only the `allowed` backends for BAR mappings.
+/// Measures as [`measure`] does, but uses only the `allowed` backends for BAR mappings.
 pub fn measure_with(device: &'static Device, allowed: &[Backend]) -> Result<Profile, MeasureError> {
     let mut baseline = BaselineCopy::new(device, Direction::In, LARGEST, false)?;
     let inward = rates(&baseline)?;
@@ -211,7 +211,7 @@ pub fn measure_with(device: &'static Device, allowed: &[Backend]) -> Result<Prof
 mod tests {
     use super::*;
 
-    /// Stores and copies that take so many nanoseconds, from 4 KiB on.
+    /// Creates pairs for the sizes from 4 KiB on. `times` contains the durations of store and copy in nanoseconds.
     fn pairs(times: &[(u64, u64)]) -> Vec<Pair> {
         let pairs = STORES.iter().zip(times);
         let pairs = pairs.map(|(bytes, (store, copy))| Pair {
@@ -227,12 +227,13 @@ mod tests {
         assert_eq!(crossing(&pairs(&[(400, 7000), (1000, 7000)])), 8 << 10);
         assert_eq!(crossing(&pairs(&[(8000, 7000), (9000, 7000)])), 0);
         assert_eq!(crossing(&[]), 0);
-        // As much gained at 8 KiB as is lost at 16 KiB, and then three times as much.
+        // In the first two cases, the gain at 8 KiB equals the loss at 16 KiB. In the third case, the loss is three
+        // times the gain.
         let halfway = pairs(&[(1, 5), (3, 4), (5, 4), (9, 4)]);
         assert_eq!(crossing(&halfway), 12 << 10);
         assert_eq!(crossing(&pairs(&[(1, 5), (1, 4), (7, 4)])), 12 << 10);
         assert_eq!(crossing(&pairs(&[(1, 5), (3, 4), (7, 4)])), 8 << 10);
-        // One that was disturbed among many does not count.
+        // A single disturbed measurement does not affect the result.
         assert_eq!(crossing(&pairs(&[(9, 5), (3, 4), (5, 4)])), 12 << 10);
     }
 

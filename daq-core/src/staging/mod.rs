@@ -4,21 +4,23 @@
 //!   raw@host ──ring copy──▶┐                   ┌──▶ raw      one copy engine thread per GPU and direction:
 //!   aux@host ──ring copy──▶┤  thread, stream   ├──▶ aux      one stream, its ring copies in turn
 //! ```
-//! All frames that are ready are copied together, up to a *chunk*; a few copies are in flight at a time. At low load
-//! a copy is one frame, with the lowest latency. At high load the copies in flight keep the stream busy while further
-//! frames accumulate (with two in flight only whole chunks follow), so the copies grow until the bus is saturated.
-//! Ring copies take turns, with at most one chunk each, so that none waits longer than the chunks of the others take.
+//! All frames that are ready are copied together, up to the size of a *chunk*. A few copies are in flight at a time. At
+//! low load, each copy contains one frame, which gives the lowest latency. At high load, further frames accumulate
+//! while copies are in flight, so the copies grow until the bus is saturated. While two copies are in flight, only
+//! whole chunks are started. Ring copies take turns with at most one chunk each. A ring copy therefore
+//! waits for at most one chunk of every other ring copy.
 //!
-//! If the CPU can write the target ring, small bursts bypass the copy engine: a ring copy with nothing in flight
-//! stores them itself, up to the measured *CPU-store threshold*, and publishes them at once. An [`InlineCopy`] is
-//! such a copy without a thread, for a thread that needs its frames without a hand-over.
+//! If the CPU can write the target ring, small bursts bypass the copy engine. If a ring copy has no copy in flight, the
+//! thread stores bursts up to the measured *CPU-store threshold* with the CPU and publishes them at once. An
+//! [`InlineCopy`] always copies with the CPU. It has no thread; the thread that needs the frames calls it.
 //!
 //! # Guarantees
-//! - A frame is published in the target once its bytes and metadata are complete, in the source's order, each once.
-//! - A slot of the source is freed once its copy is done.
+//! - A frame is published in the target after its bytes and metadata are complete. Each frame is published once, in the
+//!   order of the source.
+//! - A slot of the source is freed after its copy is done.
 //! - started = frames + failed + pending, in every [`CopyLedger`](crate::ledger::CopyLedger) at any moment.
-//! - After a failure no copy in flight is published, and all its frames are counted.
-//! - After startup no call here allocates or locks; calls of the driver may.
+//! - After a failure, no copy in flight is published, and all its frames are counted.
+//! - After startup, no function of this module allocates memory or takes a lock; the CUDA driver may do so.
 
 mod baseline;
 mod copy_engine;

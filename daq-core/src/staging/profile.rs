@@ -12,11 +12,11 @@ use std::time::Duration;
 
 /// The file name inside the state directory.
 const FILE: &str = "staging.json";
-/// Copies in flight together should take this long, so that a thread can sleep meanwhile.
+/// Minimum total duration of all copies in flight, so that the thread can sleep meanwhile.
 const SLACK: Duration = Duration::from_micros(400);
-/// The CPU-store threshold if it was not measured; typical for most machines.
+/// The CPU-store threshold in bytes if it was not measured; typical of most machines.
 pub const DEFAULT_CPU_STORE_THRESHOLD: usize = 128 << 10;
-/// Maximum plausible CPU-store threshold.
+/// Maximum plausible CPU-store threshold in bytes.
 const MAX_CPU_STORE_THRESHOLD: usize = 1 << 30;
 /// Maximum useful number of copies in flight.
 const MAX_DEPTH: usize = 8;
@@ -24,17 +24,17 @@ const MAX_DEPTH: usize = 8;
 /// The measured rates of one direction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// Bytes per second of the largest copies.
+    /// Data rate of the largest copies in bytes per second.
     pub bytes_per_second: f64,
-    /// Nanoseconds of a small copy from its call to its end.
+    /// Time of a small copy from the call to its end, in nanoseconds.
     pub latency_ns: u64,
     /// Rates with several copies in flight, by size: `(bytes, bytes per second)`, ascending.
     pub by_size: Vec<(usize, f64)>,
 }
 
 impl Rates {
-    /// The smallest copies within 1.5 % of the fastest rate, and the number of copies in flight that keeps the device
-    /// busy. The CPU stores nothing.
+    /// Returns the tuning with the smallest chunk size within 1.5 % of the fastest rate, and the number of copies in
+    /// flight that keeps the device busy. The CPU-store threshold is 0.
     ///
     /// ```
     /// use daq_core::staging::Rates;
@@ -51,8 +51,8 @@ impl Rates {
         self.tuning_for(None, None)
     }
 
-    /// As [`tuning`](Self::tuning) with a given chunk size or number of copies in flight: the number in flight keeps
-    /// the device busy with copies of *that* size.
+    /// Returns the tuning as [`tuning`](Self::tuning) does, but with a given chunk size or number of copies in flight.
+    /// If only the chunk size is given, the number of copies in flight is calculated for this chunk size.
     ///
     /// ```
     /// # use daq_core::staging::Rates;
@@ -69,7 +69,7 @@ impl Rates {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "small and positive"
+            reason = "the value is small and positive"
         )]
         let fits = (wanted as usize).clamp(3, MAX_DEPTH);
         Tuning {
@@ -81,7 +81,7 @@ impl Rates {
         }
     }
 
-    /// The smallest copy size within 1.5 % of the fastest rate.
+    /// Returns the smallest copy size within 1.5 % of the fastest rate.
     fn chunk(&self) -> usize {
         let best = self
             .by_size
@@ -95,7 +95,7 @@ impl Rates {
             .map_or(4 << 20, |(bytes, _)| *bytes)
     }
 
-    /// Whether the rates are plausible; a file may contain anything.
+    /// Whether the rates are plausible, because the file may contain invalid values.
     fn is_possible(&self) -> bool {
         let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
         let sizes = &mut self.by_size.iter();
@@ -106,17 +106,17 @@ impl Rates {
 /// The measured performance of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
-    /// From host memory to the GPU.
+    /// Rates from host memory to the GPU.
     #[serde(rename = "in")]
     pub inward: Rates,
-    /// From the GPU to host memory.
+    /// Rates from the GPU to host memory.
     #[serde(rename = "out")]
     pub outward: Rates,
-    /// The size in bytes from which the copy engine is faster than CPU stores, 0 if it always is; `None` if the CPU
-    /// could not store to the GPU's memory when it was measured.
+    /// Size in bytes from which the copy engine is faster than CPU stores; 0 if the copy engine is always faster.
+    /// `None` if the CPU could not store to the GPU's memory during the measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_store_threshold: Option<usize>,
-    /// Results of NICs that were measured sending frames from the GPU's memory, by name.
+    /// Measured results of NICs that send frames from the GPU's memory, by name of the NIC.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cards: BTreeMap<String, Sending>,
 }
@@ -124,18 +124,18 @@ pub struct Profile {
 /// The measured performance of a NIC that sends frames from a GPU's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sending {
-    /// The frame size in bytes from which sending a copy in host memory is as fast, 0 if it always is; `None` if it
-    /// never is.
+    /// Frame size in bytes from which sending through a copy in host memory is as fast as sending from GPU memory; 0 if
+    /// it always is, `None` if it never is.
     pub staged_from: Option<usize>,
-    /// The largest measured frame size; nothing is known about larger frames.
-    pub most: usize,
-    /// The hardware that the result depends on ([`Topology::card_basis`]).
+    /// The largest measured frame size in bytes. Nothing is known about larger frames.
+    pub max_bytes: usize,
+    /// The hardware that the result depends on ([`Topology::measurement_basis`]).
     pub basis: String,
 }
 
 impl Profile {
-    /// Assumed performance of a machine that was not measured: PCIe 3.0 with 16 lanes.
-    pub fn usual() -> Self {
+    /// Returns the assumed performance of a machine that was not measured: PCIe 3.0 with 16 lanes.
+    pub fn assumed() -> Self {
         let rates = Rates {
             bytes_per_second: 12e9,
             latency_ns: 10_000,
@@ -149,19 +149,19 @@ impl Profile {
         }
     }
 
-    /// Bursts of at most this many bytes are stored by the CPU if it can write the ring: the measured threshold, or
-    /// the [default](DEFAULT_CPU_STORE_THRESHOLD).
+    /// Returns the maximum size in bytes of bursts that the CPU stores if it can write the ring: the measured
+    /// threshold, or the [default](DEFAULT_CPU_STORE_THRESHOLD).
     pub fn cpu_store_threshold(&self) -> usize {
         self.cpu_store_threshold
             .unwrap_or(DEFAULT_CPU_STORE_THRESHOLD)
     }
 
-    /// The tuning of copies in `direction`.
+    /// Returns the tuning of copies in `direction`.
     pub fn tuning(&self, direction: Direction) -> Tuning {
         self.tuning_for(direction, None, None)
     }
 
-    /// The tuning of copies in `direction` with a given chunk size or depth; see [`Rates::tuning_for`].
+    /// Returns the tuning of copies in `direction` with a given chunk size or depth; see [`Rates::tuning_for`].
     pub fn tuning_for(
         &self,
         direction: Direction,
@@ -185,10 +185,10 @@ impl Profile {
     }
 }
 
-/// Profiles of a machine's GPUs, valid while the hardware does not change.
+/// Profiles of a machine's GPUs. They are valid until the hardware changes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Profiles {
-    /// By [`Basis::fingerprint`].
+    /// The profiles, by [`Basis::fingerprint`].
     gpus: BTreeMap<String, Profile>,
 }
 
@@ -203,27 +203,28 @@ pub struct Basis<'a> {
     pub bridges: &'a [Bridge],
     /// The CUDA version that the driver supports, in the driver's encoding.
     pub cuda: i32,
-    /// The version text of the driver's kernel module; `None` if it has none.
+    /// The version text of the driver's Linux module; `None` if it has none.
     pub module: Option<&'a str>,
 }
 
 impl Basis<'_> {
-    /// Everything that must not change for a profile to stay valid, as text: the GPU, its slot, link and bridges, the
-    /// driver, the cores and NUMA nodes.
+    /// Returns a text of all properties that a profile depends on: the GPU, its slot, link and bridges, the driver, the
+    /// CPU cores and NUMA nodes. If the text changes, the profile is not valid any more.
     ///
-    /// Link speeds are the maximum supported ones, because an idle link lowers its speed; widths are the current
-    /// ones.
+    /// The text contains the maximum supported link speeds, because an idle link lowers its speed, and the current link
+    /// widths.
     pub fn fingerprint(&self) -> String {
         let Self { topology, gpu, .. } = self;
         let as_wide = |link: Link| Lanes {
             width: link.current.width,
             ..link.max
         };
-        let tell =
+        let describe =
             |link: Option<Lanes>| link.map_or_else(|| "?".to_owned(), |lanes| lanes.to_string());
         let nodes = topology.nodes.iter();
         let nodes: Vec<_> = nodes.map(|node| format!("{:?}", node.cores)).collect();
-        // The cores of this process only if no others are known: `daq tune` may run on other cores than `daq run`.
+        // `daq tune` may run on other cores than `daq run`. Therefore use the cores of this process only if the cores
+        // of the NUMA nodes are unknown.
         let cores = match topology.nodes.iter().map(|node| node.cores.len()).sum() {
             0 => topology.cores.len(),
             all => all,
@@ -235,8 +236,8 @@ impl Basis<'_> {
             gpu.name,
             gpu.pci.as_deref().unwrap_or("?"),
             gpu.node,
-            tell(gpu.link.map(as_wide)),
-            tell(bridges.map(as_wide).min_by_key(|lanes| lanes.rate())),
+            describe(gpu.link.map(as_wide)),
+            describe(bridges.map(as_wide).min_by_key(|lanes| lanes.rate())),
             self.cuda,
             self.module.unwrap_or("?"),
             nodes.join(","),
@@ -245,7 +246,8 @@ impl Basis<'_> {
 }
 
 impl Profiles {
-    /// Reads the profiles in `directory`; empty if there is no readable file. Implausible profiles are dropped.
+    /// Reads the profiles in `directory`; returns no profiles if no readable file exists. Implausible profiles are
+    /// dropped.
     pub fn load(directory: &Path) -> Self {
         let mut kept: Self = crate::file::read(&directory.join(FILE))
             .ok()
@@ -266,7 +268,7 @@ impl Profiles {
         Ok(file)
     }
 
-    /// The profile for a fingerprint, if it is valid.
+    /// Returns the profile for a fingerprint, if it is valid.
     pub fn get(&self, fingerprint: &str) -> Option<&Profile> {
         self.gpus.get(fingerprint)
     }
@@ -343,7 +345,11 @@ mod tests {
         let newer = "GPU-1|driver 2".to_owned();
         assert_eq!(profiles.get(&newer), None);
         profiles.set(newer, profile());
-        assert_eq!(profiles.get(&print), None, "the old one goes");
+        assert_eq!(
+            profiles.get(&print),
+            None,
+            "the outdated profile is removed"
+        );
     }
 
     #[test]
@@ -354,7 +360,7 @@ mod tests {
                 .map(|(name, staged_from)| {
                     let sending = Sending {
                         staged_from: *staged_from,
-                        most: 1 << 20,
+                        max_bytes: 1 << 20,
                         basis: "0000:81:00.0".to_owned(),
                     };
                     ((*name).to_owned(), sending)
@@ -418,7 +424,7 @@ mod tests {
         }
     }
 
-    /// A machine whose parts can be exchanged.
+    /// The properties of a machine, which the tests change one by one.
     #[derive(Clone)]
     struct Machine {
         topology: Topology,

@@ -9,7 +9,7 @@ use crate::ring::{Lease, Producer, Reader, Slice};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Maximum pitch of a row copy; devices allow slightly less than 2 GiB.
+/// Maximum distance between rows of a row copy in bytes. Devices allow slightly less than 2 GiB.
 const MAX_PITCH: usize = 1 << 30;
 
 /// A copy in flight.
@@ -33,16 +33,17 @@ pub struct RingCopy {
     in_flight: VecDeque<InFlightCopy>,
     /// Maximum number of frames per copy.
     burst: usize,
-    /// Since when at least one copy has been in flight.
+    /// Time since which at least one copy has been in flight.
     busy: Option<Instant>,
-    /// Whether the device has failed: later completions are not published, because earlier slots were never filled.
+    /// Whether the device has failed. Then later completions are not published, because earlier slots were never
+    /// filled.
     failed: bool,
 }
 
-/// What a ring copy did in its turn.
+/// The action of a ring copy in its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Begun {
-    /// Started a copy of this many bytes.
+    /// Started a copy of the given number of bytes.
     Copy(u64),
     /// Stored and published frames.
     Stored,
@@ -53,15 +54,16 @@ pub(super) enum Begun {
 pub(super) struct EngineState {
     /// Whether another copy can be started.
     pub(super) has_room: bool,
-    /// Whether enough copies are in flight that a ring copy with one of them starts only whole chunks.
+    /// Whether enough copies are in flight to keep the stream busy. A ring copy that owns one of them then starts only
+    /// whole chunks.
     pub(super) enough: bool,
-    /// Bursts of at most this many bytes are stored by the CPU if possible; 0 = none.
+    /// Maximum size in bytes of bursts that the CPU stores if possible; 0 if the CPU stores no bursts.
     pub(super) cpu_store_threshold: usize,
 }
 
 impl RingCopy {
-    /// Creates a copy from `reader`'s ring to `producer`'s, in copies of at most `chunk` bytes but at least one
-    /// frame.
+    /// Creates a copy from the ring of `reader` to the ring of `producer`. Each copy has at most `chunk` bytes, but at
+    /// least one frame.
     ///
     /// `reader` must be guaranteed, or the producer of its ring must support backpressure.
     ///
@@ -69,12 +71,16 @@ impl RingCopy {
     /// If the rings' slots differ in size.
     pub fn new(reader: Reader, producer: Producer, ledger: CopyLedger, chunk: usize) -> Self {
         let (from, to) = (reader.options(), producer.options());
-        assert_eq!(from.stride(), to.stride(), "slots of one size are copied");
-        // A small ring is not copied as a whole: frames must be able to accumulate while a part is in flight.
-        let most = (from.slots.min(to.slots) / 4).max(1);
+        assert_eq!(
+            from.stride(),
+            to.stride(),
+            "both rings must have slots of the same size"
+        );
+        // Copy at most a quarter of a small ring, so that frames can accumulate while a copy is in flight.
+        let max = (from.slots.min(to.slots) / 4).max(1);
         Self {
             target: Target::of(&reader, &producer),
-            burst: (chunk / from.stride()).clamp(1, most),
+            burst: (chunk / from.stride()).clamp(1, max),
             in_flight: VecDeque::with_capacity(from.slots),
             reader,
             producer,
@@ -90,17 +96,17 @@ impl RingCopy {
         self
     }
 
-    /// The target's memory, if the CPU can write it.
+    /// Returns the target's memory, if the CPU can write it.
     pub(super) const fn target(&self) -> Option<&Target> {
         self.target.as_ref()
     }
 
-    /// The source ring's name.
+    /// Returns the source ring's name.
     pub fn from(&self) -> &str {
         &self.reader.options().name
     }
 
-    /// The target ring's name.
+    /// Returns the target ring's name.
     pub fn to(&self) -> &str {
         &self.producer.options().name
     }
@@ -115,15 +121,15 @@ impl RingCopy {
         !self.in_flight.is_empty()
     }
 
-    /// Whether the oldest copy in flight is done; false if there is none.
+    /// Whether the oldest copy in flight is done; false if no copy is in flight.
     pub(super) fn is_oldest_done(&self) -> bool {
         self.reader.is_oldest_done()
     }
 
-    /// Number of frames of the copy that could start now. If `enough` copies are in flight, at least one of them of
-    /// this ring, only a whole chunk starts.
+    /// Returns the number of frames of the copy that could start now. If `enough` copies are in flight and at least one
+    /// of them belongs to this ring copy, only a whole chunk starts.
     fn next(&self, enough: bool) -> usize {
-        // At most half of the target at a time: an unguaranteed reader must find something to lease.
+        // Fill at most half of the target at a time, so that an unguaranteed reader finds frames to lease.
         let half = (self.producer.options().slots as u64 / 2).max(1);
         let room = self.producer.room();
         let room = room.min(half.saturating_sub(self.producer.submitted()));
@@ -131,12 +137,12 @@ impl RingCopy {
         let frames = usize::try_from(frames)
             .unwrap_or(usize::MAX)
             .min(self.burst);
-        let least = if enough && !self.in_flight.is_empty() {
+        let min = if enough && !self.in_flight.is_empty() {
             self.burst
         } else {
             1
         };
-        if frames < least { 0 } else { frames }
+        if frames < min { 0 } else { frames }
     }
 
     /// Whether [`begin`](Self::begin) would start a copy or store frames.
@@ -144,7 +150,8 @@ impl RingCopy {
         self.wanted(state) > 0
     }
 
-    /// Whether frames may be stored now, whatever their size: nothing is in flight that they could overtake.
+    /// Whether frames of any size may be stored now. This requires that no copy is in flight, because stored frames
+    /// must not overtake a copy.
     pub(super) fn may_store(&self, cpu_store_threshold: usize) -> bool {
         self.target.is_some()
             && cpu_store_threshold > 0
@@ -152,8 +159,8 @@ impl RingCopy {
             && !self.failed
     }
 
-    /// Number of frames of the copy that could start now. If no copy can start, the number of frames to store
-    /// instead, which are few enough whatever their lengths.
+    /// Returns the number of frames of the copy that could start now. If no copy can start, returns the number of
+    /// frames that the CPU may store instead, even if they have the maximum length.
     fn wanted(&self, state: EngineState) -> usize {
         if state.has_room {
             return self.next(state.enough);
@@ -175,8 +182,9 @@ impl RingCopy {
         self.reader.is_finished()
     }
 
-    /// Starts one copy of the ready frames, or stores them; `None` if no frame is ready or the target has no slot. If
-    /// enough copies are in flight, one of them of this ring, only a whole chunk starts.
+    /// Starts one copy of the ready frames, or stores them with the CPU. Returns `None` if no frame is ready or the
+    /// target has no free slot. If enough copies are in flight and one of them belongs to this ring copy, only a whole
+    /// chunk starts.
     pub(super) fn begin(
         &mut self,
         backend: &mut dyn CopyBackend,
@@ -201,7 +209,7 @@ impl RingCopy {
         }
         let mut slots = self.producer.reserve(frames);
         let Some(from) = lease.slice() else {
-            unreachable!("the reader of a ring_copy leases slots, not copies");
+            unreachable!("the reader of a RingCopy leases slots of the ring, not copies of them");
         };
         self.ledger.started.add(frames as u64);
         let copied = copy(&lease, from, slots.slice(), backend).and_then(|bytes| {
@@ -222,7 +230,7 @@ impl RingCopy {
             }
             Err(error) => {
                 self.failed = true;
-                // Part of it may be in flight: the lease ends after it.
+                // A part of the copy may already be in flight, so the lease must end after this part.
                 if let Ok(done) = backend.record_event() {
                     lease.retire(done);
                     self.in_flight.push_back(InFlightCopy {
@@ -241,7 +249,7 @@ impl RingCopy {
     /// Publishes the copies that are done and returns their number. Never waits.
     ///
     /// # Errors
-    /// The failure of the device; the frames in flight are counted as failed.
+    /// If the device has failed. The frames in flight are counted as failed.
     pub(super) fn reap(&mut self) -> Result<usize, CudaError> {
         let Self {
             reader,
@@ -277,7 +285,7 @@ impl RingCopy {
             }
         }
         if self.producer.has_leaked_slots() && self.in_flight.is_empty() {
-            // No more frames will fit; pending ones are counted as discarded.
+            // No slot of the target will become free, so pending frames are discarded and counted.
             self.discard();
         }
         failure.map_or(Ok(ended), Err)
@@ -308,10 +316,10 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Copies the frames of `lease` into the first slots of `to`; returns the number of bytes.
+/// Starts copies of the frames of `lease` into the first slots of `to`; returns the number of bytes.
 ///
-/// Frames that are contiguous in both rings are copied together. If frames fill their slots, that is one contiguous
-/// copy; if they leave a large part empty, only the filled rows are copied.
+/// Frames that are contiguous in both rings are copied together. If the frames fill most of their slots, one contiguous
+/// copy is used. If a large part of the slots is empty, only the filled rows are copied.
 fn copy(
     lease: &Lease<'_>,
     from: Slice,
@@ -333,13 +341,15 @@ fn copy(
             bytes: longest,
             pitch: from.stride,
         };
-        // SAFETY: the source's frames stay leased, and the target's slots reserved, until the event is done that
-        // `begin` records after this; only then is the lease retired and are the slots published. Both rings live as
-        // long as this ring copy, which waits for its copies or leaks both. All ranges stay inside the slots, because
-        // a frame is no longer than its slot.
+        // SAFETY:
+        // - The source's frames stay leased and the target's slots stay reserved until the copy has ended, because
+        //   `begin` records an event after this call and retires the lease and publishes the slots only when the event
+        //   is done.
+        // - Both rings live as long as this ring copy, which waits for its copies or leaks the memory of both rings.
+        // - All ranges are inside the slots, because a frame is not longer than its slot.
         unsafe {
             if longest == 0 {
-                // Frames without payload.
+                // The frames have no payload, so there is nothing to copy.
             } else if count > 1 && longest * count < stretch / 4 * 3 && from.stride <= MAX_PITCH {
                 backend.copy_rows(target.address(0), source.address(0), rows)?;
                 total += (longest * count) as u64;

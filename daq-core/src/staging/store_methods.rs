@@ -1,10 +1,10 @@
-//! Stores to a BAR mapping by selectable methods, to compare the product's copy with others.
+//! Stores to a BAR mapping by selectable methods, to compare daq's own copy with reference methods.
 
 use crate::gpu::bar_mapping::{BarMapping, BarMappingError};
 use crate::sys::store::Width;
 use crate::sys::{reference_copy, store};
 
-/// How bytes are stored.
+/// The method with which bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreMethod {
     /// The C library's copy.
@@ -15,11 +15,11 @@ pub enum StoreMethod {
     Avx512,
     /// Direct stores of cache lines (MOVDIR64B).
     Direct,
-    /// The product's copy, with 16-byte streaming stores.
+    /// daq's own copy, with 16-byte streaming stores.
     Own16,
-    /// The product's copy, with 32-byte streaming stores.
+    /// daq's own copy, with 32-byte streaming stores.
     Own32,
-    /// The product's copy, with 64-byte streaming stores.
+    /// daq's own copy, with 64-byte streaming stores.
     Own64,
 }
 
@@ -35,7 +35,7 @@ impl StoreMethod {
         Self::Own64,
     ];
 
-    /// The name in tables.
+    /// Returns the name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memcpy => "memcpy",
@@ -71,13 +71,13 @@ impl StoreMethod {
         }
     }
 
-    /// Copies `bytes` bytes. They have left the CPU after a fence.
+    /// Copies `bytes` bytes, which have left the CPU after a fence.
     ///
     /// # Safety
-    /// `from` is valid for reads and `to` for writes of `bytes` bytes, they do not overlap, and this processor
-    /// [supports](Self::is_supported) the method.
+    /// `from` must be valid for reads and `to` for writes of `bytes` bytes, and the two ranges must not overlap. This
+    /// processor must [support](Self::is_supported) the method.
     pub(crate) unsafe fn store(self, to: *mut u8, from: *const u8, bytes: usize) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe {
             match self {
                 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -86,7 +86,7 @@ impl StoreMethod {
                 Self::Avx512 => reference_copy::by_64(to, from, bytes),
                 #[cfg(all(target_arch = "x86_64", not(miri)))]
                 Self::Direct => reference_copy::direct(to, from, bytes),
-                way => match way.width() {
+                method => match method.width() {
                     Some(width) => store::copy_to_with(width, to, from, bytes),
                     None => reference_copy::plain(to, from, bytes),
                 },
@@ -99,12 +99,13 @@ impl StoreMethod {
 #[derive(Debug)]
 pub struct RawStores<'a> {
     mapped: &'a BarMapping,
-    /// Whether the processor supports each method of [`StoreMethod::ALL`]; querying it takes longer than a store.
+    /// Whether the processor supports each method of [`StoreMethod::ALL`]. The results are kept because a query takes
+    /// longer than a store.
     here: [bool; StoreMethod::ALL.len()],
 }
 
 impl<'a> RawStores<'a> {
-    /// Creates stores to `mapped`; fails if it cannot be used now.
+    /// Creates the stores. Fails if `mapped` cannot be used now.
     pub fn new(mapped: &'a BarMapping) -> Result<Self, BarMappingError> {
         mapped.check()?;
         Ok(Self {
@@ -113,37 +114,40 @@ impl<'a> RawStores<'a> {
         })
     }
 
-    /// Stores `from` at `offset` and waits until it has left the CPU.
+    /// Stores `from` at `offset` and waits until the bytes have left the CPU.
     ///
     /// # Panics
     /// If the range is not inside the mapping, or the processor does not support the method.
-    pub fn store(&self, way: StoreMethod, offset: usize, from: &[u8]) {
+    pub fn store(&self, method: StoreMethod, offset: usize, from: &[u8]) {
         assert!(
-            self.here[way as usize],
-            "this processor has no {}",
-            way.name()
+            self.here[method as usize],
+            "this processor does not support {}",
+            method.name()
         );
         let to = self.at(offset, from.len());
-        // SAFETY: inside the mapping, as just checked, and no reference to it exists; the processor supports the
-        // method.
-        unsafe { way.store(to, from.as_ptr(), from.len()) };
+        // SAFETY: the range is inside the mapping, as just checked. No reference to the mapping exists. The processor
+        // supports the method.
+        unsafe { method.store(to, from.as_ptr(), from.len()) };
         store::fence();
     }
 
-    /// Loads from `offset` on with the C library's copy.
+    /// Loads bytes from `offset` on with the C library's copy.
     ///
     /// # Panics
     /// If the range is not inside the mapping.
     pub fn load(&self, offset: usize, to: &mut [u8]) {
         let from = self.at(offset, to.len());
-        // SAFETY: inside the mapping, as just checked.
+        // SAFETY: the range is inside the mapping, as just checked.
         unsafe { reference_copy::plain(to.as_mut_ptr(), from, to.len()) };
     }
 
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         let have = self.mapped.bytes();
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= have);
-        assert!(fits, "{bytes} bytes at {offset} of {have}");
+        assert!(
+            fits,
+            "{bytes} bytes at offset {offset} exceed the mapping of {have} bytes"
+        );
         self.mapped.pointer().as_ptr().wrapping_add(offset)
     }
 }

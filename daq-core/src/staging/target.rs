@@ -6,20 +6,21 @@ use crate::region::Placement;
 use crate::ring::{Lease, Producer, Reader, Slice};
 use std::sync::Arc;
 
-/// Bytes that leave the CPU together. A frame's last line is stored whole, because a partial line is slower.
+/// Size in bytes of a line, whose bytes leave the CPU together. The last line of a frame is stored completely, because
+/// storing a partial line is slower.
 const LINE: usize = 64;
 
-/// A ring's memory on a GPU, as the CPU stores to it.
+/// The memory of a ring on a GPU, to which the CPU can store.
 #[derive(Debug)]
 pub(super) enum Target {
     BarMapping(Arc<BarMapping>),
-    /// Host memory that simulates it.
+    /// Host memory that simulates GPU memory in tests.
     #[cfg(test)]
     Fake(super::tests::Memory),
 }
 
 impl Target {
-    /// The memory of `producer`'s ring; `None` if the CPU cannot write it or cannot read `reader`'s frames.
+    /// Returns the memory of `producer`'s ring; `None` if the CPU cannot write it or cannot read `reader`'s frames.
     pub(super) fn of(reader: &Reader, producer: &Producer) -> Option<Self> {
         let is_readable = reader.region().placement() == Placement::Host;
         let mapping = producer.region().mapping();
@@ -37,11 +38,11 @@ impl Target {
         }
     }
 
-    /// Stores the frames of `lease` to the slots `to`; with `fenced`, waits until they have left the CPU. Returns the
-    /// number of bytes.
+    /// Stores the frames of `lease` to the slots `to`. With `fenced`, waits until the bytes have left the CPU. Returns
+    /// the number of bytes.
     fn store(&self, lease: &Lease<'_>, to: Slice, fenced: bool) -> Result<u64, BarMappingError> {
         let Some(from) = lease.slice() else {
-            unreachable!("the reader of a ring_copy leases slots, not copies");
+            unreachable!("the reader of a RingCopy leases slots of the ring, not copies of them");
         };
         match self {
             Self::BarMapping(mapped) => {
@@ -61,11 +62,11 @@ impl Target {
     }
 }
 
-/// Stores `lease` to the first free slots of `producer`, [fenced](Target::store) or not, and publishes it. There must
-/// be enough slots, and none may be finished before them.
+/// Stores the frames of `lease` to the first open slots of `producer`, with or without a [fence](Target::store), and
+/// publishes them. Enough slots must be open, and none of the open slots may be finished already.
 ///
 /// # Errors
-/// Why the memory can no longer be used. The frames are counted as failed and none is published.
+/// If the memory can no longer be used. The frames are counted as failed, and none is published.
 pub(super) fn store(
     target: &Target,
     lease: Lease<'_>,
@@ -91,9 +92,8 @@ pub(super) fn store(
     Ok(())
 }
 
-/// Passes the payload of the frames of `lease` to `put`, in contiguous pieces, each with its offset in the target;
-/// returns the number of bytes. Frames that fill their slots are combined with the next one; others are passed by
-/// their length.
+/// Passes the payload of the frames of `lease` to `put` in contiguous pieces, each with its offset in the target.
+/// Returns the number of bytes. A frame that fills its slot is combined with the next frame into one piece.
 fn each_stretch(
     lease: &Lease<'_>,
     from: Slice,
@@ -113,10 +113,11 @@ fn each_stretch(
                 return Ok(());
             }
             total += bytes as u64;
-            // SAFETY: the lease's slots are contiguous from `address` on, in host memory that was zeroed at
-            // allocation and lives as long as the reader. The piece ends before the end of the last slot, because
-            // whole lines divide a slot's stride. Leased slots are not written, and the gaps between frames never
-            // are.
+            // SAFETY:
+            // - The lease's slots are contiguous from `address` on, in host memory that was zeroed at allocation and
+            //   lives as long as the reader.
+            // - The piece does not exceed the last slot, because a slot's stride is a multiple of the line size.
+            // - Nothing writes leased slots, and nothing ever writes the gaps between frames.
             let bytes = unsafe { std::slice::from_raw_parts(address.add(begin), bytes) };
             put(offset + begin, bytes)
         };

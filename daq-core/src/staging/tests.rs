@@ -43,25 +43,25 @@ impl Event for FakeEvent {
     }
 }
 
-/// Rows to be copied: from, to, rows.
+/// A copy of rows: target address, source address, rows.
 type Copy = (u64, u64, Rows);
 
 #[derive(Default)]
 struct Queue {
-    /// What belongs to the next mark.
+    /// Copies that belong to the next event.
     open: Vec<Copy>,
     marked: Vec<(Vec<Copy>, Arc<FakeEvent>)>,
-    /// Bytes of each copy that was begun.
+    /// Size in bytes of each started copy.
     sizes: Vec<usize>,
     refuses: bool,
 }
 
-/// A device that copies when asked to, from memory that is only then looked at.
+/// A simulated device. It reads the source and copies only when a test calls [`finish`](Self::finish).
 #[derive(Clone, Default)]
 struct Device(Arc<Mutex<Queue>>);
 
 impl Device {
-    /// Ends the oldest copy, if there is one.
+    /// Completes the oldest copy with the result `how`. Returns false if no copy is in flight.
     fn finish(&self, how: u32) -> bool {
         let mut queue = self.0.lock().unwrap();
         if queue.marked.is_empty() {
@@ -75,7 +75,8 @@ impl Device {
                         usize::try_from(address).unwrap() + row * rows.pitch,
                     )
                 };
-                // SAFETY: the ring copy's promise: both ranges are alive and nothing writes them until the event is done.
+                // SAFETY: the ring copy guarantees that both ranges are alive, and that nothing else writes them until the
+                // event is done.
                 unsafe { at(from).copy_to_nonoverlapping(at(to), rows.bytes) };
             }
         }
@@ -90,7 +91,7 @@ impl Device {
 
 impl CopyBackend for Device {
     unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
-        // SAFETY: by the caller's word.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe {
             self.copy_rows(
                 to,
@@ -131,7 +132,7 @@ impl CopyBackend for Device {
     fn leak(&mut self) {}
 }
 
-/// Memory of a ring that the CPU stores to, and what was stored: offsets and bytes.
+/// The memory of a ring that the CPU stores to, and the offset and size of each store.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     base: NonNull<u8>,
@@ -140,7 +141,7 @@ pub(super) struct Memory {
     lost: Arc<AtomicBool>,
 }
 
-// SAFETY: the memory is written by the ring copy that holds this, and looked at where its frames are leased.
+// SAFETY: only the ring copy that owns this value writes the memory, and tests read only leased frames.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -157,9 +158,12 @@ impl Memory {
         if self.lost.load(Ordering::Relaxed) {
             return Err(lost());
         }
-        assert!(offset + from.len() <= self.bytes, "stored outside");
+        assert!(
+            offset + from.len() <= self.bytes,
+            "the store is outside the memory"
+        );
         self.stored.lock().unwrap().push((offset, from.len()));
-        // SAFETY: inside of the region, which the ring copy's ring keeps; the slots are reserved.
+        // SAFETY: the range is inside the region, which the ring keeps alive. The slots are reserved.
         unsafe {
             let to = self.base.add(offset).as_ptr();
             to.copy_from_nonoverlapping(from.as_ptr(), from.len());
@@ -201,7 +205,7 @@ fn ring(
     notifier: &Arc<Notifier>,
 ) -> (Ring, Producer) {
     let options = RingOptions {
-        places: 70,
+        packets_per_frame: 70,
         notifiers: vec![notifier.clone()],
         ..RingOptions::new(name, slots, SLOT)
     };
@@ -212,7 +216,7 @@ fn ring(
     Ring::new(region, options, RingLedger::default()).unwrap()
 }
 
-/// A ring copy between two rings, from its outer ends.
+/// The source's producer and the target's reader of a ring copy between two rings.
 struct Ends {
     source: Producer,
     target: Ring,
@@ -220,13 +224,13 @@ struct Ends {
     ledger: CopyLedger,
     /// The ledger of the source's reader.
     read: ReaderLedger,
-    /// The target's memory, as the CPU stores to it where it may.
+    /// The target's memory, to which the CPU stores frames below the threshold.
     memory: Memory,
     made: u64,
     seen: u64,
 }
 
-/// The bytes of frame `n`.
+/// Returns the expected bytes of frame `n`.
 fn content(n: u64) -> Vec<u8> {
     let length = usize::try_from(n * 37 % (SLOT as u64 + 1)).unwrap();
     (0..length as u64)
@@ -236,7 +240,7 @@ fn content(n: u64) -> Vec<u8> {
 
 fn meta(n: u64) -> FrameMeta {
     FrameMeta {
-        places: 70,
+        packets_per_frame: 70,
         arrived: 60,
         flags: Flags::INCOMPLETE,
         epoch: 3,
@@ -282,17 +286,18 @@ impl Ends {
         slots.publish();
     }
 
-    /// Looks at what has come; the target is host memory that pretends, so its bytes can be looked at.
-    fn take(&mut self, most: usize) {
-        let Some(lease) = self.reader.poll(most) else {
+    /// Checks the frames that have arrived. The target is host memory that simulates GPU memory, so the test can read
+    /// its bytes.
+    fn take(&mut self, max: usize) {
+        let Some(lease) = self.reader.poll(max) else {
             return;
         };
         for frame in lease.iter() {
             assert_eq!(*frame.meta(), meta(self.seen));
             assert_eq!(frame.present().words(), [u64::MAX ^ self.seen, 0b10_0101]);
-            assert_eq!(frame.bytes(), None, "a GPU's bytes are not for the CPU");
+            assert_eq!(frame.bytes(), None, "the CPU must not read GPU memory");
             let wanted = content(self.seen);
-            // SAFETY: the frame is leased, and its memory a mapping of this process.
+            // SAFETY: the frame is leased, and its memory is mapped in this process.
             let bytes = unsafe { std::slice::from_raw_parts(frame.address(), wanted.len()) };
             assert_eq!(bytes, wanted, "frame {}", self.seen);
             self.seen += 1;
@@ -332,7 +337,7 @@ proptest! {
             prop_assert!(device.in_flight() <= depth);
             ends.balances();
         }
-        // What is left comes through once all do their part, and then the target closes.
+        // The remaining frames arrive after the device has completed all copies. Then the target closes.
         let Ends { source, reader, seen, made, ledger, target, read, memory } = ends;
         drop(source);
         let mut rest = Ends { source: ring("none", 2, Placement::Host, &notifier).1, reader, seen, made, ledger, target, read, memory };
@@ -365,12 +370,13 @@ fn ready_frames_are_batched_behind_copies_in_flight() {
         notifier.clone(),
     );
     let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
-    // Frames 5 to 9 fill most of their slots or little of them; all of a burst go together.
+    // Some of the frames 5 to 9 fill most of their slot and others little of it. All frames of a burst are copied
+    // together.
     for frames in [1, 1, 3, 9] {
         ends.make(frames);
         copy_engine.step().unwrap();
     }
-    // Two in flight; twelve frames wait for a place.
+    // Two copies are in flight, and twelve frames wait until another copy can start.
     assert_eq!(device.in_flight(), 2);
     assert_eq!(ends.ledger.started.get(), 2);
     device.finish(DONE);
@@ -546,10 +552,10 @@ fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
             device.finish(FAILED);
         }
         assert_eq!(copy_engine.step(), Err(fault().into()));
-        // Of those under way one was refused or had failed; the others end as they end.
+        // One of the copies was rejected or has failed. The other copies may end in any way.
         while device.finish(FAILED) {}
         ends.make(3);
-        assert!(!copy_engine.discard(), "the source is not at its end");
+        assert!(!copy_engine.discard(), "the source has not ended");
         let Ends {
             source,
             ledger,

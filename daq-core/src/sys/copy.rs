@@ -1,33 +1,33 @@
-//! Copies with streaming stores: for payload that is written once and read much later by another thread.
+//! Copies with streaming stores, for payload that is written once and read much later by another thread.
 //!
-//! An ordinary store first reads the line that it is about to overwrite. Streaming stores write whole lines
-//! instead, which costs half the memory traffic where the destination is not in the cache, as the slots of
-//! a ring are not.
+//! An ordinary store first reads the cache line that it overwrites. A streaming store writes a whole line without
+//! reading it. This halves the memory traffic if the destination is not in the cache, as is usual for the slots of a
+//! ring.
 
 use std::ptr;
 
-/// Smaller copies are as fast with ordinary stores.
+/// Minimum size of a copy with streaming stores. Smaller copies are as fast with ordinary stores.
 const MIN_STREAMED_BYTES: usize = 512;
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINE: usize = 64;
 
 /// Copies `bytes` bytes. Only [`fence`] orders the copied bytes before later stores.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
+/// `from` must be valid for reads and `to` for writes of `bytes` bytes, and the two ranges must not overlap.
 #[inline]
 pub unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     if bytes < MIN_STREAMED_BYTES {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
     } else {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe { stream_lines(from, to, bytes) };
     }
 }
 
-/// Orders everything that this thread has [streamed](stream) before its later stores.
+/// Orders all earlier [streaming](stream) stores of this thread before its later stores.
 #[inline]
 pub fn fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -61,14 +61,14 @@ unsafe fn stream_lines(from: *const u8, to: *mut u8, bytes: usize) {
         }
         done += LINE;
     }
-    // SAFETY: what is left of `bytes`.
+    // SAFETY: `bytes - done` is the number of remaining bytes, so the copy stays inside the caller's ranges.
     unsafe { less_than_a_line(from.add(done), to.add(done), bytes - done) };
 }
 
 /// Copies up to [`LINE`] - 1 bytes in pieces of fixed lengths, which need no function call.
 ///
 /// # Safety
-/// As for [`stream`].
+/// The requirements of [`stream`] apply.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn less_than_a_line(from: *const u8, to: *mut u8, bytes: usize) {
@@ -77,7 +77,7 @@ unsafe fn less_than_a_line(from: *const u8, to: *mut u8, bytes: usize) {
     macro_rules! piece {
         ($($length:literal)+) => {$(
             if bytes & $length != 0 {
-                // SAFETY: the lengths are the bits of `bytes`, so `done` never passes it.
+                // SAFETY: the lengths are the bits of `bytes`, so `done` never exceeds `bytes`.
                 unsafe { ptr::copy_nonoverlapping(from.add(done), to.add(done), $length) };
                 done += $length;
             }
@@ -89,7 +89,7 @@ unsafe fn less_than_a_line(from: *const u8, to: *mut u8, bytes: usize) {
 
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 unsafe fn stream_lines(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the caller guarantees all requirements of this call.
     unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
@@ -103,7 +103,7 @@ mod tests {
         fn copy_writes_exactly_its_range(bytes in 0_usize..3000, from in 0_usize..130, to in 0_usize..130, seed: u8) {
             let source: Vec<u8> = (0_u8..=255).cycle().skip(seed.into()).take(from + bytes).collect();
             let mut target = vec![0xa5; to + bytes + 130];
-            // SAFETY: both parts lie in vectors of their own.
+            // SAFETY: each range is inside a separate vector.
             unsafe { stream(source.as_ptr().add(from), target.as_mut_ptr().add(to), bytes) };
             fence();
             prop_assert_eq!(&target[to..to + bytes], &source[from..]);

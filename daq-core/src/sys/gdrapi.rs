@@ -10,15 +10,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The library's file name.
 pub const LIBRARY: &str = "libgdrapi.so.2";
-/// Mapped addresses and sizes are multiples of this: a GPU page (`GPU_PAGE_SIZE`).
+/// Size of a GPU page in bytes (`GPU_PAGE_SIZE`). Mapped addresses and sizes are multiples of it.
 pub const PAGE: usize = 64 << 10;
 
-/// `gdr_mh_t`: a pinned buffer, passed by value.
+/// A pinned buffer (`gdr_mh_t`), which is passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Pin(c_ulong);
 
-/// `gdr_info_v2_t`, with room for fields that later versions append.
+/// Properties of a pinned buffer (`gdr_info_v2_t`), with room for fields that later versions append.
 #[repr(C)]
 struct Info {
     address: u64,
@@ -47,10 +47,11 @@ struct Gdr {
     functions: Functions,
 }
 
-// SAFETY: the library keeps lists behind the handle; all calls hold the lock of `lock`.
+// SAFETY: the library keeps lists behind the handle. All calls hold the lock of `lock`, so only one thread accesses
+// them at a time.
 unsafe impl Send for Gdr {}
 
-/// Why the library cannot be used.
+/// The error for a library that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoGdr {
     /// The library is missing.
@@ -79,7 +80,9 @@ struct Locked(MutexGuard<'static, Option<Gdr>>);
 
 impl Locked {
     fn get(&self) -> &Gdr {
-        self.0.as_ref().expect("`lock` has put it there")
+        self.0
+            .as_ref()
+            .expect("`lock` returns only after the library was loaded")
     }
 }
 
@@ -93,9 +96,9 @@ impl Gdr {
         // SAFETY: the library's initialisers have no requirements.
         let library = unsafe { Library::new(LIBRARY) }
             .map_err(|error| NoGdr::NoLibrary(error.to_string()))?;
-        // Its functions are kept until the process ends.
+        // The library's functions are used until the process ends, so the library is never closed.
         let library: &'static Library = Box::leak(Box::new(library));
-        // SAFETY: the header declares them with these types.
+        // SAFETY: the header declares the functions with these types.
         let (open, version, functions) = unsafe {
             (
                 find::<unsafe extern "C" fn() -> Handle>(library, "gdr_open")?,
@@ -113,9 +116,9 @@ impl Gdr {
             )
         };
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: pointers to two integers.
+        // SAFETY: the result pointers refer to two writable integers.
         unsafe { version(&raw mut major, &raw mut minor) };
-        // SAFETY: no requirements.
+        // SAFETY: the call has no requirements.
         let handle = unsafe { open() };
         if handle.is_null() {
             let errno = Errno::from_io_error(&std::io::Error::last_os_error());
@@ -126,15 +129,15 @@ impl Gdr {
 }
 
 /// # Safety
-/// `F` is the type of the C function called `name`.
+/// `F` must be the type of the C function called `name`.
 unsafe fn find<F: Copy>(library: &'static Library, name: &'static str) -> Result<F, NoGdr> {
-    // SAFETY: the type is correct by the caller's contract, and the library is never closed.
+    // SAFETY: the caller guarantees the correct type, and the library is never closed.
     unsafe { library.get::<F>(name.as_bytes()) }
         .map(|symbol| *symbol)
         .map_err(|_| NoGdr::Incomplete(name))
 }
 
-/// A failed call and its result. Most results are error numbers of Linux.
+/// A failed call and its result. Most results are Linux error numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GdrError {
     /// The library cannot be used.
@@ -144,7 +147,7 @@ pub enum GdrError {
     #[error("{0} returned {1}")]
     Call(&'static str, Answer),
     /// The mapping starts at another address.
-    #[error("the mapping starts at {found:#x} of the GPU instead of {wanted:#x}")]
+    #[error("the mapping starts at GPU address {found:#x} instead of {wanted:#x}")]
     Elsewhere {
         /// The requested address.
         wanted: u64,
@@ -159,7 +162,7 @@ pub struct Answer(pub i32);
 
 impl std::fmt::Display for Answer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The library returns some as negative numbers.
+        // The library returns some error numbers as negative numbers.
         let error = std::io::Error::from_raw_os_error(self.0.saturating_abs());
         write!(f, "{} ({error})", self.0)
     }
@@ -175,26 +178,27 @@ const fn check(name: &'static str, answer: c_int) -> Result<(), GdrError> {
 /// Pins memory of a GPU.
 ///
 /// # Safety
-/// `bytes` bytes at `address` are CUDA memory, which stays allocated until [`unpin`]; both are multiples of [`PAGE`].
+/// `bytes` bytes at `address` must be CUDA memory that stays allocated until [`unpin`]. Address and size must
+/// be multiples of [`PAGE`].
 pub unsafe fn pin(address: u64, bytes: usize) -> Result<Pin, GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
     let mut pin = Pin(0);
-    // SAFETY: the handle is open, the memory is valid by the caller's contract, and the last argument points to a
+    // SAFETY: the handle is open, the caller guarantees valid memory, and the result pointer refers to one writable
     // handle. The two zeros are tokens from before CUDA 6, which the library ignores.
     let answer = unsafe { (gdr.functions.pin)(gdr.handle, address, bytes, 0, 0, &raw mut pin) };
     check("gdr_pin_buffer", answer)?;
     Ok(pin)
 }
 
-/// Undoes [`pin`].
+/// Unpins memory that [`pin`] pinned.
 ///
 /// # Safety
-/// The pin came from [`pin`], is not used again, and is not mapped.
+/// The pin must come from [`pin`], must not be mapped, and must not be used again.
 pub unsafe fn unpin(pin: Pin) -> Result<(), GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check("gdr_unpin_buffer", unsafe {
         (gdr.functions.unpin)(gdr.handle, pin)
     })
@@ -203,12 +207,12 @@ pub unsafe fn unpin(pin: Pin) -> Result<(), GdrError> {
 /// Maps a pinned buffer.
 ///
 /// # Safety
-/// The pin came from [`pin`] of `bytes` bytes at `address`, and is mapped nowhere.
+/// The pin must come from [`pin`] of `bytes` bytes at `address`, and must not be mapped already.
 pub unsafe fn map(pin: Pin, address: u64, bytes: usize) -> Result<NonNull<u8>, GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
     let mut mapped = ptr::null_mut();
-    // SAFETY: the pin by the caller's contract; the argument points to a pointer.
+    // SAFETY: the caller guarantees a valid pin; the result pointer refers to one writable pointer.
     check("gdr_map", unsafe {
         (gdr.functions.map)(gdr.handle, pin, &raw mut mapped, bytes)
     })?;
@@ -217,7 +221,7 @@ pub unsafe fn map(pin: Pin, address: u64, bytes: usize) -> Result<NonNull<u8>, G
     match (NonNull::new(mapped.cast()), found == address) {
         (Some(mapped), true) if info.is_ok() => Ok(mapped),
         _ => {
-            // SAFETY: mapped just above and used nowhere.
+            // SAFETY: the memory was mapped just above, and nothing uses the mapping.
             let _ = unsafe { (gdr.functions.unmap)(gdr.handle, pin, mapped, bytes) };
             info?;
             Err(GdrError::Elsewhere {
@@ -246,14 +250,14 @@ fn info(gdr: &Gdr, pin: Pin) -> Result<Info, GdrError> {
     Ok(info)
 }
 
-/// Undoes [`map`].
+/// Unmaps memory that [`map`] mapped.
 ///
 /// # Safety
-/// Pin and address belong to one [`map`] of this many bytes, and the mapping is not used any more.
+/// Pin, address and size must be those of one call of [`map`], and the mapping must not be used any more.
 pub unsafe fn unmap(pin: Pin, address: NonNull<u8>, bytes: usize) -> Result<(), GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check("gdr_unmap", unsafe {
         (gdr.functions.unmap)(gdr.handle, pin, address.as_ptr().cast(), bytes)
     })

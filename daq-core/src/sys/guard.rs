@@ -1,9 +1,9 @@
-//! Guards for mappings whose memory may disappear: makes forks and faults detectable.
+//! Guards for mappings whose memory can disappear. A guard makes forks and faults detectable.
 //!
-//! Two events make the CPU's next store to device memory crash the process. The memory is gone, because the driver
-//! removed the pages of the mapping (SIGBUS). Or the process is a fork, which does not inherit a device's mapping.
-//! For the first, a SIGBUS handler replaces the mapping by zero pages and records it; for the second, a page reads
-//! zero in a child.
+//! After two events, the CPU's next store to device memory would crash the process:
+//! - The driver removed the pages of the mapping (SIGBUS). A signal handler replaces the mapping by zero pages and
+//!   records the loss.
+//! - The process is a fork, which does not inherit a device's mapping. A page that reads zero in a child detects this.
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering}
 
 /// Maximum number of guarded mappings at a time.
 const MAX_GUARDS: usize = 1024;
-/// Bytes of a page.
+/// Page size in bytes.
 const PAGE: usize = 4096;
 
 /// An entry for one guarded range.
@@ -37,10 +37,10 @@ static SLOTS: [Slot; MAX_GUARDS] = [const {
     }
 }; MAX_GUARDS];
 
-/// The previous action for SIGBUS; null until the handler is installed. Never freed.
+/// The action for SIGBUS before the handler was installed; null until then. Never freed.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// Why a mapping cannot be guarded.
+/// The error for a mapping that cannot be guarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuardError {
     /// Linux lacks a required feature.
@@ -49,33 +49,34 @@ pub enum GuardError {
     /// All entries are in use.
     #[error("{MAX_GUARDS} mappings are guarded already, which is the maximum")]
     Full,
-    /// This process is a fork of the one that prepared the guards.
-    #[error("this process is a fork of one that had mappings; map in the process that uses them")]
+    /// This process is a fork of the process that prepared the guards.
+    #[error(
+        "this process is a fork of one that had mappings; create mappings in the process that uses them"
+    )]
     Forked,
 }
 
 /// A guard for one mapping.
 pub struct Guard {
     slot: &'static Slot,
-    /// 1, but 0 in a child process.
+    /// 1 in the process that created the guard, 0 in a child process.
     original: &'static AtomicU32,
 }
 
 impl Guard {
-    /// Guards `bytes` bytes at `address`, whole pages: children do not inherit them, and a fault inside them replaces
-    /// them by zero pages of this process.
+    /// Guards the mapping of `bytes` bytes at `address`, which must be whole pages. Child processes do not inherit the
+    /// mapping. A fault inside the mapping replaces all of it by zero pages of this process.
     ///
     /// # Safety
-    /// They are one mapping of the caller, which stays in place until the guard is dropped. Nothing relies on its
-    /// content, which zero pages may replace at any time, and no reference to its bytes exists.
+    /// The range must be one mapping of the caller, which stays mapped until the guard is dropped. No code may
+    /// rely on its content, because zero pages may replace it at any time. No reference to its bytes may exist.
     pub unsafe fn new(address: NonNull<u8>, bytes: usize) -> Result<Self, GuardError> {
         let original = original().map_err(GuardError::Kernel)?;
         if original.load(Ordering::Relaxed) == 0 {
             return Err(GuardError::Forked);
         }
         watch_faults().map_err(GuardError::Kernel)?;
-        // SAFETY: the range is mapped, by the caller's contract; the advice changes what children inherit, nothing
-        // here.
+        // SAFETY: the caller guarantees that the range is mapped. The advice changes only what child processes inherit.
         unsafe { rustix::mm::madvise(address.as_ptr().cast(), bytes, Advice::LinuxDontFork) }
             .map_err(GuardError::Kernel)?;
         let slot = SLOTS
@@ -88,13 +89,13 @@ impl Guard {
         Ok(Self { slot, original })
     }
 
-    /// Whether this process is a child of the one that created the mapping, so that it has none.
+    /// Whether this process is a child of the process that created the mapping, so that it does not have the mapping.
     #[inline]
     pub fn is_forked(&self) -> bool {
         self.original.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether the memory is gone and zero pages have replaced it.
+    /// Whether the memory was removed and replaced by zero pages.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.slot.is_lost.load(Ordering::Relaxed)
@@ -120,7 +121,7 @@ impl fmt::Debug for Guard {
 /// A word that is 1 in the process that created it and 0 in its children.
 static ORIGINAL: OnceLock<Result<&'static AtomicU32, Errno>> = OnceLock::new();
 
-/// [`ORIGINAL`], created on first use.
+/// Returns [`ORIGINAL`], which is created on first use.
 fn original() -> Result<&'static AtomicU32, Errno> {
     *ORIGINAL.get_or_init(|| {
         // SAFETY: with a null hint Linux chooses an address, so no existing mapping is replaced.
@@ -132,7 +133,7 @@ fn original() -> Result<&'static AtomicU32, Errno> {
                 MapFlags::PRIVATE,
             )
         }?;
-        // SAFETY: the page was mapped just above; the advice changes what children read in it.
+        // SAFETY: the page was mapped just above. The advice changes only what child processes read in it.
         unsafe { rustix::mm::madvise(page, PAGE, Advice::LinuxWipeOnFork) }?;
         // SAFETY: the page is never unmapped, starts with an aligned word, and is only used as this word.
         let word = unsafe { &*page.cast::<AtomicU32>() };
@@ -148,11 +149,11 @@ fn watch_faults() -> Result<(), Errno> {
         let failed =
             || Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL);
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: a pointer to one action; the call changes nothing.
+        // SAFETY: the result pointer refers to one writable action. With a null action, the call changes nothing else.
         if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) } != 0 {
             return Err(failed());
         }
-        // SAFETY: the call has filled it.
+        // SAFETY: the call has initialised the action.
         let before = Box::leak(Box::new(unsafe { before.assume_init() }));
         BEFORE.store(before, Ordering::Release);
         // SAFETY: all zeros is a valid action: the default, an empty mask and no flags.
@@ -180,7 +181,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     }
 }
 
-/// Whether this process is a child of the one that has the guarded mappings.
+/// Whether this process is a child of the process that has the guarded mappings.
 fn is_child() -> bool {
     !matches!(ORIGINAL.get(), Some(Ok(word)) if word.load(Ordering::Relaxed) == 1)
 }
@@ -194,20 +195,21 @@ fn replace(address: usize) -> bool {
     for slot in &SLOTS {
         let bytes = slot.bytes.load(Ordering::Acquire);
         let start = slot.start.load(Ordering::Acquire);
-        // The entry may be changing, but not if it belongs to the mapping that faulted, which is in use.
+        // Another thread may be changing this entry. The entry of the mapping that faulted does not change, because the
+        // mapping is in use.
         let is_settled = slot.bytes.load(Ordering::Relaxed) == bytes;
         if !is_settled || address.wrapping_sub(start) >= bytes {
             continue;
         }
         // Set before the zero pages are mapped, so that another thread whose store hits them detects it.
         slot.is_lost.store(true, Ordering::Release);
-        // SAFETY: the error number of the calling thread. It is saved because the interrupted code may be about to
-        // read it.
+        // SAFETY: the call has no requirements. The thread's error number is saved because the interrupted code may be
+        // about to read it.
         let errno = unsafe { libc::__errno_location() };
-        // SAFETY: as above.
+        // SAFETY: the pointer refers to the calling thread's error number.
         let before = unsafe { *errno };
-        // SAFETY: the range is one mapping of its owner, who agreed to its replacement and cannot have unmapped it: a
-        // store to it is in progress, and it is guarded. MAP_FIXED replaces exactly this range, in one step.
+        // SAFETY: the range is one guarded mapping, whose owner has agreed to its replacement. The owner cannot have
+        // unmapped it, because a store to it is in progress. MAP_FIXED replaces exactly this range, in one step.
         let replaced = unsafe {
             libc::mmap(
                 ptr::without_provenance_mut(start),
@@ -218,16 +220,16 @@ fn replace(address: usize) -> bool {
                 0,
             )
         };
-        // SAFETY: as above.
+        // SAFETY: the pointer refers to the calling thread's error number.
         unsafe { *errno = before };
         return replaced != libc::MAP_FAILED;
     }
     false
 }
 
-/// Does what would happen without this handler.
+/// Handles a signal that does not concern a guarded mapping as the previous action would.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_fault: bool) {
-    // SAFETY: stored before the handler was installed, and never freed.
+    // SAFETY: the pointer was stored before the handler was installed, and the action is never freed.
     let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
     let (action, flags) = before.map_or((libc::SIG_DFL, 0), |before| {
         (before.sa_sigaction, before.sa_flags)
@@ -236,8 +238,8 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_f
         // Linux does not let a process ignore a fault.
         libc::SIG_IGN if !is_fault => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: a signal handler may call both. A fault repeats when the handler has returned; a signal that
-            // was sent is sent again.
+            // SAFETY: a signal handler may call both functions. A fault repeats after the handler has returned. A
+            // signal that another process sent is raised again.
             unsafe {
                 libc::signal(signal, libc::SIG_DFL);
                 if !is_fault {
@@ -247,13 +249,13 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_f
         }
         action if flags & libc::SA_SIGINFO != 0 => {
             type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-            // SAFETY: it was installed with SA_SIGINFO, so this is its type.
+            // SAFETY: the previous handler was installed with SA_SIGINFO, so it has this type.
             let handler = unsafe { std::mem::transmute::<usize, Handler>(action) };
             handler(signal, info, context);
         }
         action => {
             type Handler = extern "C" fn(c_int);
-            // SAFETY: it was installed without SA_SIGINFO, so this is its type.
+            // SAFETY: the previous handler was installed without SA_SIGINFO, so it has this type.
             let handler = unsafe { std::mem::transmute::<usize, Handler>(action) };
             handler(signal);
         }
@@ -267,7 +269,7 @@ mod tests {
     use std::num::NonZero;
     use std::sync::{Mutex, MutexGuard};
 
-    /// Gives the calling test the guard table, which all tests of this process share.
+    /// Locks the guard table for the calling test, because all tests of this process share the table.
     fn lock_table() -> MutexGuard<'static, ()> {
         static TABLE: Mutex<()> = Mutex::new(());
         TABLE
@@ -290,11 +292,11 @@ mod tests {
         assert!(!guard().unwrap().is_lost());
     }
 
-    /// Maps an empty file at `address`, which is free, and stores beyond its end. Returns only if the file cannot be
-    /// mapped or the fault is swallowed.
+    /// Maps an empty file at the unused `address` and stores beyond its end. Returns only if the file cannot be mapped
+    /// or if the signal handler ignores the fault.
     fn fault_at(address: NonNull<u8>) {
-        // SAFETY: the name ends with a zero, and the kernel refuses an address that is in use. The store beyond the end
-        // of the file raises SIGBUS.
+        // SAFETY: the name ends with NUL, and Linux rejects an address that is in use. The store beyond the end of the
+        // file raises SIGBUS.
         unsafe {
             let file = libc::memfd_create(c"empty".as_ptr(), 0);
             let base = libc::mmap(
@@ -317,16 +319,16 @@ mod tests {
         let page = memory::map(PAGE, false).unwrap();
         // SAFETY: the page is this test's own, and nothing refers to it.
         let guard = unsafe { Guard::new(page, PAGE) }.unwrap();
-        // SAFETY: the child makes system calls alone and ends without running anything of its parent's.
+        // SAFETY: the child only makes system calls, and ends without running exit handlers of its parent.
         let child = unsafe { libc::fork() };
         if child == 0 {
             fault_at(page);
-            // SAFETY: ends the child alone.
+            // SAFETY: the call ends only the child process.
             unsafe { libc::_exit(0) };
         }
         assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
         let mut status = 0;
-        // SAFETY: a place for one status; the child is this test's.
+        // SAFETY: the result pointer refers to one writable status, and the child belongs to this test.
         let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(ended, child);
         assert!(
@@ -339,9 +341,10 @@ mod tests {
     #[test]
     fn unmapped_range_is_not_guarded() {
         let _table = lock_table();
-        // Below what the kernel lets anybody map (`vm.mmap_min_addr`), so that no other thread maps it meanwhile.
+        // The address is below the minimum that Linux allows to be mapped (`vm.mmap_min_addr`), so that no other thread
+        // maps it meanwhile.
         let page = NonNull::without_provenance(NonZero::new(PAGE).unwrap());
-        // SAFETY: the range is not mapped, which is what the call is to find out; nothing refers to it.
+        // SAFETY: the call must detect that the range is not mapped. Nothing refers to the range.
         let refused = unsafe { Guard::new(page, PAGE) };
         assert_eq!(refused.unwrap_err(), GuardError::Kernel(Errno::NOMEM));
     }

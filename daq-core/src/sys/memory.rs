@@ -1,4 +1,4 @@
-//! Anonymous mappings: reserve, place, lock, free.
+//! Memory mappings: creating, placing on NUMA nodes, locking and unmapping.
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -6,7 +6,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-/// Linux's constant for "prefer this node, fall back to others" (`linux/mempolicy.h`).
+/// The NUMA policy "prefer this node, fall back to others" (`linux/mempolicy.h`).
 const MPOL_PREFERRED: libc::c_int = 1;
 
 /// Maps `bytes` of zeroed private memory; `huge` requests pages of the huge page pool.
@@ -56,13 +56,13 @@ pub fn map_file(file: &impl AsFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
     Ok(NonNull::new(address.cast()).expect("mmap never returns null for a null hint"))
 }
 
-/// Unmaps what [`map`] or [`map_file`] returned.
+/// Unmaps memory that [`map`] or [`map_file`] returned.
 ///
 /// # Safety
-/// `address` and `bytes` come from one such call, are unmapped once, and nothing refers to the memory any more:
-/// neither a pointer of this process nor a device.
+/// `address` and `bytes` must be those of one call of [`map`] or [`map_file`], and must be unmapped only once.
+/// No pointer of this process and no device may refer to the memory any more.
 pub unsafe fn unmap(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the caller guarantees all requirements of this call.
     unsafe { rustix::mm::munmap(address.as_ptr().cast(), bytes) }
 }
 

@@ -1,4 +1,4 @@
-//! All foreign calls of the core, as one thin function each.
+//! All calls of foreign functions in daq-core, each wrapped by one thin function.
 
 pub mod copy;
 pub mod cuda;

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 pub use cudarc::nvrtc::sys::nvrtcProgram as Program;
 
-/// A result code other than success.
+/// The compiler's result code of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
@@ -25,7 +25,7 @@ macro_rules! functions {
 
         $(
             /// # Safety
-            /// As NVIDIA's documentation asks of the arguments.
+            /// The arguments must meet the requirements of NVIDIA's documentation.
             unsafe fn $function($($argument: $kind),*) -> c_uint {
                 type Call = unsafe extern "C" fn($($kind),*) -> c_uint;
                 static CALL: OnceLock<Option<Call>> = OnceLock::new();
@@ -35,7 +35,7 @@ macro_rules! functions {
                     symbol($name).map(|at| unsafe { std::mem::transmute::<NonNull<c_void>, Call>(at) })
                 };
                 match CALL.get_or_init(find) {
-                    // SAFETY: by the caller's contract.
+                    // SAFETY: the caller guarantees all requirements of this call.
                     Some(call) => unsafe { call($($argument),*) },
                     None => MISSING,
                 }
@@ -72,24 +72,25 @@ const fn check(result: c_uint) -> Result<(), Code> {
 /// A handle of the dynamic linker, which is never closed.
 struct Library(NonNull<c_void>);
 
-// SAFETY: the linker's functions accept a handle from any thread.
+// SAFETY: the dynamic linker's functions accept a handle from any thread.
 unsafe impl Send for Library {}
-// SAFETY: as above.
+// SAFETY: the dynamic linker's functions accept a handle from several threads at the same time.
 unsafe impl Sync for Library {}
 
 impl Library {
     fn open(path: &CStr) -> Result<Self, String> {
-        // SAFETY: the user who configured this path vouches for a library whose initialisers have no requirements.
+        // SAFETY: opening a library runs its initialisers. The user who configured this path is responsible for a
+        // library whose initialisers have no requirements.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         if let Some(handle) = NonNull::new(handle) {
             return Ok(Self(handle));
         }
-        // SAFETY: the linker's message for the call just made on this thread.
+        // SAFETY: `dlerror` has no requirements. It returns the message for the last call on this thread.
         let message = unsafe { libc::dlerror() };
         if message.is_null() {
-            return Err("the dynamic linker gives no reason".to_owned());
+            return Err("the dynamic linker reported no reason".to_owned());
         }
-        // SAFETY: a NUL-terminated string that is valid until the linker's next call on this thread.
+        // SAFETY: the message is a NUL-terminated string, which is valid until the next linker call on this thread.
         Err(unsafe { CStr::from_ptr(message) }
             .to_string_lossy()
             .into_owned())
@@ -124,16 +125,17 @@ pub fn is_present() -> bool {
     OPENED.get().is_some() || unsafe { sys::is_culib_present() }
 }
 
-/// Opens the library at `path`, whatever its name, for all later calls; the first library that was opened is kept.
+/// Opens the library at `path` for all later calls. The file may have any name. If a library was opened before, it
+/// stays in use.
 ///
 /// # Errors
-/// As a clause: the linker's message, or what the library lacks.
+/// The error is a clause: the dynamic linker's message, or the function that the library lacks.
 pub fn open(path: &CStr) -> Result<(), String> {
     let library = Library::open(path)?;
     let is_missing = |name: &&&CStr| library.symbol(name).is_none();
     if let Some(missing) = NAMES.iter().find(is_missing) {
         return Err(format!(
-            "it is not NVIDIA's runtime compiler: it lacks {}",
+            "the library is not NVIDIA's runtime compiler, because it lacks {}",
             missing.to_string_lossy()
         ));
     }
@@ -141,26 +143,26 @@ pub fn open(path: &CStr) -> Result<(), String> {
     Ok(())
 }
 
-/// Opens another library that the compiler needs and looks for by its name alone.
+/// Opens another library, which the compiler needs and finds only by its name.
 pub fn preload(path: &CStr) -> Result<(), String> {
     Library::open(path).map(drop)
 }
 
-/// Major and minor version.
+/// Returns the major and minor version of the compiler.
 pub fn version() -> Result<(i32, i32), Code> {
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: pointers to two integers.
+    // SAFETY: the result pointers refer to two writable integers.
     check(unsafe { version_of(&raw mut major, &raw mut minor) })?;
     Ok((major, minor))
 }
 
-/// Creates a program of one source and headers, each with the name by which it is included.
+/// Creates a program from a source and headers. Each header has the name by which it is included.
 pub fn create(source: &CStr, name: &CStr, headers: &[(CString, CString)]) -> Result<Program, Code> {
     let mut program = ptr::null_mut();
     let texts: Vec<*const c_char> = headers.iter().map(|(_, text)| text.as_ptr()).collect();
     let names: Vec<*const c_char> = headers.iter().map(|(name, _)| name.as_ptr()).collect();
     let count = c_int::try_from(headers.len()).unwrap_or(c_int::MAX);
-    // SAFETY: NUL-terminated strings that live through the call, `count` headers and as many names.
+    // SAFETY: all strings are NUL-terminated and alive during the call. There are `count` headers and `count` names.
     check(unsafe {
         create_program(
             &raw mut program,
@@ -177,41 +179,41 @@ pub fn create(source: &CStr, name: &CStr, headers: &[(CString, CString)]) -> Res
 /// Compiles a program.
 ///
 /// # Safety
-/// The program came from [`create`] and is alive.
+/// The program must come from [`create`] and must not be destroyed.
 pub unsafe fn compile(program: Program, options: &[CString]) -> Result<(), Code> {
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);
-    // SAFETY: the program by the caller's contract; `count` NUL-terminated strings.
+    // SAFETY: the caller guarantees a valid program; `options` contains `count` NUL-terminated strings.
     check(unsafe { compile_program(program, count, options.as_ptr()) })
 }
 
-/// The compiler's log.
+/// Returns the compiler's log.
 ///
 /// # Safety
-/// The program is alive.
+/// The program must not be destroyed.
 pub unsafe fn log(program: Program) -> Result<Vec<u8>, Code> {
-    // SAFETY: the two functions belong together; the program is valid by the caller's contract.
+    // SAFETY: the size and fetch functions belong together; the caller guarantees a valid program.
     unsafe { fetch(program, log_size, log_text) }
 }
 
-/// The compiled PTX, without the NUL at its end.
+/// Returns the compiled PTX, without the NUL at its end.
 ///
 /// # Safety
-/// The program is alive and was compiled for a virtual architecture.
+/// The program must not be destroyed, and must have been compiled for a virtual architecture.
 pub unsafe fn ptx(program: Program) -> Result<Vec<u8>, Code> {
-    // SAFETY: as above.
+    // SAFETY: the size and fetch functions belong together; the caller guarantees a valid program.
     unsafe { fetch(program, ptx_size, ptx_text) }.map(|mut text| {
         text.pop_if(|byte| *byte == 0);
         text
     })
 }
 
-/// The compiled code of a real architecture.
+/// Returns the machine code of a program that was compiled for a real architecture.
 ///
 /// # Safety
-/// The program is alive and was compiled for a real architecture.
+/// The program must not be destroyed, and must have been compiled for a real architecture.
 pub unsafe fn cubin(program: Program) -> Result<Vec<u8>, Code> {
-    // SAFETY: as above.
+    // SAFETY: the size and fetch functions belong together; the caller guarantees a valid program.
     unsafe { fetch(program, cubin_size, cubin_bytes) }
 }
 
@@ -219,10 +221,10 @@ type Size = unsafe fn(Program, *mut usize) -> c_uint;
 type Fetch = unsafe fn(Program, *mut c_char) -> c_uint;
 
 /// # Safety
-/// The program is alive, and `fetch` writes as many bytes as `size` says.
+/// The program must not be destroyed, and `fetch` must write as many bytes as `size` returns.
 unsafe fn fetch(program: Program, size: Size, fetch: Fetch) -> Result<Vec<u8>, Code> {
     let mut bytes = 0;
-    // SAFETY: the program by the caller's contract; a pointer to a size.
+    // SAFETY: the caller guarantees a valid program; the result pointer refers to one writable size.
     check(unsafe { size(program, &raw mut bytes) })?;
     let mut text = vec![0; bytes];
     // SAFETY: `text` has the size that the compiler just returned.
@@ -233,8 +235,8 @@ unsafe fn fetch(program: Program, size: Size, fetch: Fetch) -> Result<Vec<u8>, C
 /// Frees a program.
 ///
 /// # Safety
-/// The program came from [`create`] and is not used again.
+/// The program must come from [`create`] and must not be used again.
 pub unsafe fn destroy(mut program: Program) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { destroy_program(&raw mut program) })
 }

@@ -1,14 +1,14 @@
-//! Reference methods of storing to write-combined memory, with which daq's copy is compared: plain loops without
-//! optimisation.
+//! Reference methods of storing to write-combined memory, for comparison with daq's own copy. They are simple loops
+//! without optimisation.
 
 use std::ptr;
 
-/// The ordinary copy.
+/// Copies `bytes` bytes with the ordinary copy of the C library.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
+/// `from` must be valid for reads and `to` for writes of `bytes` bytes, and the two ranges must not overlap.
 pub unsafe fn plain(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the caller guarantees all requirements of this call.
     unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
@@ -24,11 +24,12 @@ mod x86 {
     };
     use std::ptr;
 
-    /// Defines a copy that aligns the target, streams by `$width`, and copies both ends with ordinary stores.
+    /// Defines a copy that uses streaming stores of type `$width` where the target is aligned, and ordinary stores at
+    /// both ends.
     macro_rules! stream {
         ($name:ident, $features:literal, $width:ty, $load:ident, $stream:ident) => {
             /// # Safety
-            /// As for [`super::plain`], and this processor has the features.
+            /// The requirements of [`super::plain`] apply, and the processor must support the instructions.
             #[target_feature(enable = $features)]
             pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
                 const STEP: usize = size_of::<$width>();
@@ -67,16 +68,16 @@ mod x86 {
         __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).ecx >> 28 & 1 == 1
     }
 
-    /// Copies whole lines by direct stores, and the ends by words and bytes.
+    /// Copies whole cache lines with direct stores, and both ends with stores of words and bytes.
     ///
     /// # Safety
-    /// As for [`super::plain`], and this processor [has](has_direct) them.
+    /// The requirements of [`super::plain`] apply, and the processor must [support](has_direct) the instructions.
     pub unsafe fn direct(to: *mut u8, from: *const u8, bytes: usize) {
         const LINE: usize = 64;
         const WORD: usize = 8;
         let mut done = 0;
-        // SAFETY: `done` never exceeds `bytes`, which the caller guarantees to be valid. A direct store needs a
-        // target aligned to a line, as `to + done` then is; the source needs no alignment.
+        // SAFETY: `done` never exceeds `bytes`, which the caller guarantees to be valid. Direct stores are used only if
+        // `to + done` is aligned to a line, as they require. The source needs no alignment.
         unsafe {
             while done < bytes {
                 let (to, from) = (to.add(done), from.add(done));
@@ -104,22 +105,22 @@ mod tests {
     #[test]
     fn reference_copy_writes_exactly_its_range() {
         let source: Vec<u8> = (0..=250).cycle().take(700).collect();
-        for way in StoreMethod::ALL
+        for method in StoreMethod::ALL
             .into_iter()
-            .filter(|way| way.is_supported())
+            .filter(|method| method.is_supported())
         {
             for (to, from, bytes) in [(0, 0, 600), (1, 3, 517), (63, 1, 64), (5, 0, 3), (7, 9, 0)] {
                 let mut target = vec![0xff; 700];
-                // SAFETY: inside of two vectors; the processor has what the way needs.
-                unsafe { way.store(target[to..].as_mut_ptr(), source[from..].as_ptr(), bytes) };
+                // SAFETY: both ranges are inside vectors, and the processor supports the method.
+                unsafe { method.store(target[to..].as_mut_ptr(), source[from..].as_ptr(), bytes) };
                 crate::sys::store::fence();
                 assert_eq!(
                     target[to..to + bytes],
                     source[from..from + bytes],
-                    "{way:?}"
+                    "{method:?}"
                 );
                 let around = target[..to].iter().chain(&target[to + bytes..]);
-                assert!(around.copied().all(|byte| byte == 0xff), "{way:?}");
+                assert!(around.copied().all(|byte| byte == 0xff), "{method:?}");
             }
         }
     }

@@ -4,25 +4,25 @@
 //!   64-byte lines   |....####|########|########|###.....|
 //!                       head   whole lines       tail
 //! ```
-//! The processor gathers stores to such memory in a few buffers of one line each. A line whose bytes have all been
-//! stored is sent at once as one bus packet. A later store to the same line opens a new buffer and is sent as another
-//! packet. So head and tail are stored in pieces that stay inside their own lines, and the lines between them with
+//! The processor gathers stores to such memory in a few buffers of one line each. When all bytes of a line have been
+//! stored, the processor sends the line as one bus packet. A later store to the same line uses a new buffer and another
+//! packet. Therefore head and tail are stored in pieces that do not cross a line, and the whole lines between them with
 //! the widest streaming stores.
 
 use std::ptr;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Size of a line, in which the processor gathers stores.
+/// Size in bytes of a line, in which the processor gathers stores.
 const LINE: usize = 64;
-/// From this size on the source is not in the cache near the core, and narrower loads fetch it faster: 3 % at 4 MiB
-/// on a fourth-generation Xeon.
+/// Size in bytes from which the source is usually not in a cache near the core. Narrower loads are then faster: by 3 %
+/// at 4 MiB on a fourth-generation Xeon.
 const UNCACHED_SOURCE_BYTES: usize = 1 << 20;
 
 /// The store instructions for whole lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Width {
-    /// The ordinary copy.
+    /// The ordinary copy of the C library.
     Plain,
     /// Streaming stores of 16 bytes.
     Sse2,
@@ -33,10 +33,10 @@ pub enum Width {
 }
 
 impl Width {
-    /// All of them, the narrowest first.
+    /// All widths, the narrowest first.
     pub const ALL: [Self; 4] = [Self::Plain, Self::Sse2, Self::Avx2, Self::Avx512];
 
-    /// Whether this processor supports it.
+    /// Whether this processor supports the width.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     pub fn is_supported(self) -> bool {
         match self {
@@ -47,17 +47,17 @@ impl Width {
         }
     }
 
-    /// Whether this processor supports it.
+    /// Whether this processor supports the width.
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     pub fn is_supported(self) -> bool {
         self == Self::Plain
     }
 
-    /// The widest that this processor supports.
+    /// Returns the greatest width that this processor supports.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
     pub fn widest() -> Self {
-        /// 0 until the processor has been queried, else one more than the index in [`Width::ALL`].
+        /// 0 until the processor has been queried, then one more than the index in [`Width::ALL`].
         static WIDEST: AtomicU8 = AtomicU8::new(0);
 
         #[cold]
@@ -79,7 +79,7 @@ impl Width {
         }
     }
 
-    /// The widest that this processor supports.
+    /// Returns the greatest width that this processor supports.
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     #[inline]
     pub fn widest() -> Self {
@@ -87,52 +87,52 @@ impl Width {
     }
 }
 
-/// Copies `bytes` bytes to write-combined memory with the widest stores. They have left the CPU after a [`fence`].
+/// Copies `bytes` bytes to write-combined memory with the widest stores. The bytes have left the CPU after a [`fence`].
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
+/// `from` must be valid for reads and `to` for writes of `bytes` bytes, and the two ranges must not overlap.
 #[inline]
 pub unsafe fn copy_to(to: *mut u8, from: *const u8, bytes: usize) {
     if bytes < LINE {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe { less_than_a_line(to, from, bytes) };
     } else {
         let width = match Width::widest() {
             Width::Avx512 if bytes >= UNCACHED_SOURCE_BYTES => Width::Avx2,
             widest => widest,
         };
-        // SAFETY: forwarded to the caller. The processor supports the queried width, and AVX2 wherever it supports
-        // AVX-512.
+        // SAFETY: the caller guarantees valid ranges. The processor supports the queried width. A processor with
+        // AVX-512 also supports AVX2.
         unsafe { copy_to_with(width, to, from, bytes) };
     }
 }
 
-/// As [`copy_to`], with stores of a given width.
+/// Copies `bytes` bytes as [`copy_to`] does, with stores of a given width.
 ///
 /// # Safety
-/// As for [`copy_to`], and this processor [supports](Width::is_supported) the width.
+/// The requirements of [`copy_to`] apply, and the processor must [support](Width::is_supported) the instructions.
 #[inline]
 pub unsafe fn copy_to_with(width: Width, to: *mut u8, from: *const u8, bytes: usize) {
     debug_assert!(width.is_supported());
     match width {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller guarantees all requirements of this call.
         Width::Plain => unsafe { ptr::copy_nonoverlapping(from, to, bytes) },
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller guarantees all requirements of this call.
         Width::Sse2 => unsafe { x86::by_16(to, from, bytes) },
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller guarantees all requirements of this call.
         Width::Avx2 => unsafe { x86::by_32(to, from, bytes) },
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller guarantees all requirements of this call.
         Width::Avx512 => unsafe { x86::by_64(to, from, bytes) },
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        // SAFETY: forwarded to the caller; no wider stores are available.
+        // SAFETY: the caller guarantees valid ranges; no wider stores are available.
         _ => unsafe { ptr::copy_nonoverlapping(from, to, bytes) },
     }
 }
 
-/// Everything that this thread has stored leaves the CPU before anything that it stores later.
+/// Makes all earlier stores of this thread leave the CPU before its later stores.
 #[inline]
 pub fn fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -144,40 +144,40 @@ pub fn fence() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
 }
 
-/// Copies `bytes` bytes from write-combined memory with loads of at most 32 bytes, which fetch a line at a time if
-/// the processor supports it.
+/// Copies `bytes` bytes from write-combined memory with loads of at most 32 bytes. If the processor supports streaming
+/// loads, each load fetches a whole line.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `bytes` bytes, and they do not overlap.
+/// `from` must be valid for reads and `to` for writes of `bytes` bytes, and the two ranges must not overlap.
 pub unsafe fn copy_from(to: *mut u8, from: *const u8, bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
-        // Streaming loads are not ordered with other accesses: without this fence one may return a line that an
-        // earlier one fetched, or overtake a store of this thread (Intel SDM volume 1, 12.10.3).
+        // Streaming loads are not ordered with other accesses. Without this fence, a load may return a line that an
+        // earlier load fetched, or overtake a store of this thread (Intel SDM volume 1, 12.10.3).
         // SAFETY: MFENCE is a part of every x86-64 processor and touches no memory.
         unsafe { std::arch::x86_64::_mm_mfence() };
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: forwarded to the caller; AVX2 is here.
+            // SAFETY: the caller guarantees valid ranges, and the processor supports AVX2.
             return unsafe { x86::load_by_32(to, from, bytes) };
         }
         if is_x86_feature_detected!("sse4.1") {
-            // SAFETY: forwarded to the caller; SSE4.1 is here.
+            // SAFETY: the caller guarantees valid ranges, and the processor supports SSE4.1.
             return unsafe { x86::load_by_16(to, from, bytes) };
         }
     }
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the caller guarantees all requirements of this call.
     unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
-/// Copies up to [`LINE`] - 1 bytes with at most four moves, the last of which overlap the first: no loop, and nothing
-/// outside the range.
+/// Copies up to [`LINE`] - 1 bytes with at most four moves and without a loop. The last moves may overlap the first. No
+/// byte outside the range is accessed.
 ///
 /// # Safety
-/// As for [`copy_to`].
+/// The requirements of [`copy_to`] apply.
 #[inline(always)]
 #[expect(
     clippy::inline_always,
-    reason = "it uses the instruction set of the function that it is inlined into"
+    reason = "the function must use the instruction set of its caller"
 )]
 unsafe fn less_than_a_line(to: *mut u8, from: *const u8, bytes: usize) {
     debug_assert!(bytes < LINE);
@@ -198,7 +198,7 @@ unsafe fn less_than_a_line(to: *mut u8, from: *const u8, bytes: usize) {
         8.. => both_ends!(8),
         4.. => both_ends!(4),
         2.. => both_ends!(2),
-        // SAFETY: one byte.
+        // SAFETY: `bytes` is 1, so one byte is valid on both sides.
         1 => unsafe { to.write(from.read()) },
         0 => {}
     }
@@ -217,12 +217,12 @@ mod x86 {
     macro_rules! store {
         ($name:ident, $features:literal, $width:ty, $load:ident, $stream:ident) => {
             /// # Safety
-            /// As for [`super::copy_to`], and this processor has the features.
+            /// The requirements of [`super::copy_to`] apply, and the processor must support the instructions.
             #[target_feature(enable = $features)]
             pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
                 const STEP: usize = size_of::<$width>();
                 const PARTS: usize = LINE / STEP;
-                /// Lines per iteration.
+                /// Number of lines per iteration.
                 const LINES: usize = 4;
 
                 let head = to.align_offset(LINE).min(bytes);
@@ -249,7 +249,7 @@ mod x86 {
                     done += LINES * LINE;
                 }
                 while bytes - done >= LINE {
-                    // SAFETY: as above, one line.
+                    // SAFETY: `done + LINE` is at most `bytes`, and `to + done` is aligned to a line.
                     unsafe {
                         let (from, to) = (from.add(done), to.add(done));
                         for at in (0..LINE).step_by(STEP) {
@@ -259,7 +259,8 @@ mod x86 {
                     done += LINE;
                 }
                 if done < bytes {
-                    // SAFETY: what is left of `bytes`.
+                    // SAFETY: `bytes - done` is the number of remaining bytes, so the copy stays inside the caller's
+                    // ranges.
                     unsafe { less_than_a_line(to.add(done), from.add(done), bytes - done) };
                 }
             }
@@ -286,7 +287,7 @@ mod x86 {
     macro_rules! load {
         ($name:ident, $features:literal, $width:ty, $load:ident, $store:ident) => {
             /// # Safety
-            /// As for [`super::copy_from`], and this processor has the features.
+            /// The requirements of [`super::copy_from`] apply, and the processor must support the instructions.
             #[target_feature(enable = $features)]
             pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
                 const STEP: usize = size_of::<$width>();
@@ -304,7 +305,8 @@ mod x86 {
                     }
                     done += STEP;
                 }
-                // SAFETY: what is left of `bytes`.
+                // SAFETY: `bytes - done` is the number of remaining bytes, so the copy stays inside the caller's
+                // ranges.
                 unsafe { less_than_a_line(to.add(done), from.add(done), bytes - done) };
             }
         };

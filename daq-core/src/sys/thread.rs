@@ -1,4 +1,4 @@
-//! The core and the timer of the current thread.
+//! CPU affinity and timer precision of the current thread.
 
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -13,18 +13,18 @@ pub fn pin(core: usize) -> Result<(), Errno> {
     sched_setaffinity(None, &set)
 }
 
-/// Makes sleeps of the calling thread end on time: by default Linux may extend them by up to 50 µs.
+/// Makes sleeps of the calling thread end on time. By default, Linux may extend them by up to 50 µs.
 pub fn wake_on_time() {
-    // SAFETY: sets a number of the calling thread; 1 ns is the minimum slack.
+    // SAFETY: the call only sets the timer slack of the calling thread; 1 ns is the minimum.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
 }
 
-/// The core on which the calling thread currently runs.
+/// Returns the CPU core on which the calling thread currently runs.
 pub fn current_core() -> usize {
     rustix::thread::sched_getcpu()
 }
 
-/// The cores that the calling thread may run on, ascending.
+/// Returns the CPU cores that the calling thread may run on, in ascending order.
 pub fn allowed_cores() -> Vec<usize> {
     rustix::thread::sched_getaffinity(None)
         .map(|set| {

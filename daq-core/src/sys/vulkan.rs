@@ -19,20 +19,20 @@ const PROPERTIES: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
 );
 const KIND: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
 
-/// Why such memory is not available.
+/// The error for a GPU or driver without memory that the CPU can store to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoVulkan {
     /// The loader is missing.
     NoLibrary(String),
     /// A call failed.
     Call(&'static str, Answer),
-    /// The GPU is not among these GPUs.
+    /// Vulkan does not list the GPU. Contains the names of the GPUs that Vulkan lists.
     NoGpu(Vec<String>),
     /// The GPU cannot export memory as a file descriptor.
     NoExport,
     /// The GPU exposes none of its memory to the CPU.
     NoMemory,
-    /// The GPU exposes too little memory, this many bytes.
+    /// The GPU exposes too little memory. Contains the number of exposed bytes.
     TooSmall(u64),
 }
 
@@ -43,7 +43,7 @@ pub struct Gpu {
     memory: vk::PhysicalDeviceMemoryProperties,
 }
 
-/// GPU memory, dedicated to one buffer. Dropping it unmaps and frees it.
+/// GPU memory that is dedicated to one buffer. Dropping the value unmaps and frees the memory.
 pub struct Memory {
     gpu: &'static Gpu,
     buffer: vk::Buffer,
@@ -61,7 +61,7 @@ fn failed(call: &'static str) -> impl Fn(Answer) -> NoVulkan {
     move |answer| NoVulkan::Call(call, answer)
 }
 
-/// The GPU with this UUID.
+/// Returns the GPU with this UUID.
 pub fn gpu(uuid: [u8; 16]) -> Result<&'static Gpu, NoVulkan> {
     static GPUS: Mutex<BTreeMap<[u8; 16], &'static Gpu>> = Mutex::new(BTreeMap::new());
     let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,7 +73,7 @@ pub fn gpu(uuid: [u8; 16]) -> Result<&'static Gpu, NoVulkan> {
     Ok(gpu)
 }
 
-/// The loader, opened on first use.
+/// Returns the loader, which is opened on first use.
 fn loader() -> Result<&'static Loader, NoVulkan> {
     static LOADER: Mutex<Option<&'static Loader>> = Mutex::new(None);
     let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +100,7 @@ fn load() -> Result<Loader, NoVulkan> {
     })
 }
 
-/// UUID and name.
+/// Returns the UUID and the name of a device.
 fn identity(instance: &ash::Instance, physical: vk::PhysicalDevice) -> ([u8; 16], String) {
     let mut id = vk::PhysicalDeviceIDProperties::default();
     let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut id);
@@ -131,10 +131,10 @@ fn open(instance: &ash::Instance, uuid: [u8; 16]) -> Result<Gpu, NoVulkan> {
         }
     }
     let physical = wanted.ok_or(NoVulkan::NoGpu(others))?;
-    // SAFETY: the physical device is the instance's.
+    // SAFETY: the physical device belongs to the instance.
     let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
     let priorities = [1.0];
-    // A device must have a queue; nothing is ever submitted to it.
+    // Vulkan requires that a device has at least one queue. No work is ever submitted to this queue.
     let queues = [vk::DeviceQueueCreateInfo::default()
         .queue_family_index(0)
         .queue_priorities(&priorities)];
@@ -184,14 +184,15 @@ impl Gpu {
             .memory_type_index(kind)
             .push_next(&mut dedicated)
             .push_next(&mut export);
-        // SAFETY: as above. The buffer is never bound to the memory, so the memory type need not be allowed for the
-        // buffer.
+        // SAFETY: the device is alive, and the allocate info lives through the call. The buffer is never bound to the
+        // memory, so the memory type need not be allowed for the buffer.
         memory.handle = unsafe { self.device.allocate_memory(&wanted, None) }
             .map_err(failed("vkAllocateMemory"))?;
         Ok(memory)
     }
 
-    /// The index of a suitable memory type: preferably one that the driver reports for the buffer, otherwise any.
+    /// Returns the index of a suitable memory type: preferably one that the driver reports for the buffer, otherwise
+    /// any.
     ///
     /// For buffers with exported memory NVIDIA's driver (580) does not report the type behind the BAR, but allocates,
     /// maps and exports it. A driver that cannot do this returns an error later.
@@ -201,31 +202,31 @@ impl Gpu {
             .zip(kinds)
             .filter(|(_, kind)| kind.property_flags.contains(PROPERTIES));
         let heap = |kind: &vk::MemoryType| self.memory.memory_heaps[kind.heap_index as usize].size;
-        let most = visible.clone().map(|(_, kind)| heap(kind)).max();
+        let max = visible.clone().map(|(_, kind)| heap(kind)).max();
         let fits = visible.filter(|(_, kind)| heap(kind) >= needs.size);
         let best = fits.max_by_key(|(index, kind)| {
             let is_named = needs.memory_type_bits & 1 << index != 0;
             (is_named, heap(kind))
         });
-        match (best, most) {
+        match (best, max) {
             (Some((index, _)), _) => Ok(index),
-            (None, Some(most)) => Err(NoVulkan::TooSmall(most)),
+            (None, Some(max)) => Err(NoVulkan::TooSmall(max)),
             (None, None) => Err(NoVulkan::NoMemory),
         }
     }
 }
 
 impl Memory {
-    /// Size in bytes, at least as many as requested.
+    /// Returns the size in bytes, which is at least the requested size.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Maps the memory, once, and returns the CPU's address, valid until it is dropped.
+    /// Maps the memory and returns the CPU's address, which is valid until `self` is dropped. Call this only once.
     pub fn map(&mut self) -> Result<NonNull<u8>, NoVulkan> {
         let flags = vk::MemoryMapFlags::empty();
-        // SAFETY: memory of this type can be mapped; nothing else maps it at the same time, and a second mapping is
-        // refused.
+        // SAFETY: memory of this type can be mapped. Nothing else maps it at the same time, and the driver rejects a
+        // second mapping.
         let address = unsafe {
             self.gpu
                 .device
@@ -246,15 +247,15 @@ impl Memory {
         // SAFETY: the memory was allocated for this kind of handle.
         let fd = unsafe { self.gpu.external.get_memory_fd(&wanted) }
             .map_err(failed("vkGetMemoryFdKHR"))?;
-        // SAFETY: a new descriptor that is owned nowhere else.
+        // SAFETY: the descriptor was just created, and nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: this value owns both; a null memory handle is allowed. Nothing was ever submitted to a queue, so
-        // Vulkan has no work that uses them.
+        // SAFETY: this value owns the memory and the buffer; a null memory handle is allowed. No work was ever
+        // submitted to a queue, so Vulkan does not use them.
         unsafe {
             self.gpu.device.free_memory(self.handle, None);
             self.gpu.device.destroy_buffer(self.buffer, None);
@@ -266,7 +267,7 @@ impl Drop for Memory {
 mod tests {
     use super::*;
 
-    /// Whatever devices this machine's Vulkan has, be it one on the CPU.
+    /// Tests every Vulkan device of this machine, including software devices on the CPU.
     #[test]
     fn vulkan_memory_is_mapped_exported_and_freed() {
         let instance = match loader() {
@@ -300,7 +301,7 @@ mod tests {
                 let address = memory.map().unwrap();
                 memory.export().unwrap();
                 let last = memory.bytes() - 1;
-                // SAFETY: inside of the mapping, which is this test's own.
+                // SAFETY: the address is inside the mapping, which only this test uses.
                 unsafe {
                     address.add(last).write_volatile(7);
                     assert_eq!(address.add(last).read_volatile(), 7);

@@ -1,44 +1,45 @@
-//! Access control services: whether a bridge lets two devices below it talk to each other, or sends what they say up to
-//! the processor first.
+//! PCIe Access Control Services (ACS): whether a bridge forwards transfers between two devices below it directly, or
+//! redirects them to the processor.
 //!
-//! Layout and bits are those of the PCI Express Base Specification, "ACS Extended Capability"; the kernel's names for
-//! them are in include/uapi/linux/pci_regs.h.
+//! Layout and bits are those of the PCI Express Base Specification, "ACS Extended Capability". Linux defines their
+//! names in include/uapi/linux/pci_regs.h.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Where the extended capabilities begin (`PCI_CFG_SPACE_SIZE`).
+/// Offset of the first extended capability in the configuration space (`PCI_CFG_SPACE_SIZE`).
 const FIRST_OFFSET: u16 = 0x100;
-/// The capability's number (`PCI_EXT_CAP_ID_ACS`).
+/// Identifier of the ACS capability (`PCI_EXT_CAP_ID_ACS`).
 const CAPABILITY_ID: u32 = 0x0d;
-/// As many capabilities as fit, so that a list that bites its tail ends.
+/// Maximum number of capabilities that fit into the configuration space. Limits the walk if the list is circular.
 const MAX_CAPABILITIES: usize = (4096 - FIRST_OFFSET as usize) / 8;
-/// Redirects what asks (`PCI_ACS_RR`).
+/// Peer-to-peer requests are redirected (`PCI_ACS_RR`).
 const REQUEST_REDIRECT: u16 = 0x04;
-/// Redirects what answers (`PCI_ACS_CR`).
+/// Peer-to-peer completions are redirected (`PCI_ACS_CR`).
 const COMPLETION_REDIRECT: u16 = 0x08;
-/// A port may be left by the way that it was entered (`PCI_ACS_EC`).
+/// Peer-to-peer egress control is enabled (`PCI_ACS_EC`).
 const EGRESS_CONTROL: u16 = 0x20;
-/// What is kept of the configuration space in a recorded tree: a line a word, offset and value in hexadecimal.
+/// File of a recorded tree with the required words of the configuration space: one line per word, with offset and value
+/// in hexadecimal.
 const RECORDED_FILE: &str = "config.hex";
 
-/// What is known of a bridge's access control.
+/// The access control services of a bridge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Acs {
-    /// The configuration space beyond its first 64 bytes was not readable, which takes root: never taken for absent.
+    /// Unknown, because only root can read the configuration space beyond its first 64 bytes. Does not mean absent.
     #[default]
     Unknown,
-    /// The bridge has none: it passes on what it is sent.
+    /// The bridge does not have the ACS capability, so it forwards transfers directly.
     Absent,
-    /// Its control register.
+    /// Value of the ACS control register.
     Control(u16),
 }
 
 impl Acs {
-    /// Whether the bridge sends what one device says to another up to the processor; `None` where that is not known.
+    /// Whether the bridge redirects transfers between two devices to the processor; `None` if unknown.
     ///
-    /// The bits are those that the kernel looks at before it lets devices talk (drivers/pci/p2pdma.c).
+    /// Checks the same bits as Linux does before it allows peer-to-peer transfers (drivers/pci/p2pdma.c).
     pub const fn redirects(self) -> Option<bool> {
         match self {
             Self::Unknown => None,
@@ -49,7 +50,7 @@ impl Acs {
         }
     }
 
-    /// The redirecting bits by the names of the specification, as in `RR CR`.
+    /// Returns the names of the redirecting bits that are set, as in the specification: `RR CR`.
     pub fn bits(self) -> String {
         let Self::Control(bits) = self else {
             return String::new();
@@ -63,20 +64,21 @@ impl Acs {
         set.map(|(_, name)| *name).collect::<Vec<_>>().join(" ")
     }
 
-    /// The access control of the bridge in the directory `at` of a recorded or present `/sys`.
+    /// Reads the access control services of the bridge in the directory `at` of this machine's `/sys` or of a recorded
+    /// one.
     pub(super) fn read(at: &Path) -> Self {
         let space = Space::read(at);
         Self::find(|offset| space.word(offset))
     }
 
-    /// Walks the list of extended capabilities, whose words `word` gives.
+    /// Walks the list of extended capabilities. `word` returns the word of the configuration space at an offset.
     fn find(mut word: impl FnMut(u16) -> Option<u32>) -> Self {
         let mut at = FIRST_OFFSET;
         for _ in 0..MAX_CAPABILITIES {
             let Some(header) = word(at) else {
                 return Self::Unknown;
             };
-            // All ones is what a device that does not answer reads as.
+            // A read from a device that does not respond returns all ones.
             if header == u32::MAX {
                 return Self::Unknown;
             }
@@ -93,11 +95,11 @@ impl Acs {
     }
 }
 
-/// A device's configuration space, as far as it can be read.
+/// The readable part of a device's configuration space.
 enum Space {
-    /// As the kernel gives it.
+    /// The bytes that Linux returns.
     Whole(Vec<u8>),
-    /// As it was recorded: words by offset.
+    /// Recorded words, by offset.
     Recorded(BTreeMap<u16, u32>),
 }
 
@@ -127,8 +129,8 @@ impl Space {
     }
 }
 
-/// The words that [`Acs::read`] looks at, for a recorded tree: the name of the file and its text. The rest of the space
-/// is left out, serial numbers among it. `None` where none could be read.
+/// Returns the name and the text of the file that records the words which [`Acs::read`] needs. The rest of the
+/// configuration space, which can contain serial numbers, is left out. Returns `None` if no word could be read.
 pub(super) fn recorded_words(at: &Path) -> Option<(&'static str, String)> {
     let space = Space::read(at);
     let mut text = String::new();
@@ -145,10 +147,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A space with an unrelated capability, then access control with `control`.
+    /// Creates a configuration space with an unrelated capability, followed by ACS with the control register `control`.
     fn space(control: u16) -> Vec<u8> {
         let mut bytes = vec![0; 4096];
-        // Advanced error reporting (0x0001) version 1, next at 0x148; access control version 1, next nothing.
+        // Advanced error reporting (0x0001) version 1, next capability at 0x148; then ACS version 1, no next
+        // capability.
         bytes[0x100..0x104].copy_from_slice(&0x1481_0001_u32.to_le_bytes());
         bytes[0x148..0x14c].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
         bytes[0x14c..0x14e].copy_from_slice(&0x005f_u16.to_le_bytes());
@@ -184,11 +187,15 @@ mod tests {
         let whole = space(0x04);
         assert_eq!(of(&whole[..64]).redirects(), None, "not root");
         assert_eq!(of(&whole[..256]).redirects(), None);
-        assert_eq!(of(&whole[..0x14c]), Acs::Unknown, "it ends in the middle");
+        assert_eq!(
+            of(&whole[..0x14c]),
+            Acs::Unknown,
+            "the configuration space ends within the capability"
+        );
         assert_eq!(
             of(&[0xff; 4096]),
             Acs::Unknown,
-            "the device does not answer"
+            "the device does not respond"
         );
         assert_eq!(of(&[0; 4096]), Acs::Absent);
         assert_eq!(Acs::read(Path::new("/nowhere")), Acs::Unknown);
@@ -204,7 +211,7 @@ mod tests {
     #[test]
     fn recorded_config_space_keeps_acs_only() {
         let mut bytes = space(0x1d);
-        // A serial number (capability 0x0003) behind it.
+        // A serial number (capability 0x0003) after the ACS capability.
         bytes[0x148..0x14c].copy_from_slice(&0x1601_000d_u32.to_le_bytes());
         bytes[0x160..0x16c].copy_from_slice(b"\x03\0\x01\0SERIALNR");
         let dir = tempfile::tempdir().unwrap();
@@ -218,7 +225,7 @@ mod tests {
         assert_eq!(
             recorded_words(dir.path()),
             Some((name, text)),
-            "a record of a record"
+            "a recording can be recorded again"
         );
     }
 

@@ -1,7 +1,7 @@
-//! Network cards for RDMA, as `/sys/class/infiniband` shows them: where each hangs, its ports, its addresses.
+//! RDMA network cards from `/sys/class/infiniband`: position in the PCIe tree, ports and addresses.
 //!
-//! Everything is read from files, so a recorded tree does as well as the machine. Which card is nearest to a GPU is a
-//! pure function of the tree.
+//! Everything is read from files, so a recorded tree works like a real machine. The nearest card to a GPU is a pure
+//! function of the tree.
 
 mod read;
 
@@ -13,16 +13,16 @@ use crate::units::BitRate;
 use std::fmt;
 use std::net::Ipv6Addr;
 
-/// Where the kernel lists the cards.
-pub(super) const CARDS: &str = "class/infiniband";
-/// Kernel modules by which a card is parts where a GPU's memory is; the second is the first's predecessor.
+/// Directory below `/sys` in which Linux lists the cards.
+pub(super) const NICS: &str = "class/infiniband";
+/// Linux modules that let network cards access GPU memory without dma-bufs. The second is the predecessor of the first.
 pub(super) const PEER_MEMORY: [&str; 2] = ["module/nvidia_peermem", "module/nv_peer_mem"];
-/// What the names of cards begin with that this process is itself.
+/// Prefix of the names of emulated cards, which run inside this process.
 pub const EMULATED: &str = "emulated";
-/// A card's name that stands for the nearest one.
+/// The name that selects the nearest card.
 pub const AUTO: &str = "auto";
 
-/// What a port speaks.
+/// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
     /// RoCE.
@@ -40,12 +40,12 @@ impl fmt::Display for Layer {
     }
 }
 
-/// How a port's address is written on the wire.
+/// Type of a port's address (GID), which determines the packet format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
-    /// InfiniBand, and RoCE v1, which no router passes on; the kernel gives both one name.
+    /// InfiniBand, or RoCE v1, which cannot be routed. Linux uses the same name for both.
     V1,
-    /// RoCE v2: inside of UDP packets.
+    /// RoCE v2: RDMA packets inside UDP packets.
     V2,
 }
 
@@ -58,31 +58,31 @@ impl fmt::Display for GidKind {
     }
 }
 
-/// An address of a port.
+/// An address (GID) of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its place in the port's table.
+    /// Index in the port's GID table.
     pub index: u32,
-    /// The address; one of IPv4 as `::ffff:a.b.c.d`.
+    /// The address; an IPv4 address is written as `::ffff:a.b.c.d`.
     pub address: Ipv6Addr,
-    /// How it is written on the wire; `None` where the kernel does not say.
+    /// Type of the address; `None` if Linux does not report it.
     pub kind: Option<GidKind>,
-    /// The network interface that it belongs to.
+    /// The network interface that the address belongs to.
     pub netdev: Option<String>,
 }
 
 impl Gid {
-    /// Whether it is the address of an interface that has an IPv4 address.
+    /// Whether the address is an IPv4 address.
     pub fn is_v4(&self) -> bool {
         self.address.to_ipv4_mapped().is_some()
     }
 
-    /// The address without the part that identifies a host; the kind of address is kept.
+    /// Returns an address of the same kind, without the part that identifies the host.
     pub(super) fn anonymous(&self) -> Ipv6Addr {
         match self.address.segments() {
             [0xfe80, ..] => Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
             _ if self.is_v4() => Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0),
-            // A prefix of documentation (RFC 3849).
+            // The IPv6 prefix reserved for documentation (RFC 3849).
             _ => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0),
         }
     }
@@ -91,31 +91,32 @@ impl Gid {
 /// A port of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicPort {
-    /// Its number, from 1 on.
+    /// Port number, starting at 1.
     pub number: u32,
-    /// What the kernel calls its state, as in `ACTIVE` or `DOWN`.
+    /// Linux's name of the port state, such as `ACTIVE` or `DOWN`.
     pub state: Option<String>,
-    /// What the kernel calls the state of its link, as in `LinkUp` or `Disabled`.
+    /// Linux's name of the state of the physical link, such as `LinkUp` or `Disabled`.
     pub physical: Option<String>,
-    /// What it speaks.
+    /// Link layer of the port.
     pub layer: Option<Layer>,
-    /// Bits a second.
+    /// Data rate in bit/s.
     pub rate: Option<u64>,
-    /// How the rate comes about, as in `4X HDR`.
+    /// Number of lanes and speed per lane, such as `4X HDR`.
     pub lanes: Option<String>,
-    /// Its network interfaces.
+    /// Names of the port's network interfaces.
     pub netdevs: Vec<String>,
-    /// Its addresses, those places left out that are empty.
+    /// Addresses of the port, without the empty entries of the GID table.
     pub gids: Vec<Gid>,
 }
 
 impl NicPort {
-    /// Whether data can pass.
+    /// Whether the port can transfer data.
     pub fn is_active(&self) -> bool {
         self.state.as_deref() == Some("ACTIVE")
     }
 
-    /// The place of the address to use: RoCE v2 of IPv4, else any of RoCE v2; on InfiniBand the first.
+    /// Returns the address to use. On Ethernet, an IPv4 address of RoCE v2 takes precedence over other addresses of
+    /// RoCE v2. On InfiniBand, the first address is used.
     pub fn best_gid(&self) -> Option<&Gid> {
         if self.layer == Some(Layer::InfiniBand) {
             return self.gids.first();
@@ -124,7 +125,7 @@ impl NicPort {
         v2.clone().find(|gid| gid.is_v4()).or_else(|| v2.next())
     }
 
-    /// What is known of it, for people.
+    /// Describes the port in text for users.
     pub fn describe(&self) -> String {
         let mut parts = vec![format!(
             "port {} {}",
@@ -150,36 +151,36 @@ impl NicPort {
     }
 }
 
-/// A network card for RDMA.
+/// An RDMA network card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// As in `mlx5_0`.
+    /// Name, such as `mlx5_0`.
     pub name: String,
-    /// Its address, as in `0000:3b:00.0`; `None` for one of software, as `rxe0`.
+    /// PCI address, such as `0000:3b:00.0`; `None` for a card without PCI device, such as the soft-RoCE card `rxe0`.
     pub pci: Option<String>,
-    /// The NUMA node it hangs on.
+    /// The NUMA node that the card is connected to.
     pub node: Option<u32>,
-    /// What the maker calls the model, as in `MT4123`.
+    /// The vendor's name of the model, such as `MT4123`.
     pub model: Option<String>,
-    /// The version of its firmware.
+    /// Firmware version.
     pub firmware: Option<String>,
-    /// Its ports, ascending.
+    /// Ports, in ascending order.
     pub ports: Vec<NicPort>,
 }
 
 impl Nic {
-    /// Whether data can pass through any of its ports.
+    /// Whether at least one port can transfer data.
     pub fn is_active(&self) -> bool {
         self.ports.iter().any(NicPort::is_active)
     }
 
-    /// Bits a second of its fastest port that is up.
+    /// Returns the data rate of the fastest active port in bit/s.
     pub fn rate(&self) -> u64 {
         let up = self.ports.iter().filter(|port| port.is_active());
         up.filter_map(|port| port.rate).max().unwrap_or(0)
     }
 
-    /// Its name and ports, for people.
+    /// Describes the card's name and ports in text for users.
     pub fn describe(&self) -> String {
         let ports: Vec<_> = self.ports.iter().map(NicPort::describe).collect();
         match ports.as_slice() {
@@ -189,8 +190,8 @@ impl Nic {
     }
 }
 
-/// Whether a card's name is that of one which this process is itself: its engine is the CPU, so it has no place and
-/// writes whatever the CPU reaches.
+/// Whether `name` is the name of an emulated card. An emulated card runs inside this process and copies with the CPU.
+/// It has no PCI address and can write any memory that the CPU can write.
 ///
 /// ```
 /// use daq_core::topology::nic::is_emulated_nic;
@@ -202,25 +203,25 @@ pub fn is_emulated_nic(name: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
 }
 
-/// There is no such card.
+/// The error for a network card that was not found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NicError {
-    /// Not of that name.
+    /// No card has the requested name.
     #[error("there is no RDMA network card `{name}`; available: {} (`emulated` needs no hardware)", named(.there))]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// The names of those that are there.
+        /// The names of the available cards.
         there: Vec<String>,
     },
-    /// None at all.
+    /// The machine has no RDMA network card.
     #[error(
         "this machine has no RDMA network card; run daq doctor, or use the emulated card: nics = [\"emulated\"]"
     )]
     None,
 }
 
-/// A list for people.
+/// Formats a list of card names for an error message.
 fn named(names: &[String]) -> String {
     if names.is_empty() {
         return "none; run daq doctor".to_owned();
@@ -229,10 +230,10 @@ fn named(names: &[String]) -> String {
 }
 
 impl Topology {
-    /// The card of that name.
+    /// Returns the card with the given name.
     ///
     /// # Errors
-    /// If there is no such card; the error lists the available cards.
+    /// If no card has this name; the error lists the available cards.
     pub fn nic(&self, name: &str) -> Result<&Nic, NicError> {
         let mut nics = self.nics.iter();
         nics.find(|nic| nic.name == name)
@@ -242,9 +243,10 @@ impl Topology {
             })
     }
 
-    /// What must not change for a measurement of the card of that name to hold, as text: its place, its firmware, and whether
-    /// a module lets cards reach GPUs' memory.
-    pub fn card_basis(&self, name: &str) -> String {
+    /// Returns the properties of a card that a stored measurement depends on, as text: PCI address, firmware version,
+    /// and whether a Linux module lets cards access GPU memory. A measurement is valid only while this text is
+    /// unchanged.
+    pub fn measurement_basis(&self, name: &str) -> String {
         let nic = self.nics.iter().find(|nic| nic.name == name);
         let of = |parts: Option<&String>| parts.map_or("?", String::as_str).to_owned();
         format!(
@@ -255,8 +257,8 @@ impl Topology {
         )
     }
 
-    /// The address of a device that is to write into that GPU's memory: `device` itself, where it is none of a card's
-    /// names; `auto` is the nearest card.
+    /// Returns the PCI address of the device that writes into the memory of `gpu`. `device` may be the name of a card,
+    /// or `auto` for the nearest card. Any other text is returned unchanged.
     pub fn address_of<'a>(&'a self, device: &'a str, gpu: u32) -> &'a str {
         let nic = match device {
             AUTO => self.nearest_nic(gpu),
@@ -265,7 +267,7 @@ impl Topology {
         nic.and_then(|nic| nic.pci.as_deref()).unwrap_or(device)
     }
 
-    /// How far a card is from a GPU.
+    /// Returns the distance between a card and a GPU.
     pub fn nic_relation(&self, nic: &Nic, gpu: u32) -> Relation {
         let Some(device) = &nic.pci else {
             return Relation::Unknown;
@@ -280,8 +282,8 @@ impl Topology {
         self.p2p_path(&asked).relation
     }
 
-    /// Returns the NICs on the PCIe bus with their distance from a GPU. NICs with an active port come first, then the nearest,
-    /// then the fastest, then by name. Emulated NICs are left out, because they cannot write GPU memory.
+    /// Returns the NICs on the PCIe bus with their distance from a GPU. NICs with an active port come first, then the
+    /// nearest, then the fastest, then by name. Emulated NICs are left out, because they cannot write GPU memory.
     pub fn nics_by_distance(&self, gpu: u32) -> Vec<(&Nic, Relation)> {
         let on_bus = self.nics.iter().filter(|nic| nic.pci.is_some());
         let mut nics: Vec<_> = on_bus
@@ -294,16 +296,17 @@ impl Topology {
         nics
     }
 
-    /// The card that serves a ring on that GPU best; `None` where the bus has none.
+    /// Returns the best card for a ring on a GPU, see [`nics_by_distance`](Self::nics_by_distance); `None` if no card
+    /// is on the PCIe bus.
     pub fn nearest_nic(&self, gpu: u32) -> Option<&Nic> {
         self.nics_by_distance(gpu).first().map(|(nic, _)| *nic)
     }
 
-    /// The card for a ring: the one that is declared, else for one on a GPU the nearest, for one in host memory the
-    /// fastest that is up.
+    /// Selects the card for a ring. A `declared` card takes precedence. Otherwise the nearest card is selected for a
+    /// ring on a GPU, and the fastest active card for a ring in host memory.
     ///
     /// # Errors
-    /// If there is none, or none of that name.
+    /// If the machine has no card, or no card has the declared name.
     pub fn nic_for(&self, gpu: Option<u32>, declared: Option<&str>) -> Result<&Nic, NicError> {
         if let Some(name) = declared {
             return self.nic(name);

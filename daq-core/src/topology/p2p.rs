@@ -1,14 +1,15 @@
-//! Whether a device can write straight into a GPU's memory, or read it: a pure function of the machine. What it calls direct
-//! is proved when the source starts.
+//! Determines whether a device can directly write or read a GPU's memory (peer-to-peer). The result is a pure function
+//! of the topology. A direct data path is verified again when the source starts.
 //!
-//! The direction matters where transfers cross the processor: Intel's client processors pass writes, not reads.
+//! The direction matters if transfers pass through the processor: Intel's client processors forward writes but not
+//! reads.
 //!
-//! | the two are | path |
+//! | Positions of the device and the GPU | Path |
 //! |---|---|
-//! | below one switch (PIX, PXB) that does not redirect | direct |
-//! | the same with redirection, or the device is given to programs behind an IOMMU; below one host bridge (PHB) that is known to pass on | direct, with a warning: the proof at the start decides |
-//! | below two host bridges of one NUMA node (NODE), of two (SYS), of unknown nodes; in a virtual machine; the ring does not fit | staged, direct if requested |
-//! | such that nothing can make it work: one IOMMU group, no way to map the memory, a ring larger than the window | staged |
+//! | below one switch (PIX, PXB) without ACS redirection | direct |
+//! | below one switch with ACS redirection or with a vfio-pci device behind an IOMMU; below one host bridge (PHB) that is known to forward transfers | direct, with a warning; verified at startup |
+//! | below two host bridges of one NUMA node (NODE), of two nodes (SYS) or of unknown nodes; in a virtual machine; or the ring does not fit into the free part of BAR1 | staged; direct if requested |
+//! | a direct path is impossible: same IOMMU group, no backend can map the memory, or the ring is larger than BAR1 | staged |
 
 mod pair;
 
@@ -19,18 +20,18 @@ use crate::topology::DataPath;
 use pair::Pair;
 use std::fmt;
 
-/// Which way a device transfers.
+/// Direction in which a device accesses a GPU's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PeerAccess {
-    /// It writes into the GPU's memory, as a source does.
+    /// The device writes into the GPU's memory, as a source does.
     #[default]
     Write,
-    /// It reads the GPU's memory, as the network card of a sink does.
+    /// The device reads the GPU's memory, as the network card of a sink does.
     Read,
 }
 
 impl PeerAccess {
-    /// One transfer, as in "every write".
+    /// Returns the noun for one transfer, such as "write" in "every write".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Write => "write",
@@ -39,40 +40,40 @@ impl PeerAccess {
     }
 }
 
-/// A question: may this device write into a ring on that GPU, or read from it?
+/// A query whether a device can directly access a ring in a GPU's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct P2pQuery<'a> {
-    /// The device's PCI address, in any spelling, or the name of a network card; `auto` is the nearest one.
+    /// The PCI address of the device in any spelling, or the name of a network card; `auto` is the nearest card.
     pub device: &'a str,
-    /// CUDA's number of the GPU.
+    /// CUDA device ordinal of the GPU.
     pub gpu: u32,
-    /// Bytes of the ring.
+    /// Size of the ring in bytes.
     pub bytes: u64,
-    /// What is wanted.
+    /// The requested data path.
     pub preference: P2pPreference,
-    /// Which way it transfers.
+    /// Direction of the access.
     pub direction: PeerAccess,
 }
 
-/// How far a device and a GPU are apart, in the words of nvidia-smi; the nearest first.
+/// Distance between a device and a GPU, in the terms of nvidia-smi and in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Relation {
-    /// At most one switch between them.
+    /// At most one PCIe switch is between the device and the GPU.
     Pix,
-    /// Several switches, but not the processor.
+    /// Several PCIe switches, but no host bridge, are between the device and the GPU.
     Pxb,
-    /// One host bridge.
+    /// Device and GPU are below the same host bridge.
     Phb,
-    /// Two host bridges of one NUMA node.
+    /// Device and GPU are below two host bridges of the same NUMA node.
     Node,
-    /// The link between sockets.
+    /// Device and GPU are on different NUMA nodes, so transfers cross the link between processor sockets.
     Sys,
-    /// It cannot be seen, as in a virtual machine.
+    /// The distance is unknown, for example in a virtual machine.
     Unknown,
 }
 
 impl Relation {
-    /// The name.
+    /// Returns the name that nvidia-smi uses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pix => "PIX",
@@ -91,25 +92,25 @@ impl fmt::Display for Relation {
     }
 }
 
-/// The answer.
+/// The data path between a device and a GPU: the result of a [`P2pQuery`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct P2pPath {
-    /// How far the two are apart.
+    /// Distance between the device and the GPU.
     pub relation: Relation,
-    /// Whether the device is to write into the GPU's memory.
+    /// Whether the device accesses the GPU's memory directly.
     pub direct: bool,
-    /// Whether it cannot, whatever is wished.
+    /// Whether a direct path is impossible, even if requested.
     pub forbidden: bool,
-    /// Why, as a clause.
+    /// Reason for this path, as a clause.
     pub reason: String,
-    /// What stands against it all the same, or slows it down.
+    /// Remaining obstacles, and causes of low speed.
     pub warnings: Vec<String>,
-    /// The slowest link on the way; `None` where none is shown.
+    /// The slowest PCIe link of the path; `None` if no link is known.
     pub bottleneck: Option<Hop>,
 }
 
 impl P2pPath {
-    /// The path in the plan's words.
+    /// Returns the data path for the plan: direct or staged.
     pub const fn data_path(&self) -> DataPath {
         if self.direct {
             DataPath::Direct
@@ -119,9 +120,9 @@ impl P2pPath {
     }
 }
 
-/// Why a pair is not in the tree.
+/// Reason why a device or a GPU was not found in the PCIe tree.
 struct NotFound {
-    /// Whether it cannot be anywhere.
+    /// Whether the device or GPU certainly does not exist. If false, it may exist without being visible.
     is_certain: bool,
     why: String,
 }
@@ -129,14 +130,14 @@ struct NotFound {
 /// An obstacle to a direct path.
 #[derive(Clone, Debug)]
 enum P2pObstacle {
-    /// It is impossible.
+    /// A direct path is impossible, for this reason.
     Impossible(String),
-    /// It may work.
+    /// A direct path may work, but is not used unless requested, for this reason.
     Uncertain(String),
 }
 
 impl Topology {
-    /// Whether a device can write straight into a GPU's memory, and why.
+    /// Determines whether a device can directly access a GPU's memory, and why or why not.
     pub fn p2p_path(&self, asked: &P2pQuery<'_>) -> P2pPath {
         let (preference, bytes) = (asked.preference, asked.bytes);
         let (device, gpu, card) = match self.pair(asked) {
@@ -196,7 +197,7 @@ impl Topology {
         }
     }
 
-    /// How far a device is from a GPU, for people; with the limit that only its writes are passed, where that is known.
+    /// Describes the distance between a device and a GPU in text for users, with a note if only writes work directly.
     pub fn distance(&self, device: &str, gpu: u32) -> String {
         let judge = |direction| {
             self.p2p_path(&P2pQuery {
@@ -209,14 +210,14 @@ impl Topology {
         };
         let (write, read) = (judge(PeerAccess::Write), judge(PeerAccess::Read));
         let limit = if write.direct && !read.direct {
-            " (writes only, reads do not work)"
+            " (only writes; direct reads are not possible)"
         } else {
             ""
         };
         format!("{}{limit}", write.relation)
     }
 
-    /// The device, the GPU and the GPU's place in the tree.
+    /// Returns the device, the GPU and the GPU's PCI device in the tree.
     fn pair(&self, asked: &P2pQuery<'_>) -> Result<(&PciDevice, &Gpu, &PciDevice), NotFound> {
         let ordinal = asked.gpu;
         let mut gpus = self.gpus.iter();
@@ -275,18 +276,18 @@ impl Topology {
     }
 }
 
-/// What is wrong with a link that carries less than the end away from the processor can do.
+/// Describes why a link is slower than the maximum of its device; `None` if the link is not slower.
 pub fn slow(hop: &Hop) -> Option<String> {
     if hop.effective.rate() >= hop.device_max.rate() {
         return None;
     }
     let why = if hop.effective.rate() < hop.max.rate() {
-        "both ends support more; reseat the card, and check risers and shared lanes"
+        "both ends of the link support more; reseat the card, and check risers and shared lanes"
     } else {
-        "this is the slot's maximum"
+        "the slot supports no more"
     };
     Some(format!(
-        "{} runs at {} of {}: {why}",
+        "{} runs at {}, but supports {}: {why}",
         hop.below, hop.effective, hop.device_max
     ))
 }

@@ -1,32 +1,40 @@
-//! Which processors pass transfers from one device to another.
+//! List of processors that forward transfers from one device to another.
 //!
-//! No register says so. The kernel keeps a list of processors that were seen to pass both reads and writes
-//! (drivers/pci/p2pdma.c, with the numbers of include/linux/pci_ids.h); this is the same list. Intel's client processors are
-//! not on it: they pass writes between devices, but do not answer reads.
+//! No register reports this property. Linux maintains a list of host bridges that are known to forward both reads and
+//! writes (drivers/pci/p2pdma.c, with the identifiers of include/linux/pci_ids.h). The constants in this file are the
+//! same list. Intel's client processors are not in the list, because they forward writes between devices but not reads.
 
 use super::p2p::PeerAccess;
 use super::tree::{PciDevice, PciTree};
 
 const INTEL: u16 = 0x8086;
-/// The first family of AMD's processors that does, Zen.
+/// The first family of AMD processors that forwards transfers (Zen).
 const ZEN: u32 = 0x17;
 
-/// Intel's host bridges and ports that pass on between what is below one of them: Xeon E5; Xeon E5 v3 and E7 v3.
+/// Intel's host bridges and root ports that forward transfers only between devices below the same host bridge: Xeon E5,
+/// then Xeon E5 v3 and E7 v3.
 const BELOW_ONE: [u16; 4] = [0x3c00, 0x3c01, 0x2f00, 0x2f01];
 
-/// Those that pass on from one to another as well: of Skylake-E the bridge of the first bus and the ports A to D.
+/// Skylake-E: the host bridge of the first bus and root ports A to D. They also forward transfers to other host
+/// bridges.
 const SKYLAKE_E: [u16; 5] = [0x2020, 0x2030, 0x2031, 0x2032, 0x2033];
-/// Of every Xeon since Ice Lake.
+/// Every Xeon since Ice Lake. These also forward transfers to other host bridges.
 const ICE_LAKE: [u16; 1] = [0x09a2];
-/// Accelerators that are alone on a bus of these Xeons: DSA and IAX, then QAT.
+/// Accelerators that are the only device on a bus of these Xeons: DSA and IAX, then QAT.
 const ACCELERATORS: [u16; 10] = [
     0x0b25, 0x0cfe, 0x11fb, 0x1212, 0x1216, 0x4940, 0x4942, 0x4944, 0x4946, 0x4948,
 ];
 
 impl PciTree {
-    /// Why transfers in `direction` between devices below the host bridges `a` and `b`, which may be one, are passed on; an
-    /// error with the reason where they are not, or where that is unknown.
-    pub fn passes(&self, a: &str, b: &str, direction: PeerAccess) -> Result<String, String> {
+    /// Determines whether transfers in `direction` are forwarded between devices below the host bridges `a` and `b`,
+    /// which may be the same. Returns the reason. Returns an error with the reason if they are not forwarded or if this
+    /// is unknown.
+    pub fn check_peer_path(
+        &self,
+        a: &str,
+        b: &str,
+        direction: PeerAccess,
+    ) -> Result<String, String> {
         if let (Some("AuthenticAMD"), Some(family @ ZEN..)) =
             (self.processor.vendor.as_deref(), self.processor.family)
         {
@@ -57,7 +65,7 @@ impl PciTree {
                 found => {
                     let id = found.map_or_else(String::new, |device| format!(" ({})", device.id()));
                     return Err(format!(
-                        "{host}{id} is not on Linux's list of host bridges that forward peer-to-peer writes"
+                        "{host}{id} is not on Linux's list of host bridges that forward peer-to-peer transfers"
                     ));
                 }
             }
@@ -68,7 +76,8 @@ impl PciTree {
         ))
     }
 
-    /// Whether the processor is one of Intel's that is not a Xeon; false where its name is unknown, or in a virtual machine.
+    /// Whether the processor is an Intel processor other than a Xeon; false if its name is unknown, or in a virtual
+    /// machine.
     fn is_intel_client(&self) -> bool {
         let processor = &self.processor;
         processor.vendor.as_deref() == Some("GenuineIntel")

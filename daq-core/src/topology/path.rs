@@ -1,21 +1,21 @@
-//! The path of a source's bytes.
+//! The path of a source's data into a memory region.
 
 use serde::Serialize;
 
-/// How a source's bytes reach a region.
+/// The path of a source's data into a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DataPath {
-    /// The device writes into the region.
+    /// The device writes directly into the region.
     Direct,
-    /// Into a pinned host ring, then copied.
+    /// The device writes into a pinned host ring, whose data is then copied into the region.
     Staged,
     /// The CPU writes into the region.
     Cpu,
 }
 
 impl DataPath {
-    /// The name in plans and metrics.
+    /// Returns the name used in plans and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",

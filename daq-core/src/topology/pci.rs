@@ -1,7 +1,7 @@
-//! Facts from `/sys` about a GPU as a PCI device: links, BAR1, NUMA node.
+//! PCI properties of a GPU from `/sys`: links, BAR1, NUMA node.
 //!
-//! Everything is read from files, so a recorded tree does as well as the machine. What a virtual machine
-//! leaves out or fills with zeros is unknown here, never bad.
+//! Everything is read from files, so a recorded tree works like a real machine. Values that a virtual machine omits or
+//! fills with zeros are treated as unknown, not as faults.
 
 use std::fmt;
 use std::fs;
@@ -9,31 +9,32 @@ use std::path::Path;
 use std::str::FromStr;
 
 const NVIDIA: &str = "0x10de";
-/// The first byte of the PCI class of display and 3D controllers.
+/// First byte of the PCI class of display and 3D controllers.
 const DISPLAY: &str = "0x03";
-/// The kernel could not place the region at all (`IORESOURCE_UNSET`, `IORESOURCE_DISABLED` of linux/ioport.h).
+/// Flags of a region to which Linux could not assign an address (`IORESOURCE_UNSET`, `IORESOURCE_DISABLED` of
+/// linux/ioport.h).
 const NOT_PLACED: u64 = 0x3000_0000;
-/// The kernel's kind of a region that is memory (`IORESOURCE_MEM`).
+/// Flag of a memory region (`IORESOURCE_MEM`).
 const MEMORY: u64 = 0x200;
-/// Lines of `resource` that are base address registers; those after are the ROM and bridge windows.
+/// Number of lines of `resource` that describe base address registers. Later lines describe the ROM and bridge windows.
 const REGISTERS: usize = 6;
-/// PCIe has no wider link.
+/// Maximum number of lanes of a PCIe link.
 const WIDEST: u32 = 32;
 
-/// Generation and width, as in `PCIe 5 x16`.
+/// Generation and width of a PCIe link, such as `PCIe 5 x16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes {
     /// PCIe generation, 1 to 6.
     pub generation: u32,
-    /// Lanes, 1 to 32.
+    /// Number of lanes, 1 to 32.
     pub width: u32,
 }
 
 impl Lanes {
-    /// Bytes per second in one direction after line encoding, before packet headers; 0 for a generation
-    /// that is not known.
+    /// Returns the data rate in one direction in bytes per second, after line encoding and before packet headers; 0 for
+    /// an unknown generation.
     ///
-    /// Transfers per second and encoding (8b/10b, 128b/130b, flits of 242 in 256) are those of the PCI Express
+    /// Transfers per second and encoding (8b/10b, 128b/130b, flits with 242 of 256 bytes) are those of the PCI Express
     /// Base Specification.
     ///
     /// ```
@@ -63,42 +64,43 @@ impl fmt::Display for Lanes {
 /// A PCIe link, as the device at one of its ends reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// As it runs. An idle GPU lowers the generation to save power and raises it under load; the width stays.
+    /// Current generation and width. An idle GPU lowers the generation to save power and raises it under load. The
+    /// width does not change.
     pub current: Lanes,
-    /// What the device itself can do.
+    /// Maximum generation and width that the device supports.
     pub max: Lanes,
 }
 
-/// A bridge between a device and the processor: the slot's port or a switch's.
+/// A bridge between a device and the processor: a root port or a port of a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bridge {
-    /// As in `0000:3a:01.0`.
+    /// PCI address, such as `0000:3a:01.0`.
     pub address: String,
-    /// Its link; for a slot's port the link to the card.
+    /// PCIe link of the bridge; for the port of a slot, the link to the card.
     pub link: Option<Link>,
 }
 
-/// A PCI device.
+/// PCI properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciFacts {
-    /// As in `0000:3b:00.0`.
+    /// PCI address, such as `0000:3b:00.0`.
     pub address: String,
-    /// The vendor's number for the model.
+    /// PCI device identifier.
     pub device: Option<u16>,
-    /// The kernel's driver that holds it, as in `nvidia`.
+    /// The Linux driver that the device is bound to, such as `nvidia`.
     pub driver: Option<String>,
-    /// Its NUMA node; `None` if the firmware does not say.
+    /// NUMA node; `None` if the firmware does not report it.
     pub node: Option<u32>,
-    /// Bytes of the window through which others reach the memory of the GPU.
+    /// Size in bytes of BAR1, through which the CPU and other devices access the GPU's memory.
     pub bar1: Option<u64>,
-    /// Its own link.
+    /// The device's own PCIe link.
     pub link: Option<Link>,
-    /// Bridges towards the processor, the slot's port first.
+    /// Bridges between the device and the processor, the nearest to the device first.
     pub bridges: Vec<Bridge>,
 }
 
-/// The facts of the device at `address` (see [`canonical`]) in a recorded or present `/sys`; what cannot be
-/// read is `None`.
+/// Reads the properties of the device at `address` (see [`canonical`]) from this machine's `/sys` or from a recorded
+/// one. Values that cannot be read are `None`.
 pub fn facts(sys: &Path, address: &str) -> PciFacts {
     let address = canonical(address).unwrap_or_else(|| address.to_owned());
     let at = sys.join("bus/pci/devices").join(&address);
@@ -122,7 +124,7 @@ pub fn facts(sys: &Path, address: &str) -> PciFacts {
         device: text(&at, "device")
             .and_then(|text| u16::from_str_radix(text.strip_prefix("0x")?, 16).ok()),
         driver: target(&at, "driver"),
-        // The kernel writes -1 where the firmware does not say.
+        // Linux writes -1 if the firmware does not report the node.
         node: value(&at, "numa_node"),
         bar1: text(&at, "resource").and_then(|text| bar1(&text)),
         link: link(&at),
@@ -131,7 +133,8 @@ pub fn facts(sys: &Path, address: &str) -> PciFacts {
     }
 }
 
-/// Addresses of NVIDIA's display and 3D controllers, ascending; `None` if `/sys` has no PCI devices at all.
+/// Returns the addresses of NVIDIA's display and 3D controllers in ascending order; `None` if `/sys` lists no PCI
+/// devices.
 pub fn nvidia_gpus(sys: &Path) -> Option<Vec<String>> {
     let devices = sys.join("bus/pci/devices");
     let mut found: Vec<_> = fs::read_dir(devices)
@@ -149,7 +152,8 @@ pub fn nvidia_gpus(sys: &Path) -> Option<Vec<String>> {
     Some(found)
 }
 
-/// The address as `/sys` writes it, from that of CUDA, NVML or lspci; `None` if it is none.
+/// Converts a PCI address as written by CUDA, NVML or lspci to the form used in `/sys`; `None` if it is not a PCI
+/// address.
 ///
 /// ```
 /// use daq_core::topology::pci::canonical;
@@ -158,10 +162,10 @@ pub fn nvidia_gpus(sys: &Path) -> Option<Vec<String>> {
 /// assert_eq!(canonical("pci0000:3a"), None);
 /// ```
 pub fn canonical(address: &str) -> Option<String> {
-    let hex = |text: &str, most: u32| {
+    let hex = |text: &str, max: u32| {
         u32::from_str_radix(text, 16)
             .ok()
-            .filter(|number| *number <= most && !text.starts_with('+'))
+            .filter(|number| *number <= max && !text.starts_with('+'))
     };
     let (rest, function) = address.rsplit_once('.')?;
     let (rest, slot) = rest.rsplit_once(':')?;
@@ -175,7 +179,8 @@ pub(super) fn text(at: &Path, file: &str) -> Option<String> {
     Some(fs::read_to_string(at.join(file)).ok()?.trim().to_owned())
 }
 
-/// The name of what the link `file` in the directory `at` leads to, whether that is there or not.
+/// Returns the last component of the target of the symbolic link `file` in the directory `at`. The target need not
+/// exist.
 pub(super) fn target(at: &Path, file: &str) -> Option<String> {
     let target = fs::read_link(at.join(file)).ok()?;
     Some(target.file_name()?.to_str()?.to_owned())
@@ -185,7 +190,7 @@ pub(super) fn value<T: FromStr>(at: &Path, file: &str) -> Option<T> {
     text(at, file)?.parse().ok()
 }
 
-/// The link of the device in the directory `at`; `None` where any part of it is missing, zero or `Unknown`.
+/// Reads the PCIe link of the device in the directory `at`; `None` if a value is missing, zero or `Unknown`.
 pub(super) fn link(at: &Path) -> Option<Link> {
     let lanes = |speed: &str, width: &str| {
         Some(Lanes {
@@ -199,7 +204,7 @@ pub(super) fn link(at: &Path) -> Option<Link> {
     })
 }
 
-/// The generation of a speed such as `32.0 GT/s PCIe`.
+/// Returns the PCIe generation of a speed such as `32.0 GT/s PCIe`.
 fn generation(speed: &str) -> Option<u32> {
     Some(match speed.split_whitespace().next()? {
         "2.5" => 1,
@@ -212,15 +217,16 @@ fn generation(speed: &str) -> Option<u32> {
     })
 }
 
-/// Bytes of the window through which others reach the memory of an NVIDIA GPU: of its second memory region.
+/// Returns the size of an NVIDIA GPU's BAR1 in bytes, through which the CPU and other devices access the GPU's memory.
 ///
-/// NVIDIA calls it BAR1. It is the second line where the first register is 32 bits wide, the third where that
-/// takes two lines, as on newer cards.
+/// BAR1 is the second memory region. It is on the second line of `resource` if the first base address register is 32
+/// bits wide. On newer cards the first register is 64 bits wide, and BAR1 is on the third line.
 fn bar1(resource: &str) -> Option<u64> {
     regions(resource).get(1).copied()
 }
 
-/// Bytes of the memory regions among a device's `resource` lines (start, end, flags), in order.
+/// Returns the sizes in bytes of the memory regions in a device's `resource` file, whose lines contain start, end and
+/// flags.
 pub(super) fn regions(resource: &str) -> Vec<u64> {
     resource
         .lines()

@@ -1,12 +1,12 @@
-//! A machine kept as a folder: what the topology is read from, and nothing else.
+//! Recording of a machine's topology in a directory, which contains only the data that the topology is read from.
 //!
 //! ```text
-//!   DIR/sys/…          the files and links of /sys that are read, at their places
-//!   DIR/proc/cpuinfo   the lines that are looked at
-//!   DIR/gpus.json      what CUDA and NVML said
+//!   DIR/sys/…          the files and links of /sys that are read, with the same paths
+//!   DIR/proc/cpuinfo   the lines of /proc/cpuinfo that are read
+//!   DIR/gpus.json      properties of the GPUs from CUDA and NVML
 //! ```
-//! Serial numbers are not among it: neither a GPU's UUID nor the parts of a configuration space that hold one. Of a
-//! network card's addresses their kind is kept, not the host's part.
+//! Serial numbers are not recorded: neither a GPU's UUID nor the parts of a configuration space that contain one. Of a
+//! network card's addresses, the kind is recorded but not the part that identifies the host.
 
 use super::tree::Processor;
 use super::{Bar1, Gpu, Topology, acs, nic, pci};
@@ -17,7 +17,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
-/// Files of a device that are read.
+/// Files that are read from a device's directory.
 const FILES: [&str; 9] = [
     "vendor",
     "device",
@@ -29,14 +29,14 @@ const FILES: [&str; 9] = [
     "max_link_speed",
     "max_link_width",
 ];
-/// Links of a device of which the end of the target is read, and where the target is.
+/// Symbolic links of a device, and the directory of their targets. Only the last component of the target is read.
 const LINKS: [(&str, &str); 2] = [
     ("driver", "bus/pci/drivers"),
     ("iommu_group", "kernel/iommu_groups"),
 ];
-/// Files of a network card that are read; its GUIDs are none of them.
+/// Files that are read from a network card's directory. These files do not contain the card's GUIDs.
 const NIC_FILES: [&str; 3] = ["hca_type", "fw_ver", "parent"];
-/// Files of a port that are read.
+/// Files that are read from a port's directory.
 const PORT_FILES: [&str; 4] = ["state", "phys_state", "link_layer", "rate"];
 const DEVICES: &str = "bus/pci/devices";
 const UNITS: &str = "class/iommu";
@@ -44,40 +44,40 @@ const NODES: &str = "devices/system/node";
 const CPUINFO: &str = "proc/cpuinfo";
 const GPUS: &str = "gpus.json";
 
-/// Why a machine could not be kept, or what was kept could not be read.
+/// The error for a topology that could not be recorded, or a recording that could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The directory is there and has something in it.
+    /// The directory exists and is not empty.
     #[error("{} is not empty; name a new directory", .path.display())]
     NotEmpty {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
     /// A file could not be read or written.
     #[error("{}: {source}", .path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// The directory is no recorded machine.
+    /// The directory does not contain a recorded machine.
     #[error("{} was not written by `daq topo --record`: {why}", .path.display())]
     Foreign {
-        /// The file that says otherwise.
+        /// The file that is not valid.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why the file is not valid.
         why: String,
     },
 }
 
-/// Facts that neither `/sys` nor `/proc` contains.
+/// Recorded properties that neither `/sys` nor `/proc` contains.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Recorded {
-    /// Cores that the process might use.
+    /// CPU cores that the recording process was allowed to use.
     cores: Vec<usize>,
-    /// Why there are no GPUs.
+    /// Reason why no GPU was found, as a clause.
     no_gpu: String,
     gpus: Vec<RecordedGpu>,
 }
@@ -98,15 +98,15 @@ struct RecordedGpu {
 #[serde(deny_unknown_fields)]
 struct RecordedMapping {
     backend: Backend,
-    /// Why it could not; nothing where it could.
+    /// Reason why the backend could not map memory; `None` if it could.
     refused: Option<String>,
 }
 
 impl Topology {
-    /// Keeps the machine whose `/sys` is `sys`, of which this is the topology, in the directory `dir`.
+    /// Records this topology, which was read from `sys`, in the directory `dir`.
     ///
     /// # Errors
-    /// If the directory has something in it, or cannot be written.
+    /// If the directory is not empty or cannot be written.
     pub fn record(&self, sys: &Path, dir: &Path) -> Result<(), RecordError> {
         if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
             return Err(RecordError::NotEmpty {
@@ -117,7 +117,7 @@ impl Topology {
         let to = dir.join("sys");
         for device in &self.pci.devices {
             let entry = Path::new(DEVICES).join(&device.address);
-            // A device that was unplugged since is left out.
+            // Leave out a device that was removed in the meantime.
             let Ok(from) = base.join(&entry).canonicalize() else {
                 continue;
             };
@@ -172,10 +172,10 @@ impl Topology {
         write(&dir.join(GPUS), &(recorded + "\n"))
     }
 
-    /// Keeps the network cards of the `/sys` that is `base` below `to`.
+    /// Records the network cards of the `/sys` directory `base` below the directory `to`.
     fn record_nics(&self, base: &Path, to: &Path) -> Result<(), RecordError> {
         for nic in &self.nics {
-            let from = base.join(nic::CARDS).join(&nic.name);
+            let from = base.join(nic::NICS).join(&nic.name);
             let Ok(from) = from.canonicalize() else {
                 continue;
             };
@@ -214,7 +214,7 @@ impl Topology {
                     }
                 }
             }
-            link(Path::new(nic::CARDS), &nic.name, place, to)?;
+            link(Path::new(nic::NICS), &nic.name, place, to)?;
         }
         for module in nic::PEER_MEMORY {
             let state = format!("{module}/initstate");
@@ -223,10 +223,10 @@ impl Topology {
         Ok(())
     }
 
-    /// A machine that was kept in the directory `dir`.
+    /// Loads a recorded topology from the directory `dir`.
     ///
     /// # Errors
-    /// If the directory is not there, or none that [`record`](Self::record) wrote.
+    /// If the directory does not exist, or was not written by [`record`](Self::record).
     pub fn load(dir: &Path) -> Result<Self, RecordError> {
         let path = dir.join(GPUS);
         let text = fs::read_to_string(&path).map_err(|source| RecordError::File {
@@ -279,7 +279,7 @@ impl Topology {
 }
 
 impl RecordedGpu {
-    /// The GPU with its place in the recorded `/sys`.
+    /// Adds the PCI properties from the recorded `/sys`.
     fn with_pci_facts(self, sys: &Path) -> Gpu {
         let gpu = Gpu::new(self.ordinal, self.name);
         let gpu = match &self.pci {
@@ -302,7 +302,7 @@ impl RecordedGpu {
     }
 }
 
-/// Writes a file and the directories that it is in.
+/// Writes a file, and creates its parent directories.
 fn write(path: &Path, text: &str) -> Result<(), RecordError> {
     let failed = |source| RecordError::File {
         path: path.to_owned(),
@@ -314,7 +314,7 @@ fn write(path: &Path, text: &str) -> Result<(), RecordError> {
     fs::write(path, text).map_err(failed)
 }
 
-/// Copies a file that may not be there, or not be readable.
+/// Copies a file. A missing or unreadable file is not an error.
 fn copy(from: &Path, to: &Path) -> Result<(), RecordError> {
     match fs::read_to_string(from) {
         Ok(text) => write(to, &text),
@@ -322,7 +322,8 @@ fn copy(from: &Path, to: &Path) -> Result<(), RecordError> {
     }
 }
 
-/// Makes `name` in `directory` lead to `target`, both below `to`; relatively, so that the folder can be moved.
+/// Creates a symbolic link `name` in `directory` to `target`, both below `to`. The link is relative, so that the
+/// recording can be moved.
 fn link(directory: &Path, name: &str, target: &Path, to: &Path) -> Result<(), RecordError> {
     let path = to.join(directory).join(name);
     let failed = |source| RecordError::File {

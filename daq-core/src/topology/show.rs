@@ -1,4 +1,4 @@
-//! The machine as text and as a picture.
+//! Rendering of the topology as text and as a diagram.
 
 use super::nic::Nic;
 use super::p2p::{P2pPath, PeerAccess};
@@ -12,20 +12,21 @@ use std::fmt::Write as _;
 /// A device, a GPU and the path between them.
 #[derive(Clone, Debug)]
 pub struct DevicePath {
-    /// Whose it is, as in `source adc`; empty for a device of no source.
+    /// The component that uses the device, such as `source adc`; empty if no component uses the device.
     pub name: String,
-    /// The device's address.
+    /// PCI address of the device.
     pub device: String,
-    /// CUDA's number of the GPU.
+    /// CUDA device ordinal of the GPU.
     pub gpu: u32,
-    /// Which way the device transfers.
+    /// Direction of the access.
     pub direction: PeerAccess,
-    /// What was found.
+    /// The path.
     pub path: P2pPath,
 }
 
 impl Topology {
-    /// The tree: GPUs, devices that could be sources and what is above them; with `all`, every device.
+    /// Renders the PCIe tree as text: GPUs, devices that could be sources and the bridges above them; with `all`, every
+    /// device.
     pub fn tree(&self, all: bool) -> String {
         let mut text = self.header();
         let shown = self.shown(all);
@@ -89,7 +90,7 @@ impl Topology {
         text
     }
 
-    /// Processor, nodes, IOMMU.
+    /// Returns the first line: processor, NUMA nodes and IOMMU.
     fn header(&self) -> String {
         let processor = &self.pci.processor;
         let name = processor.name.as_deref().unwrap_or("unknown processor");
@@ -114,7 +115,7 @@ impl Topology {
         format!("{name}{family}{is_virtual}, {nodes}, IOMMU {iommu}\n")
     }
 
-    /// Addresses of the devices that are shown.
+    /// Returns the addresses of the devices that are shown.
     fn shown(&self, all: bool) -> BTreeSet<&str> {
         let devices = self.pci.devices.iter();
         let mut shown = BTreeSet::new();
@@ -132,7 +133,7 @@ impl Topology {
         shown
     }
 
-    /// Groups of the devices that are shown.
+    /// Returns the IOMMU groups of the devices that are shown.
     fn groups(&self, shown: &BTreeSet<&str>) -> BTreeSet<u32> {
         let devices = self.pci.devices.iter();
         devices
@@ -141,19 +142,19 @@ impl Topology {
             .collect()
     }
 
-    /// The GPU that a device is.
+    /// Returns the GPU with the address of `device`, if any.
     fn gpu(&self, device: &PciDevice) -> Option<&Gpu> {
         let mut gpus = self.gpus.iter();
         gpus.find(|gpu| gpu.pci.as_deref() == Some(device.address.as_str()))
     }
 
-    /// The network cards that a device is.
+    /// Returns the network cards with the address of `device`.
     fn nics_of<'a>(&'a self, device: &'a PciDevice) -> impl Iterator<Item = &'a Nic> {
         let nics = self.nics.iter();
         nics.filter(|nic| nic.pci.as_deref() == Some(device.address.as_str()))
     }
 
-    /// The devices right below `parent`, each with what is below it.
+    /// Appends the devices directly below `parent`, and recursively the devices below them.
     fn branch(&self, here: &[&PciDevice], parent: Option<&str>, indent: &str, text: &mut String) {
         let below: Vec<_> = here
             .iter()
@@ -176,7 +177,7 @@ impl Topology {
         }
     }
 
-    /// What a device is, and what is known of it.
+    /// Describes a device and its known properties.
     fn describe(&self, device: &PciDevice) -> Vec<String> {
         let maker = device
             .maker()
@@ -237,8 +238,8 @@ impl Topology {
         parts
     }
 
-    /// The tree as a Mermaid flowchart, with the ways as arrows: whole ones are direct, dotted ones staged.
-    pub fn mermaid(&self, ways: &[DevicePath], all: bool) -> String {
+    /// Renders the tree as a Mermaid flowchart. Solid arrows are direct paths, dotted arrows are staged paths.
+    pub fn mermaid(&self, device_paths: &[DevicePath], all: bool) -> String {
         let mut text = "flowchart TD\n".to_owned();
         let shown = self.shown(all);
         let devices = self.pci.devices.iter();
@@ -266,23 +267,29 @@ impl Topology {
             let above = device.upstream.first().unwrap_or(&device.host);
             let _ = writeln!(text, "    {} --- {id}", plain(above));
         }
-        for way in ways {
-            let gpu = self.gpus.iter().find(|gpu| gpu.ordinal == way.gpu);
+        for device_path in device_paths {
+            let gpu = self.gpus.iter().find(|gpu| gpu.ordinal == device_path.gpu);
             let to = gpu.and_then(|gpu| gpu.pci.as_deref());
-            let (Some(from), Some(to)) =
-                (self.pci.device(self.address_of(&way.device, way.gpu)), to)
-            else {
+            let (Some(from), Some(to)) = (
+                self.pci
+                    .device(self.address_of(&device_path.device, device_path.gpu)),
+                to,
+            ) else {
                 continue;
             };
-            let (from, to) = match way.direction {
+            let (from, to) = match device_path.direction {
                 PeerAccess::Write => (from.address.as_str(), to),
                 PeerAccess::Read => (to, from.address.as_str()),
             };
-            let arrow = if way.path.direct { "==>" } else { "-.->" };
+            let arrow = if device_path.path.direct {
+                "==>"
+            } else {
+                "-.->"
+            };
             let label = [
-                &way.name,
-                way.path.data_path().name(),
-                way.path.relation.name(),
+                &device_path.name,
+                device_path.path.data_path().name(),
+                device_path.path.relation.name(),
             ];
             let label: Vec<_> = label
                 .iter()
@@ -302,7 +309,7 @@ impl Topology {
 }
 
 impl DevicePath {
-    /// The way as lines of text.
+    /// Renders the path as lines of text.
     pub fn text(&self) -> String {
         let Self {
             name,
@@ -344,7 +351,7 @@ impl DevicePath {
                 "measure  to find the faster path, run: daq bench rdma --keep"
             }
             (false, false) if *direction == PeerAccess::Read => {
-                "else     direct if a measurement shows that it works; run: daq bench rdma --keep"
+                "else     direct if a measurement shows that direct reads work; run: daq bench rdma --keep"
             }
             (true, _) => "verified at startup, before a frame is published",
             (false, true) => "else     a direct path is impossible",
@@ -358,14 +365,14 @@ impl DevicePath {
 }
 
 impl PciTree {
-    /// The pairs that `daq topo` shows without a configuration: every candidate device with every GPU.
+    /// Returns the pairs that `daq topo` shows without a configuration: every candidate device with every GPU.
     pub fn pairs<'a>(&'a self, gpus: &'a [Gpu]) -> impl Iterator<Item = (&'a PciDevice, &'a Gpu)> {
         let candidates = self.candidates().into_iter();
         candidates.flat_map(move |device| gpus.iter().map(move |gpu| (device, gpu)))
     }
 }
 
-/// A link as it runs, and what the device could do where that is more.
+/// Formats the current speed of a link, and the maximum of the device if it is higher.
 fn link(link: Link) -> String {
     if link.current == link.max {
         link.current.to_string()
@@ -374,14 +381,14 @@ fn link(link: Link) -> String {
     }
 }
 
-/// Mermaid's identifiers know neither `:` nor `.`, and begin with a letter.
+/// Converts `id` to a Mermaid identifier, which must begin with a letter and cannot contain `:` or `.`.
 fn plain(id: &str) -> String {
     let letters = id.chars();
     let letters = letters.map(|c| if c.is_ascii_alphanumeric() { c } else { '_' });
     std::iter::once('n').chain(letters).collect()
 }
 
-/// A label's text between quotes.
+/// Escapes the text of a quoted label.
 fn quoted(text: &str) -> String {
     text.replace('"', "#quot;")
 }

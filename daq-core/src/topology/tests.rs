@@ -1,4 +1,4 @@
-//! Nodes and cores; the PCIe tree of real shapes is in `shapes`.
+//! Tests of NUMA nodes and CPU cores. Tests of realistic PCIe trees are in `shapes`.
 
 mod shapes;
 
@@ -38,18 +38,18 @@ fn core_is_remote_only_from_known_other_numa_node() {
     let far = topology.remote_node(1, Some(1)).unwrap();
     assert_eq!(
         far.to_string(),
-        "it is on NUMA node 0, the GPU is on node 1"
+        "the core is on NUMA node 0 and the GPU is on node 1"
     );
     assert_eq!(topology.remote_node(2, Some(1)), None);
     assert_eq!(
         topology.remote_node(1, None),
         None,
-        "the firmware does not say"
+        "the firmware does not report the node"
     );
     assert_eq!(
         topology.remote_node(9, Some(1)),
         None,
-        "the core is of no node"
+        "the node of the core is unknown"
     );
     assert_eq!(Topology::unknown().remote_node(1, Some(1)), None);
 }

@@ -4,58 +4,59 @@
 //!   pci0000:3a ── 0000:3a:00.0 ── 0000:3b:00.0 ──┬─ 0000:3c:04.0 ── 0000:3d:00.0
 //!   host bridge     root port       a switch     └─ 0000:3c:08.0 ── 0000:3e:00.0
 //! ```
-//! What a machine does not tell is `None`, never a guess.
+//! Values that a machine does not report are `None`, never a guess.
 
 pub use super::acs::Acs;
 use super::pci::{self, Lanes, Link, canonical};
 use std::fs;
 use std::path::Path;
 
-/// The first two bytes of the PCI class of a bridge between buses.
+/// First two bytes of the PCI class of a PCI-to-PCI bridge.
 const BRIDGE: u32 = 0x0604;
-/// The first byte of the class of display and 3D controllers.
+/// First byte of the class of display and 3D controllers.
 const DISPLAY: u32 = 0x03;
-/// The first byte of the class of network controllers.
+/// First byte of the class of network controllers.
 const NETWORK: u32 = 0x02;
-/// Makers of FPGAs, by their PCI vendor numbers, and their names.
+/// PCI vendor identifiers and names of FPGA vendors.
 const FPGA_MAKERS: [(u16, &str); 4] = [
     (0x10ee, "Xilinx"),
     (0x1172, "Altera"),
     (0x1204, "Lattice"),
     (0x11f8, "Microchip"),
 ];
-/// QEMU's device for teaching, whose engine copies to and from memory (docs/specs/edu.rst of QEMU).
+/// Vendor and device identifiers of QEMU's educational device, which contains a DMA engine (docs/specs/edu.rst of
+/// QEMU).
 const EDU: (u16, u16) = (0x1234, 0x11e8);
-/// The kernel's driver that gives a device to programs.
+/// The Linux driver that lets user-space programs use a device.
 pub const VFIO: &str = "vfio-pci";
 
-/// Whether the processor translates the addresses that devices use.
+/// Whether an IOMMU translates the addresses that devices use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Iommu {
-    /// The machine does not tell.
+    /// The machine does not report it.
     #[default]
     Unknown,
-    /// It does not.
+    /// Addresses are not translated.
     Off,
-    /// It does.
+    /// Addresses are translated.
     On,
 }
 
-/// The processor, as far as it decides what devices may do.
+/// Properties of the processor that determine which transfers between devices work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Processor {
-    /// As in `AuthenticAMD`.
+    /// Vendor, such as `AuthenticAMD`.
     pub vendor: Option<String>,
-    /// As in 25.
+    /// Family number, such as 25.
     pub family: Option<u32>,
-    /// As in `AMD EPYC 7763 64-Core Processor`.
+    /// Model name, such as `AMD EPYC 7763 64-Core Processor`.
     pub name: Option<String>,
-    /// Whether it is one of a virtual machine, whose tree is its host's invention.
+    /// Whether this is the processor of a virtual machine, whose PCIe tree can differ from the physical tree.
     pub is_virtual: bool,
 }
 
 impl Processor {
-    /// From the text of `/proc/cpuinfo`: the first processor's lines.
+    /// Parses the lines of the first processor in the text of `/proc/cpuinfo`.
     fn of(text: &str) -> Self {
         let field = |name: &str| {
             text.lines().find_map(|line| {
@@ -72,7 +73,7 @@ impl Processor {
         }
     }
 
-    /// The lines of `/proc/cpuinfo` that are looked at.
+    /// Returns the lines of `/proc/cpuinfo` that are read.
     pub(super) fn recorded_lines(text: &str) -> String {
         let of = Self::of(text);
         let family = of.family.map(|family| family.to_string());
@@ -90,46 +91,46 @@ impl Processor {
     }
 }
 
-/// Devices that cannot be kept apart from each other.
+/// An IOMMU group: devices that the IOMMU cannot isolate from each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The kernel's number.
+    /// Linux's number of the group.
     pub number: u32,
-    /// How their addresses are translated, as in `DMA-FQ` or `identity`.
+    /// Mode of address translation, such as `DMA-FQ` or `identity`.
     pub kind: Option<String>,
 }
 
-/// A device or a bridge.
+/// A PCI device or bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciDevice {
-    /// As in `0000:3b:00.0`.
+    /// PCI address, such as `0000:3b:00.0`.
     pub address: String,
-    /// The maker's number.
+    /// PCI vendor identifier.
     pub vendor: Option<u16>,
-    /// The maker's number for the model.
+    /// PCI device identifier.
     pub device: Option<u16>,
-    /// What it is, as in 0x060400.
+    /// PCI class, such as 0x060400.
     pub class: Option<u32>,
-    /// The kernel's driver that holds it.
+    /// The Linux driver that the device is bound to.
     pub driver: Option<String>,
-    /// Its NUMA node; `None` if the firmware does not say.
+    /// NUMA node; `None` if the firmware does not report it.
     pub node: Option<u32>,
-    /// Its link; for ports of the processor and of switches downwards the one below them.
+    /// PCIe link; for root ports and downstream ports of switches, the link below the port.
     pub link: Option<Link>,
-    /// Bytes of its memory regions, in order.
+    /// Sizes of the memory regions in bytes, in the order of the base address registers.
     pub regions: Vec<u64>,
-    /// Its IOMMU group.
+    /// IOMMU group of the device.
     pub group: Option<Group>,
-    /// Of a bridge: whether it redirects.
+    /// For a bridge: its access control services.
     pub acs: Acs,
-    /// The host bridge above, as in `pci0000:3a`.
+    /// The host bridge above the device, such as `pci0000:3a`.
     pub host: String,
-    /// Addresses of the bridges towards the processor, the nearest first.
+    /// Addresses of the bridges between the device and the processor, the nearest to the device first.
     pub upstream: Vec<String>,
 }
 
 impl PciDevice {
-    /// Maker and model, as in `10ee:903f`.
+    /// Returns the vendor and device identifiers, such as `10ee:903f`.
     pub fn id(&self) -> String {
         let hex = |number: Option<u16>| {
             number.map_or_else(|| "????".to_owned(), |number| format!("{number:04x}"))
@@ -137,23 +138,23 @@ impl PciDevice {
         format!("{}:{}", hex(self.vendor), hex(self.device))
     }
 
-    /// Whether it is a bridge between buses: a port of the processor or of a switch.
+    /// Whether the device is a PCI-to-PCI bridge: a root port or a port of a switch.
     pub fn is_bridge(&self) -> bool {
         self.class.is_some_and(|class| class >> 8 == BRIDGE)
     }
 
-    /// Whether it is a display or 3D controller.
+    /// Whether the device is a display or 3D controller.
     pub fn is_display(&self) -> bool {
         self.class.is_some_and(|class| class >> 16 == DISPLAY)
     }
 
-    /// Whether it is a network controller, InfiniBand's among them.
+    /// Whether the device is a network controller, including InfiniBand controllers.
     pub fn is_network(&self) -> bool {
         self.class.is_some_and(|class| class >> 16 == NETWORK)
     }
 
-    /// Whether it is of a maker of FPGAs, QEMU's device for teaching, or given to programs already: what source drivers
-    /// for cards are about.
+    /// Whether the device is a card that a source driver can use: a device of an FPGA vendor, QEMU's educational
+    /// device, or a device that is bound to vfio-pci.
     pub fn is_card(&self) -> bool {
         let is_fpga = FPGA_MAKERS
             .iter()
@@ -162,12 +163,12 @@ impl PciDevice {
         !self.is_bridge() && !self.is_display() && (is_fpga || is_edu || self.is_vfio_bound())
     }
 
-    /// Whether programs may drive it.
+    /// Whether the device is bound to vfio-pci, so that user-space programs can use it.
     pub fn is_vfio_bound(&self) -> bool {
         self.driver.as_deref() == Some(VFIO)
     }
 
-    /// The maker's name, of those that matter here.
+    /// Returns the vendor's name, for a few known vendors.
     pub fn maker(&self) -> Option<&'static str> {
         let known = FPGA_MAKERS.iter().chain(&[
             (0x1000, "Broadcom"),
@@ -187,7 +188,7 @@ impl PciDevice {
             .map(|(_, name)| *name)
     }
 
-    /// The address without the function: what one card's functions share.
+    /// Returns the address without the function number. All functions of a card have the same result.
     fn slot(&self) -> &str {
         self.address
             .rsplit_once('.')
@@ -195,34 +196,36 @@ impl PciDevice {
     }
 }
 
-/// One link on a device's way to the processor.
+/// One PCIe link between a device and the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// The end away from the processor.
+    /// Address of the end further from the processor.
     pub below: String,
-    /// The port towards the processor; `None` where none is shown.
+    /// Address of the port nearer to the processor; `None` if this port is not listed.
     pub above: Option<String>,
-    /// What it carries: as it runs, but for GPUs, which slow down while idle, at the speed that both ends can do.
+    /// Usable speed: the current speed. For a GPU, whose link is slower while idle, the maximum generation of both
+    /// ends.
     pub effective: Lanes,
-    /// What both ends can do.
+    /// Maximum speed that both ends support.
     pub max: Lanes,
-    /// What the end away from the processor can do.
+    /// Maximum speed that the end further from the processor supports.
     pub device_max: Lanes,
 }
 
-/// The PCIe tree and what else decides which way bytes go.
+/// The PCIe tree, with the IOMMU and the processor, which also determine the path of transfers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciTree {
-    /// Devices and bridges, ascending by address; empty if unknown.
+    /// Devices and bridges, in ascending order of their addresses; empty if unknown.
     pub devices: Vec<PciDevice>,
-    /// Whether addresses are translated.
+    /// Whether an IOMMU translates addresses.
     pub iommu: Iommu,
     /// The processor.
     pub processor: Processor,
 }
 
 impl PciTree {
-    /// The tree of a recorded or present `/sys`, and the processor of the `/proc` beside it.
+    /// Reads the tree from this machine's `/sys` or a recorded one, and the processor from the `/proc` in the same
+    /// directory.
     pub fn read(sys: &Path) -> Self {
         let base = sys.canonicalize().unwrap_or_else(|_| sys.to_owned());
         let entries = fs::read_dir(base.join("bus/pci/devices"));
@@ -245,7 +248,7 @@ impl PciTree {
         }
     }
 
-    /// The device at an address of any spelling.
+    /// Returns the device at an address, which may have any spelling.
     pub fn device(&self, address: &str) -> Option<&PciDevice> {
         let address = canonical(address)?;
         let found = self
@@ -254,7 +257,7 @@ impl PciTree {
         Some(&self.devices[found.ok()?])
     }
 
-    /// The bridges on a device's way to the processor, the nearest first.
+    /// Returns the bridges between a device and the processor, the nearest to the device first.
     pub fn bridges(&self, device: &PciDevice) -> Vec<&PciDevice> {
         let upstream = device.upstream.iter();
         upstream
@@ -262,23 +265,24 @@ impl PciTree {
             .collect()
     }
 
-    /// The devices of one IOMMU group.
+    /// Returns the devices of one IOMMU group.
     pub fn members(&self, group: u32) -> impl Iterator<Item = &PciDevice> {
         let is_member =
             move |device: &&PciDevice| device.group.as_ref().is_some_and(|g| g.number == group);
         self.devices.iter().filter(is_member)
     }
 
-    /// What stands for a host bridge: the first device of its bus, if it is number 00.0 or a port.
+    /// Returns the device that represents a host bridge: the first device of its bus, if the device's number is 00.0 or
+    /// the device is a port.
     ///
-    /// So does the kernel look it up (`pci_host_bridge_dev` of drivers/pci/p2pdma.c).
+    /// Linux uses the same rule (`pci_host_bridge_dev` of drivers/pci/p2pdma.c).
     pub fn host(&self, name: &str) -> Option<&PciDevice> {
         let mut on_bus = self.devices.iter();
         let first = on_bus.find(|device| device.host == name && device.upstream.is_empty())?;
         (first.address.ends_with(":00.0") || first.is_bridge()).then_some(first)
     }
 
-    /// Names of the host bridges, in order.
+    /// Returns the names of the host bridges in ascending order.
     pub fn hosts(&self) -> Vec<&str> {
         let mut hosts: Vec<&str> = self.devices.iter().map(|d| d.host.as_str()).collect();
         hosts.sort_unstable();
@@ -286,7 +290,8 @@ impl PciTree {
         hosts
     }
 
-    /// Devices that could be sources: cards and network controllers. What sits in one package with a switch is none.
+    /// Returns the devices that could be sources: cards and network controllers. Devices that are functions of a switch
+    /// are left out.
     pub fn candidates(&self) -> Vec<&PciDevice> {
         let of_switch = |device: &PciDevice| {
             let mut others = self.devices.iter();
@@ -299,11 +304,13 @@ impl PciTree {
             .collect()
     }
 
-    /// The links on a device's way, the nearest first. Links inside of a switch are none.
+    /// Returns the links between a device and the processor, the nearest to the device first. Connections inside a
+    /// switch are not links.
     pub fn hops(&self, device: &PciDevice) -> Vec<Hop> {
         let bridges = self.bridges(device);
         let all: Vec<&PciDevice> = std::iter::once(device).chain(bridges).collect();
-        // A device and the port above it, a switch and the port above it: a link is every second step.
+        // A link connects a device to the port above it, and a switch to the port above the switch. The steps between
+        // are inside a switch. So every second step is a link.
         all.chunks(2)
             .filter_map(|ends| {
                 let (below, above) = (ends[0], ends.get(1).copied());
@@ -335,7 +342,7 @@ impl PciTree {
     }
 }
 
-/// The device whose directory is `at`; `None` where that is below no host bridge.
+/// Reads the device in the directory `at`; `None` if the directory is not below a host bridge.
 fn device(base: &Path, at: &Path, address: String) -> Option<PciDevice> {
     let mut host = None;
     let mut upstream = Vec::new();
@@ -379,7 +386,8 @@ fn device(base: &Path, at: &Path, address: String) -> Option<PciDevice> {
     Some(device)
 }
 
-/// The kernel lists each IOMMU that it uses. Groups alone are no proof: VFIO without an IOMMU makes some, too.
+/// Determines whether an IOMMU is in use. Linux lists each IOMMU in `class/iommu`. The existence of IOMMU groups is not
+/// sufficient if this list exists, because VFIO without an IOMMU also creates groups.
 fn iommu(base: &Path, devices: &[PciDevice]) -> Iommu {
     let units = fs::read_dir(base.join("class/iommu")).map(Iterator::count);
     match units {

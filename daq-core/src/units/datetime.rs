@@ -1,11 +1,11 @@
-//! Moments as SigMF writes them: RFC 3339 in UTC.
+//! Points in time in the format of SigMF: RFC 3339 in UTC.
 
 use std::fmt::Write as _;
 
 const DAY: u64 = 86_400;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// `ns` nanoseconds after 1970-01-01T00:00:00Z, as text with all nine decimals.
+/// Formats the time `ns` nanoseconds after 1970-01-01T00:00:00Z, with nine decimals of the second.
 ///
 /// ```
 /// use daq_core::units::{format_datetime, parse_datetime};
@@ -18,7 +18,7 @@ pub fn format_datetime(ns: u64) -> String {
     let (days, second) = (seconds / DAY, seconds % DAY);
     let mut year = 1970;
     let mut left = days;
-    // A u64 of nanoseconds ends in the year 2554: a few hundred rounds at most.
+    // A u64 of nanoseconds ends in the year 2554, so the loop runs less than 600 times.
     while left >= days_of_year(year) {
         left -= days_of_year(year);
         year += 1;
@@ -36,12 +36,13 @@ pub fn format_datetime(ns: u64) -> String {
         left + 1,
         ns % SECOND_NS
     )
-    .expect("writing to a string");
+    .expect("writing to a string cannot fail");
     text
 }
 
-/// Nanoseconds since 1970-01-01T00:00:00Z of an RFC 3339 time; `None` for times before that or after 2554, and for what
-/// is no such time. Digits beyond nanoseconds are dropped, a leap second counts as the start of the next second.
+/// Parses an RFC 3339 time and returns the number of nanoseconds since 1970-01-01T00:00:00Z. Returns `None` for times
+/// before 1970 or after 2554 and for text that is not an RFC 3339 time. Digits beyond nanoseconds are dropped. A leap
+/// second counts as the start of the next second.
 pub fn parse_datetime(text: &str) -> Option<u64> {
     let bytes = text.as_bytes();
     let number = |from: usize, to: usize| -> Option<u64> {
@@ -81,7 +82,7 @@ pub fn parse_datetime(text: &str) -> Option<u64> {
             return None;
         }
     }
-    // Seconds that the time of day is ahead of UTC.
+    // Offset of the time zone from UTC in seconds.
     let ahead = if is(at, b"Zz") && at + 1 == bytes.len() {
         0
     } else if is(at, b"+-") && is(at + 3, b":") && at + 6 == bytes.len() {

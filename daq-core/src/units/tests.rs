@@ -1,4 +1,4 @@
-//! Tests of units.
+//! Tests of parsing and formatting quantities with units.
 
 use super::*;
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ proptest! {
 
     #[test]
     fn random_text_is_value_or_error(text in "\\PC*") {
-        // An error's example must itself be right, or the advice is wrong.
+        // The example in an error message must itself be a valid value.
         if let Err(error) = text.parse::<ByteSize>() {
             prop_assert!(error.example.parse::<ByteSize>().is_ok() || error.why.contains("unit"));
         }
@@ -74,7 +74,7 @@ fn periods_have_picosecond_resolution_and_round_trip() {
     }
     assert_eq!("1.5 ps".parse::<Period>().unwrap_err().example, "8 ns");
     let error = "1 ps".parse::<Span>().unwrap_err();
-    assert_eq!(error.example, "10 ms", "no longer time is suggested");
+    assert_eq!(error.example, "10 ms", "a longer time is not suggested");
 }
 
 #[test]
@@ -112,13 +112,17 @@ fn suggested_unit_has_same_meaning() {
         (size("4 mib"), size("2 bytes")),
         ("4 MiB".into(), "2 B".into())
     );
-    assert_eq!(size("7 Mb"), "4 MiB", "megabits are no megabytes");
+    assert_eq!(
+        size("7 Mb"),
+        "4 MiB",
+        "megabits must not be read as megabytes"
+    );
     let time = |text: &str| text.parse::<Span>().unwrap_err().example;
     assert_eq!(
         (time("7 sec"), time("7 minutes")),
         ("7 s".into(), "7 min".into())
     );
-    assert_eq!(time("7 m"), "10 ms", "which unit is meant is not known");
+    assert_eq!(time("7 m"), "10 ms", "the intended unit is ambiguous");
     let hertz = |text: &str| text.parse::<Frequency>().unwrap_err().example;
     assert_eq!(
         (hertz("7 mhz"), hertz("7 mHz")),
@@ -184,7 +188,7 @@ fn unit_error_names_value_and_correction() {
         r#""-1 B" is not a size: it is negative; try "4 MiB""#
     );
     assert!(says("99999999999999999999 TiB").contains("too large"));
-    assert!(says("1.2.3 B").contains("two points"));
+    assert!(says("1.2.3 B").contains("two decimal points"));
     let time = "10 seconds".parse::<Span>().unwrap_err().to_string();
     assert!(time.contains(r#"unknown unit "seconds""#), "{time}");
 }
@@ -202,7 +206,7 @@ fn integer_without_unit_is_bytes_only() {
     assert!(toml::from_str::<Sizes>("size = -1").is_err());
     #[derive(Debug, serde::Deserialize)]
     struct Times {
-        #[expect(dead_code, reason = "only its refusal is looked at")]
+        #[expect(dead_code, reason = "only the parse error is checked")]
         time: Span,
     }
     let error = toml::from_str::<Times>("time = 16").unwrap_err();

@@ -1,54 +1,55 @@
-//! The configuration space of a card: a type 0 header with MSI, MSI-X and PCI Express capabilities.
+//! The PCI configuration space of an emulated device: a type 0 header with MSI, MSI-X and PCI Express capabilities.
 //!
 //! Layout from the PCI Local Bus specification 3.0 (chapter 6) and the PCI Express base specification (chapter 7.5).
 
 use super::{BARS, Identity};
 
-/// Bytes of the configuration space; what is beyond the first 256 reads zero: no extended capabilities.
+/// Size of the configuration space in bytes. Bytes beyond the first 256 read as zero because the device has no extended
+/// capabilities.
 pub const BYTES: usize = 4096;
-/// Bytes that have meaning.
+/// Number of bytes of the configuration space that the device uses.
 const USED: usize = 256;
 
-/// Command register: memory space, bus master, no INTx.
+/// Offset of the command register, and bits of the register: memory space, bus master, no INTx.
 const COMMAND: usize = 0x04;
 const MEMORY: u8 = 1 << 1;
 const MASTER: u8 = 1 << 2;
 const BAR: usize = 0x10;
 const CAPABILITIES: usize = 0x34;
 
-/// Where the capabilities lie.
+/// Offsets of the capabilities.
 const MSI: usize = 0x50;
 const EXPRESS: usize = 0x70;
 const MSIX: usize = 0xb0;
-/// Device control, inside of the PCI Express capability; its bit 15 resets the function.
+/// Offset of the device control register in the PCI Express capability. Bit 15 of this register resets the function.
 const DEVICE_CONTROL: usize = EXPRESS + 8;
 
-/// Bytes of the base address register that holds the table of MSI-X, where one is free.
+/// Size in bytes of the base address register (BAR) that contains the MSI-X table, if a BAR is free.
 pub const TABLE_BYTES: u32 = 4096;
-/// Where the pending bits of MSI-X lie in it.
+/// Offset of the MSI-X pending bits in this BAR.
 const PENDING: u32 = 0x800;
 
-/// What a write has set off.
+/// The effect of a write to the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing beyond the bytes.
+    /// The write changed only the stored bytes.
     None,
-    /// The function is to be reset.
+    /// The function must be reset.
     Reset,
 }
 
-/// The bytes, and which of them can be written.
+/// The bytes of the configuration space, with a mask of the writable bits.
 #[derive(Clone, Debug)]
 pub struct ConfigSpace {
     bytes: [u8; USED],
-    /// Bits that a write changes.
+    /// Mask of the bits that a write may change.
     writable: [u8; USED],
     first: [u8; USED],
     table: Option<usize>,
 }
 
 impl ConfigSpace {
-    /// That of a card.
+    /// Creates the configuration space of a device.
     pub fn new(identity: &Identity) -> Self {
         let mut this = Self {
             bytes: [0; USED],
@@ -59,13 +60,13 @@ impl ConfigSpace {
         let [vendor, device, subsystem_vendor, subsystem] = identity.ids;
         this.put(0x00, &vendor.to_le_bytes());
         this.put(0x02, &device.to_le_bytes());
-        // Status: there are capabilities.
+        // Status register: the device has capabilities.
         this.put(0x06, &0x0010_u16.to_le_bytes());
         this.put(0x09, &identity.class.to_le_bytes()[..3]);
         this.put(0x2c, &subsystem_vendor.to_le_bytes());
         this.put(0x2e, &subsystem.to_le_bytes());
         this.allow(COMMAND, &[MEMORY | MASTER, 0x04]);
-        // Cache line size and interrupt line: any value, without effect.
+        // Cache line size and interrupt line are writable but have no effect.
         this.allow(0x0c, &[0xff]);
         this.allow(0x3c, &[0xff]);
         let mut bars = identity.bars;
@@ -76,7 +77,7 @@ impl ConfigSpace {
             bars[bar] = TABLE_BYTES;
         }
         for (bar, bytes) in bars.into_iter().enumerate().filter(|(_, bytes)| *bytes > 0) {
-            // A power of two: after a write of all ones, the writable bits show the size.
+            // The size is a power of two: after a write of all ones, the writable bits show the size.
             this.allow(BAR + 4 * bar, &(!(bytes - 1)).to_le_bytes());
         }
         this.capabilities(identity.vectors);
@@ -84,14 +85,14 @@ impl ConfigSpace {
         this
     }
 
-    /// PCI Express, and behind it what the vectors take.
+    /// Adds the PCI Express capability, followed by MSI-X or MSI.
     fn capabilities(&mut self, vectors: u16) {
         self.put(CAPABILITIES, &[low(EXPRESS)]);
-        // Version 2, an endpoint; it can be reset by its device control.
+        // Capability version 2, endpoint. The device control register can reset the function.
         self.put(EXPRESS, &[0x10, 0, 0x02, 0]);
         self.put(EXPRESS + 4, &(1_u32 << 28).to_le_bytes());
         self.allow(DEVICE_CONTROL, &[0xff, 0x7f]);
-        // A link of 8 lanes at 8 GT/s, trained to the same.
+        // Link capability and status: 8 lanes at 8 GT/s.
         self.put(EXPRESS + 0x0c, &0x0000_0083_u32.to_le_bytes());
         self.put(EXPRESS + 0x12, &0x0083_u16.to_le_bytes());
         if vectors == 0 {
@@ -99,7 +100,7 @@ impl ConfigSpace {
         }
         self.put(EXPRESS + 1, &[low(MSI)]);
         let log = vectors.next_power_of_two().trailing_zeros().min(5);
-        // 64-bit addresses; so many vectors, as a power of two.
+        // 64-bit addresses, and the number of vectors rounded up to a power of two.
         let control = 0x0080 | low(log as usize) << 1;
         self.put(MSI, &[0x05, 0, control, 0]);
         self.allow(MSI + 2, &[0x71]);
@@ -118,29 +119,29 @@ impl ConfigSpace {
         self.put(MSIX + 8, &(PENDING | u32::from(low(bar))).to_le_bytes());
     }
 
-    /// The base address register that holds the table of MSI-X.
+    /// Returns the index of the BAR that contains the MSI-X table.
     pub const fn table(&self) -> Option<usize> {
         self.table
     }
 
-    /// Whether registers answer.
+    /// Returns true if the device responds to memory accesses.
     pub const fn has_memory(&self) -> bool {
         self.bytes[COMMAND] & MEMORY != 0
     }
 
-    /// Whether the card may reach memory and interrupt.
+    /// Returns true if the device may access memory and raise interrupts (bus mastering).
     pub const fn has_master(&self) -> bool {
         self.bytes[COMMAND] & MASTER != 0
     }
 
-    /// Reads from `offset` on; zeros where nothing is.
+    /// Reads bytes starting at `offset`. Unused bytes read as zero.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         for (place, byte) in (offset..).zip(bytes) {
             *byte = self.bytes.get(place).copied().unwrap_or(0);
         }
     }
 
-    /// Writes from `offset` on what can be written.
+    /// Writes the writable bits of the bytes starting at `offset`.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Effect {
         let mut effect = Effect::None;
         for (place, byte) in (offset..).zip(bytes) {
@@ -155,7 +156,7 @@ impl ConfigSpace {
         effect
     }
 
-    /// As after power-on.
+    /// Restores the values after power-on.
     pub fn reset(&mut self) {
         self.bytes = self.first;
     }
@@ -169,7 +170,7 @@ impl ConfigSpace {
     }
 }
 
-/// Sizes of a card's base address registers, with that of the table of MSI-X.
+/// Returns the size in bytes of each of the device's BARs, including the BAR for the MSI-X table.
 pub fn sizes(identity: &Identity, config: &ConfigSpace) -> [u32; BARS] {
     let mut sizes = identity.bars;
     if let Some(bar) = config.table() {
@@ -178,7 +179,7 @@ pub fn sizes(identity: &Identity, config: &ConfigSpace) -> [u32; BARS] {
     sizes
 }
 
-/// An offset or a count that is known to be below 256.
+/// Converts an offset or a count that is below 256.
 const fn low(value: usize) -> u8 {
     value.to_le_bytes()[0]
 }
@@ -238,11 +239,11 @@ mod tests {
             assert!(ids.len() < 10);
         }
         assert_eq!(ids, [0x10, 0x05, 0x11]);
-        // MSI-X: five vectors, their table in the first register that was free.
+        // MSI-X: five vectors, and the table in the first free BAR.
         assert_eq!(word(&config, MSIX) >> 16, 4);
         assert_eq!(word(&config, MSIX + 4), 1);
         assert_eq!(word(&config, MSIX + 8), 0x801);
-        // MSI: eight, the next power of two.
+        // MSI: eight vectors, the next power of two.
         assert_eq!(word(&config, MSI) >> 17 & 7, 3);
     }
 

@@ -9,21 +9,22 @@ use std::os::fd::OwnedFd;
 /// The value of a register that does not respond.
 const ALL_ONES: u32 = u32::MAX;
 
-/// A card with its configuration space, the memory that it was given and its interrupts.
+/// An emulated device with its configuration space, its mapped memory and its interrupts.
 ///
-/// One thread owns it, so unmapped memory is not written after the unmapping returns.
+/// A single thread owns the device. Therefore the device does not write memory after that memory was unmapped.
 pub struct Endpoint {
     card: Box<dyn EmulatedDevice>,
     identity: Identity,
     sizes: [u32; BARS],
     config: ConfigSpace,
-    /// The table of MSI-X: words that can be read and written. Who connects events does not need them.
+    /// The MSI-X table as plain storage. Interrupts do not use this table, because clients connect event file
+    /// descriptors instead.
     table: Vec<u32>,
     bus: Bus,
     is_removed: bool,
 }
 
-/// The card's side of the bus.
+/// The memory and the interrupts that the device can access.
 #[derive(Debug, Default)]
 struct Bus {
     memory: DeviceMemory,
@@ -33,7 +34,7 @@ struct Bus {
 }
 
 impl Endpoint {
-    /// `card` as after power-on.
+    /// Creates the endpoint of `card` in its state after power-on.
     pub fn new(card: Box<dyn EmulatedDevice>) -> Self {
         let identity = card.identity();
         let config = ConfigSpace::new(&identity);
@@ -54,27 +55,27 @@ impl Endpoint {
         }
     }
 
-    /// What the card shows.
+    /// Returns the identity in the configuration space.
     pub const fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Bytes of each base address register, with the one for MSI-X.
+    /// Returns the size in bytes of each base address register (BAR), including the BAR for MSI-X.
     pub const fn sizes(&self) -> &[u32; BARS] {
         &self.sizes
     }
 
-    /// Whether the card was pulled out.
+    /// Returns true if the device was removed.
     pub const fn is_removed(&self) -> bool {
         self.is_removed
     }
 
-    /// Accesses of the card that nothing answered, since it was powered on.
+    /// Returns the number of DMA faults since power-on.
     pub fn faults(&self) -> u64 {
         self.bus.faults.get()
     }
 
-    /// A register.
+    /// Reads a register.
     pub fn read(&mut self, bar: usize, offset: u64) -> u32 {
         if self.is_removed || !self.config.has_memory() || !self.is_inside(bar, offset) {
             return ALL_ONES;
@@ -88,7 +89,7 @@ impl Endpoint {
         self.card.read(bar, offset)
     }
 
-    /// Sets a register.
+    /// Writes a register.
     pub fn write(&mut self, bar: usize, offset: u64, value: u32) {
         if self.is_removed || !self.config.has_memory() || !self.is_inside(bar, offset) {
             return;
@@ -122,23 +123,25 @@ impl Endpoint {
         self.bus.may_master = self.config.has_master();
     }
 
-    /// What the card may reach.
+    /// Returns the memory that the device may access.
     pub const fn memory(&mut self) -> &mut DeviceMemory {
         &mut self.bus.memory
     }
 
-    /// Connects a vector with an event, or with none; false if there is no such vector.
+    /// Connects an interrupt vector to an event file descriptor; `None` disconnects the vector. Returns false if the
+    /// vector does not exist.
     pub fn connect(&mut self, vector: usize, event: Option<OwnedFd>) -> bool {
         let place = self.bus.vectors.get_mut(vector);
         place.map(|place| *place = event).is_some()
     }
 
-    /// Raises a vector, as a test of the connection.
+    /// Raises an interrupt vector to test its connection.
     pub fn trigger(&self, vector: u16) {
         self.bus.raise(vector);
     }
 
-    /// Everything of the card as after power-on; memory and events stay. Without effect on one that was pulled out.
+    /// Restores the state after power-on; mappings and event file descriptors remain. No effect if the device was
+    /// removed.
     pub fn reset(&mut self) {
         if self.is_removed {
             return;
@@ -158,7 +161,7 @@ impl Endpoint {
         self.reset();
     }
 
-    /// A bounded piece of the card's work.
+    /// Performs a bounded amount of the device's work.
     pub fn step(&mut self) -> Step {
         if self.is_removed {
             return Step::Removed;
@@ -175,7 +178,7 @@ impl Endpoint {
 }
 
 impl Bus {
-    /// Counts an access that nothing answered. Logged with increasing intervals.
+    /// Counts a DMA fault. Repeated faults are logged at increasing intervals.
     fn fault(&self, what: &str, address: u64, bytes: usize) -> Fault {
         let count = self.faults.get() + 1;
         self.faults.set(count);
@@ -194,7 +197,7 @@ impl Bus {
 
     fn raise(&self, vector: u16) {
         if let Some(Some(event)) = self.vectors.get(usize::from(vector)) {
-            // A write to an eventfd fails only at a count that is never reached.
+            // A write to an eventfd fails only if its counter overflows, which cannot happen here.
             let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
         }
     }
@@ -218,14 +221,14 @@ impl Host for Bus {
     }
 
     fn interrupt(&self, vector: u16) {
-        // A message that signals an interrupt is a write like any other.
+        // MSI messages are memory writes, so they require bus mastering too.
         if self.may_master {
             self.raise(vector);
         }
     }
 }
 
-/// Which word of the table an offset is.
+/// Returns the index of the MSI-X table word at `offset`.
 fn word(offset: u64) -> Option<usize> {
     usize::try_from(offset / 4).ok()
 }

@@ -1,22 +1,22 @@
-//! The faults that an emulated device still has to show.
+//! The faults that an emulated device still has to inject.
 
 use daq_drivers::fpga::transports::emulated::{EmulatedOptions, FaultOption};
 
-/// The faults that are still to come.
+/// The faults of a device that are not injected yet.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     left: Vec<FaultOption>,
 }
 
 impl Faults {
-    /// Those of `options`.
+    /// Returns the faults of `options`.
     pub fn new(options: &EmulatedOptions) -> Self {
         Self {
             left: options.faults.clone(),
         }
     }
 
-    /// Whether `name` is due at `transfer`; each is due once.
+    /// Returns true if the fault `name` is due at `transfer`, and removes the fault. Each fault is injected once.
     pub fn take(&mut self, name: &str, transfer: u64) -> bool {
         let place = self
             .left

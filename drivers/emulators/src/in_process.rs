@@ -1,11 +1,12 @@
 //! An emulated device in this process, on its own thread.
 //!
 //! ```text
-//!   registers ──▶ queue ──▶ the card's thread ──▶ memory of this process, GPUs' too
-//!   read ◀───── reply ◀──────┘
+//!   register access ──▶ queue ──▶ the device's thread ──▶ memory of this process, including GPU memory
+//!   read value ◀─────── reply ◀──────┘
 //! ```
-//! Register writes are posted; every other request waits for its reply, which follows all earlier writes. Only the
-//! thread accesses mapped memory, so unmapped memory is not written afterwards.
+//! Register writes are posted. The caller of every other request waits for the reply, which the device sends after all
+//! earlier writes were executed. Only the device's thread accesses mapped memory, so unmapped memory is not written
+//! afterwards.
 
 use crate::sys::memory::Piece;
 use crate::{EmulatedDevice, Step, endpoint::Endpoint};
@@ -20,15 +21,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-/// Configuration space: the command register, and its bits for memory and bus mastering.
+/// Offset of the command register in the configuration space, and its bits for memory access and bus mastering.
 const COMMAND: usize = 0x04;
 const MEMORY_AND_MASTER: [u8; 2] = [0x06, 0x00];
 const MEMORY_ALONE: [u8; 2] = [0x02, 0x00];
 
-/// Something that is done by the card's thread.
+/// A function that the device's thread runs.
 type Call = Box<dyn FnOnce(&mut Endpoint) + Send>;
 
-/// What waits for the card's thread.
+/// A request to the device's thread.
 enum Request {
     Write {
         bar: usize,
@@ -43,11 +44,11 @@ enum Request {
     Call(Call),
 }
 
-/// What is shared with the card's thread.
+/// State shared with the device's thread.
 #[derive(Default)]
 struct RequestQueue {
     state: Mutex<State>,
-    /// There are requests; looked at by a card that is busy, between two steps.
+    /// True if requests are pending. A busy device checks this flag between two steps.
     has_requests: AtomicBool,
     arrived: Condvar,
     answered: Condvar,
@@ -56,16 +57,16 @@ struct RequestQueue {
 #[derive(Default)]
 struct State {
     requests: VecDeque<Request>,
-    /// Values of registers that were read, by the ticket of who waits for them.
+    /// Values of registers that were read, with the ticket of the waiting caller.
     replies: Vec<(u64, u32)>,
     tickets: u64,
-    /// The device is being closed.
+    /// True if the device is being closed.
     is_over: bool,
-    /// The thread has ended, and nothing is answered any more.
+    /// True if the thread has ended. Requests are then no longer answered.
     is_gone: bool,
 }
 
-/// The device.
+/// An emulated device in this process.
 struct InProcess {
     name: String,
     identity: Identity,
@@ -77,14 +78,14 @@ struct InProcess {
     thread: Option<JoinHandle<()>>,
 }
 
-/// One base address register.
+/// A base address register (BAR).
 struct Bar {
     queue: Arc<RequestQueue>,
     index: usize,
     bytes: u64,
 }
 
-/// Runs `card` in this process, memory and bus mastering enabled.
+/// Starts the thread of `card` in this process, with memory access and bus mastering enabled.
 pub fn open(card: Box<dyn EmulatedDevice>) -> Result<Arc<dyn Device>, DeviceError> {
     let (emulated_identity, csr) = (card.identity(), card.csr());
     let name = format!(
@@ -167,14 +168,14 @@ impl RequestQueue {
         }
     }
 
-    /// Has the card's thread do `work`; `None` if there is no such thread any more.
+    /// Runs `work` on the device's thread and returns its result; `None` if the thread has ended.
     fn call_thread<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Endpoint) -> R + Send + 'static,
     ) -> Option<R> {
         let (reply, result) = mpsc::sync_channel(1);
         let call: Call = Box::new(move |endpoint| {
-            // The caller waits below.
+            // The send cannot fail because the caller waits for the result below.
             let _ = reply.send(work(endpoint));
         });
         {
@@ -184,11 +185,11 @@ impl RequestQueue {
             }
             self.post(&mut state, Request::Call(call));
         }
-        // A thread that ends drops its requests, and the sender with them.
+        // A thread that ends drops its requests, and the sender with them, so this cannot block.
         result.recv().ok()
     }
 
-    /// The card's thread.
+    /// The main function of the device's thread.
     fn serve(&self, mut endpoint: Endpoint) {
         let _end = End(self);
         let mut step = Step::Idle;
@@ -288,7 +289,8 @@ impl DmaDevice for InProcess {
             .allocate(region.bytes() as u64)
             .ok_or_else(|| {
                 refused(
-                    "no free addresses are left; lower `slots` or `slot` of the ring".to_owned(),
+                    "no free device addresses are left; lower `slots` or `slot` of the ring"
+                        .to_owned(),
                 )
             })?;
         let piece = Piece::of(region);
@@ -314,7 +316,7 @@ impl DmaDevice for InProcess {
             .queue
             .call_thread(move |endpoint| endpoint.memory().unmap(address, bytes as u64));
         match taken {
-            // Without its thread the device does not write.
+            // If the thread has ended, the device no longer writes memory.
             None => Ok(()),
             Some(true) => {
                 self.iovas().free(address);
@@ -323,13 +325,13 @@ impl DmaDevice for InProcess {
             Some(false) => Err(DmaError::Refused {
                 device: self.name.clone(),
                 action: format!("unmapping {bytes} bytes at {address:#x}"),
-                why: "they are not mapped".to_owned(),
+                why: "this range is not mapped".to_owned(),
             }),
         }
     }
 
     fn disable_and_reset(&self) -> Result<(), DmaError> {
-        // Without its thread the device does not write.
+        // If the thread has ended, the device no longer writes memory.
         let _ = self.reset_to(MEMORY_ALONE);
         Ok(())
     }
@@ -404,7 +406,7 @@ impl Drop for InProcess {
         {
             let mut state = self.queue.lock();
             state.is_over = true;
-            // A card that is busy looks state for requests alone.
+            // A busy device checks only this flag for new requests.
             self.queue.has_requests.store(true, Ordering::Release);
         }
         self.queue.arrived.notify_one();

@@ -1,11 +1,12 @@
 //! Emulated PCI devices.
 //!
 //! ```text
-//!   EmulatedDevice (registers, a step of work) ──▶ vfio_user: a socket for another process
-//!                                              └─▶ in_process: a device in this process
+//!   EmulatedDevice (registers, steps of work) ──▶ vfio_user: serves the device to another process over a socket
+//!                                             └─▶ in_process: runs the device in this process
 //! ```
 //! An emulated device is independent of its transport. The devices are written from vendor documentation, independently
-//! of the drivers in [`daq_drivers::fpga`]. They share no constants, so that a mistake does not cancel out.
+//! of the drivers in [`daq_drivers::fpga`]. The devices and the drivers share no constants, so that the same mistake is
+//! unlikely to be in both and stay undetected.
 
 mod config_space;
 pub mod endpoint;
@@ -27,16 +28,16 @@ use daq_drivers::fpga::transports::emulated::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most base address registers of a PCI device.
+/// The maximum number of base address registers (BARs) of a PCI device.
 pub const BARS: usize = 6;
 
 /// A registry entry of an emulated device.
 pub struct DeviceEntry {
-    /// Its name, as in configuration and on the command line.
+    /// The name in configuration and on the command line.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// A description of the device in one line.
     pub summary: &'static str,
-    /// The faults that can be injected.
+    /// The faults that the device can inject.
     pub faults: &'static [FaultKind],
     /// Creates the device. The error explains the invalid option and the fix.
     pub build: fn(&EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String>,
@@ -58,7 +59,7 @@ pub const DEVICES: &[DeviceEntry] = &[
     },
 ];
 
-/// The devices of this crate, for the source `fpga`.
+/// Gives the source `fpga` access to the devices of this crate.
 #[derive(Debug)]
 pub struct Emulators;
 
@@ -97,16 +98,16 @@ pub fn build(name: &str, options: &EmulatedOptions) -> Result<Box<dyn EmulatedDe
     }
 }
 
-/// What a card shows in its configuration space.
+/// The identity of a device in its configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Vendor, device, subsystem vendor, subsystem.
+    /// Vendor, device, subsystem vendor and subsystem identifiers.
     pub ids: [u16; 4],
-    /// Class, subclass and programming interface: 24 bits.
+    /// Class, subclass and programming interface, 24 bits.
     pub class: u32,
-    /// Bytes of each base address register, 0 or a power of two of at least 4 KiB; all are 32-bit memory.
+    /// Size in bytes of each base address register: 0, or a power of two of at least 4 KiB. All are 32-bit memory.
     pub bars: [u32; BARS],
-    /// Interrupt vectors (MSI-X), 0 to 32.
+    /// Number of interrupt vectors (MSI-X), 0 to 32.
     pub vectors: u16,
 }
 
@@ -116,54 +117,54 @@ pub struct Identity {
 pub struct Fault {
     /// The device address.
     pub address: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub bytes: usize,
 }
 
-/// The host as the device accesses it. Every access fails while bus mastering is disabled.
+/// Access to the host's memory and interrupts. Memory accesses fail while bus mastering is disabled.
 pub trait Host {
-    /// Writes memory, in the order of calls.
+    /// Writes memory. Writes become visible in the order of the calls.
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
 
     /// Reads memory.
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault>;
 
-    /// Raises an interrupt vector, after all writes before; without effect while it is not connected.
+    /// Raises an interrupt vector after all earlier writes. No effect if the vector is not connected.
     fn interrupt(&self, vector: u16);
 }
 
-/// When a card has work again.
+/// The time at which a device has more work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// At once.
+    /// The device has more work immediately.
     Busy,
-    /// After so much time, or after an access to its registers.
+    /// The device has more work after this time, or after an access to its registers.
     After(Duration),
-    /// After an access to its registers.
+    /// The device has more work only after an access to its registers.
     Idle,
-    /// Never: the device was removed. Every register reads all ones, and the device no longer writes.
+    /// The device was removed and has no more work. Every register reads all ones, and the device no longer writes.
     Removed,
 }
 
-/// An emulated PCI device. Only one thread at a time calls it.
+/// An emulated PCI device. Only one thread at a time uses a device.
 pub trait EmulatedDevice: Send {
-    /// What it shows.
+    /// Returns the identity of the device.
     fn identity(&self) -> Identity;
 
-    /// The register at `offset`, a multiple of 4, of base address register `bar`.
+    /// Reads the register at `offset`, a multiple of 4, of base address register `bar`.
     fn read(&mut self, bar: usize, offset: u64) -> u32;
 
-    /// Sets a register. What follows from it may be done here or in the next step.
+    /// Writes a register. The effects occur during this call or in the next [`step`](Self::step).
     fn write(&mut self, bar: usize, offset: u64, value: u32, host: &dyn Host);
 
-    /// Everything as after power-on.
+    /// Restores the state after power-on.
     fn reset(&mut self);
 
-    /// Where its registers are, as the `csr.csv` that a LitePCIe design's build writes; `None` for other devices.
+    /// Returns the register addresses in the format of LitePCIe's `csr.csv`; `None` for other devices.
     fn csr(&self) -> Option<&'static str> {
         None
     }
 
-    /// Does a bounded piece of work: at most some hundred microseconds.
+    /// Performs a bounded amount of work, at most some hundred microseconds.
     fn step(&mut self, host: &dyn Host) -> Step;
 }

@@ -1,11 +1,11 @@
-//! The payload of a card's stream, so that every byte can be checked.
+//! The payload of an emulated device's stream; every byte can be verified.
 
 pub use daq_drivers::fpga::transports::emulated::Pattern;
 
-/// Bytes of a word.
+/// Size of a word in bytes.
 const WORD: usize = 8;
 
-/// Word `place` of a stream whose packets are of `packet` bytes.
+/// Returns word number `place` of a stream with packets of `packet` bytes.
 fn word_of(pattern: Pattern, place: u64, packet: u64) -> u64 {
     let words = (packet / WORD as u64).max(1);
     match pattern {
@@ -14,7 +14,7 @@ fn word_of(pattern: Pattern, place: u64, packet: u64) -> u64 {
     }
 }
 
-/// Makes the bytes of a stream from its byte `at` on; `packet` is the bytes of a packet.
+/// Fills `into` with the bytes of a stream, starting at byte `at`. `packet` is the packet size in bytes.
 pub fn fill(pattern: Pattern, packet: u64, at: u64, into: &mut [u8]) {
     let (mut at, mut rest) = (at, into);
     let head = partial(at).min(rest.len());
@@ -36,7 +36,7 @@ pub fn fill(pattern: Pattern, packet: u64, at: u64, into: &mut [u8]) {
         let step = (packet / WORD as u64).max(1);
         let mut place = first.next_multiple_of(step);
         while place < end {
-            // Inside of `words`, whose places are `first..end`.
+            // `words` contains the words `first..end` of the stream.
             if let Some(word) = usize::try_from(place - first)
                 .ok()
                 .and_then(|index| words.get_mut(index))
@@ -50,7 +50,7 @@ pub fn fill(pattern: Pattern, packet: u64, at: u64, into: &mut [u8]) {
     tail.copy_from_slice(&word_of(pattern, end, packet).to_le_bytes()[..left]);
 }
 
-/// The first byte of the stream at which `bytes`, which begin at its byte `at`, differ from it.
+/// Returns the position of the first byte in which `bytes`, which start at byte `at`, differ from the stream.
 ///
 /// ```
 /// use daq_emulators::pattern::{Pattern, fill, verify};
@@ -75,7 +75,7 @@ pub fn verify(pattern: Pattern, packet: u64, at: u64, bytes: &[u8]) -> Option<u6
     None
 }
 
-/// Bytes from `at` to the next word; 0 at one.
+/// Returns the number of bytes from `at` to the next word boundary; 0 on a boundary.
 fn partial(at: u64) -> usize {
     usize::try_from(at.wrapping_neg() % WORD as u64).unwrap_or(0)
 }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A stream, word by word.
+    /// Computes a stream word by word.
     fn by_words(pattern: Pattern, packet: u64, words: u64) -> Vec<u8> {
         (0..words)
             .flat_map(|place| {

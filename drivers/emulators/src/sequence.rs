@@ -1,4 +1,4 @@
-//! Whether the frames of an emulated device carry the numbers that a source expects.
+//! Checks that the frames of an emulated device contain the sequence numbers that a source expects.
 
 use crate::pattern;
 use daq_core::config::Problem;
@@ -10,8 +10,8 @@ use daq_drivers::fpga::config::{DeviceKey, frame_sequence};
 /// Number of frames that are checked.
 const FRAMES: u32 = 8;
 
-/// Checks that the frames of a card in this process carry the numbers that `sequence` describes, in slots of
-/// `slot_bytes`: what the card sends is known.
+/// Checks that the frames of an emulated device in this process contain the numbers that `sequence` describes, in slots
+/// of `slot_bytes` bytes. The check is possible because the device's data is known in advance.
 pub fn check(config: &FpgaConfig, slot_bytes: usize) -> Result<(), Problem> {
     let (DeviceKey::Emulated(card), Some(sequence)) = (&config.device, &config.sequence) else {
         return Ok(());
@@ -21,15 +21,15 @@ pub fn check(config: &FpgaConfig, slot_bytes: usize) -> Result<(), Problem> {
     };
     let options = config.emulated.clone().unwrap_or_default();
     let packet = options.packet_bytes();
-    // The only one whose transfers end with a packet.
+    // Only this device ends a transfer at the end of a packet.
     let ends = card == "xdma" && options.packet.is_some();
     let slot = slot_bytes as u64;
-    let most = options.packets.unwrap_or(u64::MAX).saturating_mul(packet);
+    let max = options.packets.unwrap_or(u64::MAX).saturating_mul(packet);
     let (mut at, mut bytes) = (0_u64, [0; 8]);
     for frame in 0..FRAMES {
         let rest = if ends { packet - at % packet } else { slot };
         let length = rest.min(slot);
-        if at.saturating_add(length) > most {
+        if at.saturating_add(length) > max {
             break;
         }
         let number = &mut bytes[..numbers.bytes.min(8)];
@@ -43,13 +43,14 @@ pub fn check(config: &FpgaConfig, slot_bytes: usize) -> Result<(), Problem> {
         if !goes_on {
             let (packet, slot) = (ByteSize(packet), ByteSize(slot));
             let message = format!(
-                "the card's frames do not carry this number: it sends packets of {packet} with the pattern `{}`, the \
-                 ring's slots have {slot}, and the number of frame {frame} does not go on from the one before",
+                "the card's frames do not contain consecutive sequence numbers: the number in frame {frame} is missing or does \
+                 not follow the number in the previous frame. The packet size is {packet}, the pattern is `{}`, and the \
+                 slot size is {slot}",
                 options.pattern.name()
             );
             return Err(Problem::at("sequence", message).help(format!(
-                "packets as long as a slot carry one: sequence = {{ offset = 0, bytes = 8, endian = \"little\" }} with emulated = {{ packet = \
-                 \"{slot}\", pattern = \"sequence\" }}"
+                "make each packet as long as a slot, with a number at the start of the packet: set sequence = {{ offset = 0, \
+                 bytes = 8, endian = \"little\" }} and emulated = {{ packet = \"{slot}\", pattern = \"sequence\" }}"
             )));
         }
         at += length;

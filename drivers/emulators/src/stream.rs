@@ -1,4 +1,4 @@
-//! The user's design on a card: a stream of packets that comes at its own rate, and the memory that it waits in.
+//! The stream of an emulated device: packets that are produced at a given rate, and the FIFO that stores them.
 
 use super::pattern::{Pattern, fill};
 use daq_core::units::{BitRate, ByteSize};
@@ -8,17 +8,17 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// What the memory holds where nothing is said.
+/// Default size of the FIFO in bytes.
 const FIFO: u64 = 1 << 20;
 
-/// Whether a stream has data.
+/// The state of a stream's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// It has.
+    /// Data is available.
     Data,
-    /// After so much time.
+    /// Data is available after this time.
     After(Duration),
-    /// Never again.
+    /// The stream has ended.
     Ended,
 }
 
@@ -29,30 +29,30 @@ pub enum Ready {
 #[derive(Debug)]
 pub struct Stream {
     pattern: Pattern,
-    /// Bytes of a packet.
+    /// Size of a packet in bytes.
     packet: u64,
-    /// Whether the end of each is marked.
+    /// True if the end of each packet is marked.
     is_marked: bool,
-    /// Packets of the whole stream.
+    /// Number of packets of the whole stream.
     limit: u64,
-    /// Packets a second.
+    /// Rate in packets per second.
     rate: Option<f64>,
-    /// Packets that the memory holds.
+    /// Maximum number of packets in the FIFO.
     room: u64,
     pacer: Option<Pacer>,
-    /// Packets that have come.
+    /// Number of packets that were produced so far.
     come: u64,
-    /// Those that wait; without a rate, all that are to come.
+    /// Ranges of packets in the FIFO; without a rate, all future packets.
     waiting: VecDeque<Range<u64>>,
-    /// Bytes of the first that were taken.
+    /// Number of bytes of the first waiting packet that were already read.
     taken: u64,
     lost: u64,
-    /// Packets that are lost as soon as they come.
+    /// Number of future packets that are dropped when they are produced.
     doomed: u64,
 }
 
 impl Stream {
-    /// The stream that `options` describe, from its beginning.
+    /// Creates the stream that `options` describe, at its beginning.
     pub fn new(options: &EmulatedOptions) -> Self {
         let packet = options.packet_bytes();
         let limit = options.packets.unwrap_or(u64::MAX);
@@ -64,7 +64,7 @@ impl Stream {
             is_marked: options.packet.is_some(),
             limit,
             rate: options.rate.map(|BitRate(bits)| bits / 8.0 / packet as f64),
-            // One is being taken while another comes.
+            // At least two packets, because one is read while the next is produced.
             room: (fifo / packet).max(2),
             pacer: None,
             come: if is_free { limit } else { 0 },
@@ -75,7 +75,7 @@ impl Stream {
         }
     }
 
-    /// Whether there is data now. The first call starts the clock of a stream with a rate.
+    /// Returns whether data is available at the time `now`. The first call starts the clock of a stream with a rate.
     pub fn ready(&mut self, now: Instant) -> Ready {
         self.receive(now);
         if !self.waiting.is_empty() {
@@ -87,8 +87,8 @@ impl Stream {
         }
     }
 
-    /// Takes bytes of the stream: how many, and whether a packet whose end is marked, or the stream, ended with them.
-    /// Nothing after such an end is taken by the same call.
+    /// Reads bytes of the stream. Returns the number of bytes, and true if the bytes end with a marked end of a packet
+    /// or with the end of the stream. One call never reads beyond such an end.
     pub fn take(&mut self, into: &mut [u8]) -> (usize, bool) {
         let mut done = 0;
         while done < into.len()
@@ -116,7 +116,8 @@ impl Stream {
         (done, false)
     }
 
-    /// Loses the next packet that has not begun to be taken, which may be one that is still to come.
+    /// Drops the next packet of which no byte was read yet. If the FIFO has no such packet, drops the next packet that
+    /// is produced.
     pub fn lose(&mut self) {
         self.lost += 1;
         let begun = u64::from(self.taken > 0);
@@ -137,7 +138,8 @@ impl Stream {
         }
     }
 
-    /// At least so many bytes come at once, before their time; those after them come at theirs.
+    /// Makes at least this number of bytes available immediately, earlier than the stream's rate allows. Later bytes
+    /// keep their times.
     pub fn hurry(&mut self, bytes: u64) {
         let until = self.come.saturating_add(bytes.div_ceil(self.packet));
         let until = until.min(self.limit);
@@ -147,12 +149,12 @@ impl Stream {
         }
     }
 
-    /// Packets that were lost.
+    /// Returns the number of dropped packets.
     pub const fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Puts into the memory what has come until `now`.
+    /// Adds the packets that were produced until `now` to the FIFO.
     fn receive(&mut self, now: Instant) {
         let Some(rate) = self.rate else {
             return;
@@ -190,7 +192,7 @@ mod tests {
         }
     }
 
-    /// Takes all that is there, by pieces of `piece` bytes: number of each whole packet.
+    /// Reads all available data in pieces of `piece` bytes. Returns the number of each whole packet.
     fn drain(stream: &mut Stream, piece: usize) -> Vec<u64> {
         let (mut numbers, mut packet) = (Vec::new(), Vec::new());
         loop {
@@ -209,7 +211,7 @@ mod tests {
         }
     }
 
-    /// A stream with a rate that is taken as fast as it comes has no packet that waits.
+    /// If a stream with a rate is read without delay, no packet waits in the FIFO, so a future packet must be dropped.
     #[test]
     fn future_packet_can_be_lost() {
         let mut stream = Stream::new(&EmulatedOptions {
@@ -227,7 +229,11 @@ mod tests {
         assert_eq!(numbers.last(), Some(&5));
         assert_eq!(stream.lost(), 2);
         let seen = numbers.len() as u64;
-        assert_eq!(numbers[0], 6 - seen, "the next two alone: {numbers:?}");
+        assert_eq!(
+            numbers[0],
+            6 - seen,
+            "only the next two packets are lost: {numbers:?}"
+        );
         assert!(seen <= 4);
     }
 
@@ -262,7 +268,7 @@ mod tests {
     #[test]
     fn fifo_overflow_loses_complete_packets() {
         let mut stream = Stream::new(&EmulatedOptions {
-            // A packet a millisecond, 10 in memory.
+            // One packet per millisecond, and a FIFO of 10 packets.
             rate: Some(BitRate(64.0 * 8.0 * 1000.0)),
             fifo: Some(ByteSize(640)),
             packets: Some(40),

@@ -1,4 +1,4 @@
-//! Emulated devices through both transports.
+//! Tests of emulated devices through both transports: in this process and over a socket.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -25,7 +25,7 @@ use std::time::Duration;
 const SLOT: usize = 16 << 10;
 const SLOTS: usize = 8;
 
-/// A server on a thread of this process.
+/// A vfio-user server on a thread of this process.
 struct Served {
     dir: tempfile::TempDir,
     stop: UnixStream,
@@ -80,7 +80,7 @@ fn options(fault: Option<&str>) -> EmulatedOptions {
     }
 }
 
-/// Has `check` look at a card of its own through each transport.
+/// Calls `check` once per transport, each time with a new device.
 fn each(options: &EmulatedOptions, check: impl Fn(Arc<dyn Device>)) {
     check(in_process::open(build("xdma", options).unwrap()).unwrap());
     let served = Served::new(options);
@@ -114,12 +114,12 @@ fn transfers_deliver_every_byte() {
     });
 }
 
-/// A card that never waits hears that it is over.
+/// A busy device must also detect that it is being closed.
 #[test]
 fn busy_device_can_be_dropped() {
     let device = in_process::open(build("litepcie", &options(None)).unwrap()).unwrap();
     let registers = device.registers(0).unwrap();
-    // One slot in memory that is not mapped, in an endless ring.
+    // A ring with one slot in unmapped memory, in loop mode.
     for (offset, value) in [
         (0x3804, 4096 | 1 << 24 | 1 << 25),
         (0x3808, 0x1_0000),
@@ -134,7 +134,7 @@ fn busy_device_can_be_dropped() {
     drop(device);
 }
 
-/// A client that programs the DMA of a device can write to its own memory.
+/// A client that programs the DMA of a device can write to the client's own memory.
 #[test]
 fn socket_in_use_rejects_second_client() {
     use std::os::unix::fs::PermissionsExt;
@@ -177,7 +177,7 @@ fn unmapped_memory_is_never_written() {
         bench.start();
         bench.credit(1000);
         bench.wait_count(10);
-        // The channel runs on, and its completions with it.
+        // The channel continues to run and to write completions.
         drop(bench.map.take());
         bench.clear();
         let count = bench.count();
@@ -197,7 +197,7 @@ fn device_with_bus_mastering_off_is_quiet_and_recovers() {
         bench.wait_count(5);
         device.clone().as_dma().disable_and_reset().unwrap();
         bench.clear();
-        // As after power-on.
+        // The register has its value after power-on.
         assert_eq!(bench.registers.read(0x1004), 0);
         bench.start();
         bench.credit(3);
@@ -295,7 +295,7 @@ fn each_client_gets_reset_device() {
     first.start();
     first.credit(1000);
     first.wait_count(3);
-    // It leaves without a word, in the middle of it.
+    // The client disconnects without a message while the channel is running.
     drop(first);
     for _ in 0..3 {
         let bench = Bench::new(served.open(), SLOTS, SLOT);
@@ -332,7 +332,7 @@ fn socket_is_replaced_only_if_server_is_dead() {
     let served = Served::new(&options(None));
     let live = Server::bind(&served.path());
     assert!(matches!(live, Err(ServerError::Live(_))), "{live:?}");
-    // The one who asked is no user: the card is served as before.
+    // The connection attempt of `Server::bind` must not count as a client: the device still accepts a client.
     let bench = Bench::new(served.open(), SLOTS, SLOT);
     bench.start();
     bench.credit(1);
@@ -342,7 +342,10 @@ fn socket_is_replaced_only_if_server_is_dead() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     drop(Server::bind(&path).unwrap());
-    assert!(!path.exists(), "it is removed at the end");
+    assert!(
+        !path.exists(),
+        "the socket is removed when the server is dropped"
+    );
     std::fs::write(&path, "something else").unwrap();
     let error = Server::bind(&path).unwrap_err();
     assert!(matches!(error, ServerError::NoSocket(_)), "{error}");

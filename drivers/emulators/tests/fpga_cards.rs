@@ -20,7 +20,7 @@ use std::time::Duration;
 
 const SLOTS: usize = 8;
 const BYTES: usize = 4096;
-/// Longer than any machine takes.
+/// Time after which an operation counts as hanging.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
 struct Bench {
@@ -30,7 +30,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// An engine on the card that `keys` tell of, and a ring for it.
+    /// Creates an engine from the configuration `keys`, and a ring for it.
     fn new(keys: &str) -> Self {
         let config: FpgaConfig = toml::from_str(keys).unwrap();
         let problems = config.problems(Emulators::DEVICES);
@@ -86,7 +86,7 @@ impl Bench {
         self.idle = Some((idle.engine, idle.memory.unwrap()));
     }
 
-    /// What lies in a slot now.
+    /// Returns the contents of a slot.
     fn slot(&self, slot: usize) -> Vec<u8> {
         let mut bytes = vec![0; BYTES];
         let file = self.region.file().unwrap();
@@ -95,7 +95,7 @@ impl Bench {
     }
 }
 
-/// Polls until there is something or the engine fails.
+/// Polls until a transfer is finished or the engine fails.
 fn next(armed: &mut Armed, done: &mut Completions) -> Result<(), EngineError> {
     loop {
         done.clear(SLOTS);
@@ -113,7 +113,7 @@ fn completions() -> Completions {
     Completions::new(SLOTS, xdma::ENTRY.faults.len())
 }
 
-/// Every byte of `frames` frames.
+/// Verifies every byte of at least `frames` frames, for each of `arms` starts of the engine.
 fn every_byte(keys: &str, frames: usize, arms: usize) {
     let mut bench = Bench::new(keys);
     for arm in 0..arms {
@@ -121,7 +121,7 @@ fn every_byte(keys: &str, frames: usize, arms: usize) {
         let mut armed = bench.arm(first, None);
         armed.credit(8);
         let (mut seen, mut done) = (0, completions());
-        // Where in the stream the first frame of this arming begins is the card's business: it goes on from there.
+        // The emulated device continues its stream after a restart, so the first position is read from the first frame.
         let mut at = None;
         while seen < frames {
             next(&mut armed, &mut done).unwrap();
@@ -209,11 +209,12 @@ fn xdma_without_credits_counts_overrun() {
             .take(done.as_slice().len())
             .map(|n| bench.slot(usize::try_from((3 + n) % SLOTS as u64).unwrap()))
             .collect();
-        // Only what cannot have been overwritten while it was copied is a frame.
+        // Only frames that cannot have been overwritten while they were copied are valid.
         let overwritten = armed.overwritten().unwrap();
         for bytes in frames {
             if at >= overwritten {
-                // A stream with a rate loses whole packets of 4 KiB where the card is slow: a frame is all of one piece.
+                // A stream with a rate loses whole packets of 4 KiB if the reader is slow, so the data within a frame
+                // is contiguous.
                 let here = u64::from_le_bytes(bytes[..8].try_into().unwrap()) * 8;
                 assert!(here >= at * BYTES as u64 && last.is_none_or(|last| here > last));
                 assert_eq!(pattern::verify(Pattern::Counter, 0, here, &bytes), None);
@@ -261,7 +262,7 @@ fn device_errors_are_named() {
             panic!("{injected}: {error}");
         };
         assert_eq!(faults, [expected]);
-        // And on it goes.
+        // The engine works again after the fault.
         bench.stop(armed);
         let mut armed = bench.arm(2, None);
         armed.credit(1);
@@ -279,7 +280,7 @@ fn removed_device_is_reported() {
         ));
         let mut armed = match bench.try_arm(0, None) {
             Ok(armed) => armed,
-            // Without credits it may be gone before it is known to run.
+            // Without credits the device may be removed before the engine is armed.
             Err(error) => {
                 assert!(matches!(error, EngineError::Gone { .. }), "{error}");
                 assert!(keys.contains("credits"));
@@ -311,7 +312,7 @@ fn quiesce_timeout_disables_bus_mastering() {
     }
     let idle = armed.stop(Duration::from_millis(20));
     assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
-    // A reset makes it good again.
+    // After a reset the device works again.
     bench.device.reset().unwrap();
     bench.idle = Some((idle.engine, idle.memory.unwrap()));
     let mut armed = bench.arm(0, None);
@@ -340,21 +341,28 @@ fn sequence_format_not_sent_by_emulated_device_is_rejected() {
     let sound = "packet = 4096, pattern = \"sequence\"";
     for device in ["xdma", "litepcie"] {
         assert_eq!(found(device, &card(sound)), Ok(()));
-        assert_eq!(found(device, ", step = 512"), Ok(()), "words that count");
+        assert_eq!(
+            found(device, ", step = 512"),
+            Ok(()),
+            "the words contain consecutive numbers"
+        );
         for wrong in [
             "packet = 8192, pattern = \"sequence\"",
             "packet = 4104, pattern = \"sequence\"",
             "packet = 4096",
         ] {
             let error = found(device, &card(wrong)).unwrap_err();
-            assert!(error.contains("do not carry this number"), "{error}");
+            assert!(
+                error.contains("do not contain consecutive sequence numbers"),
+                "{error}"
+            );
         }
     }
     let short = card("packet = 1024, pattern = \"sequence\"");
     assert_eq!(
         found("xdma", &short),
         Ok(()),
-        "a transfer ends with its packet"
+        "each transfer ends with a packet"
     );
     assert!(found("litepcie", &short).is_err());
 }

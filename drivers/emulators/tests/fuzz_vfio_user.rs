@@ -1,7 +1,7 @@
-//! Whatever a user of a card sends: no panic, nothing that hangs, and the next user is served. Whatever a server answers:
-//! no panic, nothing that hangs.
+//! Fuzz tests of the vfio-user protocol. Arbitrary messages of a client must not make the server panic or hang, and the
+//! next client must be served. Arbitrary replies of a server must not make the client panic or hang.
 //!
-//! `DAQ_FUZZ_SECONDS` says for how long each target runs (1 by default).
+//! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -46,7 +46,7 @@ fn fuzz_requests() {
         });
 }
 
-/// A message that is nearly right, from arbitrary numbers.
+/// Builds an almost valid message from arbitrary numbers.
 fn message(kind: u8, flags: u8, a: u64, b: u64, c: u32, bytes: &[u8]) -> (Header, Vec<u8>) {
     let command = Command::ALL[usize::from(kind) % Command::ALL.len()];
     let small = |value: u64| u32::try_from(value & 0xff).unwrap();
@@ -98,7 +98,7 @@ fn fuzz_sessions() {
             if *greets {
                 send(&user, hello, &[&words([0, 0])], &[]).unwrap();
             }
-            // Not more than both sockets hold unread.
+            // Sends no more than both socket buffers can hold unread.
             for (kind, flags, a, b, c, bytes) in messages.iter().take(20) {
                 let bytes = &bytes[..bytes.len().min(64)];
                 let (header, payload) = message(*kind, *flags, *a, *b, *c, bytes);
@@ -109,7 +109,10 @@ fn fuzz_sessions() {
             user.write_all(&rest[..rest.len().min(512)]).unwrap();
             user.shutdown(Shutdown::Write).unwrap();
             let (_, ended) = serve_connection(endpoint, &stream, signal, None);
-            assert!(ended.is_err(), "it ends because the user does");
+            assert!(
+                ended.is_err(),
+                "the connection ends when the client disconnects"
+            );
             endpoint.detach();
             assert!(endpoint.memory().is_empty());
             assert!(!endpoint.is_removed());
@@ -118,7 +121,8 @@ fn fuzz_sessions() {
 
 type Answer = (u8, u32, Vec<u8>);
 
-/// Answers requests as `answers` say, nearly right most of the time, and leaves after the last.
+/// Replies to requests as `answers` describe, and disconnects after the last reply. Almost all replies are nearly
+/// valid.
 fn answer(stream: &UnixStream, answers: &[Answer]) {
     let mut receiver = Receiver::default();
     let mut answers = answers.iter();
@@ -127,7 +131,7 @@ fn answer(stream: &UnixStream, answers: &[Answer]) {
             return;
         }
         let asked = receiver.header();
-        // What was posted is not answered.
+        // Posted messages get no reply.
         if asked.flags & 1 << 4 != 0 {
             continue;
         }
@@ -153,7 +157,7 @@ fn answer(stream: &UnixStream, answers: &[Answer]) {
             header.bytes = *number;
         }
         if kind & 0b11_0000 == 0b10_0000 {
-            // An answer to something else first.
+            // A reply to a different request is sent first.
             let foreign = Header {
                 id: asked.id.wrapping_add(1),
                 ..asked.reply(bytes.len())
@@ -164,7 +168,7 @@ fn answer(stream: &UnixStream, answers: &[Answer]) {
             return;
         }
         if header.bytes as usize != 16 + payload.len() {
-            // The rest of the message never arrives.
+            // The rest of the reply is never sent.
             return;
         }
     }

@@ -1,6 +1,7 @@
-//! The source `hsb` against the simulated sensor bridge, which knows nothing of it: each checks the other.
+//! Tests of the source `hsb` with the emulated sensor bridge. The source and the emulated bridge are implemented
+//! independently, so each verifies the other.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
@@ -18,11 +19,12 @@ use daq_emulators::hsb::{ANNOUNCE, Board, Counts, Options};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
-/// Payload bytes of a packet, data packets of a frame, and bytes of a frame, in whose last packet is room for metadata.
+/// Payload bytes per packet, number of data packets per frame, and size of a frame in bytes. The last packet of a frame
+/// has room for metadata.
 const PACKET: usize = 1024;
 const PACKETS: usize = 8;
 const FRAME: usize = PACKET * PACKETS - 384;
-/// Packets of a frame whose metadata come alone.
+/// Number of packets of a frame whose metadata is in a separate packet.
 const ALL: u64 = PACKETS as u64 + 1;
 const FRAMES: u64 = 64;
 
@@ -46,16 +48,17 @@ fn source(board: &Board, more: &str) -> Fixture {
     new_fixture(&*spec, 8192, 2 * usize::try_from(FRAMES).unwrap()).unwrap()
 }
 
-/// A frame: number, epoch, bytes, and the places that arrived.
+/// A received frame: number, epoch, bytes, and for each packet slot whether the packet arrived.
 type Frame = (u64, u32, Vec<u8>, Vec<bool>);
 
-/// Arms, receives until `expected` packets are accounted for and nothing more is to come, and disarms.
+/// Arms the sensor, receives until `expected` packets are accounted for and the sensor has sent its last frame, and
+/// disarms the sensor.
 fn run(options: &Options, more: &str, expected: u64) -> (Vec<Frame>, Fixture, Counts) {
     let board = Board::start(options).unwrap();
     let mut fixture = source(&board, more);
     fixture.fillers[0].start().unwrap();
     fixture.fill_while(|ledger| SourceReport::of(ledger).expected < expected);
-    // The sensor has sent its last frame, and loopback has delivered it.
+    // Once the sensor has sent its last frame, the loopback interface has delivered it.
     while board.counts().sensors[0].frames < FRAMES {
         std::thread::yield_now();
     }
@@ -75,7 +78,7 @@ fn run(options: &Options, more: &str, expected: u64) -> (Vec<Frame>, Fixture, Co
     (frames, fixture, counts)
 }
 
-/// Panics unless every byte that came is that of its frame.
+/// Panics if a received byte differs from the sensor's pattern.
 fn check(frames: &[Frame]) {
     for (number, _, bytes, present) in frames {
         for (packet, bytes) in bytes.chunks(PACKET).enumerate() {
@@ -139,7 +142,7 @@ fn faults_are_counted() {
         .filter(|(_, packet)| *packet < PACKETS as u64)
         .collect();
     let gaps: Vec<&str> = text.iter().map(String::as_str).collect();
-    // Wide enough for the gaps: beyond it, packets are believed when several in a row agree.
+    // The window must be larger than the gaps. Beyond it, packets are accepted only if several in a row agree.
     let one = vec![(7, 2)];
     let wide = "window = 8";
     for (faults, missing, duplicates, rejected) in [
@@ -177,7 +180,7 @@ fn faults_are_counted() {
             .filter(|(_, _, is_present)| !is_present)
             .map(|(number, place, _)| (number, place))
             .collect();
-        // Frames of which nothing came are not made.
+        // A frame without any received packet is not delivered.
         let numbers: Vec<u64> = frames.iter().map(|frame| frame.0).collect();
         let seen: Vec<(u64, u64)> = missing
             .into_iter()
@@ -191,7 +194,7 @@ fn faults_are_counted() {
 fn a_restart_opens_an_epoch() {
     let (frames, fixture, _) = run(&options(&["restart@20"]), "", 0);
     let report = fixture.report();
-    // The packets before the one that confirms the new count are placed, too.
+    // The packets before the one that confirms the new numbering are accepted too.
     assert_eq!((report.epochs, report.rejected), (2, 0));
     for (number, epoch, bytes, present) in &frames {
         let number = if *epoch == frames[0].1 {
@@ -205,11 +208,14 @@ fn a_restart_opens_an_epoch() {
     assert_eq!(last.0, FRAMES - 21);
 }
 
-/// Fills each fixture in turn until `is_done` says so of all of them.
+/// Runs all fixtures one after another, repeatedly, until `is_done` returns true.
 fn fill_all(fixtures: &mut [Fixture], is_done: impl Fn(&[Fixture]) -> bool) {
     let deadline = Instant::now() + Duration::from_mins(1);
     while !is_done(fixtures) {
-        assert!(Instant::now() < deadline, "waited a minute for frames");
+        assert!(
+            Instant::now() < deadline,
+            "timeout after a minute of waiting for frames"
+        );
         for fixture in &mut *fixtures {
             let (filler, window) = (&mut fixture.fillers[0], &mut fixture.windows[0]);
             filler.fill(window, Duration::from_millis(5)).unwrap();
@@ -227,7 +233,7 @@ fn restarted_device_is_rearmed_and_opens_epoch() {
     let board = Board::start(&options).unwrap();
     let mut fixtures = [source(&board, "rearm_after = \"200 ms\"")];
     fixtures[0].fillers[0].start().unwrap();
-    // Frame 20 is the one at which it restarts.
+    // The sensor restarts at frame 20.
     let expected = 59 * PACKETS as u64;
     fill_all(&mut fixtures, |fixtures| {
         fixtures
@@ -275,7 +281,7 @@ fn silent_sensor_does_not_stop_others() {
         ..options(&[])
     };
     let board = Board::start(&options).unwrap();
-    // Sensor 1 sends nothing, and there is no sensor 7.
+    // Sensor 1 sends nothing, and sensor 7 does not exist.
     let keys = |sensor: usize| format!("sensor = {sensor}\nrearm_after = \"100 ms\"");
     let mut fixtures = [0, 1, 2, 7].map(|sensor| source(&board, &keys(sensor)));
     for fixture in &mut fixtures {
@@ -299,7 +305,7 @@ fn silent_sensor_does_not_stop_others() {
     assert_eq!(counts.order_errors, 0, "{:?}", counts.mistakes);
 }
 
-/// Not a test of its own, but a figure: run it with `--ignored --nocapture`.
+/// A measurement instead of a test; run this function with `--ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn sensor_rate_is_measured() {
@@ -309,7 +315,7 @@ fn sensor_rate_is_measured() {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a figure"
+        reason = "approximate rates in the output"
     )]
     let frames = (rate * 1e9 * 3.0 / 8.0) as u64 / FRAME as u64;
     let board = Board::start(&Options {
@@ -342,7 +348,7 @@ fn sensor_rate_is_measured() {
     let report = fixture.report();
     let gbit = report.bytes as f64 * 8.0 / 1e9 / seconds;
     println!(
-        "{packet} bytes: asked {rate} Gbit/s, {gbit:.2} came; expected {}, delivered {}, rejected {}",
+        "packets of {packet} bytes: {rate} Gbit/s requested, {gbit:.2} Gbit/s received; expected {}, delivered {}, rejected {}",
         report.expected, report.delivered, report.rejected
     );
 }
@@ -365,12 +371,12 @@ fn context(spec: &dyn SourceSpec) -> SourceContext {
     }
 }
 
-/// In a network namespace, so that no other device announces itself.
+/// Runs in a separate network namespace, so that no other device announces itself.
 #[test]
 fn device_announced_late_is_armed() {
     let thread = std::thread::spawn(|| {
         if own_network::enter().is_err() {
-            return eprintln!("skipped: no network namespace may be created here");
+            return eprintln!("skipped: this user cannot create a network namespace");
         }
         let ip = std::process::Command::new("ip")
             .args(["link", "set", "lo", "up"])
@@ -383,7 +389,7 @@ fn device_announced_late_is_armed() {
         assert!(matches!(built, Producers::Engine(_)));
         let spec = late("listen = \"127.0.0.1:4791\"").unwrap();
         let Producers::Fillers(mut fillers) = spec.build(&context(&*spec)).unwrap() else {
-            panic!("it is no filler")
+            panic!("the source must use fillers")
         };
         fillers[0].start().unwrap();
         let board = Board::start(&Options {

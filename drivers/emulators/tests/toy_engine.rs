@@ -1,7 +1,7 @@
-//! A third DMA engine in one file, with a card to try it on: `docs/src/hardware/write-an-engine.md` shows pieces of this
-//! file, and a test keeps both equal.
+//! A complete DMA engine in one file, with an emulated device to test it. `docs/src/hardware/write-an-engine.md` shows
+//! parts of this file, and a test checks that both are equal.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 use daq_core::dma::{
     Armed, Caps, Completions, DmaDevice, DmaMap, Done, Engine, EngineError, QuiesceTimeout, Slots,
@@ -17,23 +17,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Registers in BAR 0, from the documentation of the card.
+/// Registers in BAR 0, from the documentation of the device.
 mod register {
-    /// Reads [`super::TOY`].
+    /// Identifier; reads as [`super::TOY`].
     pub const ID: u64 = 0x00;
     /// Address of a slot, low half.
     pub const LOW: u64 = 0x04;
-    /// High half; being written adds the slot to the card's list.
+    /// Address of a slot, high half. A write adds the slot to the device's list.
     pub const PUSH: u64 = 0x08;
-    /// Bytes of a slot.
+    /// Size of a slot in bytes.
     pub const BYTES: u64 = 0x0c;
-    /// 1: runs, and counts from 0; 0: stops after the slot in progress, and forgets its list.
+    /// 1 starts the engine with a count of 0. 0 stops it after the current slot and clears its list.
     pub const RUN: u64 = 0x10;
-    /// 1 while it writes.
+    /// Reads as 1 while the engine writes.
     pub const BUSY: u64 = 0x14;
-    /// Being written, so many slots more may be filled.
+    /// A write adds this number of slots to those that may be filled.
     pub const CREDIT: u64 = 0x18;
-    /// Slots that were filled since it was started last: a count of 8 bits, which stays when it stops.
+    /// Number of slots filled since the last start, modulo 256. It keeps its value when the engine stops.
     pub const FILLED: u64 = 0x1c;
 }
 
@@ -46,11 +46,11 @@ struct Toy {
     registers: Arc<dyn Registers>,
     slot_bytes: usize,
     is_armed: bool,
-    /// The count as it was last read.
+    /// The last value that was read from the count register.
     filled: u32,
-    /// Slots that may be filled and are not.
+    /// Number of slots that may be filled but are not filled yet.
     credits: u32,
-    /// Number of filled slots that were not reported.
+    /// Number of filled slots that were not reported yet.
     finished: u32,
 }
 
@@ -78,7 +78,7 @@ impl Toy {
         let registers = device.registers(0)?;
         let id = registers.read(register::ID);
         if id != TOY {
-            let why = format!("its register at 0x0 reads {id:#010x}, a toy's reads {TOY:#010x}");
+            let why = format!("the register at 0x0 is {id:#010x}; a toy has {TOY:#010x}");
             return Err(unfit(device.name(), why));
         }
         Ok(Self {
@@ -105,8 +105,8 @@ impl Toy {
         })
     }
 
-    /// Takes note of what is finished; reads the device.
-    fn look(&mut self) -> Result<(), EngineError> {
+    /// Reads the device and records the finished slots.
+    fn read_progress(&mut self) -> Result<(), EngineError> {
         let filled = self.registers.read(register::FILLED);
         if filled == GONE {
             return Err(self.gone());
@@ -149,7 +149,7 @@ impl Engine for Toy {
         check_slots(self.device.name(), slots, &self.caps(), 64)?;
         // A killed process may have left the engine running.
         if !self.stop(LEFT_RUNNING) {
-            let why = "it is busy before it was started: reset the card";
+            let why = "the engine is busy before it was started: reset the card";
             return Err(unfit(self.device.name(), why));
         }
         if self.registers.read(register::ID) == GONE {
@@ -158,7 +158,7 @@ impl Engine for Toy {
         let half = |address: u64, shift: u32| (address >> shift & 0xffff_ffff) as u32;
         self.registers
             .write(register::BYTES, half(slots.bytes as u64, 0));
-        // The card fills its list from the beginning: it begins with the first slot.
+        // The device fills its list from the beginning, so the first slot must be first in the list.
         let (before, from_first) = slots.addresses.split_at(slots.first);
         for address in from_first.iter().chain(before) {
             self.registers.write(register::LOW, half(*address, 0));
@@ -180,7 +180,7 @@ impl Engine for Toy {
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         if self.is_armed {
-            self.look()?;
+            self.read_progress()?;
         }
         while self.finished > 0
             && done.push(Done {
@@ -206,8 +206,8 @@ impl Engine for Toy {
                 waited: timeout,
             });
         }
-        // What it finished until it stopped can still be polled; a card that is gone finished nothing more.
-        let _ = self.look();
+        // Slots that were filled before the stop can still be polled. A removed device has filled no more slots.
+        let _ = self.read_progress();
         Ok(())
     }
 }
@@ -220,7 +220,7 @@ impl Drop for Toy {
     }
 }
 
-/// The card: fills each slot with the number of its frame.
+/// The emulated device. It fills each slot with the frame number.
 #[derive(Default)]
 struct EmulatedToy {
     slots: Vec<u64>,
@@ -245,7 +245,8 @@ impl EmulatedDevice for EmulatedToy {
         match offset {
             register::ID => TOY,
             register::FILLED => self.filled & 0xff,
-            // A step writes a whole slot, and registers are read between two steps.
+            // Each step writes a whole slot, and registers are read only between steps, so the engine never reads as
+            // busy.
             _ => 0,
         }
     }
@@ -318,10 +319,10 @@ fn toy_engine_fills_ring_in_order() {
         rustix::io::pread(file, &mut bytes, (slot * BYTES) as u64).unwrap();
         assert_eq!(bytes[..], frame.to_le_bytes().repeat(BYTES / 4));
     };
-    // Another program left the engine running.
+    // Simulates another program that left the engine running.
     registers.write(register::RUN, 1);
     registers.write(register::PUSH, 0xffff);
-    // Armed again and again; more frames than the count has numbers.
+    // Arms the engine several times, each time for more frames than the count register can represent.
     for first in 0..3 {
         let slots = Slots {
             addresses: (0..SLOTS)
@@ -384,7 +385,7 @@ fn other_device_is_rejected_with_its_id() {
     assert!(error.contains("0x00001234"), "{error}");
 }
 
-/// What `text` has between the lines that begin and end a block of Rust.
+/// Returns the Rust code blocks of the Markdown text `text`.
 fn blocks(text: &str) -> Vec<&str> {
     let rest = text.split("```rust\n").skip(1);
     rest.map(|rest| rest.split_once("```").unwrap().0).collect()
@@ -406,7 +407,7 @@ fn guide_contains_this_code() {
         let block = lines(block);
         assert!(
             here.windows(block.len()).any(|window| window == block),
-            "the guide shows what tests/toy_engine.rs does not have:\n{}",
+            "the guide contains code that tests/toy_engine.rs does not contain:\n{}",
             block.join("\n")
         );
     }

@@ -1,4 +1,5 @@
-//! An emulated card whose client maps memory without a file descriptor, and answers reads and writes of it by messages.
+//! Tests of an emulated device whose client maps memory without a file descriptor and serves reads and writes of that
+//! memory by messages.
 //!
 //! The client is written from the vfio-user specification and shares no code with the server.
 
@@ -13,7 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Bits of the flags: the kind of message (0: command), and whether a reply is an error.
+/// Masks of the header flags: the message type (0 is a command), and whether a reply is an error.
 const KIND: u32 = 15;
 const ERROR: u32 = 32;
 const VERSION: u16 = 1;
@@ -22,21 +23,21 @@ const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
 const DMA_READ: u16 = 11;
 const DMA_WRITE: u16 = 12;
-/// The region of the configuration space.
+/// The index of the configuration space region.
 const CONFIG: u32 = 7;
 
-/// Where the client's memory begins for the card, and its bytes.
+/// Device address and size in bytes of the client's memory.
 const BASE: u64 = 0x10_0000;
 const BYTES: usize = 0x2_0000;
-/// Maximum bytes of one access, as the client says.
+/// Maximum number of bytes per access, as announced by the client.
 const MAX_DATA: usize = 4096;
-/// Places in the client's memory: descriptors, results, the count that is written back, slots.
+/// Offsets in the client's memory: results, the count that is written back, slots. The descriptors are at offset 0.
 const RESULTS: usize = 0x1000;
 const COUNT: usize = 0x2000;
 const SLOTS: usize = 0x1_0000;
 const SLOT: usize = 16 << 10;
 
-/// A client with memory of its own.
+/// A client with its own memory.
 struct Client {
     stream: UnixStream,
     memory: Vec<u8>,
@@ -65,7 +66,7 @@ impl Client {
         self.stream.write_all(&message).unwrap();
     }
 
-    /// A message: id, command, flags, error, payload.
+    /// Receives a message: id, command, flags, error, payload.
     fn receive(&mut self) -> (u16, u16, u32, u32, Vec<u8>) {
         let mut header = [0; 16];
         self.stream.read_exact(&mut header).unwrap();
@@ -76,7 +77,8 @@ impl Client {
         (half(0), half(2), flags, error, payload)
     }
 
-    /// Asks, and answers what the card asks meanwhile; the payload of the answer, or its error.
+    /// Sends a request and serves requests of the device until the reply arrives. Returns the payload of the reply, or
+    /// the error number in the reply.
     fn ask(&mut self, command: u16, payload: &[u8]) -> Result<Vec<u8>, u32> {
         self.next += 1;
         let id = self.next;
@@ -96,7 +98,7 @@ impl Client {
         }
     }
 
-    /// Answers a request of the card.
+    /// Replies to a request of the device.
     fn serve(&mut self, id: u16, command: u16, payload: &[u8]) {
         let (address, count) = (long(payload, 0), long(payload, 8));
         let at = usize::try_from(address - BASE).unwrap();
@@ -112,7 +114,7 @@ impl Client {
                 self.memory[at..at + count].copy_from_slice(&payload[16..]);
                 self.writes += 1;
             }
-            command => panic!("the card asks for {command}"),
+            command => panic!("the card sent the unexpected command {command}"),
         }
         self.send(id, command, 1, &reply);
     }
@@ -151,7 +153,7 @@ impl Client {
     }
 }
 
-/// Has `client` talk to a card that is served by a thread.
+/// Starts a thread that serves a device, and calls `check` with a connected client.
 fn with_card(check: impl FnOnce(&mut Client)) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("card.sock");
@@ -184,7 +186,7 @@ fn with_card(check: impl FnOnce(&mut Client)) {
 fn memory_without_descriptor_is_accessed_by_messages() {
     with_card(|client| {
         client.map(BASE, 0, BYTES as u64).unwrap();
-        // Memory and bus mastering.
+        // Enables memory accesses and bus mastering.
         client.write_region(CONFIG, 4, &[6, 0]);
         for slot in 0..4 {
             let at = 32 * slot;
@@ -212,8 +214,11 @@ fn memory_without_descriptor_is_accessed_by_messages() {
         }
         let deadline = Instant::now() + Duration::from_mins(1);
         while word(&client.memory, COUNT) & 0xff_ffff < 4 {
-            assert!(Instant::now() < deadline, "no count was written back");
-            // The card asks for memory at any time; requests of both sides cross.
+            assert!(
+                Instant::now() < deadline,
+                "the device has not written 4 completed descriptors within a minute"
+            );
+            // The device may access memory at any time, so requests in both directions overlap.
             assert_eq!(client.read(0x1000) >> 16, 0x1fc1);
         }
         for slot in 0..4 {
@@ -247,7 +252,7 @@ fn unaligned_mapping_is_rejected() {
     });
 }
 
-/// A client that does not answer costs the card a fault, not its life.
+/// If a client does not reply, the device counts a fault and continues.
 #[test]
 fn client_disconnect_ends_only_its_connection() {
     with_card(|client| {

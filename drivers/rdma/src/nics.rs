@@ -11,14 +11,14 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
 #[serde(untagged, expecting = "a list of NIC names, or \"auto\"")]
 pub enum NicNames {
-    /// One, as in `"auto"`.
+    /// A single name, as in `"auto"`.
     One(String),
-    /// Any number.
+    /// A list of names.
     Several(Vec<String>),
 }
 
 impl NicNames {
-    /// All of them.
+    /// Returns all names.
     pub fn all(&self) -> &[String] {
         match self {
             Self::One(name) => std::slice::from_ref(name),
@@ -26,7 +26,7 @@ impl NicNames {
         }
     }
 
-    /// Returns true if the plan chooses the NIC.
+    /// Returns true if the only name is `auto`: the plan then chooses the NIC.
     pub fn is_auto(&self) -> bool {
         self.all() == [AUTO]
     }
@@ -52,8 +52,9 @@ impl NicNames {
     }
 }
 
-/// Opens a NIC: `emulated`, `emulated:ADDRESS` or `emulated:ADDRESS?FAULTS` for an emulated NIC (default address
-/// 127.0.0.1, [`Faults`] for tests), else a hardware NIC: `mlx5_0`, `mlx5_0:PORT`, `mlx5_0:PORT@GID`.
+/// Opens a NIC by its name. `emulated`, `emulated:ADDRESS` and `emulated:ADDRESS?FAULTS` open an emulated NIC; the
+/// default address is 127.0.0.1, and [`Faults`] are for tests. `mlx5_0`, `mlx5_0:PORT` and `mlx5_0:PORT@GID` open a
+/// hardware NIC.
 pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
     let (card, faults) = name.split_once('?').unwrap_or((name, ""));
     let refused = |why: String| VerbsError {
@@ -67,7 +68,7 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
             None => IpAddr::V4(Ipv4Addr::LOCALHOST),
             Some(address) => address.parse().map_err(|_| {
                 refused(format!(
-                    "{address:?} is not an IP address; write it as in emulated:10.0.0.1"
+                    "{address:?} is not an IP address; write the NIC as in emulated:10.0.0.1"
                 ))
             })?,
         };
@@ -84,8 +85,8 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
 }
 
 /// Opens the NICs of a stream's rails: all named NICs in order, repeated for every further queue pair, so that
-/// consecutive frames use different NICs. A NIC that is named twice is opened once. Both hosts number their rails in
-/// this order.
+/// consecutive frames use different NICs. A NIC that is named several times is opened once. Both hosts number their
+/// rails in this order.
 pub fn open_rails(names: &[String], queues: usize) -> Result<Vec<Arc<dyn Nic>>, VerbsError> {
     rails(names, queues, open)
 }
@@ -124,13 +125,13 @@ fn hardware(
         let parsed = text.parse::<u8>();
         parsed.map_err(|_| {
             refused(format!(
-                "{text:?} is not a valid {what}; write it as in mlx5_0:1@3"
+                "{text:?} is not a valid {what}; write the NIC as NAME:PORT@GID, as in mlx5_0:1@3"
             ))
         })
     };
     let port = number("port", port)?;
     let gid = gid.map(|gid| number("GID index", gid)).transpose()?;
-    // Without a device list the error does not name the NIC yet.
+    // Without a device list the error does not contain the NIC's name yet.
     crate::sys::open(card, port, gid).map_err(|error| VerbsError {
         nic: name.to_owned(),
         ..error

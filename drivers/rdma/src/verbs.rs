@@ -1,6 +1,6 @@
 //! The interface to RDMA NICs: a NIC, memory regions, queue pairs.
 //!
-//! The names are those of the verbs. Every queue pair has its own completion queue.
+//! The names follow the verbs API. Every queue pair has its own completion queue.
 
 use daq_core::region::Region;
 use std::any::Any;
@@ -20,7 +20,7 @@ pub enum RegistrationMethod {
 }
 
 impl RegistrationMethod {
-    /// The name in plans, reports and metrics.
+    /// Returns the name of the method in plans, reports and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::DmaBuf => "dma-buf",
@@ -39,9 +39,9 @@ impl fmt::Display for RegistrationMethod {
 /// Access rights of a memory region; local reads are always allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// The NIC may write it for local receives.
+    /// The NIC may write the memory for local receives.
     pub local_write: bool,
-    /// The peer may write it.
+    /// The peer may write the memory.
     pub remote_write: bool,
     /// Writes may become visible in a different order (`IBV_ACCESS_RELAXED_ORDERING`). For payload only, never for
     /// words that announce payload.
@@ -52,13 +52,13 @@ pub struct Access {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{nic}: {call}: {}{}{why}", describe_errno(*.errno), if .why.is_empty() { "" } else { "; " })]
 pub struct VerbsError {
-    /// The card.
+    /// The name of the NIC.
     pub nic: String,
     /// The call with its arguments, as in `ibv_reg_mr`.
     pub call: String,
-    /// The positive errno; 0 if the error is not one of the kernel.
+    /// The positive errno; 0 if Linux did not return the error.
     pub errno: i32,
-    /// Explanation and fix; may be empty.
+    /// Explanation of the error and a fix; may be empty.
     pub why: String,
 }
 
@@ -89,7 +89,7 @@ pub struct Limits {
 /// The state of a NIC port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its number, from 1 on.
+    /// Port number, starting at 1.
     pub number: u8,
     /// True if the port is up (`IBV_PORT_ACTIVE`).
     pub is_active: bool,
@@ -97,26 +97,26 @@ pub struct Port {
     pub is_ethernet: bool,
     /// Active MTU in bytes.
     pub mtu: u32,
-    /// Local identifier (LID); 0 on Ethernet.
+    /// Local identifier (LID) of the port; 0 on Ethernet.
     pub lid: u16,
     /// The selected index in the GID table.
     pub gid_index: u8,
-    /// The GID at that index.
+    /// The GID at the selected index.
     pub gid: [u8; 16],
 }
 
-/// Parameters of a queue pair that the peer needs to connect to it.
+/// Parameters of a queue pair that the peer needs to connect to this queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The queue pair's number, 24 bits.
+    /// The queue pair number, 24 bits.
     pub number: u32,
-    /// The packet sequence number (PSN) of the first packet that it sends, 24 bits.
+    /// The 24-bit packet sequence number (PSN) of the first packet that the queue pair sends.
     pub psn: u32,
     /// The port's LID; for an emulated NIC, its TCP port.
     pub lid: u16,
     /// The port's GID.
     pub gid: [u8; 16],
-    /// MTU in bytes; both sides use the smaller one.
+    /// MTU in bytes; both sides use the smaller of the two MTUs.
     pub mtu: u32,
     /// The Q_Key that datagrams must carry (UD); otherwise 0.
     pub qkey: u32,
@@ -128,17 +128,17 @@ pub struct Endpoint {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Service {
-    /// Reliable connection: in order, retransmitted until acknowledged.
+    /// Reliable connection: messages arrive in order and are retransmitted until they are acknowledged.
     #[default]
     Rc,
     /// Unreliable connection: a message with a missing packet is lost.
     Uc,
-    /// Unreliable datagrams: messages of one packet.
+    /// Unreliable datagrams: each message is a single packet and may be lost.
     Ud,
 }
 
 impl Service {
-    /// The name in configuration and reports.
+    /// Returns the name of the service in configuration and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rc => "rc",
@@ -151,7 +151,7 @@ impl Service {
 /// Parameters of a new queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairOptions {
-    /// Its service.
+    /// The transport service.
     pub service: Service,
     /// Maximum number of outstanding send requests.
     pub sends: u32,
@@ -161,12 +161,12 @@ pub struct QueuePairOptions {
     pub sges: u32,
     /// Requested number of inline bytes; the NIC may grant fewer.
     pub inline: u32,
-    /// Whether [`QueuePair::wait`] will be called.
+    /// True if [`QueuePair::wait`] will be called.
     pub events: bool,
 }
 
-/// Memory registered with a NIC. Dropping it deregisters the memory: later accesses by the peer or by posted work
-/// fail. It keeps the region alive.
+/// Memory registered with a NIC. Dropping this value deregisters the memory: later accesses by the peer or by posted
+/// work requests fail. The value keeps the region alive.
 pub struct MemoryRegion {
     /// Deregisters the memory on drop; declared before the region, so that it is dropped first.
     handle: Box<dyn Send + Sync>,
@@ -197,32 +197,32 @@ impl MemoryRegion {
         }
     }
 
-    /// The local key.
+    /// Returns the local key.
     pub const fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// The remote key; it changes with every registration.
+    /// Returns the remote key, which changes with every registration.
     pub const fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// The address of the first byte, for the NIC and the peer.
+    /// Returns the address of the first byte, as used by the NIC and the peer.
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// The memory.
+    /// Returns the registered memory.
     pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// The registration method.
+    /// Returns the registration method.
     pub const fn method(&self) -> RegistrationMethod {
         self.method
     }
 
-    /// The NIC's own handle.
+    /// Returns the NIC's own handle of the registration.
     pub fn handle(&self) -> &(dyn Send + Sync) {
         &*self.handle
     }
@@ -235,7 +235,7 @@ impl MemoryRegion {
         let end = offset.checked_add(bytes);
         assert!(
             end.is_some_and(|end| end <= self.region.bytes()),
-            "{bytes} bytes at {offset} of a region of {}",
+            "{bytes} bytes at offset {offset} exceed the region of {} bytes",
             self.region.bytes()
         );
         Sge {
@@ -250,7 +250,7 @@ impl fmt::Debug for MemoryRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryKey")
             .field("region", &self.region)
-            .field("way", &self.method)
+            .field("method", &self.method)
             .field("local", &format_args!("{:#x}", self.lkey))
             .field("remote", &format_args!("{:#x}", self.rkey))
             .finish_non_exhaustive()
@@ -266,22 +266,22 @@ pub struct Sge<'a> {
 }
 
 impl Sge<'_> {
-    /// The memory.
+    /// Returns the memory region that contains the range.
     pub const fn memory(&self) -> &MemoryRegion {
         self.memory
     }
 
-    /// Bytes before it.
+    /// Returns the offset of the range in the memory region, in bytes.
     pub const fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Its bytes.
+    /// Returns the length of the range in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The address, for the NIC.
+    /// Returns the address of the range, as used by the NIC.
     pub const fn address(&self) -> u64 {
         self.memory.address + self.offset as u64
     }
@@ -309,12 +309,12 @@ impl Payload<'_> {
 /// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Writes the payload to the peer's `address`. With an immediate the peer gets a completion, which uses up one of
-    /// its receives.
+    /// Writes the payload to the peer's `address`. With immediate data, the peer gets a completion and the write uses
+    /// one of its posted receives.
     Write {
-        /// Remote address.
+        /// Remote address of the first written byte.
         address: u64,
-        /// Remote key.
+        /// Remote key of the peer's memory region.
         rkey: u32,
         /// Immediate data for the peer's completion.
         immediate: Option<u32>,
@@ -329,22 +329,22 @@ pub enum Verb {
 /// A work request.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkRequest<'a> {
-    /// Returned in the completion.
+    /// Number that is returned in the completion.
     pub id: u64,
     /// The operation.
     pub verb: Verb,
     /// The payload.
     pub payload: Payload<'a>,
-    /// Whether success creates a completion; failures always do.
+    /// True if success creates a completion. A failure always creates a completion.
     pub signaled: bool,
 }
 
 /// Completion status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// It is done.
+    /// The request was executed.
     Success,
-    /// Not executed, because the queue pair had failed before.
+    /// The request was not executed because the queue pair had already failed.
     Flushed,
     /// The peer did not answer (`RETRY_EXC_ERR`): its process ended or the link is down.
     Unanswered,
@@ -361,7 +361,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The name in reports and metrics.
+    /// Returns the name of the status in reports and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -379,9 +379,9 @@ impl Status {
 /// The queue that a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// A send request.
+    /// The send queue: the completion belongs to a send request.
     Sent,
-    /// A posted receive that was used by a message or by a write with an immediate.
+    /// The receive queue: a message, or a write with immediate data, has used a posted receive.
     Received,
 }
 
@@ -390,9 +390,9 @@ pub enum Side {
 pub struct WorkCompletion {
     /// The id of the work request.
     pub id: u64,
-    /// The queue. Valid only on success.
+    /// The queue of the work request. Valid only on success.
     pub side: Side,
-    /// The status.
+    /// The status of the work request.
     pub status: Status,
     /// Number of received bytes. Undefined for sends.
     pub bytes: u32,
@@ -400,64 +400,67 @@ pub struct WorkCompletion {
     pub immediate: Option<u32>,
 }
 
-/// A queue pair with its completion queue. It starts unconnected; receives may be posted before it is connected.
+/// A queue pair with its completion queue. A new queue pair is not connected; receives may be posted before it is
+/// connected.
 ///
-/// `post`, `receive` and `poll` are the data path: no allocation, no lock that another data thread holds, no system call
-/// (an emulated NIC makes some). Dropping a queue pair destroys it: no memory is written for it afterwards.
+/// `post_send`, `post_receive` and `poll` are the data path: they do not allocate, do not take a lock that another data
+/// thread holds, and make no system calls. An emulated NIC does make system calls. Dropping a queue pair destroys it,
+/// and no memory is written for it afterwards.
 ///
 /// `Any` allows a downcast to the hardware type, which rdma_cm needs.
 pub trait QueuePair: Any + Send {
     /// Returns the parameters for the peer.
     fn endpoint(&self) -> Endpoint;
 
-    /// Connects it to the peer's queue pair.
+    /// Connects the queue pair to the peer's queue pair.
     fn connect(&mut self, peer: &Endpoint) -> Result<(), VerbsError>;
 
-    /// Posts a send request. After an error nothing is posted.
+    /// Posts a send request. If this fails, nothing is posted.
     fn post_send(&mut self, work: &WorkRequest<'_>) -> Result<(), VerbsError>;
 
-    /// Posts a receive; `into` is empty for writes with an immediate.
+    /// Posts a receive. `into` may be empty for writes with immediate data.
     fn post_receive(&mut self, id: u64, into: &[Sge<'_>]) -> Result<(), VerbsError>;
 
-    /// Collects completions without waiting. An error concerns the completion queue itself, such as an overrun.
+    /// Collects completions without waiting. Returns an error only if the completion queue itself has failed, for
+    /// example because of an overrun.
     fn poll(&mut self, done: &mut [WorkCompletion]) -> Result<usize, VerbsError>;
 
     /// Stops the queue pair permanently: it accepts and acknowledges no further messages. All posted requests
     /// complete soon, [flushed](Status::Flushed) if they were not executed. Once all receives have completed, the
-    /// successful ones are all messages that the peer can have seen acknowledged.
+    /// successful receives include every message that was acknowledged to the peer.
     fn stop(&mut self) -> Result<(), VerbsError>;
 
-    /// Waits until a completion may be available or `limit` has passed; false if waiting is not supported.
+    /// Waits until a completion may be available or `limit` has passed. Returns false if waiting is not supported.
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError>;
 }
 
 /// An event of a NIC that does not belong to one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NicEvent {
-    /// Its port came up.
+    /// The port came up.
     PortUp,
-    /// Its port went down.
+    /// The port went down.
     PortDown,
-    /// It failed, or was removed.
+    /// The NIC failed or was removed.
     Fatal,
     /// A completion queue was overrun.
     CompletionOverrun,
-    /// Another event, by its name in the verbs.
+    /// Another event, with its name in the verbs API.
     Other(String),
 }
 
 /// An opened NIC.
 pub trait Nic: Send + Sync + fmt::Debug {
-    /// Its name, as in `mlx5_0`.
+    /// Returns the NIC's name, as in `mlx5_0`.
     fn name(&self) -> &str;
 
-    /// Returns its limits.
+    /// Returns the NIC's limits.
     fn limits(&self) -> Limits;
 
-    /// Returns the current state of its port.
+    /// Returns the current state of the NIC's port.
     fn port(&self) -> Result<Port, VerbsError>;
 
-    /// Registers all of `region` in one `method`. The [`registration`](crate::registration) module chooses it.
+    /// Registers all of `region` with `method`. The [`registration`](crate::registration) module chooses the method.
     fn register(
         &self,
         region: &Arc<Region>,

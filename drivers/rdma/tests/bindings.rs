@@ -1,4 +1,4 @@
-//! The committed bindings of libibverbs and librdmacm are those that the headers give.
+//! Checks that the committed bindings of libibverbs and librdmacm are equal to bindings generated from the headers.
 
 use std::env;
 use std::fs;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const COMMITTED: &str = "src/sys/ffi/bindings.rs";
-/// rdma-core's version in the committed file. Later ones append functions and values.
+/// The rdma-core version of the committed file. Later versions append functions and values.
 const HEADERS: &str = "44";
 
-/// Why the bindings cannot be generated here.
+/// Returns the reason why the bindings cannot be generated on this machine, if any.
 fn missing() -> Option<String> {
     let header = Path::new("/usr/include/rdma/rdma_cma.h");
     if !header.exists() {
@@ -17,7 +17,7 @@ fn missing() -> Option<String> {
     }
     let pkgconfig = Path::new("/usr/lib/x86_64-linux-gnu/pkgconfig/libibverbs.pc");
     let text = fs::read_to_string(pkgconfig).unwrap_or_default();
-    // As in `Version: 1.14.44.0`.
+    // The line has the form `Version: 1.14.44.0`.
     let version = text
         .lines()
         .find_map(|line| line.strip_prefix("Version: ")?.split('.').nth(2));
@@ -33,7 +33,7 @@ fn missing() -> Option<String> {
     None
 }
 
-/// Whether there is libclang with its C interface. `libclang-cpp.so` is another library.
+/// Returns true if libclang with its C interface is installed. `libclang-cpp.so` is a different library.
 fn has_libclang() -> bool {
     let named = env::var_os("LIBCLANG_PATH").map(PathBuf::from);
     let llvm = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
@@ -85,6 +85,6 @@ fn committed_bindings_regenerated_from_headers_are_equal() {
     assert_eq!(
         text.len(),
         generated.len(),
-        "one is longer; run with DAQ_UPDATE=1"
+        "the lengths differ; run with DAQ_UPDATE=1"
     );
 }

@@ -1,7 +1,7 @@
-//! Whatever the other end of a TCP exchange says: no panic, no length without a bound, and what is taken is said again in
-//! the same words.
+//! Fuzz test of the frames of the TCP exchange. Arbitrary bytes must not cause a panic or an unbounded length. A frame
+//! that can be decoded must be equal after it was encoded and decoded again.
 //!
-//! `DAQ_FUZZ_SECONDS` says for how long each target runs (1 by default).
+//! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -17,7 +17,7 @@ fn time() -> Duration {
 
 fn take(bytes: &[u8]) {
     let mut have = 0;
-    // As a reader does it: no more than is frame_length, until no more is.
+    // Reads as a receiver does: only up to the frame length that is known so far, until the frame is complete.
     while let Ok(whole) = frame_length(&bytes[..have]) {
         assert!((HEADER_BYTES..=HEADER_BYTES + MAX_BODY).contains(&whole));
         if have == whole {
@@ -26,7 +26,7 @@ fn take(bytes: &[u8]) {
         if whole > bytes.len() {
             return;
         }
-        assert!(whole > have, "it wants less than before");
+        assert!(whole > have, "the frame length decreased");
         have = whole;
     }
     if let Ok(frame) = Frame::decode(&bytes[..have]) {
@@ -44,7 +44,7 @@ fn fuzz_frames() {
         .for_each(|(is_raw, kind, body)| {
             take(body);
             if !is_raw {
-                // A head as it should be, so that bodies are reached.
+                // A valid header, so that the body is decoded too.
                 let mut bytes = Frame::Ready.encode();
                 bytes[6] = kind % 7;
                 bytes[8..12].copy_from_slice(&u32::try_from(body.len()).unwrap().to_le_bytes());

@@ -15,7 +15,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Which card, and the transport that reaches it.
+/// The card that the key `device` selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceKey {
     /// A PCI address, as in `0000:3b:00.0`.
@@ -27,7 +27,7 @@ pub enum DeviceKey {
 }
 
 impl DeviceKey {
-    /// The PCI address, if the device has one.
+    /// Returns the PCI address, or `None` for a device that is not selected by a PCI address.
     pub fn pci(&self) -> Option<&str> {
         match self {
             Self::Pci(address) => Some(address),
@@ -35,7 +35,7 @@ impl DeviceKey {
         }
     }
 
-    /// The reason why the device cannot access GPU memory; `None` if it can.
+    /// Returns the reason why the device can access only host memory, or `None` if it can also access GPU memory.
     pub const fn host_only(&self) -> Option<&'static str> {
         match self {
             Self::Pci(_) | Self::Emulated(_) => None,
@@ -137,9 +137,9 @@ impl<'de> Deserialize<'de> for EngineName {
         if names.contains(&name.as_str()) {
             return Ok(Self(name));
         }
-        let meant = nearest(&name, &names).unwrap_or(names[0]);
+        let suggestion = nearest(&name, &names).unwrap_or(names[0]);
         Err(de::Error::custom(format!(
-            "unknown engine \"{name}\"; try \"{meant}\""
+            "unknown engine \"{name}\"; try \"{suggestion}\""
         )))
     }
 }
@@ -191,11 +191,12 @@ pub struct RegisterStep {
     pub value: u32,
     /// Bits that are written or compared. The other bits keep the value that the register reads. Default: all bits.
     pub mask: Option<u32>,
-    /// Wait until the register reads `value` instead of writing it. This is the maximum time.
+    /// Maximum time to wait until the register reads `value`. If it is set, the step only waits and does not write.
     pub wait: Option<Span>,
-    /// `"start"`: after the engine was armed; `"stop"`: before the engine is stopped; `"stopped"`: after it was stopped.
-    /// An engine finishes the transfer in progress, so the design must keep sending. If a `"stop"` step switches the
-    /// design off, the transfer may never finish; the card is then disconnected from the bus and reset at each stop.
+    /// When the step runs: `"start"`, after the engine is armed; `"stop"`, before the engine is stopped; `"stopped"`, after the
+    /// engine is stopped. To stop, an engine finishes the transfer in progress, so the design must keep sending. If a `"stop"`
+    /// step switches the design off, the transfer may never finish; the card is then disconnected from the bus and reset at
+    /// each stop.
     #[serde(default)]
     pub when: RegisterPhase,
 }
@@ -208,13 +209,13 @@ pub struct FrameNumberConfig {
     pub offset: usize,
     /// Size of the number in bytes: 1 to 8.
     pub bytes: usize,
-    /// Byte order.
+    /// Byte order of the field.
     #[serde(default)]
     pub endian: Endian,
-    /// Increment from one frame to the next.
+    /// Increment of the number from one frame to the next.
     #[serde(default = "one")]
     pub step: u64,
-    /// Number of valid low bits, if not all bits are valid. The number wraps at 2 to this power.
+    /// Number of valid low bits, if not all bits are valid. The sequence number wraps at 2 to the power of `bits`.
     pub bits: Option<u32>,
 }
 
@@ -234,7 +235,7 @@ pub struct FpgaConfig {
     pub emulated: Option<EmulatedOptions>,
     /// The DMA engine of the card. Can be omitted for `"emulated:NAME"`, where the name selects the engine.
     pub engine: Option<EngineName>,
-    /// Channel of the engine, from 0.
+    /// Index of the engine's DMA channel, starting at 0.
     #[serde(default)]
     pub channel: usize,
     /// How finished transfers are detected: `"poll"`, or `"interrupt"` to sleep until the card raises an interrupt.
@@ -263,11 +264,12 @@ pub struct FpgaConfig {
     /// `"staged"` copies through host memory.
     #[serde(default)]
     pub path: P2pPreference,
-    /// Sequence number in each frame. It reveals frames that the design lost.
+    /// Position and format of the sequence number that the design writes to each frame. daq uses the number to detect frames
+    /// that the design lost.
     pub sequence: Option<FrameNumberConfig>,
-    /// Maximum number of consecutive frames that the sequence number can report as missing. A longer gap or a step
-    /// backwards is a damaged number, and its frame is lost as `bad_packet`. If the next frame continues from that
-    /// number, the sender restarted and a new epoch begins.
+    /// Maximum number of consecutive frames that the sequence number can report as missing. After a longer gap or a step
+    /// backwards, the number is treated as damaged and the frame is counted as lost (`bad_packet`). If the next frame
+    /// continues from this number, daq assumes that the sender restarted and begins a new epoch.
     #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
     /// CPU core of the source's thread. Default: any core.
@@ -278,7 +280,7 @@ pub struct FpgaConfig {
 }
 
 impl FpgaConfig {
-    /// The engine that the configuration selects by `engine` or by the name of the emulated device.
+    /// Returns the engine that the configuration selects by `engine` or by the name of the emulated device.
     pub fn engine(&self) -> Option<&'static EngineEntry> {
         let ((Some(EngineName(name)), _) | (None, DeviceKey::Emulated(name))) =
             (&self.engine, &self.device)
@@ -323,7 +325,7 @@ impl FpgaConfig {
             ] {
                 if given && !engine.keys.contains(&key) {
                     let message = format!("the engine `{}` does not support `{key}`", engine.name);
-                    found.push(Problem::at(key, message).help("remove it"));
+                    found.push(Problem::at(key, message).help("remove this key"));
                 }
             }
         } else {
@@ -362,7 +364,7 @@ impl FpgaConfig {
                     "the mask {mask:#x} does not cover the value {:#x}",
                     step.value
                 ),
-                "set every bit of the mask that is to be written or compared; at least one",
+                "set a bit in the mask for each bit that is written or compared; the mask must not be 0",
             );
         }
         if self.cores.len() > 1 {
@@ -370,7 +372,7 @@ impl FpgaConfig {
                 "{} cores are given, but the source has one thread",
                 self.cores.len()
             );
-            found.push(Problem::at("cores", message).help("give one core"));
+            found.push(Problem::at("cores", message).help("set one core"));
         }
         if let Some(sequence) = &self.sequence
             && let Err(problem) = frame_sequence(sequence, self.max_gap)
@@ -400,14 +402,14 @@ pub fn frame_sequence(
         return problem(
             "bytes",
             format!("the sequence number cannot have {bytes} bytes"),
-            "use 1 to 8",
+            "set a number of bytes from 1 to 8",
         );
     }
     if offset > usize::MAX / 2 {
         return problem(
             "offset",
             format!("offset {offset} is beyond the largest possible frame"),
-            "lower it",
+            "lower `offset`",
         );
     }
     let plain = FrameSequence::new(offset, bytes);
@@ -415,15 +417,15 @@ pub fn frame_sequence(
     if bits == 0 || bits > plain.bits {
         return problem(
             "bits",
-            format!("{bits} bits are invalid for a number of {bytes} bytes"),
-            "use 1 to 8 bits per byte",
+            format!("`bits` = {bits} is invalid for a {bytes}-byte number"),
+            "set `bits` to at least 1 and at most 8 × `bytes`",
         );
     }
-    let half = (u64::MAX >> (64 - bits)) / 2;
-    if step == 0 || step > half.max(1) {
+    let max = ((u64::MAX >> (64 - bits)) / 2).max(1);
+    if step == 0 || step > max {
         return problem(
             "step",
-            format!("increment {step} is invalid for a number of {bits} bits"),
+            format!("increment {step} is invalid for a {bits}-bit number: it must be 1 to {max}"),
             "set `step` to the increment from one frame to the next, at least 1",
         );
     }

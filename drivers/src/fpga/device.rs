@@ -12,7 +12,7 @@ pub const BARS: usize = 6;
 /// The value of every register after the device was removed: an unanswered PCIe read returns all ones.
 pub const GONE: u32 = u32::MAX;
 
-/// Why a device could not be opened or used.
+/// Error: a device cannot be opened or used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{device}: {why}")]
 pub struct DeviceError {
@@ -23,7 +23,7 @@ pub struct DeviceError {
 }
 
 impl DeviceError {
-    /// An error about `device`.
+    /// Creates an error about `device`.
     pub fn new(device: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             device: device.into(),
@@ -35,9 +35,9 @@ impl DeviceError {
 /// The identity of a device from its configuration space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// Vendor, offset 0x00.
+    /// Vendor identifier, offset 0x00.
     pub vendor: u16,
-    /// Model, offset 0x02.
+    /// Device identifier, offset 0x02.
     pub device: u16,
     /// Class, subclass and programming interface, offset 0x09: 24 bits.
     pub class: u32,
@@ -59,7 +59,7 @@ pub trait Device: DmaDevice {
     /// Resets the device. Afterwards no DMA is in flight, registers have their initial values, and bus mastering is enabled.
     fn reset(&self) -> Result<(), DeviceError>;
 
-    /// Checks that memory is still mapped for the device, if Linux can revoke mappings. At most one system call if no
+    /// Checks that memory is still mapped for the device, if Linux can revoke mappings. Makes at most one system call if no
     /// mapping was revoked.
     fn check(&self) -> Result<(), DeviceError> {
         Ok(())
@@ -70,7 +70,7 @@ pub trait Device: DmaDevice {
         None
     }
 
-    /// Converts the device for buffers and mappings of engines.
+    /// Returns the device as a [`DmaDevice`], which engines use for buffers and mappings.
     fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice>;
 }
 
@@ -79,13 +79,13 @@ pub trait Device: DmaDevice {
 /// If the device was removed, reads return [`GONE`] and writes have no effect. Accesses keep their order. A read returns
 /// after all earlier writes have reached the device.
 pub trait Registers: Send + Sync {
-    /// Size in bytes.
+    /// Returns the size of the BAR in bytes.
     fn bytes(&self) -> u64;
 
-    /// Reads the register at `offset`, a multiple of 4 below the size.
+    /// Reads the register at `offset`, which must be a multiple of 4 and less than [`bytes`](Self::bytes).
     fn read(&self, offset: u64) -> u32;
 
-    /// Writes the register at `offset`.
+    /// Writes the register at `offset`, which must be a multiple of 4 and less than [`bytes`](Self::bytes).
     fn write(&self, offset: u64, value: u32);
 }
 

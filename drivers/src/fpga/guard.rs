@@ -34,9 +34,9 @@ pub const COMMAND: &str = "fpga-guard";
 const VERSION: u64 = 1;
 /// Maximum number of descriptors that Linux passes with a message.
 const MAX_DESCRIPTORS: usize = 253;
-/// Timeout of a reply. The guard does nothing else, so a timeout means that it does not run at all.
+/// Timeout for a reply of the guard. The guard only handles messages, so a timeout means that the guard process does not run.
 const TIMEOUT: Duration = Duration::from_mins(1);
-/// Bytes of a message: its kind and three numbers.
+/// Size of a message in bytes: its type and three numbers.
 const MESSAGE_BYTES: usize = 32;
 /// Maximum bytes of a reply: a copy of the message, or the reason of a refusal.
 const MAX_REPLY_BYTES: usize = 256;
@@ -92,7 +92,7 @@ impl Message {
     }
 }
 
-/// Why the guard did not accept a message.
+/// Error: the guard did not accept a message.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     /// The guard replied with a reason.
@@ -115,7 +115,7 @@ impl From<Errno> for GuardError {
 pub struct DeviceGuard {
     socket: OwnedFd,
     child: Child,
-    /// Whether a reply did not arrive.
+    /// True if a reply did not arrive.
     is_lost: bool,
 }
 
@@ -162,7 +162,7 @@ impl DeviceGuard {
         match guard.request(take, &[container, device]) {
             Ok(()) => Ok(guard),
             Err(error) => {
-                // The guard holds nothing yet, or the program is not a guard.
+                // The guard has no descriptors yet, or the program is not a guard.
                 let _ = guard.child.kill();
                 let _ = guard.child.wait();
                 Err(cannot(error.to_string()))
@@ -170,12 +170,13 @@ impl DeviceGuard {
         }
     }
 
-    /// Reports a mapping before it is made. The guard keeps `held` open until the memory is unmapped.
+    /// Reports a mapping to the guard before the mapping is made. The guard keeps the descriptors `held` open until the memory
+    /// is unmapped.
     pub fn map(&mut self, address: u64, bytes: u64, held: &[OwnedFd]) -> Result<(), GuardError> {
         self.unless_lost(|socket| request_map(socket, address, bytes, held))
     }
 
-    /// Reports that a mapping was removed.
+    /// Reports to the guard that a mapping was removed.
     pub fn unmap(&mut self, address: u64) -> Result<(), GuardError> {
         self.request(Message::Unmap { address }, &[])
     }
@@ -187,7 +188,7 @@ impl DeviceGuard {
         Ok(())
     }
 
-    /// The guard's process id.
+    /// Returns the process ID of the guard.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -223,7 +224,8 @@ fn connection() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     Ok((ours, theirs))
 }
 
-/// Sends a mapping with the descriptors that keep its memory, in as many messages as necessary.
+/// Reports a mapping to the guard, with the file descriptors that keep its memory allocated. Splits the descriptors over
+/// several messages if necessary.
 fn request_map(
     socket: &OwnedFd,
     address: u64,
@@ -243,7 +245,7 @@ fn request(socket: &OwnedFd, message: Message, fds: &[BorrowedFd<'_>]) -> Result
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(GuardError::Refused(format!(
-            "a message cannot carry {} descriptors",
+            "a message cannot carry {} file descriptors",
             fds.len()
         )));
     }
@@ -272,7 +274,7 @@ fn request(socket: &OwnedFd, message: Message, fds: &[BorrowedFd<'_>]) -> Result
     }
 }
 
-/// The actions on a guarded device. A trait, so that tests can use the protocol without a device.
+/// The actions of the guard on its device. This is a trait so that the protocol can be tested without a device.
 trait GuardedDevice {
     /// Stops all DMA and removes the mappings. Returns the failures.
     fn disable_and_reset(&mut self, maps: &BTreeMap<u64, Map>) -> Vec<String>;
@@ -286,17 +288,17 @@ struct Map {
     _descriptors: Vec<OwnedFd>,
 }
 
-/// How the guard ended.
+/// The reason why the guard ended.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// The daemon requested it.
+    /// The daemon sent [`Message::Finish`].
     Finished,
-    /// The daemon died. The number of its mappings, and what could not be cleaned up.
+    /// The daemon died. Contains the number of its mappings and the failures of the cleanup.
     Orphaned(usize, Vec<String>),
 }
 
-/// Handles messages from `socket` until the daemon finishes. If the connection closes first, stops the device that
-/// `open` returned for the first descriptors.
+/// Handles messages from `socket` until the daemon finishes. If the connection closes first, stops the device: disables
+/// bus mastering and resets it. `open` creates the device from the two file descriptors of the `Open` message.
 fn serve<H: GuardedDevice>(
     socket: BorrowedFd<'_>,
     open: impl FnOnce(OwnedFd, OwnedFd, u64) -> H,
@@ -355,7 +357,9 @@ fn serve<H: GuardedDevice>(
                 reply(socket, &message.bytes());
                 return Ok(End::Finished);
             }
-            (message, count) => Some(format!("{message:?} with {count} descriptors")),
+            (message, count) => Some(format!(
+                "unexpected message {message:?} with {count} file descriptors"
+            )),
         };
         match refusal {
             None => reply(socket, &message.bytes()),
@@ -424,7 +428,7 @@ impl GuardedDevice for VfioGuarded {
         for (address, map) in maps {
             if let Err(error) = sys::unmap(self.container.as_fd(), *address, map.bytes) {
                 failed.push(format!(
-                    "unmap {:#x} bytes at {address:#x}: {error}",
+                    "cannot unmap {:#x} bytes at {address:#x}: {error}",
                     map.bytes
                 ));
             }
@@ -557,14 +561,14 @@ mod tests {
     /// A guard in a thread, with two ordinary files as the device.
     fn bench() -> Bench {
         let (socket, theirs) = connection().unwrap();
-        let (tell_test, recorded) = channel();
+        let (record, recorded) = channel();
         let (resume, waits) = channel();
         let guard = std::thread::spawn(move || {
             serve(theirs.as_fd(), |first, second, config| {
                 assert_eq!(config, 7 << 40);
                 Recorder {
                     fds: [first, second],
-                    recorded: tell_test,
+                    recorded: record,
                     waits,
                 }
             })
@@ -589,12 +593,13 @@ mod tests {
         Message::Map { address, bytes }
     }
 
-    /// Whether the other end of a pipe is still open.
+    /// Returns true if the other end of a pipe is still open.
     fn is_held(end: &std::io::PipeReader) -> bool {
         is_held_for(end, Duration::ZERO)
     }
 
-    /// As [`is_held`], after at most `limit`. A child of another test inherits the descriptor until it runs its program.
+    /// Calls [`is_held`] after waiting at most `limit`. A child process of another test inherits the descriptor until
+    /// it executes its program.
     fn is_held_for(end: &std::io::PipeReader, limit: Duration) -> bool {
         let limit = Timespec::try_from(limit).unwrap();
         let mut fds = [PollFd::new(end, PollFlags::IN)];
@@ -693,7 +698,7 @@ mod tests {
                 2,
                 "already has a device",
             ),
-            (map(0), 1, "with 1 descriptors"),
+            (map(0), 1, "with 1 file descriptors"),
         ] {
             let fds = vec![file.as_fd(); fds];
             let recorded = request(&bench.socket, message, &fds)
@@ -717,7 +722,10 @@ mod tests {
         request_map(&bench.socket, 0x20_0000, 4096, &held).unwrap();
         drop(held);
         request(&bench.socket, Message::Unmap { address: 0x20_0000 }, &[]).unwrap();
-        assert!(is_held(&end), "the descriptors of the other mapping");
+        assert!(
+            is_held(&end),
+            "the descriptors of the other mapping must stay open"
+        );
         request(&bench.socket, Message::Unmap { address: 0x10_0000 }, &[]).unwrap();
         assert!(!is_held_for(&end, TIMEOUT));
         request(&bench.socket, Message::Finish, &[]).unwrap();

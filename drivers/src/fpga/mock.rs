@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Emulated devices that the configuration can name but nothing can open.
+/// Emulated devices for tests of the configuration: their names are valid, but `open` always returns an error.
 pub const DEVICES: &[EmulatedDeviceEntry] = &[named("xdma"), named("litepcie")];
 
 const fn named(name: &'static str) -> EmulatedDeviceEntry {
@@ -58,12 +58,12 @@ impl MockRegisters {
         *self.values.lock().unwrap().get(&offset).unwrap_or(&0)
     }
 
-    /// The writes since the last call, in order.
+    /// Returns the register writes since the last call, in order.
     pub fn writes(&self) -> Vec<(u64, u32)> {
         std::mem::take(&mut self.writes.lock().unwrap())
     }
 
-    /// Every register reads all ones from now on.
+    /// Makes every register read as all ones.
     pub fn remove(&self) {
         self.set(u64::MAX, GONE);
     }
@@ -99,9 +99,9 @@ pub struct Mock {
     next: AtomicU64,
     pub mapped: AtomicUsize,
     pub disable_and_reset: AtomicUsize,
-    /// Why its mappings were revoked.
+    /// The reason why the mappings of the device were revoked, or `None` if they are valid.
     pub lost: Mutex<Option<&'static str>>,
-    /// The eventfds of its interrupts.
+    /// The eventfds of the device's interrupts.
     pub events: Mutex<Vec<OwnedFd>>,
 }
 

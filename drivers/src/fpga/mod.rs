@@ -39,11 +39,11 @@ pub use config::FpgaConfig;
 pub use engines::{ENGINES, EngineEntry};
 
 use config::DeviceKey;
+use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::dma::FrameSequence;
 use daq_core::entry::{EngineRequirements, SilenceHint, SourceContext, SourceEntry, SourceSpec};
-use daq_core::examine::{FileUse, NamedFile};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::Geometry;
@@ -57,7 +57,7 @@ use transports::Open;
 use transports::emulated::{EmulatedDeviceEntry, EmulatedDevices};
 use transports::kernel_driver::KernelDriverDevice;
 
-/// The registry entry, in a program that offers the emulated devices `E`.
+/// The registry entry of the source, in a program that offers the emulated devices `E`.
 pub const fn entry<E: EmulatedDevices>() -> SourceEntry {
     SourceEntry {
         name: "fpga",
@@ -75,17 +75,17 @@ device  = "0000:3b:00.0"      # or "vfio-user:card.sock", "emulated:xdma"
 engine  = "xdma"              # or "litepcie"
 samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # channel    = 0
-# completion = "interrupt"    # sleep until the card interrupts; without it, poll
+# completion = "interrupt"    # sleep until the card sends an interrupt; default: poll
 # credits    = false          # xdma: no backpressure; the card may overwrite frames
 # csr        = "csr.csv"      # litepcie: register addresses, written by the build of the design
-# engine     = "external"     # a card that keeps its own driver: your program receives the slots' addresses
-# command    = ["./program-card"]    # external: your program, run at start and stop
+# engine     = "external"     # for a card with its own driver: your program receives the addresses of the slots
+# command    = ["./program-card"]    # external: your program; daq runs it at start and stop
 # path       = "staged"       # copy through host memory; "direct": always try to write directly to GPU memory
 # registers  = [{ bar = 0, offset = 0x10, value = 1 }, { bar = 0, offset = 0x10, value = 0, when = "stopped" }]
 # sequence   = { offset = 0, bytes = 8, endian = "little" }    # a sequence number in each frame
 "#;
 
-/// A checked configuration.
+/// A source whose configuration was checked.
 struct Fpga {
     config: FpgaConfig,
     emulated: &'static [EmulatedDeviceEntry],
@@ -191,7 +191,9 @@ impl SourceSpec for Fpga {
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let bytes = geometry.frame_bytes;
         self.samples.layout(bytes).map_err(|rest| {
-            let message = format!("a frame of {bytes} bytes is not a whole number of samples: {rest} bytes are left over");
+            let message = format!(
+                "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
+            );
             Problem::at("samples", message)
                 .help("correct `type`, `complex` or `channels`, or change `slot` of the ring")
         })
@@ -235,7 +237,7 @@ impl SourceSpec for Fpga {
             );
         }
         if self.config.samples.is_none() {
-            notes.push("samples not declared: int8 assumed".to_owned());
+            notes.push("the sample type is not declared, so int8 is assumed".to_owned());
         }
         if self.supports_backpressure() && self.config.sequence.is_none() {
             notes.push(
@@ -245,7 +247,7 @@ impl SourceSpec for Fpga {
         }
         if !self.supports_backpressure() {
             notes.push(format!(
-                "`{}` does not support backpressure: frames that it overwrites before they are copied are counted as `overrun`",
+                "`{}` does not support backpressure: frames that the engine overwrites before they are copied are counted as `overrun`",
                 self.engine.name
             ));
         }

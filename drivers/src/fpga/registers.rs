@@ -14,7 +14,8 @@ struct Action {
 }
 
 impl Action {
-    /// Writes the register, or waits for its value at most `limit`. The error is the last value that was read.
+    /// Writes the register, or waits at most `limit` until the register has the expected value. The error is the last value
+    /// that was read.
     fn run(&self, limit: Duration) -> Result<(), u32> {
         let RegisterStep {
             offset,
@@ -45,7 +46,8 @@ impl Action {
     }
 }
 
-/// An engine with register steps that start the design after it and stop the design before or after it.
+/// An engine with register steps. The steps start the design after the engine is armed, and stop the design before or after the
+/// engine is stopped.
 pub struct EngineWithRegisters {
     engine: Box<dyn Engine>,
     start: Vec<Action>,
@@ -98,7 +100,7 @@ impl EngineWithRegisters {
 }
 
 impl EngineWithRegisters {
-    /// Runs all steps of a stop. A failed step is logged and does not prevent the others.
+    /// Runs all steps of a stop. A failed step is logged; the remaining steps still run.
     fn run_stop_steps(&self, actions: &[Action], timeout: Duration) {
         for action in actions {
             if let Err(read) = action.run(timeout) {

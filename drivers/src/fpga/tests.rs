@@ -1,4 +1,4 @@
-//! `edu`, the steps on registers, and the source as the plan sees it.
+//! Tests of the engine `edu`, of register steps, and of the source as the plan uses it.
 
 use super::device::{Device, Identity};
 use super::engines::{edu, xdma};
@@ -79,7 +79,7 @@ fn edu_incomplete_slot_is_not_reported() {
     engine.arm(&slots()).unwrap();
     engine.credit(1);
     mock.registers.set(0x98, 2);
-    assert_eq!(poll(&mut *engine), Ok(0), "the last copy is under way");
+    assert_eq!(poll(&mut *engine), Ok(0), "the last copy is in progress");
     assert!(engine.quiesce(Duration::ZERO).is_err());
     mock.registers.set(0x98, 2);
     assert_eq!(poll(&mut *engine), Ok(0));
@@ -216,7 +216,10 @@ fn plan_gets_engine_requirements() {
     );
     assert_eq!(sequence.max_gap, 1 << 16);
     let geometry = spec.geometry(4096).unwrap();
-    assert_eq!((geometry.places, geometry.frame_bytes), (1, 4096));
+    assert_eq!(
+        (geometry.packets_per_frame, geometry.frame_bytes),
+        (1, 4096)
+    );
     assert_eq!(spec.layout(&geometry).unwrap().points, 2048);
     for (slot, key) in [(0, "engine"), (96, "engine"), (1 << 28, "engine")] {
         let problem = spec.geometry(slot).unwrap_err();

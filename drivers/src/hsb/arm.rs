@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const HOST_INTERFACE: u32 = 0x0200_0300;
 /// Distance between the host interfaces of two planes.
 const HOST_INTERFACE_STEP: u32 = 0x0001_0000;
-/// Host interface: payload bytes per packet / 128.
+/// Host interface: payload bytes per packet, divided by 128.
 const PACKET: u32 = 0x04;
 /// Host interface: source UDP port of the packets.
 const SOURCE_PORT: u32 = 0x08;
@@ -36,21 +36,21 @@ const VIRTUAL_PORT: u32 = 0x1000;
 const VIRTUAL_PORT_STEP: u32 = 0x40;
 /// Virtual port: queue pair.
 const QUEUE_PAIR: u32 = 0x00;
-/// Virtual port: memory key.
+/// Virtual port: memory key (rkey).
 const RKEY: u32 = 0x04;
-/// Virtual port: address of page 0, its lower word.
+/// Virtual port: lower word of the address of page 0.
 const PAGE_LOW: u32 = 0x08;
-/// Virtual port: address of page 0, its upper word.
+/// Virtual port: upper word of the address of page 0.
 const PAGE_HIGH: u32 = 0x0c;
-/// Virtual port: bytes between two pages / 128.
+/// Virtual port: distance in bytes between two pages, divided by 128.
 const PAGE_STEP: u32 = 0x10;
 /// Virtual port: index of the last page.
 const LAST_PAGE: u32 = 0x14;
-/// Virtual port: bytes per frame.
+/// Virtual port: size of a frame in bytes.
 const FRAME: u32 = 0x18;
-/// Virtual port: the host's MAC address, its last four bytes.
+/// Virtual port: last four bytes of the host's MAC address.
 const MAC_LOW: u32 = 0x20;
-/// Virtual port: the host's MAC address, its first two bytes.
+/// Virtual port: first two bytes of the host's MAC address.
 const MAC_HIGH: u32 = 0x24;
 /// Virtual port: the host's IPv4 address.
 const HOST: u32 = 0x28;
@@ -59,7 +59,7 @@ const HOST_PORT: u32 = 0x2c;
 
 /// Source UDP port of sensors.
 pub const SENSOR_PORT: u32 = 12_288;
-/// Maximum number of sensors per device: the bits of the mask.
+/// Maximum number of sensors per device: the number of bits of the enable mask.
 pub const MAX_SENSORS: u32 = 32;
 /// Maximum number of planes per device.
 pub const MAX_PLANES: u32 = 32;
@@ -72,11 +72,11 @@ pub enum ArmError {
     Ecb(#[from] EcbError),
     /// Other sensors of the plane use another packet size.
     #[error(
-        "other sensors of plane {plane} send packets of {theirs} bytes, and all sensors of a plane share one packet size: set \
-         `packet = \"{theirs} B\"`, or stop them"
+        "other sensors of plane {plane} send packets of {theirs} bytes, and all sensors of a plane share one packet \
+         size: set `packet = \"{theirs} B\"`, or stop the other sensors"
     )]
     PacketSize {
-        /// The plane.
+        /// Number of the plane.
         plane: u32,
         /// Packet size of the other sensors, in bytes.
         theirs: u64,
@@ -86,7 +86,7 @@ pub enum ArmError {
         "sensor {sensor} does not send although it was enabled (mask {mask:#010x}): check that the device has this sensor"
     )]
     NotSending {
-        /// The sensor.
+        /// Number of the sensor.
         sensor: u32,
         /// Value of the mask register.
         mask: u32,
@@ -96,9 +96,9 @@ pub enum ArmError {
 /// The parameters for arming a sensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmParameters {
-    /// The sensor.
+    /// Number of the sensor.
     pub sensor: u32,
-    /// The plane that it sends through.
+    /// The plane through which the sensor sends.
     pub plane: u32,
     /// Destination pages, queue pair and key.
     pub pages: Pages,
@@ -121,10 +121,10 @@ impl ArmParameters {
         1 << self.sensor
     }
 
-    /// The registers of its virtual port and their values, in write order: the host's port last.
+    /// Returns the registers of the sensor's virtual port with their values, in write order: the host's port last.
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "halves of an address; the other values are checked to fit"
+        reason = "an address is written in two halves; the other values were checked to fit"
     )]
     fn words(&self) -> [(u32, u32); 11] {
         let Pages {
@@ -158,7 +158,8 @@ impl ArmParameters {
 pub enum Registers {
     /// Unchanged since arming.
     Unchanged,
-    /// The sensor does not send, or has other values: its device has restarted, or another process cleared its bit.
+    /// The sensor does not send, or its registers have other values. Its device has restarted, or another process has
+    /// cleared its bit.
     Lost,
     /// Another host has armed the sensor.
     TakenOver(SocketAddrV4),
@@ -169,16 +170,16 @@ pub enum Registers {
 pub struct Armed {
     ecb: Arc<Mutex<Ecb>>,
     parameters: ArmParameters,
-    /// Whether there is something to undo on drop.
+    /// Whether dropping this value must disarm the sensor.
     is_started: bool,
-    /// Whether all registers were written, so that they show who armed the sensor.
+    /// Whether all registers were written. Only then do the registers show which host armed the sensor.
     is_complete: bool,
     errors: Counter,
 }
 
 impl Armed {
-    /// Arms the sensor. If that fails, it is disarmed as far as possible. Register requests that fail, now and when it is
-    /// disarmed, are added to `errors`.
+    /// Arms the sensor. If that fails, the sensor is disarmed as far as possible. Failed register requests of this
+    /// function, and of disarming later, are added to `errors`.
     pub fn arm(
         ecb: Arc<Mutex<Ecb>>,
         parameters: ArmParameters,
@@ -202,17 +203,17 @@ impl Armed {
         Ok(armed)
     }
 
-    /// Leaves the sensor as it is: the device has lost its registers, or cannot be reached.
+    /// Drops the value without disarming the sensor, because the device has lost its registers or cannot be reached.
     pub fn forget(mut self) {
         self.is_started = false;
     }
 
-    /// The arming parameters.
+    /// Returns the arming parameters.
     pub const fn parameters(&self) -> &ArmParameters {
         &self.parameters
     }
 
-    /// Reads the registers back.
+    /// Reads the registers back and compares them with the written values.
     pub fn check(&self) -> Result<Registers, EcbError> {
         self.ask(Self::read_back)
     }
@@ -250,7 +251,8 @@ impl Armed {
         let mask = ecb.read(parameters.interface(MASK))?;
         if mask & parameters.bit() != 0 {
             tracing::warn!(
-                "sensor {} of {} is already enabled, for another host or by a process that was killed: taking it over",
+                "sensor {} of {} is already enabled, for another host or by a process that was killed: taking over the \
+                 sensor",
                 parameters.sensor,
                 ecb.device()
             );
@@ -279,7 +281,7 @@ impl Armed {
         Ok(())
     }
 
-    /// Whether the sensor still has the key and the host written by [`start`](Self::start).
+    /// Returns whether the sensor still has the key and the host written by [`start`](Self::start).
     fn has_our_values(&self, ecb: &mut Ecb) -> Result<bool, EcbError> {
         let words = self.parameters.words();
         let of_ours = |(register, _): &&(u32, u32)| [RKEY, HOST, HOST_PORT].contains(register);
@@ -295,7 +297,8 @@ impl Armed {
         let parameters = &self.parameters;
         if self.is_complete && !self.has_our_values(ecb)? {
             tracing::warn!(
-                "sensor {} of {} now has another key or host: another process has armed it; leaving it unchanged",
+                "sensor {} of {} now has another key or host, because another process armed the sensor; its registers \
+                 are left unchanged",
                 parameters.sensor,
                 ecb.device()
             );

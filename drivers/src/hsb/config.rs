@@ -17,13 +17,13 @@ use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// Maximum UDP payload over IPv4.
+/// Maximum size in bytes of a UDP payload over IPv4.
 const DATAGRAM: usize = 65_507;
 /// Maximum number of pages of a sensor: the page number in an immediate has 12 bits.
 const MAX_PAGES: u32 = 4096;
-/// Bytes of the marker that shows a queue pair whether a packet arrived.
+/// Size in bytes of the marker by which the queue-pair engine detects whether a packet arrived.
 const MARKER_BYTES: usize = 8;
-/// Bits of a queue pair's number.
+/// Width in bits of a queue pair number.
 const QUEUE_PAIR_BITS: u32 = 24;
 
 /// The keys of an `hsb` source.
@@ -34,9 +34,9 @@ pub struct HsbConfig {
     /// RDMA NIC, see `nics`.
     #[serde(default)]
     pub mode: Mode,
-    /// Address and port to receive on, such as `"192.168.0.101:4791"`. The sensor is configured to send there; for `0.0.0.0`,
-    /// to the local address from which the device is reached. Each sensor needs its own port. Not for queue pairs, which use
-    /// the address of the NIC and port 4791.
+    /// Address and port to receive on, such as `"192.168.0.101:4791"`. The sensor is configured to send to this address; for
+    /// `0.0.0.0`, to the local address from which the device is reached. Each sensor needs its own port. Not for queue pairs,
+    /// which use the address of the NIC and port 4791.
     pub listen: Option<SocketAddr>,
     /// The NIC of the queue pair, as in `["mlx5_0"]`, `["mlx5_0:PORT"]` or `["mlx5_0:PORT@GID"]`. The GID table entry must be a
     /// RoCE v2 entry with an IPv4 address. `"auto"` selects the NIC nearest to the GPU of the ring or, for a ring in host
@@ -51,7 +51,7 @@ pub struct HsbConfig {
     /// completes a write after all earlier writes are visible.
     #[serde(default)]
     pub relaxed_ordering: bool,
-    /// Payload bytes per frame, as configured in the sensor.
+    /// Number of payload bytes per frame, as configured in the sensor.
     pub frame: ByteSize,
     /// The device: its address, `ADDRESS:PORT` if its control port is not 8192, or `"auto"` for the only device that announces
     /// itself.
@@ -63,15 +63,17 @@ pub struct HsbConfig {
     /// Index of the host interface (data plane) that the sensor sends through, 0 to 31.
     #[serde(default)]
     pub plane: u32,
-    /// Whether to arm and disarm the sensor. Set it to false if another program does; then set `queue_pair` and `rkey`.
+    /// Whether to arm and disarm the sensor. Set it to false if another program arms the sensor; then also set `queue_pair` and
+    /// `rkey`.
     #[serde(default = "yes")]
     pub control: bool,
-    /// Payload bytes of each packet except the last of a frame, a multiple of 128. With 64 bytes of headers and, in the last
-    /// packet, the metadata, it must fit the network's MTU. All sensors of a plane have the same packet size.
+    /// Number of payload bytes in each packet except the last of a frame, a multiple of 128. Each packet, with 64 bytes of
+    /// headers and, in the last packet, the metadata, must fit into the network's MTU. All sensors of a plane have the same
+    /// packet size.
     #[serde(default = "packet")]
     pub packet: ByteSize,
-    /// Number of pages that the sensor writes in turn, 1 to 4096; default 64. Pages are numbers only and need no memory; more
-    /// pages distinguish frames across longer gaps. Not for queue pairs: their pages are the slots of the ring.
+    /// Number of pages that the sensor writes in cyclic order, 1 to 4096; default 64. Pages are numbers only and need no
+    /// memory; more pages distinguish frames across longer gaps. Not for queue pairs: their pages are the slots of the ring.
     pub pages: Option<u32>,
     /// The queue pair number of the packets, 24 bits; default 1.
     pub queue_pair: Option<u32>,
@@ -83,19 +85,19 @@ pub struct HsbConfig {
     pub base: u64,
     /// Distance between pages in bytes, a multiple of 128; by default a frame, rounded up to 128, plus 128 for its metadata.
     pub stride: Option<ByteSize>,
-    /// Socket receive buffer. It stores packets while the thread is delayed. Limited by `net.core.rmem_max` unless the process
-    /// has CAP_NET_ADMIN; a smaller granted size is logged.
+    /// Size of the socket receive buffer, which stores packets while the receiving thread is delayed. `net.core.rmem_max`
+    /// limits the size unless the process has CAP_NET_ADMIN; a smaller granted size is logged.
     #[serde(default = "receive_buffer")]
     pub receive_buffer: ByteSize,
-    /// How long a receive call may poll the NIC instead of sleeping, such as `"50 us"`, if the driver of the NIC supports it.
-    /// By default the system's value.
+    /// Maximum time that a receive call polls the NIC instead of sleeping, such as `"50 us"`, if the driver of the NIC supports
+    /// polling. The default is the setting of the system.
     #[serde(default)]
     pub busy_poll: Span,
     /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `"192.168.0.2"` or
     /// `["192.168.0.0/24"]`; by default every sender. Linux drops the other packets and counts them among the drops of the
     /// socket, not among `rejected`. Not for queue pairs, which accept only packets with their number and key.
     pub from: Option<List<Allowed>>,
-    /// CPU core for the receiving thread; by default any.
+    /// CPU core for the receiving thread; by default any core.
     pub core: Option<usize>,
     /// Number of frames open at the same time, at least 1. It limits how far packets may arrive out of order and how long a
     /// frame with a gap stays open. A frame with missing packets is published when a packet of a frame `window` frames later
@@ -103,12 +105,12 @@ pub struct HsbConfig {
     /// complete frames behind it.
     #[serde(default = "window")]
     pub window: usize,
-    /// Maximum number of packets missing in a row, beyond twice the window. A larger gap is not counted as loss: it starts a
+    /// Maximum number of packets missing in a row, beyond twice the window. A larger gap is not counted as loss but starts a
     /// new epoch.
     #[serde(default = "max_gap")]
     pub max_gap: u64,
-    /// Number of packets in a row with consistent sequence numbers that start a new epoch when they do not continue the stream.
-    /// All of them are placed then. At min 1.
+    /// Number of packets in a row that must have consistent sequence numbers before daq starts a new epoch, if the numbers do
+    /// not continue the stream. When the new epoch starts, all of these packets are placed in frames. At least 1.
     #[serde(default = "frames::default_resync_after")]
     pub resync_after: u32,
     /// Silence of the sensor after which its registers are read back. If the device has lost them, as after a restart, the
@@ -134,7 +136,7 @@ pub enum Mode {
 /// Default number of pages.
 const PAGES: u32 = 64;
 
-/// The value of `device` for the only one that announces itself.
+/// The value of `device` that selects the only device that announces itself.
 const AUTO: &str = "auto";
 
 fn auto() -> String {
@@ -170,7 +172,7 @@ fn bytes(size: ByteSize) -> usize {
 }
 
 impl HsbConfig {
-    /// The control port of the device; `None` for `"auto"`, or if `device` is not an address.
+    /// Returns the control port of the device, or `None` for `"auto"` or if `device` is not an address.
     pub fn device(&self) -> Option<SocketAddr> {
         let text = self.device.as_str();
         let with_port = || Some(SocketAddr::new(text.parse::<IpAddr>().ok()?, ecb::PORT));
@@ -198,7 +200,7 @@ impl HsbConfig {
                 "sensor index {} is too large: a device has at most {MAX_SENSORS} sensors",
                 self.sensor
             ),
-            "sensor indices start at 0",
+            "set a smaller `sensor`; sensor indices start at 0",
         );
         must(
             self.plane < MAX_PLANES,
@@ -207,13 +209,13 @@ impl HsbConfig {
                 "plane index {} is too large: a device has at most {MAX_PLANES} planes",
                 self.plane
             ),
-            "plane indices start at 0",
+            "set a smaller `plane`; plane indices start at 0",
         );
         must(
             (1..=1 << 31).contains(&self.frame.0),
             "frame",
-            format!("a frame cannot have {}", self.frame),
-            "set 1 B to 2 GiB, as configured in the sensor",
+            format!("a frame must have 1 B to 2 GiB, not {}", self.frame),
+            "set the frame size that is configured in the sensor",
         );
         let packet = bytes(self.packet);
         must(
@@ -221,21 +223,27 @@ impl HsbConfig {
                 && packet.is_multiple_of(ALIGNMENT)
                 && placer::largest(packet.min(DATAGRAM)) <= DATAGRAM,
             "packet",
-            format!("a packet cannot have {}", self.packet),
+            format!(
+                "the packet size must be a multiple of 128 B and fit into a datagram, but is {}",
+                self.packet
+            ),
             "set a multiple of 128 B that fits the network: 1408 B for an MTU of 1500, 8704 B for an MTU of 9000",
         );
         must(
             (1..=MAX_PAGES).contains(&self.page_count()),
             "pages",
-            format!("a sensor cannot have {} pages", self.page_count()),
-            "set 1 to 4096",
+            format!(
+                "a sensor must have 1 to {MAX_PAGES} pages, not {}",
+                self.page_count()
+            ),
+            "set a number of pages from 1 to 4096",
         );
         must(
             self.queue_pair
                 .is_none_or(|pair| pair >> QUEUE_PAIR_BITS == 0),
             "queue_pair",
-            "a queue pair number has at most 24 bits".into(),
-            "set 0 to 16777215",
+            "a queue pair number must fit into 24 bits".into(),
+            "set a number from 0 to 16777215",
         );
         must(
             self.control || (self.rkey.is_some() && self.queue_pair.is_some()),
@@ -250,8 +258,11 @@ impl HsbConfig {
                 && stride.is_multiple_of(ALIGNMENT as u64)
                 && u32::try_from(stride / (ALIGNMENT as u64)).is_ok(),
             "stride",
-            format!("the distance between pages cannot be {}", ByteSize(stride)),
-            "set a multiple of 128 B that holds a frame and 128 B of metadata, or omit it",
+            format!(
+                "the distance between pages must be a multiple of 128 B that holds a frame and 128 B of metadata, not {}",
+                ByteSize(stride)
+            ),
+            "omit `stride` to use the smallest possible distance",
         );
         must(
             self.base
@@ -262,7 +273,7 @@ impl HsbConfig {
                 "pages from address {:#x} exceed the 64-bit address space",
                 self.base
             ),
-            "omit it unless another program arms the sensor",
+            "omit `base`; if another program arms the sensor, set `base` to the address that the other program configures in the sensor",
         );
         found.extend(frames::problems(self.window, self.resync_after));
         found.extend(match self.mode {
@@ -280,17 +291,17 @@ impl HsbConfig {
         match self.listen {
             None => report(
                 "listen",
-                "no address to receive on".into(),
+                "`listen` is missing, so there is no address to receive on".into(),
                 "set an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
             ),
             Some(listen) if !listen.is_ipv4() || listen.ip().is_multicast() => report(
                 "listen",
-                format!("a sensor cannot send to {listen}"),
+                format!("a sensor can send only to an IPv4 unicast address, not to {listen}"),
                 "set an IPv4 address of this machine and a port, such as \"192.168.0.101:4791\"",
             ),
             Some(listen) if listen.port() == 0 && self.control => report(
                 "listen",
-                "no port".into(),
+                "the port in `listen` must not be 0".into(),
                 "set the port that the sensor sends to, such as 4791",
             ),
             Some(_) => {}
@@ -299,19 +310,23 @@ impl HsbConfig {
         let mut report = |key: &str, message: String, help: &str| {
             found.push(Problem::at(key, message).help(help));
         };
-        let left = "omit it, or set mode = \"queue-pair\"";
+        let left = "omit this key, or set mode = \"queue-pair\"";
         if self.nics.is_some() {
-            report("nics", "a socket receives from any NIC".into(), left);
+            report(
+                "nics",
+                "`nics` cannot be set in socket mode, which receives packets from any NIC".into(),
+                left,
+            );
         }
         if self.path != P2pPreference::Auto {
             report(
                 "path",
-                "in socket mode frames always pass through host memory".into(),
+                "`path` cannot be set in socket mode, because frames always pass through host memory".into(),
                 left,
             );
         }
         if self.relaxed_ordering {
-            let message = "in socket mode no NIC writes frames to memory".into();
+            let message = "`relaxed_ordering` cannot be set in socket mode, because no NIC writes frames to the ring".into();
             report("relaxed_ordering", message, left);
         }
         found
@@ -326,55 +341,72 @@ impl HsbConfig {
             [nic] if !nic.is_empty() => {}
             [] | [_] => report(
                 "nics",
-                "no NIC for the queue pair",
-                "set one, as in nics = [\"mlx5_0\"]; `rdma link` lists them",
+                "`nics` must name one NIC for the queue pair",
+                "set one NIC, such as nics = [\"mlx5_0\"]; `rdma link` lists the NICs",
             ),
             _ => report(
                 "nics",
                 "a sensor sends to one address and can use only one NIC",
-                "set one; each sensor of a device may use another",
+                "set one NIC; each sensor of a device may use a different NIC",
             ),
         }
         if !self.control {
-            let help = "omit it: the NIC chooses the queue pair's number and key, and this source must write them to the sensor";
+            let help = "omit `control`: the NIC chooses the queue pair's number and key, and this source must write \
+                        them to the sensor";
             report(
                 "control",
-                "no other program can arm a sensor for this queue pair",
+                "`control = false` is not possible in this mode, because no other program can arm a sensor for this queue pair",
                 help,
             );
         }
-        let left = "omit it";
+        let left = "omit this key";
         if self.listen.is_some() {
-            report("listen", "a queue pair uses the address of its NIC", left);
+            report(
+                "listen",
+                "`listen` cannot be set in this mode, because a queue pair uses the address of its NIC",
+                left,
+            );
         }
         if self.queue_pair.is_some() {
-            report("queue_pair", "the NIC chooses the number", left);
+            report(
+                "queue_pair",
+                "`queue_pair` cannot be set in this mode, because the NIC chooses the number of the queue pair",
+                left,
+            );
         }
         if self.rkey.is_some() {
-            report("rkey", "the NIC chooses the key", left);
+            report(
+                "rkey",
+                "`rkey` cannot be set in this mode, because the NIC chooses the remote key",
+                left,
+            );
         }
         if self.from.is_some() {
-            let message = "a queue pair accepts only packets with its number and key";
+            let message = "`from` cannot be set in this mode, because a queue pair already accepts only packets with its own number and key";
             report("from", message, left);
         }
         if self.base != 0 {
             report(
                 "base",
-                "the memory region of the NIC determines the address",
+                "`base` cannot be set in this mode, because the memory region of the NIC determines the address",
                 left,
             );
         }
         if self.stride.is_some() {
-            let help = "omit it; set `slot` of the ring instead";
+            let help = "omit `stride`; set `slot` of the ring instead";
             report(
                 "stride",
-                "the distance between pages is the slot size of the ring",
+                "`stride` cannot be set in this mode, because the slot size of the ring determines the distance between pages",
                 help,
             );
         }
         if self.pages.is_some() {
-            let help = "omit it; set `slots` of the ring instead";
-            report("pages", "the pages are the slots of the ring", help);
+            let help = "omit `pages`; set `slots` of the ring instead";
+            report(
+                "pages",
+                "`pages` cannot be set in this mode, because each slot of the ring is a page",
+                help,
+            );
         }
         let is_default = [
             (
@@ -390,7 +422,7 @@ impl HsbConfig {
             ),
         ];
         for (key, _) in is_default.iter().filter(|(_, is_default)| !is_default) {
-            report(key, "it has no effect on a queue pair", left);
+            report(key, "this key has no effect on a queue pair", left);
         }
         let last = bytes(self.frame) % bytes(self.packet).max(1);
         if (1..MARKER_BYTES).contains(&last) {
@@ -408,13 +440,13 @@ impl HsbConfig {
         self.pages.unwrap_or(PAGES)
     }
 
-    /// Bytes between two pages.
+    /// Returns the distance between two pages in bytes.
     fn stride(&self) -> u64 {
         let default = || Pages::page_bytes(bytes(self.frame).min(1 << 31)) as u64;
         self.stride.map_or_else(default, |stride| stride.0)
     }
 
-    /// The pages that the sensor writes to; `rkey` is used unless the configuration sets a key.
+    /// Returns the pages that the sensor writes to. `rkey` is used unless the configuration sets a key.
     pub fn pages(&self, rkey: u32) -> Pages {
         Pages {
             base: self.base,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Destination port of announcements.
 pub const PORT: u16 = 12_267;
-/// How long to listen: two announcements, with some margin.
+/// Listening time: the interval of two announcements, with some margin.
 pub const TIMEOUT: Duration = Duration::from_millis(2_500);
 
 /// Minimum bytes of an announcement.
@@ -31,7 +31,7 @@ const NAME: &[u8] = b"NVDA";
 pub struct Announcement {
     /// MAC address of the device.
     pub mac: [u8; 6],
-    /// The plane that sends it, if the vendor area names it.
+    /// The data plane that sends the announcement, if the vendor area names it.
     pub plane: Option<u8>,
 }
 
@@ -40,7 +40,7 @@ pub struct Announcement {
 pub struct Found {
     /// Address of the device.
     pub address: IpAddr,
-    /// Its announcement.
+    /// The device's announcement.
     pub announcement: Announcement,
 }
 
@@ -77,7 +77,7 @@ pub fn parse(message: &[u8]) -> Option<Announcement> {
     })
 }
 
-/// Listens on `listen` for `timeout`; returns each device once.
+/// Listens on `listen` for `timeout`. Returns each device once.
 pub fn listen(listen: SocketAddr, timeout: Duration) -> io::Result<Vec<Found>> {
     let socket = open(listen)?;
     let deadline = Instant::now() + timeout;
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn device_is_found_once() {
-        // Bound first to find a free port.
+        // This socket is bound first to find a free port.
         let shared = open("127.0.0.1:0".parse().unwrap()).unwrap();
         let to = shared.local_addr().unwrap();
         drop(shared);

@@ -4,7 +4,8 @@
 //!   request  0  command │ flags │ sequence (2) │ reserved (2)        │ address (4) │ data (4)
 //!   reply    0  command with bit 7 │ flags │ sequence (2) │ status │ reserved │ address (4) │ data (4)
 //! ```
-//! Big-endian. Only one request at a time: the device answers a request before it reads the next, so all sources of a device
+//! All fields are big-endian. Only one request at a time: the device answers a request before it reads the next, so all
+//! sources of a device
 //! share one [`Ecb`].
 //!
 //! A device with several interfaces may answer from another of its addresses. A reply is therefore accepted from any address,
@@ -32,20 +33,20 @@ const READ: u8 = 0x14;
 const REPLY: u8 = 0x80;
 /// Flag: request an answer.
 const ANSWER: u8 = 0x01;
-/// Bytes of a request; minimum bytes of a reply.
+/// Size in bytes of a request, and minimum size of a reply.
 const BYTES: usize = 14;
 /// Timeout of the first attempt; doubled with each retry.
 const TIMEOUT: Duration = Duration::from_millis(100);
 /// Maximum number of times that a request is sent.
 const TRIES: u32 = 4;
 
-/// Why a register access failed.
+/// Reason why a register access failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EcbError {
     /// The socket failed.
     #[error("cannot reach the control port {device}: {source}; `ip route get {}` shows the route", device.ip())]
     Socket {
-        /// The device.
+        /// Control port of the device.
         device: SocketAddr,
         /// The system's error.
         source: io::Error,
@@ -56,9 +57,9 @@ pub enum EcbError {
          discovers devices", device.ip()
     )]
     Silent {
-        /// The device.
+        /// Control port of the device.
         device: SocketAddr,
-        /// The register.
+        /// Address of the register.
         address: u32,
     },
     /// The device returned an error status.
@@ -66,11 +67,11 @@ pub enum EcbError {
         "the device {device} refused to {action} register {address:#010x}: status {status:#04x}"
     )]
     Refused {
-        /// The device.
+        /// Control port of the device.
         device: SocketAddr,
         /// "read" or "write".
         action: &'static str,
-        /// The register.
+        /// Address of the register.
         address: u32,
         /// Status code of the device.
         status: u8,
@@ -87,7 +88,7 @@ const OLDEST: u32 = 0x2602;
 /// The newest version whose registers are known.
 const NEWEST: u32 = 0x2606;
 
-/// The gateware version of a device, in BCD: 0x2602 is February 2026. All zero if the device does not report one.
+/// The gateware version of a device, in BCD: 0x2602 is February 2026. All fields are 0 if the device does not report a version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     /// Year and month.
@@ -97,7 +98,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// Why a device with this version may not work; `None` for a known version.
+    /// Returns why a device with this version may not work, or `None` for a known version.
     pub fn problem(self) -> Option<String> {
         match self.number {
             0 => Some(
@@ -105,8 +106,8 @@ impl Version {
                     .to_owned(),
             ),
             older @ 1..OLDEST => Some(format!(
-                "version {older:#06x} has other page registers than {OLDEST:#06x}: the device may send nothing or write to wrong \
-                 addresses; update the gateware"
+                "version {older:#06x} is too old: its page registers differ from those of version {OLDEST:#06x}, so \
+                 the device may send nothing or write to wrong addresses; update the gateware"
             )),
             OLDEST..=NEWEST => None,
             newer => Some(format!(
@@ -173,11 +174,11 @@ pub struct Ecb {
     device: SocketAddr,
     sequence: u16,
     failures: u64,
-    /// The other address from which the device answered last; logged once.
+    /// The last address from which the device answered, if it is not the configured address; each such address is logged once.
     answers_from: Option<IpAddr>,
     /// Limits the log messages about other addresses.
     senders: LogLimit,
-    /// The version that was read last.
+    /// The last version read.
     version: Option<Version>,
     /// Sensors used by sources of this process, one bit each.
     reserved: u32,
@@ -231,7 +232,7 @@ impl Ecb {
     }
 
     fn open(device: SocketAddr) -> Result<Self, EcbError> {
-        // Not connected to the device: the kernel would drop answers from another address.
+        // The socket is not connected to the device, because Linux would then drop answers from another address.
         let socket = unbound(device).map_err(|source| EcbError::Socket { device, source })?;
         Ok(Self {
             socket,
@@ -245,7 +246,7 @@ impl Ecb {
         })
     }
 
-    /// Number of requests so far that were refused or not answered in time.
+    /// Returns the number of requests so far that were refused or not answered in time.
     pub const fn failures(&self) -> u64 {
         self.failures
     }
@@ -254,12 +255,12 @@ impl Ecb {
         self.device
     }
 
-    /// This host's address as the device sees it.
+    /// Returns this host's address as the device sees it.
     pub fn host(&self) -> Result<IpAddr, EcbError> {
         local_address_to(self.device).map_err(|source| self.failed(source))
     }
 
-    /// Reads the gateware version of the device, and logs it if it changed.
+    /// Reads the gateware version of the device, and logs the version if it changed.
     pub fn read_version(&mut self) -> Result<Version, EcbError> {
         let mut read = || {
             let number = self.read(VERSION)?;
@@ -301,7 +302,7 @@ impl Ecb {
         self.sequence = self.sequence.wrapping_add(1);
         let bytes = request(command, self.sequence, address, data);
         for attempt in 0..TRIES {
-            // The same request again: writing a value twice is harmless.
+            // Sends the same request again, because writing a value twice is harmless.
             let sent = self.socket.send_to(&bytes, self.device);
             sent.map_err(|source| self.failed(source))?;
             let Some(reply) = self.answer(command, address, TIMEOUT * 2_u32.pow(attempt))? else {
@@ -369,7 +370,10 @@ impl Ecb {
         if from != self.device.ip() && self.answers_from != Some(from) {
             self.answers_from = Some(from);
             self.senders.run(|suppressed| {
-                tracing::info!("device {} answers from {from}{suppressed}", self.device);
+                tracing::info!(
+                    "device {} answers from another address, {from}{suppressed}",
+                    self.device
+                );
             });
         }
     }
@@ -392,7 +396,10 @@ pub fn local_address_to(device: SocketAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "any 16 bits will do")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "any 16 bits of the random number can be used"
+)]
 fn random() -> u16 {
     RandomState::new().build_hasher().finish() as u16
 }
@@ -402,7 +409,7 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
-    /// A device that treats request `n` as `answer` says: what it sends back.
+    /// Starts a device that returns `answer` for request `n`.
     fn device(
         requests: usize,
         answer: impl Fn(usize, &[u8]) -> Vec<Vec<u8>> + Send + 'static,
@@ -505,7 +512,7 @@ mod tests {
             let mut bytes = [0; 64];
             let (got, from) = asked.recv_from(&mut bytes).unwrap();
             let mut wrong = reply(&bytes[..got], 0, 1);
-            // Not from the control port; then from it, with another sequence number.
+            // The first reply does not come from the control port. The second does, but has another sequence number.
             foreign.send_to(&wrong, from).unwrap();
             wrong[3] ^= 1;
             other.send_to(&wrong, from).unwrap();

@@ -1,4 +1,4 @@
-//! The receiving thread of a sensor: arms it, and places the packets of its socket in the window.
+//! The receiving thread of a sensor: arms the sensor, and places the packets of its socket in the window.
 
 use super::placer::Placer;
 use super::statistics::{CONTROL_ERRORS, COUNTS, Counters, REARMED, Statistics};
@@ -13,22 +13,22 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Messages per system call if each message is one packet.
+/// Maximum number of messages per system call if each message is one packet.
 const MESSAGES: usize = 64;
-/// Messages per system call if each message may contain many coalesced packets. Small, so that the received data is still in
-/// the CPU cache when it is placed.
+/// Maximum number of messages per system call if each message may contain many coalesced packets. The number is small, so that
+/// the received data is still in the CPU cache when it is placed.
 const COALESCED: usize = 8;
-/// Minimum time between two reads of the kernel's drop counter.
+/// Minimum time between two reads of the socket's drop counter.
 const DROPS: Duration = Duration::from_millis(1);
 
-/// Bytes of the receive buffers.
+/// Size of the receive buffers in bytes.
 pub(super) const MEMORY: usize = MESSAGES * MESSAGE_BYTES;
 
 /// The parameters for arming the sensor of a source.
 pub(super) struct Supervision {
     pub(super) target: Target,
     pub(super) rearm: Rearm,
-    /// Silence after which the registers are read back; zero = never.
+    /// Silence after which the registers are read back; zero disables this check.
     pub(super) rearm_after: Duration,
 }
 
@@ -51,7 +51,7 @@ impl Supervision {
         supervisor.map_err(|error| {
             SourceError::new(
                 format!("source {name}"),
-                format!("cannot start the thread that arms its sensor: {error}"),
+                format!("cannot start the thread that arms the sensor: {error}"),
             )
         })
     }
@@ -72,7 +72,7 @@ pub(super) struct Receiver {
     messages: usize,
     drops_read: Option<Instant>,
     is_started: bool,
-    /// In the order of [`COUNTS`].
+    /// Counters in the order of [`COUNTS`].
     counters: Counters,
 }
 
@@ -105,7 +105,7 @@ impl Receiver {
         })
     }
 
-    /// Receives and places the available packets; returns whether there were any.
+    /// Receives and places the available packets. Returns whether any packet was available.
     fn receive(&mut self, window: &mut ReorderWindow) -> io::Result<bool> {
         self.batch.name_all(self.senders.wants_all());
         let count = self.batch.recv(&self.socket, self.messages)?;
@@ -122,7 +122,7 @@ impl Receiver {
             whole.chain(bytes.chunks(about.segment.max(1)))
         });
         self.senders.saw(batch.sender(0));
-        // After the receive call, because packets with a new key were sent after the key was stored.
+        // This check must follow the receive call, because packets with a new key are sent after the key was stored.
         if let Some(link) = &self.link
             && let Some(rkey) = link.renewed(&mut self.generation)
         {
@@ -151,7 +151,7 @@ impl Receiver {
         }
     }
 
-    /// Reads the kernel's drop counter, at most once per interval.
+    /// Reads the socket's drop counter, at most once per interval.
     fn read_drops(&mut self, window: &ReorderWindow) {
         let now = Instant::now();
         let is_early = |read: Instant| now.saturating_duration_since(read) < DROPS;

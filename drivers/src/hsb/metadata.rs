@@ -8,17 +8,17 @@
 
 use daq_core::frame::{Clock, Timestamp};
 
-/// Bytes of a frame's metadata.
+/// Size in bytes of a frame's metadata.
 pub const BYTES: usize = 128;
 
 /// A frame's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metadata {
-    /// The sensor's flags, not interpreted.
+    /// Flags that the sensor sets; daq does not interpret them.
     pub flags: u32,
     /// Packet sequence number at the end of the frame.
     pub psn: u32,
-    /// The sensor's CRC of the frame, not checked.
+    /// CRC of the frame that the sensor computed; daq does not check it.
     pub crc: u32,
     /// Start of the frame: seconds of the sensor's clock.
     pub seconds: u64,
@@ -26,7 +26,7 @@ pub struct Metadata {
     pub nanoseconds: u32,
     /// Number of bytes of the frame that the sensor has written.
     pub bytes_written: u64,
-    /// The sensor's number of the frame.
+    /// Number of the frame in the sensor's count.
     pub frame: u16,
     /// Creation time of the metadata: seconds of the sensor's clock.
     pub made_seconds: u64,

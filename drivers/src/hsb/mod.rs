@@ -10,18 +10,17 @@
 //! handles one sensor. Several sensors can share the data plane and the control plane of one device.
 //!
 //! # From writes to frames
-//! The address of a write names a page and the packet in that page, see [`pages`]. The sensor reuses the pages in turn; the
-//! packet sequence number (PSN) identifies which frame the page holds now, see [`psn`]. The window then handles the
-//! packet by (frame, packet). A frame is complete when all its packets and its end packet have arrived; the end packet
-//! carries the sensor's timestamp of the frame. When the window moves past a frame with gaps, the missing packets are marked
-//! and filled.
+//! The address of a write names a page and the packet in that page, see [`pages`]. The sensor reuses the pages in cyclic order;
+//! the packet sequence number (PSN) identifies which frame the page holds now, see [`psn`]. The window then handles the packet
+//! by (frame, packet). A frame is complete when all its packets and its end packet have arrived; the end packet carries the
+//! sensor's timestamp of the frame. When the window moves past a frame with gaps, the missing packets are marked and filled.
 //!
 //! # Ledger
 //! The unit is the packet that carries a part of a frame.
 //!
 //! | event | counted as |
 //! |---|---|
-//! | a packet never arrives | lost, `wire_gap`; `kernel_drop` if the kernel counted drops at the socket meanwhile |
+//! | a packet never arrives | lost, `wire_gap`; `kernel_drop` if Linux counted drops at the socket in the meantime |
 //! | the sensor ends a frame early | the packets that it did not send: lost, `wire_gap`; the frame: `short` |
 //! | a packet arrives after its frame was closed | lost, `late` |
 //! | a packet arrives twice, or so late that its frame is no longer tracked | `duplicates` |
@@ -62,9 +61,9 @@
 //! |---|---|
 //! | the end of a frame never arrives | lost, `wire_gap` |
 //! | packets inside a frame never arrive | the frame is delivered as `incomplete`, with these packets filled and marked as missing; lost, `bad_packet`, if only its end arrived, or if the ring is in memory that the CPU cannot access and fill |
-//! | the sensor ends a frame early | the same for the packets that it did not write completely, and the frame is counted as `short`; lost, `bad_packet`, if no packet is complete |
+//! | the sensor ends a frame early | the frame is delivered as `incomplete` and counted as `short`, with the packets that the sensor did not write completely filled and marked as missing; lost, `bad_packet`, if no packet is complete, or if the ring is in memory that the CPU cannot access and fill |
 //! | the sensor overwrites a frame before it was copied | lost, `overrun`; `bad_packet` if its page was not prepared, with the fault `overtaken` |
-//! | more frames end at once than receives are posted | frames that were not copied: lost, `overrun`; frame ends without a completion: as if the end never arrived |
+//! | more frames end in quick succession than receives are posted | frames that were not copied: lost, `overrun`; frame ends without a completion: as if the end never arrived |
 //! | the sensor is armed again before completed frames were reported | lost, `overrun` |
 //! | the ring has no free slot for a frame | lost, `ring_full` |
 //! | an outage of more than 2^19 packets | lost, `wire_gap`, if the metadata identify the gap; otherwise a new epoch with the fault `order`, and the number of lost frames is unknown; without metadata, an outage of a multiple of 2^20 packets and of a full round over the pages is not detected |
@@ -74,10 +73,10 @@
 //! | the NIC refuses a write (key, address) | nothing, as if the packet had never arrived |
 //! | metadata that arrived have been overwritten in the frame's page | lost, `bad_packet`, with the faults `metadata` and `overtaken` |
 //! | the queue pair or the NIC fails | the fault `queue` or `card`; the queue pair is created again; unless the queue pair itself has stopped, frames that were not copied are lost, `overrun` or `bad_packet`, with the fault `overtaken` |
-//! | the sensor is disarmed and does not stop sending | frames that were not copied: as in the previous row |
+//! | the sensor is disarmed and does not stop sending | unless the queue pair itself has stopped, frames that were not copied are lost, `overrun` or `bad_packet`, with the fault `overtaken` |
 //!
-//! The further counters are the same and come from the metadata. Tested on emulated NICs and on soft-RoCE in a QEMU guest,
-//! with an emulated bridge; not yet on a ConnectX or with a real bridge.
+//! The further counters are the same as in socket mode and come from the metadata. Tested on emulated NICs and on soft-RoCE in
+//! a QEMU guest, with an emulated bridge; not yet on a ConnectX or with a real bridge.
 
 mod arm;
 mod config;
@@ -120,10 +119,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::PoisonError;
 use supervisor::{Control, Find, Rearm, Target};
 
-/// Bytes of a packet besides its payload that count towards the MTU: IPv4 20, UDP 8, BTH and RETH 28, immediate 4, ICRC 4.
+/// Number of bytes of a packet, besides the payload, that count towards the MTU: IPv4 20, UDP 8, BTH and RETH 28, immediate 4,
+/// ICRC 4.
 const OVERHEAD: usize = 64;
 
-/// The registry entry.
+/// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "hsb",
     summary: "A sensor behind a Holoscan Sensor Bridge, received over a UDP socket on any NIC or a queue pair on an RDMA NIC",
@@ -137,15 +137,15 @@ driver = "hsb"
 ring   = "OUTPUT"
 listen = "0.0.0.0:4791"       # the sensor is configured to send to this address
 frame  = "1 MiB"              # payload bytes per frame
-device = "192.168.0.2"        # or "auto": the only device that announces itself
+device = "192.168.0.2"        # or "auto": the only device that announces itself in the network
 sensor = 0
 samples = { type = "uint8" }
 # plane   = 0                 # host interface of the device
 # packet  = "1408 B"          # a multiple of 128 that fits the MTU
 # pages   = 64                # number of pages that the sensor writes in turn
-# control = true              # arm and disarm the sensor; false if another program does, then set:
-# queue_pair = 1              #   24 bits
-# rkey    = 1                 #   32 bits
+# control = true              # arm and disarm the sensor; false: another program does this, and you must set:
+# queue_pair = 1              #   number with 24 bits
+# rkey    = 1                 #   remote key with 32 bits
 # base    = 0                 #   address of page 0
 # stride  = "1048704 B"       #   distance between pages
 # from    = "192.168.0.2"     # accept packets from this sender only
@@ -153,8 +153,8 @@ samples = { type = "uint8" }
 # receive_buffer = "64 MiB"   # limited by net.core.rmem_max
 # window  = 2                 # number of frames open at the same time
 # max_gap = 524288            # maximum number of packets missing in a row
-# rearm_after = "2 s"         # check and re-arm the device after this much silence; 0 = never
-# resync_after   = 4                 # packets in a row that confirm restarted sequence numbers
+# rearm_after = "2 s"         # without packets for this time, check the sensor and arm it again if necessary; 0 = never
+# resync_after = 4            # packets in a row that confirm restarted sequence numbers
 # mode    = "queue-pair"      # an RDMA NIC writes the frames: use the keys below instead of `listen`, `pages` and the keys about
                               # packets
 # nics    = ["mlx5_0"]        #   the NIC; "auto": the best one for the ring; ["emulated"]: for daq emulate hsb --nic emulated
@@ -162,7 +162,7 @@ samples = { type = "uint8" }
 # relaxed_ordering = true     #   allow reordering of the NIC's PCIe writes
 "#;
 
-/// A checked configuration.
+/// A source whose configuration was checked.
 #[derive(Clone, Debug)]
 struct Hsb {
     config: HsbConfig,
@@ -190,12 +190,13 @@ impl Hsb {
         }
     }
 
-    /// Whether the source chooses a new key each time it arms the sensor.
+    /// Returns whether the source chooses a new key each time it arms the sensor.
     const fn has_own_key(&self) -> bool {
         self.config.control && self.config.rkey.is_none()
     }
 
-    /// Returns the control port of the device, using discovery for `"auto"`; `None` if no device announces itself.
+    /// Returns the control port of the device, or `None` if no device announces itself. For `"auto"`, the device is
+    /// discovered.
     fn device(&self) -> Result<Option<SocketAddr>, SourceError> {
         if let Some(device) = self.config.device() {
             return Ok(Some(device));
@@ -233,14 +234,14 @@ impl Hsb {
         }
     }
 
-    /// Returns the control port of the device; an error if no device announces itself.
+    /// Returns the control port of the device. Fails if no device announces itself.
     fn announced_device(&self) -> Result<SocketAddr, SourceError> {
         self.device()?.ok_or_else(|| {
             SourceError::new(
                 "device = \"auto\"",
                 format!(
-                    "no device announced itself on UDP {} for plane {}: check that it has power, that it is in this network, and \
-                     that no firewall drops broadcasts; or set `device` to its address",
+                    "no device announced itself on UDP {} for plane {}: check that the device has power and is in this \
+                     network, and that no firewall drops broadcasts; or set `device` to the device's address",
                     discovery::PORT,
                     self.config.plane
                 ),
@@ -248,7 +249,8 @@ impl Hsb {
         })
     }
 
-    /// Returns the sensor that sends to `local`, or a function that discovers its device if that has not announced itself yet.
+    /// Returns the control of the sensor that sends to `local`. If the sensor's device has not announced itself yet, returns a
+    /// function that discovers the device.
     fn target(&self, local: SocketAddr, pages: pages::Pages) -> Result<Target, SourceError> {
         if let Some(device) = self.device()? {
             return Ok(Target::Known(self.control(device, local, pages)?));
@@ -273,7 +275,8 @@ impl Hsb {
         }
     }
 
-    /// Why the sensor's packets do not fit through `interface`; `None` where they do, or its MTU cannot be read.
+    /// Returns why the sensor's packets do not fit through `interface`, or `None` if they fit or the MTU cannot be
+    /// read.
     fn mtu_problem(&self, interface: &Interface) -> Option<String> {
         let pages = self.config.pages(0);
         let packet = pages.packet.min(pages::Pages::page_bytes(pages.frame));
@@ -296,14 +299,14 @@ impl Hsb {
         }
         let IpAddr::V4(host) = host else {
             return Err(error(format!(
-                "{host} is not IPv4: listen on an IPv4 address"
+                "{host} is not an IPv4 address: set an IPv4 address in `listen`"
             )));
         };
         let interface = Interface::with_address(host)
             .map_err(|why| error(format!("cannot list interfaces: {why}")))?;
         let interface = interface.ok_or_else(|| {
             error(format!(
-                "{host} is not an address of this machine: `ip address` lists them"
+                "{host} is not an address of this machine: `ip address` lists its addresses"
             ))
         })?;
         if let Some(problem) = self.mtu_problem(&interface) {
@@ -312,8 +315,8 @@ impl Hsb {
         let sensor = self.config.sensor;
         let reservation = Reservation::new(&ecb, sensor).ok_or_else(|| {
             error(format!(
-                "sensor {sensor} of this device is already used by another source, which names the device differently; here \
-                 `device` is \"{}\"",
+                "sensor {sensor} of this device is already used by another source, which names the device differently; \
+                 in this source `device` is \"{}\"",
                 self.config.device
             ))
         })?;
@@ -381,11 +384,11 @@ impl SourceSpec for Hsb {
         if self.nic().is_some() && min > slot_bytes {
             let (min, slot) = (ByteSize(min as u64), ByteSize(slot_bytes as u64));
             let message =
-                format!("a frame and its metadata, {min}, do not fit into slots of {slot}");
+                format!("a frame and its metadata ({min}) do not fit into slots of {slot}");
             let help = format!("set `slot = \"{min}\"` in the ring's section");
             return Err(Problem::at("frame", message).help(help));
         }
-        let places = u32::try_from(pages.packets()).unwrap_or(u32::MAX);
+        let packets_per_frame = u32::try_from(pages.packets()).unwrap_or(u32::MAX);
         let HsbConfig {
             window,
             max_gap,
@@ -398,20 +401,21 @@ impl SourceSpec for Hsb {
             numbering: Numbering {
                 width: 64,
                 step: 1,
-                places_per_unit: places,
+                packets_per_unit: packets_per_frame,
             },
             window,
             max_gap,
             resync_after,
-            ..Geometry::new(places, pages.packet)
+            ..Geometry::new(packets_per_frame, pages.packet)
         })
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let bytes = geometry.frame_bytes;
         self.samples.layout(bytes).map_err(|rest| {
-            let message =
-                format!("a frame of {bytes} bytes ends with {rest} bytes of an incomplete sample");
+            let message = format!(
+                "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
+            );
             Problem::at("samples", message)
                 .help("correct `type`, `complex` or `channels`, or `frame`")
         })
@@ -447,7 +451,7 @@ impl SourceSpec for Hsb {
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.config.samples.is_none() {
-            notes.push("samples not declared: int8 assumed".to_owned());
+            notes.push("the sample type is not declared, so int8 is assumed".to_owned());
         }
         if !self.config.control {
             notes.push("another program arms and disarms the sensor".to_owned());
@@ -474,7 +478,7 @@ impl SourceSpec for Hsb {
                 .as_ref()
                 .map_or_else(String::new, |hint| format!("; {}", hint()));
             format!(
-                "{sensor}: check that the bridge has power and link and that its sensor streams{link}"
+                "{sensor}: check that the bridge has power and a network link, and that its sensor streams{link}"
             )
         })
     }
@@ -530,7 +534,7 @@ impl SourceSpec for Hsb {
     }
 }
 
-/// Returns why packets with `packet` bytes of payload do not fit through the interface `name`; `None` if they fit.
+/// Returns why packets with `packet` bytes of payload do not fit through the interface `name`, or `None` if they fit.
 fn too_large(packet: usize, name: &str, mtu: usize) -> Option<String> {
     let max = mtu.saturating_sub(OVERHEAD) / pages::ALIGNMENT * pages::ALIGNMENT;
     (packet > max).then(|| {
@@ -545,7 +549,7 @@ fn too_large(packet: usize, name: &str, mtu: usize) -> Option<String> {
 /// Returns a random key.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "any half of the random number will do"
+    reason = "any 32 bits of the random number can be used"
 )]
 fn key() -> u32 {
     RandomState::new().build_hasher().finish() as u32

@@ -1,4 +1,4 @@
-//! The source in queue-pair mode: its requirements for the plan, and how its engine is built.
+//! Queue-pair mode: requirements for the plan, and construction of the engine.
 
 use super::pages::{ALIGNMENT, Pages};
 use super::queue_pair::{self, Parts, QueuePair};
@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 const ROCE: u16 = 4791;
 
 impl Hsb {
-    /// The name of the NIC of the queue pair; `None` in socket mode.
+    /// Returns the name of the queue pair's NIC, or `None` in socket mode.
     pub(super) fn nic(&self) -> Option<&str> {
         let names = self.config.nics.as_ref()?.all();
         let is_pair = self.config.mode == Mode::QueuePair;
@@ -50,7 +50,8 @@ impl Hsb {
 
     pub(super) fn note_queue_pair(&self, nic: &str, notes: &mut Vec<String>) {
         notes.push(format!(
-            "a sensor cannot wait: choose a ring with enough slots for the longest delay of its thread, at least {} and at most {}",
+            "a sensor cannot wait for free slots: choose a ring with enough slots for the longest delay of this \
+             source's thread, at least {} and at most {} slots",
             queue_pair::MIN_PAGES,
             queue_pair::MAX_PAGES
         ));
@@ -58,7 +59,7 @@ impl Hsb {
             notes.push(
                 "path = \"direct\": the CPU reads 8 bytes of each packet and the metadata from GPU memory, before the NIC's \
                  writes are flushed. A packet that becomes visible too late counts as missing. If the CPU cannot access that \
-                 memory, the source does not start. path = \"staged\" reads them from host memory"
+                 memory, the source does not start. With path = \"staged\", the CPU reads the packet bytes and the metadata from host memory"
                     .to_owned(),
             );
         }
@@ -70,11 +71,15 @@ impl Hsb {
         }
         if self.config.relaxed_ordering {
             notes.push(
-                "relaxed ordering: a frame may be published before all its writes are visible, unless the NIC guarantees otherwise"
+                "relaxed ordering: a frame may be published before all its writes are visible, unless the NIC \
+                 guarantees the order"
                     .to_owned(),
             );
         }
-        notes.push("not yet tested on a ConnectX with a Holoscan Sensor Bridge".to_owned());
+        notes.push(
+            "queue-pair mode is not yet tested on a ConnectX with a Holoscan Sensor Bridge"
+                .to_owned(),
+        );
     }
 
     pub(super) fn build_queue_pair(
@@ -105,7 +110,7 @@ impl Hsb {
         Ok(Producers::Engine(Box::new(engine)))
     }
 
-    /// Returns the IPv4 address of a port, or why sensors cannot send to it.
+    /// Checks that sensors can send to a port. Returns the port's IPv4 address or the reason.
     fn check_port(&self, nic: &str, port: &Port) -> Result<Ipv4Addr, String> {
         let gid = Ipv6Addr::from(port.gid);
         let address = gid.to_ipv4_mapped().ok_or_else(|| {
@@ -123,8 +128,8 @@ impl Hsb {
         ));
         if largest > port.mtu as usize {
             return Err(format!(
-                "packets of {packet} bytes exceed the MTU of its port, {} bytes: set `packet = \"{} B\"`, or raise the network's \
-                 MTU",
+                "packets of {packet} bytes exceed the MTU of the NIC's port, {} bytes: set `packet = \"{} B\"`, or \
+                 raise the network's MTU",
                 port.mtu, port.mtu
             ));
         }

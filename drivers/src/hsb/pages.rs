@@ -4,8 +4,8 @@
 //!   base │ frame 0 … │ pad │ metadata │ … base + stride │ frame 1 … │ pad │ metadata │ …
 //!        └ packet 0 ┆ packet 1 ┆ … ┘  └ 128 bytes, behind the frame rounded up to 128
 //! ```
-//! A sensor reuses its pages in turn. In socket mode pages are numbers only: a write to page p goes to the slot of the frame
-//! that is currently in page p. A write is accepted only if its address and its length match a packet of a frame.
+//! A sensor reuses its pages in cyclic order. In socket mode pages are numbers only: a write to page p goes to the slot of the
+//! frame that is currently in page p. A write is accepted only if its address and its length match a packet of a frame.
 
 use super::metadata;
 use super::roce::Write;
@@ -18,13 +18,13 @@ pub const ALIGNMENT: usize = 128;
 pub struct Pages {
     /// Address of page 0.
     pub base: u64,
-    /// Bytes from one page to the next.
+    /// Distance in bytes from one page to the next.
     pub stride: u64,
     /// Number of pages, 1 to 4096.
     pub count: u32,
-    /// Payload bytes of a frame, at least 1.
+    /// Number of payload bytes in a frame, at least 1.
     pub frame: usize,
-    /// Payload bytes of each packet except the last of a frame, at least 1.
+    /// Number of payload bytes in each packet except the last of a frame, at least 1.
     pub packet: usize,
     /// Queue pair number that packets must carry.
     pub queue_pair: u32,
@@ -45,7 +45,7 @@ pub struct PacketPosition {
     pub metadata: Option<usize>,
 }
 
-/// Why a write is rejected.
+/// Reason why a write is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// Wrong queue pair.
@@ -58,7 +58,7 @@ pub enum Refused {
     },
     /// Wrong key.
     #[error(
-        "its key is {found:#010x}, not {expected:#010x}: the key of an earlier arming, or forged"
+        "the packet has key {found:#010x}, not {expected:#010x}: the key is from an earlier arming, or forged"
     )]
     Key {
         /// Key in the packet.
@@ -78,28 +78,28 @@ pub enum Refused {
     },
     /// The immediate names another page, or the packet is not the last of its frame.
     #[error(
-        "the packet writes to page {page}, but its immediate says that it ends the frame in page {said}"
+        "the packet writes to page {page}, but its immediate data ends the frame in page {stated}"
     )]
     Immediate {
         /// Page of the address.
         page: u32,
         /// Page in the immediate.
-        said: u32,
+        stated: u32,
     },
 }
 
 impl Pages {
-    /// Number of packets of a frame that carry image data.
+    /// Returns the number of data packets per frame.
     pub const fn packets(&self) -> usize {
         self.frame.div_ceil(self.packet)
     }
 
-    /// Offset of the metadata in a page.
+    /// Returns the offset of the metadata in a page.
     pub const fn metadata_at(frame: usize) -> usize {
         frame.next_multiple_of(ALIGNMENT)
     }
 
-    /// Minimum size of a page in bytes.
+    /// Returns the minimum size of a page in bytes.
     pub const fn page_bytes(frame: usize) -> usize {
         Self::metadata_at(frame) + metadata::BYTES
     }
@@ -131,10 +131,10 @@ impl Pages {
             Some(immediate) if immediate & 0xfff != position.page || !is_last => {
                 Err(Refused::Immediate {
                     page: position.page,
-                    said: immediate & 0xfff,
+                    stated: immediate & 0xfff,
                 })
             }
-            // Only the packet that ends a frame carries metadata.
+            // Only the packet that ends a frame contains metadata.
             None if position.metadata.is_some() => Err(Refused::Position {
                 address: write.address,
                 bytes,
@@ -229,7 +229,8 @@ mod tests {
             PAGES.find(&write(0x1200, 188, None)),
             position(0, 2, 188, None)
         );
-        // The end of a frame: alone, with metadata, and metadata alone. 700 rounded up is 768.
+        // Three frame ends: data only, data with metadata, and metadata only. The metadata begin at 768, which is 700
+        // rounded up to a multiple of 128.
         assert_eq!(
             PAGES.find(&write(0x1600, 188, Some(0x7001))),
             position(1, 2, 188, None)
@@ -279,7 +280,8 @@ mod tests {
                 "{address:#x} {bytes}"
             );
         }
-        // Metadata without an end, ends in the midst of a frame, and of another page.
+        // These writes are invalid: metadata without a frame end, a frame end within the frame, and a frame end of
+        // another page.
         assert!(PAGES.find(&write(0x1300, 128, None)).is_err());
         assert!(PAGES.find(&write(0x1200, 384, None)).is_err());
         assert!(PAGES.find(&write(0x1000, 256, Some(0))).is_err());

@@ -5,12 +5,12 @@ use super::pages::{PacketPosition, Pages, Refused};
 use super::psn::{PsnMatch, PsnTracker};
 use super::roce::{self, Malformed, Write};
 use super::statistics::Statistics;
-use crate::packet::datagram::held::{HEAD, Held};
+use crate::packet::datagram::pending::{HEAD, PendingDatagrams};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
 
-/// Why a datagram is rejected.
+/// Reason why a datagram is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Reject {
     #[error(transparent)]
@@ -27,7 +27,7 @@ enum Reject {
 }
 
 impl Reject {
-    /// The reason in the ledger.
+    /// Returns the name of the reason in the ledger.
     const fn name(&self) -> &'static str {
         match self {
             Self::Malformed(Malformed::Short { .. }) => "short",
@@ -44,22 +44,23 @@ impl Reject {
     }
 }
 
-/// Maximum memory for datagrams that may start a new count.
+/// Maximum memory in bytes for datagrams that are kept until it is known whether the sender restarted its packet sequence
+/// numbers.
 const MAX_KEPT: usize = 64 << 20;
 
-/// How a kept datagram is counted unless it turns out to start a new count.
+/// How a kept datagram is counted if the sender did not restart its packet sequence numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeptAs {
-    /// `rejected`.
+    /// Counted as `rejected`.
     Rejected,
-    /// `duplicates`.
+    /// Counted as `duplicates`.
     Duplicate,
 }
 
 /// Places the payload of writes in the window.
 #[derive(Debug)]
 pub struct Placer {
-    /// The source's name, for messages.
+    /// Name of the source, for messages.
     name: String,
     pages: Pages,
     tracker: PsnTracker,
@@ -71,8 +72,9 @@ pub struct Placer {
     /// Number of packets with the right key and a valid position in a page.
     accepted: u64,
     rejections: Rejections,
-    /// The packets in succession that may be the first of a new count, all of one kind.
-    kept: Held,
+    /// Consecutive packets that may be the first after the sender restarted its packet sequence numbers. All of them have the
+    /// same [`KeptAs`].
+    kept: PendingDatagrams,
     kept_as: KeptAs,
 }
 
@@ -82,25 +84,25 @@ enum Put {
     Done,
     /// The packet had already arrived.
     Duplicate,
-    /// The packet confirms that the sender has restarted its count; nothing was placed.
+    /// The packet confirms that the sender has restarted its packet sequence numbers. Nothing was placed.
     Restart,
 }
 
 impl Placer {
-    /// For the source `name` and `pages`. `window` is the maximum number of open frames. `resync_after` consistent packets in
-    /// succession confirm a restart.
+    /// Creates a placer for the source `name` with `pages`. `window` is the maximum number of open frames.
+    /// `resync_after` consecutive consistent packets confirm a restart.
     pub fn new(name: &str, pages: Pages, window: usize, resync_after: u32) -> Self {
         let packets = u32::try_from(pages.packets()).unwrap_or(u32::MAX);
         let memory = window.saturating_sub(1) as u64;
         Self {
             name: name.to_owned(),
             tracker: PsnTracker::new(pages.count, packets, memory, resync_after),
-            kept: Held::new(kept_bytes(&pages, resync_after, true)),
+            kept: PendingDatagrams::new(kept_bytes(&pages, resync_after, true)),
             kept_as: KeptAs::Rejected,
             resync_after,
             pages,
             packets,
-            // Open frames, and as many that were closed.
+            // Open frames, and the same number of closed frames.
             ended: vec![0; 2 * window.max(1)].into(),
             seen: Statistics::default(),
             accepted: 0,
@@ -115,38 +117,41 @@ impl Placer {
         self
     }
 
-    /// Treats packets of old frames always as duplicates: for a source that chooses a new key each time it arms the sensor, so
-    /// that a restarted sensor has another key. Without it, a long sequence of such packets opens an epoch.
+    /// Always treats packets of old frames as duplicates. Use it if the source chooses a new key each time it arms the
+    /// sensor, because a restarted sensor then has another key. Otherwise, a long sequence of such packets opens an
+    /// epoch.
     #[must_use]
     pub fn with_unique_key(mut self) -> Self {
         self.tracker = self.tracker.ignore_old_restarts();
-        self.kept = Held::new(kept_bytes(&self.pages, self.resync_after, false));
+        self.kept = PendingDatagrams::new(kept_bytes(&self.pages, self.resync_after, false));
         self
     }
 
-    /// The sensor's statistics so far.
+    /// Returns the sensor's statistics so far.
     pub const fn seen(&self) -> Statistics {
         self.seen
     }
 
-    /// Number of packets with the right key and a valid position in a page, so far.
+    /// Returns the number of packets so far with the right key and a valid position in a page.
     pub const fn accepted(&self) -> u64 {
         self.accepted
     }
 
-    /// Accepts only packets with the key `rkey` from now on, because the sensor was armed again. The next one opens an epoch.
+    /// Accepts only packets with the key `rkey` from now on, because the sensor was armed again. The next packet opens
+    /// an epoch.
     pub fn rearm(&mut self, window: &mut ReorderWindow, rkey: u32) {
         self.finish(window);
         self.pages.rkey = rkey;
         self.tracker.forget();
     }
 
-    /// Counts the packets that are still kept: no more packets will arrive to confirm them.
+    /// Counts the packets that are still kept, because no more packets will arrive to confirm them.
     pub fn finish(&mut self, window: &mut ReorderWindow) {
         self.discard_kept(&mut window.batch());
     }
 
-    /// Places the payload of every datagram. Returns the index of the last datagram that had already arrived, if any.
+    /// Places the payload of every datagram. Returns the index of the last datagram that had already arrived, or `None` if no
+    /// datagram had.
     pub fn place<'d>(
         &mut self,
         window: &mut ReorderWindow,
@@ -193,7 +198,7 @@ impl Placer {
         self.put(&mut window.batch(), datagram, true);
     }
 
-    /// Places one datagram; `begins` = the window is prepared for an epoch that begins with this datagram.
+    /// Places one datagram. `begins` is true if the window is prepared for an epoch that begins with this datagram.
     #[inline]
     fn put(&mut self, batch: &mut Batch<'_>, datagram: &[u8], begins: bool) -> Put {
         let (write, position) = match self.parse(datagram) {
@@ -261,7 +266,7 @@ impl Placer {
         }
     }
 
-    /// Records that a packet was placed in frame `frame`; the kept packets therefore do not start a new count.
+    /// Records that a packet was placed in frame `frame`. The kept packets therefore do not belong to a restarted count.
     #[inline]
     fn follow(&mut self, batch: &mut Batch<'_>, frame: u64, psn: u32, position: &PacketPosition) {
         if !self.kept.is_empty() {
@@ -270,8 +275,8 @@ impl Placer {
         self.tracker.follow(frame, psn, position);
     }
 
-    /// Keeps a datagram that fits no frame of this count and may start the next; `begins` = it is not consistent with the
-    /// kept ones.
+    /// Keeps a datagram that fits no frame of this count and may start the next count. `begins` is true if it is not
+    /// consistent with the kept datagrams.
     #[cold]
     fn keep(&mut self, batch: &mut Batch<'_>, datagram: &[u8], kept_as: KeptAs, begins: bool) {
         if begins || self.kept_as != kept_as {
@@ -284,7 +289,7 @@ impl Placer {
         }
     }
 
-    /// Counts the kept datagrams as rejected or duplicate: they do not start a new count.
+    /// Counts the kept datagrams as rejected or duplicate, because they do not belong to a restarted count.
     #[cold]
     fn discard_kept(&mut self, batch: &mut Batch<'_>) {
         let mut kept = std::mem::take(&mut self.kept);
@@ -329,7 +334,8 @@ impl Placer {
             unit: frame,
             sub: self.packets - 1,
         };
-        // A single metadata packet ahead of the open frames advances nothing: only packets accepted by the window do.
+        // A separate metadata packet ahead of the open frames does not advance the tracker. Only packets that the
+        // window accepts do.
         if batch.end(id, metadata.time()) && self.tracker.is_near(frame) {
             self.follow(batch, frame, write.psn, position);
             self.tracker.set_separate_metadata(true);
@@ -347,7 +353,7 @@ impl Placer {
     /// Returns the index of frame `frame` in [`ended`](Self::ended).
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "the remainder is below a usize"
+        reason = "the remainder is less than the length, which is a usize"
     )]
     fn slot(&self, frame: u64) -> usize {
         (frame % self.ended.len() as u64) as usize
@@ -372,19 +378,20 @@ impl Placer {
     #[cold]
     fn log_far(&self, frame: u64) {
         let message = format_args!(
-            "a packet of frame {frame} is far from the packets before it; it is accepted if the next packets are consistent with it"
+            "a packet belongs to frame {frame}, far from the frames of the previous packets; the packet is accepted if \
+             the next packets are consistent with it"
         );
         if self.rejections.count(FAR_NUMBER, 0, message) {
             tracing::warn!(
-                "source {}: {message}. Further ones are only counted",
+                "source {}: {message}. Further such packets are only counted",
                 self.name,
             );
         }
     }
 }
 
-/// Maximum memory for the packets before a restart is confirmed by `resync_after` of them; `restarts_with_old` = packets of old
-/// frames can confirm a restart too.
+/// Returns the maximum memory for the packets before a restart is confirmed by `resync_after` of them.
+/// `restarts_with_old` is true if packets of old frames can also confirm a restart.
 pub const fn kept_bytes(pages: &Pages, resync_after: u32, restarts_with_old: bool) -> usize {
     let datagrams =
         PsnTracker::max_unconfirmed(pages.packets(), resync_after as usize, restarts_with_old);
@@ -392,7 +399,7 @@ pub const fn kept_bytes(pages: &Pages, resync_after: u32, restarts_with_old: boo
     if bytes < MAX_KEPT { bytes } else { MAX_KEPT }
 }
 
-/// Maximum size of a datagram with `packet` bytes of payload: headers, payload, padding, metadata, CRC.
+/// Returns the maximum size of a datagram with `packet` bytes of payload: headers, payload, padding, metadata and CRC.
 pub const fn largest(packet: usize) -> usize {
     32 + packet + super::pages::ALIGNMENT + metadata::BYTES + 4
 }

@@ -12,24 +12,24 @@ const PSN_BITS: u32 = 24;
 /// Bits of a PSN from senders that use a shorter counter.
 const SHORT_PSN_BITS: u32 = 20;
 
-/// The frame that a write belongs to, or why there is none.
+/// The frame of a write, or the reason why it cannot be assigned to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PsnMatch {
-    /// A packet of the frame with this number.
+    /// The packet belongs to the frame with this number.
     Frame(u64),
-    /// A packet of a frame so old that it is no longer tracked: a duplicate.
+    /// The packet belongs to a frame that is no longer tracked, so it is a duplicate.
     Old,
-    /// The PSN fits no frame in this page, or a frame before the first. It may belong to a restarted count that is not
-    /// confirmed yet.
+    /// The PSN fits no frame in this page, or only a frame before the first. The packet may belong to a restarted count that is
+    /// not confirmed yet.
     LostSync {
-        /// It is not consistent with the previous packets of this kind, so it starts a new group.
+        /// Whether the packet starts a new group, because it is not consistent with the previous packets of this kind.
         starts: bool,
     },
     /// This packet confirms that the sender has restarted its PSNs.
     Restarted,
 }
 
-/// A packet whose frame is known.
+/// A packet with a known frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Point {
     frame: u64,
@@ -49,29 +49,29 @@ struct Candidate {
 #[derive(Clone, Debug)]
 pub struct PsnTracker {
     pages: u32,
-    /// Packets per frame, including a separate metadata packet.
+    /// Number of packets per frame, including a separate metadata packet.
     stride: i64,
-    /// Whether a frame end has confirmed `stride`; otherwise it may be one larger.
+    /// Whether a frame end has confirmed `stride`; otherwise the true value may be one larger.
     is_stride_known: bool,
-    /// Packets of a frame that carry image data.
+    /// Number of data packets per frame.
     packets: u32,
     /// Number of frames before the newest that are still tracked.
     memory: u64,
-    /// Number of consistent packets in succession that confirm a restart.
+    /// Number of consecutive consistent packets that confirm a restart.
     resync_after: u32,
     /// Whether a sender may restart with PSNs that match old frames.
     old_can_restart: bool,
     newest: Option<Point>,
     candidate: Option<Candidate>,
-    /// Number of old packets in succession.
+    /// Number of consecutive old packets.
     old_in_row: u32,
     /// Whether a PSN with more than 20 bits was seen.
     is_wide: bool,
 }
 
 impl PsnTracker {
-    /// For frames of `packets` packets over `pages` pages. Packets of the last `memory` frames before the newest are still
-    /// accepted. `resync_after` consistent packets in succession confirm a restart.
+    /// Creates a tracker for frames of `packets` packets over `pages` pages. Packets of the last `memory` frames before
+    /// the newest are accepted. `resync_after` consecutive consistent packets confirm a restart.
     pub fn new(pages: u32, packets: u32, memory: u64, resync_after: u32) -> Self {
         Self {
             pages: pages.max(1),
@@ -88,20 +88,20 @@ impl PsnTracker {
         }
     }
 
-    /// Treats packets of old frames always as duplicates: for a sender that gets a new key before it restarts its PSNs, so
-    /// that every packet with the key was sent after that.
+    /// Always treats packets of old frames as duplicates. Use it if the sender gets a new key before it restarts its PSNs,
+    /// because a restarted sender then uses another key.
     #[must_use]
     pub const fn ignore_old_restarts(mut self) -> Self {
         self.old_can_restart = false;
         self
     }
 
-    /// Whether old packets in succession can confirm a restart.
+    /// Returns whether consecutive old packets can confirm a restart.
     pub const fn restarts_with_old(&self) -> bool {
         self.old_can_restart
     }
 
-    /// Maximum number of packets before the one that confirms a restart.
+    /// Returns the maximum number of packets before the one that confirms a restart.
     pub const fn max_unconfirmed(
         packets: usize,
         resync_after: usize,
@@ -115,8 +115,9 @@ impl PsnTracker {
         }
     }
 
-    /// Finds the frame of the write with `psn` to `position`. Frames are tracked as far back as `memory`. The tracker advances
-    /// only with [`follow`](Self::follow); here it only remembers packets that do not continue the stream.
+    /// Finds the frame of the write with `psn` to `position`. Frames are tracked as far back as `memory`. Only
+    /// [`follow`](Self::follow) advances the tracker; this function only records packets that do not continue the
+    /// stream.
     #[inline]
     pub fn find(&mut self, psn: u32, position: &PacketPosition) -> PsnMatch {
         let newest = self.newest.map_or(0, |newest| newest.frame);
@@ -124,7 +125,8 @@ impl PsnTracker {
         self.find_tracked(psn, position, |frame| frame >= oldest)
     }
 
-    /// As [`find`](Self::find), where `is_known` returns whether a frame before the newest is still tracked.
+    /// Finds the frame as [`find`](Self::find) does. `is_known` returns whether a frame before the newest is still
+    /// tracked.
     #[inline]
     pub fn find_tracked(
         &mut self,
@@ -144,7 +146,7 @@ impl PsnTracker {
         }
     }
 
-    /// Advances the tracker: the write with `psn` was placed in frame `frame`.
+    /// Advances the tracker, because the write with `psn` was placed in frame `frame`.
     #[inline]
     pub fn follow(&mut self, frame: u64, psn: u32, position: &PacketPosition) {
         let point = Point {
@@ -169,17 +171,17 @@ impl PsnTracker {
         }
     }
 
-    /// Forgets the position of the stream: the next write starts again with frame 0.
+    /// Discards the position of the stream, so that the next write starts again with frame 0.
     pub const fn forget(&mut self) {
         (self.newest, self.candidate, self.old_in_row) = (None, None, 0);
     }
 
-    /// Whether `frame` follows the newest frame so closely that a single packet is sufficient evidence.
+    /// Returns whether `frame` follows the newest frame so closely that a single packet is sufficient evidence.
     pub fn is_near(&self, frame: u64) -> bool {
         self.newest.is_none_or(|newest| frame <= newest.frame + 1)
     }
 
-    /// Starts again with frame 0 at this write. Keeps what is known about the sender's packets per frame and PSN width.
+    /// Starts again with frame 0 at this write. The detected number of packets per frame and the PSN width are kept.
     pub fn begin(&mut self, psn: u32, position: &PacketPosition) {
         self.newest = None;
         self.follow(0, psn, position);
@@ -254,14 +256,14 @@ impl PsnTracker {
         }
         let agreed = self.candidate.and_then(|candidate| {
             let (frame, off) = self.point(candidate.last, self.stride, psn, position)?;
-            // At min the next one, because a frame may consist of one packet.
+            // At least the next frame, because a frame may consist of one packet.
             let ahead = self.memory.max(1);
             let near = candidate.last.frame.saturating_sub(1)..=candidate.last.frame + ahead;
             let frame = u64::try_from(frame).ok()?;
             let is_other = candidate.last.psn != psn;
             (off == 0 && is_other && near.contains(&frame)).then_some((frame, candidate.count + 1))
         });
-        // Far above 0, so that a packet slightly before the first is still consistent with it.
+        // Start far above 0, so that a packet slightly before the first is still consistent with it.
         let (frame, count) = agreed.unwrap_or((1 << 32, 1));
         let last = Point {
             frame,
@@ -277,8 +279,8 @@ impl PsnTracker {
         }
     }
 
-    /// Handles a packet of an old frame. Two frames of nothing else confirm a restart, because a restarted sender may send such
-    /// PSNs too.
+    /// Handles a packet of an old frame. If two whole frames consist only of such packets, they confirm a restart,
+    /// because a restarted sender may also use old PSNs.
     #[cold]
     fn handle_old(&mut self) -> PsnMatch {
         self.candidate = None;
@@ -308,7 +310,8 @@ mod tests {
         }
     }
 
-    /// Packet `n` of a stream: its frame, PSN and position. Each frame has 5 data packets and one metadata packet.
+    /// Returns packet `n` of a stream: its frame, PSN and position. Each frame has 5 data packets and one metadata
+    /// packet.
     fn packet(first: u32, bits: u32, pages: u32, n: u64) -> (u64, u32, PacketPosition) {
         let psn = (u64::from(first) + n) & ((1 << bits) - 1);
         let frame = n / 6;
@@ -317,7 +320,7 @@ mod tests {
         (frame, u32::try_from(psn).unwrap(), position(page, index))
     }
 
-    /// A tracker that has seen the first packet and is_tracked that metadata arrive in separate packets.
+    /// Returns a tracker that has tracked the first packet and knows that metadata arrive in separate packets.
     fn tracker(first: u32, pages: u32) -> PsnTracker {
         let mut tracker = PsnTracker::new(pages, 5, 4, 4);
         let (_, psn, position) = packet(first, 24, pages, 0);
@@ -371,12 +374,12 @@ mod tests {
             let (frame, psn, at) = packet(0, 24, 8, n);
             tracker.follow(frame, psn, &at);
         }
-        // Repetitions of one packet confirm nothing.
+        // Repetitions of the same packet do not confirm a restart.
         for n in 0..10 {
             let lost_sync = PsnMatch::LostSync { starts: n == 0 };
             assert_eq!(tracker.find(7001, &position(3, 2)), lost_sync);
         }
-        // The stream continues: the candidate is forgotten.
+        // If the stream continues, the candidate is discarded.
         let (frame, psn, at) = packet(0, 24, 8, 50);
         assert_eq!(tracker.find(psn, &at), PsnMatch::Frame(frame));
         tracker.follow(frame, psn, &at);
@@ -395,7 +398,7 @@ mod tests {
     fn frame_that_ends_early_is_tracked() {
         let mut tracker = tracker(0, 8);
         tracker.follow(0, 2, &position(0, 2));
-        // Packets 3 and 4 were never sent: metadata follow.
+        // Packets 3 and 4 were never sent; the metadata follow immediately.
         assert_eq!(tracker.find(3, &position(0, 5)), PsnMatch::Frame(0));
         tracker.follow(0, 3, &position(0, 5));
         assert_eq!(tracker.find(4, &position(1, 0)), PsnMatch::Frame(1));
@@ -480,7 +483,7 @@ mod tests {
     fn find_does_not_advance() {
         let mut tracker = PsnTracker::new(8, 5, 4, 4);
         tracker.begin(100, &position(0, 3));
-        // This packet suggests separate metadata, the next contradicts it.
+        // This packet suggests separate metadata, but the next packet contradicts that.
         assert_eq!(tracker.find(103, &position(1, 0)), PsnMatch::Frame(1));
         assert_eq!(tracker.find(102, &position(1, 0)), PsnMatch::Frame(1));
         tracker.follow(1, 102, &position(1, 0));

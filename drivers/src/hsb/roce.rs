@@ -6,7 +6,7 @@
 //!        28  immediate (4), opcode 0x2B only
 //!         …  payload │ pad │ invariant CRC (4)
 //! ```
-//! All big-endian. Source: InfiniBand Architecture Specification, volume 1, chapter 9 and annex A17.
+//! All fields are big-endian. Source: InfiniBand Architecture Specification, volume 1, chapter 9 and annex A17.
 //!
 //! The invariant CRC is not checked: it covers the identification field of the IP header, which a UDP socket does not return.
 //! The NIC (frame check sequence) and Linux (UDP checksum, if the sender sets one) reject damaged packets.
@@ -19,11 +19,11 @@ const WRITE_ONLY: u8 = 0x2a;
 const WRITE_ONLY_WITH_IMMEDIATE: u8 = 0x2b;
 /// The default partition key, which sensors use.
 const PARTITION: u16 = 0xffff;
-/// Bytes of BTH and RETH.
+/// Size in bytes of the BTH and RETH headers.
 const HEADERS: usize = 28;
-/// Bytes of an immediate.
+/// Size in bytes of an immediate.
 const IMMEDIATE: usize = 4;
-/// Bytes of the invariant CRC after the payload.
+/// Size in bytes of the invariant CRC that follows the payload.
 const CRC: usize = 4;
 
 /// The headers of a write, and the range of its payload.
@@ -37,32 +37,32 @@ pub struct Write {
     pub address: u64,
     /// Key of the destination memory.
     pub rkey: u32,
-    /// Immediate data, if any.
+    /// Immediate data, if the write contains immediate data.
     pub immediate: Option<u32>,
     /// Range of the payload in the packet.
     pub payload: Range<usize>,
 }
 
-/// Why a packet is not a valid write.
+/// Reason why a packet is not a valid write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Shorter than its headers.
+    /// The packet is shorter than its headers.
     #[error("the packet has {got} bytes; its headers need {need}")]
     Short {
-        /// Bytes needed.
+        /// Number of bytes that the headers need.
         need: usize,
-        /// Bytes present.
+        /// Number of bytes in the packet.
         got: usize,
     },
-    /// Another operation.
-    #[error("opcode {opcode:#04x} is not that of a write (0x2a, or 0x2b with an immediate)")]
+    /// The packet contains another operation.
+    #[error("opcode {opcode:#04x} is not an RDMA write (0x2a, or 0x2b with immediate data)")]
     Opcode {
         /// Opcode in the packet.
         opcode: u8,
     },
-    /// Another version of the transport, or another partition.
+    /// The packet has another transport version or another partition.
     #[error(
-        "transport version {version}, partition {partition:#06x}: sensors send version 0 in 0xffff"
+        "transport version {version} or partition {partition:#06x} is wrong: sensors use version 0 and partition 0xffff"
     )]
     Transport {
         /// The version.
@@ -71,11 +71,11 @@ pub enum Malformed {
         partition: u16,
     },
     /// The length in the header differs from the payload.
-    #[error("the header announces {said} bytes, but the packet carries {got}")]
+    #[error("the header states {stated} payload bytes, but the packet has {got}")]
     Length {
         /// Length in the header.
-        said: u32,
-        /// Bytes of payload.
+        stated: u32,
+        /// Number of payload bytes in the packet.
         got: usize,
     },
 }
@@ -88,7 +88,7 @@ fn word<const N: usize>(packet: &[u8], at: usize) -> Result<[u8; N], Malformed> 
     })
 }
 
-/// Reads the write that a whole datagram carries.
+/// Parses the write in a whole datagram.
 #[inline]
 pub fn parse(packet: &[u8]) -> Result<Write, Malformed> {
     let [opcode, flags, p0, p1, _, q0, q1, q2, _, s0, s1, s2] = word(packet, 0)?;
@@ -103,7 +103,7 @@ pub fn parse(packet: &[u8]) -> Result<Write, Malformed> {
     }
     let address = u64::from_be_bytes(word(packet, 12)?);
     let rkey = u32::from_be_bytes(word(packet, 20)?);
-    let said = u32::from_be_bytes(word(packet, 24)?);
+    let stated = u32::from_be_bytes(word(packet, 24)?);
     let (start, immediate) = if has_immediate {
         let immediate = u32::from_be_bytes(word(packet, HEADERS)?);
         (HEADERS + IMMEDIATE, Some(immediate))
@@ -116,8 +116,8 @@ pub fn parse(packet: &[u8]) -> Result<Write, Malformed> {
         need: start + pad + CRC,
         got: packet.len(),
     })?;
-    if usize::try_from(said) != Ok(got) {
-        return Err(Malformed::Length { said, got });
+    if usize::try_from(stated) != Ok(got) {
+        return Err(Malformed::Length { stated, got });
     }
     Ok(Write {
         queue_pair: u32::from_be_bytes([0, q0, q1, q2]),

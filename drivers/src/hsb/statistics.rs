@@ -28,7 +28,7 @@ pub struct Statistics {
     /// Number of frames that the sensor ended early: the metadata report fewer bytes than a frame has, or the end packet
     /// without metadata was too short.
     pub short: u64,
-    /// The last frame whose metadata arrived: our frame number and the sensor's.
+    /// The last frame whose metadata arrived: its frame number in daq and in the sensor.
     last: Option<(u64, u16)>,
 }
 
@@ -42,7 +42,8 @@ impl Statistics {
         if let Some((last, number)) = self.last
             && frame > last
         {
-            // Modulo 2^16, like the sensor's counter: how many frames it counted more than the packet numbers show.
+            // Modulo 2^16, like the sensor's counter. The sensor skipped the frames that it counted in addition to
+            // those that the packet numbers show.
             #[expect(clippy::cast_possible_truncation, reason = "modulo 2^16")]
             let came = (frame - last) as u16;
             let skipped = metadata.frame.wrapping_sub(number).wrapping_sub(came);
@@ -55,7 +56,7 @@ impl Statistics {
         }
     }
 
-    /// Forgets the last frame, because the sensor restarted its count.
+    /// Discards the last frame, because the sensor restarted its count.
     pub(super) const fn begin(&mut self) {
         self.last = None;
     }

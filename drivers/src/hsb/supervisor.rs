@@ -1,6 +1,7 @@
 //! Keeps a sensor armed: retries failed arming, and arms again when the device has lost its registers.
 //!
-//! It runs on its own thread, because a request to a device that does not answer takes 1.5 s, and the receiving thread must
+//! The supervisor has its own thread, because a request to a device that does not answer takes 1.5 s, and the receiving
+//! thread must
 //! keep its socket empty meanwhile. The two threads share a [`Link`].
 //!
 //! | event | action |
@@ -28,7 +29,7 @@ use std::time::{Duration, Instant};
 const RETRY: Duration = Duration::from_secs(1);
 /// Maximum retry interval.
 const MAX_RETRY: Duration = Duration::from_secs(8);
-/// Minimum and maximum interval between two checks of the link.
+/// Minimum and maximum interval between two checks of the shared state.
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
 /// State shared by the receiving thread and the supervisor.
@@ -59,12 +60,12 @@ impl Link {
         is_new.then(|| self.rkey.load(Ordering::Acquire))
     }
 
-    /// Whether the owner must arm the sensor again; true once.
+    /// Returns once whether the owner must arm the sensor again.
     pub(super) fn take_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed) && self.is_lost.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether the device that the owner waits for was found; true once.
+    /// Returns once whether the device that the owner waits for was found.
     pub(super) fn take_found(&self) -> bool {
         self.is_found.load(Ordering::Relaxed) && self.is_found.swap(false, Ordering::AcqRel)
     }
@@ -75,14 +76,14 @@ impl Link {
     }
 }
 
-/// Who arms a sensor again, and with which key.
+/// Selects which component arms a sensor again, and with which key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rearm {
-    /// By the supervisor, with the key that the configuration gives.
+    /// The supervisor arms the sensor with the configured key.
     SameKey,
-    /// By the supervisor, with a new key.
+    /// The supervisor arms the sensor with a new key.
     NewKey,
-    /// By its owner, which must create a new queue pair first.
+    /// The sensor's owner arms it, because it must create a new queue pair first.
     Owner,
 }
 
@@ -100,19 +101,19 @@ pub(super) type Find = Box<dyn FnMut() -> Result<Control, SourceError> + Send>;
 
 /// The sensor of a supervisor.
 pub(super) enum Target {
-    /// Its device is known.
+    /// The device is known.
     Known(Control),
-    /// Its device has not announced itself yet.
+    /// The device has not announced itself yet; this function discovers it.
     Unknown(Find),
 }
 
 /// The parameters of a supervisor.
 pub(super) struct Parts {
-    /// The source's name, for messages.
+    /// Name of the source, for messages.
     pub(super) name: String,
     pub(super) target: Target,
     pub(super) rearm: Rearm,
-    /// Silence after which the registers are read back; zero = never.
+    /// Silence after which the registers are read back; zero disables this check.
     pub(super) rearm_after: Duration,
     /// Number of failed register requests.
     pub(super) errors: Counter,
@@ -129,7 +130,7 @@ pub(super) struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts the thread; the sensor is armed by [`arm`](Self::arm).
+    /// Starts the thread. The sensor is armed later by [`arm`](Self::arm).
     pub(super) fn new(parts: Parts) -> io::Result<Self> {
         let link = Arc::new(Link::default());
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
@@ -158,7 +159,7 @@ impl Supervisor {
         })
     }
 
-    /// The state shared with the receiving thread.
+    /// Returns the state shared with the receiving thread.
     pub(super) const fn link(&self) -> &Arc<Link> {
         &self.link
     }
@@ -173,7 +174,7 @@ impl Supervisor {
         core.attempt();
     }
 
-    /// The address of the device and the arming parameters; `None` until the device is found.
+    /// Returns the address of the device and the arming parameters, or `None` until the device is found.
     pub(super) fn sensor(&self) -> Option<(SocketAddr, ArmParameters)> {
         let core = lock(&self.core);
         let Control {
@@ -207,7 +208,7 @@ impl Drop for Supervisor {
         *lock(&self.stop.0) = true;
         self.stop.1.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was reported when it happened.
+            // A panic of the thread has already been reported.
             let _ = thread.join();
         }
         self.disarm();
@@ -218,14 +219,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for `interval`; returns whether the thread must end.
+/// Waits for `interval`. Returns whether the thread must end.
 fn is_stopped(stop: &(Mutex<bool>, Condvar), interval: Duration) -> bool {
     let (flag, changed) = stop;
     let waited = changed.wait_timeout_while(lock(flag), interval, |is_set| !*is_set);
     *waited.unwrap_or_else(PoisonError::into_inner).0
 }
 
-/// The condition that was logged last, so that each is logged once.
+/// The condition that was logged last; stored so that each condition is logged once.
 #[derive(Debug, PartialEq, Eq)]
 enum Reported {
     Unarmed(String),
@@ -237,7 +238,7 @@ enum Reported {
 struct Core {
     name: String,
     armed: Option<Armed>,
-    /// Dropped after the sensor is disarmed.
+    /// The sensor, dropped after it is disarmed.
     control: Option<Control>,
     /// Discovers the device until it is known.
     find: Option<Find>,
@@ -247,7 +248,7 @@ struct Core {
     rearmed: Counter,
     link: Arc<Link>,
     was_armed: bool,
-    /// When an arming is due.
+    /// Time at which the sensor must be armed.
     retry_at: Option<Instant>,
     /// Current retry interval.
     retry: Duration,
@@ -303,7 +304,7 @@ impl Core {
         )
     }
 
-    /// Whether `what` was not reported last.
+    /// Returns whether `what` differs from the condition that was reported last.
     fn is_news(&mut self, what: Reported) -> bool {
         let is_news = self.reported.as_ref() != Some(&what);
         self.reported = Some(what);
@@ -351,7 +352,7 @@ impl Core {
             Err(error) => {
                 if self.is_news(Reported::Unarmed(error.clone())) {
                     tracing::error!(
-                        "{sensor} cannot be armed: {error}. Retrying until it succeeds, at most every {} s",
+                        "{sensor} cannot be armed: {error}. Retrying at intervals of up to {} s",
                         MAX_RETRY.as_secs()
                     );
                 }
@@ -396,8 +397,8 @@ impl Core {
             Ok(Registers::TakenOver(host)) => {
                 if self.is_news(Reported::TakenOver(host)) {
                     tracing::warn!(
-                        "{} now sends to {host}: another host or process has armed it. It is armed again here after that \
-                         host or process stops it",
+                        "{} now sends to {host}, because another host or process armed the sensor. This source arms \
+                         the sensor again after that host or process stops it",
                         self.sensor()
                     );
                 }
@@ -405,7 +406,7 @@ impl Core {
             Err(error) => {
                 if self.is_news(Reported::NoAnswer) {
                     tracing::warn!(
-                        "{} sends nothing, and {error}. It is armed again when the device answers and has lost its registers",
+                        "{} sends no data: {error}. When the device answers again, this source checks the sensor's registers and arms the sensor again if the register values are lost",
                         self.sensor()
                     );
                 }
@@ -419,18 +420,18 @@ impl Core {
                 .saturating_duration_since(self.quiet_since)
                 .as_secs_f64();
             tracing::warn!(
-                "{} has sent nothing for {seconds:.1} s although its registers are unchanged: check its trigger; if it \
-                 sends, check the firewall and the MTU along the path to {host}",
+                "{} has sent nothing for {seconds:.1} s although its registers are unchanged: check the sensor's \
+                 trigger; if the sensor sends, check the firewall and the MTU along the path to {host}",
                 self.sensor(),
             );
         }
     }
 
-    /// Arms a sensor whose registers are lost again, or notifies its owner.
+    /// Handles lost registers: arms the sensor again, or notifies its owner.
     fn lose(&mut self) {
         tracing::warn!(
-            "{} has lost its registers: its device has restarted, or another process has stopped it. The sensor is armed again, \
-             and a new epoch begins",
+            "{}: the sensor's register values are lost, because the device restarted or another process stopped the \
+             sensor. Arming the sensor again; a new epoch begins",
             self.sensor()
         );
         self.reported = None;
@@ -444,7 +445,7 @@ impl Core {
             if self.rearm == Rearm::NewKey {
                 parameters.pages.rkey = key();
             }
-            // Before the sensor can send with it.
+            // The receiving thread must know the new key before the sensor can send with it.
             self.link.renew(parameters.pages.rkey);
         }
         self.attempt();

@@ -43,8 +43,8 @@ fn key_of_the_other_mode_is_reported() {
             "listen = \"0.0.0.0:4791\"\nrelaxed_ordering = true",
             "no NIC",
         ),
-        ("mode = \"queue-pair\"", "no NIC"),
-        ("mode = \"queue-pair\"\nnics = []", "no NIC"),
+        ("mode = \"queue-pair\"", "must name one NIC"),
+        ("mode = \"queue-pair\"\nnics = []", "must name one NIC"),
         (
             "mode = \"queue-pair\"\nnics = [\"a\", \"b\"]",
             "only one NIC",
@@ -64,11 +64,11 @@ fn key_of_the_other_mode_is_reported() {
             "no other program",
         ),
         ("queue_pair = 1", "chooses the number"),
-        ("rkey = 1", "chooses the key"),
+        ("rkey = 1", "chooses the remote key"),
         ("base = 4096", "determines the address"),
         ("stride = \"2 MiB\"", "slot size of the ring"),
-        ("pages = 8", "the pages are the slots"),
-        ("packet = \"349440 B\"", "a packet cannot have"),
+        ("pages = 8", "each slot of the ring is a page"),
+        ("packet = \"349440 B\"", "the packet size must be"),
         (
             "packet = \"1152 B\"\nstride = \"1 B\"",
             "distance between pages",
@@ -107,10 +107,13 @@ fn queue_pair_declares_its_engine_needs() {
     assert!(needs.host_only.is_none() && !needs.can_ring_doorbell && !card.supports_backpressure());
     assert_eq!(needs.faults, queue_pair::FAULTS);
     assert!(card.counts() == COUNTS && card.memory(&card.geometry(2 << 20).unwrap()) == 0);
-    // A frame rounded up to 128, and its metadata.
+    // The slot contains a frame, rounded up to a multiple of 128, and its metadata.
     assert_eq!(card.preferred_slot(), Some((1 << 20) + 128));
     let geometry = card.geometry((1 << 20) + 128).unwrap();
-    assert_eq!((geometry.frame_bytes, geometry.places), (1 << 20, 745));
+    assert_eq!(
+        (geometry.frame_bytes, geometry.packets_per_frame),
+        (1 << 20, 745)
+    );
     let error = card.geometry(1 << 20).err().unwrap();
     assert!(format!("{error:?}").contains("metadata"));
     assert_eq!(
@@ -186,7 +189,7 @@ fn packets_above_the_mtu_are_rejected_with_the_maximum() {
     }
 }
 
-/// In a network namespace whose loopback interface has the MTU of Ethernet.
+/// Runs in a network namespace whose loopback interface has the MTU of Ethernet.
 #[test]
 fn packet_size_is_compared_with_interface_mtu() {
     let thread = std::thread::spawn(|| {

@@ -1,15 +1,15 @@
 //! The keys of `[source.NAME.format]`, and the format built from them.
 
 use super::spead::Given;
-use super::{Endian, Field, Format, Places, Raw, Spead, TimeScale};
+use super::{Endian, Field, Format, PacketLayout, Raw, Spead, TimeScale};
 use daq_core::config::Problem;
 use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Maximum UDP payload over IPv4.
+/// Maximum size in bytes of a UDP payload over IPv4.
 const LARGEST_PACKET: usize = 65_507;
-/// Bytes of a SPEAD header with the four mandatory items.
+/// Size in bytes of a SPEAD header with the four mandatory items.
 const SPEAD_HEADER: usize = 40;
 
 /// An unsigned number at a fixed position of the header.
@@ -20,13 +20,13 @@ pub struct SequenceConfig {
     pub offset: usize,
     /// Size in bytes, 1 to 8.
     pub bytes: usize,
-    /// Byte order.
+    /// Byte order of the field.
     #[serde(default)]
     pub endian: Endian,
-    /// Increment from one packet to the next.
+    /// Increment of the number from one packet to the next.
     #[serde(default = "one")]
     pub step: u64,
-    /// Number of significant bits, by default all; the number wraps at 2 to this power.
+    /// Number of significant bits, by default all. The sequence number wraps at 2 to the power of `bits`.
     pub bits: Option<u32>,
     /// Number of lowest bits that are not part of the number.
     #[serde(default)]
@@ -41,16 +41,16 @@ pub struct TimestampConfig {
     pub offset: usize,
     /// Size in bytes, 1 to 8.
     pub bytes: usize,
-    /// Byte order.
+    /// Byte order of the field.
     #[serde(default)]
     pub endian: Endian,
     /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
     pub tick: Option<Period>,
-    /// Ticks per second, if a tick is not a whole number of nanoseconds; a whole number of Hz.
+    /// Number of ticks per second, a whole number of Hz. Use it if a tick is not a whole number of nanoseconds.
     pub rate: Option<Frequency>,
-    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. With it
-    /// timestamps are UTC (clock `sensor-utc`) and files have `core:datetime`; the ticks must not skip or repeat leap seconds.
-    /// Without it timestamps are the ticks in nanoseconds (clock `sensor`).
+    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. If it
+    /// is set, timestamps are UTC (clock `sensor-utc`) and files contain `core:datetime`; the ticks must not skip or repeat
+    /// leap seconds. Otherwise, timestamps are the ticks in nanoseconds (clock `sensor`).
     pub origin: Option<UtcTime>,
 }
 
@@ -58,11 +58,11 @@ pub struct TimestampConfig {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RawConfig {
-    /// Bytes before the payload of each packet.
+    /// Number of bytes before the payload in each packet.
     pub header: ByteSize,
-    /// Payload bytes of each packet.
+    /// Number of payload bytes in each packet.
     pub payload: ByteSize,
-    /// Bytes after the payload of each packet.
+    /// Number of bytes after the payload in each packet.
     #[serde(default)]
     pub trailer: ByteSize,
     /// The sequence number of packets.
@@ -79,11 +79,11 @@ pub struct ItemConfig {
     pub item: u64,
     /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
     pub tick: Option<Period>,
-    /// Ticks per second, if a tick is not a whole number of nanoseconds; a whole number of Hz.
+    /// Number of ticks per second, a whole number of Hz. Use it if a tick is not a whole number of nanoseconds.
     pub rate: Option<Frequency>,
-    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. With it
-    /// timestamps are UTC (clock `sensor-utc`) and files have `core:datetime`; the ticks must not skip or repeat leap seconds.
-    /// Without it timestamps are the ticks in nanoseconds (clock `sensor`).
+    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. If it
+    /// is set, timestamps are UTC (clock `sensor-utc`) and files contain `core:datetime`; the ticks must not skip or repeat
+    /// leap seconds. Otherwise, timestamps are the ticks in nanoseconds (clock `sensor`).
     pub origin: Option<UtcTime>,
 }
 
@@ -91,17 +91,20 @@ pub struct ItemConfig {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SpeadConfig {
-    /// Payload bytes of one heap. By default detected from the first heaps and then fixed, with the ring's `slot` as the
-    /// maximum. Heaps of another length are counted as `control` and logged once.
+    /// Number of payload bytes in a heap. By default, daq detects the number from the first heaps and then fixes it; the
+    /// maximum is the `slot` of the ring. Heaps of another length are counted as `control` and logged once.
     pub heap: Option<ByteSize>,
-    /// Payload bytes of each packet except the first and the last of a heap. By default detected from the first heaps.
+    /// Number of payload bytes in each packet except the first and the last of a heap. By default, daq detects the number from
+    /// the first heaps.
     pub packet: Option<ByteSize>,
-    /// Payload bytes of a heap's first packet, if smaller: senders that do not repeat item pointers have 8 bytes less payload
-    /// there for each item of the heap. Default `packet`; detected if `heap` or `packet` is.
+    /// Number of payload bytes in the first packet of a heap, if it is smaller than `packet`. Senders that do not repeat item
+    /// pointers have 8 bytes less payload in this packet for each item of the heap. Default: `packet`, or detected if `heap` or
+    /// `packet` is detected.
     pub first: Option<ByteSize>,
-    /// Increment of the heap counter from one heap to the next. Default 1; detected if `heap` or `packet` is.
+    /// Increment of the heap counter from one heap to the next. Default: 1, or detected if `heap` or `packet` is detected.
     pub heap_step: Option<u64>,
-    /// Bits of an address: 40 for SPEAD-64-40, 48 for SPEAD-64-48. Default 40; detected if `heap` or `packet` is.
+    /// Number of bits of an address: 40 for SPEAD-64-40, 48 for SPEAD-64-48. Default: 40, or detected if `heap` or `packet` is
+    /// detected.
     pub address_bits: Option<u32>,
     /// The item that contains the time of a heap's first sample.
     pub timestamp: Option<ItemConfig>,
@@ -123,12 +126,12 @@ impl Check {
         }
     }
 
-    fn size(&mut self, key: &str, size: ByteSize, least: usize, most: usize) -> usize {
+    fn size(&mut self, key: &str, size: ByteSize, min: usize, max: usize) -> usize {
         let bytes = size.bytes().unwrap_or(usize::MAX);
-        self.must((least..=most).contains(&bytes), key, || {
-            let (least, most) = (ByteSize(least as u64), ByteSize(most as u64));
+        self.must((min..=max).contains(&bytes), key, || {
+            let (min, max) = (ByteSize(min as u64), ByteSize(max as u64));
             (
-                format!("{size} is not between {least} and {most}"),
+                format!("{size} is not between {min} and {max}"),
                 "set the size that the sender uses".to_owned(),
             )
         });
@@ -139,8 +142,8 @@ impl Check {
     fn field(&mut self, key: &str, offset: usize, bytes: usize, header: usize) {
         self.must((1..=8).contains(&bytes), &format!("{key}.bytes"), || {
             (
-                format!("a number cannot have {bytes} bytes"),
-                "set 1 to 8".to_owned(),
+                format!("a number must have 1 to 8 bytes, not {bytes}"),
+                "set a number of bytes from 1 to 8".to_owned(),
             )
         });
         self.must(offset.checked_add(bytes).is_some_and(|end| end <= header), &format!("{key}.offset"), || {
@@ -150,13 +153,16 @@ impl Check {
     }
 
     fn step(&mut self, key: &str, step: u64, bits: u32) {
-        let most = if bits >= 64 {
+        let max = if bits >= 64 {
             u64::MAX / 2
         } else {
             (1 << bits) / 2
         };
-        self.must((1..=most.max(1)).contains(&step), key, || {
-            let message = format!("a number of {bits} bits cannot have an increment of {step}");
+        let max = max.max(1);
+        self.must((1..=max).contains(&step), key, || {
+            let message = format!(
+                "increment {step} is invalid for a {bits}-bit number: it must be 1 to {max}"
+            );
             (
                 message,
                 "set the increment from one number to the next, at least 1".to_owned(),
@@ -173,7 +179,7 @@ impl Check {
         self.must(tick.is_none() || rate.is_none(), "timestamp.rate", || {
             (
                 "`tick` and `rate` both set the duration of a tick".to_owned(),
-                "set only one of them".to_owned(),
+                "set only `tick` or only `rate`".to_owned(),
             )
         });
         let mut scale = TimeScale {
@@ -182,12 +188,12 @@ impl Check {
             origin_ns: origin.map(|origin| origin.0),
         };
         if let Some(tick) = tick {
-            // A tick in ps is a thousand ticks in ns.
+            // `tick` is in picoseconds, so 1000 ticks last `tick` nanoseconds. This fraction is reduced if possible.
             let in_ns = if tick.0.is_multiple_of(1000) { 1000 } else { 1 };
             (scale.nanoseconds, scale.ticks) = (tick.0 / in_ns, 1000 / in_ns);
             self.must(tick.0 > 0, "timestamp.tick", || {
                 (
-                    format!("a tick cannot last {tick}"),
+                    format!("a tick must be longer than zero, not {tick}"),
                     "set a time such as \"8 ns\"".to_owned(),
                 )
             });
@@ -202,7 +208,7 @@ impl Check {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "checked just above, else unused"
+                reason = "the range is checked above; if the check fails, the value is not used"
             )]
             let ticks = rate.0 as u64;
             (scale.nanoseconds, scale.ticks) = (1_000_000_000, ticks.max(1));
@@ -231,10 +237,12 @@ impl RawConfig {
             length <= LARGEST_PACKET || header.max(payload).max(trailer) > LARGEST_PACKET,
             "payload",
             || {
-                let message = format!("header, payload and trailer make {length} bytes");
+                let message = format!("header, payload and trailer have {length} bytes in total, which is too large for a UDP packet");
                 (
                     message,
-                    format!("a UDP packet carries at most {LARGEST_PACKET}"),
+                    format!(
+                        "lower `payload`, `header` or `trailer`: a UDP packet can carry at most {LARGEST_PACKET} bytes"
+                    ),
                 )
             },
         );
@@ -257,7 +265,7 @@ impl RawConfig {
             },
             || {
                 let shift = sequence.shift;
-                let message = format!("{bits} bits above the lowest {shift} exceed {width} bits");
+                let message = format!("{bits} bits after a shift of {shift} bits exceed the {width} bits of the number");
                 (
                     message,
                     "lower `bits` or `shift`, or raise `bytes`".to_owned(),
@@ -289,17 +297,17 @@ impl SpeadConfig {
     /// Returns the format, or every problem of the configuration.
     pub fn build(&self) -> Result<Format, Vec<Problem>> {
         let mut check = Check(Vec::new());
-        let most = LARGEST_PACKET - SPEAD_HEADER;
+        let max = LARGEST_PACKET - SPEAD_HEADER;
         let mut size =
-            |key, size: Option<ByteSize>, most| size.map(|size| check.size(key, size, 1, most));
-        let packet = size("packet", self.packet, most);
-        let first = size("first", self.first, most);
-        // Packets are numbered with 32 bits; a terabyte is far below that for any realistic packet size.
+            |key, size: Option<ByteSize>, max| size.map(|size| check.size(key, size, 1, max));
+        let packet = size("packet", self.packet, max);
+        let first = size("first", self.first, max);
+        // Packet indices have 32 bits. A heap of 1 TiB cannot exceed that at any realistic packet size.
         let heap = size("heap", self.heap, 1 << 40);
         let address_bits = self.address_bits.unwrap_or(40);
         check.must(matches!(address_bits, 40 | 48), "address_bits", || {
             let message = format!("SPEAD-64-{address_bits} is not supported");
-            (message, "set 40 or 48".to_owned())
+            (message, "set `address_bits` to 40 or 48".to_owned())
         });
         let step = self.heap_step.unwrap_or(1);
         check.step("heap_step", step, address_bits.clamp(1, 48));
@@ -310,19 +318,22 @@ impl SpeadConfig {
                     "packet",
                     || {
                         (
-                            format!("a heap of {heap} bytes has too many packets of {packet}"),
+                            format!(
+                                "a heap of {heap} bytes holds more packets of {packet} bytes than the maximum of {}",
+                                u32::MAX - 1
+                            ),
                             "set larger packets".to_owned(),
                         )
                     },
                 );
-                let places = Places {
+                let layout = PacketLayout {
                     unit_bytes: heap,
                     first: first.unwrap_or(packet),
                     rest: packet,
                 };
-                Spead::new(address_bits, places, step)
+                Spead::new(address_bits, layout, step)
             }
-            _ => Spead::learning(Given {
+            _ => Spead::detecting(Given {
                 heap,
                 packet,
                 first,
@@ -337,13 +348,13 @@ impl SpeadConfig {
                 "timestamp.item",
                 || {
                     let message = format!(
-                        "{:#x} is not the identifier of an item defined by the sender",
+                        "{:#x} is reserved by SPEAD or too large, so it cannot be the identifier of the sender's timestamp item",
                         time.item
                     );
                     (
                         message,
                         format!(
-                            "set 0x7 to {:#x}, as the sender describes it",
+                            "set the identifier that the sender uses, 0x7 to {:#x}",
                             (1u64 << bits) - 1
                         ),
                     )
@@ -450,8 +461,8 @@ mod tests {
             11_000_000_000
         );
         let format = spead("heap = 4000\npacket = 1432\nfirst = 1416\naddress_bits = 48").unwrap();
-        assert_eq!(format.numbering().places_per_unit, 3);
-        assert_eq!(format.places().range(1), 1416..2848);
+        assert_eq!(format.numbering().packets_per_unit, 3);
+        assert_eq!(format.packet_layout().range(1), 1416..2848);
     }
 
     #[test]

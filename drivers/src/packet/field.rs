@@ -1,4 +1,4 @@
-//! An unsigned number at a fixed place of a header, and what a time in ticks means.
+//! An unsigned number at a fixed offset in a header, and the time scale of timestamps in ticks.
 
 use daq_core::frame::Clock;
 
@@ -13,7 +13,7 @@ pub enum Endian {
     Little,
 }
 
-/// An unsigned number of 1 to 8 bytes in a header, of which `bits` bits above `shift` count.
+/// An unsigned number of 1 to 8 bytes in a header. Only the `bits` bits above bit `shift` belong to the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     offset: usize,
@@ -24,7 +24,8 @@ pub struct Field {
 }
 
 impl Field {
-    /// The `bits` bits above `shift` of the `bytes` bytes (1 to 8) at `offset`; values out of range are pulled into it.
+    /// Creates a field of `bytes` bytes (1 to 8) at `offset`. Its value consists of the `bits` bits above bit `shift`.
+    /// Arguments out of range are clamped.
     pub fn new(offset: usize, bytes: usize, endian: Endian, shift: u32, bits: u32) -> Self {
         let bytes = bytes.clamp(1, 8);
         let shift = shift.min(63);
@@ -37,12 +38,12 @@ impl Field {
         }
     }
 
-    /// First byte after the field.
+    /// Returns the offset of the first byte after the field.
     pub const fn end(&self) -> usize {
         self.offset + self.bytes
     }
 
-    /// Bits that count.
+    /// Returns the number of significant bits.
     pub const fn bits(&self) -> u32 {
         self.bits
     }
@@ -55,7 +56,7 @@ impl Field {
         }
     }
 
-    /// The number in `header`, or `None` where the header ends before the field does.
+    /// Returns the number in `header`, or `None` if `header` ends before the end of the field.
     #[inline]
     pub fn read(&self, header: &[u8]) -> Option<u64> {
         Some((self.word(header)? >> self.shift) & self.mask())
@@ -77,7 +78,8 @@ impl Field {
         })
     }
 
-    /// Puts `value` into `header`, leaving bits that are not of the field alone; a header too short is left as it is.
+    /// Writes `value` into `header`. Bits outside the field are unchanged. If `header` is too short, nothing is
+    /// written.
     pub fn write(&self, header: &mut [u8], value: u64) {
         let Some(old) = self.word(header) else { return };
         let kept = old & !(self.mask() << self.shift);
@@ -91,19 +93,19 @@ impl Field {
     }
 }
 
-/// What a sender's time in ticks means.
+/// Conversion of a sender's timestamp in ticks to nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeScale {
-    /// Nanoseconds of `ticks` ticks, at least 1.
+    /// Duration of `ticks` ticks in nanoseconds, at least 1.
     pub nanoseconds: u64,
-    /// Ticks that take `nanoseconds`, at least 1.
+    /// Number of ticks in `nanoseconds`, at least 1.
     pub ticks: u64,
-    /// Nanoseconds from 1970-01-01T00:00:00Z to tick 0; `None` where that is not known.
+    /// Nanoseconds from 1970-01-01T00:00:00Z to tick 0; `None` if unknown.
     pub origin_ns: Option<u64>,
 }
 
 impl TimeScale {
-    /// Nanoseconds of a time of `ticks`, rounded down; beyond the year 2554 it stays at the largest value.
+    /// Converts `ticks` to nanoseconds, rounded down. Times beyond the year 2554 saturate.
     #[inline]
     pub fn ns(&self, ticks: u64) -> u64 {
         let scaled =
@@ -113,7 +115,7 @@ impl TimeScale {
             .saturating_add(self.origin_ns.unwrap_or(0))
     }
 
-    /// Which clock these times are of.
+    /// Returns the clock that the converted timestamps refer to.
     pub const fn clock(&self) -> Clock {
         match self.origin_ns {
             Some(_) => Clock::SensorUtc,

@@ -1,6 +1,6 @@
-//! How packets of a format form frames.
+//! Assembles packets of a format into frames.
 
-use super::{Format, Places};
+use super::{Format, PacketLayout};
 use daq_core::config::Problem;
 use daq_core::layout::{Layout, Order, Samples};
 use daq_core::reorder::{Arrival, Geometry};
@@ -9,9 +9,10 @@ use daq_core::units::ByteSize;
 /// Approximate default slot size in bytes.
 const SLOT: usize = 1 << 20;
 
-/// Maximum number of packets per frame of a detected format in small slots, and minimum packet size in large slots.
-const MAX_LEARNED_PLACES: usize = 4096;
-const MIN_LEARNED_PACKET: usize = 256;
+/// For a detected format: maximum number of packets per frame in small slots, and minimum packet size in bytes in large
+/// slots.
+const MAX_DETECTED_PACKETS: usize = 4096;
+const MIN_DETECTED_PACKET: usize = 256;
 
 /// Default number of frames open at the same time.
 pub(crate) const fn default_window() -> usize {
@@ -23,7 +24,8 @@ pub(crate) const fn default_max_gap() -> u64 {
     1 << 16
 }
 
-/// Default number of consistent packets far from the stream that are accepted.
+/// Default number of packets in a row that must have consistent sequence numbers before a jump of more than twice the window is
+/// accepted.
 pub(crate) const fn default_resync_after() -> u32 {
     4
 }
@@ -56,26 +58,27 @@ pub struct Frames<'a> {
     pub arrival: Arrival,
     /// Maximum number of packets missing in a row, beyond twice the window.
     pub max_gap: u64,
-    /// Number of consistent packets far from the stream that are accepted.
+    /// Number of packets in a row that must have consistent sequence numbers before a jump of more than twice the window is
+    /// accepted.
     pub resync_after: u32,
 }
 
 impl Frames<'_> {
-    /// Preferred payload bytes of a slot.
+    /// Returns the preferred number of payload bytes in a slot.
     pub fn preferred_slot(&self) -> usize {
         match self.format {
             Format::Raw(_) => {
-                let payload = self.format.places().unit_bytes;
+                let payload = self.format.packet_layout().unit_bytes;
                 self.packets(SLOT).max(self.whole()) * payload
             }
             Format::Spead(spead) => match spead.given() {
                 Some(given) => given.heap.unwrap_or(SLOT),
-                None => self.format.places().unit_bytes,
+                None => self.format.packet_layout().unit_bytes,
             },
         }
     }
 
-    /// Notes for the plan about a format that is detected.
+    /// Returns notes for `daq plan` if the sizes of the format are detected at run time.
     pub fn notes(&self) -> Vec<String> {
         let Format::Spead(spead) = self.format else {
             return Vec::new();
@@ -85,24 +88,25 @@ impl Frames<'_> {
         };
         let limit = match given.heap {
             Some(_) => String::new(),
-            None => "; kernels that read the ring need heaps as long as its slots".to_owned(),
+            None => "; kernels that read the ring need heaps of the same size as the ring's slots"
+                .to_owned(),
         };
         vec![format!(
             "packet sizes and the step of heap counters are detected from the first heaps{limit}"
         )]
     }
 
-    /// What the geometry is detected from; `None` if it is known.
+    /// Returns what the frame geometry is detected from, or `None` if the geometry is known.
     pub fn detected_from(&self) -> Option<&'static str> {
-        self.format.is_learning().then_some("the first heaps")
+        self.format.is_detecting().then_some("the first heaps")
     }
 
-    /// Whether the length of frames is detected too.
+    /// Returns whether the frame size is also detected at run time.
     pub fn detects_frame_size(&self) -> bool {
         matches!(self.format, Format::Spead(spead) if spead.given().is_some_and(|given| given.heap.is_none()))
     }
 
-    /// Bytes of one sample of all channels.
+    /// Returns the size in bytes of one sample of all channels.
     fn point(&self) -> usize {
         let samples = self.samples;
         samples.scalar.bytes()
@@ -110,38 +114,39 @@ impl Frames<'_> {
             * samples.channels.max(1) as usize
     }
 
-    /// Minimum number of packets per frame, so that a frame contains whole points.
+    /// Returns the minimum number of packets per frame so that a frame contains whole points (samples of all channels).
     fn whole(&self) -> usize {
         let point = self.point();
-        let payload = self.format.places().unit_bytes;
+        let payload = self.format.packet_layout().unit_bytes;
         point / gcd(point, payload)
     }
 
-    /// Maximum number of `raw` packets in a slot, as a multiple that contains whole points if possible.
+    /// Returns the maximum number of `raw` packets in a slot of `slot` bytes, rounded down so that the frame contains
+    /// whole points if possible.
     fn packets(&self, slot: usize) -> usize {
-        let most = slot / self.format.places().unit_bytes.max(1);
+        let max = slot / self.format.packet_layout().unit_bytes.max(1);
         let whole = self.whole();
-        if most >= whole {
-            most / whole * whole
+        if max >= whole {
+            max / whole * whole
         } else {
-            most
+            max
         }
     }
 
-    /// The geometry of frames in slots of `slot` bytes.
+    /// Returns the frame geometry for slots of `slot` bytes.
     pub fn geometry(&self, slot: usize) -> Result<Geometry, Problem> {
-        let mut places = self.format.places();
+        let mut layout = self.format.packet_layout();
         if let Format::Spead(spead) = self.format
             && let Some(given) = spead.given()
         {
-            places = largest(given.heap.unwrap_or(slot));
+            layout = largest(given.heap.unwrap_or(slot));
         }
         let slot_size = ByteSize(slot as u64);
         let (count, frame_bytes) = match self.format {
             Format::Raw(_) => {
                 let packets = self.packets(slot);
                 if packets == 0 {
-                    let payload = ByteSize(places.unit_bytes as u64);
+                    let payload = ByteSize(layout.unit_bytes as u64);
                     let message =
                         format!("a payload of {payload} does not fit into slots of {slot_size}");
                     return Err(
@@ -150,12 +155,12 @@ impl Frames<'_> {
                 }
                 (
                     u32::try_from(packets).unwrap_or(u32::MAX),
-                    packets * places.unit_bytes,
+                    packets * layout.unit_bytes,
                 )
             }
             Format::Spead(_) => {
-                if places.unit_bytes > slot {
-                    let heap = ByteSize(places.unit_bytes as u64);
+                if layout.unit_bytes > slot {
+                    let heap = ByteSize(layout.unit_bytes as u64);
                     let message =
                         format!("a heap of {heap} does not fit into slots of {slot_size}");
                     let help = format!(
@@ -163,16 +168,16 @@ impl Frames<'_> {
                     );
                     return Err(Problem::at("format.heap", message).help(help));
                 }
-                (places.count(), places.unit_bytes)
+                (layout.count(), layout.unit_bytes)
             }
         };
         Ok(Geometry {
-            places: count,
-            first_bytes: places.range(0).len(),
-            place_bytes: places.rest,
+            packets_per_frame: count,
+            first_bytes: layout.range(0).len(),
+            packet_bytes: layout.rest,
             frame_bytes,
             numbering: self.format.numbering(),
-            // The plan fits a default to the ring.
+            // The planner limits a default window to the slots of the ring.
             window: self.arrival.declared.unwrap_or(default_window()),
             max_gap: self.max_gap,
             resync_after: self.resync_after,
@@ -180,7 +185,8 @@ impl Frames<'_> {
         })
     }
 
-    /// Nanoseconds of signal in a frame, if packet timestamps can be converted to frame timestamps.
+    /// Returns the signal duration of a frame in nanoseconds, or 0 if packet timestamps cannot be converted to frame
+    /// timestamps.
     fn frame_ns(&self, frame_bytes: usize) -> u64 {
         // The timestamp of a heap is that of its frame. In planar order a packet's timestamp is independent of its position.
         let is_of_frame =
@@ -201,7 +207,7 @@ impl Frames<'_> {
         }
     }
 
-    /// The sample layout of frames of `geometry`.
+    /// Returns the sample layout of frames with `geometry`.
     pub fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let mut bytes = geometry.frame_bytes;
         if self.detects_frame_size() {
@@ -209,18 +215,19 @@ impl Frames<'_> {
             bytes -= bytes % self.point();
         }
         self.samples.layout(bytes).map_err(|rest| {
-            let message =
-                format!("a frame of {bytes} bytes ends with {rest} bytes of an incomplete sample");
+            let message = format!(
+                "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
+            );
             Problem::at("samples", message)
-                .help("correct `type`, `complex` or `channels`, or choose another slot")
+                .help("correct `type`, `complex` or `channels`, or change `slot` of the ring")
         })
     }
 }
 
-/// The smallest packets that a detected format may use in a frame of `bytes` bytes.
-fn largest(bytes: usize) -> Places {
-    let packet = (bytes / MAX_LEARNED_PLACES).clamp(1, MIN_LEARNED_PACKET);
-    Places {
+/// Returns the layout with the smallest packets that a detected format may use in a frame of `bytes` bytes.
+fn largest(bytes: usize) -> PacketLayout {
+    let packet = (bytes / MAX_DETECTED_PACKETS).clamp(1, MIN_DETECTED_PACKET);
+    PacketLayout {
         unit_bytes: bytes.max(1),
         first: packet,
         rest: packet,
@@ -229,14 +236,14 @@ fn largest(bytes: usize) -> Places {
 
 /// Replaces the upper bounds of `planned` with the sizes that `format` has detected.
 pub(crate) fn pinned(planned: &Geometry, format: &Format) -> Geometry {
-    let places = format.places();
-    let frame_ns = u128::from(planned.frame_ns) * places.unit_bytes as u128
+    let layout = format.packet_layout();
+    let frame_ns = u128::from(planned.frame_ns) * layout.unit_bytes as u128
         / planned.frame_bytes.max(1) as u128;
     Geometry {
-        places: places.count(),
-        first_bytes: places.range(0).len(),
-        place_bytes: places.rest,
-        frame_bytes: places.unit_bytes,
+        packets_per_frame: layout.count(),
+        first_bytes: layout.range(0).len(),
+        packet_bytes: layout.rest,
+        frame_bytes: layout.unit_bytes,
         numbering: format.numbering(),
         frame_ns: u64::try_from(frame_ns).unwrap_or(u64::MAX),
         ..*planned
@@ -281,8 +288,11 @@ mod tests {
         ));
         let bytes = Samples::default();
         let geometry = frames(&format, &bytes).geometry(1 << 20).unwrap();
-        assert_eq!((geometry.places, geometry.frame_bytes), (720, 720 * 1456));
-        // 12 bytes a point: three packets are whole points.
+        assert_eq!(
+            (geometry.packets_per_frame, geometry.frame_bytes),
+            (720, 720 * 1456)
+        );
+        // One point has 12 bytes, so three packets contain whole points.
         let points = Samples {
             scalar: Scalar::Int16,
             complex: true,
@@ -290,7 +300,7 @@ mod tests {
             ..Samples::default()
         };
         let geometry = frames(&format, &points).geometry(5 * 1456).unwrap();
-        assert_eq!(geometry.places, 3);
+        assert_eq!(geometry.packets_per_frame, 3);
         assert!(frames(&format, &points).layout(&geometry).is_ok());
         let geometry = frames(&format, &points).geometry(2 * 1456).unwrap();
         let problem = frames(&format, &points).layout(&geometry).unwrap_err();
@@ -307,16 +317,20 @@ mod tests {
 
     #[test]
     fn spead_heap_is_one_frame() {
-        let places = Places {
+        let layout = PacketLayout {
             unit_bytes: 4000,
             first: 1416,
             rest: 1432,
         };
-        let format = Format::Spead(Spead::new(40, places, 1));
+        let format = Format::Spead(Spead::new(40, layout, 1));
         let samples = Samples::default();
         let geometry = frames(&format, &samples).geometry(8192).unwrap();
         assert_eq!(
-            (geometry.places, geometry.first_bytes, geometry.frame_bytes),
+            (
+                geometry.packets_per_frame,
+                geometry.first_bytes,
+                geometry.frame_bytes
+            ),
             (3, 1416, 4000)
         );
         assert_eq!(

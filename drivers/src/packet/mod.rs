@@ -1,15 +1,15 @@
-//! Packet formats: from the bytes of one datagram to "payload of place `sub` in unit `unit`".
+//! Packet formats: parse a datagram into the payload of packet `sub` of unit `unit`.
 //!
 //! ```text
 //!   datagram ──▶ Format::parse ──▶ Data    { unit, sub, offset, payload, timestamp }
-//!                              ├─▶ Control   end of stream, or a unit that carries no frame
-//!                              └─▶ Reject    why the bytes cannot be trusted
+//!                              ├─▶ Control   end of stream, or a unit that is not a frame
+//!                              └─▶ Reject    reason why the packet is invalid
 //! ```
-//! A *unit* is what carries the sender's running number: a packet of `raw`, a heap of `spead`. A unit
-//! has one or more *places*, one a packet. Parsers allocate nothing, never panic, and look at nothing
-//! beyond the header, so the payload may already lie elsewhere ([`Format::parse_split`]).
+//! A *unit* is the part of the stream that has one sequence number: a packet of `raw`, or a heap of `spead`. A unit
+//! consists of one or more packets. Parsers do not allocate, never panic, and read only the header, so the payload may
+//! already be stored somewhere else ([`Format::parse_split`]).
 //!
-//! A [`Format`] keeps what it learned of the sender's header lengths: each receiving thread owns a clone.
+//! A [`Format`] stores the header lengths of the sender's last packets, so each receiving thread has its own clone.
 
 pub mod config;
 pub mod datagram;
@@ -20,169 +20,171 @@ pub mod spead;
 
 mod field;
 pub(crate) mod frames;
-mod places;
+mod layout;
 
 pub use config::{RawConfig, SpeadConfig};
 pub use daq_core::reorder::Numbering;
 pub use field::{Endian, Field, TimeScale};
 pub use frames::Frames;
-pub use places::Places;
+pub use layout::PacketLayout;
 pub use raw::Raw;
 pub use spead::Spead;
 
 use daq_core::reorder::Geometry;
 use std::ops::Range;
 
-/// One packet that carries payload of a known place.
+/// One packet with payload at a known position of its unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The sender's running number as it stands in the packet; it wraps as [`Numbering`] says.
+    /// The sender's sequence number exactly as in the packet. [`Numbering`] describes when it wraps.
     pub unit: u64,
-    /// The packet's place in the unit, below [`Numbering::places_per_unit`].
+    /// Index of the packet in its unit, below [`Numbering::packets_per_unit`].
     pub sub: u32,
-    /// Where the payload belongs, in bytes from the start of the unit.
+    /// Offset of the payload in the unit, in bytes.
     pub offset: usize,
-    /// Where the payload lies, in bytes from the start of the packet.
+    /// Byte range of the payload in the packet.
     pub payload: Range<usize>,
-    /// The sender's time in its own ticks, where the packet carries one; see [`Format::time_scale`].
+    /// The sender's timestamp in ticks, if the packet contains one; see [`Format::time_scale`].
     pub timestamp: Option<u64>,
 }
 
-/// What a sender says beside data.
+/// A packet that contains a message instead of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// The sender has sent everything; the message itself used the number `unit`.
+    /// The sender has ended the stream; the message itself used the number `unit`.
     EndOfStream {
-        /// The number that the message used.
+        /// The sequence number that the message used.
         unit: u64,
     },
-    /// The number `unit` is used by something that is no frame (a descriptor, a start of stream):
-    /// its places are not lost, they never existed.
+    /// The number `unit` belongs to a heap that is not a frame: a descriptor or a start of stream. Its packets do not
+    /// count as lost.
     OtherHeap {
-        /// The number so used.
+        /// The sequence number of that heap.
         unit: u64,
-        /// Bytes that the heap says it has; 0 where it only says that a stream starts.
+        /// Heap size in bytes as stated in the packet; 0 for a start of stream.
         bytes: u64,
     },
-    /// Bytes of a heap beside those of its frame: descriptors.
+    /// The packet contains bytes of a frame's heap that are not part of the frame, such as descriptors.
     Beside,
 }
 
-/// A packet of a unit that is cut into other packets than most: its payload covers places in part.
+/// A packet of a unit whose packet boundaries differ from the regular layout. Its payload may cover packet slots only
+/// partly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The sender's running number as it stands in the packet.
+    /// The sender's sequence number exactly as in the packet.
     pub unit: u64,
-    /// Where the payload belongs, in bytes from the start of the unit.
+    /// Offset of the payload in the unit, in bytes.
     pub offset: usize,
-    /// Where the payload lies, in bytes from the start of the packet.
+    /// Byte range of the payload in the packet.
     pub payload: Range<usize>,
-    /// The sender's time in its own ticks, where the packet carries one.
+    /// The sender's timestamp in ticks, if the packet contains one.
     pub timestamp: Option<u64>,
 }
 
-/// A packet understood.
+/// A valid packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// It carries payload.
+    /// The packet contains the payload of one packet slot.
     Data(Packet),
-    /// It carries payload that is cut otherwise.
+    /// The packet contains payload whose boundaries differ from the regular layout.
     Part(Part),
-    /// It carries a message.
+    /// The packet contains a message instead of samples.
     Control(Control),
 }
 
-/// The outcome of [`Format::parse_split`].
+/// The result of [`Format::parse_split`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// The given bytes held the whole header.
+    /// The given bytes contained the whole header.
     Whole(Parsed),
-    /// The header is longer than the given bytes: gather at least `header` bytes and parse again.
+    /// The header is longer than the given bytes: pass at least `header` bytes and parse again.
     Longer {
-        /// Bytes of the whole header.
+        /// Size of the whole header in bytes.
         header: usize,
     },
 }
 
-/// Why a packet is rejected. The number of such a packet cannot be trusted, so they are counted separately.
+/// Reason why a packet is rejected. Rejected packets are counted separately, because their sequence numbers cannot be
+/// trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Reject {
-    /// Fewer bytes than the packet says it has.
+    /// The packet is shorter than its header states.
     #[error("the packet has {got} bytes, but needs at least {need}")]
     Short {
-        /// Bytes needed.
+        /// Minimum size in bytes.
         need: usize,
-        /// Bytes there.
+        /// Actual size in bytes.
         got: usize,
     },
-    /// More bytes than the packet says it has.
+    /// The packet is longer than its header states.
     #[error("the packet has {got} bytes, but its header states {expected}")]
     Long {
-        /// Bytes stated.
+        /// Size in bytes stated in the header.
         expected: usize,
-        /// Bytes there.
+        /// Actual size in bytes.
         got: usize,
     },
-    /// A packet of fixed length has another one.
+    /// The size of the packet differs from the fixed size of the format.
     #[error(
         "the packet has {got} bytes, but header, payload and trailer add up to {expected}: check `header`, `payload` and `trailer`"
     )]
     Length {
-        /// Bytes expected.
+        /// Expected size in bytes.
         expected: usize,
-        /// Bytes there.
+        /// Actual size in bytes.
         got: usize,
     },
-    /// It does not begin as a packet of this format does.
+    /// The packet does not begin with the magic number of the format.
     #[error(
         "the packet begins with {found:#06x}, not {expected:#06x}: it has another format, or another sender uses this port"
     )]
     BadMagic {
-        /// The first two bytes.
+        /// The first two bytes of the packet.
         found: u16,
-        /// What they must be.
+        /// The magic number of the format.
         expected: u16,
     },
-    /// Another variant of the format.
+    /// The packet uses another SPEAD flavour (number of address bits).
     #[error("the packet is SPEAD-{}-{found}, but SPEAD-64-{expected} is configured: set `address_bits = {found}`", u32::from(*.pointer) + u32::from(*.found))]
     Flavour {
-        /// Bits of an item's mode and identifier.
+        /// Number of mode and identifier bits of an item pointer.
         pointer: u16,
-        /// Bits of an item's address, in the packet.
+        /// Number of address bits of an item pointer in the packet.
         found: u16,
-        /// Bits of an item's address, as configured.
+        /// Number of address bits as configured.
         expected: u32,
     },
-    /// An item without which the packet cannot be placed is missing.
+    /// A mandatory item is missing, so the position of the packet is unknown.
     #[error("the packet has no {item}")]
     MissingItem {
-        /// What is missing.
+        /// The missing item.
         item: &'static str,
     },
-    /// The payload begins where no packet of the configured size begins.
+    /// The payload begins at an offset that is not a packet boundary of the configured sizes.
     #[error(
         "the payload begins at byte {offset} of the heap, which is not a packet boundary: check `packet` and `first`"
     )]
     Misplaced {
-        /// Where it begins.
+        /// Offset of the payload in the heap, in bytes.
         offset: u64,
     },
-    /// The payload is not as long as its place.
+    /// The payload does not have the size of its packet slot.
     #[error(
         "the packet has {got} bytes of payload at byte {offset} of the heap, but should have {expected}: check `packet` and `first`"
     )]
     PayloadLength {
-        /// Where the payload begins.
+        /// Offset of the payload in the heap, in bytes.
         offset: u64,
-        /// Bytes of the place.
+        /// Size of the packet slot in bytes.
         expected: usize,
-        /// Bytes that the packet says it has.
+        /// Payload size in bytes stated in the packet.
         got: u64,
     },
 }
 
 impl Reject {
-    /// A short name for counters.
+    /// Returns a short name of the reason for counters.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Short { .. } => "short",
@@ -197,10 +199,10 @@ impl Reject {
     }
 }
 
-/// One of the known formats, ready to parse; clone it for each receiving thread.
+/// A packet format that is ready to parse. Each receiving thread needs its own clone.
 #[derive(Clone, Debug)]
 pub enum Format {
-    /// Fixed header, running number at a declared offset.
+    /// Packets with a fixed header and a sequence number at a configured offset.
     Raw(Raw),
     /// SPEAD heaps.
     Spead(Spead),
@@ -216,10 +218,10 @@ impl Format {
         }
     }
 
-    /// Parses a datagram of which only the first `header.len()` bytes are at hand; `rest` more follow.
+    /// Parses a datagram of which only the first `header.len()` bytes are in `header`; `rest` more bytes follow.
     ///
-    /// The payload's range still counts from the start of the packet: where it begins before
-    /// `header.len()`, the first bytes of the payload are in `header`.
+    /// The payload range counts from the start of the packet. If the payload begins before `header.len()`, its first
+    /// bytes are in `header`.
     #[inline]
     pub fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
         match self {
@@ -228,23 +230,27 @@ impl Format {
         }
     }
 
-    /// Whether sizes are still to be learned, so that no packet can be parsed yet.
-    pub fn is_learning(&self) -> bool {
+    /// Returns whether sizes are not detected yet, so that packets cannot be parsed.
+    pub fn is_detecting(&self) -> bool {
         matches!(self, Self::Spead(spead) if spead.given().is_some())
     }
 
-    /// The same format, ready to learn what it does not know in frames of `geometry` at most; clones learn together.
+    /// Returns a clone that detects the unknown sizes. Frames have at most the size of `geometry`. All clones of the
+    /// result detect the sizes together.
     #[must_use]
-    pub fn start_learning(&self, geometry: &Geometry, threads: usize) -> Self {
+    pub fn start_detection(&self, geometry: &Geometry, threads: usize) -> Self {
         match self {
-            Self::Spead(spead) if spead.given().is_some() => {
-                Self::Spead(spead.start_learning(geometry.frame_bytes, geometry.places, threads))
-            }
+            Self::Spead(spead) if spead.given().is_some() => Self::Spead(spead.start_detection(
+                geometry.frame_bytes,
+                geometry.packets_per_frame,
+                threads,
+            )),
             other => other.clone(),
         }
     }
 
-    /// Bytes of the packet that `bytes` begins with, header included; `None` where the bytes do not state it.
+    /// Returns the size in bytes of the packet at the start of `bytes`, including its header, or `None` if it cannot be
+    /// determined.
     pub fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
         match self {
             Self::Raw(raw) => Some(raw.packet_len()),
@@ -252,7 +258,8 @@ impl Format {
         }
     }
 
-    /// Header bytes to expect of the packet of place `sub`: exact for `raw`, the last seen for `spead`.
+    /// Returns the expected header size in bytes of packet `sub`: exact for `raw`; for `spead`, the size in the last packet
+    /// of the same kind.
     #[inline]
     pub fn header_len(&self, sub: u32) -> usize {
         match self {
@@ -261,7 +268,7 @@ impl Format {
         }
     }
 
-    /// Bytes after the payload of every packet.
+    /// Returns the number of bytes after the payload of every packet.
     pub fn trailer_len(&self) -> usize {
         match self {
             Self::Raw(raw) => raw.trailer_len(),
@@ -269,7 +276,7 @@ impl Format {
         }
     }
 
-    /// How units are numbered.
+    /// Returns how units are numbered.
     pub fn numbering(&self) -> Numbering {
         match self {
             Self::Raw(raw) => raw.numbering(),
@@ -277,20 +284,20 @@ impl Format {
         }
     }
 
-    /// The bits that a unit's number may have.
+    /// Returns the mask of the bits that the sequence number of a unit can have.
     pub fn unit_mask(&self) -> u64 {
         u64::MAX >> (64 - self.numbering().width.clamp(1, 64))
     }
 
-    /// How a unit is cut into places.
-    pub fn places(&self) -> Places {
+    /// Returns how the payload of a unit (a packet of `raw`, a heap of `spead`) is divided into packets.
+    pub fn packet_layout(&self) -> PacketLayout {
         match self {
-            Self::Raw(raw) => raw.places(),
-            Self::Spead(spead) => spead.places(),
+            Self::Raw(raw) => raw.packet_layout(),
+            Self::Spead(spead) => spead.packet_layout(),
         }
     }
 
-    /// What a timestamp's ticks mean, where packets carry timestamps.
+    /// Returns the time scale of packet timestamps, or `None` if packets have no timestamps.
     pub fn time_scale(&self) -> Option<TimeScale> {
         match self {
             Self::Raw(raw) => raw.time_scale(),
@@ -298,9 +305,10 @@ impl Format {
         }
     }
 
-    /// Appends the packet of place `sub` of `unit` to `out`, as a sender would make it.
+    /// Appends packet `sub` of `unit` to `out`, as a sender would build it.
     ///
-    /// `payload` should be as long as the place; it is written as it is, so that wrong packets can be made.
+    /// `payload` should have the size of the packet slot. Payload of another size is written unchanged, so that tests
+    /// can build invalid packets.
     pub fn build(
         &self,
         unit: u64,
@@ -316,16 +324,16 @@ impl Format {
     }
 }
 
-/// One format of the registry.
+/// One entry of the format registry.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatEntry {
     /// The value of `format.kind`.
     pub name: &'static str,
-    /// One line of what it is.
+    /// A one-line description.
     pub summary: &'static str,
-    /// The keys of a `[source.NAME.format]` section, without its heading.
+    /// Example keys of a `[source.NAME.format]` section, without its heading.
     pub example: &'static str,
 }
 
-/// Every format, in the order in which they are listed.
+/// All formats, in the order in which they are listed.
 pub const FORMATS: &[FormatEntry] = &[raw::ENTRY, spead::ENTRY];

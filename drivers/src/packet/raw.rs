@@ -1,17 +1,17 @@
-//! `raw`: a fixed header with a running number in it, a fixed payload, optionally a fixed trailer.
+//! `raw`: a fixed header that contains a sequence number, a fixed payload, and optionally a fixed trailer.
 //!
 //! ```text
 //!   | header: ... sequence ... timestamp ... | payload | trailer |
 //! ```
-//! One packet is one unit of one place.
+//! One packet is one unit.
 
 use super::field::Field;
-use super::{FormatEntry, Numbering, Packet, Parsed, Places, Reject, Split, TimeScale};
+use super::{FormatEntry, Numbering, Packet, PacketLayout, Parsed, Reject, Split, TimeScale};
 
-/// The registry's line for this format.
+/// The registry entry of this format.
 pub(super) const ENTRY: FormatEntry = FormatEntry {
     name: "raw",
-    summary: "fixed header with a running number, fixed payload",
+    summary: "packets with a header of fixed size that contains a sequence number, and a payload of fixed size",
     example: r#"kind     = "raw"
 header   = "16 B"        # before the payload of each packet
 payload  = "8 KiB"       # of each packet
@@ -19,7 +19,7 @@ sequence = { offset = 0, bytes = 8, endian = "big" }
 "#,
 };
 
-/// A packet format with everything at a fixed place.
+/// A packet format whose fields are all at fixed offsets.
 #[derive(Clone, Debug)]
 pub struct Raw {
     header: usize,
@@ -32,9 +32,10 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Packets of `header`, `payload` and `trailer` bytes, numbered by `sequence` in steps of `step`.
+    /// Creates a format of packets with `header`, `payload` and `trailer` bytes, numbered by the field `sequence` with
+    /// increment `step`.
     ///
-    /// `sequence` must lie in the header; packets are all rejected where it does not.
+    /// `sequence` must be inside the header; otherwise every packet is rejected.
     pub fn new(header: usize, payload: usize, trailer: usize, sequence: Field, step: u64) -> Self {
         Self {
             header,
@@ -47,7 +48,7 @@ impl Raw {
         }
     }
 
-    /// With a timestamp in the header, in ticks of `scale`.
+    /// Adds a timestamp field in the header, whose ticks have the time scale `scale`.
     #[must_use]
     pub fn timestamped(self, field: Field, scale: TimeScale) -> Self {
         Self {
@@ -57,40 +58,40 @@ impl Raw {
         }
     }
 
-    /// Bytes of a whole packet.
+    /// Returns the size of a whole packet in bytes.
     pub const fn packet_len(&self) -> usize {
         self.header + self.payload + self.trailer
     }
 
-    /// Bytes before the payload.
+    /// Returns the number of bytes before the payload.
     pub fn header_len(&self) -> usize {
         self.header
     }
 
-    /// Bytes after the payload.
+    /// Returns the number of bytes after the payload.
     pub fn trailer_len(&self) -> usize {
         self.trailer
     }
 
-    /// One place a packet; the number is as wide as its field says.
+    /// Returns the numbering: one packet per unit, with the bit width of the sequence field.
     pub fn numbering(&self) -> Numbering {
         Numbering {
             width: self.sequence.bits(),
             step: self.step,
-            places_per_unit: 1,
+            packets_per_unit: 1,
         }
     }
 
-    /// One place of the whole payload.
-    pub fn places(&self) -> Places {
-        Places {
+    /// Returns the layout: one packet with the whole payload.
+    pub fn packet_layout(&self) -> PacketLayout {
+        PacketLayout {
             unit_bytes: self.payload,
             first: self.payload,
             rest: self.payload,
         }
     }
 
-    /// What the timestamp's ticks mean.
+    /// Returns the time scale of timestamps, or `None` if packets have no timestamps.
     pub fn time_scale(&self) -> Option<TimeScale> {
         self.scale
     }
@@ -101,7 +102,7 @@ impl Raw {
         self.check(packet, packet.len())
     }
 
-    /// Parses a datagram whose first bytes are `header`, with `rest` bytes more elsewhere.
+    /// Parses a datagram whose first bytes are in `header`; `rest` more bytes follow.
     #[inline]
     pub fn parse_split(&self, header: &[u8], rest: usize) -> Result<Split, Reject> {
         let length = header.len().saturating_add(rest);
@@ -141,8 +142,8 @@ impl Raw {
         }))
     }
 
-    /// Writes number and time into the first [`Self::header_len`] bytes of `packet`, leaving the rest of
-    /// the header as it is; a shorter `packet` is left alone.
+    /// Writes the number and the timestamp into the first [`Self::header_len`] bytes of `packet`. The other header
+    /// bytes are unchanged. A shorter `packet` is not modified.
     pub fn write_header(&self, unit: u64, timestamp: Option<u64>, packet: &mut [u8]) {
         let Some(header) = packet.get_mut(..self.header) else {
             return;
@@ -153,7 +154,7 @@ impl Raw {
         }
     }
 
-    /// Appends one packet to `out`; what no field covers is zero.
+    /// Appends one packet to `out`. Header bytes that belong to no field are zero.
     pub fn build(&self, unit: u64, timestamp: Option<u64>, payload: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + self.header, 0);
@@ -196,7 +197,7 @@ mod tests {
             Numbering {
                 width: 48,
                 step: 2,
-                places_per_unit: 1
+                packets_per_unit: 1
             }
         );
     }

@@ -1,10 +1,10 @@
-//! Reading the table `[source.NAME.format]`.
+//! Parses the configuration table `[source.NAME.format]`.
 
 use super::{FORMATS, Format, RawConfig, SpeadConfig};
 use daq_core::config::{Diagnostics, Problem, Section};
 use schemars::{JsonSchema, Schema};
 
-/// The table `format`: how a packet is made.
+/// The table `format`: the structure of a packet.
 #[derive(JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 #[expect(dead_code, reason = "only its schema is used")]
@@ -13,12 +13,12 @@ enum FormatKeys {
     Spead(SpeadConfig),
 }
 
-/// Takes the table `format` out of a source's section; `None` after an error was reported.
+/// Removes the table `format` from a source's section and parses it. Returns `None` after reporting an error.
 pub fn take(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Format> {
     let mut table = section.require_section("format", diagnostics)?;
     let kinds: Vec<&str> = FORMATS.iter().map(|entry| entry.name).collect();
     let (kind, _) = table.take_string("kind", &kinds, diagnostics)?;
-    // Problems name their keys as they stand below the source's section.
+    // Problems name their keys relative to the source's section.
     let below = |problem: Problem| Problem {
         key: problem
             .key
@@ -41,7 +41,7 @@ pub fn take(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Form
     .ok()
 }
 
-/// The schema `keys` of a source's own keys, with the table `format` added.
+/// Adds the table `format` to the schema `keys` of a source.
 pub fn with_format(keys: Schema, required: bool) -> Schema {
     let mut schema = keys;
     let mut format = schemars::schema_for!(FormatKeys);

@@ -1,35 +1,37 @@
-//! The source `rdma`: frames that the sink `rdma` of another host writes into a ring's slots, by network cards that do
-//! RDMA.
+//! The source `rdma`: receives frames that the sink `rdma` of another host writes into the slots of a ring with RDMA
+//! NICs.
 //!
 //! ```text
-//!   sink rdma ══ rails: queues of network cards ══▶ slots of a ring, in host memory or on a GPU
-//!       └────── dials ──────▶ `listen`                credits back: a sender never overruns what is not free
+//!   sink rdma ══ rails: queue pairs of NICs ═══════════▶ slots of a ring, in host memory or on a GPU
+//!       └────── connects ───▶ `listen`                   credits back: the sender writes only into free slots
 //! ```
 //! The guarantees across interruptions are described in [`daq_rdma::stream::receiver`]. GPU memory is registered with the
-//! NICs by dma-buf or by nvidia-peermem; if both are refused, frames are staged in host memory, and the reasons are logged.
-//! These paths are tested with simulated answers. Streams have run on emulated NICs and soft-RoCE only, not yet on a ConnectX.
+//! NICs by dma-buf or by nvidia-peermem. If both are refused, frames are staged in host memory, and the reasons are
+//! logged.
+//! These paths are tested with simulated responses. Streams were tested on emulated NICs and soft-RoCE only, not yet on
+//! a ConnectX.
 //!
 //! # Ledger
-//! The unit is the frame, as the sender counts it.
+//! The unit is the sender's frame.
 //!
-//! | what happens | what is counted |
+//! | event | counted as |
 //! |---|---|
-//! | a connection breaks, and frames can be sent again | nothing is lost |
-//! | frames can not be sent again, or get lost on the way (`uc`, `ud`) | lost, `wire_gap` |
-//! | another run of the sender, or its own new epoch | `epochs` |
-//! | the sender or its card does what cannot be | the fault by its name; the connection is ended |
-//! | a sender is refused: its address is not in `from`, or it has another token | `refused` |
-//! | a sender comes, and its connection ends | `links`, `links_ended` |
-//! | a sender ends on purpose | no fault; what it sent and never came is lost, `wire_gap` |
-//! | the same by `rdma_cm`, which has no word for it | `peer-gone` |
-//! | no sender is there | nothing: the source waits |
+//! | the connection is interrupted, and frames can be sent again | nothing is lost |
+//! | frames cannot be sent again, or are lost in transit (`uc`, `ud`) | lost, `wire_gap` |
+//! | the sender was restarted, or it starts a new epoch | `epochs` |
+//! | the sender or its NIC violates the protocol | the fault with its name; the connection is closed |
+//! | a sender is rejected because its address is not in `from` or its token differs | `refused` |
+//! | a sender connects, and its connection ends | `links`, `links_ended` |
+//! | a sender ends the stream intentionally | no fault; sent frames that never arrived are lost, `wire_gap` |
+//! | a sender ends the stream intentionally with `connection = "cm"`, which cannot signal the end | `peer-gone` |
+//! | no sender is connected | nothing: the source waits |
 
 use crate::list::List;
 use crate::sender::{self, Allowed};
+use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{EngineRequirements, SilenceHint, SourceContext, SourceEntry, SourceSpec};
-use daq_core::examine::{FileUse, NamedFile};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::Geometry;
@@ -40,31 +42,31 @@ use daq_rdma::connect::access::{Access, Guarded, Secret, TokenKeys};
 use daq_rdma::connect::{Connection, Listener};
 use daq_rdma::nics::{self, NicNames};
 use daq_rdma::stream::receiver::{Counters, FAULTS, Options, Receiver};
-use daq_rdma::stream::wire::{MAX_PLACES, Mode};
+use daq_rdma::stream::wire::{MAX_PACKETS_PER_FRAME, Mode};
 use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Slots of a ring that does not say.
+/// Default slot size in bytes, if the ring does not configure one.
 const PREFERRED: usize = 1 << 20;
-/// Most slots of a ring; a card that takes less says so at the start.
+/// Maximum number of slots of a ring. If a NIC supports fewer, the error is reported at startup.
 const MAX_SLOTS: usize = 1 << 16;
-/// Most bytes of a slot; the same.
+/// Maximum size of a slot in bytes. If a NIC supports less, the error is reported at startup.
 const MAX_SLOT: usize = 1 << 40;
-/// Most rails of a stream.
+/// Maximum number of rails of a stream.
 const MAX_RAILS: usize = daq_rdma::stream::wire::MAX_RAILS as usize;
-/// Bytes of a packet's payload at most: what a datagram carries.
+/// Maximum payload of a packet in bytes, limited by the size of a datagram.
 const MAX_DATAGRAM: usize = 4096;
 
-/// What is counted beside frames: a sender is connected now where one link more was made than has ended.
+/// Names of the additional counters. A sender is connected if `links` is one more than `links_ended`.
 const COUNTS: &[&str] = &["links", "links_ended", "refused"];
 
-/// The registry entry.
+/// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "rdma",
-    summary: "Frames of another host's sink rdma, written into the ring by a network card that does RDMA",
+    summary: "Frames from an rdma sink on another host, written into the ring by an RDMA network card",
     example: EXAMPLE,
     schema: || schemars::schema_for!(RdmaConfig),
     parse,
@@ -73,39 +75,41 @@ pub const ENTRY: SourceEntry = SourceEntry {
 const EXAMPLE: &str = r#"[source.NAME]
 driver  = "rdma"
 ring    = "OUTPUT"
-listen  = "0.0.0.0:7471"      # the sink rdma of the other host goes there
-nics    = ["emulated"]        # needs no hardware, and is slow; "auto": the card that suits the ring; ["mlx5_0", "mlx5_1"]: one
-                              # rail each, as many as the sink has
+listen  = "0.0.0.0:7471"      # the sink rdma of the sending host connects to this address
+nics    = ["emulated"]        # an emulated NIC: no hardware needed, but slow; "auto": the NIC nearest to the ring;
+                              # ["mlx5_0", "mlx5_1"]: one rail per NIC, as many rails as the sink has
 samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
-# from       = ["10.0.0.5", "10.1.0.0/16"]  # refuse other senders
-# token_file = "link.token"   # a secret that the sink must have, too; `openssl rand -hex 32` makes one
-# queue_pairs = 1              # of each card, a rail each
-# connection = "cm"           # find each other by rdma_cm instead of a plain TCP exchange; as the sink has it
-# mode       = "send"         # by messages instead of writes into the slots; as the sink has it
-# service    = "rc"           # reliable; "uc": unreliable writes, "ud": unreliable messages of one packet; as the sink has it
-# places     = 1              # most packets that make up a frame there
-# path       = "staged"       # never straight into a GPU's memory; "direct": even where that looks impossible
-# relaxed_ordering = true     # let the card's payload writes pass each other on the bus
+# from       = ["10.0.0.5", "10.1.0.0/16"]  # accept only these senders
+# token_file = "link.token"   # shared secret, the same for the sink; create a file with `openssl rand -hex 32`
+# queue_pairs = 1             # number of queue pairs per NIC; each queue pair is a rail
+# connection = "cm"           # exchange addresses with rdma_cm instead of TCP; must be the same for the sink
+# mode       = "send"         # send messages instead of writing into the slots; must be the same for the sink
+# service    = "rc"           # "rc": reliable, "uc": unreliable writes, "ud": unreliable messages of one packet; must be
+                              # the same for the sink
+# packets_per_frame = 1       # maximum number of packets per frame
+# path       = "staged"       # copy through host memory; "direct": always try to write directly to GPU memory
+# relaxed_ordering = true     # allow the NIC's payload writes to overtake each other on the bus
 "#;
 
 /// The keys of an `rdma` source.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RdmaConfig {
-    /// Address and port to accept senders on, as in `"0.0.0.0:7471"`. Every host that can reach it may send, unless `from` or a token refuses it.
+    /// Address and port to accept senders on, as in `"0.0.0.0:7471"`. Every host that can reach this address may send, unless
+    /// `from` or a token excludes the host.
     pub listen: SocketAddr,
-    /// Senders that may connect: addresses, networks, or addresses with a port, such as `["10.0.0.5", "10.1.0.0/16"]`; without
-    /// it, every sender. Others are refused when they connect, counted as `refused`, and logged.
+    /// Senders that may connect: addresses, networks, or addresses with a port, such as `["10.0.0.5", "10.1.0.0/16"]`; by
+    /// default every sender. Other senders are refused when they connect, counted as `refused`, and logged.
     pub from: Option<List<Allowed>>,
-    /// A secret of 16 to 64 bytes that the sink must have, too; without it, every sender may connect. It is not encrypted on
-    /// its way. Needs `connection = "tcp"`. Others may read the configuration: prefer `token_file`.
+    /// A secret of 16 to 64 bytes. The sink must have the same token. Without a token, every sender may connect. The token is
+    /// sent unencrypted. It requires `connection = "tcp"`. Prefer `token_file`, because other users may read the configuration.
     pub token: Option<Secret>,
-    /// A file that holds the token alone, such as `"/etc/daq/link.token"`.
+    /// A file that contains only the token, such as `"/etc/daq/link.token"`.
     pub token_file: Option<PathBuf>,
     /// The NICs that receive, such as `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; each is one rail, and the sender
-    /// must have as many. `"emulated"` is an emulated NIC for tests; `"emulated:ADDRESS"` listens on ADDRESS, for senders on
-    /// other hosts. `"auto"`, which must be the only entry, is the NIC nearest to the GPU of the ring, or, for a ring in host
-    /// memory, the fastest that is up.
+    /// must have the same number of rails. `"emulated"` is an emulated NIC for tests; `"emulated:ADDRESS"` listens on ADDRESS,
+    /// for senders on other hosts. `"auto"`, which must be the only entry, is the NIC nearest to the GPU of the ring, or, for a
+    /// ring in host memory, the fastest that is up.
     pub nics: NicNames,
     /// Number of queue pairs per NIC, each a separate rail. The total over all NICs must not exceed 255.
     #[serde(default = "one")]
@@ -125,14 +129,14 @@ pub struct RdmaConfig {
     /// succeeds; `"direct"`, directly even if the topology seems not to allow it; `"staged"`, through host memory.
     #[serde(default)]
     pub path: P2pPreference,
-    /// Most places of a frame, at least 1: the packets that make it up where the sender received it. The bitmap of
-    /// arrived packets is transferred with the frame.
-    #[serde(default = "one_place")]
-    pub places: u32,
+    /// Maximum number of packets per frame, at least 1, as counted by the source on the sending host. The bitmap of arrived
+    /// packets is transferred with the frame.
+    #[serde(default = "one_packet")]
+    pub packets_per_frame: u32,
     /// True allows PCIe to reorder the NIC's payload writes (relaxed ordering). Records and credits are never reordered.
     #[serde(default)]
     pub relaxed_ordering: bool,
-    /// CPU core of its thread; default: any core.
+    /// CPU core of the source's thread; default: any core.
     #[serde(default)]
     pub cores: Vec<usize>,
     /// Sample format of the payload; default: real int8, one channel.
@@ -143,12 +147,12 @@ const fn one() -> usize {
     1
 }
 
-const fn one_place() -> u32 {
+const fn one_packet() -> u32 {
     1
 }
 
 impl RdmaConfig {
-    /// Returns every problem with a fix.
+    /// Returns every problem of the configuration, each with a fix.
     fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut report = |key: &str, message: String, help: &str| {
@@ -157,7 +161,7 @@ impl RdmaConfig {
         let nics = self.nics.all();
         let rails = nics.len().saturating_mul(self.queue_pairs);
         if nics.is_empty() {
-            let help = "name one, as in [\"mlx5_0\"]; `rdma link` lists them";
+            let help = "set at least one NIC, such as [\"mlx5_0\"]; `rdma link` lists the NICs";
             report("nics", "no NIC is named".to_owned(), help);
         } else if rails == 0 || rails > MAX_RAILS {
             report(
@@ -168,7 +172,11 @@ impl RdmaConfig {
         }
         if self.nics.is_mixed() {
             let message = "`auto` cannot be combined with other NICs".to_owned();
-            report("nics", message, "write nics = \"auto\" alone, or name each");
+            report(
+                "nics",
+                message,
+                "set only nics = \"auto\", or name each NIC",
+            );
         }
         let emulated = nics.iter().filter(|nic| nics::is_emulated_nic(nic)).count();
         if emulated > 0 && emulated < nics.len() {
@@ -185,26 +193,36 @@ impl RdmaConfig {
         if let Some((message, help)) = self.mode.problem(self.service, rails) {
             report("service", message.to_owned(), help);
         }
-        if self.places > MAX_PLACES {
-            let message = format!("{} places; a frame has {MAX_PLACES} at most", self.places);
-            report("places", message, "as many as the sink's ring has");
-        } else if self.places == 0 {
+        if self.packets_per_frame > MAX_PACKETS_PER_FRAME {
+            let message = format!(
+                "`packets_per_frame` is {}; the maximum is {MAX_PACKETS_PER_FRAME}",
+                self.packets_per_frame
+            );
             report(
-                "places",
-                "a frame of no places".to_owned(),
-                "without packets it has 1",
+                "packets_per_frame",
+                message,
+                "set the number of packets per frame of the sink's ring",
+            );
+        } else if self.packets_per_frame == 0 {
+            report(
+                "packets_per_frame",
+                "`packets_per_frame` must be at least 1".to_owned(),
+                "set 1 for frames that do not consist of packets",
             );
         }
         if let Some((message, help)) = self
             .token_keys()
             .problem(self.connection == Connection::Tcp)
         {
-            // Not at `token`: the line with the secret must not be printed.
+            // The problem does not point to `token`, because then the line with the secret would be printed.
             report("token_file", message.to_owned(), help);
         }
         if self.cores.len() > 1 {
-            let message = format!("{} cores for one thread", self.cores.len());
-            report("cores", message, "give one core");
+            let message = format!(
+                "{} cores are given, but the source has one thread",
+                self.cores.len()
+            );
+            report("cores", message, "set one core");
         }
         found.extend(sender::problems(self.from.as_ref(), &[self.listen]));
         found
@@ -217,7 +235,7 @@ impl RdmaConfig {
         }
     }
 
-    /// The listener that refuses peers without access.
+    /// Returns the listener, which rejects peers without access.
     fn listener(&self, context: &SourceContext) -> Result<Box<dyn Listener>, SourceError> {
         let listen = self.listen.to_string();
         let failed =
@@ -246,7 +264,7 @@ impl RdmaConfig {
     }
 }
 
-/// A checked configuration.
+/// A source whose configuration was checked.
 #[derive(Debug)]
 struct Rdma {
     config: RdmaConfig,
@@ -273,7 +291,7 @@ impl SourceSpec for Rdma {
     fn origins(&self) -> Vec<String> {
         let RdmaConfig { listen, nics, .. } = &self.config;
         vec![format!(
-            "senders that come to {listen}, through {}",
+            "senders that connect to {listen}, received by {}",
             nics.all().join(", ")
         )]
     }
@@ -286,31 +304,37 @@ impl SourceSpec for Rdma {
     }
 
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        let places = self.config.places;
-        if slot_bytes < places as usize {
+        let packets_per_frame = self.config.packets_per_frame;
+        if slot_bytes < packets_per_frame as usize {
             let slot = ByteSize(slot_bytes as u64);
-            let message = format!("{places} places in slots of {slot}");
-            return Err(Problem::at("places", message).help("raise `slot` of the ring"));
+            let message = format!(
+                "`packets_per_frame` is {packets_per_frame}, but a slot of {slot} has fewer bytes, and each packet needs at least 1 byte"
+            );
+            return Err(Problem::at("packets_per_frame", message)
+                .help("raise `slot` of the ring, or lower `packets_per_frame`"));
         }
         if self.config.service == Service::Ud && slot_bytes > MAX_DATAGRAM {
             let slot = ByteSize(slot_bytes as u64);
             let message = format!("a frame of {slot} does not fit into a datagram");
             return Err(Problem::at("service", message).help(
-                "lower `slot` of the ring below 4 KiB, less the record of 128 bytes or more",
+                "lower `slot` of the ring: a frame and its record (at least 128 bytes) must fit into one datagram of 4 \
+                 KiB",
             ));
         }
         Ok(Geometry {
             frame_bytes: slot_bytes,
-            ..Geometry::new(places, slot_bytes / places as usize)
+            ..Geometry::new(packets_per_frame, slot_bytes / packets_per_frame as usize)
         })
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let bytes = geometry.frame_bytes;
         self.samples.layout(bytes).map_err(|rest| {
-            let message = format!("a frame of {bytes} bytes ends {rest} bytes into a sample");
+            let message = format!(
+                "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
+            );
             Problem::at("samples", message)
-                .help("correct `type`, `complex` or `channels`, or choose another slot")
+                .help("correct `type`, `complex` or `channels`, or change `slot` of the ring")
         })
     }
 
@@ -324,7 +348,8 @@ impl SourceSpec for Rdma {
             device: self.config.nics.device(),
             writer: Writer::Nic,
             preference: self.config.path,
-            host_only: is_emulated_nic.then(|| "an emulated NIC uses only host memory".to_owned()),
+            host_only: is_emulated_nic
+                .then(|| "an emulated NIC can only write to host memory".to_owned()),
             cpu_reads_memory: false,
             can_ring_doorbell: false,
             faults: FAULTS,
@@ -345,11 +370,14 @@ impl SourceSpec for Rdma {
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.config.samples.is_none() {
-            notes.push("samples not declared: int8 assumed".to_owned());
+            notes.push("the sample type is not declared, so int8 is assumed".to_owned());
         }
         notes.extend(sender::note(self.config.from.as_ref()));
         if self.config.is_emulated_nic() {
-            notes.push("emulated NICs use TCP: for tests and trials, not for speed".to_owned());
+            notes.push(
+                "emulated NICs transfer frames over TCP, which is slow; use them only for tests"
+                    .to_owned(),
+            );
         } else {
             notes.push(
                 "GPU memory is registered by dma-buf or nvidia-peermem; if both fail, frames go through host memory and the log gives the reasons"
@@ -374,8 +402,9 @@ impl SourceSpec for Rdma {
         let listen = self.config.listen;
         Box::new(move || {
             format!(
-                "a sink `rdma` must connect to {listen}: check that the other daq runs, its `to`, and that no firewall blocks TCP \
-                 port {} (`links` and `links_ended` of the source count its connections)",
+                "a sink `rdma` must connect to {listen}: check that daq runs on the sending host, that `to` of its \
+                 sink is correct, and that no firewall blocks TCP port {} (`links` and `links_ended` of this source \
+                 count the connections)",
                 listen.port()
             )
         })
@@ -393,7 +422,7 @@ impl SourceSpec for Rdma {
             name: format!("source {}", context.name),
             mode: config.mode,
             service: config.service,
-            places: config.places,
+            packets_per_frame: config.packets_per_frame,
             relaxed: config.relaxed_ordering,
             counters: Counters {
                 links: context.counts.counter(COUNTS[0]),

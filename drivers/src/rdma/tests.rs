@@ -38,7 +38,10 @@ fn contradicting_keys_are_reported() {
             "nics = [\"mlx5_0\", \"mlx5_1\"]\nconnection = \"cm\"",
             "only one NIC",
         ),
-        ("nics = [\"mlx5_0\"]\nplaces = 1048577", "1048576 at most"),
+        (
+            "nics = [\"mlx5_0\"]\npackets_per_frame = 1048577",
+            "the maximum is 1048576",
+        ),
         (
             "nics = [\"mlx5_0\"]\nservice = \"ud\"",
             "writes are not supported on ud",
@@ -51,9 +54,15 @@ fn contradicting_keys_are_reported() {
             "nics = [\"a\", \"b\"]\nmode = \"send\"\nservice = \"ud\"",
             "one queue pair",
         ),
-        ("nics = [\"mlx5_0\"]\nplaces = 0", "no places"),
+        (
+            "nics = [\"mlx5_0\"]\npackets_per_frame = 0",
+            "must be at least 1",
+        ),
         ("nics = [\"mlx5_0\"]\ncores = [1, 2]", "2 cores"),
-        ("nics = [\"mlx5_0\"]\nplacse = 1", "places"),
+        (
+            "nics = [\"mlx5_0\"]\npackets_per_frmae = 1",
+            "packets_per_frame",
+        ),
     ];
     for (text, expected) in cases {
         let error = spec(&format!("{LISTEN}{text}")).err().unwrap_or_default();
@@ -63,7 +72,10 @@ fn contradicting_keys_are_reported() {
 
 #[test]
 fn plan_gets_rdma_requirements() {
-    let card = spec(&format!("{LISTEN}nics = [\"mlx5_1:2@3\"]\nplaces = 3")).unwrap();
+    let card = spec(&format!(
+        "{LISTEN}nics = [\"mlx5_1:2@3\"]\npackets_per_frame = 3"
+    ))
+    .unwrap();
     let needs = card.engine().unwrap();
     assert_eq!(
         (needs.device.as_deref(), needs.writer),
@@ -75,7 +87,7 @@ fn plan_gets_rdma_requirements() {
             && card.supports_backpressure()
     );
     let geometry = card.geometry(100).unwrap();
-    assert_eq!((geometry.places, geometry.frame_bytes), (3, 100));
+    assert_eq!((geometry.packets_per_frame, geometry.frame_bytes), (3, 100));
     assert!(card.geometry(2).is_err());
     let claims = card.claims();
     assert_eq!(claims, [Claim::TcpPort("127.0.0.1:0".parse().unwrap())]);

@@ -15,27 +15,27 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of datagrams per call.
 const BATCH: usize = 64;
-/// Maximum UDP payload.
+/// Maximum size of a UDP payload in bytes.
 const MAX_UDP_PAYLOAD: usize = 1 << 16;
 
 /// Replays captures one after another.
 pub(super) struct CapturePlayer {
-    /// The source's name, for messages.
+    /// Name of the source, for messages.
     name: String,
     paths: Vec<PathBuf>,
-    /// The index of the capture being read, and its packets until its end.
+    /// Index of the capture being read, and its reader until it ends.
     present: usize,
     capture: Option<Capture>,
     filter: Filter,
-    /// Datagrams of this pass that pass the filter, and all others.
+    /// Number of datagrams in this pass that match the filter, and number of datagrams that do not match.
     matched: u64,
     filtered: u64,
-    /// Records of the current capture that contained several datagrams.
+    /// Number of records of the current capture that contained several datagrams.
     split: u64,
     repeats: bool,
     is_first_pass: bool,
     timetable: Timetable,
-    to_places: PacketPlacer,
+    packet_placer: PacketPlacer,
     /// Part of a record that waits until it is due or a slot is free.
     held: WaitingRecord,
 }
@@ -60,18 +60,18 @@ struct WaitingRecord {
     waits: bool,
     timestamp_ns: u64,
     payload: Vec<u8>,
-    /// Bytes of each datagram in it except the last.
+    /// Size in bytes of each datagram in the record except the last.
     segment: usize,
 }
 
 struct PacketPlacer {
     placer: Placer,
-    /// Whether to wait for free slots.
+    /// Whether the replay waits for free slots.
     backpressure: bool,
 }
 
 impl CapturePlayer {
-    /// Opens the first capture, and checks that the others can be opened.
+    /// Opens the first capture, and checks that the other captures can be opened.
     pub(super) fn open(
         name: &str,
         directory: &Path,
@@ -98,7 +98,7 @@ impl CapturePlayer {
             repeats: config.repeats,
             is_first_pass: true,
             timetable: Timetable::new(config.speed),
-            to_places: PacketPlacer {
+            packet_placer: PacketPlacer {
                 placer: Placer::new(name, format),
                 backpressure: config.backpressure,
             },
@@ -111,13 +111,13 @@ impl CapturePlayer {
         })
     }
 
-    /// Places the packets kept during format detection; returns false if some must wait for a free slot.
+    /// Places the packets stored during format detection. Returns false if some packets must wait for a free slot.
     fn flush(&mut self, window: &mut ReorderWindow) -> bool {
-        let backpressure = self.to_places.backpressure;
-        self.to_places.placer.flush(window, backpressure)
+        let backpressure = self.packet_placer.backpressure;
+        self.packet_placer.placer.flush(window, backpressure)
     }
 
-    /// Continues with the next capture or the next pass; returns false at the end.
+    /// Continues with the next capture or the next pass. Returns false at the end.
     fn next_capture(&mut self, window: &mut ReorderWindow) -> Result<bool, SourceError> {
         if let Some(capture) = self.capture.take()
             && self.is_first_pass
@@ -126,7 +126,7 @@ impl CapturePlayer {
         }
         self.present += 1;
         if self.present >= self.paths.len() {
-            // If one pass yields nothing, no later pass will.
+            // If one pass contains no matching datagram, no later pass will.
             if !self.repeats || self.matched == 0 {
                 return Ok(false);
             }
@@ -171,7 +171,8 @@ impl CapturePlayer {
 }
 
 impl PacketPlacer {
-    /// Places the datagrams of a record, each of `segment` bytes except the last; returns the bytes that must wait for a slot.
+    /// Places the datagrams of a record, each of `segment` bytes except the last. Returns the number of bytes that must
+    /// wait for a slot.
     fn put(&mut self, window: &mut ReorderWindow, bytes: &[u8], segment: usize, ns: u64) -> usize {
         let received = recorded(ns);
         if !self.backpressure {
@@ -220,7 +221,7 @@ impl Filler for CapturePlayer {
             let WaitingRecord {
                 payload, segment, ..
             } = &mut self.held;
-            let rest = self.to_places.put(window, payload, *segment, ns);
+            let rest = self.packet_placer.put(window, payload, *segment, ns);
             payload.drain(..payload.len() - rest);
             if rest > 0 {
                 return Ok(Polled::Full);
@@ -249,7 +250,7 @@ impl Filler for CapturePlayer {
             }
             self.matched += 1;
             let payload = datagram.payload;
-            let split = offload::segment(self.to_places.placer.format(), &datagram);
+            let split = offload::segment(self.packet_placer.placer.format(), &datagram);
             let segment = match split {
                 Ok(segment) => segment,
                 Err(why) => {
@@ -266,7 +267,7 @@ impl Filler for CapturePlayer {
                 self.timetable.wait(ns, now)
             };
             let rest = match wait {
-                None => self.to_places.put(window, payload, segment, ns),
+                None => self.packet_placer.put(window, payload, segment, ns),
                 Some(_) => payload.len(),
             };
             if rest == 0 && wait.is_none() {
@@ -284,6 +285,6 @@ impl Filler for CapturePlayer {
     }
 
     fn finish(&mut self, window: &mut ReorderWindow) {
-        self.to_places.placer.flush(window, false);
+        self.packet_placer.placer.flush(window, false);
     }
 }

@@ -20,7 +20,7 @@ pub type Paths = List<PathBuf>;
 pub enum Speed {
     /// This many times the recorded speed.
     Times(f64),
-    /// As fast as it can be read.
+    /// As fast as the data can be read.
     Free,
 }
 
@@ -82,35 +82,37 @@ pub struct ReplayConfig {
     pub path: Paths,
     /// The recording to replay from a directory with several: the common start of its segments' names, before the number.
     pub name: Option<String>,
-    /// Factor relative to the recorded speed, based on the recorded times; or `"free"`: as fast as the data can be read.
+    /// Replay speed: a factor relative to the recorded speed, based on the recorded times; or `"free"`, as fast as the data can
+    /// be read.
     #[serde(default = "normal")]
     pub speed: Speed,
-    /// Whether to repeat the recording until the run is stopped. Each pass opens an epoch and has the recorded times again. The
-    /// speed is kept; the first packet follows the last one immediately.
+    /// Whether to repeat the recording until the run is stopped. Each pass opens a new epoch and repeats the recorded times.
+    /// The speed is kept; the first packet of a pass follows the last packet of the previous pass immediately.
     #[serde(default, rename = "loop")]
     pub repeats: bool,
-    /// Whether the replay waits for free slots. If not, packets without a free slot are counted as `ring_full`, as with an
-    /// instrument.
+    /// Whether the replay waits for free slots. If false, packets without a free slot are counted as `ring_full`, as with an
+    /// instrument that cannot wait.
     #[serde(default = "yes")]
     pub backpressure: bool,
     /// Captures: replay only packets sent to this UDP port.
     pub port: Option<u16>,
     /// Captures: replay only packets sent to this IP address.
     pub destination: Option<IpAddr>,
-    /// Captures: number of frames open at the same time, at least 1. It limits how far packets may arrive out of order. By
-    /// default enough for several receive batches of each thread, at least 8, limited by the slots of the ring; `daq plan`
-    /// prints the number and the reason. If SPEAD sizes are detected automatically, the default is computed for the maximum
-    /// number of packets in a slot: set `window` if `late` grows.
+    /// Captures: number of frames open at the same time, at least 1. This number limits how far packets may arrive out of
+    /// order. The default is large enough for several receive batches of each thread, at least 8, and limited by the number of
+    /// slots of the ring; `daq plan` prints the number and the reason. If SPEAD sizes are detected automatically, the default
+    /// is computed for the maximum number of packets in a slot: set `window` if `late` grows.
     pub window: Option<usize>,
     /// Captures: maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not
-    /// counted as loss: it starts a new epoch.
+    /// counted as loss but starts a new epoch.
     #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
-    /// Captures: number of packets in a row with consistent sequence numbers that are accepted if they differ from the stream by
-    /// more than twice the window. Until then they are kept; if they are not consistent, they are rejected. At least 1.
+    /// Captures: number of packets in a row that must have consistent sequence numbers before daq accepts a jump of more than
+    /// twice the window. Until then, daq buffers the packets; if their numbers are not consistent, it rejects them. At least 1.
     #[serde(default = "frames::default_resync_after")]
     pub resync_after: u32,
-    /// Captures: type and layout of the payload samples; by default real int8 with one channel. SigMF metadata contain it.
+    /// Captures: type and layout of the payload samples; by default real int8 with one channel. The metadata of SigMF
+    /// recordings contain the type and layout.
     pub samples: Option<Samples>,
 }
 
@@ -122,7 +124,7 @@ const fn yes() -> bool {
     true
 }
 
-/// Whether the file name extension denotes a capture (true) or SigMF (false).
+/// Returns whether the file name extension denotes a capture (true) or SigMF (false).
 fn extension_is_capture(path: &Path) -> Option<bool> {
     let extension = path.extension()?.to_str()?;
     match extension {
@@ -133,7 +135,8 @@ fn extension_is_capture(path: &Path) -> Option<bool> {
 }
 
 impl ReplayConfig {
-    /// Whether the paths are captures, whose packets need a format: by their names, otherwise by whether a format is set.
+    /// Returns whether the paths are captures, whose packets need a format. The extensions of the file names decide; if they
+    /// are unknown, the paths are captures if a format is set.
     pub fn is_capture(&self, has_format: bool) -> bool {
         let paths = &self.path.0;
         paths
@@ -187,15 +190,15 @@ impl ReplayConfig {
             );
         }
         if is_capture {
-            let help = "remove it: `path` names the captures";
+            let help = "remove `name`: `path` already names the captures";
             must(
                 self.name.is_none(),
                 "name",
-                "`name` does not select captures".into(),
+                "`name` selects only SigMF recordings, but `path` contains captures".into(),
                 help,
             );
         } else {
-            let help = "remove it; it applies to captures only";
+            let help = "remove this key; it applies only to captures";
             for (given, key) in [
                 (has_format, "format"),
                 (self.samples.is_some(), "samples"),

@@ -1,4 +1,4 @@
-//! The source `replay`: replays recorded data at its original speed or another.
+//! The source `replay`: replays recorded data at the original speed or at another speed.
 //!
 //! | recording | frames |
 //! |---|---|
@@ -13,7 +13,8 @@
 //! a timestamp.
 //!
 //! # Ledger
-//! Captures are counted like `udp`, but nothing is lost in the kernel. In SigMF recordings, packets that are marked as missing
+//! Captures are counted like `udp`, but no packet is lost in Linux. In SigMF recordings, packets that are marked as
+//! missing
 //! and frames that the numbers skip are lost again, `wire_gap`; packets missing before the first or after the last one of a
 //! recording are not expected. A skipped frame within a window of the previous frame appears as a frame without packets. An
 //! epoch opens wherever the recording starts one, and with `loop` at the start of each pass. Every pass loses the same
@@ -31,9 +32,9 @@ pub use config::{Paths, ReplayConfig, Speed};
 use crate::packet::datagram;
 use crate::packet::{self, Format, Frames};
 use capture::CapturePlayer;
+use daq_core::check::{FileUse, NamedFile};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
-use daq_core::examine::{FileUse, NamedFile};
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::{Arrival, Geometry};
 use daq_core::source::{Filler, Producers, SourceError};
@@ -42,7 +43,7 @@ use recording::Recording;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// The registry entry.
+/// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "replay",
     summary: "Recorded data: captures (pcap, pcapng) and SigMF recordings, at original or other speed",
@@ -57,15 +58,15 @@ ring    = "OUTPUT"
 path    = "recording.pcap"    # or several: ["first.pcap", "second.pcap"]
 samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # path  = "recordings/"       # SigMF: a directory, a .sigmf-meta or a .sigmf-data file; without samples and format
-# name  = "raw"               # select a recording in a directory with several
+# name  = "raw"               # select one recording of a directory that contains several
 # speed = 2.0                 # twice the recorded speed; "free" = as fast as it can be read
-# loop  = true                # play it again from the start until stopped, as an epoch each time
-# backpressure = false        # do not wait for slots: count `ring_full`, as an instrument
-# port  = 4950                # of a capture, only what was sent to this port
-# destination = "239.1.2.3"   # and to this address
-# window  = 64                # frames open at a time: how far packets may come out of order
-# max_gap = 65536             # packets beyond that which count as lost when one comes after them
-# resync_after   = 4                 # packets in a row that confirm a restart of the sender
+# loop  = true                # repeat from the start until stopped; each repetition is a new epoch
+# backpressure = false        # do not wait for free slots: drop frames and count `ring_full`, like an instrument
+# port  = 4950                # captures: only datagrams to this UDP port
+# destination = "239.1.2.3"   # captures: only datagrams to this address
+# window  = 64                # number of frames open at the same time; packets may arrive out of order within them
+# max_gap = 65536             # maximum number of packets missing in a row
+# resync_after = 4            # packets in a row that confirm a restart of the sender
 
 [source.NAME.format]
 kind     = "raw"              # or "spead"
@@ -74,10 +75,10 @@ payload  = "8 KiB"            # payload size of each packet
 sequence = { offset = 0, bytes = 8, endian = "big" }
 "#;
 
-/// Assumed number of packets of a capture that one call received.
+/// Assumed maximum number of packets that one receive call returned during the capture.
 const RECORDED_BATCH: usize = 64;
 
-/// A checked configuration.
+/// A source whose configuration was checked.
 #[derive(Debug)]
 struct Replay {
     config: ReplayConfig,
@@ -203,7 +204,7 @@ impl SourceSpec for Replay {
     fn arrival(&self) -> Option<Arrival> {
         match &self.kind {
             Kind::Capture { .. } => Some(self.packets_arrive()),
-            // A recording is in order.
+            // A recording is in order, so its packets need no window.
             Kind::Recording(_) => None,
         }
     }
@@ -245,7 +246,7 @@ impl SourceSpec for Replay {
             Kind::Capture { format, samples } => {
                 let mut notes = self.frames(format, samples).notes();
                 if self.config.samples.is_none() {
-                    notes.push("samples not declared: int8 assumed".to_owned());
+                    notes.push("the sample type is not declared, so int8 is assumed".to_owned());
                 }
                 notes
             }
@@ -263,7 +264,7 @@ impl SourceSpec for Replay {
                 name,
                 directory,
                 &self.config,
-                format.start_learning(&geometry, 1),
+                format.start_detection(&geometry, 1),
             )?),
             Kind::Recording(_) => Box::new(RecordingPlayer::open(
                 name,

@@ -19,7 +19,7 @@ pub(super) struct NotSplit {
     packet: usize,
 }
 
-/// Returns the length of each datagram except the last in a captured record; the whole length if it is one datagram.
+/// Returns the size of each datagram except the last in a captured record, or the whole size if it is one datagram.
 pub(super) fn segment(format: &Format, record: &Datagram<'_>) -> Result<usize, NotSplit> {
     let payload = record.payload;
     let packet = format.packet_len(payload).unwrap_or(0);

@@ -21,16 +21,16 @@ pub(super) struct RecordingPlayer {
     repeats: bool,
     timetable: Timetable,
     byte_ns: Option<f64>,
-    /// A frame.
+    /// Buffer for one frame.
     buffer: Box<[u8]>,
-    /// The current run, and how many of its bytes were replayed.
+    /// Index of the current run, and number of its bytes that were replayed.
     run: usize,
     done: u64,
     /// Number of the next packet.
     position: u64,
     /// Index of the next missing range in the current file.
     gap: usize,
-    /// Whether this pass has yielded anything.
+    /// Whether this pass has placed any packet.
     has_brought: bool,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct RecordingPlayer {
 struct Piece {
     file: usize,
     byte_start: u64,
-    /// Packets `first..end` of the frame.
+    /// The piece consists of packets `first..end` of the frame.
     first: u32,
     end: u32,
     bytes: usize,
@@ -70,7 +70,7 @@ impl RecordingPlayer {
                 let path = data.path.display().to_string();
                 SourceError::new(
                     path,
-                    format!("cannot open it: {why}; `ls -l` shows who may read it"),
+                    format!("cannot open the file: {why}; `ls -l` shows who may read it"),
                 )
             })?;
             files.push(file);
@@ -94,8 +94,8 @@ impl RecordingPlayer {
         Ok(player)
     }
 
-    fn places(&self) -> u64 {
-        u64::from(self.geometry.places)
+    fn packets_per_frame(&self) -> u64 {
+        u64::from(self.geometry.packets_per_frame)
     }
 
     /// Starts the run with index `run`.
@@ -107,11 +107,11 @@ impl RecordingPlayer {
             .get(self.run)
             .and_then(|run| run.sequence)
         {
-            self.position = sequence.wrapping_mul(self.places());
+            self.position = sequence.wrapping_mul(self.packets_per_frame());
         }
     }
 
-    /// Returns the next piece; `None` at the end of the recording.
+    /// Returns the next piece, or `None` at the end of the recording.
     fn piece(&mut self) -> Option<Piece> {
         loop {
             let &Run {
@@ -121,20 +121,23 @@ impl RecordingPlayer {
                 sequence,
                 time_ns,
             } = self.recording.runs.get(self.run)?;
-            #[expect(clippy::cast_possible_truncation, reason = "below `places`, a u32")]
-            let first = (self.position % self.places()) as u32;
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "the remainder is less than `packets_per_frame`, which is a u32"
+            )]
+            let first = (self.position % self.packets_per_frame()) as u32;
             let left = bytes - self.done;
             let start = self.geometry.extent(first).start;
             let mut end = first;
-            while end < self.geometry.places
+            while end < self.geometry.packets_per_frame
                 && (self.geometry.extent(end).end - start) as u64 <= left
             {
                 end += 1;
             }
             if end == first {
-                // The last packet of a short frame is incomplete, or nothing is left.
+                // The last packet of a short frame is incomplete, or no bytes are left.
                 if first > 0 && sequence.is_some() {
-                    self.position += self.places() - u64::from(first);
+                    self.position += self.packets_per_frame() - u64::from(first);
                 }
                 self.run += 1;
                 let next = self.recording.runs.get(self.run);
@@ -168,7 +171,7 @@ impl RecordingPlayer {
         }
     }
 
-    /// Returns to the start; false if the recording is played once, or is empty.
+    /// Returns to the start of the recording. Returns false if the recording is played once or is empty.
     fn restart(&mut self, window: &mut ReorderWindow) -> bool {
         if !self.repeats || !self.has_brought {
             return false;
@@ -181,7 +184,7 @@ impl RecordingPlayer {
         true
     }
 
-    /// Recorded time of `piece`, or the time computed from the number of samples.
+    /// Returns the recorded time of `piece`, or the time computed from the number of samples.
     fn due(&self, piece: &Piece) -> Option<u64> {
         #[expect(
             clippy::cast_possible_truncation,
@@ -190,33 +193,34 @@ impl RecordingPlayer {
         )]
         piece.time.or_else(|| {
             self.byte_ns
-                .map(|ns| (self.position as f64 * self.geometry.place_bytes as f64 * ns) as u64)
+                .map(|ns| (self.position as f64 * self.geometry.packet_bytes as f64 * ns) as u64)
         })
     }
 
-    /// Whether the window has a free slot for `piece`.
+    /// Returns whether the window has a free slot for `piece`.
     fn has_room(&mut self, batch: &mut Batch<'_>, piece: &Piece) -> bool {
         let gap = self.gap;
-        let first = (piece.first..piece.end).find(|place| !self.lacks(piece, *place));
+        let first = (piece.first..piece.end).find(|packet| !self.lacks(piece, *packet));
         self.gap = gap;
-        // All its packets belong to one frame.
+        // All packets of the piece belong to one frame.
         first.is_none_or(|first| {
             let position = self.position + u64::from(first - piece.first);
             batch.has_room_for(PacketId::of(position))
         })
     }
 
-    /// Whether packet `place` of `piece` is missing; must be called in order.
-    fn lacks(&mut self, piece: &Piece, place: u32) -> bool {
+    /// Returns whether packet `packet` of `piece` is missing. Must be called in the order of the packets.
+    fn lacks(&mut self, piece: &Piece, packet: u32) -> bool {
         let (start, extent) = (
             self.geometry.extent(piece.first).start,
-            self.geometry.extent(place),
+            self.geometry.extent(packet),
         );
         let byte = |offset: usize| piece.byte_start + (offset - start) as u64;
         self.is_missing(piece.file, byte(extent.start), byte(extent.end))
     }
 
-    /// Whether a packet is missing. Missing ranges cover whole samples, so those of its neighbours may reach into it.
+    /// Returns whether the packet with the bytes `from..to` is missing. Missing ranges cover whole samples, so a missing range
+    /// may overlap the bytes of a neighbouring packet.
     fn is_missing(&mut self, file: usize, from: u64, to: u64) -> bool {
         let missing = &self.recording.files[file].missing;
         while missing.get(self.gap).is_some_and(|gap| gap.1 <= from) {
@@ -235,7 +239,7 @@ impl RecordingPlayer {
                 let path = self.recording.files[piece.file].path.display().to_string();
                 SourceError::new(
                     path,
-                    format!("cannot read it at byte {}: {why}", piece.byte_start),
+                    format!("cannot read the file at byte {}: {why}", piece.byte_start),
                 )
             })?;
         if let Some(bytes) = self.recording.swap {
@@ -269,9 +273,9 @@ impl Filler for RecordingPlayer {
             clock: Clock::Recorded,
         });
         let start = self.geometry.extent(piece.first).start;
-        for place in piece.first..piece.end {
-            let extent = self.geometry.extent(place);
-            if !self.lacks(&piece, place) {
+        for packet in piece.first..piece.end {
+            let extent = self.geometry.extent(packet);
+            if !self.lacks(&piece, packet) {
                 let bytes = &self.buffer[extent.start - start..extent.end - start];
                 batch.put(PacketId::of(self.position), bytes, time);
                 self.has_brought = true;

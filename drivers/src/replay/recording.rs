@@ -1,4 +1,4 @@
-//! The content of a SigMF recording according to its metadata: runs of packets.
+//! The contents of a SigMF recording according to its metadata: runs of packets.
 
 use super::config::{ReplayConfig, Speed};
 use daq_core::config::Problem;
@@ -28,7 +28,7 @@ pub(super) struct Run {
     pub byte_start: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// Number of the first frame; `None` = continues the previous run.
+    /// Number of the first frame; `None` if the run continues the previous run.
     pub sequence: Option<u64>,
     /// Recorded time of the first sample, in nanoseconds.
     pub time_ns: Option<u64>,
@@ -38,7 +38,8 @@ pub(super) struct Run {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct DataFile {
     pub path: PathBuf,
-    /// Missing bytes that were filled, as ascending `(start, end)` that do not touch.
+    /// Missing ranges that were filled, as `(start, end)` in bytes. The ranges are in ascending order and do not touch each
+    /// other.
     pub missing: Vec<(u64, u64)>,
 }
 
@@ -47,9 +48,9 @@ pub(super) struct DataFile {
 pub(super) struct Recording {
     pub files: Vec<DataFile>,
     pub runs: Vec<Run>,
-    /// Bytes per sample of all channels.
+    /// Size in bytes of one sample of all channels.
     pub group: usize,
-    /// Bytes per number if they are big-endian.
+    /// Size in bytes of a number, if numbers are big-endian and must be swapped.
     pub swap: Option<usize>,
     samples: Samples,
     /// The `daq:` keys of the first file.
@@ -71,7 +72,7 @@ impl Recording {
         for path in &metas {
             let meta = Meta::read(path).map_err(|why| {
                 Problem::at("path", why.to_string())
-                    .help("set a .sigmf-meta file, or a directory that contains some")
+                    .help("set a .sigmf-meta file, or a directory that contains such files")
             })?;
             let recording = match &mut recording {
                 Some(recording) => {
@@ -85,7 +86,8 @@ impl Recording {
         recording
             .filter(|recording| !recording.runs.is_empty())
             .ok_or_else(|| {
-                Problem::at("path", "the recording contains no samples").help("record some first")
+                Problem::at("path", "the recording contains no samples")
+                    .help("set a recording that contains samples")
             })
     }
 
@@ -116,11 +118,11 @@ impl Recording {
         let group = usize::try_from(meta.group_bytes()).unwrap_or(usize::MAX);
         if group > 1 << 30 {
             let message = format!(
-                "one sample of all channels of {} has {group} bytes",
+                "{}: one sample of all channels has {group} bytes, but at most 1 GiB is supported",
                 path.display()
             );
             return Err(
-                Problem::at("path", message).help("correct `core:num_channels` in its metadata")
+                Problem::at("path", message).help("correct `core:num_channels` in the metadata")
             );
         }
         Ok(Self {
@@ -145,7 +147,7 @@ impl Recording {
         let shape = |stream: &Option<Stream>| {
             stream
                 .as_ref()
-                .map(|s| (s.frame_bytes, s.places, s.channels, s.points))
+                .map(|s| (s.frame_bytes, s.packets_per_frame, s.channels, s.points))
         };
         let other = Self::new(path, meta)?;
         let same = other.samples == self.samples
@@ -155,14 +157,14 @@ impl Recording {
             return Ok(());
         }
         let message = format!(
-            "{} has another format than the files before it",
+            "the sample format or the stream parameters of {} differ from those of the first file",
             path.display()
         );
         Err(Problem::at("path", message)
             .help("use one source for each recording; `name` selects one of several"))
     }
 
-    /// Adds a file; `last` is the frame number and epoch before it.
+    /// Adds a file. `last` is the frame number and the epoch at the end of the previous file.
     fn add(
         &mut self,
         path: &Path,
@@ -179,8 +181,10 @@ impl Recording {
             && bytes < stream.bytes
         {
             let lacking = ByteSize(stream.bytes - bytes);
-            self.notes
-                .push(format!("{} is truncated by {lacking}", data.display()));
+            self.notes.push(format!(
+                "{} is truncated: {lacking} are missing",
+                data.display()
+            ));
         }
         if meta
             .annotations
@@ -189,7 +193,7 @@ impl Recording {
         {
             let path = path.display();
             self.notes.push(format!(
-                "{path} does not list all missing data: unlisted missing data is replayed as filled"
+                "{path} does not list all missing data; missing data that is not listed is replayed with its fill bytes"
             ));
         }
         let file = self.files.len();
@@ -225,7 +229,7 @@ impl Recording {
             missing: Vec::new(),
         });
         let mut missing: Vec<(u64, u64)> = Vec::new();
-        // Converts samples to bytes span by span, because there may be headers between spans.
+        // Samples are converted to bytes span by span, because there may be headers between spans.
         for (first, count) in meta.missing() {
             let end = first.saturating_add(count);
             for span in &spans {
@@ -250,24 +254,24 @@ impl Recording {
         Ok(())
     }
 
-    /// Bytes of a recorded frame, if the recording has frames.
+    /// Returns the size in bytes of a recorded frame, if the recording contains frames.
     fn frame_bytes(&self) -> Option<usize> {
         self.stream
             .as_ref()
             .map(|stream| usize::try_from(stream.frame_bytes).unwrap_or(usize::MAX))
     }
 
-    /// Packet size for recordings without packets: the largest that divides every run evenly, unless that would make too many
-    /// packets.
-    fn place_bytes(&self, max: usize) -> usize {
+    /// Returns the packet size for recordings without packets. It is the largest size that divides every run evenly,
+    /// unless that results in too many packets.
+    fn packet_bytes(&self, max: usize) -> usize {
         let common = self
             .runs
             .iter()
             .fold(0, |common, run| gcd(common, run.bytes / self.group as u64));
         let common = usize::try_from(common).unwrap_or(usize::MAX).max(1);
         let max = (max.min(MAX_PACKET) / self.group).max(1);
-        let least = MIN_PACKET.div_ceil(self.group).min(max);
-        (least..=max)
+        let min = MIN_PACKET.div_ceil(self.group).min(max);
+        (min..=max)
             .rev()
             .find(|groups| common.is_multiple_of(*groups))
             .unwrap_or(max)
@@ -276,8 +280,8 @@ impl Recording {
 
     pub(super) fn preferred_slot(&self) -> usize {
         self.frame_bytes().unwrap_or_else(|| {
-            let place = self.place_bytes(DEFAULT_SLOT);
-            (DEFAULT_SLOT / place).max(1) * place
+            let packet = self.packet_bytes(DEFAULT_SLOT);
+            (DEFAULT_SLOT / packet).max(1) * packet
         })
     }
 
@@ -288,44 +292,48 @@ impl Recording {
             Problem::at("path", message)
                 .help(format!("set `slot = \"{bytes}\"` in the ring's section"))
         };
-        let (frame_bytes, place_bytes) = if let Some(frame_bytes) = self.frame_bytes() {
+        let (frame_bytes, packet_bytes) = if let Some(frame_bytes) = self.frame_bytes() {
             if frame_bytes > slot {
                 return Err(too_small(frame_bytes, "a recorded frame"));
             }
-            let places = self.stream.as_ref().map_or(0, |stream| stream.places) as usize;
-            let place = if places > 0 {
-                frame_bytes.div_ceil(places)
+            let packets_per_frame =
+                self.stream
+                    .as_ref()
+                    .map_or(0, |stream| stream.packets_per_frame) as usize;
+            let packet = if packets_per_frame > 0 {
+                frame_bytes.div_ceil(packets_per_frame)
             } else {
-                self.place_bytes(frame_bytes)
+                self.packet_bytes(frame_bytes)
             };
-            (frame_bytes, place)
+            (frame_bytes, packet)
         } else {
             if self.group > slot {
                 return Err(too_small(self.group, "a sample"));
             }
-            let place = self.place_bytes(slot);
-            (slot / place * place, place)
+            let packet = self.packet_bytes(slot);
+            (slot / packet * packet, packet)
         };
-        let places = u32::try_from(frame_bytes.div_ceil(place_bytes)).unwrap_or(u32::MAX);
+        let packets_per_frame =
+            u32::try_from(frame_bytes.div_ceil(packet_bytes)).unwrap_or(u32::MAX);
         Ok(Geometry {
-            places,
-            first_bytes: if places == 1 {
+            packets_per_frame,
+            first_bytes: if packets_per_frame == 1 {
                 frame_bytes
             } else {
-                place_bytes
+                packet_bytes
             },
-            place_bytes,
+            packet_bytes,
             frame_bytes,
             numbering: Numbering::PLAIN,
-            // A recording is in order, and every number is valid.
+            // A recording is in order and all its numbers are valid, so one open frame is sufficient.
             window: 1,
             max_gap: self
                 .longest_gap
                 .saturating_add(1)
-                .saturating_mul(u64::from(places))
+                .saturating_mul(u64::from(packets_per_frame))
                 .min(1 << 48),
             resync_after: 1,
-            // Each piece has the timestamp of its first packet, whether that is present or missing.
+            // Each piece has the timestamp of its first packet, even if that packet is missing.
             frame_ns: 0,
         })
     }
@@ -359,32 +367,32 @@ impl Recording {
         }
         self.samples.layout(bytes).map_err(|rest| {
             let message = format!(
-                "recorded frames of {bytes} bytes end with {rest} bytes of an incomplete sample"
+                "recorded frames of {bytes} bytes are not a whole number of samples of all channels: {rest} bytes are \
+                 left over"
             );
             Problem::at("path", message).help("correct `daq:frame_bytes` in the metadata")
         })
     }
 
-    /// Nanoseconds per byte of samples, if the rate is known.
+    /// Returns the duration of one byte of samples in nanoseconds, if the rate is known.
     pub(super) fn byte_ns(&self) -> Option<f64> {
         let rate = self.samples.rate?.0;
         Some(1e9 / rate / self.group as f64)
     }
 
-    /// Notes for the plan.
+    /// Returns notes for the plan.
     pub(super) fn notes(&self, speed: Speed) -> Vec<String> {
         let mut notes = self.notes.clone();
         let is_timed =
             self.samples.rate.is_some() || self.runs.iter().any(|run| run.time_ns.is_some());
         if speed != Speed::Free && !is_timed {
             notes.push(
-                "the recording contains no times: it is replayed as fast as it can be read"
-                    .to_owned(),
+                "the recording contains no times, so it is replayed as fast as possible".to_owned(),
             );
         }
         if self.stream.is_none() {
-            let place = self.place_bytes(DEFAULT_SLOT) as u64;
-            let rest = self.runs.iter().map(|run| run.bytes % place).sum::<u64>();
+            let packet = self.packet_bytes(DEFAULT_SLOT) as u64;
+            let rest = self.runs.iter().map(|run| run.bytes % packet).sum::<u64>();
             if rest > 0 {
                 let rest = ByteSize(rest);
                 notes.push(format!(
@@ -403,7 +411,7 @@ fn find(path: &Path, name: Option<&str>, metas: &mut Vec<PathBuf>) -> Result<(),
         if !path.exists() && !meta.exists() {
             let message = format!("{} does not exist", path.display());
             return Err(Problem::at("path", message)
-                .help("correct it; relative paths start from the working directory"));
+                .help("correct `path`; relative paths start from the working directory"));
         }
         metas.push(meta);
         return Ok(());
@@ -435,7 +443,9 @@ fn find(path: &Path, name: Option<&str>, metas: &mut Vec<PathBuf>) -> Result<(),
         found.retain(|path| stem(path) == name);
         if found.is_empty() && !stems.is_empty() {
             let message = format!("{} contains no recording \"{name}\"", path.display());
-            return Err(Problem::at("name", message).help(format!("it contains {}", list())));
+            return Err(
+                Problem::at("name", message).help(format!("available recordings: {}", list()))
+            );
         }
     } else if stems.len() > 1 {
         let message = format!("{} contains {} recordings", path.display(), stems.len());
@@ -452,7 +462,7 @@ fn find(path: &Path, name: Option<&str>, metas: &mut Vec<PathBuf>) -> Result<(),
     Ok(())
 }
 
-/// The common start of the names of a recording's segments: all before the number.
+/// Returns the common start of the names of a recording's segments: everything before the number.
 fn stem(path: &Path) -> String {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());

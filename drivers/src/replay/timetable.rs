@@ -3,15 +3,16 @@
 use super::config::Speed;
 use std::time::{Duration, Instant};
 
-/// A step back in recorded time of more than this means that the clock was set, not that a packet is out of order.
+/// Maximum step back of the recorded time, in nanoseconds, that is treated as a packet out of order. After a larger step, the
+/// source assumes that the clock was set.
 const MAX_STEP_BACK: u64 = 1_000_000_000;
 
 /// Maps recorded times to the clock of this run. The mapping is absolute, so a replay that falls behind catches up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timetable {
-    /// Speed factor; `None` = as fast as possible.
+    /// Speed factor; `None` for as fast as possible.
     speed: Option<f64>,
-    /// A time of this run and the corresponding recorded nanoseconds.
+    /// A time of this run, and the corresponding recorded time in nanoseconds.
     origin: Option<(Instant, u64)>,
     /// The latest recorded time seen.
     latest: u64,
@@ -30,17 +31,18 @@ impl Timetable {
         }
     }
 
-    /// Restarts the mapping: the next packet is due immediately.
+    /// Restarts the mapping, so that the next packet is due immediately.
     pub(super) const fn restart(&mut self) {
         self.origin = None;
     }
 
-    /// Whether recorded times are ignored.
+    /// Returns whether recorded times are ignored.
     pub(super) const fn is_free(&self) -> bool {
         self.speed.is_none()
     }
 
-    /// Time from `now` until data recorded at `ns` is due; `None` = now. The first packet is due immediately.
+    /// Returns the time from `now` until data recorded at `ns` is due, or `None` if it is due now. The first packet is
+    /// due immediately.
     pub(super) fn wait(&mut self, ns: u64, now: Instant) -> Option<Duration> {
         let speed = self.speed?;
         let (start, first) = match self.origin {
@@ -91,7 +93,7 @@ mod tests {
         let now = Instant::now();
         let mut table = Timetable::new(Speed::Times(1.0));
         assert_eq!(table.wait(50_000_000_000, now), None);
-        // Out of order, then the clock set back.
+        // First a packet out of order, then a clock that was set back.
         assert_eq!(table.wait(49_500_000_000, now), None);
         assert_eq!(
             table.wait(50_001_000_000, now),

@@ -1,13 +1,13 @@
-//! The pattern `counter`: every byte of the stream follows from its position.
+//! The pattern `counter`: each byte of the stream depends only on its position.
 //!
 //! The stream consists of 64-bit little-endian words that count up from 0. Byte `n` of the stream is byte
 //! `n % 8` of the word `n / 8`. The packet with sequence number `s` begins at byte `s * packet`, a frame with
 //! sequence number `f` at byte `f * frame_bytes`.
 
-/// Bytes that [`write`] generates at a time: fits the first-level cache.
+/// Number of bytes that [`write`] generates at a time; they fit into the first-level cache.
 const CHUNK: usize = 1024;
 
-/// The byte at `offset` of the stream.
+/// Returns the byte at `offset` of the stream.
 ///
 /// ```
 /// use daq_drivers::sim::expected_byte;
@@ -19,7 +19,8 @@ pub const fn expected_byte(offset: u64) -> u8 {
     (offset / 8).to_le_bytes()[(offset % 8) as usize]
 }
 
-/// Compares `bytes` with the stream from `first_offset` on; returns the stream offset of the first byte that differs.
+/// Compares `bytes` with the stream, starting at `first_offset`. Returns the stream offset of the first byte that
+/// differs.
 ///
 /// ```
 /// use daq_drivers::sim::verify;
@@ -47,7 +48,7 @@ pub fn verify(bytes: &[u8], first_offset: u64) -> Option<u64> {
     None
 }
 
-/// Passes `bytes` bytes of the stream from `offset` on to `out`, in pieces.
+/// Passes `bytes` bytes of the stream, starting at `offset`, to `out` in pieces.
 pub(super) fn write(offset: u64, bytes: usize, mut out: impl FnMut(&[u8])) {
     let mut scratch = [0; CHUNK];
     let mut done = 0;
@@ -58,7 +59,7 @@ pub(super) fn write(offset: u64, bytes: usize, mut out: impl FnMut(&[u8])) {
     }
 }
 
-/// Generates the stream from `offset` on: at least one byte, at most `bytes`.
+/// Generates the stream, starting at `offset`: at least one byte, at most `bytes`.
 fn make(scratch: &mut [u8; CHUNK], offset: u64, bytes: usize) -> &[u8] {
     let skip = (offset % 8) as usize;
     let end = skip.saturating_add(bytes).min(CHUNK);

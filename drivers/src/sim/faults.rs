@@ -11,34 +11,35 @@ use std::fmt;
 /// What happens to one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Disposition {
-    /// Sent in order.
+    /// The packet is sent in order.
     Sent,
-    /// Never sent: `wire_gap`.
+    /// The packet is never sent, and is counted as `wire_gap`.
     Lost,
-    /// Sent with an unreadable sequence number: `rejected`, and its packet slot is a `wire_gap`.
+    /// The packet is sent with an unreadable sequence number. It is counted as `rejected`, and the missing packet as
+    /// `wire_gap`.
     BadHeader,
-    /// Sent with damaged payload: `bad_packet`.
+    /// The packet is sent with damaged payload, and is counted as `bad_packet`.
     BadPayload,
-    /// Sent twice: one of `duplicates`.
+    /// The packet is sent twice, and is counted once in `duplicates`.
     Duplicated,
-    /// Sent after its frame was closed: `late`.
+    /// The packet is sent after its frame was closed, and is counted as `late`.
     Late,
-    /// Sent some packets later, but in time: nothing is lost.
+    /// The packet is sent some packets later, but before its frame is closed, so nothing is lost.
     Reordered,
 }
 
-/// Sequence numbers: single ones and ranges, as in `[5, "100..120"]`.
+/// A set of sequence numbers, given as single numbers and ranges, as in `[5, "100..120"]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Numbers(Vec<(u64, u64)>);
 
 impl Numbers {
-    /// Whether `number` is in the set.
+    /// Returns whether `number` is in the set.
     pub fn contains(&self, number: u64) -> bool {
         let after = self.0.partition_point(|(first, _)| *first <= number);
         after > 0 && number < self.0[after - 1].1
     }
 
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -146,8 +147,8 @@ impl JsonSchema for Numbers {
 }
 
 /// `[source.NAME.faults]`: at most one fault applies to each packet. Lists take precedence over probabilities; if several lists
-/// contain a packet, the first in the order of the keys below applies. The numbers in lists are those of the sender, before they
-/// are reduced to `sequence_bits`; `"100..120"` is 100 to 119.
+/// contain a packet, the first of these lists in the order of the keys below applies. Lists contain the sequence numbers of the
+/// sender before they are reduced to `sequence_bits`; `"100..120"` is 100 to 119.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Faults {
@@ -172,13 +173,14 @@ pub struct Faults {
     /// Sequence numbers of packets that are sent twice.
     pub duplicate_at: Numbers,
     /// Probability that a packet is delayed until its frame is closed: until a packet `window` frames later has been sent.
-    /// Packets that are still delayed at the end of the stream are sent then.
+    /// Packets that are still delayed at the end of the stream are sent at the end.
     pub late: f64,
     /// Sequence numbers of packets that are delayed until their frames are closed.
     pub late_at: Numbers,
     /// Probability that a packet is overtaken by later packets.
     pub reorder: f64,
-    /// Number of packets that overtake it, default 8. The packet must stay in time: the maximum is `window` minus one frame.
+    /// Number of packets that overtake a reordered packet, default 8. The packet must arrive before its frame is closed, so the
+    /// maximum is `window` minus one frame.
     pub reorder_by: Option<u64>,
     /// Sequence numbers of packets that are overtaken by later packets.
     pub reorder_at: Numbers,
@@ -207,7 +209,7 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// Faults and their lists, in order of precedence.
+    /// Returns the faults and their lists, in order of precedence.
     fn lists(&self) -> [(Disposition, &Numbers); 6] {
         [
             (Disposition::Lost, &self.lose),
@@ -219,7 +221,7 @@ impl Faults {
         ]
     }
 
-    /// Faults other than loss, with their probabilities and keys.
+    /// Returns the faults other than loss, with their probabilities and keys.
     fn chances(&self) -> [(Disposition, f64, &'static str); 5] {
         [
             (
@@ -238,7 +240,7 @@ impl Faults {
         ]
     }
 
-    /// Whether any packet may be reordered.
+    /// Returns whether any packet may be reordered.
     pub fn reorders(&self) -> bool {
         self.reorder > 0.0 || !self.reorder_at.is_empty()
     }
@@ -261,10 +263,11 @@ impl Faults {
         }
         if sum > 1.0 + 1e-9 {
             let message = format!(
-                "the probabilities sum up to {sum}, but at most one fault applies to a packet"
+                "the sum of the probabilities is {sum}, but must be at most 1, because at most one fault applies to a packet"
             );
             found.push(
-                Problem::at("faults", message).help("lower them so that the sum is at most 1"),
+                Problem::at("faults", message)
+                    .help("lower the probabilities so that their sum is at most 1"),
             );
         }
         if !(self.loss_burst.is_finite() && self.loss_burst >= 1.0) {
@@ -294,7 +297,7 @@ impl Faults {
     }
 }
 
-/// Generates the faults, packet by packet.
+/// Generates the fault of each packet.
 #[derive(Clone, Debug)]
 pub struct FaultGenerator {
     faults: Faults,
@@ -306,7 +309,7 @@ pub struct FaultGenerator {
 }
 
 impl FaultGenerator {
-    /// Returns what happens to the next packet, which has the number `sequence`.
+    /// Returns the disposition of the next packet, which has the number `sequence`.
     pub fn next(&mut self, sequence: u64) -> Disposition {
         let chance = if self.is_random {
             self.by_chance()
@@ -324,12 +327,13 @@ impl FaultGenerator {
     }
 
     fn by_chance(&mut self) -> Disposition {
-        // Always two random numbers per packet, so that changing one probability does not affect the other faults.
+        // Draw two random numbers for every packet, so that changing one probability does not affect the other faults.
         let (for_loss, for_rest) = (uniform(&mut self.random), uniform(&mut self.random));
         let Faults {
             loss, loss_burst, ..
         } = self.faults;
-        // Two states: a burst ends with probability 1/burst, and begins so often that the fraction of lost packets is `loss`.
+        // A model with two states. A burst ends with probability 1/burst, and bursts begin so often that the fraction
+        // of lost packets is `loss`.
         let chance = if loss >= 1.0 || loss_burst <= 1.0 {
             loss
         } else if self.bursting {

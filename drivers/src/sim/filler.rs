@@ -4,7 +4,7 @@ use super::config::SimConfig;
 use super::pace::Pacer;
 use super::schedule::{Arrival, Arrivals, State};
 use super::signal::Signal;
-use crate::sys::place;
+use crate::sys::payload;
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::reorder::{Batch, Geometry, PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
@@ -19,14 +19,14 @@ pub(super) struct Simulator {
     geometry: Geometry,
     arrivals: Arrivals,
     signal: Signal,
-    /// Reduces a number to the bits that a packet carries.
+    /// Mask that reduces a number to the bits that a packet contains.
     mask: u64,
-    /// Packets per second.
+    /// Number of packets per second.
     rate: Option<f64>,
-    /// Nanoseconds of signal per packet.
+    /// Signal duration of a packet in nanoseconds.
     packet_ns: Option<f64>,
     pacer: Option<Pacer>,
-    /// Time of the first sample: nanoseconds since 1970.
+    /// Time of the first sample in nanoseconds since 1970.
     origin_ns: u64,
     backpressure: bool,
     /// A packet that waits for a free slot.
@@ -49,11 +49,11 @@ impl Simulator {
         }
     }
 
-    fn places(&self) -> u64 {
-        u64::from(self.geometry.places)
+    fn packets_per_frame(&self) -> u64 {
+        u64::from(self.geometry.packets_per_frame)
     }
 
-    /// Returns the next arrival if it is due: the sender sends no more than `due` packets.
+    /// Returns the next arrival if it is due. The sender sends at most `due` packets.
     fn next(&mut self, due: u64) -> Option<Arrival> {
         if let Some(arrival) = self.waiting.take() {
             return Some(arrival);
@@ -66,9 +66,12 @@ impl Simulator {
             return Timestamp::default();
         };
         let packet = &arrival.packet;
-        // Number of packets from the start of the run to the start of this packet's frame.
-        let packets = packet.index as f64 - (packet.sequence % self.places()) as f64;
-        #[expect(clippy::cast_possible_truncation, reason = "292 years of signal fit")]
+        // Number of packets from the start of the run to the first packet of this packet's frame.
+        let packets = packet.index as f64 - (packet.sequence % self.packets_per_frame()) as f64;
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "292 years in nanoseconds fit into an i64"
+        )]
         let ns = (packets * packet_ns) as i64;
         Timestamp {
             ns: self.origin_ns.saturating_add_signed(ns),
@@ -76,7 +79,7 @@ impl Simulator {
         }
     }
 
-    /// Places `arrival`; returns false if it must wait for a free slot.
+    /// Places `arrival`. Returns false if it must wait for a free slot.
     fn put(&self, batch: &mut Batch<'_>, arrival: &Arrival) -> bool {
         let id = PacketId::of(arrival.packet.sequence & self.mask);
         if self.backpressure && arrival.state != State::BadHeader && !batch.has_room_for(id) {
@@ -88,14 +91,17 @@ impl Simulator {
                 batch.put_bad(id);
             }
             State::Intact => {
-                let frame = arrival.packet.sequence / self.places();
-                #[expect(clippy::cast_possible_truncation, reason = "below `places`, a u32")]
+                let frame = arrival.packet.sequence / self.packets_per_frame();
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "the remainder is less than `packets_per_frame`, which is a u32"
+                )]
                 let extent = self
                     .geometry
-                    .extent((arrival.packet.sequence % self.places()) as u32);
+                    .extent((arrival.packet.sequence % self.packets_per_frame()) as u32);
                 let (signal, bytes) = (&self.signal, extent.len());
-                place::put(batch, id, bytes, self.timestamp(arrival), |place| {
-                    signal.write(frame, extent, |piece| place.push(piece));
+                payload::put(batch, id, bytes, self.timestamp(arrival), |payload| {
+                    signal.write(frame, extent, |piece| payload.push(piece));
                 });
             }
         }
@@ -119,7 +125,7 @@ impl Filler for Simulator {
         }
         let now = Instant::now();
         let made = self.arrivals.produced();
-        // Lost packets count too; otherwise a call would not return if all packets are lost.
+        // Lost packets also count towards the limit. Otherwise a call would not return if all packets are lost.
         let due = self
             .pacer
             .map_or(u64::MAX, |pacer| pacer.due(now))
@@ -131,8 +137,8 @@ impl Filler for Simulator {
                 _ => Polled::Busy,
             });
         };
-        // Delayed packets must be placed in the same batch as the packet that they waited for: between batches the window
-        // moves past complete frames and forgets older ones.
+        // Delayed packets must be placed in the same batch as the packet that they waited for. Between batches, the
+        // window advances past complete frames and discards older frames.
         let mut batch = window.batch();
         loop {
             if !self.put(&mut batch, &arrival) {

@@ -45,7 +45,7 @@ use daq_core::layout::Layout;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 
-/// The registry entry.
+/// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "sim",
     summary: "A simulated sensor: tones, pulses, noise or patterns, at any rate, with faults on request",
@@ -74,7 +74,7 @@ tones   = [{ frequency = "125 kHz", amplitude = 0.5 }]
 # duplicate_at = [5, "100..120"]
 "#;
 
-/// A configuration, checked as far as possible without a ring.
+/// A source whose configuration was checked as far as possible without a ring.
 #[derive(Debug)]
 struct Sim {
     config: SimConfig,
@@ -100,10 +100,10 @@ impl SourceSpec for Sim {
             .layout(geometry.frame_bytes)
             .map_err(|rest| {
                 let message = format!(
-                    "a frame of {} bytes ends with {rest} bytes of an incomplete point",
+                    "a frame of {} bytes is not a whole number of samples of all channels: {rest} bytes are left over",
                     geometry.frame_bytes
                 );
-                Problem::at("samples", message).help("choose a slot that holds whole points")
+                Problem::at("samples", message).help("choose a slot that holds whole samples of all channels")
             })
     }
 

@@ -1,4 +1,4 @@
-//! When packets are sent.
+//! The times at which packets are sent.
 
 use daq_core::units::BitRate;
 use schemars::JsonSchema;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// The rate at which packets are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pace {
-    /// At `samples.rate`.
+    /// At the sample rate `samples.rate`.
     Realtime,
     /// As fast as the ring accepts data.
     Free,
@@ -65,13 +65,13 @@ impl JsonSchema for Pace {
     }
 }
 
-/// An absolute schedule: packet `i` is due `(i + 1) / rate` after the start, when its last sample is taken.
+/// An absolute schedule: packet `i` is due `(i + 1) / rate` seconds after the start, when its last sample is taken.
 ///
 /// A sender that falls behind catches up, so the rate does not drift.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacer {
     start: Instant,
-    /// Packets per second.
+    /// Number of packets per second.
     rate: f64,
 }
 
@@ -81,7 +81,7 @@ impl Pacer {
         Self { start, rate }
     }
 
-    /// Number of packets due from the start until `now`.
+    /// Returns the number of packets due from the start until `now`.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -91,7 +91,7 @@ impl Pacer {
         (now.saturating_duration_since(self.start).as_secs_f64() * self.rate) as u64
     }
 
-    /// Time from `now` until the packet after the first `made` is due; at least a nanosecond.
+    /// Returns the time from `now` until the packet after the first `made` packets is due, at least one nanosecond.
     pub fn until(&self, now: Instant, made: u64) -> Duration {
         let due =
             Duration::try_from_secs_f64((made as f64 + 1.0) / self.rate).unwrap_or(Duration::MAX);
@@ -106,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// After the requested wait, exactly one more packet is due; nothing drifts.
+        /// After the returned wait, exactly one more packet is due, so the rate does not drift.
         #[test]
         fn wait_makes_the_next_packet_due(rate in 0.1_f64..1e7, seconds in 0.0_f64..1e5) {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and not negative")]

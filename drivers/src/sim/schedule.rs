@@ -1,14 +1,14 @@
 //! The packets of a simulation: their numbers, faults and order of arrival.
 //!
 //! [`Schedule`] yields the packets that the sender produces, each with its number and its [`Disposition`].
-//! [`Arrivals`] yields the packets that reach the window. In each step of the schedule
+//! [`Arrivals`] yields the packets that reach the window. In each step of the schedule:
 //!
 //! 1. the packet itself arrives once, twice, damaged or not yet;
 //! 2. then all delayed packets that are due arrive, oldest first: a reordered packet when `reorder_by` more packets were
 //!    produced, a late one when a packet at least `window` frames later has arrived with a readable number.
 //!
 //! When the sequence number restarts or jumps (`restart_at`, `jump`) and at the end, all delayed packets arrive first.
-//! Both depend only on their configuration, so a test can predict the ledger.
+//! Schedule and arrivals depend only on their configuration, so a test can predict the ledger.
 
 use super::faults::{Disposition, FaultGenerator, Faults};
 use schemars::JsonSchema;
@@ -28,7 +28,7 @@ pub struct Jump {
 /// The sequence numbers of the sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// The first packet's number.
+    /// Sequence number of the first packet.
     pub start: u64,
     /// Number of packets after which the numbers restart at 0.
     pub restart_at: Option<u64>,
@@ -36,16 +36,16 @@ pub struct Count {
     pub jump: Option<Jump>,
 }
 
-/// A packet as the sender produces it.
+/// A packet that the sender produces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Number of packets before it in this run.
+    /// Number of packets before this packet in the run.
     pub index: u64,
-    /// Its sequence number, before it is reduced to the bits that a packet carries.
+    /// Sequence number, before it is reduced to the bits that a packet contains.
     pub sequence: u64,
-    /// Number of jumps and restarts before it.
+    /// Number of jumps and restarts before this packet.
     pub breaks: u32,
-    /// What happens to it.
+    /// What happens to this packet.
     pub disposition: Disposition,
 }
 
@@ -61,7 +61,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Yields `packets` packets (`None` = no end) with the numbers of `count` and `faults`.
+    /// Creates a schedule of `packets` packets (`None` for no end) with the numbers of `count` and `faults`.
     pub fn new(count: Count, faults: &Faults, packets: Option<u64>) -> Self {
         let end = packets.unwrap_or(u64::MAX);
         Self {
@@ -74,12 +74,12 @@ impl Schedule {
         }
     }
 
-    /// Number of packets produced so far.
+    /// Returns the number of packets produced so far.
     pub const fn produced(&self) -> u64 {
         self.next
     }
 
-    /// Whether the last packet was produced.
+    /// Returns whether the last packet was produced.
     pub const fn is_over(&self) -> bool {
         self.next >= self.end
     }
@@ -116,7 +116,7 @@ impl Iterator for Schedule {
 /// The state in which a packet arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Undamaged.
+    /// The packet is undamaged.
     Intact,
     /// The sequence number is unreadable.
     BadHeader,
@@ -129,7 +129,7 @@ pub enum State {
 pub struct Arrival {
     /// The packet.
     pub packet: Packet,
-    /// Its state.
+    /// The state in which the packet arrives.
     pub state: State,
 }
 
@@ -137,7 +137,7 @@ pub struct Arrival {
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     schedule: Schedule,
-    places: u64,
+    packets_per_frame: u64,
     window: u64,
     reorder_by: u64,
     /// Delayed packets, oldest first; never exceeds its initial capacity.
@@ -152,15 +152,16 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// The arrivals of `schedule` at a window of `window` frames of `places` packets, where reordered packets are delayed by
-    /// `reorder_by` packets.
-    pub fn new(schedule: Schedule, places: u32, window: usize, reorder_by: u64) -> Self {
-        let (places, window) = (u64::from(places), window as u64);
+    /// Creates the arrivals of `schedule` at a window of `window` frames of `packets_per_frame` packets. Reordered
+    /// packets are delayed by `reorder_by` packets.
+    pub fn new(schedule: Schedule, packets_per_frame: u32, window: usize, reorder_by: u64) -> Self {
+        let (packets_per_frame, window) = (u64::from(packets_per_frame), window as u64);
         // Late packets wait for at most `window + 1` frames unless whole frames are missing.
-        let max = usize::try_from((window + 2) * places + reorder_by).unwrap_or(usize::MAX);
+        let max =
+            usize::try_from((window + 2) * packets_per_frame + reorder_by).unwrap_or(usize::MAX);
         Self {
             schedule,
-            places,
+            packets_per_frame,
             window,
             reorder_by,
             delayed: Vec::with_capacity(max),
@@ -171,12 +172,12 @@ impl Arrivals {
         }
     }
 
-    /// Number of packets that the sender has produced so far.
+    /// Returns the number of packets that the sender has produced so far.
     pub const fn produced(&self) -> u64 {
         self.schedule.produced()
     }
 
-    /// Whether everything has arrived.
+    /// Returns whether all packets have arrived.
     pub fn is_over(&self) -> bool {
         self.is_over && self.ready.is_empty()
     }
@@ -194,7 +195,7 @@ impl Arrivals {
         }
     }
 
-    /// Capacities of the lists of delayed and ready packets.
+    /// Returns the capacities of the lists of delayed and ready packets.
     #[cfg(test)]
     pub(super) fn capacities(&self) -> (usize, usize) {
         (self.delayed.capacity(), self.ready.capacity())
@@ -202,7 +203,7 @@ impl Arrivals {
 
     fn arrive(&mut self, packet: Packet, state: State) {
         if state != State::BadHeader {
-            self.front = self.front.max(packet.sequence / self.places);
+            self.front = self.front.max(packet.sequence / self.packets_per_frame);
         }
         self.ready.push_back(Arrival { packet, state });
     }
@@ -263,7 +264,9 @@ impl Arrivals {
         for i in 0..self.delayed.len() {
             let packet = self.delayed[i];
             let due = match packet.disposition {
-                Disposition::Late => packet.sequence / self.places + self.window <= self.front,
+                Disposition::Late => {
+                    packet.sequence / self.packets_per_frame + self.window <= self.front
+                }
                 _ => packet.index + self.reorder_by <= index,
             };
             if due {

@@ -1,4 +1,4 @@
-//! The source through a window and a ring: every fault against the predicted ledger.
+//! Runs the source through a window and a ring, and compares the ledger with the prediction for every fault.
 
 use super::*;
 use daq_core::config::Document;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const FILL: u8 = 0xee;
 
-/// A source built from its keys, with a ring and one reader that holds it.
+/// A source built from its configuration keys, with a ring and a reader that applies backpressure.
 struct Bench {
     filler: Box<dyn Filler>,
     window: ReorderWindow,
@@ -26,7 +26,7 @@ struct Bench {
     frames: Vec<Got>,
 }
 
-/// A frame that was read.
+/// A frame that the reader received.
 struct Got {
     meta: FrameMeta,
     present: Vec<bool>,
@@ -52,7 +52,7 @@ fn bench(text: &str, slot: usize, slots: usize) -> Bench {
     let spec = spec(text).unwrap_or_else(|errors| panic!("{errors}"));
     let geometry = spec.geometry(slot).unwrap();
     let options = RingOptions {
-        places: geometry.places,
+        packets_per_frame: geometry.packets_per_frame,
         supports_backpressure: spec.supports_backpressure(),
         fill: Fill::byte(FILL),
         ..RingOptions::new("raw", slots, slot)
@@ -96,7 +96,7 @@ impl Bench {
         self.filler.fill(&mut self.window, Duration::ZERO).unwrap()
     }
 
-    /// Reads at most `max` frames, all bytes checked where they are the counter's.
+    /// Reads at most `max` frames. Checks all bytes if the pattern is `counter`.
     fn read(&mut self, max: usize) -> usize {
         let mut read = 0;
         while read < max
@@ -105,7 +105,7 @@ impl Bench {
             let frame = lease.frame(0);
             let meta = *frame.meta();
             let bytes = frame.bytes().unwrap()[..meta.length].to_vec();
-            let present: Vec<_> = (0..self.geometry.places)
+            let present: Vec<_> = (0..self.geometry.packets_per_frame)
                 .map(|i| frame.present().is_present(i))
                 .collect();
             for (i, is_present) in (0..).zip(&present) {
@@ -120,7 +120,7 @@ impl Bench {
                     assert_eq!(
                         verify(&bytes[extent], offset),
                         None,
-                        "frame {} place {i}",
+                        "frame {} packet {i}",
                         meta.sequence
                     );
                 }
@@ -135,7 +135,7 @@ impl Bench {
         read
     }
 
-    /// Runs to the end while the reader keeps up.
+    /// Runs to the end while the reader reads all frames.
     fn run(mut self) -> Self {
         let mut idle = 0;
         loop {
@@ -166,20 +166,20 @@ impl Bench {
 
     fn report(&self) -> SourceReport {
         SourceReport {
-            // In packets, as faults are; frames are compared one by one.
+            // The prediction counts packets only. Incomplete frames are checked separately.
             incomplete: 0,
             ..SourceReport::of(&self.ledger)
         }
     }
 
-    /// Sequence numbers that arrived.
+    /// Returns the sequence numbers of packets that arrived.
     fn arrived(&self) -> BTreeSet<u64> {
-        let places = u64::from(self.geometry.places);
+        let packets_per_frame = u64::from(self.geometry.packets_per_frame);
         let mut arrived = BTreeSet::new();
         for frame in &self.frames {
-            for (place, present) in (0..).zip(&frame.present) {
+            for (packet, present) in (0..).zip(&frame.present) {
                 if *present {
-                    arrived.insert(frame.meta.sequence * places + place);
+                    arrived.insert(frame.meta.sequence * packets_per_frame + packet);
                 }
             }
         }
@@ -195,7 +195,7 @@ fn lost(causes: &[(&'static str, u64)]) -> BTreeMap<&'static str, u64> {
         .collect()
 }
 
-/// Slot, packet: one packet a frame, a few, many, and slots that are not cut evenly.
+/// Slot and packet sizes: one packet per frame, a few, many, and slots that packets do not fill evenly.
 const SHAPES: [(usize, usize); 6] = [
     (64, 64),
     (256, 64),
@@ -205,7 +205,7 @@ const SHAPES: [(usize, usize); 6] = [
     (16_384, 8192),
 ];
 
-/// A fault and what it does to the ledger, in packets.
+/// A fault and its expected effect on the ledger, in packets.
 struct Case {
     keys: &'static str,
     lost: &'static [(&'static str, u64)],
@@ -274,16 +274,19 @@ fn packets_lost_at_the_ends_are_not_expected() {
     );
 }
 
-/// Predicts the ledger from the schedule alone: orders and counts the arrivals without a
-/// window. `None` where so much is missing in a row that the window would not believe what follows or has
-/// forgotten what comes late.
+/// Predicts the ledger from the schedule alone: orders and counts the arrivals without a window. Returns `None` if so
+/// many packets are missing in a row that the window would reject the next packets or has discarded the frame of a late
+/// one.
 fn predict(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
-    let (places, window) = (u64::from(geometry.places), geometry.window as u64);
+    let (packets_per_frame, window) = (
+        u64::from(geometry.packets_per_frame),
+        geometry.window as u64,
+    );
     let by = config
         .faults
         .reorder_by
         .unwrap_or(8)
-        .min((window - 1) * places);
+        .min((window - 1) * packets_per_frame);
     let mut order: Vec<Packet> = Vec::new();
     let mut held: BTreeMap<u64, Packet> = BTreeMap::new();
     let mut front = 0;
@@ -298,7 +301,7 @@ fn predict(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
             }
         };
         if !now.is_empty() && packet.disposition != Disposition::BadHeader {
-            front = front.max(packet.sequence / places);
+            front = front.max(packet.sequence / packets_per_frame);
         }
         order.extend(now);
         let mut before = usize::MAX;
@@ -306,11 +309,11 @@ fn predict(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
             before = held.len();
             for (index, old) in held.clone() {
                 let due = match old.disposition {
-                    Disposition::Late => front >= old.sequence / places + window,
+                    Disposition::Late => front >= old.sequence / packets_per_frame + window,
                     _ => packet.index >= index + by,
                 };
                 if due {
-                    front = front.max(old.sequence / places);
+                    front = front.max(old.sequence / packets_per_frame);
                     order.extend(held.remove(&index));
                 }
             }
@@ -322,7 +325,7 @@ fn predict(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
     let (mut present, mut damaged, mut late) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let (mut floor, mut front, mut low, mut high) = (None, 0, u64::MAX, 0);
     for packet in &order {
-        let (sequence, frame) = (packet.sequence, packet.sequence / places);
+        let (sequence, frame) = (packet.sequence, packet.sequence / packets_per_frame);
         if packet.disposition == Disposition::BadHeader {
             report.rejected += 1;
             continue;
@@ -339,7 +342,7 @@ fn predict(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
             } else if sequence < low {
                 report.rejected += 1;
             } else if frame + 2 * window <= front {
-                // Whole frames were missing where it should have been let go: the window has forgotten it.
+                // Whole frames are missing, so the packet arrives after the window has discarded its frame.
                 return None;
             } else {
                 late.insert(sequence);
@@ -356,7 +359,7 @@ fn predict(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
     }
     report.expected = high.saturating_sub(low);
     report.delivered = present.len() as u64;
-    report.bytes = report.delivered * geometry.place_bytes as u64;
+    report.bytes = report.delivered * geometry.packet_bytes as u64;
     let (damaged, late) = (damaged.len() as u64, late.len() as u64);
     report.lost = lost(&[
         ("bad_packet", damaged),
@@ -370,21 +373,22 @@ fn predict(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
 }
 
 proptest! {
-    /// All faults at once, any shape: the ledger matches the prediction, with and without waiting and pacing.
+    /// Combines all faults with any shape. The ledger must match the prediction, with and without backpressure and
+    /// pacing.
     #[test]
     fn all_faults_together_match_the_prediction(
-        // TOML has no integers beyond 63 bits.
+        // TOML integers have at most 63 bits without the sign.
         seed in 0..=i64::MAX,
         chances in prop::array::uniform6(0.0_f64..0.06),
         burst in 1.0_f64..2.5,
         by in 1_u64..12,
-        places in 1_usize..9,
+        packets_per_frame in 1_usize..9,
         window in 2_usize..6,
         packets in 0_u64..1500,
         start in 0_u64..100,
         bits in prop::sample::select(vec![10_u32, 16, 64]),
     ) {
-        let by = by.min((window as u64 - 1) * places as u64);
+        let by = by.min((window as u64 - 1) * packets_per_frame as u64);
         let [loss, header, payload, duplicate, late, reorder] = chances;
         let text = |keys: &str| format!(
             "pattern = \"counter\"\npacket = 24\nwindow = {window}\npackets = {packets}\nstart = {start}\n\
@@ -392,7 +396,7 @@ proptest! {
              corrupt_header = {header}\ncorrupt_payload = {payload}\nduplicate = {duplicate}\nlate = {late}\n\
              reorder = {reorder}\nreorder_by = {by}"
         );
-        let slot = places * 24 + 5;
+        let slot = packets_per_frame * 24 + 5;
         let mut results = Vec::new();
         for keys in ["", "backpressure = false", "pace = \"1000 Gbit/s\"", "pace = \"1000 Gbit/s\"\nbackpressure = true"] {
             let bench = bench(&text(keys), slot, 128).run();
@@ -407,11 +411,11 @@ proptest! {
         prop_assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "it depends on pacing");
     }
 
-    /// With few slots and a reader that reads irregularly, a waiting source loses nothing.
+    /// With few slots and a reader that reads irregularly, a source with backpressure must lose nothing.
     #[test]
-    fn waiting_source_loses_nothing(slots in 2_usize..6, places in 1_usize..70, packets in 0_u64..600, reads in prop::collection::vec(0_usize..4, 1..20), window in 2_usize..5) {
+    fn waiting_source_loses_nothing(slots in 2_usize..6, packets_per_frame in 1_usize..70, packets in 0_u64..600, reads in prop::collection::vec(0_usize..4, 1..20), window in 2_usize..5) {
         let text = format!("pattern = \"counter\"\npacket = 24\npackets = {packets}\nwindow = {window}");
-        let mut bench = bench(&text, places * 24, slots);
+        let mut bench = bench(&text, packets_per_frame * 24, slots);
         let mut reads = reads.iter().cycle();
         let mut turns = 0;
         while bench.fill() != Polled::Ended {
@@ -574,7 +578,7 @@ fn frame_time_is_time_of_first_sample() {
     assert_eq!(first.clock, Clock::Simulated);
     assert!(first.ns > 1_600_000_000_000_000_000, "{first:?}");
     for (i, frame) in (0_u64..).zip(&bench.frames[1..]) {
-        // 256 samples at 1 MHz.
+        // 256 samples at 1 MHz last 256 µs.
         assert_eq!(frame.meta.timestamp.ns - first.ns, i * 256_000);
     }
     assert_eq!(first.ns - bench.frames[0].meta.timestamp.ns, 256_000);
@@ -675,7 +679,7 @@ fn sim_example_is_valid() {
         .example
         .replace("NAME", "adc")
         .replace("OUTPUT", "raw");
-    // What is commented out is valid too, one line at a time.
+    // Each line that is commented out must also be valid when it is enabled alone.
     for (i, line) in text
         .lines()
         .enumerate()

@@ -1,6 +1,6 @@
-//! The kernel's small programs: loading one that sees packets before the stack does, and tying it to an interface.
+//! BPF programs: load an XDP program, which Linux runs before its network stack, and attach it to an interface.
 //!
-//! Layouts and numbers are those of `linux/bpf.h`.
+//! Structures and numbers are from `linux/bpf.h`.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -16,40 +16,41 @@ const BPF_MAP_TYPE_XSKMAP: u32 = 17;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// The attach type `BPF_XDP`.
 const BPF_XDP: u32 = 37;
-/// The program reads and passes packets that lie in several pieces.
+/// Flag of a program that supports packets in several pieces.
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
-/// One instruction, as the kernel reads it.
+/// One instruction, with the layout that Linux expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
-    /// What to do.
+    /// Operation code.
     pub code: u8,
     /// Destination register in the low half, source register in the high half.
     pub registers: u8,
-    /// Offset of a jump, in instructions, or of memory, in bytes.
+    /// Offset of a jump in instructions, or of a memory access in bytes.
     pub offset: i16,
     /// Constant operand.
     pub immediate: i32,
 }
 
-/// Where a program sees packets.
+/// The point at which a program receives packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// In the interface's driver, before the kernel makes a packet of its own of them.
+    /// In the interface's driver, before Linux creates its own packet structure.
     Driver,
-    /// After that: works with every driver, and costs more.
+    /// In the network stack, after the driver: works with every driver, but is slower.
     Generic,
 }
 
 /// `bpf(command, attributes)`.
 ///
 /// # Safety
-/// `attributes` must be the structure that `command` reads, and its pointers must be valid for what the command does.
+/// `attributes` must be the structure that `command` requires. Its pointers must be valid for all accesses of the
+/// command.
 unsafe fn bpf<T>(command: i32, attributes: &mut T) -> io::Result<i32> {
-    // SAFETY: the structure is borrowed for the call and its size is given; the caller vouches for what it holds.
+    // SAFETY: the structure is borrowed for the call, and its size is passed. The caller guarantees its contents.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -64,9 +65,9 @@ unsafe fn bpf<T>(command: i32, attributes: &mut T) -> io::Result<i32> {
         .ok_or_else(io::Error::last_os_error)
 }
 
-/// A descriptor that a call has just returned.
+/// Takes ownership of a file descriptor that a call has just returned.
 fn owned(fd: i32) -> OwnedFd {
-    // SAFETY: the kernel has just made this descriptor for us (close on exec), and no one else owns it.
+    // SAFETY: Linux has just created this descriptor (with close-on-exec), and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -79,7 +80,7 @@ const fn name(text: &str) -> [u8; 16] {
     name
 }
 
-/// A map from queue numbers below `queues` to sockets.
+/// Creates a map from queue numbers below `queues` to sockets.
 pub fn socket_map(queues: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Create {
@@ -102,11 +103,12 @@ pub fn socket_map(queues: u32) -> io::Result<OwnedFd> {
         numa_node: 0,
         map_name: name("daq_sockets"),
     };
-    // SAFETY: this is the beginning of what BPF_MAP_CREATE reads; it holds no pointer, and the rest counts as zero.
+    // SAFETY: the structure is a prefix of the one that `BPF_MAP_CREATE` reads. It contains no pointer, and Linux
+    // treats the missing fields as zero.
     unsafe { bpf(BPF_MAP_CREATE, &mut create) }.map(owned)
 }
 
-/// Puts `socket` at `queue` of `map`.
+/// Stores `socket` in `map` for `queue`.
 pub fn map_socket(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
     #[repr(C)]
     struct Update {
@@ -124,14 +126,15 @@ pub fn map_socket(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> io
         value: (&raw const value).expose_provenance() as u64,
         flags: 0,
     };
-    // SAFETY: key and value point to 4 bytes each, as the map was made with, that live until the call has returned; the
-    // kernel reads them only.
+    // SAFETY: key and value point to 4 bytes each, which are the sizes that the map was created with. Both live until
+    // the call returns, and Linux only reads them.
     unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut update) }.map(drop)
 }
 
-/// Has the kernel verify and load a program for packets; `pieces` = it may be given packets in several pieces.
+/// Loads an XDP program, which Linux verifies first. If `pieces` is true, the program may receive packets in several
+/// pieces.
 ///
-/// On refusal `log` holds what the verifier says, ended by a zero.
+/// If Linux rejects the program, `log` contains the verifier's message, terminated by a zero byte.
 pub fn load(program: &[Instruction], pieces: bool, log: &mut [u8]) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Load {
@@ -163,8 +166,10 @@ pub fn load(program: &[Instruction], pieces: bool, log: &mut [u8]) -> io::Result
         prog_ifindex: 0,
         expected_attach_type: BPF_XDP,
     };
-    // SAFETY: `insns` points to `insn_cnt` instructions and `license` to a string that ends in a zero; both outlive the
-    // call, which only reads them. No log is asked for.
+    // SAFETY:
+    // - `insns` points to `insn_cnt` instructions, and `license` points to a zero-terminated string.
+    // - Both live until the call returns, and Linux only reads them.
+    // - No log buffer is passed.
     let refused = match unsafe { bpf(BPF_PROG_LOAD, &mut load) } {
         Ok(fd) => return Ok(owned(fd)),
         Err(refused) => refused,
@@ -172,18 +177,18 @@ pub fn load(program: &[Instruction], pieces: bool, log: &mut [u8]) -> io::Result
     if refused.kind() != io::ErrorKind::PermissionDenied || log.len() < 128 {
         return Err(refused);
     }
-    // Asked for only now: a log that is too small for what is said is a failure of its own.
+    // The log is requested only after a failure, because a log that does not fit into the buffer is itself an error.
     load.log_level = 1;
     load.log_size = u32::try_from(log.len()).unwrap_or(u32::MAX);
     load.log_buf = log.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: as above; the kernel writes at most `log_size` bytes to `log`, which is borrowed mutably.
+    // SAFETY: as above. In addition, Linux writes at most `log_size` bytes to `log`, which is mutably borrowed.
     unsafe { bpf(BPF_PROG_LOAD, &mut load) }
         .map(owned)
         .map_err(|_| refused)
 }
 
-/// Ties a program to the interface of number `interface`, until the descriptor that comes back is closed, however the
-/// process ends.
+/// Attaches a program to the interface with number `interface`. The program stays attached until the returned
+/// descriptor is closed, also if the process is killed.
 pub fn attach(program: BorrowedFd<'_>, interface: u32, hook: Hook) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Link {
@@ -201,11 +206,13 @@ pub fn attach(program: BorrowedFd<'_>, interface: u32, hook: Hook) -> io::Result
             Hook::Generic => XDP_FLAGS_SKB_MODE,
         },
     };
-    // SAFETY: this is the beginning of what BPF_LINK_CREATE reads; it holds no pointer, and the rest counts as zero.
+    // SAFETY: the structure is a prefix of the one that `BPF_LINK_CREATE` reads. It contains no pointer, and Linux
+    // treats the missing fields as zero.
     unsafe { bpf(BPF_LINK_CREATE, &mut link) }.map(owned)
 }
 
-/// What a program answers to `packet`, as if it had come in on queue 0 of the loopback interface: its return value.
+/// Runs a program on `packet`, as if the packet had arrived in queue 0 of the loopback interface, and returns the
+/// program's result.
 #[cfg(test)]
 pub fn try_out(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<u32> {
     #[repr(C)]
@@ -229,7 +236,8 @@ pub fn try_out(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<u32> {
         repeat: 1,
         duration: 0,
     };
-    // SAFETY: `data_in` points to `data_size_in` bytes that outlive the call and are only read; no output is asked for.
+    // SAFETY: `data_in` points to `data_size_in` bytes, which live until the call returns and are only read. No output
+    // buffer is passed.
     unsafe { bpf(BPF_PROG_TEST_RUN, &mut run) }?;
     Ok(run.retval)
 }

@@ -4,52 +4,52 @@
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// The device reads the memory, of [`Map::flags`].
+/// Flag of [`Map::flags`]: the device reads the memory.
 pub const TO_DEVICE: u32 = 1 << 0;
-/// The device writes the memory, of [`Map::flags`].
+/// Flag of [`Map::flags`]: the device writes the memory.
 pub const FROM_DEVICE: u32 = 1 << 1;
-/// The mapping was revoked, of [`State::state`].
+/// Value of [`State::state`]: the mapping was revoked.
 pub const REVOKED: u32 = 1;
 
-/// `struct daq_dmabuf_map`.
+/// Argument of `DAQ_DMABUF_MAP`: `struct daq_dmabuf_map`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Map {
-    /// Bytes of this argument; set by the call.
+    /// Size of this structure in bytes; set by the function.
     pub argsz: u32,
-    /// [`TO_DEVICE`], [`FROM_DEVICE`].
+    /// Any of [`TO_DEVICE`] and [`FROM_DEVICE`].
     pub flags: u32,
-    /// The dma-buf.
+    /// File descriptor of the dma-buf.
     pub dmabuf_fd: RawFd,
-    /// Signalled at revocation; -1 for none.
+    /// Eventfd that is signalled when the mapping is revoked; -1 for none.
     pub revoke_eventfd: RawFd,
     /// PCI domain.
     pub domain: u32,
     /// PCI bus.
     pub bus: u8,
-    /// Device number · 8 + function.
+    /// Device number × 8 + function number.
     pub devfn: u8,
-    /// Address bits of the engine, 1 to 64; 0 for what its driver said.
+    /// Number of address bits of the DMA engine, 1 to 64; 0 to use the value that its driver has set.
     pub address_bits: u16,
-    /// Out: the mapping.
+    /// Output: handle of the mapping.
     pub handle: u32,
-    /// Out: pieces of consecutive bus addresses.
+    /// Output: number of segments, each with consecutive bus addresses.
     pub segments: u32,
-    /// Out: bytes of the dma-buf.
+    /// Output: size of the dma-buf in bytes.
     pub size: u64,
 }
 
-/// `struct daq_dmabuf_segment`: consecutive bus addresses.
+/// A range of consecutive bus addresses: `struct daq_dmabuf_segment`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Segment {
-    /// The first, as the device sees it.
+    /// First bus address, as the device uses it.
     pub address: u64,
-    /// How many there are.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// `struct daq_dmabuf_segments`.
+/// Argument of `DAQ_DMABUF_SEGS`: `struct daq_dmabuf_segments`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct Segments {
@@ -60,25 +60,25 @@ struct Segments {
     to: u64,
 }
 
-/// `struct daq_dmabuf_state`.
+/// Argument of `DAQ_DMABUF_STATE`: `struct daq_dmabuf_state`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct State {
-    /// Bytes of this argument; set by the call.
+    /// Size of this structure in bytes; set by the function.
     pub argsz: u32,
-    /// The mapping.
+    /// Handle of the mapping.
     pub handle: u32,
-    /// Out: 0, or [`REVOKED`].
+    /// Output: 0 or [`REVOKED`].
     pub state: u32,
-    /// Out: why it was revoked, 0 while live.
+    /// Output: reason for the revocation; 0 if the mapping is not revoked.
     pub reason: u32,
-    /// Out: ports between the two devices, or less than 0 (see `daq_dmabuf.h`).
+    /// Output: number of PCIe ports between the two devices; negative values are explained in `daq_dmabuf.h`.
     pub p2p_distance: i32,
-    /// 0.
+    /// Reserved; must be 0.
     pub reserved: u32,
 }
 
-/// `struct daq_dmabuf_unmap`.
+/// Argument of `DAQ_DMABUF_UNMAP`: `struct daq_dmabuf_unmap`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct Unmap {
@@ -86,7 +86,7 @@ struct Unmap {
     handle: u32,
 }
 
-/// The number of call `n`: `_IO(0xDA, n)`.
+/// Returns the request number of ioctl `n`: `_IO(0xDA, n)`.
 const fn number(n: libc::c_ulong) -> libc::c_ulong {
     0xDA << 8 | n
 }
@@ -96,28 +96,32 @@ const SEGS: libc::c_ulong = number(1);
 const STATE: libc::c_ulong = number(2);
 const UNMAP: libc::c_ulong = number(3);
 
-/// The size of an argument, as it says itself.
+/// Returns the size of an ioctl argument in bytes, for the first member of the argument.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "arguments are some ten bytes"
+    reason = "all arguments are far smaller than 4 GiB"
 )]
 const fn argsz<T>() -> u32 {
     size_of::<T>() as u32
 }
 
-/// Calls `call` of `file` with `argument`.
+/// Calls the ioctl `call` on `file` with `argument`.
 ///
 /// # Safety
-/// `T` must be the structure of `call` in `daq_dmabuf.h`, its first member the size of it, and where it holds an address,
-/// that must be valid for what the module writes there.
+/// - `T` must be the structure of `call` in `daq_dmabuf.h`.
+/// - Its first member must be its size.
+/// - If it contains an address, the module's writes to that address must be valid.
 unsafe fn ioctl<T>(
     file: BorrowedFd<'_>,
     call: libc::c_ulong,
     argument: &mut T,
 ) -> Result<(), Errno> {
-    // SAFETY: the descriptor is open while borrowed. The module reads and writes no more of the argument than its first
-    // member says, which is its size by the caller's promise, and it is exclusively borrowed. Other files than the
-    // module's answer ENOTTY to numbers of this type.
+    // SAFETY:
+    // - The descriptor is open, because it is borrowed.
+    // - The module accesses only as many bytes of the argument as its first member states. The caller guarantees that
+    //   this is its size.
+    // - The argument is exclusively borrowed.
+    // - If the file is not the module's, the call fails with `ENOTTY`, because no other driver uses this request type.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), call, std::ptr::from_mut(argument)) };
     if result < 0 {
         let error = std::io::Error::last_os_error();
@@ -126,14 +130,15 @@ unsafe fn ioctl<T>(
     Ok(())
 }
 
-/// `DAQ_DMABUF_MAP`: pins a dma-buf and maps it for a device.
+/// Pins a dma-buf and maps it for a device (`DAQ_DMABUF_MAP`).
 pub fn map(file: BorrowedFd<'_>, argument: &mut Map) -> Result<(), Errno> {
     argument.argsz = argsz::<Map>();
-    // SAFETY: `Map` is the structure of this call and holds no address.
+    // SAFETY: `Map` is the structure of this call and contains no address.
     unsafe { ioctl(file, MAP, argument) }
 }
 
-/// `DAQ_DMABUF_SEGS`: reads segments of a mapping from `first` on into `to`; returns how many there were.
+/// Reads the segments of a mapping, starting with number `first`, into `to` (`DAQ_DMABUF_SEGS`). Returns the number of
+/// segments read.
 pub fn segments(
     file: BorrowedFd<'_>,
     handle: u32,
@@ -147,30 +152,30 @@ pub fn segments(
         count: u32::try_from(to.len()).unwrap_or(u32::MAX),
         to: to.as_mut_ptr() as u64,
     };
-    // SAFETY: `Segments` is the structure of this call; its address is that of `to`, exclusively borrowed, of which the
-    // module writes `count` segments at most.
+    // SAFETY: `Segments` is the structure of this call. It contains the address of `to`, which is exclusively borrowed,
+    // and the module writes at most `count` segments there.
     unsafe { ioctl(file, SEGS, &mut argument) }?;
     Ok(to.len().min(argument.count as usize))
 }
 
-/// `DAQ_DMABUF_STATE`: what has become of a mapping.
+/// Reads the state of a mapping (`DAQ_DMABUF_STATE`).
 pub fn state(file: BorrowedFd<'_>, argument: &mut State) -> Result<(), Errno> {
     argument.argsz = argsz::<State>();
-    // SAFETY: `State` is the structure of this call and holds no address.
+    // SAFETY: `State` is the structure of this call and contains no address.
     unsafe { ioctl(file, STATE, argument) }
 }
 
-/// `DAQ_DMABUF_UNMAP`: gives a mapping back.
+/// Ends a mapping (`DAQ_DMABUF_UNMAP`).
 pub fn unmap(file: BorrowedFd<'_>, handle: u32) -> Result<(), Errno> {
     let mut argument = Unmap {
         argsz: argsz::<Unmap>(),
         handle,
     };
-    // SAFETY: `Unmap` is the structure of this call and holds no address.
+    // SAFETY: `Unmap` is the structure of this call and contains no address.
     unsafe { ioctl(file, UNMAP, &mut argument) }
 }
 
-/// `struct udmabuf_create` of linux/udmabuf.h.
+/// `struct udmabuf_create` of `linux/udmabuf.h`.
 #[repr(C)]
 struct UdmabufCreate {
     memfd: u32,
@@ -179,8 +184,8 @@ struct UdmabufCreate {
     size: u64,
 }
 
-/// `UDMABUF_CREATE` of `device`, which is `/dev/udmabuf`: the first `bytes` bytes of `memory` as a dma-buf. They are whole
-/// pages of a memfd that is sealed against being shortened.
+/// Creates a dma-buf of the first `bytes` bytes of `memory` (`UDMABUF_CREATE`). `device` must be `/dev/udmabuf`. The
+/// bytes must be whole pages of a memfd that is sealed against shrinking.
 pub fn udmabuf(
     device: BorrowedFd<'_>,
     memory: BorrowedFd<'_>,
@@ -195,14 +200,14 @@ pub fn udmabuf(
         offset: 0,
         size: bytes,
     };
-    // SAFETY: the descriptor is open while borrowed; the call reads `create`, its structure, and writes nothing. Other
-    // files than udmabuf's answer ENOTTY.
+    // SAFETY: the descriptor is open, because it is borrowed. The call only reads `create`, which is its structure. If
+    // `device` is another file, the call fails with `ENOTTY`.
     let fd = unsafe { libc::ioctl(device.as_raw_fd(), CREATE, &raw const create) };
     if fd < 0 {
         let error = std::io::Error::last_os_error();
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     }
-    // SAFETY: the kernel just made it for us, no one else owns it.
+    // SAFETY: Linux has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -213,7 +218,7 @@ mod tests {
 
     #[test]
     fn struct_layouts_match_header() {
-        // As the C compiler has them on every 64-bit machine: no padding, 64-bit members aligned.
+        // The sizes of the C structures on every 64-bit platform: no padding, and 64-bit members are aligned.
         assert_eq!(argsz::<Map>(), 40);
         assert_eq!(offset_of!(Map, devfn), 21);
         assert_eq!(offset_of!(Map, size), 32);

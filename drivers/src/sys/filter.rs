@@ -1,16 +1,18 @@
-//! A filter that the kernel applies to what a UDP socket receives: only allowed senders.
+//! A Linux socket filter that accepts only packets from allowed senders on a UDP socket.
 //!
-//! Classic BPF, as in `linux/filter.h`: needs no privilege. The kernel counts refused packets as drops of the socket.
+//! The filter is classic BPF, as in `linux/filter.h`, and needs no privilege. Linux counts rejected packets as drops of
+//! the socket.
 
 use crate::sender::Allowed;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// From `asm-generic/socket.h`; the libc crate has it for few systems.
+/// Socket option that attaches a filter, from `asm-generic/socket.h`; the libc crate defines this constant for few platforms
+/// only.
 const SO_ATTACH_FILTER: i32 = 26;
 /// Offset of the source address in the headers of IPv4 and IPv6.
 const SOURCE: [i32; 2] = [12, 8];
-/// The answers: the whole packet, or nothing of it.
+/// Return values of the filter: accept the whole packet, or drop it.
 const ACCEPT: u32 = u32::MAX;
 const REFUSE: u32 = 0;
 
@@ -20,7 +22,8 @@ const fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// The program that accepts packets of `allowed` senders of one protocol. It sees packets from their UDP header on.
+/// Returns the program that accepts packets from `allowed` senders of one IP version. Packet offset 0 is the UDP
+/// header.
 pub fn program(allowed: &[Allowed], is_ipv4: bool) -> Vec<libc::sock_filter> {
     let load = |size, offset: i32| {
         instruction(
@@ -61,7 +64,7 @@ pub fn program(allowed: &[Allowed], is_ipv4: bool) -> Vec<libc::sock_filter> {
             own.push(equal(port.into()));
         }
         own.push(answer(ACCEPT));
-        // What differs goes on behind this entry.
+        // On a mismatch, jump past the end of this entry.
         let end = own.len();
         let jump = equal(0).code;
         for (at, instruction) in own.iter_mut().enumerate() {
@@ -75,7 +78,7 @@ pub fn program(allowed: &[Allowed], is_ipv4: bool) -> Vec<libc::sock_filter> {
     program
 }
 
-/// Has the kernel drop what `socket`, which must not be bound yet, receives from senders that are not `allowed`.
+/// Makes Linux drop packets to `socket` from senders that are not `allowed`. The socket must not be bound yet.
 pub fn attach(socket: BorrowedFd<'_>, allowed: &[Allowed], is_ipv4: bool) -> io::Result<()> {
     let mut program = program(allowed, is_ipv4);
     let filter = libc::sock_fprog {
@@ -84,8 +87,10 @@ pub fn attach(socket: BorrowedFd<'_>, allowed: &[Allowed], is_ipv4: bool) -> io:
     };
     #[expect(clippy::cast_possible_truncation, reason = "a pointer and a length")]
     let length = size_of_val(&filter) as libc::socklen_t;
-    // SAFETY: `filter` and the program of `len` instructions that it points to live for the whole call, which copies them;
-    // `length` is the size of `filter`. The descriptor is borrowed, so it is open.
+    // SAFETY:
+    // - `filter` and the `len` instructions that it points to live until the call returns, and Linux copies them.
+    // - `length` is the size of `filter`.
+    // - The descriptor is open, because it is borrowed.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -108,14 +113,14 @@ mod tests {
     use std::net::UdpSocket as Sender;
     use std::time::Duration;
 
-    /// Whether a socket on `local` that allows `from` receives a datagram from a socket on `sender`.
+    /// Returns whether a socket on `local` that allows `from` receives a datagram from a socket on `sender`.
     fn receives(local: &str, from: &[&str], sender: &Sender) -> bool {
         let options = Options {
             from: from.iter().map(|text| text.parse().unwrap()).collect(),
             ..Options::default()
         };
         let socket = UdpSocket::open(local.parse().unwrap(), &options).unwrap();
-        // The loopback interface delivers or drops it before this returns.
+        // The loopback interface delivers or drops the datagram before this call returns.
         sender.send_to(&[1], socket.local()).unwrap();
         let refused = socket.mem_info().unwrap().drops;
         let came = socket.wait(Duration::ZERO).unwrap();

@@ -1,4 +1,5 @@
-//! The sources' foreign calls: one thin, documented function or type a call, and the only `unsafe` of this crate.
+//! Linux system calls of the sources, one thin function or type per call. Only these modules contain `unsafe` code of
+//! this crate.
 
 pub mod bpf;
 pub mod dmabuf;
@@ -6,7 +7,7 @@ pub mod filter;
 pub mod interface;
 #[cfg(test)]
 pub mod own_network;
-pub mod place;
+pub mod payload;
 pub mod recv;
 pub mod scatter;
 pub mod send;

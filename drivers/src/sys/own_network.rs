@@ -3,8 +3,9 @@
 use rustix::io::Errno;
 use rustix::thread::UnshareFlags;
 
-/// Moves the calling thread, and what it starts afterwards, into a network namespace of its own, which goes with them.
+/// Moves the calling thread, and threads that it starts later, into a new network namespace, which ends with them.
 pub fn enter() -> Result<(), Errno> {
-    // SAFETY: the table of descriptors stays shared; only the network that this thread sees becomes another.
+    // SAFETY: the file descriptor table stays shared with the other threads; only the network namespace of this thread
+    // changes.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
 }

@@ -1,11 +1,11 @@
-//! Receiving many messages with one system call, each into memory of the caller's choice.
+//! Receives many messages with one system call, each into memory that the caller selects.
 //!
 //! ```text
 //!   message m, plain:    | own buffer m                                  |
-//!   message m, scatter:  | header 0 | place i | header 1 | place i+1 | ... | spare |
+//!   message m, scatter:  | header 0 | packet i | header 1 | packet i+1 | ... | spare |
 //! ```
-//! A message is one packet, or with coalescing several packets of `segment` bytes in a row (the last may be
-//! shorter). Everything is allocated when the batch is made.
+//! A message is one packet. With coalescing, it is several consecutive packets of `segment` bytes, of which the last
+//! may be shorter. All memory is allocated when the batch is created.
 
 use super::socket::UdpSocket;
 use memmap2::{Advice, MmapMut};
@@ -14,38 +14,40 @@ use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The largest message: what coalescing can make of packets.
+/// Maximum size of a message in bytes, including coalesced messages.
 pub const MESSAGE_BYTES: usize = 65_536;
-/// Memory pieces that the kernel takes for one message: `UIO_MAXIOV`.
+/// Maximum number of memory pieces per message: `UIO_MAXIOV`.
 pub const MAX_PIECES: usize = 1024;
 
-/// Bytes for the control messages of one message: timestamp (32) and segment size (24), twice over.
+/// Size in bytes of the buffer for the control messages of one message: twice the size of timestamp (32) and segment size (24),
+/// rounded up.
 const CONTROL_BYTES: usize = 128;
 
-/// Bytes of a sender's address.
+/// Size of a sender's address in bytes.
 const NAME_BYTES: libc::socklen_t = 28;
 const _: () = assert!(size_of::<libc::sockaddr_in6>() == 28);
 
-/// Control messages must be aligned as `cmsghdr` is.
+/// Buffer for control messages, which must be aligned like `cmsghdr`.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// What is known of one received message.
+/// Properties of one received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// Bytes received.
+    /// Number of bytes received.
     pub bytes: usize,
-    /// Bytes of each packet in it but the last; equal to `bytes` where nothing was coalesced.
+    /// Size in bytes of each packet in the message except the last; equal to `bytes` if nothing was coalesced.
     pub segment: usize,
-    /// When the kernel received it (the first of its packets, where coalesced): nanoseconds since 1970, if reported.
+    /// Receive time in nanoseconds since 1970, if Linux reported it; for a coalesced message, the receive time of the first
+    /// packet.
     pub timestamp_ns: Option<u64>,
-    /// The message was longer than the memory given for it; what did not fit is gone.
+    /// Whether the message was longer than its memory; the end of the message is then discarded.
     pub truncated: bool,
 }
 
 impl Message {
-    /// Packets in the message.
+    /// Returns the number of packets in the message.
     pub fn packets(&self) -> usize {
         self.bytes
             .checked_div(self.segment)
@@ -53,7 +55,7 @@ impl Message {
     }
 }
 
-/// Zeroed memory for messages, in hugepages if available, because all of it is read again and again.
+/// Zeroed memory for messages, in huge pages if available, because all of it is read repeatedly.
 enum Own {
     Mapped(MmapMut),
     Boxed(Box<[u8]>),
@@ -63,7 +65,7 @@ impl Own {
     fn new(bytes: usize) -> Self {
         match MmapMut::map_anon(bytes) {
             Ok(memory) => {
-                // A wish: without it reception is only slower.
+                // Failure is ignored, because reception is only slower without huge pages.
                 let _ = memory.advise(Advice::HugePage);
                 Self::Mapped(memory)
             }
@@ -100,22 +102,23 @@ pub struct RecvBatch {
     pieces: Box<[libc::iovec]>,
     used: Box<[usize]>,
     control: Box<[Control]>,
-    /// The senders' addresses.
+    /// Addresses of the senders.
     names: Box<[libc::sockaddr_in6]>,
-    /// The first so many messages of a batch get their sender's address.
+    /// Number of messages at the start of a batch whose sender's address is requested.
     named: usize,
-    /// The own buffers of a plain batch, `own_each` bytes a message; empty in a scatter batch.
+    /// Buffers of a plain batch, `own_each` bytes per message; empty in a scatter batch.
     own: Own,
     own_each: usize,
 }
 
-// SAFETY: the raw pointers in `headers` and `pieces` point into this batch's own memory, which moves with it
-// without moving their contents, or to memory for which the caller of `push` vouched until `clear`,
-// regardless of thread.
+// SAFETY: the raw pointers in `headers` and `pieces` do not depend on the thread. They point to one of two kinds of
+// memory:
+// - heap memory of this batch, whose address does not change when the batch is moved;
+// - memory that the caller of `push` guarantees to be valid until `clear`.
 unsafe impl Send for RecvBatch {}
 
 impl RecvBatch {
-    /// A batch of `messages` messages, each received into an own buffer of `bytes_each` bytes.
+    /// Creates a batch of `messages` messages, each received into its own buffer of `bytes_each` bytes.
     pub fn plain(messages: usize, bytes_each: usize) -> Self {
         let mut batch = Self::new(messages, 1);
         batch.own = Own::new(batch.messages * bytes_each);
@@ -123,7 +126,8 @@ impl RecvBatch {
         batch
     }
 
-    /// A batch of `messages` messages, each received into up to `pieces_each` pieces of memory given by [`Self::push`].
+    /// Creates a batch of `messages` messages, each received into up to `pieces_each` pieces of memory passed to
+    /// [`Self::push`].
     pub fn scatter(messages: usize, pieces_each: usize) -> Self {
         Self::new(messages, pieces_each)
     }
@@ -135,9 +139,9 @@ impl RecvBatch {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         };
-        // SAFETY: mmsghdr is a plain C structure of integers and pointers, for which all zero is valid.
+        // SAFETY: `mmsghdr` is a plain C structure of integers and pointers, for which all zero is valid.
         let header: libc::mmsghdr = unsafe { std::mem::zeroed() };
-        // SAFETY: sockaddr_in6 is a plain C structure of integers, for which all zero is valid.
+        // SAFETY: `sockaddr_in6` is a plain C structure of integers, for which all zero is valid.
         let name: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
         Self {
             messages,
@@ -153,37 +157,38 @@ impl RecvBatch {
         }
     }
 
-    /// Messages of a full batch.
+    /// Returns the maximum number of messages of the batch.
     pub fn len(&self) -> usize {
         self.messages
     }
 
-    /// Never: a batch has at least one message.
+    /// Returns false, because a batch has at least one message.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Pieces that message may still be given.
+    /// Returns the number of pieces that can still be added to `message`.
     pub fn room(&self, message: usize) -> usize {
         self.pieces_each - self.used[message]
     }
 
-    /// Forgets the memory given for `message`.
+    /// Removes all pieces of `message`.
     ///
     /// # Panics
-    /// When there is no such message.
+    /// Panics if there is no such message.
     pub fn clear(&mut self, message: usize) {
         self.used[message] = 0;
     }
 
-    /// Appends a piece of memory to what `message` is received into; `false` where there is no room for it.
+    /// Adds a piece of memory into which `message` is received. Returns false if the message has no room for another
+    /// piece.
     ///
     /// # Safety
-    /// The `length` bytes at `start` must be valid for writes, and no one else may read, write or refer to them
-    /// while [`Self::recv`] runs, from now until [`Self::clear`] is called for `message` or the batch is dropped.
+    /// From this call until [`Self::clear`] is called for `message` or the batch is dropped, the `length` bytes at
+    /// `start` must be valid for writes. While [`Self::recv`] runs, nothing else may read, write or reference them.
     ///
     /// # Panics
-    /// When there is no such message.
+    /// Panics if there is no such message.
     pub unsafe fn push(&mut self, message: usize, start: *mut u8, length: usize) -> bool {
         let used = self.used[message];
         if used == self.pieces_each {
@@ -197,12 +202,13 @@ impl RecvBatch {
         true
     }
 
-    /// Whether the next batches get the senders' addresses of all messages, or of the first alone, which costs less.
+    /// Selects whether the next batches get the senders' addresses of all messages or only of the first, which is
+    /// faster.
     pub fn name_all(&mut self, all: bool) {
         self.named = if all { self.messages } else { 1 };
     }
 
-    /// Who sent `message`; `None` where that was not asked for.
+    /// Returns the sender of `message`, or `None` if its address was not requested.
     pub fn sender(&self, message: usize) -> Option<SocketAddr> {
         if message >= self.named {
             return None;
@@ -210,7 +216,7 @@ impl RecvBatch {
         let name = &self.names[message];
         match i32::from(name.sin6_family) {
             libc::AF_INET => {
-                // As in sockaddr_in: port, then address.
+                // In `sockaddr_in`, the address follows the port, where `sockaddr_in6` has `sin6_flowinfo`.
                 let address = name.sin6_flowinfo.to_ne_bytes();
                 Some((address, u16::from_be(name.sin6_port)).into())
             }
@@ -219,17 +225,18 @@ impl RecvBatch {
         }
     }
 
-    /// Receives what is there into `memory`, a piece of [`MESSAGE_BYTES`] a message, as many as it holds; 0 when nothing
-    /// is. Never blocks. The batch has no other memory then.
+    /// Receives waiting messages into `memory`, one per [`MESSAGE_BYTES`], as many as fit. Returns the number of received
+    /// messages, 0 if no message is waiting. Never blocks. The batch must not have other memory.
     ///
-    /// Hidden, because sources do not receive so: this is the bare loop that `udp_bench` measures them against.
+    /// Hidden from the documentation, because sources do not use it: this is the baseline with which `udp_bench`
+    /// compares them.
     #[doc(hidden)]
     pub fn recv_into(&mut self, socket: &UdpSocket, memory: &mut [u8]) -> io::Result<usize> {
         let mut count = 0;
         for piece in memory.chunks_exact_mut(MESSAGE_BYTES).take(self.messages) {
             self.clear(count);
-            // SAFETY: the pieces do not overlap, and are borrowed for as long as the batch refers to them: until they
-            // are forgotten below.
+            // SAFETY: the pieces do not overlap. They are borrowed for as long as the batch refers to them, which ends
+            // with `clear` below.
             unsafe { self.push(count, piece.as_mut_ptr(), piece.len()) };
             count += 1;
         }
@@ -238,9 +245,11 @@ impl RecvBatch {
         received
     }
 
-    /// Receives what is there, at most the first `limit` messages of the batch; 0 when nothing is. Never blocks.
+    /// Receives waiting messages, at most `limit` and at most the size of the batch. Returns the number of received messages, 0
+    /// if no message is waiting. Never blocks.
     ///
-    /// A scatter message without memory receives an empty, truncated message: give each of the first `limit` some.
+    /// In a scatter batch, the caller must have added memory to each of the first `limit` messages. A message without
+    /// memory is received empty and truncated.
     pub fn recv(&mut self, socket: &UdpSocket, limit: usize) -> io::Result<usize> {
         let count = limit.min(self.messages);
         if self.own_each > 0 {
@@ -276,7 +285,7 @@ impl RecvBatch {
                 header.msg_namelen = 0;
             }
             header.msg_iov = pieces.as_mut_ptr();
-            // The C libraries disagree on the types of these lengths; both numbers are far below any limit.
+            // The type of these lengths depends on the C library. Both numbers are far below every limit.
             header.msg_iovlen = *used as _;
             header.msg_control = control.0.as_mut_ptr().cast();
             header.msg_controllen = CONTROL_BYTES as _;
@@ -285,10 +294,14 @@ impl RecvBatch {
         let fd = socket.as_fd().as_raw_fd();
         let vlen = libc::c_uint::try_from(count).unwrap_or(libc::c_uint::MAX);
         loop {
-            // SAFETY: `headers` holds at least `vlen` headers, filled just above: each points to `msg_iovlen`
-            // pieces, `CONTROL_BYTES` of control memory and no name or one of `NAME_BYTES`, all in this batch, which is
-            // borrowed mutably for the whole call. The pieces point to own buffers, or to memory for which the caller of `push` vouched.
-            // No timeout is given. The kernel writes nothing after the call has returned.
+            // SAFETY:
+            // - `headers` contains at least `vlen` headers, which were filled above.
+            // - Each header points to `msg_iovlen` pieces, to `CONTROL_BYTES` of control memory, and to either no name
+            //   or one of `NAME_BYTES`. All of this is memory of this batch, which is mutably borrowed for the whole
+            //   call.
+            // - The pieces point to buffers of the batch, or to memory that the caller of `push` guarantees to be
+            //   valid.
+            // - No timeout is passed. Linux writes nothing after the call has returned.
             let received = unsafe {
                 libc::recvmmsg(
                     fd,
@@ -310,16 +323,16 @@ impl RecvBatch {
         }
     }
 
-    /// What is known of `message`; meaningful for the messages of the last [`Self::recv`] only.
+    /// Returns the properties of `message`. They are meaningful only for messages of the last [`Self::recv`].
     ///
     /// # Panics
-    /// When there is no such message.
+    /// Panics if there is no such message.
     #[inline]
     pub fn message(&self, message: usize) -> Message {
         let header = &self.headers[message];
         let bytes = header.msg_len as usize;
         let flags = header.msg_hdr.msg_flags;
-        // The same type on every C library that has it as a size or an int.
+        // The type of this length depends on the C library, but its values always fit.
         #[allow(clippy::unnecessary_cast, clippy::cast_possible_truncation)]
         let length = (header.msg_hdr.msg_controllen as usize).min(CONTROL_BYTES);
         let control = &self.control[message].0[..length];
@@ -346,15 +359,15 @@ impl RecvBatch {
         out
     }
 
-    /// Copies the bytes of `message` from byte `from` on to `out`, out of the pieces that it was received into; how
-    /// many they were.
+    /// Copies the bytes of `message`, starting at byte `from`, from its pieces to `out`. Returns the number of bytes
+    /// copied.
     ///
     /// # Safety
-    /// The pieces given for `message` must be valid for reads, and no one else may write to them meanwhile; `out` must
-    /// not overlap them.
+    /// The pieces added to `message` must be valid for reads, and nothing else may write to them during the call. `out`
+    /// must not overlap them.
     ///
     /// # Panics
-    /// When there is no such message.
+    /// Panics if there is no such message.
     pub unsafe fn gather(&self, message: usize, from: usize, out: &mut [u8]) -> usize {
         let received = self.headers[message].msg_len as usize;
         let pieces = &self.pieces[message * self.pieces_each..][..self.used[message]];
@@ -364,8 +377,8 @@ impl RecvBatch {
             let skip = from.saturating_sub(start);
             if start + skip < end {
                 let bytes = (end - start - skip).min(out.len() - copied);
-                // SAFETY: `skip + bytes` is at most the piece's length, which the caller vouches for; `bytes` is at
-                // most what is left of `out`, and the two do not overlap, as the caller vouches.
+                // SAFETY: `skip + bytes` is at most the size of the piece, which the caller guarantees to be readable.
+                // `bytes` is at most the remaining size of `out`. The caller guarantees that the two do not overlap.
                 unsafe {
                     let piece = piece.iov_base.cast::<u8>().add(skip);
                     std::ptr::copy_nonoverlapping(piece, out.as_mut_ptr().add(copied), bytes);
@@ -380,10 +393,10 @@ impl RecvBatch {
         copied
     }
 
-    /// The bytes of `message` of a plain batch, as received; empty in a scatter batch.
+    /// Returns the received bytes of `message` in a plain batch; empty in a scatter batch.
     ///
     /// # Panics
-    /// When there is no such message.
+    /// Panics if there is no such message.
     #[inline]
     pub fn bytes(&self, message: usize) -> &[u8] {
         let received = (self.headers[message].msg_len as usize).min(self.own_each);
@@ -391,10 +404,10 @@ impl RecvBatch {
     }
 }
 
-/// Nanoseconds of a `timespec` in native byte order.
+/// Converts a `timespec` in native byte order to nanoseconds.
 fn timespec_ns(data: &[u8]) -> Option<u64> {
     let (seconds, nanoseconds) = match data.len() {
-        // 32-bit systems of the older kind.
+        // The layout of older 32-bit systems.
         8 => (i64::from(int(data, 0)?), i64::from(int(data, 4)?)),
         _ => (long(data, 0)?, long(data, 8)?),
     };
@@ -413,7 +426,7 @@ fn long(data: &[u8], at: usize) -> Option<i64> {
     Some(i64::from_ne_bytes(*data.get(at..)?.first_chunk()?))
 }
 
-/// Walks control messages without trusting their lengths: level, type, data.
+/// Iterator over control messages as (level, type, data). The iterator does not trust the length fields of the messages.
 struct ControlMessages<'a>(&'a [u8]);
 
 impl<'a> Iterator for ControlMessages<'a> {
@@ -424,7 +437,7 @@ impl<'a> Iterator for ControlMessages<'a> {
         const DATA: usize = size_of::<libc::cmsghdr>().next_multiple_of(ALIGN);
         const LEVEL: usize = std::mem::offset_of!(libc::cmsghdr, cmsg_level);
         const KIND: usize = std::mem::offset_of!(libc::cmsghdr, cmsg_type);
-        // The kernel writes the length as a word of the machine, whatever the C library calls it.
+        // Linux writes the length as a machine word, regardless of its type in the C library.
         let length = usize::from_ne_bytes(*self.0.first_chunk()?);
         let (level, kind) = (int(self.0, LEVEL)?, int(self.0, KIND)?);
         let data = self.0.get(DATA..length)?;

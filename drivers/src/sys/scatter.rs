@@ -1,50 +1,51 @@
-//! Receiving straight into the places where the next packets belong if they come in order.
+//! Receives packets directly into the packet slots of the next expected packets.
 //!
 //! ```text
-//!   message m:  | header i | place i | trailer i, header i+1 | place i+1 | … | spare |
+//!   message m:  | header i | packet i | trailer i, header i+1 | packet i+1 | … | spare |
 //!                 own        slot      own                     slot            own
 //! ```
-//! The kernel cuts a message wherever the pieces end, so each packet of a coalesced message lands with its
-//! header beside and its payload in the slot. Where the guess was wrong, [`Received::gather`] gives the bytes
-//! back in a row. Everything is allocated when the [`Scatter`] is made.
+//! Linux continues a message in the next piece when a piece is full. So the header of each packet of a coalesced
+//! message is stored in a separate buffer, and its payload in the packet slot. If a prediction was wrong,
+//! [`Received::gather`] copies the message to contiguous memory. All memory is allocated when the [`Scatter`] is
+//! created.
 
 use super::recv::{MESSAGE_BYTES, Message, RecvBatch};
 use super::socket::UdpSocket;
 use daq_core::frame::Timestamp;
-use daq_core::reorder::{Batch, PacketId, Place};
+use daq_core::reorder::{Batch, PacketId, PacketSlot};
 use std::io;
 use std::net::SocketAddr;
 
-/// Packets that the kernel makes one message of, at most: `UDP_GRO_CNT_MAX`.
+/// Maximum number of packets that Linux coalesces into one message: `UDP_GRO_CNT_MAX`.
 pub const SEGMENTS: usize = 64;
 
-/// Memory for batches that are received into places.
+/// Memory for batches of messages that are received into packet slots.
 pub struct Scatter {
     recv: RecvBatch,
-    places: Vec<Place>,
-    /// Header bytes that were guessed for each place.
+    slots: Vec<PacketSlot>,
+    /// Predicted size in bytes of the header for each packet slot.
     header_lens: Vec<usize>,
     rows: Vec<Row>,
-    /// `header_each` bytes a place: trailer of the packet before, then header.
+    /// `header_each` bytes per packet slot: the trailer of the previous packet, then the header.
     headers: Box<[u8]>,
     header_each: usize,
     trailer: usize,
-    /// What comes beyond the guess, [`MESSAGE_BYTES`] a message.
+    /// Memory for bytes beyond the prediction, [`MESSAGE_BYTES`] per message.
     spare: Box<[u8]>,
 }
 
-/// What was guessed of one message.
+/// The predicted contents of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Index of its first place.
+    /// Index of the message's first packet slot.
     pub first: usize,
-    /// Packets.
+    /// Number of packets.
     pub count: usize,
-    /// Bytes of its first packet, and so of each but the last.
+    /// Size in bytes of the first packet, and therefore of every packet except the last.
     pub packet: usize,
 }
 
-/// A batch that was received into places of `batch`.
+/// Messages that were received into packet slots of `batch`.
 pub struct Received<'a, 'w> {
     scatter: &'a Scatter,
     batch: &'a mut Batch<'w>,
@@ -52,26 +53,26 @@ pub struct Received<'a, 'w> {
 }
 
 impl Scatter {
-    /// Room for `messages` messages and `places` places a batch; headers are at most `header` bytes, trailers exactly
-    /// `trailer`.
-    pub fn new(messages: usize, places: usize, header: usize, trailer: usize) -> Self {
+    /// Allocates memory for batches of `messages` messages and `slots` packet slots. Headers have at most `header`
+    /// bytes, trailers exactly `trailer` bytes.
+    pub fn new(messages: usize, slots: usize, header: usize, trailer: usize) -> Self {
         let messages = messages.max(1);
         Self {
             recv: RecvBatch::scatter(messages, 2 * SEGMENTS + 1),
-            places: Vec::with_capacity(places),
-            header_lens: vec![0; places],
+            slots: Vec::with_capacity(slots),
+            header_lens: vec![0; slots],
             rows: Vec::with_capacity(messages),
-            headers: vec![0; places * (header + trailer)].into_boxed_slice(),
+            headers: vec![0; slots * (header + trailer)].into_boxed_slice(),
             header_each: header + trailer,
             trailer,
             spare: vec![0; messages * MESSAGE_BYTES].into_boxed_slice(),
         }
     }
 
-    /// Receives at most `messages` messages of up to `segments` packets each into the places that `batch` predicts;
-    /// `header` returns the expected header bytes of a packet. Never blocks.
+    /// Receives at most `messages` messages of up to `segments` packets each into the packet slots that `batch`
+    /// predicts. `header` returns the expected header bytes of a packet. Never blocks.
     ///
-    /// `None` if no place can be predicted: nothing was received then.
+    /// Returns `None`, and receives nothing, if no packet slot can be predicted.
     pub fn receive<'a, 'w>(
         &'a mut self,
         batch: &'a mut Batch<'w>,
@@ -84,12 +85,12 @@ impl Scatter {
             messages.clamp(1, self.recv.len()),
             segments.clamp(1, SEGMENTS),
         );
-        batch.predict(messages * segments, &mut self.places);
+        batch.predict(messages * segments, &mut self.slots);
         self.guess(messages, segments, header);
         if self.rows.is_empty() {
             return Ok(None);
         }
-        // The kernel writes to the pieces during this call only, while `batch` keeps the frames open.
+        // Linux writes to the pieces only during this call, while `batch` keeps the frames open.
         let messages = self.recv.recv(socket, self.rows.len())?;
         Ok(Some(Received {
             scatter: self,
@@ -98,17 +99,17 @@ impl Scatter {
         }))
     }
 
-    /// Who sent `message` of the last batch, see [`RecvBatch::sender`].
+    /// Returns the sender of `message` of the last batch, see [`RecvBatch::sender`].
     pub fn sender(&self, message: usize) -> Option<SocketAddr> {
         self.recv.sender(message)
     }
 
-    /// See [`RecvBatch::name_all`].
+    /// Selects whether all senders' addresses are received, see [`RecvBatch::name_all`].
     pub fn name_all(&mut self, all: bool) {
         self.recv.name_all(all);
     }
 
-    /// Lays the predicted places out as messages.
+    /// Assigns the predicted packet slots to messages.
     fn guess(&mut self, messages: usize, segments: usize, header: impl Fn(PacketId) -> usize) {
         self.rows.clear();
         let mut next = 0;
@@ -117,11 +118,11 @@ impl Scatter {
             let first = next;
             let mut packet = 0;
             while next - first < segments
-                && let Some(place) = self.places.get(next)
+                && let Some(slot) = self.slots.get(next)
             {
-                let header = header(place.id());
-                let bytes = header + place.bytes() + self.trailer;
-                // Packets of a message are equally long; only the last may be shorter.
+                let header = header(slot.id());
+                let bytes = header + slot.bytes() + self.trailer;
+                // All packets of a message have the same size, except the last, which may be shorter.
                 if self.trailer + header > self.header_each || (next > first && bytes > packet) {
                     break;
                 }
@@ -129,13 +130,17 @@ impl Scatter {
                 let before = if next > first { self.trailer } else { 0 };
                 let at = next * self.header_each + self.trailer - before;
                 let own = &mut self.headers[at..][..before + header];
-                // SAFETY: `own` is a part of a box of this structure that nothing else refers to until the next
-                // guess; the place is memory of an open slot that nothing else refers to while its batch lives
-                // (see `Batch::predict`). The pieces are written by `recv` in `receive` only, which holds both
-                // this structure and the batch by exclusive references; they are cleared before the next.
+                // SAFETY:
+                // - `own` is a part of a box of this structure. Nothing else refers to it until the next call of
+                //   `guess`.
+                // - The packet slot is memory of an open slot that nothing else refers to while its batch lives (see
+                //   `Batch::predict`).
+                // - Only `recv` in `receive` writes to the pieces. `receive` has exclusive references to this structure
+                //   and the batch.
+                // - The pieces are cleared before the next prediction.
                 unsafe {
                     self.recv.push(message, own.as_mut_ptr(), own.len());
-                    self.recv.push(message, place.memory(), place.bytes());
+                    self.recv.push(message, slot.memory(), slot.bytes());
                 }
                 next += 1;
                 if next == first + 1 {
@@ -148,7 +153,7 @@ impl Scatter {
                 return;
             }
             let spare = &mut self.spare[message * MESSAGE_BYTES..][..MESSAGE_BYTES];
-            // SAFETY: as for `own` above.
+            // SAFETY: the requirements are met as for `own` above.
             unsafe { self.recv.push(message, spare.as_mut_ptr(), spare.len()) };
             self.rows.push(Row {
                 first,
@@ -160,79 +165,83 @@ impl Scatter {
 }
 
 impl Received<'_, '_> {
-    /// Messages received.
+    /// Returns the number of messages received.
     pub const fn messages(&self) -> usize {
         self.messages
     }
 
-    /// What the kernel says of `message`.
+    /// Returns the properties of `message` that Linux reported.
     ///
     /// # Panics
-    /// When there is no such message.
+    /// Panics if there is no such message.
     #[inline]
     pub fn message(&self, message: usize) -> Message {
         self.scatter.recv.message(message)
     }
 
-    /// Who sent `message`, see [`RecvBatch::sender`].
+    /// Returns the sender of `message`, see [`RecvBatch::sender`].
     pub fn sender(&self, message: usize) -> Option<SocketAddr> {
         self.scatter.recv.sender(message)
     }
 
-    /// What was guessed of `message`.
+    /// Returns the predicted contents of `message`.
     ///
     /// # Panics
-    /// When there is no such message.
+    /// Panics if there is no such message.
     #[inline]
     pub fn row(&self, message: usize) -> Row {
         self.scatter.rows[message]
     }
 
-    /// The header that was received beside place `place`, as long as was guessed.
+    /// Returns the header that was received for packet slot `slot`, with the predicted size.
     ///
     /// # Panics
-    /// When there is no such place.
+    /// Panics if there is no such packet slot.
     #[inline]
-    pub fn header(&self, place: usize) -> &[u8] {
-        let at = place * self.scatter.header_each + self.scatter.trailer;
-        &self.scatter.headers[at..][..self.scatter.header_lens[place]]
+    pub fn header(&self, slot: usize) -> &[u8] {
+        let at = slot * self.scatter.header_each + self.scatter.trailer;
+        &self.scatter.headers[at..][..self.scatter.header_lens[slot]]
     }
 
-    /// Bytes of the packet that was guessed for place `place`.
+    /// Returns the predicted size in bytes of the packet for packet slot `slot`.
     ///
     /// # Panics
-    /// When there is no such place.
+    /// Panics if there is no such packet slot.
     #[inline]
-    pub fn packet_bytes(&self, place: usize) -> usize {
-        self.scatter.header_lens[place] + self.scatter.places[place].bytes() + self.scatter.trailer
+    pub fn packet_bytes(&self, slot: usize) -> usize {
+        self.scatter.header_lens[slot] + self.scatter.slots[slot].bytes() + self.scatter.trailer
     }
 
-    /// Says that the packet `id` is in place `place`; false if it belongs elsewhere, and nothing has changed.
+    /// Records that packet slot `slot` contains the packet `id`. Returns false, and changes nothing, if the packet
+    /// belongs to another packet slot.
     ///
     /// # Panics
-    /// When there is no such place.
+    /// Panics if there is no such packet slot.
     #[inline]
-    pub fn accept(&mut self, id: PacketId, place: usize, time: Timestamp) -> bool {
-        self.batch.accept(id, &self.scatter.places[place], time)
+    pub fn accept(&mut self, id: PacketId, slot: usize, time: Timestamp) -> bool {
+        self.batch.accept(id, &self.scatter.slots[slot], time)
     }
 
-    /// Copies the bytes of `message` from byte `from` on to `out`; how many they were.
+    /// Copies the bytes of `message`, starting at byte `from`, to `out`. Returns the number of bytes copied.
     ///
     /// # Panics
-    /// When there is no such message.
+    /// Panics if there is no such message.
     pub fn gather(&self, message: usize, from: usize, out: &mut [u8]) -> usize {
         assert!(
             message < self.messages,
             "message {message} of {}",
             self.messages
         );
-        // SAFETY: the pieces are parts of `scatter`'s own boxes, borrowed here, and places of open slots, kept open by
-        // the batch that is borrowed here since they were predicted; no one else writes to them, and none overlaps
-        // `out`, which the caller borrows from elsewhere.
+        // SAFETY:
+        // - Each piece is a part of a box of `scatter`, which is borrowed, or a packet slot of an open slot. The batch,
+        //   which is also borrowed, has kept these slots open since the prediction.
+        // - Nothing else writes to the pieces.
+        // - The caller borrows `out` from other memory, so it does not overlap them.
         unsafe { self.scatter.recv.gather(message, from, out) }
     }
 }
 
-// SAFETY: the pointers in `places` are only used between `guess` and the end of the batch that predicted them,
-// through `Received`, which borrows both; in between they are values without meaning, on whatever thread.
+// SAFETY: the pointers in `slots` are used only between `guess` and the end of the batch that predicted them, through
+// `Received`, which borrows both. At all other times they are unused values, so the structure can move to another
+// thread.
 unsafe impl Send for Scatter {}

@@ -1,4 +1,4 @@
-//! Sending many packets with few system calls: the other end for tests, benchmarks and `replay`.
+//! Sends many packets with few system calls; used by tests, benchmarks and examples.
 
 use super::socket::{Interface, SocketError, interface_index, scoped, set_int};
 use rustix::io::Errno;
@@ -7,26 +7,26 @@ use std::io;
 use std::net::{SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// Messages of one system call.
+/// Maximum number of messages per system call.
 const MESSAGES: usize = 64;
-/// Packets that the kernel cuts one message into, at most: `UDP_MAX_SEGMENTS` of older kernels.
+/// Maximum number of packets into which Linux splits one message: `UDP_MAX_SEGMENTS` of older Linux versions.
 const SEGMENTS: usize = 64;
-/// The largest UDP payload over IPv4.
+/// Maximum UDP payload over IPv4 in bytes.
 const LARGEST: usize = 65_507;
 
-/// A connected, blocking UDP socket that sends.
+/// A connected, blocking UDP socket for sending.
 #[derive(Debug)]
 pub struct Sender {
     fd: OwnedFd,
-    /// Packet size for which the kernel now cuts messages; 0 for none.
+    /// Packet size into which Linux currently splits messages; 0 if it does not split.
     segment: usize,
     offload: bool,
 }
 
 impl Sender {
-    /// A sender to `to`; with `offload` the kernel cuts large messages into packets, where it can.
+    /// Opens a sender to `to`. With `offload`, Linux splits large messages into packets, if it supports that.
     ///
-    /// `interface` is where multicast packets leave.
+    /// `interface` is the interface for multicast packets.
     pub fn open(
         to: SocketAddr,
         offload: bool,
@@ -72,7 +72,7 @@ impl Sender {
         })
     }
 
-    /// A sender whose packets come from `from`, an address that several senders of this user may share.
+    /// Opens a sender whose packets come from `from`. Several senders of the same user may share this address.
     pub fn bound(from: SocketAddrV4, to: SocketAddrV4, offload: bool) -> Result<Self, SocketError> {
         let call = |action, address: SocketAddrV4| {
             move |source| SocketError::Call {
@@ -107,7 +107,7 @@ impl Sender {
         .map(drop)
     }
 
-    /// Sends `bytes` as packets of `packet` bytes, the last one with what is left.
+    /// Sends `bytes` as packets of `packet` bytes; the last packet may be shorter.
     pub fn send_packets(&mut self, bytes: &[u8], packet: usize) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -127,7 +127,7 @@ impl Sender {
             self.offload &= packet * 2 > LARGEST;
             self.cut(0)?;
         }
-        // A call's worth at a time: the kernel may take fewer messages than it was offered.
+        // One system call per iteration, because Linux may accept fewer messages than it was passed.
         let mut messages = bytes.chunks(packet * together);
         let mut batch = Vec::with_capacity(MESSAGES);
         loop {
@@ -140,7 +140,7 @@ impl Sender {
         }
     }
 
-    /// Has the kernel cut messages into packets of `segment` bytes; 0 for not at all.
+    /// Makes Linux split messages into packets of `segment` bytes; 0 disables splitting.
     fn cut(&mut self, segment: usize) -> io::Result<()> {
         if self.segment != segment {
             let value = i32::try_from(segment).unwrap_or(0);
@@ -150,14 +150,14 @@ impl Sender {
         Ok(())
     }
 
-    /// `sendmmsg` of one message a slice; how many were taken.
+    /// Sends one message per slice with `sendmmsg`. Returns the number of messages accepted.
     fn send_batch(&self, batch: &[&[u8]]) -> io::Result<usize> {
         let count = batch.len().min(MESSAGES);
         let mut pieces = [libc::iovec {
             iov_base: std::ptr::null_mut(),
             iov_len: 0,
         }; MESSAGES];
-        // SAFETY: mmsghdr is a plain C structure of integers and pointers, for which all zero is valid.
+        // SAFETY: `mmsghdr` is a plain C structure of integers and pointers, for which all zero is valid.
         let mut headers: [libc::mmsghdr; MESSAGES] = unsafe { std::mem::zeroed() };
         for ((bytes, piece), header) in batch.iter().zip(&mut pieces).zip(&mut headers) {
             *piece = libc::iovec {
@@ -168,14 +168,16 @@ impl Sender {
             header.msg_hdr.msg_iovlen = 1;
         }
         let vlen = libc::c_uint::try_from(count).expect("at most 64");
-        // SAFETY: the first `vlen` headers each point to one piece, which points to a slice of `batch`; all
-        // of them live for the whole call, and the kernel only reads the slices. The descriptor is open.
+        // SAFETY:
+        // - Each of the first `vlen` headers points to one piece, which points to a slice of `batch`.
+        // - All of them live until the call returns, and Linux only reads the slices.
+        // - The descriptor is open, because `self` owns it.
         let sent = unsafe { libc::sendmmsg(self.fd.as_raw_fd(), headers.as_mut_ptr(), vlen, 0) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 }
 
-/// Repeats a call that was interrupted, found the queue full, or reported the rejection of an earlier packet.
+/// Repeats a call that was interrupted, found the send queue full, or reported the rejection of an earlier packet.
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     // Each rejection by the remote host is reported once; the limit prevents an endless loop in a broken network.
     for _ in 0..10_000 {

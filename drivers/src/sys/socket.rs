@@ -1,7 +1,7 @@
-//! UDP sockets as a source needs them: large receive buffer, coalescing, kernel timestamps, multicast.
+//! UDP sockets of sources: large receive buffer, coalescing, Linux timestamps and multicast.
 //!
-//! Everything that is a wish (buffer size, coalescing, timestamps, busy polling) is asked for, and what
-//! was granted is logged; everything that is a must (address, group, interface) is an error with its remedy.
+//! Optional settings (buffer size, coalescing, timestamps, busy polling) are requested, and the granted values are
+//! logged. Mandatory settings (address, group, interface) cause an error that names the fix.
 
 use super::filter;
 use crate::sender::Allowed;
@@ -14,15 +14,15 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// The largest receive buffer that can be asked for: the kernel keeps twice the value in an int.
+/// Maximum size in bytes of the receive buffer that can be requested, because Linux stores twice the value in an int.
 pub const LARGEST_BUFFER: usize = i32::MAX as usize / 2;
 
-/// Which network interface a multicast group is joined on or sent from.
+/// The network interface on which a multicast group is joined or to which multicast packets are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Interface {
-    /// By name, like `eth0`.
+    /// Name of the interface, such as `eth0`.
     Name(String),
-    /// By an IPv4 address that it has.
+    /// An IPv4 address of the interface.
     Address(Ipv4Addr),
 }
 
@@ -45,37 +45,37 @@ impl From<&str> for Interface {
 /// Options of a socket.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Let other sockets of this user share the port; the kernel spreads unicast flows over them.
+    /// Allow other sockets of the same user to share the port. Linux distributes unicast flows over them.
     pub reuse_port: bool,
-    /// Bytes of receive buffer to ask for; 0 leaves the system's default.
+    /// Requested receive buffer in bytes; 0 keeps the system's default.
     pub receive_buffer: usize,
-    /// Let the kernel hand over several packets of a flow as one message.
+    /// Allow Linux to return several packets of a flow as one message.
     pub coalesce: bool,
-    /// Have the kernel tell when it received each message.
+    /// Request the receive time of each message from Linux.
     pub timestamps: bool,
-    /// How long a receive call may poll the device queue instead of sleeping; zero leaves the system's default.
+    /// Maximum time that a receive call polls the device queue instead of sleeping; zero keeps the system's default.
     pub busy_poll: Duration,
-    /// Multicast groups to join beside the bound address, which is joined by itself where it is one.
+    /// Multicast groups to join. If the bound address is a multicast group, the socket joins that group too.
     pub groups: Vec<IpAddr>,
-    /// Senders whose packets are accepted, the others' are dropped by the kernel; empty = every sender.
+    /// Senders whose packets are accepted; empty for every sender. Linux drops packets from other senders.
     pub from: Vec<Allowed>,
-    /// Where to join; the routing table decides where this is not given.
+    /// Interface on which to join the groups; if `None`, the routing table selects the interface.
     pub interface: Option<Interface>,
 }
 
-/// What came of asking for a receive buffer.
+/// The result of requesting a receive buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// Bytes asked for; 0 where nothing was.
+    /// Requested size in bytes; 0 if no size was requested.
     pub asked: usize,
-    /// Bytes granted, in the same count (the kernel itself books twice that, for its own overhead).
+    /// Granted size in bytes, in the same unit as `asked`. (Linux reserves twice as much for its own overhead.)
     pub got: usize,
-    /// Whether the system's limit was overridden by privilege (`CAP_NET_ADMIN`).
+    /// Whether the process exceeded the system's limit by privilege (`CAP_NET_ADMIN`).
     pub forced: bool,
 }
 
 impl Granted {
-    /// Whether less was granted than asked for.
+    /// Returns whether less was granted than requested.
     pub const fn is_short(&self) -> bool {
         self.got < self.asked
     }
@@ -87,7 +87,7 @@ impl fmt::Display for Granted {
         if asked > LARGEST_BUFFER {
             write!(
                 f,
-                "receive buffer: {got} of {asked} bytes granted; no kernel grants more than {LARGEST_BUFFER}"
+                "receive buffer: {got} of {asked} bytes granted; Linux grants at most {LARGEST_BUFFER} bytes"
             )
         } else if self.is_short() {
             write!(
@@ -110,90 +110,93 @@ impl fmt::Display for Granted {
     }
 }
 
-/// Memory of a socket, from `SO_MEMINFO`.
+/// Memory use of a socket, from `SO_MEMINFO`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemInfo {
-    /// Bytes that wait in the receive buffer, with the kernel's overhead.
+    /// Number of bytes in the receive buffer, including the overhead of Linux.
     pub queued: u32,
-    /// Bytes that may wait there, with the kernel's overhead.
+    /// Maximum number of bytes in the receive buffer, including the overhead of Linux.
     pub limit: u32,
-    /// Messages dropped since the socket was opened, because the buffer was full or a checksum was wrong.
-    /// With coalescing a message is many packets: evidence for a loss, never its amount.
+    /// Number of messages dropped since the socket was opened, because the buffer was full or a checksum was wrong.
+    /// With coalescing, a message contains many packets, so this shows that packets were lost but not how many.
     pub drops: u32,
 }
 
-/// Why a socket could not be had.
+/// Reason why a socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Someone else has the port.
+    /// Another socket uses the port.
     #[error(
-        "the port is in use by another program: stop it (`ss -lunp sport = :{}` names it) or listen on another port",
+        "the port is in use by another program: stop that program (`ss -lunp sport = :{}` names it) or listen on another port",
         address.port()
     )]
     InUse {
-        /// What was to be bound.
+        /// The address to bind.
         address: SocketAddr,
     },
-    /// The port needs a privilege.
-    #[error("no permission to bind it: take a port above 1023, or grant CAP_NET_BIND_SERVICE")]
+    /// The port requires a privilege.
+    #[error("no permission to bind the port: use a port above 1023, or grant CAP_NET_BIND_SERVICE")]
     NotPermitted {
-        /// What was to be bound.
+        /// The address to bind.
         address: SocketAddr,
     },
-    /// The address belongs to no interface here.
+    /// No interface of this host has the address.
     #[error(
-        "this machine does not have this address: `ip address` lists them; 0.0.0.0 or [::] takes all"
+        "this machine does not have this address: `ip address` lists its addresses; 0.0.0.0 or [::] receives on all of \
+         them"
     )]
     NoSuchAddress {
-        /// What was to be bound.
+        /// The address to bind.
         address: SocketAddr,
     },
     /// The interface does not exist, or a group cannot be joined on it.
-    #[error("there is no interface {interface}: `ip link` lists them")]
+    #[error("there is no interface {interface}: `ip link` lists all interfaces")]
     NoSuchInterface {
-        /// What was asked for.
+        /// The configured interface.
         interface: Interface,
     },
-    /// IPv6 groups know interfaces by name only.
-    #[error("the group {group} is IPv6: give the interface by its name instead of {interface}")]
+    /// For an IPv6 group, the interface must be given by name.
+    #[error("the group {group} is IPv6: set the name of the interface instead of {interface}")]
     InterfaceNeedsName {
-        /// The group.
+        /// The group to join.
         group: IpAddr,
-        /// What was asked for.
+        /// The configured interface.
         interface: Interface,
     },
     /// A group cannot be joined.
     #[error(
-        "cannot join {group}{}: {source}; name an interface that is up and has a route for it",
+        "cannot join {group}{}: {source}; set an interface that is up and has a route for the group",
         interface.as_ref().map(|i| format!(" on {i}")).unwrap_or_default()
     )]
     Join {
-        /// The group.
+        /// The group to join.
         group: IpAddr,
-        /// Where it was to be joined.
+        /// The configured interface.
         interface: Option<Interface>,
-        /// The kernel's answer.
+        /// Error of the system call.
         source: Errno,
     },
-    /// An address that is no multicast group was given as one.
-    #[error("{group} is no multicast group: groups are 224.0.0.0 to 239.255.255.255 and ff00::/8")]
+    /// A configured group is not a multicast address.
+    #[error(
+        "{group} is not a multicast group: groups are 224.0.0.0 to 239.255.255.255 and ff00::/8"
+    )]
     NoGroup {
-        /// What was given.
+        /// The configured address.
         group: IpAddr,
     },
-    /// Anything else.
+    /// Any other failed call.
     #[error("cannot {action} for {address}: {source}")]
     Call {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// For which address.
+        /// The address of the socket.
         address: SocketAddr,
-        /// The kernel's answer.
+        /// Error of the system call.
         source: Errno,
     },
 }
 
-/// A bound, non-blocking UDP socket that receives.
+/// A bound, non-blocking UDP socket for receiving.
 #[derive(Debug)]
 pub struct UdpSocket {
     fd: OwnedFd,
@@ -204,7 +207,7 @@ pub struct UdpSocket {
 }
 
 impl UdpSocket {
-    /// Binds `address` and joins what is to be joined. Port 0 takes a free one: see [`Self::local`].
+    /// Binds `address` and joins the multicast groups. For port 0, Linux selects a free port: see [`Self::local`].
     pub fn open(address: SocketAddr, options: &Options) -> Result<Self, SocketError> {
         let fd = create(address)?;
         let address = scoped(fd.as_fd(), address, options.interface.as_ref())?;
@@ -222,27 +225,28 @@ impl UdpSocket {
             sockopt::set_socket_reuseport(&fd, true).map_err(call("share the port"))?;
         }
         if address.ip().is_multicast() {
-            // Each socket bound to a group receives each of its packets, so sharing takes nothing from anyone.
+            // Every socket bound to a group receives all packets of the group, so sharing the address is safe.
             sockopt::set_socket_reuseaddr(&fd, true).map_err(call("share the group"))?;
         }
-        // Before bind: a flow that is already there must find the full buffer.
+        // Before bind, so that an ongoing flow finds the full buffer.
         let granted = size_buffer(fd.as_fd(), options.receive_buffer)
-            .map_err(call("size the receive buffer"))?;
+            .map_err(call("set the size of the receive buffer"))?;
         let coalesces =
             options.coalesce && set_int(fd.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
         let stamps = options.timestamps
             && set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1).is_ok();
         let busy = i32::try_from(options.busy_poll.as_micros()).unwrap_or(i32::MAX);
         if busy > 0 {
-            // Raising it above the system's value needs a privilege; without it reception is only later.
+            // Values above the system's default need a privilege. Failure is ignored, because it only increases
+            // latency.
             let _ = set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BUSY_POLL, busy);
         }
         only_joined(fd.as_fd(), address);
         if !options.from.is_empty() {
-            // Before bind: no packet of another sender must be there before the filter is.
+            // Before bind, so that no packet of another sender can arrive before the filter is active.
             filter::attach(fd.as_fd(), &options.from, address.is_ipv4()).map_err(|error| {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
-                call("attach the filter of `from`")(errno)
+                call("attach the sender filter (`from`)")(errno)
             })?;
         }
         rustix::net::bind(&fd, &address).map_err(|source| match source {
@@ -276,27 +280,27 @@ impl UdpSocket {
         })
     }
 
-    /// The bound address.
+    /// Returns the bound address.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// The receive buffer.
+    /// Returns the size of the receive buffer.
     pub fn granted(&self) -> Granted {
         self.granted
     }
 
-    /// Whether the kernel may hand over several packets as one message.
+    /// Returns whether Linux may return several packets as one message.
     pub fn coalesces(&self) -> bool {
         self.coalesces
     }
 
-    /// Whether Linux reports receive timestamps.
+    /// Returns whether Linux reports receive timestamps.
     pub fn stamps(&self) -> bool {
         self.stamps
     }
 
-    /// Waits until something can be received, at most `timeout`; `false` when nothing came.
+    /// Waits until a message can be received, at most `timeout`. Returns false on timeout.
     pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
         let timeout = Timespec::try_from(timeout).unwrap_or(Timespec {
             tv_sec: 3600,
@@ -310,7 +314,7 @@ impl UdpSocket {
         }
     }
 
-    /// The socket's memory and drops; one system call.
+    /// Reads the socket's memory use and drops, with one system call.
     pub fn mem_info(&self) -> io::Result<MemInfo> {
         mem_info(self.fd.as_fd())
     }
@@ -322,7 +326,8 @@ impl AsFd for UdpSocket {
     }
 }
 
-/// `address` with the interface that a link-local address (group or not) has no meaning without.
+/// Adds the interface number to `address` if it is a link-local address (group or not), which is ambiguous without an interface
+/// number.
 pub(super) fn scoped(
     fd: BorrowedFd<'_>,
     address: SocketAddr,
@@ -331,7 +336,7 @@ pub(super) fn scoped(
     let SocketAddr::V6(mut six) = address else {
         return Ok(address);
     };
-    // The scope of a group is the low half of its second byte: 1 is the interface, 2 the link.
+    // The scope of a group is the low half of its second byte: 1 is interface-local, 2 is link-local.
     let ip = six.ip();
     let is_local = ip.is_unicast_link_local() || (ip.is_multicast() && ip.octets()[1] & 15 <= 2);
     if is_local && six.scope_id() == 0 && interface.is_some() {
@@ -340,7 +345,7 @@ pub(super) fn scoped(
     Ok(six.into())
 }
 
-/// A non-blocking UDP socket of the address's family.
+/// Creates a non-blocking UDP socket of the address's family.
 fn create(address: SocketAddr) -> Result<OwnedFd, SocketError> {
     let family = if address.is_ipv4() {
         AddressFamily::INET
@@ -357,7 +362,7 @@ fn create(address: SocketAddr) -> Result<OwnedFd, SocketError> {
     })
 }
 
-/// Asks for `asked` bytes of receive buffer, past the system's limit where that is allowed.
+/// Requests `asked` bytes of receive buffer, beyond the system's limit if permitted.
 fn size_buffer(fd: BorrowedFd<'_>, asked: usize) -> Result<Granted, Errno> {
     let wanted = asked.min(LARGEST_BUFFER);
     let mut forced = false;
@@ -374,9 +379,10 @@ fn size_buffer(fd: BorrowedFd<'_>, asked: usize) -> Result<Granted, Errno> {
     })
 }
 
-/// Keeps out groups that other programs joined; kernels too old for it let them in, and the format rejects them.
+/// Excludes groups that other programs have joined. Older Linux versions cannot do this; then the packet format rejects
+/// such packets.
 fn only_joined(fd: BorrowedFd<'_>, address: SocketAddr) {
-    /// From `linux/in6.h`; the libc crate has it for some C libraries only.
+    /// Socket option from `linux/in6.h`; the libc crate defines this constant for some C libraries only.
     const IPV6_MULTICAST_ALL: i32 = 29;
     let _ = match address {
         SocketAddr::V4(_) => set_int(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0),
@@ -411,7 +417,7 @@ fn join(
     })
 }
 
-/// The kernel's number of the interface, 0 where the routing table is to decide.
+/// Returns the interface's index; 0 lets the routing table select the interface.
 pub(super) fn interface_index(
     fd: BorrowedFd<'_>,
     group: IpAddr,
@@ -433,11 +439,11 @@ pub(super) fn interface_index(
     }
 }
 
-/// `setsockopt` of an option that takes an `int`.
+/// Sets a socket option of type `int`.
 pub(super) fn set_int(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
     let length = libc::socklen_t::try_from(size_of::<i32>()).expect("4 fits");
-    // SAFETY: `value` lives for the whole call and `length` is its size; the kernel only reads it. The
-    // descriptor is borrowed, so it is open.
+    // SAFETY: `value` lives until the call returns, `length` is its size, and Linux only reads it. The descriptor is
+    // open, because it is borrowed.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
@@ -454,15 +460,15 @@ pub(super) fn set_int(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> 
     }
 }
 
-/// `getsockopt(SO_MEMINFO)`.
+/// Reads `SO_MEMINFO`.
 fn mem_info(fd: BorrowedFd<'_>) -> io::Result<MemInfo> {
-    /// Words that the kernel has had since 4.12: `SK_MEMINFO_VARS`.
+    /// Number of words since Linux 4.12: `SK_MEMINFO_VARS`.
     const WORDS: usize = 9;
     let mut words = [0u32; WORDS];
     let mut length = libc::socklen_t::try_from(size_of_val(&words)).expect("36 fits");
     let (level, name) = (libc::SOL_SOCKET, libc::SO_MEMINFO);
-    // SAFETY: `words` and `length` live for the whole call; the kernel writes at most `length` bytes, which
-    // is the size of `words`, and the written length. Any bytes make a valid u32.
+    // SAFETY: `words` and `length` live until the call returns. Linux writes at most `length` bytes, which is the size
+    // of `words`, and the written length. Every bit pattern is a valid u32.
     let result = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),

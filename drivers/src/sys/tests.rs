@@ -1,4 +1,4 @@
-//! Sockets on the loopback interface.
+//! Tests of UDP sockets on the loopback interface.
 
 use super::recv::{MESSAGE_BYTES, Message, RecvBatch};
 use super::send::Sender;
@@ -20,7 +20,7 @@ fn large() -> Options {
     }
 }
 
-/// Receives until `bytes` bytes are there or nothing comes any more; each message with its bytes.
+/// Receives until `bytes` bytes have arrived or no more messages arrive. Returns each message with its bytes.
 fn receive(socket: &UdpSocket, bytes: usize) -> Vec<(Message, Vec<u8>)> {
     let mut batch = RecvBatch::plain(8, MESSAGE_BYTES);
     let mut all = Vec::new();
@@ -125,7 +125,7 @@ fn coalesced_packets_have_segment_size() {
         println!("skipped: this kernel has no UDP_GRO");
         return;
     }
-    // The last packet is shorter, as the last one of a heap.
+    // The last packet is shorter, like the last packet of a heap.
     loopback::stay();
     let mut sent = packets(100, 1472);
     sent.truncate(sent.len() - 1000);
@@ -171,7 +171,7 @@ fn receive_timestamps_are_current() {
         .unwrap();
     let received = receive(&socket, 8);
     let stamp = received[0].0.timestamp_ns.unwrap();
-    // The host's clock may be set meanwhile, but hardly by ten minutes.
+    // The host's clock may be adjusted during the test, but hardly by ten minutes.
     let slack = 600_000_000_000;
     assert!(before - slack < stamp && stamp < now() + slack, "{stamp}");
 }
@@ -190,14 +190,14 @@ fn scatter_separates_headers_and_payloads() {
     let mut spare = [0u8; 4096];
     let mut batch = RecvBatch::scatter(1, 2 * COUNT + 1);
     for (header, payload) in headers.chunks_mut(HEADER).zip(payloads.chunks_mut(PAYLOAD)) {
-        // SAFETY: the buffers outlive the batch's only `recv` and are not touched before it has returned.
+        // SAFETY: the buffers live longer than the batch's only `recv` and are not accessed before it has returned.
         unsafe {
             assert!(batch.push(0, header.as_mut_ptr(), header.len()));
             assert!(batch.push(0, payload.as_mut_ptr(), payload.len()));
         }
     }
     assert_eq!(batch.room(0), 1);
-    // SAFETY: as above; the second push is refused.
+    // SAFETY: as above. The second push is rejected.
     unsafe {
         assert!(batch.push(0, spare.as_mut_ptr(), spare.len()));
         assert!(!batch.push(0, spare.as_mut_ptr(), spare.len()));
@@ -211,7 +211,7 @@ fn scatter_separates_headers_and_payloads() {
     assert_eq!(batch.recv(&socket, 8).unwrap(), 1);
     let message = batch.message(0);
     batch.clear(0);
-    // Without coalescing only the first packet is in the message; what is there must lie where it belongs.
+    // Without coalescing, the message contains only the first packet. Its parts must be in the correct buffers.
     let got = message.packets();
     assert!(
         got == COUNT || message.segment == message.bytes,
@@ -247,7 +247,7 @@ fn granted_buffer_size_is_returned() {
         ..Options::default()
     })
     .granted();
-    // Either privilege got all of it past the limit, or the message names the limit and the command.
+    // Either a privilege allowed the full size, or the message names the limit and the command.
     if granted.is_short() {
         assert!(!granted.forced);
         let text = granted.to_string();
@@ -268,7 +268,7 @@ fn granted_buffer_size_is_returned() {
         absurd.is_short()
             && absurd
                 .to_string()
-                .ends_with("no kernel grants more than 1073741823"),
+                .ends_with("Linux grants at most 1073741823 bytes"),
         "{absurd}"
     );
 }
@@ -296,7 +296,7 @@ fn port_in_use_is_named() {
     assert!(matches!(error, SocketError::InUse { address } if address == first.local()));
     let port = first.local().port();
     let expected = format!(
-        "the port is in use by another program: stop it (`ss -lunp sport = :{port}` names it)"
+        "the port is in use by another program: stop that program (`ss -lunp sport = :{port}` names it)"
     );
     assert!(error.to_string().starts_with(&expected), "{error}");
 }
@@ -310,7 +310,7 @@ fn group_sockets_share_port() {
     let first = open(&options);
     let second = UdpSocket::open(first.local(), &options).unwrap();
     loopback::stay();
-    // Each sender is a flow; each flow comes to one of the two, whole.
+    // Each sender is one flow. All packets of a flow arrive at the same socket.
     for i in 0..8u8 {
         Sender::open(first.local(), false, None)
             .unwrap()
@@ -352,7 +352,7 @@ fn bind_or_join_failure_is_named() {
     let error = open("0.0.0.0:0", &on("nosuch0", "239.1.2.3"));
     assert_eq!(
         error.to_string(),
-        "there is no interface nosuch0: `ip link` lists them"
+        "there is no interface nosuch0: `ip link` lists all interfaces"
     );
     let error = open("0.0.0.0:0", &on("lo", "10.1.2.3"));
     assert!(matches!(error, SocketError::NoGroup { .. }), "{error}");
@@ -371,7 +371,8 @@ fn bind_or_join_failure_is_named() {
     );
 }
 
-/// Sends to `group` over `interface` and expects it from a socket bound to the group, and to a wildcard that joined it.
+/// Sends to `group` over `interface`. A socket bound to the group and a wildcard socket that joined it must both
+/// receive the packet.
 fn multicast(group: &str, wildcard: &str, interface: &Interface) -> Result<(), String> {
     let free = UdpSocket::open(
         SocketAddr::new(wildcard.parse().unwrap(), 0),

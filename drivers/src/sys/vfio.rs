@@ -1,5 +1,5 @@
-//! The calls of kernel VFIO that `vfio-ioctls` lacks, or whose answers it keeps to itself, and those that the owner
-//! process makes on descriptors it was passed. Numbers and structures: `linux/vfio.h`.
+//! VFIO calls that `vfio-ioctls` does not provide or whose results it does not expose, and calls of the guard process
+//! on descriptors that it received. Numbers and structures are from `linux/vfio.h`.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -11,7 +11,7 @@ use vfio_bindings::bindings::vfio as bindings;
 use vfio_ioctls::{VfioContainer, VfioDevice};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// `_IO(';', 100 + n)`.
+/// Returns the VFIO request number `_IO(';', 100 + n)`.
 const fn request(n: libc::Ioctl) -> libc::Ioctl {
     ((b';' as libc::Ioctl) << 8) | (100 + n)
 }
@@ -20,39 +20,40 @@ const DEVICE_RESET: libc::Ioctl = request(11);
 const IOMMU_GET_INFO: libc::Ioctl = request(12);
 const IOMMU_UNMAP_DMA: libc::Ioctl = request(14);
 
-/// The kernel's answer to a question about an IOMMU is smaller than this; a longer one is an error.
+/// Maximum size in bytes of the IOMMU information from Linux; a larger size is an error.
 const LARGEST_INFO: usize = 1 << 16;
 
-/// The container's descriptor, which is open as long as it is.
+/// Returns the container's file descriptor, which stays open as long as the container.
 pub fn container_fd(container: &VfioContainer) -> BorrowedFd<'_> {
-    // SAFETY: the container owns this descriptor and closes it in its drop, which the borrow rules out.
+    // SAFETY: the container owns this descriptor and closes it only when it is dropped, which the borrow prevents.
     unsafe { BorrowedFd::borrow_raw(container.as_raw_fd()) }
 }
 
-/// The device's descriptor, which is open as long as it is.
+/// Returns the device's file descriptor, which stays open as long as the device.
 pub fn device_fd(device: &VfioDevice) -> BorrowedFd<'_> {
-    // SAFETY: as for a container.
+    // SAFETY: the device owns this descriptor and closes it only when it is dropped, which the borrow prevents.
     unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) }
 }
 
-/// Another descriptor for what `fd` stands for; `EBADF` where it stands for nothing.
+/// Duplicates the descriptor `fd`. Returns `EBADF` if it is not open.
 pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes no memory of ours, and a number that is no descriptor is an error.
+    // SAFETY: the call accesses no memory of this process. A number that is not an open descriptor is an error.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
     if copy < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor, and no one else owns it.
+    // SAFETY: Linux has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// A device of the crate, which panics when it is closed after it was removed; this says so instead.
-pub struct Kept {
+/// Wrapper of a device of the crate `vfio-ioctls`, which panics if a removed device is closed. The wrapper logs the failure
+/// instead.
+pub struct OpenDevice {
     device: ManuallyDrop<VfioDevice>,
 }
 
-impl Kept {
-    /// Keeps `device` until it is dropped.
+impl OpenDevice {
+    /// Wraps `device` until this value is dropped.
     pub const fn new(device: VfioDevice) -> Self {
         Self {
             device: ManuallyDrop::new(device),
@@ -60,7 +61,7 @@ impl Kept {
     }
 }
 
-impl Deref for Kept {
+impl Deref for OpenDevice {
     type Target = VfioDevice;
 
     fn deref(&self) -> &VfioDevice {
@@ -68,18 +69,18 @@ impl Deref for Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for OpenDevice {
     fn drop(&mut self) {
-        // SAFETY: this runs once, and nothing uses the device afterwards.
+        // SAFETY: `drop` runs only once, and nothing uses the device afterwards.
         let device = unsafe { ManuallyDrop::take(&mut self.device) };
-        // The crate looks the group up in sysfs once more, from where a device that was removed is gone.
+        // The crate looks up the group in sysfs again, where a removed device no longer exists.
         if catch_unwind(AssertUnwindSafe(|| drop(device))).is_err() {
             tracing::warn!("a device was removed while it was being closed");
         }
     }
 }
 
-/// Ends a mapping and returns how many bytes it had. No write of a device reaches it afterwards.
+/// Ends a mapping and returns its size in bytes. Afterwards a device can no longer write to the memory.
 pub fn unmap(container: BorrowedFd<'_>, address: u64, bytes: u64) -> io::Result<u64> {
     let mut unmap = bindings::vfio_iommu_type1_dma_unmap {
         argsz: 24,
@@ -87,22 +88,22 @@ pub fn unmap(container: BorrowedFd<'_>, address: u64, bytes: u64) -> io::Result<
         size: bytes,
         ..Default::default()
     };
-    // SAFETY: the structure lives through the call and is the one that the kernel fills: argsz is its size without the
-    // bitmap, which no flag asks for.
+    // SAFETY: the structure lives until the call returns and is the one that Linux fills. `argsz` is its size without
+    // the bitmap, which no flag requests.
     checked(unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_UNMAP_DMA, &raw mut unmap) })?;
     Ok(unmap.size)
 }
 
-/// The addresses that the container's devices may be given, without those that the platform has reserved; `None` where
-/// the kernel does not tell.
+/// Returns the I/O addresses that are valid for the container's devices, without those that the platform reserves, or
+/// `None` if Linux does not report them.
 pub fn valid_addresses(container: BorrowedFd<'_>) -> io::Result<Option<Vec<RangeInclusive<u64>>>> {
     let mut bytes = size_of::<bindings::vfio_iommu_type1_info>();
     loop {
         let mut info = vec![0u64; bytes.div_ceil(8)];
         let argsz = u32::try_from(info.len() * 8).map_err(|_| too_long(bytes))?;
         info[0] = u64::from(argsz);
-        // SAFETY: the kernel writes at most as many bytes as the first four say, and `info` has them; it is aligned for
-        // the structure, whose largest field has eight bytes.
+        // SAFETY: Linux writes at most as many bytes as `argsz`, the first four bytes, states, and `info` has this
+        // size. `info` is aligned for the structure, whose largest field has eight bytes.
         checked(unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_GET_INFO, info.as_mut_ptr()) })?;
         let info: Vec<u8> = info.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let needed = word(&info, 0).unwrap_or(0) as usize;
@@ -117,16 +118,18 @@ pub fn valid_addresses(container: BorrowedFd<'_>) -> io::Result<Option<Vec<Range
 }
 
 fn too_long(bytes: usize) -> io::Error {
-    io::Error::other(format!("the kernel answers with {bytes} bytes"))
+    io::Error::other(format!(
+        "Linux returned {bytes} bytes of IOMMU information; at most {LARGEST_INFO} are supported"
+    ))
 }
 
-/// The ranges in a `vfio_iommu_type1_info` and the capabilities behind it.
+/// Returns the address ranges in a `vfio_iommu_type1_info` and the capabilities after it.
 fn ranges(info: &[u8]) -> Option<Vec<RangeInclusive<u64>>> {
     if word(info, 4)? & bindings::VFIO_IOMMU_INFO_CAPS == 0 {
         return None;
     }
     let mut at = word(info, 16)? as usize;
-    // Each capability begins with its kind (u16), its version (u16) and where the next one is (u32).
+    // Each capability begins with its kind (u16), its version (u16) and the offset of the next capability (u32).
     while at != 0 {
         let kind = word(info, at)? & 0xffff;
         if kind == bindings::VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE {
@@ -157,33 +160,33 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-/// Whether the kernel knows a way to reset this device alone.
+/// Returns whether Linux can reset this device alone.
 pub fn can_reset(device: BorrowedFd<'_>) -> io::Result<bool> {
     let mut info = bindings::vfio_device_info {
         argsz: 24,
         ..Default::default()
     };
     const { assert!(size_of::<bindings::vfio_device_info>() == 24) };
-    // SAFETY: the structure lives through the call, argsz is its size.
+    // SAFETY: the structure lives until the call returns, and `argsz` is its size.
     checked(unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_GET_INFO, &raw mut info) })?;
     Ok(info.flags & bindings::VFIO_DEVICE_FLAGS_RESET != 0)
 }
 
-/// Resets the device; its configuration space is kept by the kernel.
+/// Resets the device. Linux saves and restores its configuration space.
 pub fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: the call takes no memory of ours.
+    // SAFETY: the call accesses no memory of this process.
     checked(unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_RESET) })
 }
 
-/// An eventfd for an interrupt, as VFIO is given it and as it is waited for.
+/// Creates an eventfd for an interrupt. Returns it twice: as the type for VFIO, and as a descriptor to wait on.
 pub fn event() -> io::Result<(EventFd, OwnedFd)> {
     let given = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
     let waited = given.try_clone()?.into_raw_fd();
-    // SAFETY: the descriptor was just duplicated and given up by the value that owned it.
+    // SAFETY: the descriptor was just duplicated, and its previous owner has released it.
     Ok((given, unsafe { OwnedFd::from_raw_fd(waited) }))
 }
 
-/// Makes this process ignore what a terminal or a service manager ends processes by.
+/// Makes this process ignore the signals with which a terminal or a service manager ends processes.
 pub fn ignore_signals() {
     for signal in [
         libc::SIGHUP,
@@ -192,7 +195,7 @@ pub fn ignore_signals() {
         libc::SIGTERM,
         libc::SIGPIPE,
     ] {
-        // SAFETY: SIG_IGN is no code of ours that could run at a bad moment; the signals exist.
+        // SAFETY: `SIG_IGN` runs no code of this process, and the signal numbers are valid.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
 }
@@ -208,7 +211,7 @@ fn checked(result: libc::c_int) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// `vfio_iommu_type1_info` with the given capabilities: kind, next, body.
+    /// Builds a `vfio_iommu_type1_info` with the given capabilities: kind, next and body.
     fn info(flags: u32, capabilities: &[(u32, Vec<u64>)]) -> Vec<u8> {
         let mut info = [24, flags, 0, 0, 24, 0].map(u32::to_ne_bytes).concat();
         for (n, (kind, body)) in capabilities.iter().enumerate() {

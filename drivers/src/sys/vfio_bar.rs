@@ -1,4 +1,4 @@
-//! Memory of a PCI device, mapped into this process.
+//! Maps memory of a PCI device into this process.
 
 use memmap2::{MmapOptions, MmapRaw};
 use std::io;
@@ -7,16 +7,17 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
-/// A mapped stretch of a device's memory, accessed in 32-bit words alone: no reference into it ever exists.
+/// A mapped range of a device's memory. The range is accessed only in 32-bit words, and no Rust reference to the range is ever
+/// created.
 ///
-/// Numbers are little-endian, as PCI has them. Loads and stores happen in program order, once each.
+/// Values are little-endian, as PCI requires. Each load and store is executed once, in program order.
 #[derive(Debug)]
 pub struct Bar {
     memory: MmapRaw,
 }
 
 impl Bar {
-    /// Maps `bytes` of the device's memory that `fd` shows from `offset` on.
+    /// Maps `bytes` of the device memory that `fd` exposes, starting at `offset`.
     pub fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Self> {
         let memory = MmapOptions::new()
             .offset(offset)
@@ -25,55 +26,56 @@ impl Bar {
         Ok(Self { memory })
     }
 
-    /// Maps all of a file of sysfs that is a device's memory: `/sys/bus/pci/devices/…/resource2`, or `resource2_wc` with
-    /// stores combined.
+    /// Maps a whole sysfs file of device memory: `/sys/bus/pci/devices/…/resource2`, or `resource2_wc` for write
+    /// combining.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = std::fs::File::options().read(true).write(true).open(path)?;
         let memory = MmapOptions::new().map_raw(&file)?;
         Ok(Self { memory })
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.memory.len()
     }
 
-    /// Where it is mapped.
+    /// Returns the address of the mapping.
     ///
     /// # Panics
-    /// Never: the kernel maps nothing at 0.
+    /// Never panics, because Linux maps nothing at address 0.
     pub fn address(&self) -> NonNull<u8> {
-        NonNull::new(self.memory.as_mut_ptr()).expect("a mapping is not at 0")
+        NonNull::new(self.memory.as_mut_ptr()).expect("Linux maps nothing at address 0")
     }
 
-    /// The word at `offset`. What the device wrote before it is visible afterwards.
+    /// Reads the word at `offset`. Data that the device wrote before this word is visible afterwards.
     ///
     /// # Panics
-    /// If the word is not inside, or `offset` no multiple of 4.
+    /// Panics if the word is outside the mapping or `offset` is not a multiple of 4.
     #[inline]
     pub fn read(&self, offset: usize) -> u32 {
-        // SAFETY: `word` checks bounds and alignment, and the mapping lives as long as `self`. A volatile load through a
-        // raw pointer is what memory that a device changes asks for.
+        // SAFETY: `word` checks bounds and alignment, and the mapping lives as long as `self`. The load is volatile and
+        // uses a raw pointer, because the device can change the memory.
         let value = unsafe { self.word(offset).read_volatile() };
         fence(Ordering::Acquire);
         u32::from_le(value)
     }
 
-    /// Stores a word. What was stored before it, here or in memory, is visible to the device first.
+    /// Writes the word at `offset`. Earlier stores, to the mapping or to host memory, become visible to the device
+    /// first.
     ///
     /// # Panics
-    /// As [`read`](Self::read).
+    /// Panics as [`read`](Self::read) does.
     #[inline]
     pub fn write(&self, offset: usize, value: u32) {
         fence(Ordering::Release);
-        // SAFETY: as in `read`.
+        // SAFETY: the requirements are met as in `read`.
         unsafe { self.word(offset).write_volatile(value.to_le()) };
     }
 
     fn word(&self, offset: usize) -> *mut u32 {
         assert!(
             offset.is_multiple_of(4) && offset < self.bytes() && self.bytes() - offset >= 4,
-            "word at {offset:#x} of {:#x} bytes of a device",
+            "word offset {offset:#x} is not a multiple of 4, or beyond the {:#x} bytes of the BAR",
             self.bytes()
         );
         self.memory.as_mut_ptr().wrapping_add(offset).cast()
@@ -103,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "word at 0x1000 of 0x1000 bytes")]
+    #[should_panic(expected = "word offset 0x1000")]
     fn bar_word_beyond_end_is_rejected() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [0u8; 4096]).unwrap();

@@ -1,8 +1,8 @@
-//! Memory of this process that the devices of a VFIO container reach.
+//! Memory of this process that the devices of a VFIO container can access.
 //!
 //! ```text
-//!   Map ── owns ──▶ container (its descriptor stays open) and keeper (the memory stays mapped in this process)
-//!    └── ends ──▶ the kernel's mapping, then the keeper goes; it never goes before
+//!   Map ── owns ──▶ container (its descriptor stays open) and keep_alive (the memory stays mapped in this process)
+//!    └── drop ──▶ ends the Linux mapping first, then releases `keep_alive`
 //! ```
 
 use super::vfio as sys;
@@ -17,62 +17,62 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use vfio_ioctls::{VfioContainer, VfioError};
 
-/// What keeps memory mapped in this process.
-type Keeper = Arc<dyn Any + Send + Sync>;
+/// Shared owner that keeps memory mapped in this process.
+type KeepAlive = Arc<dyn Any + Send + Sync>;
 
-/// Memory that is mapped in this process, with what keeps it so.
+/// Memory that is mapped in this process, with its shared owner.
 pub struct Memory {
     address: NonNull<u8>,
     bytes: usize,
-    keeper: Keeper,
+    keep_alive: KeepAlive,
 }
 
 impl Memory {
-    /// All of a region; `None` where the CPU does not reach it.
+    /// Returns the whole memory of a region, or `None` if the CPU cannot access it.
     pub fn region(region: &Arc<Region>) -> Option<Self> {
         Some(Self {
             address: region.cpu_address()?,
             bytes: region.bytes(),
-            keeper: region.clone(),
+            keep_alive: region.clone(),
         })
     }
 
-    /// All of a stretch of another device's memory.
+    /// Returns the whole memory of a mapped BAR of another device.
     pub fn bar(bar: &Arc<Bar>) -> Self {
         Self {
             address: bar.address(),
             bytes: bar.bytes(),
-            keeper: bar.clone(),
+            keep_alive: bar.clone(),
         }
     }
 
-    /// Where it is mapped.
+    /// Returns the address of the memory in this process.
     pub const fn address(&self) -> NonNull<u8> {
         self.address
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// Memory that a container's devices reach at an address, until it is [unmapped](Self::unmap) or dropped.
+/// Memory that a container's devices can access at a bus address, until it is [unmapped](Self::unmap) or dropped.
 ///
-/// Where a drop does not end the kernel's mapping, the memory is kept until the process ends.
+/// If a drop cannot end the Linux mapping, the memory is leaked until the process ends.
 pub struct Map {
-    /// The device's name, for messages.
+    /// Name of the device, for messages.
     device: String,
     container: Arc<dyn AsRawFd + Send + Sync>,
     address: u64,
     bytes: usize,
-    /// `None` once the kernel has ended the mapping, and not before.
-    keeper: Option<Keeper>,
+    /// `None` only after Linux has ended the mapping.
+    keep_alive: Option<KeepAlive>,
 }
 
 impl Map {
-    /// Makes `memory` reachable for the container's devices at `address`. The kernel refuses what is not whole pages, and
-    /// addresses of which one is mapped already.
+    /// Maps `memory` for the container's devices at `address`. Linux rejects sizes that are not whole pages, and ranges
+    /// that overlap an existing mapping.
     pub fn new(
         device: &str,
         container: &Arc<VfioContainer>,
@@ -82,37 +82,39 @@ impl Map {
         let Memory {
             address: begin,
             bytes,
-            keeper,
+            keep_alive,
         } = memory;
-        // SAFETY: A device may write this memory at any time from here on until the kernel has ended the mapping.
-        // - It is mapped in this process and stays so: `Memory` is made of a region's or a BAR's own address and length
-        //   alone, both unmap only when they are dropped, and `keeper` is a share of theirs, which `unmap` and `drop`
-        //   give up after the kernel has ended the mapping. This matters for BARs; host memory the kernel keeps itself.
-        // - No Rust reference into what a device writes exists: a BAR is accessed by volatile words, and of a region its
-        //   ring alone says who may read or write which part, and lends no reader a slot that a device was given.
-        // - An unmapping of these addresses that the kernel calls whole has ended this mapping: the container refuses a
-        //   second one at any of them, and stays the one behind the descriptor as long as `container` is held.
+        // SAFETY: from here until Linux has ended the mapping, a device may write this memory at any time. This is
+        // sound because:
+        // - The memory stays mapped in this process. `Memory` contains the address and size of a whole region or BAR,
+        //   which unmap their memory only when dropped. `keep_alive` shares their ownership. `unmap` and `drop` release it
+        //   only after Linux has ended the mapping. This matters for BARs; Linux itself keeps host memory alive.
+        // - No Rust reference to memory that a device writes exists. A BAR is accessed by volatile words. For a region,
+        //   its ring decides which part may be read or written, and never lends a reader a slot that was passed to a
+        //   device.
+        // - If Linux reports that it unmapped the full size, this mapping has ended. The container rejects a second
+        //   mapping that overlaps it, and the descriptor refers to the same container as long as `container` is held.
         unsafe { container.vfio_dma_map(address, bytes, begin.as_ptr()) }?;
         Ok(Self {
             device: device.to_owned(),
             container: container.clone(),
             address,
             bytes,
-            keeper: Some(keeper),
+            keep_alive: Some(keep_alive),
         })
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Ends the mapping: no write of a device reaches the memory afterwards. Where the kernel refuses, the map comes back
-    /// as it was, with the kernel's reason.
+    /// Ends the mapping. Afterwards no device can write to the memory. If Linux rejects the call, returns the unchanged
+    /// map and the error.
     pub fn unmap(mut self) -> Result<(), (Self, io::Error)> {
         match self.end() {
             Ok(()) => {
-                self.keeper = None;
+                self.keep_alive = None;
                 Ok(())
             }
             Err(error) => Err((self, error)),
@@ -120,12 +122,12 @@ impl Map {
     }
 
     fn end(&self) -> io::Result<()> {
-        // SAFETY: `self` holds the container, which owns this descriptor and closes it in its drop.
+        // SAFETY: `self` holds the container, which owns this descriptor and closes it only when dropped.
         let container = unsafe { BorrowedFd::borrow_raw(self.container.as_raw_fd()) };
         match sys::unmap(container, self.address, self.bytes as u64)? {
             unmapped if unmapped == self.bytes as u64 => Ok(()),
             unmapped => Err(io::Error::other(format!(
-                "the kernel unmapped {unmapped:#x} bytes"
+                "Linux unmapped only {unmapped:#x} bytes"
             ))),
         }
     }
@@ -133,12 +135,12 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        let Some(keeper) = self.keeper.take() else {
+        let Some(keep_alive) = self.keep_alive.take() else {
             return;
         };
         if let Err(error) = self.end() {
-            // Before anything that could unwind.
-            mem::forget(keeper);
+            // Leak the memory before any code that could panic.
+            mem::forget(keep_alive);
             let Self {
                 device,
                 address,
@@ -146,7 +148,8 @@ impl Drop for Map {
                 ..
             } = self;
             tracing::error!(
-                "{device}: unmapping {bytes:#x} bytes at {address:#x}: {error}; they are kept until this process ends"
+                "{device}: cannot unmap {bytes:#x} bytes at {address:#x}: {error}; the memory is kept until this \
+                 process ends"
             );
         }
     }
@@ -168,14 +171,14 @@ mod tests {
     use daq_core::region::HostOptions;
     use std::fs::File;
 
-    /// A map of `keeper` in what refuses every unmapping, being no container.
-    fn refused(keeper: &Arc<Region>) -> Map {
+    /// Returns a map of `keep_alive` whose container is not a VFIO container, so that every unmapping fails.
+    fn refused(keep_alive: &Arc<Region>) -> Map {
         Map {
             device: "null".to_owned(),
             container: Arc::new(File::open("/dev/null").unwrap()),
             address: 0x20_0000,
-            bytes: keeper.bytes(),
-            keeper: Some(keeper.clone()),
+            bytes: keep_alive.bytes(),
+            keep_alive: Some(keep_alive.clone()),
         }
     }
 
@@ -198,17 +201,21 @@ mod tests {
         assert_eq!(
             Arc::strong_count(&region),
             2,
-            "the map came back with its memory"
+            "the returned map must own its memory"
         );
         drop(map);
-        assert_eq!(Arc::strong_count(&region), 2, "and kept it for good");
+        assert_eq!(
+            Arc::strong_count(&region),
+            2,
+            "the failed drop must leak the memory"
+        );
     }
 
     #[test]
     fn ended_map_makes_no_calls_and_keeps_nothing() {
         let region = Region::host(4096, HostOptions::default()).unwrap();
         let mut map = refused(&region);
-        map.keeper = None;
+        map.keep_alive = None;
         drop(map);
         assert_eq!(Arc::strong_count(&region), 1);
     }

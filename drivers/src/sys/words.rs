@@ -1,10 +1,11 @@
-//! Reads what a device has written into memory that is shared with it.
+//! Reads data that a device has written into shared memory.
 
 use daq_core::region::Region;
 use std::sync::atomic::{Ordering, fence};
 
-/// Reads the bytes from `offset` on, a multiple of 8, into `to`, of which only whole 8 bytes are read; false where they are
-/// not inside or the CPU does not reach them. Data that the device wrote before is visible.
+/// Copies bytes from `offset`, which must be a multiple of 8, to `to`. Only whole groups of 8 bytes are copied. Returns
+/// false if the range is outside the region or the CPU cannot access the region. Data that the device wrote before the
+/// call is visible.
 pub fn read(region: &Region, offset: usize, to: &mut [u8]) -> bool {
     let is_inside = offset
         .checked_add(to.len())
@@ -17,8 +18,10 @@ pub fn read(region: &Region, offset: usize, to: &mut [u8]) -> bool {
     }
     fence(Ordering::Acquire);
     for (i, bytes) in to.chunks_exact_mut(8).enumerate() {
-        // SAFETY: inside of the region, as was looked at above, which is mapped while it lives and begins at a page, so the
-        // word is aligned; no reference is made to it. The load is volatile because the device may store meanwhile.
+        // SAFETY:
+        // - The word is inside the region, as checked above. The region is mapped as long as it lives.
+        // - The region begins at a page boundary and `offset` is a multiple of 8, so the word is aligned.
+        // - No reference is created. The load is volatile, because the device may write at the same time.
         let word = unsafe { base.cast::<u64>().add(offset / 8 + i).read_volatile() };
         bytes.copy_from_slice(&word.to_ne_bytes());
     }

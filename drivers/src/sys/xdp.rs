@@ -1,12 +1,12 @@
-//! Sockets that receive whole packets of one queue of an interface, into memory that both sides share.
+//! AF_XDP sockets: receive whole packets of one interface queue into memory shared with Linux.
 //!
 //! ```text
 //!                 chunks of pinned memory
-//!   fill ring   ──▶ free chunks, for the kernel ──▶ packets come
-//!   receive ring ◀── filled chunks, for us, given back through the fill ring
+//!   fill ring    ──▶ free chunks, for Linux ──▶ packets arrive
+//!   receive ring ◀── filled chunks, for daq, returned through the fill ring
 //! ```
-//! Both rings hold as many entries as there are chunks, so neither can overflow by our doing. A kernel that does not
-//! keep to its own rules is not defended against, but for places outside the memory, which panic.
+//! Each ring has as many entries as there are chunks, so neither can overflow. The code trusts Linux to follow the
+//! protocol, except that offsets outside the memory cause a panic.
 
 use daq_core::region::Region;
 use rustix::io::Errno;
@@ -23,63 +23,63 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Bytes that the kernel keeps before each packet in its chunk: `XDP_PACKET_HEADROOM`.
+/// Number of bytes that Linux reserves before each packet in its chunk: `XDP_PACKET_HEADROOM`.
 pub const HEADROOM: usize = 256;
-/// From `asm-generic/socket.h`, Linux 5.11; the libc crate does not have them.
+/// Socket options from `asm-generic/socket.h` of Linux 5.11, which the libc crate does not define.
 const SO_PREFER_BUSY_POLL: i32 = 69;
 const SO_BUSY_POLL_BUDGET: i32 = 70;
-/// Entries of the completion ring, which is required although nothing is sent.
+/// Number of entries of the completion ring, which is mandatory although nothing is sent.
 const SENT: u32 = 64;
 
-/// What is asked of a socket.
+/// Parameters of a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The number of the interface.
+    /// Index of the interface.
     pub interface: u32,
-    /// Its receive queue.
+    /// Receive queue of the interface.
     pub queue: u32,
-    /// Bytes of a chunk, 2048 or 4096.
+    /// Chunk size in bytes, 2048 or 4096.
     pub chunk: usize,
-    /// Chunks, a power of two.
+    /// Number of chunks, a power of two.
     pub chunks: u32,
-    /// Let packets lie in several chunks.
+    /// Whether packets may occupy several chunks.
     pub pieces: bool,
-    /// Whether the card must, or must not, write to the memory itself; `None` takes what there is.
+    /// `Some(true)`: the NIC must write to the memory itself. `Some(false)`: it must not. `None`: Linux selects.
     pub zero_copy: Option<bool>,
-    /// Pieces that are taken at a time, at most.
+    /// Maximum number of pieces received at a time.
     pub batch: usize,
-    /// How long a call may poll the card's queue instead of having it interrupt; zero leaves that to the system.
+    /// Maximum time that a call polls the NIC's queue instead of using interrupts; zero keeps the system's default.
     pub busy_poll: Duration,
 }
 
-/// Where opening a socket failed.
+/// The step at which opening a socket failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The kernel makes no such socket for us.
+    /// Create the socket.
     Socket,
-    /// It does not take the memory.
+    /// Register the memory.
     Memory,
-    /// It makes no rings.
+    /// Create the rings.
     Rings,
-    /// It does not tie the socket to the queue.
+    /// Bind the socket to the queue.
     Bind,
 }
 
-/// One ring of indices that only grow, shared with the kernel.
+/// A ring shared with Linux. Its indices only increase.
 struct Ring {
     memory: NonNull<u8>,
     bytes: usize,
     offsets: XdpRingOffset,
     mask: u32,
-    /// The end that is ours.
+    /// The index that daq advances: the producer index of the fill ring, the consumer index of the receive ring.
     own: u32,
 }
 
-// SAFETY: a ring's memory belongs to the ring, and is reached through it only: from whatever thread owns it.
+// SAFETY: the ring owns its mapping, and only the ring accesses it, so it can move to another thread.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// Maps the ring of `entries` entries of `T`s of `socket` that lies at `at`.
+    /// Maps the ring of `socket` at file offset `at`, which has `entries` entries of type `T`.
     fn new<T>(
         socket: &OwnedFd,
         at: u64,
@@ -88,7 +88,7 @@ impl Ring {
     ) -> Result<Self, Errno> {
         let place = |offset: u64| usize::try_from(offset).map_err(|_| Errno::OVERFLOW);
         let bytes = place(offsets.desc)? + entries as usize * size_of::<T>();
-        // SAFETY: the kernel chooses the address, so nothing is replaced.
+        // SAFETY: Linux selects the address, so no existing mapping is replaced.
         let memory = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -121,8 +121,8 @@ impl Ring {
     }
 
     fn word(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: `new` has seen that a whole, aligned word of the mapping lies there, which lives as long as the ring;
-        // the kernel reads and writes it by whole words, too.
+        // SAFETY: `new` has checked that an aligned word of the mapping is at this offset. The mapping lives as long as
+        // the ring. Linux also accesses this word as a whole.
         unsafe {
             let word = self
                 .memory
@@ -132,18 +132,18 @@ impl Ring {
         }
     }
 
-    /// The memory of the entry that `index` leads to.
+    /// Returns the address of the entry for `index`.
     fn entry<T>(&self, index: u32) -> *mut T {
         let start = usize::try_from(self.offsets.desc).unwrap_or(0);
-        // SAFETY: the mapping was made for `mask + 1` entries of this type behind `desc`, see `new`; each ring is read or
-        // written as one type only. The kernel aligns entries to 8 bytes and more.
+        // SAFETY: `new` mapped `mask + 1` entries of this type after `desc`. Each ring is accessed with one type only.
+        // Linux aligns entries to at least 8 bytes.
         unsafe {
             let entries = self.memory.as_ptr().add(start).cast::<T>();
             entries.add((index & self.mask) as usize)
         }
     }
 
-    /// Whether Linux must be woken up for the entries in the ring.
+    /// Returns whether Linux must be woken up for the entries in the ring.
     fn needs_wakeup(&self) -> bool {
         self.offsets.flags.is_some_and(|flags| {
             self.word(flags).load(Ordering::Relaxed) & XdpRingFlags::XDP_RING_NEED_WAKEUP.bits()
@@ -154,15 +154,15 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: address and length are those of the one mapping made in `new`, and no reference to it is left.
+        // SAFETY: address and size are those of the mapping created in `new`, and no reference to it exists any more.
         let unmapped = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
 
-/// A socket that is bound to a queue, with its memory.
+/// A socket bound to a queue, with its memory.
 pub struct XdpSocket {
-    // In this order: the rings, the socket, the memory that the kernel fills for the socket.
+    // Fields are dropped in this order: the rings, the socket, then the memory that Linux fills for the socket.
     fill: Ring,
     receive: Ring,
     _sent: Ring,
@@ -170,21 +170,21 @@ pub struct XdpSocket {
     memory: Arc<Region>,
     chunk: usize,
     is_zero_copy: bool,
-    /// What the kernel has handed over and was not given back.
+    /// Pieces that were received and not returned yet.
     taken: Vec<Piece>,
 }
 
-/// What lies in a chunk.
+/// The contents of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     start: usize,
     bytes: usize,
-    /// Whether the packet goes on in the next piece.
+    /// Whether the packet continues in the next piece.
     goes_on: bool,
 }
 
 impl XdpSocket {
-    /// Opens a socket over the first `chunks` chunks of `memory`, all of which it gives to the kernel.
+    /// Opens a socket with the first `chunks` chunks of `memory` and passes all of them to Linux.
     pub fn open(memory: Arc<Region>, options: &Options) -> Result<Self, (Step, Errno)> {
         let at = |step| move |errno| (step, errno);
         let flags = SocketFlags::CLOEXEC;
@@ -205,7 +205,8 @@ impl XdpSocket {
             flags: XdpUmemRegFlags::empty(),
             tx_metadata_len: 0,
         };
-        // The kernel pins the pages, so even a socket that outlived them could write to nothing of ours.
+        // Linux pins the pages. Even if the socket lived longer than the memory, Linux could not write to memory that
+        // is reused.
         sockopt::set_xdp_umem_reg(&socket, registration).map_err(at(Step::Memory))?;
         let rings = || {
             sockopt::set_xdp_umem_fill_ring_size(&socket, chunks)?;
@@ -246,7 +247,7 @@ impl XdpSocket {
         Ok(this)
     }
 
-    /// Asks for polling instead of interrupts; where that is not to be had, reception is only later.
+    /// Requests polling instead of interrupts. Failure is ignored, because it only increases latency.
     fn poll_busily(&self, limit: Duration) {
         let limit = i32::try_from(limit.as_micros()).unwrap_or(i32::MAX);
         if limit > 0 {
@@ -261,19 +262,19 @@ impl XdpSocket {
         }
     }
 
-    /// Whether the card writes to the memory itself.
+    /// Returns whether the NIC writes to the memory itself.
     pub fn is_zero_copy(&self) -> bool {
         self.is_zero_copy
     }
 
-    /// The kernel's counters; one system call.
+    /// Reads the counters of the socket, with one system call.
     pub fn statistics(&self) -> Result<XdpStatistics, Errno> {
         sockopt::xdp_statistics(&self.socket)
     }
 
-    /// Has the kernel go on where it waits for that; a system call.
+    /// Wakes Linux so that it continues to receive, with one system call.
     ///
-    /// `ENETDOWN` while the interface is down, `ENXIO` when the socket is at no queue any more.
+    /// Returns `ENETDOWN` while the interface is down, and `ENXIO` if the socket is no longer bound to a queue.
     pub fn wake(&self) -> Result<(), Errno> {
         match rustix::net::recv(&self.socket, &mut [0_u8; 0], RecvFlags::DONTWAIT) {
             Ok(_) | Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) => Ok(()),
@@ -281,23 +282,22 @@ impl XdpSocket {
         }
     }
 
-    /// The error that the kernel has left at the socket, once; a system call.
+    /// Reads and clears the error state of the socket, with one system call.
     ///
-    /// `ENETDOWN` when it has taken the socket from its queue because the interface was removed. An interface that is only
-    /// set down leaves none.
+    /// Returns `ENETDOWN` if Linux has unbound the socket because the interface was removed. An interface that is only
+    /// set down causes no error.
     pub fn failure(&self) -> Result<(), Errno> {
         sockopt::socket_error(&self.socket)?
     }
 
-    /// Whether the kernel waits for [`wake`](Self::wake).
+    /// Returns whether Linux waits for [`wake`](Self::wake).
     pub fn needs_wakeup(&self) -> bool {
         self.fill.needs_wakeup()
     }
 
-    /// Takes what has come and not been taken yet, so that in all at most `limit` pieces are taken; how many they are. Never
-    /// waits.
+    /// Receives waiting pieces, until at most `limit` pieces are held. Returns the number of held pieces. Never blocks.
     ///
-    /// They stay as they are until they are [given back](Self::give_back).
+    /// The pieces stay valid until they are [returned](Self::give_back).
     pub fn take(&mut self, limit: usize) -> usize {
         let ring = &self.receive;
         let there = ring.word(ring.offsets.producer).load(Ordering::Acquire);
@@ -306,9 +306,9 @@ impl XdpSocket {
             .min(self.taken.capacity())
             .saturating_sub(self.taken.len());
         for _ in 0..room.min(there) {
-            // SAFETY: the entry is one of the ring's, and before the producer's index that was read with Acquire, so the
-            // kernel has written it and writes it no more until the consumer's index has passed it. Any bytes make a
-            // valid descriptor.
+            // SAFETY: the entry is inside the ring and before the producer index, which was read with Acquire ordering.
+            // So Linux has written the entry, and does not write it again until the consumer index has passed it. Every
+            // bit pattern is a valid descriptor.
             let descriptor = unsafe { self.receive.entry::<XdpDesc>(self.receive.own).read() };
             self.receive.own = self.receive.own.wrapping_add(1);
             self.taken.push(Piece {
@@ -323,22 +323,22 @@ impl XdpSocket {
         self.taken.len()
     }
 
-    /// Pieces that were taken and not given back yet.
+    /// Returns the number of pieces that were received and not returned yet.
     pub fn count(&self) -> usize {
         self.taken.len()
     }
 
-    /// Piece `i` of what was taken: its bytes, and whether its packet goes on in the next one.
+    /// Returns the bytes of held piece `i`, and whether its packet continues in the next piece.
     ///
     /// # Panics
-    /// When there is no such piece, or the kernel says that it lies outside the memory or over the end of a chunk.
+    /// Panics if there is no such piece, or if Linux reports a piece outside the memory or beyond the end of its chunk.
     #[inline]
     pub fn taken(&self, i: usize) -> (&[u8], bool) {
         let piece = &self.taken[i];
         (self.bytes(piece), piece.goes_on)
     }
 
-    /// What lies in `piece`, one of `taken`.
+    /// Returns the bytes of `piece`, which must be one of `taken`.
     #[inline]
     fn bytes(&self, piece: &Piece) -> &[u8] {
         let end = piece.start.saturating_add(piece.bytes);
@@ -347,16 +347,18 @@ impl XdpSocket {
             end <= chunk_end && end <= self.memory.bytes(),
             "{piece:?} is outside the memory"
         );
-        // SAFETY: inside the memory, as just seen, which this socket holds. The kernel has handed the chunk over and writes
-        // to it no more until it is given back: `give_back` empties `taken` and borrows the socket mutably, so no such
-        // reference is left then. No one else writes to the memory, which was zeroed when it was made.
+        // SAFETY:
+        // - The range is inside the memory, as checked above, and this socket holds the memory.
+        // - Linux does not write to the chunk until it is returned. `give_back` removes the piece from `taken` and
+        //   borrows the socket mutably, so no such reference exists then.
+        // - Nothing else writes to the memory, which was zeroed when it was allocated.
         unsafe {
             let start = self.memory.address().as_ptr().add(piece.start);
             std::slice::from_raw_parts(start, piece.bytes)
         }
     }
 
-    /// Gives the first `pieces` of what was taken back to the kernel.
+    /// Returns the first `pieces` held pieces to Linux.
     pub fn give_back(&mut self, pieces: usize) {
         for i in 0..pieces.min(self.taken.len()) {
             let chunk = self.taken[i].start / self.chunk * self.chunk;
@@ -367,8 +369,8 @@ impl XdpSocket {
     }
 
     fn give(&mut self, chunk: u64) {
-        // SAFETY: the entry is one of the ring's. The ring has as many entries as there are chunks, and each chunk is in
-        // at most one place, so the kernel has consumed what this entry held before.
+        // SAFETY: the entry is inside the ring. The ring has as many entries as there are chunks, and each chunk is in
+        // at most one entry. So Linux has already consumed the previous contents of this entry.
         unsafe { self.fill.entry::<u64>(self.fill.own).write(chunk) };
         self.fill.own = self.fill.own.wrapping_add(1);
     }

@@ -20,14 +20,14 @@ pub type Listen = List<SocketAddr>;
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UdpConfig {
-    /// Address and port to receive on, such as `"0.0.0.0:4950"`, or an array of them. A multicast group is joined. Each
-    /// address has its own socket and thread; all of them fill one window.
+    /// Address and port to receive on, such as `"0.0.0.0:4950"`, or an array of such addresses. A multicast group is joined.
+    /// Each address has its own socket and thread; all threads fill one window.
     pub listen: Listen,
     /// Number of sockets per address, 1 to 64, each with its own thread. Linux distributes unicast flows over the sockets, each
     /// flow to one of them. A multicast group needs exactly 1.
     #[serde(default = "one")]
     pub sockets: usize,
-    /// CPU cores of the threads, one per thread in the order of addresses and sockets; by default any.
+    /// CPU cores of the threads, one core per thread in the order of addresses and sockets; by default any core.
     #[serde(default)]
     pub cores: Vec<usize>,
     /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `["10.0.0.5",
@@ -39,27 +39,27 @@ pub struct UdpConfig {
     pub groups: Vec<IpAddr>,
     /// Network interface on which to join the groups, by name or by its IPv4 address; by default the routing table selects it.
     pub interface: Option<String>,
-    /// Receive buffer of each socket. It stores packets while the thread is delayed. Limited by `net.core.rmem_max` unless the
-    /// process has CAP_NET_ADMIN; a smaller granted size is logged.
+    /// Size of the receive buffer of each socket, which stores packets while the thread is delayed. `net.core.rmem_max` limits
+    /// the size unless the process has CAP_NET_ADMIN; a smaller granted size is logged.
     #[serde(default = "receive_buffer")]
     pub receive_buffer: ByteSize,
-    /// How long a receive call may poll the NIC instead of sleeping, such as `"50 us"`, if the driver of the NIC supports it.
-    /// By default the system's value.
+    /// Maximum time that a receive call polls the NIC instead of sleeping, such as `"50 us"`, if the driver of the NIC supports
+    /// polling. The default is the setting of the system.
     #[serde(default)]
     pub busy_poll: Span,
-    /// Number of frames open at the same time, at least 1. It limits how far packets may arrive out of order. By default enough
-    /// for several receive batches of each thread, at least 8, limited by the slots of the ring; `daq plan` prints the number
-    /// and the reason. If SPEAD sizes are detected automatically, the default is computed for the maximum number of packets in
-    /// a slot: set `window` if `late` grows. A frame with missing packets is published when a packet of a frame `window` frames
-    /// later arrives, or when the source ends. There is no timeout: while the sender is silent, the frame stays `pending`, and
-    /// so do complete frames behind it.
+    /// Number of frames open at the same time, at least 1. This number limits how far packets may arrive out of order. The
+    /// default is large enough for several receive batches of each thread, at least 8, and limited by the number of slots of
+    /// the ring; `daq plan` prints the number and the reason. If SPEAD sizes are detected automatically, the default is
+    /// computed for the maximum number of packets in a slot: set `window` if `late` grows. A frame with missing packets is
+    /// published when a packet of a frame `window` frames later arrives, or when the source ends. There is no timeout: while
+    /// the sender is silent, the frame stays `pending`, and so do complete frames behind it.
     pub window: Option<usize>,
     /// Maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not counted as
-    /// loss: it starts a new epoch.
+    /// loss but starts a new epoch.
     #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
-    /// Number of packets in a row with consistent sequence numbers that are accepted if they differ from the stream by more than
-    /// twice the window. Until then they are kept; if they are not consistent, they are rejected. At least 1.
+    /// Number of packets in a row that must have consistent sequence numbers before daq accepts a jump of more than twice the
+    /// window. Until then, daq buffers the packets; if their numbers are not consistent, it rejects them. At least 1.
     #[serde(default = "frames::default_resync_after")]
     pub resync_after: u32,
     /// Type and layout of the payload samples; by default real int8 with one channel.
@@ -88,7 +88,7 @@ impl UdpConfig {
             !listen.is_empty(),
             "listen",
             "no address to listen on".into(),
-            "set one such as \"0.0.0.0:4950\"",
+            "set at least one address and port, such as \"0.0.0.0:4950\"",
         );
         for (i, address) in listen.iter().enumerate() {
             let is_other = |other: &SocketAddr| {
@@ -117,7 +117,7 @@ impl UdpConfig {
             self.sockets <= 1 || !is_multicast,
             "sockets",
             format!(
-                "{} sockets for a multicast group: each socket would receive a copy of every packet",
+                "a multicast group cannot have {} sockets, because each socket would receive a copy of every packet",
                 self.sockets
             ),
             "set `sockets = 1`; use a separate source or address for each group to distribute the load",
@@ -158,7 +158,7 @@ impl UdpConfig {
         found
     }
 
-    /// Number of threads.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.listen.0.len() * self.sockets
     }

@@ -1,11 +1,12 @@
-//! The receiving thread of one socket: places its packets in the window.
+//! The receiving thread of one socket: places its packets in the reorder window.
 //!
-//! If this thread alone fills the window and packets are large, the thread predicts the next packets and passes their positions
-//! in the slots to Linux, so that only mispredicted payload is moved. Otherwise, and while predictions fail, packets are
-//! received into buffers that stay in the cache, and copied with non-temporal stores. (Measured: Linux needs 70 ns more for
-//! each packet that it scatters from a coalesced message, about as long as a copy of 4 KiB.)
+//! If this thread alone fills the window and packets are large, the thread predicts the next packets. It passes the
+//! addresses of their packet slots to Linux, so only the payload of mispredicted packets must be copied. Otherwise, and
+//! while predictions fail, packets are received into buffers that stay in the CPU cache and are copied with
+//! non-temporal stores. (Measured: Linux needs 70 ns more for each packet that it scatters from a coalesced message,
+//! about as long as copying 4 KiB.)
 
-use super::tune::{self, MESSAGES, PLACES, Seen, Tune};
+use super::tune::{self, MAX_BATCH_PACKETS, MESSAGES, Seen, Tune};
 use crate::packet::datagram::{Placer, packets};
 use crate::packet::{Format, Parsed, Split};
 use crate::sender::{SenderWatch, message_of};
@@ -19,13 +20,13 @@ use daq_core::source::{Filler, Polled, SourceError};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// The longest header that is guessed, where the format does not fix it.
+/// Maximum header size in bytes that is predicted, if the format does not fix it.
 const HEADER: usize = 512;
-/// Bytes for guessed headers, at most.
+/// Maximum number of bytes of all predicted headers.
 const HEADERS: usize = 4 << 20;
 /// Minimum payload bytes for which scattering a message costs less than copying it.
 const MIN_SCATTER_PAYLOAD: usize = 4096;
-/// Minimum time between two reads of the kernel's drop counter.
+/// Minimum time between two reads of the socket's drop counter.
 const DROPS: Duration = Duration::from_millis(1);
 
 /// Receives from one socket.
@@ -35,17 +36,17 @@ pub(super) struct Receiver {
     plain: RecvBatch,
     scatter: Option<Scatter>,
     tune: Tune,
-    /// What lay elsewhere than guessed, [`MESSAGE_BYTES`] a message.
+    /// Copies of mispredicted messages, [`MESSAGE_BYTES`] each.
     bounce: Box<[u8]>,
     rest: Vec<Moved>,
     senders: SenderWatch,
     drops_read: Option<Instant>,
-    /// Whether it alone fills the window.
+    /// Whether this thread alone fills the window.
     exclusive: bool,
     is_prepared: bool,
 }
 
-/// A message, or the end of one, in the bounce buffer.
+/// A message, or its last part, in the bounce buffer.
 #[derive(Clone, Copy, Debug)]
 struct Moved {
     message: usize,
@@ -54,7 +55,7 @@ struct Moved {
     time: Timestamp,
 }
 
-/// Bytes of one thread's receive buffers, for payloads of `payload` bytes and so many threads.
+/// Returns the size in bytes of one thread's receive buffers, for packets of `payload` bytes and `threads` threads.
 pub(super) fn memory(payload: usize, threads: usize) -> usize {
     let buffers = MESSAGES * MESSAGE_BYTES;
     if threads == 1 && payload >= MIN_SCATTER_PAYLOAD {
@@ -64,8 +65,8 @@ pub(super) fn memory(payload: usize, threads: usize) -> usize {
     }
 }
 
-/// Packets with `payload` bytes by which one of so many threads may run ahead of the others with one receiving call: as
-/// many messages as are asked for, or fewer that the kernel has coalesced.
+/// Returns the maximum number of packets that one receive call can return: [`MESSAGES`] single packets, or fewer messages that
+/// Linux has coalesced from several packets. A thread may run ahead of the other threads by this number of packets.
 pub(super) fn batch(payload: usize, threads: usize) -> usize {
     if threads == 1 {
         return MESSAGES;
@@ -74,17 +75,17 @@ pub(super) fn batch(payload: usize, threads: usize) -> usize {
     MESSAGES.max(tune::COALESCED * coalesced)
 }
 
-/// What one receiving call brought.
+/// The result of one receive call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Got {
     Nothing,
-    /// All of it as guessed.
+    /// All packets were predicted correctly.
     AsGuessed,
     Something,
 }
 
 impl Receiver {
-    /// A receiver for the source of `context`; `exclusive` = it alone fills the window.
+    /// Creates a receiver for the source of `context`. `exclusive` is true if it alone fills the window.
     pub(super) fn new(
         context: &SourceContext,
         socket: UdpSocket,
@@ -109,10 +110,10 @@ impl Receiver {
         receiver
     }
 
-    /// Prepares to receive into guessed places where that pays, once the format is known.
+    /// Prepares to receive into predicted packet slots if the packets are large enough, once the format is known.
     fn prepare(&mut self) {
         let format = self.placer.format();
-        if format.is_learning() {
+        if format.is_detecting() {
             return;
         }
         self.is_prepared = true;
@@ -121,9 +122,9 @@ impl Receiver {
             Format::Raw(raw) => raw.header_len(),
             Format::Spead(_) => HEADER,
         };
-        let places = PLACES.min(HEADERS / (header + trailer).max(1));
-        if self.exclusive && format.places().rest >= MIN_SCATTER_PAYLOAD {
-            self.scatter = Some(Scatter::new(MESSAGES, places, header, trailer));
+        let packets = MAX_BATCH_PACKETS.min(HEADERS / (header + trailer).max(1));
+        if self.exclusive && format.packet_layout().rest >= MIN_SCATTER_PAYLOAD {
+            self.scatter = Some(Scatter::new(MESSAGES, packets, header, trailer));
             self.bounce = vec![0; MESSAGES * MESSAGE_BYTES].into_boxed_slice();
         }
     }
@@ -137,7 +138,7 @@ impl Receiver {
             && !self.placer.is_catching_up()
             && window.is_exclusive()
             && self.tune.guesses();
-        if guesses && let Some(got) = self.receive_into_places(window)? {
+        if guesses && let Some(got) = self.receive_into_slots(window)? {
             return Ok(got);
         }
         self.receive_and_copy(window, !guesses)
@@ -166,8 +167,8 @@ impl Receiver {
         Ok(Got::Something)
     }
 
-    /// Receives into guessed places; `None` where nothing can be guessed.
-    fn receive_into_places(&mut self, window: &mut ReorderWindow) -> io::Result<Option<Got>> {
+    /// Receives into predicted packet slots. Returns `None` if no prediction is possible.
+    fn receive_into_slots(&mut self, window: &mut ReorderWindow) -> io::Result<Option<Got>> {
         let Some(scatter) = &mut self.scatter else {
             return Ok(None);
         };
@@ -195,15 +196,15 @@ impl Receiver {
             seen.fullest = seen.fullest.max(count);
             seen.uneven |= count != row.count && message + 1 < received.messages();
             let mut matched = 0;
-            // Once a packet is not where it was guessed, none after it is.
+            // After a mispredicted packet, all later packets are at the wrong address too.
             if self.rest.is_empty() {
                 let is_aligned = about.segment == row.packet || count == 1;
-                let most = if is_aligned { count.min(row.count) } else { 0 };
-                while matched < most {
-                    let place = row.first + matched;
+                let max = if is_aligned { count.min(row.count) } else { 0 };
+                while matched < max {
+                    let slot = row.first + matched;
                     let length = about.segment.min(about.bytes - matched * about.segment);
-                    let header = received.header(place);
-                    if length != received.packet_bytes(place) {
+                    let header = received.header(slot);
+                    if length != received.packet_bytes(slot) {
                         break;
                     }
                     let Ok(Split::Whole(Parsed::Data(packet))) = placer
@@ -217,7 +218,7 @@ impl Receiver {
                         sub: packet.sub,
                     };
                     let stamp = placer.time(packet.timestamp, time);
-                    if packet.payload.start != header.len() || !received.accept(id, place, stamp) {
+                    if packet.payload.start != header.len() || !received.accept(id, slot, stamp) {
                         break;
                     }
                     matched += 1;
@@ -226,7 +227,7 @@ impl Receiver {
             seen.matched += matched as u64;
             if matched < count {
                 seen.moved += (count - matched) as u64;
-                // Out of the places before any of them gets what belongs there.
+                // Copy the packets out of the packet slots before other packets are written into these slots.
                 let bounce = &mut self.bounce[self.rest.len() * MESSAGE_BYTES..][..MESSAGE_BYTES];
                 let bytes = received.gather(message, matched * about.segment, bounce);
                 self.rest.push(Moved {
@@ -263,7 +264,7 @@ impl Receiver {
         }))
     }
 
-    /// Reads how many messages the kernel has dropped, if it is time to.
+    /// Reads the number of packets that the socket has dropped, if [`DROPS`] has passed since the last read.
     fn read_drops(&mut self, window: &ReorderWindow) {
         let now = Instant::now();
         if self
@@ -304,7 +305,7 @@ impl Filler for Receiver {
         if got == Got::AsGuessed && !window.wants_drops() {
             return Ok(Polled::Busy);
         }
-        // What came out of order, or not at all, may have been dropped here.
+        // Packets that are missing or arrived out of order may have been dropped by this socket.
         self.read_drops(window);
         if got != Got::Nothing {
             return Ok(Polled::Busy);

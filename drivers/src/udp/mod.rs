@@ -1,4 +1,4 @@
-//! The source `udp`: packets of a network instrument, through the kernel's sockets.
+//! The source `udp`: receives packets of a network instrument through Linux sockets.
 //!
 //! ```text
 //!   socket 0 ─▶ thread 0 ─┐
@@ -9,15 +9,14 @@
 //! thread fills the window, Linux writes payload directly to the slots, see [`crate::sys::scatter`].
 //!
 //! # Ledger
-//! | what happens | what is counted |
 //! | event | counted as |
 //! |---|---|
-//! | a packet never arrives | lost, `wire_gap`; `kernel_drop` if the kernel counted drops at the socket meanwhile |
-//! | it arrives after its frame was closed | lost, `late` |
-//! | it arrives twice | `duplicates` |
-//! | it does not match the format, or its number is implausible | `rejected` |
-//! | it carries a message instead of data | `control` |
-//! | the ring has no free slot for its frame | lost, `ring_full` |
+//! | a packet never arrives | lost, `wire_gap`; `kernel_drop` if Linux counted drops at the socket meanwhile |
+//! | a packet arrives after its frame was closed | lost, `late` |
+//! | a packet arrives twice | `duplicates` |
+//! | a packet does not match the format, or its number is implausible | `rejected` |
+//! | a packet contains a message instead of data | `control` |
+//! | the ring has no free slot for the frame of a packet | lost, `ring_full` |
 
 mod config;
 mod filler;
@@ -40,7 +39,7 @@ use daq_core::source::{Filler, Producers, SourceError};
 use filler::Receiver;
 use std::net::SocketAddr;
 
-/// The registry entry.
+/// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "udp",
     summary: "Packets of a network instrument over UDP, raw or SPEAD",
@@ -54,24 +53,24 @@ driver  = "udp"
 ring    = "OUTPUT"
 listen  = "0.0.0.0:4950"      # or several: ["10.0.0.1:4950", "10.0.1.1:4950"]
 samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
-# sockets = 2                 # several flows on several threads; 1 for multicast
-# cores   = [2, 3]            # one a thread
-# from    = ["10.0.0.5", "10.1.0.0/16"]  # accept these senders only
+# sockets = 2                 # sockets per address, each with its own thread; must be 1 for multicast
+# cores   = [2, 3]            # one CPU core for each thread
+# from    = ["10.0.0.5", "10.1.0.0/16"]  # accept only packets from these senders
 # groups  = ["239.1.2.3"]     # multicast groups to join
-# interface = "eth1"          # where to join them
+# interface = "eth1"          # interface that joins the groups
 # receive_buffer = "64 MiB"   # limited by net.core.rmem_max
-# window  = 64                # frames open at a time: how far packets may come out of order
-# max_gap = 65536             # packets beyond that which count as lost when one comes after them
-# resync_after   = 4                 # packets in a row that confirm a restart of the sender
+# window  = 64                # number of frames open at the same time; packets may arrive out of order within them
+# max_gap = 65536             # maximum number of packets missing in a row
+# resync_after = 4            # packets in a row that confirm a restart of the sender
 
 [source.NAME.format]
 kind     = "raw"              # or "spead"
-header   = "16 B"             # before the payload of each packet
-payload  = "8 KiB"            # of each packet
+header   = "16 B"             # size of the header before the payload
+payload  = "8 KiB"            # payload size of each packet
 sequence = { offset = 0, bytes = 8, endian = "big" }
 "#;
 
-/// A checked configuration.
+/// A source whose configuration was checked.
 #[derive(Debug)]
 struct Udp {
     config: UdpConfig,
@@ -96,7 +95,7 @@ impl Udp {
         Arrival {
             declared: self.config.window,
             threads: self.threads(),
-            batch: filler::batch(self.format.places().rest, self.threads()),
+            batch: filler::batch(self.format.packet_layout().rest, self.threads()),
         }
     }
 
@@ -136,8 +135,8 @@ impl Udp {
             .groups
             .retain(|group| group.is_ipv4() == address.is_ipv4());
         if count > 1 {
-            // A group is joined without a word: only a socket that shares nothing finds out that a
-            // stranger has the port.
+            // Joining a group succeeds even if another process uses the port. Only a socket without port sharing
+            // detects that.
             let alone = Options {
                 reuse_port: false,
                 receive_buffer: 0,
@@ -217,7 +216,7 @@ impl SourceSpec for Udp {
     fn memory(&self, geometry: &Geometry) -> usize {
         let payload = match self.frames().detected_from() {
             Some(_) => usize::MAX,
-            None => geometry.place_bytes,
+            None => geometry.packet_bytes,
         };
         let each = filler::memory(payload, self.threads());
         self.threads() * (each + datagram::hold_bytes(&self.format, geometry, self.threads()))
@@ -230,13 +229,13 @@ impl SourceSpec for Udp {
     fn notes(&self) -> Vec<String> {
         let mut notes = self.frames().notes();
         if self.config.samples.is_none() {
-            notes.push("samples not declared: int8 assumed".to_owned());
+            notes.push("the sample type is not declared, so int8 is assumed".to_owned());
         }
         notes.extend(sender::note(self.config.from.as_ref()));
         if self.threads() > 1 {
             let threads = self.threads();
             notes.push(format!(
-                "{threads} threads fill one window: payload is copied once more than with one"
+                "{threads} threads fill one reorder window, so the payload is copied once more than with one thread"
             ));
         }
         notes
@@ -257,7 +256,7 @@ impl SourceSpec for Udp {
         let exclusive = self.threads() == 1;
         let format = self
             .format
-            .start_learning(&context.geometry, self.threads());
+            .start_detection(&context.geometry, self.threads());
         let mut fillers: Vec<Box<dyn Filler>> = Vec::new();
         let mut is_logged = false;
         let mut senders = None::<SenderWatch>;
@@ -273,7 +272,7 @@ impl SourceSpec for Udp {
                 }
                 if !socket.coalesces() {
                     tracing::debug!(
-                        "source {}: this kernel does not coalesce packets (UDP_GRO)",
+                        "source {}: this Linux version does not coalesce packets (UDP_GRO)",
                         context.name
                     );
                 }

@@ -1,51 +1,52 @@
-//! How much to ask of the kernel at a time, learned from what came.
+//! Adapts the number of messages and packets per receive call to the traffic.
 
-/// Messages received by one system call, at most.
+/// Maximum number of messages per system call.
 pub(super) const MESSAGES: usize = 64;
-/// Coalesced messages received by one system call, at most, where their payload is copied.
+/// Maximum number of coalesced messages per system call, if their payload is copied.
 pub(super) const COALESCED: usize = 8;
-/// Places guessed for one system call, at most.
-pub(super) const PLACES: usize = 512;
-/// Wrong guesses in a row after which guessing is given up for a while.
+/// Maximum number of packet slots predicted for one system call.
+pub(super) const MAX_BATCH_PACKETS: usize = 512;
+/// Number of mispredicted batches in a row after which prediction pauses.
 const BAD: u32 = 3;
-/// Batches without guesses, at first and at most.
+/// Length of a prediction pause in batches: initial value and maximum.
 const REST: (u32, u32) = (32, 2048);
-/// Batches in a row with messages of fewer packets after which fewer are guessed.
+/// Number of batches in a row with smaller messages after which fewer packets per message are predicted.
 const SMALLER: u32 = 16;
 
-/// What became of a batch that was received into guessed places.
+/// Result of a batch that was received into predicted packet slots.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// Messages received.
+    /// Number of messages received.
     pub messages: usize,
-    /// Packets of the fullest message.
+    /// Number of packets in the largest message.
     pub fullest: usize,
-    /// Whether a message other than the last had another number of packets than was guessed.
+    /// Whether a message other than the last had a different number of packets than predicted.
     pub uneven: bool,
-    /// Packets that lay where they belonged.
+    /// Number of packets that were predicted correctly.
     pub matched: u64,
-    /// Packets that had to be moved.
+    /// Number of packets that must be moved to another packet slot.
     pub moved: u64,
 }
 
-/// The present choice.
+/// The current prediction and its history.
 #[derive(Clone, Debug)]
 pub(super) struct Tune {
-    /// Messages to guess.
+    /// Number of messages to predict.
     messages: usize,
-    /// Packets of a message to guess.
+    /// Number of packets per message to predict.
     segments: usize,
-    /// Batches in a row whose fullest message was smaller than guessed.
+    /// Number of batches in a row whose largest message was smaller than predicted.
     smaller: u32,
-    /// Even batches in a row.
+    /// Number of even batches since the number of messages last changed. In an even batch, all messages but the last
+    /// have the predicted size.
     even: u32,
-    /// Even batches that are wanted before more messages are guessed.
+    /// Number of even batches required before more messages are predicted.
     trust: u32,
-    /// Wrong guesses in a row.
+    /// Number of mispredicted batches in a row.
     bad: u32,
-    /// Batches left without guesses.
+    /// Number of batches until prediction resumes.
     rest: u32,
-    /// Batches without guesses next time.
+    /// Number of batches of the next pause.
     next_rest: u32,
 }
 
@@ -65,24 +66,26 @@ impl Default for Tune {
 }
 
 impl Tune {
-    /// Whether the next batch should be received into guessed places.
+    /// Returns whether to receive the next batch into predicted packet slots.
     pub(super) fn guesses(&mut self) -> bool {
         let rests = self.rest > 0;
         self.rest = self.rest.saturating_sub(1);
         !rests
     }
 
-    /// Messages and packets of each to guess.
+    /// Returns the number of messages and the number of packets per message to predict.
     pub(super) fn guess(&self) -> (usize, usize) {
         (
-            self.messages.min((PLACES / self.segments).max(1)),
+            self.messages
+                .min((MAX_BATCH_PACKETS / self.segments).max(1)),
             self.segments,
         )
     }
 
-    /// Messages to receive without guesses, where that is the rule (true) or only until a guess can be made again.
+    /// Returns the number of messages to receive without prediction. `is_rule` is false if a prediction was due but not
+    /// possible; then the batch is small, so that the next prediction follows soon.
     pub(super) fn plain(&self, is_rule: bool) -> usize {
-        // What is received is read at once, and should still be in a near cache then.
+        // The messages are read immediately, so they should still fit into a CPU cache.
         let cached = if self.segments > 1 {
             COALESCED
         } else {
@@ -91,19 +94,19 @@ impl Tune {
         if is_rule { cached } else { cached / 4 }
     }
 
-    /// Learns from a batch that was received without guesses.
+    /// Updates the prediction after a batch that was received without prediction.
     pub(super) fn saw_plain(&mut self, fullest: usize) {
         self.segments = self.segments.max(fullest);
     }
 
-    /// Learns from a batch that was received into guessed places.
+    /// Updates the prediction after a batch that was received into predicted packet slots.
     pub(super) fn saw(&mut self, seen: Seen) {
         if seen.messages == 0 {
             return;
         }
         self.size(seen.fullest);
         if seen.uneven {
-            // One message at a time can be of any size without moving what comes after it.
+            // A single message can have any size without affecting later messages.
             (self.messages, self.even) = (1, 0);
             self.trust = (self.trust * 2).min(1024);
         } else {
@@ -155,7 +158,7 @@ mod tests {
         for _ in 0..10 {
             tune.saw(good(44));
         }
-        assert_eq!(tune.guess(), (PLACES / 44, 44));
+        assert_eq!(tune.guess(), (MAX_BATCH_PACKETS / 44, 44));
         for _ in 0..SMALLER {
             tune.saw(good(1));
         }

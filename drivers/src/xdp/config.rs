@@ -16,7 +16,7 @@ use std::fmt;
 
 /// Maximum number of queues of a source.
 const MAX_QUEUES: usize = 64;
-/// Queue numbers are below this.
+/// Exclusive upper bound of queue numbers.
 const QUEUE_NUMBERS: u32 = 4096;
 /// Minimum and maximum number of packets that Linux stores per queue.
 const PACKETS: (u32, u32) = (64, 1 << 18);
@@ -39,12 +39,12 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Attach {
-    /// In the NIC's driver if supported, otherwise after it.
+    /// In the NIC's driver if supported, otherwise in the network stack after the driver.
     #[default]
     Auto,
     /// In the NIC's driver.
     Native,
-    /// After the driver: works with every interface, but is slower.
+    /// In the network stack, after the driver: works with every interface, but is slower.
     Generic,
 }
 
@@ -60,12 +60,12 @@ impl<'de> Deserialize<'de> for Queues {
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(
-                    "how many queues, such as 2, or an array of their numbers, such as [0, 3]",
+                    "a number of queues, such as 2, or an array of queue numbers, such as [0, 3]",
                 )
             }
 
             fn visit_u64<E: Error>(self, count: u64) -> Result<Queues, E> {
-                // One more than are possible is refused below all the same.
+                // A larger count is rejected later, so limit it here to avoid a huge allocation.
                 let count = count.min(MAX_QUEUES as u64 + 1);
                 Ok(Queues((0..u32::try_from(count).unwrap_or(0)).collect()))
             }
@@ -109,57 +109,59 @@ impl JsonSchema for Queues {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct XdpConfig {
-    /// The network interface, such as `"eth1"`. Only one XDP program can be attached to it, so only one source can use it.
+    /// The network interface, such as `"eth1"`. Only one XDP program can be attached to an interface, so only one source can
+    /// use the interface.
     pub interface: String,
-    /// Address and port to receive on, such as `"10.0.0.1:4950"`, or an array of up to 64. A multicast group is joined. All
-    /// other packets continue to the Linux network stack.
+    /// Address and port to receive on, such as `"10.0.0.1:4950"`, or an array of up to 64 such addresses. A multicast group is
+    /// joined. All other packets continue to the Linux network stack.
     pub listen: Listen,
     /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `["10.0.0.5",
     /// "10.1.0.0/16", "10.0.0.7:4000"]`; by default every sender. The XDP program drops the other packets without counting
     /// them.
     pub from: Option<List<Allowed>>,
-    /// Receive queues to use, each with a socket and a thread: their number, counted from queue 0, or an array of queue
-    /// numbers. Packets of other queues are received through the Linux network stack, which is slower and is logged.
+    /// Receive queues to use: the number of queues, counted from queue 0, or an array of queue numbers. Each queue has its own
+    /// socket and thread. Packets of other queues are received through the Linux network stack, which is slower and is logged.
     #[serde(default = "one")]
     pub queues: Queues,
-    /// CPU cores of the threads, one per thread in the order of queues; by default any.
+    /// CPU cores of the threads, one core per thread in the order of queues; by default any core.
     #[serde(default)]
     pub cores: Vec<usize>,
-    /// `"zero-copy"`: the NIC writes to memory that it shares with daq; `"copy"`: Linux copies packets there; `"auto"`:
-    /// zero-copy if the NIC's driver supports it, otherwise copy. The selected mode is logged.
+    /// `"zero-copy"`: the NIC writes to memory that it shares with daq; `"copy"`: Linux copies packets to that memory;
+    /// `"auto"`: zero-copy if the NIC's driver supports it, otherwise copy. The selected mode is logged.
     #[serde(default)]
     pub mode: Mode,
-    /// Where the XDP program runs: `"native"`, in the NIC's driver; `"generic"`, after it, for drivers without XDP support;
-    /// `"auto"`: native if supported, otherwise generic. The selected mode is logged.
+    /// Where the XDP program runs: `"native"`, in the NIC's driver; `"generic"`, in the network stack after the driver, for
+    /// drivers without XDP support; `"auto"`: native if supported, otherwise generic. The selected mode is logged.
     #[serde(default)]
     pub attach: Attach,
-    /// Memory per packet, 2 or 4 KiB, of which Linux reserves 256 bytes. Longer packets need several, which requires
-    /// Linux 6.6 or newer.
+    /// Size of a chunk of packet memory, 2 or 4 KiB, of which Linux reserves 256 bytes. Longer packets need several chunks,
+    /// which requires Linux 6.6 or newer.
     #[serde(default = "chunk")]
     pub chunk: ByteSize,
     /// Number of packets that Linux stores per queue while its thread is delayed: a power of two, 64 to 262144.
     #[serde(default = "packets")]
     pub packets: u32,
-    /// How long a call may poll the NIC instead of waiting for interrupts, such as `"50 us"`, if the NIC's driver supports it.
-    /// By default interrupts are used.
+    /// Maximum time that a call polls the NIC instead of waiting for interrupts, such as `"50 us"`, if the NIC's driver
+    /// supports polling. By default, interrupts are used.
     #[serde(default)]
     pub busy_poll: Span,
-    /// Socket receive buffer for packets that arrive through the Linux network stack: those of other queues, and fragments.
+    /// Size of the socket receive buffer for packets that arrive through the Linux network stack: packets of other queues, and
+    /// fragments.
     #[serde(default = "receive_buffer")]
     pub receive_buffer: ByteSize,
-    /// Number of frames open at the same time, at least 1. It limits how far packets may arrive out of order. By default enough
-    /// for several receive batches of each thread, at least 8, limited by the slots of the ring; `daq plan` prints the number
-    /// and the reason. If SPEAD sizes are detected automatically, the default is computed for the maximum number of packets in
-    /// a slot: set `window` if `late` grows. A frame with missing packets is published when a packet of a frame `window` frames
-    /// later arrives, or when the source ends. There is no timeout: while the sender is silent, the frame stays `pending`, and
-    /// so do complete frames behind it.
+    /// Number of frames open at the same time, at least 1. This number limits how far packets may arrive out of order. The
+    /// default is large enough for several receive batches of each thread, at least 8, and limited by the number of slots of
+    /// the ring; `daq plan` prints the number and the reason. If SPEAD sizes are detected automatically, the default is
+    /// computed for the maximum number of packets in a slot: set `window` if `late` grows. A frame with missing packets is
+    /// published when a packet of a frame `window` frames later arrives, or when the source ends. There is no timeout: while
+    /// the sender is silent, the frame stays `pending`, and so do complete frames behind it.
     pub window: Option<usize>,
     /// Maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not counted as
-    /// loss: it starts a new epoch.
+    /// loss but starts a new epoch.
     #[serde(default = "frames::default_max_gap")]
     pub max_gap: u64,
-    /// Number of packets in a row with consistent sequence numbers that are accepted if they differ from the stream by more than
-    /// twice the window. Until then they are kept; if they are not consistent, they are rejected. At least 1.
+    /// Number of packets in a row that must have consistent sequence numbers before daq accepts a jump of more than twice the
+    /// window. Until then, daq buffers the packets; if their numbers are not consistent, it rejects them. At least 1.
     #[serde(default = "frames::default_resync_after")]
     pub resync_after: u32,
     /// Type and layout of the payload samples; by default real int8 with one channel.
@@ -196,17 +198,17 @@ impl XdpConfig {
             (1..=MAX_ADDRESSES).contains(&listen.len()),
             "listen",
             format!(
-                "{} addresses; 1 to {MAX_ADDRESSES} are possible",
+                "`listen` has {} addresses, but must have 1 to {MAX_ADDRESSES}",
                 listen.len()
             ),
-            "set one such as \"10.0.0.1:4950\"",
+            "set at least one address and port, such as \"10.0.0.1:4950\"",
         );
         for (i, address) in listen.iter().enumerate() {
             let at = format!("listen.{i}");
             must(
                 !address.ip().is_unspecified() && address.port() != 0,
                 &at,
-                format!("{address} is not one address and port"),
+                format!("{address} must be a specific address and port"),
                 "packets are selected by address and port: set the interface's address (`ip address` lists them), or the \
                  multicast group",
             );
@@ -221,8 +223,11 @@ impl XdpConfig {
         must(
             (1..=MAX_QUEUES).contains(&queues.len()),
             "queues",
-            format!("{} queues; 1 to {MAX_QUEUES} are possible", queues.len()),
-            "one for each receive queue of the interface: `ethtool -l` lists them",
+            format!(
+                "`queues` has {} queues, but must have 1 to {MAX_QUEUES}",
+                queues.len()
+            ),
+            "set one queue for each receive queue of the interface; `ethtool -l` lists the receive queues",
         );
         for (i, queue) in queues.iter().enumerate() {
             must(
@@ -248,14 +253,17 @@ impl XdpConfig {
         must(
             matches!(self.chunk.0, 2048 | 4096),
             "chunk",
-            format!("a chunk cannot have {}", self.chunk),
+            format!("a chunk must have 2 KiB or 4 KiB, not {}", self.chunk),
             "set \"2 KiB\" or \"4 KiB\": Linux supports no other sizes",
         );
         must(
             self.packets.is_power_of_two() && (PACKETS.0..=PACKETS.1).contains(&self.packets),
             "packets",
-            format!("the number of packets cannot be {}", self.packets),
-            "set a power of two from 64 to 262144, such as 4096",
+            format!(
+                "`packets` is {}, but must be a power of two from 64 to 262144",
+                self.packets
+            ),
+            "set for instance 4096",
         );
         must(
             self.mode != Mode::ZeroCopy || self.attach != Attach::Generic,
@@ -271,7 +279,7 @@ impl XdpConfig {
         found
     }
 
-    /// Bytes per chunk.
+    /// Returns the chunk size in bytes.
     pub fn chunk_bytes(&self) -> usize {
         self.chunk.bytes().unwrap_or(usize::MAX)
     }

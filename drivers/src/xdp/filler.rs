@@ -1,4 +1,4 @@
-//! One queue's thread: from the memory shared with the card into the window.
+//! The thread of one queue: moves packets from the memory shared with the NIC into the reorder window.
 
 use super::headers;
 use super::link::{Attached, BATCH};
@@ -19,12 +19,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Messages received from the Linux network stack per system call.
+/// Number of messages received from the Linux network stack per system call.
 const MESSAGES: usize = 8;
-/// Maximum number of such calls in a row before the XDP queue is polled again; together as many packets as one batch of the
-/// queue.
+/// Maximum number of receive calls to the network stack in a row before the XDP queue is polled again. The calls together
+/// receive at most the packets of one batch of the queue.
 const ROUNDS: usize = BATCH / MESSAGES;
-/// Maximum number of such calls when the sockets are emptied at startup; more than a receive buffer holds.
+/// Maximum number of receive calls to the network stack when the sockets are emptied at startup, so that a full receive buffer
+/// is emptied.
 const BACKLOG: usize = 1 << 14;
 /// Minimum interval between reads of Linux's drop counters, and of packets from the network stack, while packets arrive in
 /// the queue.
@@ -33,8 +34,8 @@ const STACK_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum time of one wait. Linux does not wake waiting threads when an interface is removed.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// Returns the buffer size of one thread in bytes. `packet` is the maximum length of packets in several pieces (0 if there
-/// are none). The `first` thread also receives from the network stack.
+/// Returns the buffer size of one thread in bytes. `packet` is the maximum length of packets in several pieces (0 if
+/// there are none). The thread with `first` set also receives from the network stack.
 pub(super) fn memory(packet: usize, first: bool) -> usize {
     BATCH * packet + if first { MESSAGES * MESSAGE_BYTES } else { 0 }
 }
@@ -42,7 +43,7 @@ pub(super) fn memory(packet: usize, first: bool) -> usize {
 /// Sockets for packets that arrive through the Linux network stack instead of an XDP queue.
 pub(super) struct Stack {
     sockets: Vec<UdpSocket>,
-    /// Polls readable if any of the sockets has a packet.
+    /// An epoll descriptor that is readable if any of the sockets has a packet.
     ready: OwnedFd,
     batch: RecvBatch,
     is_reported: bool,
@@ -68,7 +69,8 @@ impl Stack {
         })
     }
 
-    /// Discards all packets received so far: they are older than those in the XDP queues and would be placed after them.
+    /// Discards all packets received so far, because they are older than the packets in the XDP queues and would be placed
+    /// after those packets.
     pub(super) fn empty(&mut self) -> std::io::Result<()> {
         for socket in &self.sockets {
             let mut rounds = 0;
@@ -103,22 +105,22 @@ impl Stack {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Got {
     any: bool,
-    /// More packets are left in a socket.
+    /// Whether more packets are left in a socket.
     more: bool,
 }
 
 /// Receives from one queue.
 pub(super) struct Receiver {
     name: String,
-    /// The interface and queue, for messages.
+    /// Name of the interface and the queue, for messages.
     what: String,
     socket: XdpSocket,
-    /// The first thread's.
+    /// The sockets for packets from the network stack; only the first thread has these sockets.
     stack: Option<Stack>,
     placer: Placer,
     rejections: Rejections,
     senders: SenderWatch,
-    /// Assembled packets that arrived in several pieces.
+    /// Buffer in which packets of several pieces are reassembled.
     whole: Box<[u8]>,
     packets: Vec<Packet>,
     stack_polled: Option<Instant>,
@@ -129,16 +131,16 @@ pub(super) struct Receiver {
     _attached: Arc<Attached>,
 }
 
-/// Where a packet's bytes are.
+/// Location of a packet's bytes.
 #[derive(Clone, Copy, Debug)]
 struct Packet {
-    /// Its first piece.
+    /// Index of the packet's first piece.
     piece: usize,
-    /// Where it was put together, if it had to be.
+    /// Byte range in [`Receiver::whole`], if the packet was reassembled from several pieces.
     whole: Option<(usize, usize)>,
 }
 
-/// What a receiver is made of.
+/// Arguments of [`Receiver::new`].
 pub(super) struct Parts {
     pub(super) name: String,
     pub(super) rejections: Rejections,
@@ -147,7 +149,7 @@ pub(super) struct Parts {
     pub(super) socket: XdpSocket,
     pub(super) stack: Option<Stack>,
     pub(super) format: Format,
-    /// Bytes of a packet that lies in several pieces, at most.
+    /// Maximum size in bytes of a packet in several pieces.
     pub(super) packet: usize,
     pub(super) attached: Arc<Attached>,
     /// Whether Linux polls the NIC while the queue is empty, instead of waiting for an interrupt.
@@ -208,7 +210,7 @@ impl Receiver {
             })
         };
         self.senders.saw(packet(0).and_then(headers::sender));
-        // With packets that were rejected among them, the index is that of another packet.
+        // If packets were rejected, the index does not match `self.packets`.
         if let Some(duplicate) = duplicate.filter(|_| wrongs == 0) {
             self.senders
                 .duplicate(packet(duplicate).and_then(headers::sender));
@@ -217,13 +219,13 @@ impl Receiver {
             window.reject(wrongs);
             self.log_rejected(wrong, wrongs);
         }
-        // A packet whose end has not come yet stays.
+        // The pieces of an incomplete packet stay until its last piece arrives.
         self.socket.give_back(pieces);
         true
     }
 
-    /// Finds the whole packets among what was taken, and puts those together that lie in several pieces; how many pieces
-    /// they are.
+    /// Finds the complete packets among the received pieces, and reassembles packets that consist of several pieces. Returns
+    /// the number of pieces that the complete packets occupy.
     fn gather(&mut self) -> usize {
         self.packets.clear();
         let (mut done, mut first, mut used) = (0, None, 0);
@@ -232,7 +234,7 @@ impl Receiver {
             let (piece, start) = *first.get_or_insert((i, used));
             let is_alone = piece == i && !goes_on;
             if !is_alone {
-                // Longer than any packet of this interface: what does not fit is cut, and its length is then refused.
+                // A packet can be larger than the interface allows. It is truncated, and its length is rejected later.
                 let room = &mut self.whole[used..];
                 let fits = bytes.len().min(room.len());
                 room[..fits].copy_from_slice(&bytes[..fits]);
@@ -245,7 +247,7 @@ impl Receiver {
             }
         }
         if done == 0 && self.socket.count() == BATCH {
-            // One packet in more pieces than there is room for.
+            // A single packet has more pieces than the batch can hold, so drop the pieces.
             done = BATCH;
         }
         done
@@ -263,7 +265,7 @@ impl Receiver {
         }
     }
 
-    /// Takes what has come through the kernel's stack.
+    /// Receives the packets that arrived through the Linux network stack.
     fn receive_from_stack(&mut self, window: &mut ReorderWindow) -> Result<Got, std::io::Error> {
         let Some(stack) = &mut self.stack else {
             return Ok(Got::default());
@@ -282,9 +284,9 @@ impl Receiver {
         })?;
         if got.any && !std::mem::replace(&mut stack.is_reported, true) {
             tracing::warn!(
-                "source {}: some packets arrive through the Linux network stack, which is slower. They are received. \
-                 Possible causes: NIC queues without a socket (see `ethtool -l` and `ethtool -S`, then raise `queues`), IP \
-                 fragments, IP options, senders on this machine, or packets from before the start",
+                "source {}: some packets arrive through the Linux network stack, which is slower. daq receives these packets too. Possible causes: NIC queues without a socket (see `ethtool -l` and `ethtool -S`, then raise \
+                 `queues`), IP fragments, IP options, senders on this machine, or packets that arrived before the \
+                 start",
                 self.name,
             );
         }
@@ -294,7 +296,8 @@ impl Receiver {
     /// Reads the number of packets that Linux has dropped.
     ///
     /// With zero copy the NIC drops packets for which it has no chunk, and Linux counts only how often it found no chunk. This
-    /// is weak evidence, because it may find one before a packet is lost. In copy mode Linux counts such packets as dropped.
+    /// is weak evidence, because Linux may find a chunk before a packet is lost. In copy mode Linux counts such packets as
+    /// dropped.
     fn read_drops(&self, window: &ReorderWindow) {
         let Ok(statistics) = self.socket.statistics() else {
             return;
@@ -330,7 +333,7 @@ impl Receiver {
         let of_queue = both[0].revents();
         match ready {
             Ok(_) if of_queue.intersects(PollFlags::ERR | PollFlags::HUP) => {
-                // The error stays set, so that further polls would return at once without a packet.
+                // The error state persists, so further polls would return immediately without a packet.
                 Err(self.failure().unwrap_or_else(|| self.removed()))
             }
             Ok(ready) => Ok(ready > 0),

@@ -1,19 +1,22 @@
-//! From a packet to the datagram in it, as strictly as the kernel's stack would.
+//! Finds the UDP datagram in a packet, with the same checks as the Linux network stack.
 
 use std::net::SocketAddr;
 use std::ops::Range;
 
-/// Why a packet yields no datagram.
+/// Reason why a packet contains no usable datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
-    /// It ends before its headers do.
-    #[error("it ends within its headers")]
+    /// The packet ends before its headers do.
+    #[error("the packet ends within its headers")]
     Short,
-    /// It is none of the packets that the program is to hand over.
-    #[error("it is no UDP datagram over plain IPv4 or IPv6")]
+    /// The packet is of a kind that the XDP program should not have selected.
+    #[error(
+        "the packet is not a UDP datagram over IPv4 without options and fragmentation, or over IPv6 without \
+         extension headers"
+    )]
     Other,
-    /// Its own lengths contradict each other.
-    #[error("its lengths contradict each other")]
+    /// The length fields of the packet contradict each other.
+    #[error("the lengths in the packet's headers contradict each other")]
     Length,
 }
 
@@ -30,11 +33,11 @@ fn word(bytes: &[u8], at: usize) -> Result<u16, Wrong> {
         .ok_or(Wrong::Short)
 }
 
-/// Where the payload of the datagram lies in `packet`, which begins with its Ethernet header: at most one tag, IPv4 without
-/// options and not in fragments, or IPv6 without extension headers, then UDP.
+/// Returns the byte range of the UDP payload in `packet`. The packet must begin with its Ethernet header and at most
+/// one VLAN tag, followed by IPv4 without options and fragmentation, or by IPv6 without extension headers, then UDP.
 ///
-/// What follows the datagram, as Ethernet pads short packets, is left out. Checksums are not looked at: the card has
-/// checked them, and what a machine sends to itself has none.
+/// Ethernet padding after the datagram is excluded. Checksums are not verified: the NIC has verified them, and packets
+/// from the same host have none.
 ///
 /// ```
 /// let mut packet = [0; 60];
@@ -52,8 +55,8 @@ pub fn payload(packet: &[u8]) -> Result<Range<usize>, Wrong> {
     } else {
         (first, 14)
     };
-    // Where UDP begins, and the most bytes that it may have.
-    let (start, most) = match kind {
+    // Offset of the UDP header, and maximum size of the datagram with its header.
+    let (start, max) = match kind {
         ETHERTYPE_IPV4 => {
             let header: &[u8; 20] = packet[network..].first_chunk().ok_or(Wrong::Short)?;
             let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff;
@@ -77,13 +80,13 @@ pub fn payload(packet: &[u8]) -> Result<Range<usize>, Wrong> {
     if packet.len() < start + UDP {
         return Err(Wrong::Short);
     }
-    if bytes < UDP || bytes > most || start + most > packet.len() {
+    if bytes < UDP || bytes > max || start + max > packet.len() {
         return Err(Wrong::Length);
     }
     Ok(start + UDP..start + bytes)
 }
 
-/// Who sent `packet`, one that [`payload`] understands.
+/// Returns the sender of `packet`, if [`payload`] accepts the packet's headers.
 pub fn sender(packet: &[u8]) -> Option<SocketAddr> {
     let payload = payload(packet).ok()?;
     let port = word(packet, payload.start - UDP).ok()?;
@@ -107,7 +110,7 @@ pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A packet as a sender makes it, and where its payload begins.
+    /// Builds a packet, and returns it with the offset of its payload.
     pub(in crate::xdp) fn packet(
         six: bool,
         tag: Option<u16>,
@@ -150,7 +153,7 @@ pub(super) mod tests {
             let whole = packet(six, tag, &bytes, padding);
             let found = payload(&whole);
             prop_assert_eq!(found.clone().map(|found| &whole[found]), Ok(&bytes[..]));
-            // However it is cut, it is found whole or not at all.
+            // A truncated packet is either parsed completely or rejected.
             let end = found.unwrap().end;
             for cut in (0..whole.len()).step_by(1 + whole.len() / 200) {
                 prop_assert_eq!(payload(&whole[..cut]).is_ok(), cut >= end, "cut at {}", cut);
@@ -190,11 +193,11 @@ pub(super) mod tests {
             other[at] = byte;
             payload(&other)
         };
-        // Options, another protocol, the first fragment of several, a later one.
+        // In this order: IP options, another protocol, the first fragment, a later fragment, and another EtherType.
         for (at, byte) in [(14, 0x46), (23, 6), (20, 0x20), (21, 1), (13, 6)] {
             assert_eq!(with(at, byte), Err(Wrong::Other), "byte {at}");
         }
-        // Lengths of IP and UDP beyond the packet, and below their headers.
+        // IP and UDP lengths beyond the end of the packet, then lengths smaller than their headers.
         for (at, byte) in [(16, 1), (38, 1), (17, 10), (39, 7)] {
             assert_eq!(with(at, byte), Err(Wrong::Length), "byte {at}");
         }

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of an Ethernet header with two VLAN tags.
+/// Size in bytes of an Ethernet header with two VLAN tags.
 const ETHERNET: usize = 14 + 8;
 /// Largest MTU of a virtual interface; NICs have less than 10000.
 const MAX_MTU: usize = 65_535;
@@ -50,8 +50,8 @@ fn max_packet(mtu: usize, chunk: usize) -> usize {
     if packet > chunk - HEADROOM { packet } else { 0 }
 }
 
-/// As [`max_packet`], for the interface of `config` before it is opened. Without such an interface the largest MTU is
-/// assumed.
+/// Returns [`max_packet`] for the interface of `config` before it is opened. If the interface does not exist, the
+/// largest MTU is assumed.
 pub(super) fn planned_max_packet(config: &XdpConfig) -> usize {
     let mtu = Interface::find(&config.interface).and_then(|interface| interface.mtu());
     max_packet(mtu.unwrap_or(MAX_MTU), config.chunk_bytes())
@@ -66,21 +66,25 @@ fn code(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(0)
 }
 
-/// Opens a socket for each queue, and has the packets for `addresses` handed to them.
+/// Opens a socket for each queue and attaches a program that redirects packets for `addresses` to the sockets.
 pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opened, SourceError> {
     let what = format!("interface {}", config.interface);
     let interface = Interface::find(&config.interface).map_err(|errno| {
-        let help = "`ip link` lists those that there are";
+        let help = "`ip link` lists all interfaces";
         refused(&what, &errno.into(), help)
     })?;
-    let mtu = interface
-        .mtu()
-        .map_err(|errno| refused(&what, &errno.into(), "its MTU cannot be read"))?;
+    let mtu = interface.mtu().map_err(|errno| {
+        refused(
+            &what,
+            &errno.into(),
+            "the MTU of the interface cannot be read",
+        )
+    })?;
     let packet = max_packet(mtu, config.chunk_bytes());
     let has_pieces = packet > 0;
     let queues = &config.queues.0;
-    let most = queues.iter().max().map_or(1, |queue| queue + 1);
-    let map = bpf::socket_map(most).map_err(|error| privilege(&what, &error))?;
+    let max = queues.iter().max().map_or(1, |queue| queue + 1);
+    let map = bpf::socket_map(max).map_err(|error| privilege(&what, &error))?;
     let code = program::assemble(
         addresses,
         List::or_none(config.from.as_ref()),
@@ -131,7 +135,7 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
             .map_err(|(step, errno)| open_error(&what, step, errno, config, &interface, mtu))?;
         sockets.push(socket);
     }
-    // From here on all queues receive packets.
+    // After this loop all queues receive packets.
     for (socket, queue) in sockets.iter().zip(queues) {
         bpf::map_socket(map.as_fd(), *queue, socket.as_fd())
             .map_err(|error| privilege(&what, &error))?;
@@ -185,26 +189,37 @@ fn attach(
 ) -> Result<(OwnedFd, Hook), SourceError> {
     let name = interface.name();
     let try_at = |hook| bpf::attach(program.as_fd(), interface.index(), hook);
-    let failed = |error: io::Error| match Errno::from_io_error(&error) {
+    let failed = |hook: Hook, error: io::Error| match Errno::from_io_error(&error) {
         Some(Errno::BUSY | Errno::EXIST) => refused(
             what,
             &error,
             &format!(
-                "another XDP program is attached to this interface, of another daq or another process; see \
-                 `ip -details link show dev {name}` and `bpftool net`. Stop that process. Or detach the program: if \
-                 `bpftool link` lists it as link N, with `bpftool link detach id N`, otherwise with \
-                 `ip link set dev {name} xdp off`"
+                "another XDP program is attached to this interface, by another daq or another process; see `ip -details link \
+                 show dev {name}` and `bpftool net`. Stop that process. Or detach the program: if `bpftool link` lists \
+                 the program as link N, with `bpftool link detach id N`, otherwise with `ip link set dev {name} xdp \
+                 off`"
             ),
         ),
         _ if code(&error) == libc::EPERM => privilege(what, &error),
-        _ => refused(
-            what,
-            &error,
-            &format!(
-                "its driver does not support XDP programs; set `attach = \"generic\"`, and for packets longer than a page \
-                 an MTU of at most 3500: `ip link set dev {name} mtu 3500`"
+        _ => match hook {
+            Hook::Driver => refused(
+                what,
+                &error,
+                &format!(
+                    "the driver of {name} does not support XDP programs; set `attach = \"generic\"`. For packets longer \
+                     than a page, also limit the MTU to 3500: `ip link set dev {name} mtu 3500`"
+                ),
             ),
-        ),
+            Hook::Generic => refused(
+                what,
+                &error,
+                &format!(
+                    "the program cannot be attached in generic mode; if packets are longer than a page, limit the MTU to \
+                     3500: `ip link set dev {name} mtu 3500`. Or use the source `udp`, which receives the same packets \
+                     without XDP"
+                ),
+            ),
+        },
     };
     if config.attach != Attach::Generic {
         match try_at(Hook::Driver) {
@@ -213,7 +228,7 @@ fn attach(
                 if config.attach == Attach::Native
                     || matches!(code(&error), libc::EBUSY | libc::EEXIST | libc::EPERM) =>
             {
-                return Err(failed(error));
+                return Err(failed(Hook::Driver, error));
             }
             Err(error) => {
                 let error = match code(&error) {
@@ -226,7 +241,7 @@ fn attach(
             }
         }
     }
-    let link = try_at(Hook::Generic).map_err(failed)?;
+    let link = try_at(Hook::Generic).map_err(|error| failed(Hook::Generic, error))?;
     Ok((link, Hook::Generic))
 }
 
@@ -238,7 +253,7 @@ fn privilege(what: &str, error: &io::Error) -> SourceError {
              `AmbientCapabilities=` in the unit"
         }
         libc::EINVAL | libc::ENOSYS => {
-            "this kernel does not support AF_XDP; it needs Linux 5.11 or newer with CONFIG_BPF_SYSCALL and \
+            "this Linux version does not support AF_XDP, which needs Linux 5.11 or newer with CONFIG_BPF_SYSCALL and \
              CONFIG_XDP_SOCKETS"
         }
         _ => "use the source `udp`, which receives the same packets without XDP",
@@ -274,7 +289,7 @@ fn open_error(
     let has_pieces = max_packet(mtu, config.chunk_bytes()) > 0;
     let help = match (step, errno) {
         (Step::Socket, Errno::AFNOSUPPORT) => {
-            "this kernel does not support AF_XDP sockets (CONFIG_XDP_SOCKETS)".to_owned()
+            "this Linux version was built without AF_XDP sockets (CONFIG_XDP_SOCKETS)".to_owned()
         }
         (_, Errno::PERM | Errno::ACCESS) => return privilege(what, &error),
         (Step::Memory, Errno::NOBUFS | Errno::NOMEM) => {
@@ -288,7 +303,8 @@ fn open_error(
             interface.name()
         ),
         (Step::Bind, Errno::OPNOTSUPP) if config.mode == Mode::ZeroCopy => {
-            "its driver does not support zero copy here; set `mode = \"auto\"`, which lets Linux copy the packets"
+            "the driver does not support zero copy on this queue; set `mode = \"auto\"`, which lets Linux copy the \
+             packets"
                 .to_owned()
         }
         (Step::Bind, Errno::INVAL | Errno::OPNOTSUPP) if has_pieces => {
@@ -296,7 +312,8 @@ fn open_error(
         }
         (Step::Bind, Errno::INVAL) => match interface.queues() {
             Some(queues) => format!(
-                "{} has {}, counted from 0; change their number with `ethtool -L {0} combined N` if the driver supports it",
+                "{} has {}, counted from 0; change the number of queues with `ethtool -L {0} combined N` if the driver \
+                 supports it",
                 interface.name(),
                 counted(queues, "receive queue")
             ),

@@ -1,43 +1,46 @@
 //! The source `xdp`: packets of a network instrument, bypassing the Linux network stack (`AF_XDP`).
 //!
 //! ```text
-//!   queue 0 ─▶ program ─ours─▶ chunks of pinned memory ─▶ thread 0 ─┐
-//!   queue 1 ─▶ program ─ours─▶ chunks of pinned memory ─▶ thread 1 ─┼─▶ one window of open slots ─▶ ring
-//!                 └─ everything else ─▶ the kernel's stack ─────────┘ (datagrams of ours that it gets)
+//!   queue 0 ─▶ program ─selected─▶ chunks of pinned memory ─▶ thread 0 ─┐
+//!   queue 1 ─▶ program ─selected─▶ chunks of pinned memory ─▶ thread 1 ─┼─▶ one window of open slots ─▶ ring
+//!                 └─ everything else ─▶ Linux network stack ────────────┘ (selected addresses, other packet types)
 //! ```
-//! A small program, put together in `program` and run by the kernel for each packet, hands UDP packets to our addresses
-//! to sockets whose memory the kernel, or with zero copy the card itself, fills. Everything else stays the kernel's: it
-//! answers ARP and pings. It also still gets datagrams of ours that the program does not know by their first bytes (in
-//! fragments, with options) or that come in a queue without a socket; they are taken from an ordinary UDP socket, which
-//! claims the port and joins multicast groups as well. So nothing is lost uncounted whatever the card does with packets.
+//! Linux runs a small program, which the module `program` assembles, for each packet. The program redirects UDP packets
+//! for the source's addresses to sockets. Linux fills the memory of these sockets, or with zero copy the NIC does. All
+//! other packets continue to the Linux network stack, so ARP and ping still work. Some packets for the source's
+//! addresses also continue there: those that the program does not recognise (fragments, IP options) and those in a
+//! queue without a socket. The source receives these from an ordinary UDP socket, which also claims the port and joins
+//! multicast groups. So every packet is received or counted, however the NIC distributes packets to its queues.
 //!
-//! # A filler, not an engine
-//! The card chooses the chunk before it knows what comes, so a packet lands with its headers, in the order of arrival: its
-//! payload belongs to a place of a frame that only the packet itself names. So payload is copied once, from the chunk into
-//! its place in a slot, as `udp` does from the kernel's buffer, and frames are made by the same window and formats.
+//! # Why the payload is copied
+//! The NIC selects the chunk before it knows the packet. So a packet is stored with its headers in order of arrival,
+//! while only the packet itself determines its frame and its packet slot. The payload is therefore copied once, from
+//! the chunk into its packet slot, as `udp` copies from the socket buffer. Both sources use the same window and
+//! formats.
 //!
 //! # Ledger
-//! As that of [`crate::udp`]. Evidence for `kernel_drop` is what the kernel counts at the queue's socket: no free chunk,
-//! full ring; with zero copy also how often the card's driver found no free chunk, which is weak evidence, since it may find
-//! one before anything is lost. What the card itself drops before that is in its own counters (`ethtool -S`) alone, and is a `wire_gap`
-//! here. `rejected` also counts packets whose headers contradict themselves. A wrong checksum is the card's to see: it is
-//! not computed again.
+//! Events are counted as in [`crate::udp`]. Evidence for `kernel_drop` are the counters of the queue's socket: no free
+//! chunk, and full ring. With zero copy, the source also uses how often the NIC's driver found no free chunk. This is
+//! weak evidence, since the driver may find one before a packet is lost. Packets that the NIC drops earlier appear only
+//! in its own counters (`ethtool -S`) and count as `wire_gap`. `rejected` also counts packets with contradictory
+//! headers. Checksums are not verified again, because the NIC verifies them.
 //!
 //! # Time
-//! The program gives packets no time; each gets the host's when its batch is taken (`host` in reports), unless the format
-//! has a time of its own.
+//! The program cannot add timestamps. Each packet gets the host's time when its batch is received (`host` in reports),
+//! unless the packet format contains timestamps.
 //!
 //! # Why no crate for the sockets
-//! Those on hand allocate the memory themselves, where ours is to be pinned, in hugepages, near the card. rustix speaks
-//! the socket options; what is left, two rings and five calls of `bpf`, is in [`crate::sys::xdp`] and [`crate::sys::bpf`].
+//! The available crates allocate the packet memory themselves, but daq must pin it and allocate it in huge pages on the
+//! NIC's NUMA node. The crate `rustix` supports the socket options. The remaining parts, two rings and five calls of
+//! `bpf`, are in [`crate::sys::xdp`] and [`crate::sys::bpf`].
 //!
 //! # Limits
-//! One program an interface, so one source. A virtual interface whose sender offloads segmentation hands uncut messages to a
-//! program behind the driver (`attach = "generic"`): a message that is longer than a chunk is not received.
-//! Tags of virtual networks are not looked at: with one or without, and many cards take them off before the program sees
-//! the packet.
+//! Only one program can be attached to an interface, so only one source can use it. If the sender on a virtual
+//! interface uses segmentation offload, a program after the driver (`attach = "generic"`) receives unsegmented
+//! messages. A message longer than a chunk is lost. VLAN tags are not compared: packets with and without a tag are
+//! accepted, because many NICs remove the tag before the program runs.
 //!
-//! Runs over virtual Ethernet interfaces in tests. Not yet run on a card with zero copy.
+//! Tested with virtual Ethernet interfaces. Not yet tested on a NIC with zero copy.
 
 pub mod config;
 mod filler;
@@ -65,7 +68,7 @@ use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// The registry entry.
+/// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "xdp",
     summary: "Packets of a network instrument, bypassing the Linux network stack (AF_XDP), raw or SPEAD",
@@ -74,32 +77,32 @@ pub const ENTRY: SourceEntry = SourceEntry {
     parse,
 };
 
-/// Bytes that a chunk has in the two rings through which it is handed over: its address, and what was received into it.
+/// Number of bytes per chunk in the two rings: the chunk's address in the fill ring, and its descriptor in the receive ring.
 const RING_BYTES: usize = 8 + 16;
 
 const EXAMPLE: &str = r#"[source.NAME]
 driver    = "xdp"
 ring      = "OUTPUT"
 interface = "eth1"
-listen    = "10.0.0.1:4950"   # or several; a multicast group is joined
+listen    = "10.0.0.1:4950"   # or several; a multicast group is joined automatically
 samples   = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
-# from    = ["10.0.0.5", "10.1.0.0/16"]  # accept these senders only
-# queues  = 1                 # receive queues 0 to N-1, or their numbers: [0, 3]; a thread each
-# cores   = [2]               # one a thread
+# from    = ["10.0.0.5", "10.1.0.0/16"]  # accept only packets from these senders
+# queues  = 1                 # receive queues 0 to N-1, or a list of queue numbers: [0, 3]; one thread per queue
+# cores   = [2]               # one CPU core for each thread
 # mode    = "auto"            # or "zero-copy", "copy"
 # attach  = "auto"            # or "native", "generic"
-# chunk   = "4 KiB"           # memory for a packet; longer packets take several
-# packets = 4096              # that the kernel holds for each queue
-# window  = 64                # frames open at a time: how far packets may come out of order
+# chunk   = "4 KiB"           # memory per packet; a longer packet uses several chunks
+# packets = 4096              # number of packets that Linux stores per queue while its thread is delayed
+# window  = 64                # number of frames open at the same time; packets may arrive out of order within them
 
 [source.NAME.format]
 kind     = "raw"              # or "spead"
-header   = "16 B"             # before the payload of each packet
-payload  = "1 KiB"            # of each packet
+header   = "16 B"             # size of the header before the payload
+payload  = "1 KiB"            # payload size of each packet
 sequence = { offset = 0, bytes = 8, endian = "big" }
 "#;
 
-/// A checked configuration.
+/// A source whose configuration was checked.
 #[derive(Debug)]
 struct Xdp {
     config: XdpConfig,
@@ -143,7 +146,8 @@ impl Xdp {
         }
     }
 
-    /// Ordinary sockets on the addresses: they claim the ports, join the groups, and get what the program passes on.
+    /// Opens ordinary sockets on the addresses. They claim the ports, join the groups, and receive what the program
+    /// passes on.
     fn stack(&self) -> Result<Vec<UdpSocket>, SourceError> {
         Card::find(&self.config.interface).map_err(|error| {
             let why = if error == Errno::NODEV {
@@ -250,7 +254,7 @@ impl SourceSpec for Xdp {
     fn notes(&self) -> Vec<String> {
         let mut notes = self.frames().notes();
         if self.config.samples.is_none() {
-            notes.push("samples not declared: int8 assumed".to_owned());
+            notes.push("the sample type is not declared, so int8 is assumed".to_owned());
         }
         notes.extend(sender::note(self.config.from.as_ref()));
         notes
@@ -270,16 +274,19 @@ impl SourceSpec for Xdp {
         let mut stack = Stack::new(self.stack()?)
             .map_err(|errno| SourceError::new("waiting for several sockets", errno.to_string()))?;
         let opened = link::open(&self.config, &self.config.listen.0)?;
-        stack
-            .empty()
-            .map_err(|why| SourceError::new("packets from before the start", why.to_string()))?;
+        stack.empty().map_err(|why| {
+            SourceError::new(
+                "discarding the packets that arrived before the start",
+                why.to_string(),
+            )
+        })?;
         let mut stack = Some(stack);
         for sentence in &opened.notes {
             tracing::info!("source {}: {sentence}", context.name);
         }
         let format = self
             .format
-            .start_learning(&context.geometry, self.threads());
+            .start_detection(&context.geometry, self.threads());
         let attached = Arc::new(opened.attached);
         let senders = SenderWatch::new(&context.name, self.config.listen.0[0]);
         let queues = opened.sockets.into_iter().zip(&self.config.queues.0);

@@ -1,9 +1,9 @@
-//! Packets of a sensor, made by hand.
+//! Builds packets of an emulated sensor.
 
-#![allow(dead_code, reason = "each test uses a part")]
+#![allow(dead_code, reason = "each test uses only some of the items")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-/// A write.
+/// An RDMA write packet.
 #[derive(Clone, Debug)]
 pub struct Packet {
     pub queue_pair: u32,
@@ -45,7 +45,7 @@ impl Packet {
     }
 }
 
-/// Metadata of the sensor's frame `frame`, begun at `seconds` and `nanoseconds`.
+/// Returns the metadata of the sensor's frame `frame`, which began at `seconds` and `nanoseconds`.
 pub fn metadata(frame: u16, seconds: u64, nanoseconds: u32, written: u64) -> [u8; 128] {
     let mut bytes = [0; 128];
     bytes[12..20].copy_from_slice(&seconds.to_be_bytes());

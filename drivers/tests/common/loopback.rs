@@ -1,6 +1,6 @@
-//! The loopback interface: what is sent over it comes in order, and is known to have come, however slow the machine.
+//! The loopback interface. Packets arrive in order, and tests can wait until they have arrived, even on a slow host.
 
-#![allow(dead_code, reason = "each test uses a part")]
+#![allow(dead_code, reason = "each test uses only some of the items")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
@@ -8,20 +8,21 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long something may take before it counts as hanging.
+/// Time limit after which a test is considered to hang.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Keeps the calling thread, which sends, on its core: the interface has a queue a core, so a thread that moves to
-/// another overtakes its own packets. Threads and processes that it starts afterwards have that core alone, too.
+/// Pins the calling thread, which sends, to its current core. The interface has one queue per core, so a thread that
+/// moves to another core would overtake its own packets. Threads and processes that it starts later are pinned to the
+/// same core.
 pub fn stay() {
     let mut here = CpuSet::new();
     here.set(sched_getcpu());
-    // Where it may not, order is as good as it gets.
+    // If pinning is not permitted, packets may be reordered.
     let _ = sched_setaffinity(None, &here);
 }
 
-/// Returns when everything that this thread has sent since [`stay`] is in the sockets it was sent to, or dropped there:
-/// a packet that it sends to itself comes behind.
+/// Returns when all packets that this thread has sent since [`stay`] are in their sockets or were dropped there. It
+/// waits for a packet that it sends to itself afterwards.
 pub fn arrived() {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -38,7 +39,7 @@ pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
     let first: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
-    let (least, all) = if first > 12_000 {
+    let (min, all) = if first > 12_000 {
         (10_000, first - 10_000)
     } else {
         (1024, u16::MAX - 1024)
@@ -46,26 +47,26 @@ pub fn free_port() -> u16 {
     let spread = std::process::id().wrapping_mul(7919) % u32::from(all);
     loop {
         let next = u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = least + u16::try_from((spread + next) % u32::from(all)).unwrap();
+        let port = min + u16::try_from((spread + next) % u32::from(all)).unwrap();
         if UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
             return port;
         }
     }
 }
 
-/// The sockets that are bound to a port, all together.
+/// The total state of all sockets bound to a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Queue {
-    /// How many there are.
+    /// Number of sockets.
     pub sockets: usize,
-    /// Bytes that wait to be received.
+    /// Number of bytes that wait to be received.
     pub bytes: u64,
-    /// Messages that the kernel dropped.
+    /// Number of messages that Linux dropped.
     pub drops: u64,
 }
 
 impl Queue {
-    /// Of UDP port `port`, as `/proc/net` shows it.
+    /// Reads the state of UDP port `port` from `/proc/net`.
     pub fn of(port: u16) -> Self {
         let mut found = Self::default();
         for table in ["/proc/net/udp", "/proc/net/udp6"] {
@@ -84,8 +85,8 @@ impl Queue {
         found
     }
 
-    /// Waits until everything sent to `port` is received: a sender that never overruns the receiver, however slow
-    /// this machine is and however small the buffers are.
+    /// Waits until everything sent to `port` is received. A sender that calls this never overruns the receiver, even on
+    /// a slow host with small buffers.
     pub fn drained(port: u16) {
         Self::all_drained(port, 1);
     }
@@ -96,7 +97,7 @@ impl Queue {
         let start = Instant::now();
         loop {
             let queue = Self::of(port);
-            // The kernel's table may miss one while others come and go.
+            // Linux's table may omit a socket while others are opened and closed.
             if queue.bytes == 0 && queue.sockets >= sockets {
                 return;
             }
@@ -108,7 +109,7 @@ impl Queue {
         }
     }
 
-    /// Messages that the kernel has dropped at `port`.
+    /// Returns the number of messages that Linux has dropped at `port`.
     pub fn drops(port: u16) -> u64 {
         let start = Instant::now();
         loop {

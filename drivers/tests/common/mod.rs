@@ -1,6 +1,6 @@
-//! A source on its own ring, run by hand: what the engine does, without its threads.
+//! Runs a source with its own ring on the test's thread, instead of in the runtime.
 
-#![allow(dead_code, reason = "each test uses a part")]
+#![allow(dead_code, reason = "each test uses only some of the items")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod loopback;
@@ -16,7 +16,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The checked source of a configuration's first section, or all that is wrong with it.
+/// Returns the checked source of a configuration's first section, or all diagnostics.
 pub fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, String> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
@@ -30,7 +30,7 @@ pub fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, Stri
     Ok(spec.expect("an error for no source"))
 }
 
-/// A source with its ring and one reader.
+/// A source with its ring and a reader.
 pub struct Fixture {
     pub fillers: Vec<Box<dyn Filler>>,
     pub windows: Vec<ReorderWindow>,
@@ -64,7 +64,7 @@ pub fn new_fixture(
         panic!("an engine")
     };
     let options = RingOptions {
-        places: geometry.places,
+        packets_per_frame: geometry.packets_per_frame,
         supports_backpressure: spec.supports_backpressure(),
         fill: Fill::byte(0xee),
         ..RingOptions::new("raw", slots, slot)
@@ -94,7 +94,7 @@ pub fn new_fixture(
 }
 
 impl Fixture {
-    /// Fills for as long as `on` says, on this thread; one filler only.
+    /// Fills on this thread while `on` returns true. Only the first filler runs.
     pub fn fill_while(&mut self, mut on: impl FnMut(&SourceLedger) -> bool) {
         let (filler, window) = (&mut self.fillers[0], &mut self.windows[0]);
         while on(&self.ledger) {
@@ -106,7 +106,7 @@ impl Fixture {
         }
     }
 
-    /// Fills until all that this thread has sent has been received.
+    /// Fills until everything that this thread has sent has been received.
     pub fn fill_all(&mut self) {
         loopback::arrived();
         let (filler, window) = (&mut self.fillers[0], &mut self.windows[0]);
@@ -117,13 +117,13 @@ impl Fixture {
         SourceReport::of(&self.ledger)
     }
 
-    /// All frames that are ready: number, epoch, bytes, and the places that arrived.
+    /// Returns all frames that are ready: number, epoch, bytes, and which packets arrived.
     pub fn read(&mut self) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
         let mut frames = Vec::new();
         while let Some(lease) = self.reader.poll(1) {
             let frame = lease.frame(0);
             let meta = *frame.meta();
-            let present = (0..meta.places)
+            let present = (0..meta.packets_per_frame)
                 .map(|place| frame.present().is_present(place))
                 .collect();
             frames.push((
@@ -137,7 +137,7 @@ impl Fixture {
     }
 }
 
-/// A port of the loopback interface that is free now.
+/// Returns a free port of the loopback interface.
 pub fn free_port() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, loopback::free_port()).into()
 }

@@ -1,24 +1,25 @@
-//! The control plane: arming and disarming a sensor of a device that is a model.
+//! Tests of the control plane: arming and disarming a sensor of an emulated device.
 
 use super::*;
 
-/// A device whose registers are memory, and which records its requests.
+/// A device whose registers are stored in memory, and which records its requests.
 struct Device {
     address: SocketAddr,
     asked: Arc<Mutex<Vec<Asked>>>,
     registers: Arc<Mutex<BTreeMap<u32, u32>>>,
 }
 
-/// A request: whether it writes, the register, and the word.
+/// A request: whether it writes, the register address, and the value.
 type Asked = (bool, u32, u32);
 
-/// From here on as the facts have it: host interface 0 and virtual port 3.
+/// Register addresses of the real device: host interface 0, and virtual port 3.
 const MASK: u32 = 0x0200_030c;
 const PACKET_SIZE: u32 = 0x0200_0304;
 const PORT_3: u32 = 0x10c0;
 
 impl Device {
-    /// With `mask` set and packets of `packet` grains; it refuses to write `refuses`.
+    /// Starts a device with the enable mask `mask` and a packet size of `packet` × 128 bytes. It rejects writes to
+    /// register `refuses`.
     fn new(mask: u32, packet: u32, refuses: Option<u32>) -> Self {
         Self::at("127.0.0.1:0".parse().unwrap(), mask, packet, refuses)
     }
@@ -31,7 +32,7 @@ impl Device {
         let registers = BTreeMap::from([(MASK, mask), (PACKET_SIZE, packet)]);
         let registers = Arc::new(Mutex::new(registers));
         let shared = registers.clone();
-        // Ends with the process, as a device does not end with its users.
+        // The thread runs until the process ends, because a device runs independently of its users.
         std::thread::spawn(move || {
             let mut bytes = [0; 64];
             loop {
@@ -61,25 +62,25 @@ impl Device {
         }
     }
 
-    /// A register's word; 0 where nothing was written.
+    /// Returns the value of a register; 0 if nothing was written.
     fn register(&self, address: u32) -> u32 {
         let registers = self.registers.lock().unwrap();
         registers.get(&address).copied().unwrap_or(0)
     }
 
-    /// Forgets what was written, as a device that restarts.
+    /// Clears all registers, like a device restart.
     fn restart(&self) {
         self.registers.lock().unwrap().clear();
     }
 
-    /// What was written since the last time.
+    /// Returns the writes since the last call.
     fn written(&self) -> Vec<(u32, u32)> {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap());
         let writes = asked.into_iter().filter(|(writes, ..)| *writes);
         writes.map(|(_, address, word)| (address, word)).collect()
     }
 
-    /// Writes a register as another host would.
+    /// Writes a register like another host.
     fn write(&self, register: u32, word: u32) {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(self.address).unwrap();
@@ -118,7 +119,7 @@ fn sensor_is_armed_in_order_and_disarmed_in_reverse() {
         (0x2c, u32::from(listen.port())),
     ]
     .map(|(register, word)| (PORT_3 + register, word));
-    // The vendor's order: packet size and source port before the sensor's registers, the host's port last of them.
+    // The vendor's order: packet size and source port before the sensor's registers, of which the host's port is last.
     let mut expected = vec![(MASK, 0b1_0000), (PACKET_SIZE, 4), (0x0200_0308, 12_288)];
     expected.extend(port);
     expected.push((MASK, 0b1_1000));
@@ -139,14 +140,14 @@ fn sensor_is_armed_in_order_and_disarmed_in_reverse() {
 fn sensor_arming_failure_leaves_it_disarmed_and_retries() {
     let device = Device::new(1, 4, Some(PORT_3 + 0x14));
     let mut fixture = device.sensor(free_port(), "sensor = 3");
-    // It must not end the run, and with it other sources.
+    // The failure must not end the run, because other sources would end too.
     fixture.fillers[0].start().unwrap();
     let written = device.written();
     let (begun, undone) = written.split_at(9);
     assert_eq!(begun[0], (MASK, 1));
     assert_eq!(begun[8].0, PORT_3 + 0x14);
     assert_eq!(undone[0], (MASK, 1));
-    // A slow machine may have tried again already.
+    // On a slow host, the next attempt may have started already.
     let undone = &undone[..12];
     wait_for("another try", || !device.written().is_empty());
     assert!(
@@ -162,13 +163,13 @@ fn sensors_of_one_data_plane_share_packet_size() {
     let mut fixture = device.sensor(free_port(), "sensor = 3");
     fixture.fillers[0].start().unwrap();
     drop(fixture);
-    // The size is left to the sensors that send, and this one does not.
+    // The packet size must remain that of the sensors that send. This sensor could not be armed, so it does not send.
     assert_eq!(
         (device.register(PACKET_SIZE), device.register(MASK)),
         (11, 1)
     );
     device.written();
-    // Another plane has a host interface of its own.
+    // Another plane has a separate host interface.
     let mut fixture = device.sensor(free_port(), "sensor = 3\nplane = 1");
     fixture.fillers[0].start().unwrap();
     assert!(device.written().contains(&(0x0201_030c, 0b1000)));
@@ -176,7 +177,7 @@ fn sensors_of_one_data_plane_share_packet_size() {
 
 #[test]
 fn sensor_taken_over_by_other_host_is_not_rearmed() {
-    // Another key; another host with the same key; another port of the same host.
+    // In this order: another key, another host with the same key, and another port of the same host.
     for (register, word) in [(0x04, 10), (0x28, 0x7f00_0002), (0x2c, 1)] {
         let device = Device::new(0, 4, None);
         let mut fixture = device.sensor(free_port(), "sensor = 3");
@@ -215,7 +216,7 @@ fn sensor_is_claimed_once() {
     };
     let conflict = |one: &str, other: &str| {
         let (one, other) = (parsed(one), parsed(other));
-        // But for the port, which is the same here.
+        // Skip the first claim, the listening address, which is the same in all cases.
         one[1..]
             .iter()
             .any(|one| other[1..].iter().any(|other| one.conflicts(other)))
@@ -320,11 +321,11 @@ fn device_without_registers_is_rearmed_with_new_key() {
     });
     let after = device.register(RKEY);
     assert_ne!(after, before);
-    // What was sent before the restart is recognised by its key.
+    // A packet sent before the restart is rejected because of its key.
     send(&mut fixture, &mut sender, &frame(10, before));
     let report = fixture.report();
     assert_eq!((report.epochs, report.rejected), (1, PACKETS as u64 + 1));
-    // The device counts from the beginning again, with numbers of the past.
+    // The device restarts its count, so its numbers repeat earlier ones.
     for n in 0..5 {
         send(&mut fixture, &mut sender, &frame(n, after));
     }
@@ -349,7 +350,7 @@ fn idle_sensor_with_registers_is_not_rearmed() {
     let mut fixture = device.sensor(free_port(), "rearm_after = \"100 ms\"");
     fixture.fillers[0].start().unwrap();
     device.written();
-    // Read back three times.
+    // The registers must have been read back three times.
     let reads = |(writes, register, _): &&Asked| !*writes && *register == MASK;
     wait_for("registers to be read back", || {
         device.asked.lock().unwrap().iter().filter(reads).count() >= 3
@@ -357,7 +358,7 @@ fn idle_sensor_with_registers_is_not_rearmed() {
     assert_eq!(device.written(), []);
 }
 
-/// Waits until `holds`.
+/// Waits until `holds` returns true.
 fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_mins(1);
     while !holds() {

@@ -1,4 +1,4 @@
-//! The source `hsb` over the loopback interface, with packets made by hand and a control plane that takes notes.
+//! Tests of the source `hsb` over the loopback interface, with generated packets and an emulated control plane.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,21 +23,21 @@ use std::time::{Duration, Instant};
 
 const FRAME: usize = 2500;
 const PACKET: usize = 512;
-/// Packets of a frame: four whole ones and one of 452 bytes.
+/// Number of packets per frame: four of 512 bytes and one of 452 bytes.
 const PACKETS: usize = 5;
 const PAGES: u64 = 8;
-/// From page to page: 2500 rounded up to 128, and metadata.
+/// Distance between pages: 2500 rounded up to a multiple of 128, plus the metadata.
 const STRIDE: u64 = 2560 + 128;
 const SECONDS: u64 = 1_700_000_000;
 
-/// How a sensor sends.
+/// Properties of an emulated sensor.
 #[derive(Clone, Copy)]
 struct Sensor {
-    /// Whether metadata come in a frame's last packet of data.
+    /// Whether a frame's last data packet contains the metadata.
     embeds: bool,
-    /// The first packet's number.
+    /// PSN of the first packet.
     first: u32,
-    /// Bits of the number.
+    /// Number of bits of the PSN.
     bits: u32,
 }
 
@@ -55,7 +55,7 @@ fn payload(frame: u64) -> Vec<u8> {
 }
 
 impl Sensor {
-    /// The packets of frame `frame`.
+    /// Returns the packets of frame `frame`.
     fn frame(self, frame: u64) -> Vec<Packet> {
         let packets = PACKETS as u64 + u64::from(!self.embeds);
         let page = frame % PAGES;
@@ -142,7 +142,7 @@ fn frames_with_any_metadata_placement_arrive_intact() {
         let sensor = Sensor { embeds, ..SENSOR };
         for frame in 0..30 {
             send(&mut fixture, &mut sender, &sensor.frame(frame));
-            // At once: nothing is left to wait for.
+            // The frame must be ready immediately, because nothing is missing.
             let got = fixture.read();
             assert_eq!(got.len(), 1, "frame {frame}");
             assert_eq!((got[0].0, got[0].1), (frame, 1));
@@ -163,7 +163,7 @@ fn frame_has_sensor_time() {
         let (mut fixture, mut sender) = receiver("");
         let sensor = Sensor { embeds, ..SENSOR };
         let mut packets: Vec<_> = (0..3).flat_map(|frame| sensor.frame(frame)).collect();
-        // The packet with the middle frame's metadata overtakes the one before.
+        // The packet with the middle frame's metadata arrives before the packet that precedes it.
         let end = 2 * packets.len() / 3;
         packets.swap(end - 1, end - 2);
         send(&mut fixture, &mut sender, &packets);
@@ -215,7 +215,8 @@ fn missing_packets_are_marked_filled_and_counted() {
             let mut index = 0;
             let mut packets = sensor.frame(frame);
             packets.retain(|_| {
-                // With what ends it, or nothing says that the last frame has more.
+                // The end of the last frame is always kept, because otherwise its missing packets would not be
+                // expected.
                 let is_end = frame == 19 && index >= 4 || index == 5;
                 let keeps =
                     (frame * 7 + index).is_multiple_of(3) || frame.is_multiple_of(4) || is_end;
@@ -281,13 +282,13 @@ fn sequence_wrap_loses_nothing() {
 fn many_frames_in_a_row_may_be_lost() {
     let (mut fixture, mut sender) = receiver("");
     send(&mut fixture, &mut sender, &SENSOR.frame(0));
-    // As many as the pages go round five times, and some.
+    // The lost frames are more than five rounds over the pages.
     for frame in 45..50 {
         send(&mut fixture, &mut sender, &SENSOR.frame(frame));
     }
     fixture.windows[0].finish();
     let report = fixture.report();
-    // Those far ahead are believed when four agree.
+    // Four consistent packets confirm the gap, so none is rejected.
     assert_eq!((report.epochs, report.rejected), (1, 0));
     assert_eq!((report.expected, report.delivered), (250, 30));
     assert_eq!(report.lost["wire_gap"], 220);
@@ -332,7 +333,7 @@ fn a_hostile_sender_changes_nothing() {
     sender.send(&good[3].bytes()[..31]).unwrap();
     fixture.fill_all();
     let rejected = hostile.len() as u64 + 3;
-    // The last one that fits no frame may be the first of a new count.
+    // The last packet that fits no frame is still kept, because it may be the first of a new count.
     assert_eq!(fixture.report().rejected, rejected - 1);
     fixture.fillers[0].finish(&mut fixture.windows[0]);
     let reasons = fixture.rejections.read(rejected);
@@ -348,7 +349,7 @@ fn a_hostile_sender_changes_nothing() {
         assert!(reasons.contains_key(reason), "{reason}: {reasons:?}");
     }
     assert_eq!((reasons["key"], reasons["short"]), (1, 2));
-    // Sent again: of the frame before, of this one, and of the one that comes next, with its end.
+    // Repeated packets of the previous frame and of this frame, and the missing packets of this frame with its end.
     send(&mut fixture, &mut sender, &SENSOR.frame(0)[2..4]);
     send(&mut fixture, &mut sender, &good[1..2]);
     send(&mut fixture, &mut sender, &good[3..]);
@@ -384,7 +385,7 @@ fn index_of_a_repeated_packet_is_returned() {
     };
     assert_eq!(place(0, &[0, 1, 2]), None);
     assert_eq!(place(0, &[3, 1, 4]), Some(1));
-    // Its metadata twice.
+    // The metadata packet arrives twice.
     assert_eq!(place(0, &[5, 5]), Some(1));
     assert_eq!(place(1, &[0]), None);
 }
@@ -485,7 +486,7 @@ fn packets_that_agree_with_nothing_are_rejected_when_the_stream_goes_on() {
         first: 77_777,
         ..SENSOR
     };
-    // One fewer than confirm a new count.
+    // One packet fewer than required to confirm a new count.
     send(&mut fixture, &mut sender, &other.frame(0)[..3]);
     assert_eq!(fixture.report().rejected, 0);
     send(&mut fixture, &mut sender, &SENSOR.frame(1));
@@ -505,12 +506,12 @@ fn what_comes_first_after_its_frame_was_closed_is_late() {
     let straggler = packets.remove(3);
     send(&mut fixture, &mut sender, &packets);
     send(&mut fixture, &mut sender, &SENSOR.frame(6));
-    // The window slides to this one; once it is whole, too, nothing is known of frame 5 any more.
+    // The window advances to frame 7. After that frame is complete too, frame 5 is no longer tracked.
     let (last, begun) = (SENSOR.frame(7).pop().unwrap(), SENSOR.frame(7));
     send(&mut fixture, &mut sender, &begun[..PACKETS]);
     assert_eq!(fixture.report().delivered, 7 * PACKETS as u64 - 1);
     send(&mut fixture, &mut sender, [&straggler]);
-    // Once late, then repeated.
+    // The first arrival is late, the second is a duplicate.
     send(&mut fixture, &mut sender, [&straggler]);
     send(&mut fixture, &mut sender, [&last]);
     for frame in 8..12 {
@@ -540,7 +541,7 @@ fn metadata_that_overtake_others_are_no_repetition() {
         (fixture.report().control, fixture.report().duplicates),
         (2, 0)
     );
-    // The same again is one.
+    // The same packets again are duplicates.
     send(&mut fixture, &mut sender, [&overtaken, &second[PACKETS]]);
     assert_eq!(
         (fixture.report().control, fixture.report().duplicates),
@@ -560,6 +561,6 @@ fn metadata_alone_do_not_lead_the_stream_away() {
     }
     let report = fixture.report();
     assert_eq!((report.expected, report.delivered), (30, 30));
-    // Those of the two frames that were open.
+    // The metadata packets of the two frames that were open.
     assert_eq!((report.duplicates, report.rejected), (2, 0));
 }

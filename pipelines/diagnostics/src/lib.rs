@@ -11,7 +11,7 @@
     warn(
         clippy::print_stderr,
         clippy::print_stdout,
-        reason = "a terminal may stall or go away: write through `console`"
+        reason = "a terminal may stall or disappear, so write through `console`"
     )
 )]
 

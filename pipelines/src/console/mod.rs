@@ -1,8 +1,8 @@
 //! Writes text to stderr and stdout while a pipeline runs.
 //!
-//! A terminal, a pipe or a journal may stall or disappear. So only the writer thread writes to stderr: other threads put
-//! log lines into a bounded queue, and the newest live block of a terminal beside it. A message that does not fit into
-//! the queue is dropped and counted. Messages that stderr refuses are counted, too.
+//! A terminal, a pipe or a journal may stall or disappear. So only the writer thread writes to stderr. Other threads
+//! put log lines into a bounded queue, and store the latest live block of the terminal next to the queue. Messages that
+//! do not fit into the queue, or that cannot be written to stderr, are dropped and counted.
 
 mod queue;
 mod screen;
@@ -15,9 +15,9 @@ use std::sync::OnceLock;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// A flush ends when nothing was written for this long.
+/// Maximum time without a successful write after which a flush stops waiting.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum number of bytes per write, so that a slow terminal shows progress.
+/// Maximum number of bytes per write. It is small, so that a slow terminal shows progress.
 const CHUNK: usize = 4096;
 
 /// Name of the writer thread.
@@ -38,7 +38,7 @@ macro_rules! print_error {
 }
 pub use print_error;
 
-/// stderr. Each call of `write` is one message, which is queued or dropped as a whole.
+/// A handle of stderr. Each call of `write` is one message, which is queued or dropped as a whole.
 #[derive(Clone, Copy, Debug)]
 pub struct Stderr;
 
@@ -52,7 +52,7 @@ impl Write for Stderr {
         Ok(bytes.len())
     }
 
-    /// Formats the whole message first: pieces of one must not be separated.
+    /// Formats the whole message before it is queued, so that its parts are not separated by other messages.
     fn write_fmt(&mut self, text: std::fmt::Arguments<'_>) -> io::Result<()> {
         self.write(text.to_string().as_bytes()).map(drop)
     }
@@ -62,8 +62,8 @@ impl Write for Stderr {
     }
 }
 
-/// Starts the writer thread, and reports panics through it. If the thread cannot start, each thread writes its own
-/// messages.
+/// Starts the writer thread. From then on, the writer thread also writes the messages of panics. If the thread cannot
+/// start, each thread writes its own messages.
 pub fn start() {
     let run = || {
         let stderr = io::stderr();
@@ -80,7 +80,7 @@ pub fn start() {
     std::panic::set_hook(Box::new(report_panic));
 }
 
-/// Writes a panic to stderr before this returns, because the process may abort afterwards.
+/// Writes a panic to stderr and returns only when it is written, because the process may abort afterwards.
 fn report_panic(panic: &std::panic::PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("without a name");
@@ -90,7 +90,7 @@ fn report_panic(panic: &std::panic::PanicHookInfo<'_>) {
         text += &format!("{backtrace}\n");
     }
     if name == WRITER_NAME {
-        // The queue has no other reader.
+        // No other thread writes the queue, so this thread writes the text itself.
         let _ = write_all(io::stderr().as_fd(), text.as_bytes(), || {});
     } else {
         let _ = Stderr.write_all(text.as_bytes());
@@ -103,27 +103,26 @@ pub fn is_interactive() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Shows `lines` below the log in place of those shown before; no lines remove the block.
+/// Shows `lines` below the log and replaces the previous live block; an empty list removes the block.
 pub fn show_block(lines: Vec<String>) {
     QUEUE.show(lines);
 }
 
-/// Waits until everything is written; returns early if nothing is written for 3 s.
+/// Waits until all queued messages are written. Stops waiting if nothing is written for 3 s.
 pub fn flush() {
     if WRITER.get().is_some() {
         QUEUE.flush(FLUSH_TIMEOUT);
     }
 }
 
-/// Returns the number of messages that were dropped because stderr was not read or failed.
+/// Returns the number of messages that were dropped because no program read stderr or because a write to stderr failed.
 pub fn dropped() -> u64 {
     QUEUE.dropped()
 }
 
-/// Writes `text` to stdout after everything on stderr.
+/// Writes `text` to stdout, after all queued messages are written to stderr.
 ///
-/// # Errors
-/// If stdout fails, or nothing is written for 3 s (`TimedOut`).
+/// # Errors If a write to stdout fails, or if nothing is written for 3 s (`TimedOut`).
 pub fn print(text: String) -> io::Result<()> {
     flush();
     let (sender, progress) = mpsc::channel();
@@ -146,7 +145,7 @@ pub fn print(text: String) -> io::Result<()> {
     }
 }
 
-/// Writes `text` in pieces, and calls `progress` after each.
+/// Writes `text` in chunks, and calls `progress` after each chunk.
 fn write_all(fd: impl AsFd, mut text: &[u8], mut progress: impl FnMut()) -> io::Result<()> {
     use rustix::event::{PollFd, PollFlags, poll};
     use rustix::io::Errno;
@@ -158,7 +157,7 @@ fn write_all(fd: impl AsFd, mut text: &[u8], mut progress: impl FnMut()) -> io::
                 progress();
             }
             Err(Errno::INTR) => {}
-            // Another process with the same terminal or pipe made it non-blocking.
+            // Another process that shares the terminal or pipe has set it to non-blocking mode.
             Err(Errno::AGAIN) => match poll(&mut [PollFd::new(&fd, PollFlags::OUT)], None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),

@@ -9,13 +9,13 @@ use std::time::Duration;
 /// Maximum number of bytes of queued messages.
 pub(super) const CAPACITY: usize = 256 << 10;
 
-/// A bounded queue of messages, and the newest live block. No lock is held while anything is written.
+/// A bounded queue of messages, and the latest live block. The lock is not held while a thread writes to stderr.
 #[derive(Debug)]
 pub(super) struct Queue {
     state: Mutex<State>,
-    /// Notified when there is something to write.
+    /// Notified when a message or a live block is added.
     filled: Condvar,
-    /// Notified when something was written, or its writing failed.
+    /// Notified after each write, successful or failed.
     written: Condvar,
     dropped: AtomicU64,
 }
@@ -25,14 +25,14 @@ struct State {
     messages: Vec<u8>,
     /// Number of messages in `messages`.
     count: u64,
-    /// A block that is not drawn yet.
+    /// The live block, if it has not been drawn yet.
     block: Option<Vec<String>>,
-    /// Dropped messages that no message has reported yet.
+    /// Number of dropped messages that have not been reported on stderr yet.
     unreported: u64,
     is_writing: bool,
-    /// Grows with every write that succeeds.
+    /// Number of successful writes.
     progress: u64,
-    /// The progress at which a flush timed out.
+    /// The value of `progress` when a flush timed out.
     stuck_at: Option<u64>,
 }
 
@@ -58,12 +58,12 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Messages dropped since the start.
+    /// Returns the number of messages dropped since the start.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Queues one message, or drops and counts it if there is no room.
+    /// Queues one message. If the queue is full, drops and counts the message.
     pub(super) fn push(&self, message: &[u8]) {
         let mut state = self.lock();
         if state.messages.len() + message.len() > CAPACITY {
@@ -87,7 +87,7 @@ impl Queue {
         self.filled.notify_one();
     }
 
-    /// Waits until nothing is left to write, or until nothing was written for `timeout`.
+    /// Waits until the queue is empty, or until nothing was written for `timeout`.
     pub(super) fn flush(&self, timeout: Duration) {
         let mut state = self.lock();
         while !state.is_idle() && state.stuck_at != Some(state.progress) {
@@ -103,8 +103,8 @@ impl Queue {
         }
     }
 
-    /// Writes queued messages and blocks; never returns. `write` gets text and a function to call after each successful write; `size` gives
-    /// the columns and rows of the terminal.
+    /// Writes queued messages and live blocks; never returns. `write` receives the text and a function that it must
+    /// call after each successful write. `size` returns the columns and rows of the terminal.
     pub(super) fn run(
         &self,
         write: impl Fn(&[u8], &dyn Fn()) -> io::Result<()>,
@@ -133,7 +133,7 @@ impl Queue {
         }
     }
 
-    /// Waits for something to write and takes all of it.
+    /// Waits until the queue contains a message or a live block, then removes everything from the queue.
     fn take(&self, messages: &mut Vec<u8>) -> (Option<Vec<String>>, u64, u64) {
         messages.clear();
         let mut state = self.lock();
@@ -171,7 +171,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::mpsc;
 
-    /// A queue whose writer writes into a socket.
+    /// Returns a queue and the other end of the socket that its writer thread writes to.
     fn queue() -> (Arc<Queue>, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
         let queue = Arc::new(Queue::new());
@@ -211,7 +211,7 @@ mod tests {
             .copied()
             .collect::<Vec<u8>>();
         let mut pushed = 0;
-        // More than the socket and the queue hold.
+        // Push more than the socket and the queue can hold.
         while queue.dropped() < 100 {
             queue.push(&line);
             pushed += 1;

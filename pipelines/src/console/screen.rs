@@ -1,16 +1,16 @@
 //! The live block at the bottom of a terminal.
 
-/// What a terminal shows of the live block.
+/// The live block that a terminal currently shows.
 #[derive(Debug, Default)]
 pub(super) struct Screen {
     block: Vec<String>,
-    /// Columns of each line that is on the terminal.
+    /// Width of each drawn line, in columns.
     drawn: Vec<usize>,
 }
 
 impl Screen {
-    /// Returns the text that writes `messages` above the live block, in place of what is drawn; `block` replaces the
-    /// block. `size` is the terminal's number of columns and rows.
+    /// Returns the text that erases the drawn live block, then writes `messages` and the live block below them. `block`
+    /// is the new live block, if it has changed. `size` is the terminal's number of columns and rows.
     pub(super) fn compose(
         &mut self,
         messages: &[u8],
@@ -20,7 +20,7 @@ impl Screen {
         let (columns, rows) = (usize::from(size.0), usize::from(size.1));
         let mut text = Vec::new();
         if !self.drawn.is_empty() {
-            // A terminal that has become narrower since has wrapped the lines.
+            // If the terminal has become narrower since, it has wrapped the drawn lines.
             let up: usize = self
                 .drawn
                 .iter()
@@ -33,7 +33,7 @@ impl Screen {
         if let Some(block) = block {
             self.block = block;
         }
-        // A block that fills the screen would scroll, and could not be erased.
+        // A block that fills the whole screen would scroll and could not be erased.
         for line in self.block.iter().take(rows.saturating_sub(1)) {
             let shown: String = line.chars().take(columns.saturating_sub(1)).collect();
             self.drawn.push(shown.chars().count());

@@ -1,8 +1,9 @@
-//! Accepts a bounded number of connections, and closes those without a request.
+//! Accepts a limited number of connections, and closes connections on which no request arrives.
 //!
-//! A client that opens connections and sends nothing must not use up the descriptors that sinks need for their
-//! files. At most [`Limits::connections`] are open; a further one closes the oldest. A connection that does not send
-//! a whole request, or does not read its answer, is closed after [`Limits::idle`].
+//! A client that opens connections and sends nothing must not use up the file descriptors that sinks need. At most
+//! [`Limits::connections`] connections are open; if a client opens one more, the oldest connection is closed. A
+//! connection is closed after [`Limits::idle`] if the client does not send a whole request or does not read the
+//! response.
 
 use axum::serve::Listener;
 use rustix::process::{Resource, getrlimit};
@@ -19,25 +20,25 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, Sleep};
 
-/// Maximum number of connections where the process may open many descriptors.
+/// Maximum number of connections, also if the process may open very many files.
 const MAX_CONNECTIONS: usize = 64;
-/// The server uses at most this fraction (one of so many) of the process' descriptors.
+/// The server uses at most `1 / DESCRIPTOR_SHARE` of the file descriptors that the process may open.
 const DESCRIPTOR_SHARE: u64 = 8;
-/// Pause after a failed `accept`, which mostly means that there is no descriptor.
+/// Pause after a failed `accept`, which usually fails because no file descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Bounds on connections.
+/// Limits on the number and the idle time of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Maximum number of open connections.
     pub(super) connections: usize,
-    /// Maximum time from the last byte of an answer (or the start) to the last byte of the next request, and
-    /// between two writes of an answer.
+    /// Maximum time from the end of a response, or from the start of the connection, to the end of the next request.
+    /// Also the maximum time between two writes of a response.
     pub(super) idle: Duration,
 }
 
 impl Limits {
-    /// The limits under this process' limit on open files.
+    /// Returns limits that depend on how many files this process may open.
     pub(super) fn of_process() -> Self {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let share = usize::try_from(descriptors / DESCRIPTOR_SHARE).unwrap_or(usize::MAX);
@@ -53,7 +54,7 @@ pub(super) struct Bounded {
     listener: TcpListener,
     limits: Limits,
     permits: Arc<Semaphore>,
-    /// Dropping an entry closes its connection; the oldest is first.
+    /// One sender per open connection, the oldest first. Dropping a sender closes its connection.
     open: VecDeque<oneshot::Sender<()>>,
 }
 
@@ -73,7 +74,7 @@ impl Bounded {
         drop(self.open.pop_front());
     }
 
-    /// Waits until there is room for one more connection, which closing the oldest gives.
+    /// Waits until one more connection is allowed. If necessary, closes the oldest connection.
     async fn permit(&mut self) -> OwnedSemaphorePermit {
         loop {
             if let Ok(permit) = self.permits.clone().try_acquire_owned() {
@@ -118,18 +119,19 @@ impl Listener for Bounded {
     }
 }
 
-/// A connection that ends with an error at its deadline, or when the listener closes it.
+/// A connection that fails with an error at its deadline, or when the listener closes the connection.
 pub(super) struct Connection {
     stream: TcpStream,
     idle: Duration,
-    /// Moved on by what is written, not by what is read: a request that trickles in does not prolong its time.
+    /// Writing a response extends the deadline; reading does not. So a client that sends its request slowly gains no
+    /// time.
     deadline: Pin<Box<Sleep>>,
     closed: oneshot::Receiver<()>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    /// The error that ends the connection, once there is one.
+    /// Returns the error that ends the connection, or `None` while it stays open.
     fn ended(&mut self, context: &mut Context<'_>) -> Option<io::Error> {
         if Pin::new(&mut self.closed).poll(context).is_ready() {
             return Some(io::ErrorKind::ConnectionAborted.into());

@@ -7,11 +7,11 @@ use serde::Serialize;
 pub struct Health {
     /// Whether every source has started.
     pub ready: bool,
-    /// Whether the pipeline was stopped and drains.
+    /// Whether the pipeline was stopped and is draining its rings.
     pub stopping: bool,
-    /// Names of the data threads without progress for longer than allowed.
+    /// Names of the data threads that have made no progress for longer than the stall timeout.
     pub stalled: Vec<String>,
-    /// A sentence for each source that has been silent for longer than its `silent_after`.
+    /// One sentence for each source that has received no data for longer than its `silent_after`.
     pub silent: Vec<String>,
 }
 
@@ -21,7 +21,8 @@ impl Health {
         self.stalled.is_empty()
     }
 
-    /// Whether the pipeline receives data: every source has started, none is silent and the pipeline does not drain.
+    /// Whether the pipeline receives data: every source has started, no source is silent, and the pipeline is not
+    /// draining.
     pub fn takes_data(&self) -> bool {
         self.ready && !self.stopping && self.silent.is_empty()
     }

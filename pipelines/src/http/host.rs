@@ -1,19 +1,19 @@
 //! Host names that the server accepts.
 //!
-//! A page of another site can make its own name resolve to 127.0.0.1 and then read this server's answers (DNS
-//! rebinding). Its requests carry that name in `Host`. So the server answers only requests for IP addresses, which need
-//! no resolver, for `localhost`, for the names of this machine and for the configured names. Names of this machine are
-//! its host name, alone and with the domains that `/etc/hosts` and `/etc/resolv.conf` give. A name that only begins
-//! with the host name may belong to another site.
+//! A web page of another site can make its own host name resolve to 127.0.0.1 and then read the responses of this
+//! server (DNS rebinding). Such requests carry that name in the `Host` header. So the server answers only requests for
+//! IP addresses, `localhost`, the names of this machine and the configured names. The names of this machine are its
+//! host name, alone and with the domains in `/etc/hosts` and `/etc/resolv.conf`. A name that merely begins with the
+//! host name is rejected, because it may belong to another site.
 
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Uri, header};
 use daq_core::config::Problem;
 use std::net::Ipv6Addr;
 
-/// Returns the first name in a request that the server does not accept; `None` if all are accepted.
+/// Returns the first host name in a request that the server does not accept; `None` if it accepts all names.
 ///
-/// A request without a name is accepted; browsers always send one.
+/// A request without a host name is accepted, because browsers always send a host name.
 pub(super) fn refused(uri: &Uri, headers: &HeaderMap, hosts: &[String]) -> Option<String> {
     let in_headers = headers.get_all(header::HOST).iter();
     let in_headers = in_headers.map(|value| String::from_utf8_lossy(value.as_bytes()));
@@ -37,7 +37,7 @@ pub(super) fn own_names() -> Vec<String> {
 /// `/etc/resolv.conf`.
 fn names_of(name: &str, hosts: &str, resolv: &str) -> Vec<String> {
     let (short, domain) = name.split_once('.').unwrap_or((name, ""));
-    // Linux's default for a machine without a host name.
+    // Linux reports "(none)" if the machine has no host name.
     if short.is_empty() || short == "(none)" {
         return Vec::new();
     }
@@ -70,7 +70,7 @@ fn names_of(name: &str, hosts: &str, resolv: &str) -> Vec<String> {
     names
 }
 
-/// Returns a problem for each configured name that no request can match.
+/// Returns one problem for each configured host name that no request can match.
 pub(super) fn problems(hosts: &[String]) -> Vec<Problem> {
     let is_name = |name: &str| {
         let is_in_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
@@ -84,7 +84,7 @@ pub(super) fn problems(hosts: &[String]) -> Vec<Problem> {
     wrong.map(problem).collect()
 }
 
-/// Whether `name`, with or without a port, is one of this server's.
+/// Whether `name`, with or without a port, is a host name of this server.
 fn is_accepted(name: &str, hosts: &[String]) -> bool {
     let Ok(authority) = name.parse::<Authority>() else {
         return false;

@@ -9,11 +9,11 @@ use daq_core::ledger::{
 /// How a metric behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Increases while the process lives.
+    /// The value only increases during a run of the process.
     Counter,
-    /// Increases and decreases.
+    /// The value increases and decreases.
     Gauge,
-    /// Counters by upper bound of size, with sum and count.
+    /// Number of observations per size class, with their sum and count.
     Histogram,
 }
 
@@ -28,35 +28,35 @@ impl Kind {
     }
 }
 
-/// Origin of the value; it also determines the labels.
+/// Where the value is read from. The variant also determines the labels of the metric.
 #[derive(Clone, Copy)]
 pub(super) enum Read {
     Source(fn(&SourceReport) -> u64),
     /// Arrival time of each source's last packet.
     LastPacket,
-    /// One sample for each source and cause.
+    /// Number of lost packets: one sample for each source and cause.
     Lost,
     /// One sample per source and driver-specific counter.
     Counts,
-    /// Only for sources with a DMA engine.
+    /// One sample per source with a DMA engine.
     Engine(fn(&EngineReport) -> u64),
     /// One sample per source with a DMA engine and per fault that has occurred.
     Faults,
     Ring(fn(&RingReport) -> u64),
-    /// Only for rings that contain a frame.
+    /// One sample per ring that contains a frame.
     FrameAge,
-    /// Only for rings on a GPU that the CPU can store to.
+    /// One sample per ring on a GPU that the CPU can store to.
     Mapping,
     Reader(fn(&ReaderReport) -> u64),
     Copy(fn(&CopyReport) -> f64),
-    /// Copies of a ring by size.
+    /// Number of copies into each ring, by size.
     CopySizes,
     Kernel(fn(&KernelReport) -> u64),
-    /// Only for kernels on a GPU.
+    /// One sample per kernel on a GPU.
     Device(fn(&DeviceReport) -> f64),
-    /// Only for kernels on a GPU with dispatch `launch`.
+    /// One sample per kernel on a GPU with dispatch `launch`.
     Launched(fn(&DeviceReport) -> f64),
-    /// Dispatch method of kernels on a GPU.
+    /// One sample per kernel on a GPU, labelled with its dispatch method.
     Dispatch,
     Sink(fn(&SinkReport) -> u64),
     Pipeline(fn(&Report) -> f64),
@@ -66,25 +66,25 @@ pub(super) enum Read {
     Start,
 }
 
-/// One metric.
+/// Definition of one metric.
 pub struct Metric {
-    /// The full name.
+    /// The full name of the metric.
     pub name: &'static str,
-    /// How it behaves.
+    /// The kind of the metric.
     pub kind: Kind,
-    /// One line for `# HELP`.
+    /// Text of the `# HELP` line. Must be a single line.
     pub help: &'static str,
-    /// Meaning of the value.
+    /// What the value means.
     pub meaning: &'static str,
     /// Most likely cause of an unusual value.
     pub cause: &'static str,
-    /// What to do about it.
+    /// What the user should do about an unusual value.
     pub remedy: &'static str,
     pub(super) read: Read,
 }
 
 impl Metric {
-    /// The names of its labels.
+    /// Returns the label names of the metric.
     pub const fn labels(&self) -> &'static [&'static str] {
         match self.read {
             Read::Source(_) | Read::LastPacket | Read::Engine(_) => &["source"],

@@ -1,4 +1,4 @@
-//! Ledgers as Prometheus metrics, read per request and never on the data path.
+//! Exports the ledgers as Prometheus metrics. The ledgers are read for each request, never by the data threads.
 
 use super::metric::{Kind, Metric, Read, seconds};
 use super::process::{self, Process};
@@ -13,7 +13,7 @@ use prometheus::{Registry, TextEncoder};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// A snapshot of all ledgers, taken when called.
+/// Returns a snapshot of all ledgers at the time of the call.
 pub type ReportFn = Arc<dyn Fn() -> Report + Send + Sync>;
 
 /// The collector behind `/metrics`; it calls the report function once per scrape.
@@ -27,7 +27,7 @@ impl Ledgers {
     /// Creates a collector of the values in `report`.
     ///
     /// # Errors
-    /// If a name in the table is not a valid metric name; a test excludes this.
+    /// If the table contains an invalid metric name; a test excludes this.
     pub fn new(report: ReportFn) -> prometheus::Result<Self> {
         let descriptors = METRICS
             .iter()
@@ -118,7 +118,7 @@ impl Ledgers {
             }),
             Read::Copy(of) => each(&report.copies, |_, c| sample(&[&c.from, &c.to], of(c))),
             Read::CopySizes => each(&report.copies, |_, c| {
-                // The text format adds `le` to each size class.
+                // The text format adds the label `le` to each size class.
                 let mut sample = Sample::from_label(pairs(metric.labels(), &[&c.from, &c.to]));
                 sample.set_histogram(sizes(c));
                 sample
@@ -150,19 +150,19 @@ fn each<T>(parts: &BTreeMap<String, T>, sample: impl Fn(&str, &T) -> Sample) -> 
         .collect()
 }
 
-/// The sources with a DMA engine.
+/// Returns the sources with a DMA engine.
 fn engines(report: &Report) -> impl Iterator<Item = (&str, &EngineReport)> {
     let sources = report.sources.iter();
     sources.filter_map(|(name, source)| Some((name.as_str(), source.engine.as_ref()?)))
 }
 
-/// The kernels on a GPU.
+/// Returns the kernels on a GPU.
 fn on_device(report: &Report) -> impl Iterator<Item = (&str, &DeviceReport)> {
     let kernels = report.kernels.iter();
     kernels.filter_map(|(name, kernel)| Some((name.as_str(), kernel.device.as_ref()?)))
 }
 
-/// Size classes in Prometheus' cumulative form: each class includes all smaller ones.
+/// Returns the number of copies per size class in Prometheus' cumulative form: each class includes all smaller classes.
 fn sizes(copy: &CopyReport) -> Histogram {
     let mut up_to = 0;
     let buckets = CopyLedger::BOUNDS
@@ -220,7 +220,7 @@ impl Collector for Ledgers {
     }
 }
 
-/// The state that answers `/metrics`.
+/// The metrics registry, which produces the text of `/metrics`.
 #[derive(Clone)]
 pub struct Exposition {
     registry: Registry,
@@ -237,12 +237,13 @@ impl Exposition {
         Ok(Self { registry })
     }
 
-    /// The registry, for further collectors.
+    /// Returns the registry. Callers can add other collectors to it.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// Current metrics in text format 0.0.4. Metrics without samples are left out, for example if there is no kernel.
+    /// Returns the current metrics in text format 0.0.4. Metrics without samples are omitted, for example kernel
+    /// metrics in a pipeline without kernels.
     ///
     /// # Errors
     /// If another collector returns invalid metrics.
@@ -303,7 +304,7 @@ pub(super) mod tests {
             mapping: Some(Backend::Vulkan),
         };
         report.rings.insert("raw".to_owned(), ring);
-        // A ring without a mapping.
+        // This ring has no BAR mapping.
         report
             .rings
             .insert("raw@host".to_owned(), RingReport::default());
@@ -590,11 +591,11 @@ pub(super) mod tests {
             .write_all(text().as_bytes())
             .unwrap();
         let output = promtool.wait_with_output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
+        let printed = [output.stdout, output.stderr].concat();
         assert!(
-            output.status.success() && said.is_empty(),
+            output.status.success() && printed.is_empty(),
             "{}",
-            String::from_utf8_lossy(&said)
+            String::from_utf8_lossy(&printed)
         );
     }
 }

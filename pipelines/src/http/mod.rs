@@ -9,9 +9,9 @@
 //! else 503 and the reason |
 //! | `/status` | one JSON object with the ledgers and the plan |
 //!
-//! Everything is read-only and served without authentication, so the default address is loopback. To serve it to
-//! other machines, put a proxy that authenticates in front. Requests for host names that are not the server's are
-//! refused; the number of connections and the time that each may stay idle are bounded.
+//! Everything is read-only and served without authentication, so the default address is loopback. To serve other
+//! machines, put an authenticating proxy in front. The server rejects requests for unknown host names. The number of
+//! connections and their idle time are limited.
 
 mod connections;
 mod health;
@@ -48,14 +48,14 @@ const GRACE: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Http {
-    /// Address and port of the server for metrics, probes and status; port 0 takes any free port. Everyone who can connect
-    /// can read everything: keep it on loopback, or behind a proxy that authenticates.
+    /// Address and port of the server for metrics, probes and status; port 0 selects any free port. Everyone who can
+    /// connect can read all data, so use a loopback address, or put an authenticating proxy in front of the server.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
-    /// Additional host names that the server accepts; default none. It always accepts IP addresses, `localhost` and the
-    /// names of this machine (its host name, alone and with the domains that `/etc/hosts` and `/etc/resolv.conf` give).
-    /// Requests for other names are rejected, because web pages of other sites could read the answers through DNS
-    /// rebinding.
+    /// Additional host names that the server accepts; default none. The server always accepts IP addresses, `localhost`
+    /// and the names of this machine (its host name, alone and with the domains that `/etc/hosts` and
+    /// `/etc/resolv.conf` give). Requests for other names are rejected, because web pages of other sites could read the
+    /// answers through DNS rebinding.
     #[serde(default)]
     pub hosts: Vec<String>,
 }
@@ -65,7 +65,7 @@ fn default_listen() -> SocketAddr {
 }
 
 impl Http {
-    /// Returns problems of the section that the types of its values do not exclude.
+    /// Returns the problems in the section that are not type errors.
     pub fn problems(&self) -> Vec<Problem> {
         host::problems(&self.hosts)
     }
@@ -80,7 +80,7 @@ impl Default for Http {
     }
 }
 
-/// The state of the data threads, taken when called.
+/// Returns the state of the data threads at the time of the call.
 pub type HealthFn = Arc<dyn Fn() -> Health + Send + Sync>;
 
 /// Data that the server exports. Both functions run on the server's thread for every request.
@@ -88,7 +88,7 @@ pub type HealthFn = Arc<dyn Fn() -> Health + Send + Sync>;
 pub struct HttpState {
     /// Name of the pipeline.
     pub name: String,
-    /// Host names that the server answers to ([`Http::hosts`]), beside those of this machine.
+    /// Host names that the server accepts ([`Http::hosts`]), in addition to those of this machine.
     pub hosts: Vec<String>,
     /// Returns all current ledgers.
     pub report: ReportFn,
@@ -96,11 +96,11 @@ pub struct HttpState {
     pub health: HealthFn,
     /// The plan as `daq plan` shows it.
     pub plan: Value,
-    /// The last run, if it ended uncleanly.
+    /// The report of the last run, if that run ended uncleanly.
     pub last_run: Option<Value>,
 }
 
-/// Why the server does not run.
+/// Errors that prevent the server from running.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
     /// The address could not be bound.
@@ -118,7 +118,7 @@ pub enum HttpError {
     )]
     Thread(#[source] io::Error),
     /// The table of metrics is inconsistent.
-    #[error("http: metrics: {0}; this is a defect in daq")]
+    #[error("http: the table of metrics is invalid: {0}; this is a defect in daq")]
     Metrics(#[from] prometheus::Error),
 }
 
@@ -127,21 +127,21 @@ fn remedy(listen: SocketAddr, error: &io::Error) -> String {
     let port = listen.port();
     match error.kind() {
         io::ErrorKind::AddrInUse => format!(
-            "another program uses this port (`ss -ltnp 'sport = :{port}'` shows it); stop it, or set another port in `listen` of \
-             [http]"
+            "another program uses this port (`ss -ltnp 'sport = :{port}'` shows which one); stop that program, or set \
+             another port in `listen` of [http]"
         ),
         io::ErrorKind::AddrNotAvailable => {
-            "no interface of this machine has this address: `ip addr` lists them; change `listen` in [http]"
+            "no interface of this machine has this address; `ip addr` lists the addresses; change `listen` in [http]"
                 .to_owned()
         }
         io::ErrorKind::PermissionDenied => {
-            format!("port {port} requires a privilege; use a port from 1024 in `listen` of [http]")
+            format!("port {port} requires a privilege; set a port of at least 1024 in `listen` of [http]")
         }
         _ => "change `listen` in [http]".to_owned(),
     }
 }
 
-/// A running server. Dropping it stops it.
+/// A running server. The server stops when this value is dropped.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -149,7 +149,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Binds `listen`. Call it early, so that an unavailable port is reported before a run starts.
+/// Binds the address `listen`. Call this function early, so that an unavailable port is reported before a run starts.
 ///
 /// # Errors
 /// If the address cannot be bound.
@@ -161,7 +161,7 @@ pub fn bind(listen: SocketAddr) -> Result<TcpListener, HttpError> {
     Ok(listener)
 }
 
-/// Serves `state` on `listen`. The port is bound before this returns.
+/// Serves `state` on `listen`. The port is bound when this function returns.
 ///
 /// # Errors
 /// If the address cannot be bound or the thread cannot start.
@@ -169,7 +169,7 @@ pub fn serve(listen: SocketAddr, state: HttpState) -> Result<Server, HttpError> 
     serve_on(bind(listen)?, state)
 }
 
-/// Serves `state` on a port that [`bind`] has taken.
+/// Serves `state` on a listener created by [`bind`].
 ///
 /// # Errors
 /// If the thread cannot start.
@@ -204,7 +204,7 @@ fn serve_within(
         runtime.block_on(async move {
             let (begin, begun) = oneshot::channel::<()>();
             let graceful = async move {
-                // A dropped sender also stops the server.
+                // The server also stops if the sender is dropped.
                 let _ = stopped.await;
                 let _ = begin.send(());
             };
@@ -217,9 +217,9 @@ fn serve_within(
             };
             tokio::select! {
                 ended = server => if let Err(error) = ended {
-                    tracing::error!(%error, "the HTTP server has ended");
+                    tracing::error!(%error, "the HTTP server ended; /metrics and the probes do not respond until daq is restarted");
                 },
-                // Without this limit, a client that keeps its connection open would block the exit.
+                // Without this time limit, a client that keeps its connection open would delay the exit.
                 () = grace => {}
             }
         });
@@ -241,8 +241,7 @@ impl Server {
         self.address
     }
 
-    /// Stops the server. Requests in progress are answered for at most one second. The port is free when this
-    /// returns.
+    /// Stops the server. Requests in progress get at most one second. The port is free when this function returns.
     pub fn stop(mut self) {
         self.end();
     }

@@ -1,5 +1,5 @@
 "use strict";
-// Prints what page.html shows after a list of answers of /status: `node page_shown.js PAGE < ANSWERS`.
+// Prints what page.html shows for a list of responses of /status: `node page_shown.js PAGE < RESPONSES`.
 // A marked cell ends in `!`.
 const fs = require("fs");
 class Element {

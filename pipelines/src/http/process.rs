@@ -1,4 +1,4 @@
-//! Resource use of the process, under the names that Prometheus' own client libraries use.
+//! Resource use of the process, with the metric names of the official Prometheus client libraries.
 
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -16,9 +16,9 @@ pub(super) struct Process {
     pub(super) virtual_bytes: f64,
     /// Memory locked with mlock, in bytes.
     pub(super) locked_bytes: f64,
-    /// Threads.
+    /// Number of threads.
     pub(super) threads: f64,
-    /// Open file descriptors.
+    /// Number of open file descriptors.
     pub(super) open_fds: f64,
     /// Maximum number of open file descriptors.
     pub(super) max_fds: f64,
@@ -31,7 +31,7 @@ impl Process {
     pub(super) fn read() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let time = clock_gettime(ClockId::ProcessCPUTime);
-        // One entry is the open directory itself.
+        // One of the entries is the open directory itself.
         let open = fs::read_dir("/proc/self/fd")
             .map_or(f64::NAN, |entries| entries.count().saturating_sub(1) as f64);
         Self {
@@ -49,7 +49,7 @@ impl Process {
     }
 }
 
-/// Current time in seconds since 1970; read once, when the metrics are set up.
+/// Returns the current time in seconds since 1970. Called once, when the metrics are set up.
 pub(super) fn now() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn open_files_are_counted() {
-        // Other tests open and close files at the same time, so this test opens many more.
+        // Other tests open and close files at the same time, so this test opens many more than they do.
         let before = Process::read().open_fds;
         let files: Vec<_> = (0..200)
             .map(|_| fs::File::open("/proc/self/status").unwrap())

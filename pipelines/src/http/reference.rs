@@ -56,7 +56,7 @@ pub fn reference() -> String {
             remedy,
             ..
         } = metric;
-        // Writing to a string cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(
             page,
             "\n## {name}\n\n{help}\n\n- Meaning: {meaning}\n- Likely cause: {cause}\n- Remedy: {remedy}\n"
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// `DAQ_UPDATE=1 cargo test` rewrites the page.
+    /// Compares the committed page with the generated one; `DAQ_UPDATE=1` rewrites it.
     #[test]
     fn metrics_reference_page_is_current() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/reference/metrics.md");
@@ -81,7 +81,7 @@ mod tests {
         let stored = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             stored == page,
-            "docs/src/reference/metrics.md differs from the table; run with DAQ_UPDATE=1"
+            "docs/src/reference/metrics.md differs from the table of metrics; run this test once with DAQ_UPDATE=1"
         );
     }
 }

@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const PAGE: &str = include_str!("page.html");
-/// The page contains its script and style, and sends requests to this server only.
+/// Content security policy: the page may run only the script and style that it contains, and may send requests only to
+/// this server.
 const POLICY: &str =
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'";
 
@@ -35,14 +36,14 @@ struct Status<'a> {
     seconds: f64,
     /// The loss state of each source, as text.
     loss: BTreeMap<&'a str, Loss>,
-    /// Log messages that did not reach stderr.
+    /// Number of log messages that were not written to stderr.
     log_dropped: u64,
     report: &'a Report,
     plan: &'a Value,
     last_run: Option<&'a Value>,
 }
 
-/// All routes over `state`.
+/// Returns a router with all routes. Their handlers use `state`.
 pub(super) fn router(state: HttpState) -> Result<Router, HttpError> {
     let exposition = Exposition::new(state.report.clone())?;
     let shared = Arc::new(Shared { state, exposition });
@@ -55,13 +56,18 @@ pub(super) fn router(state: HttpState) -> Result<Router, HttpError> {
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
         .route("/status", get(status))
-        .fallback(async || (StatusCode::NOT_FOUND, "not found; see /\n"))
+        .fallback(async || {
+            (
+                StatusCode::NOT_FOUND,
+                "not found; the page / links to all routes\n",
+            )
+        })
         .layer(middleware::from_fn_with_state(shared.clone(), guard))
         .with_state(shared))
 }
 
-/// Rejects requests for host names of other sites, and adds headers that prevent browsers from storing, guessing or
-/// embedding the answer.
+/// Rejects requests for host names of other sites. Adds headers that prevent browsers from caching the response,
+/// guessing its type or embedding it.
 async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     let refused = host::refused(request.uri(), request.headers(), &shared.state.hosts);
     let mut response = match refused {

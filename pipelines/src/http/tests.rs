@@ -1,4 +1,4 @@
-//! The server as a client sees it, over a plain TCP connection.
+//! Tests the server over a plain TCP connection, as a client uses it.
 
 use super::metrics::tests::sample_report;
 use super::*;
@@ -26,7 +26,7 @@ fn running() -> HttpState {
     }))
 }
 
-/// Status code, headers and body of a request.
+/// Sends a request; returns the status code, the headers and the body of the response.
 fn ask(server: &Server, method: &str, path: &str) -> (u16, String, String) {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     write!(
@@ -147,7 +147,8 @@ fn page_names_copy_size_classes() {
     assert!(include_str!("page.html").contains(&classes), "{classes}");
 }
 
-/// Returns the lines that the page shows after `answers` of `/status`, in a simulated document; `None` without Node.js.
+/// Returns the lines that the web page shows for each `/status` response in `answers`. Runs the page's script on a
+/// simulated document; returns `None` if Node.js is not installed.
 fn shown(answers: &[Value]) -> Option<Vec<String>> {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/http");
     let started = std::process::Command::new("node")
@@ -281,20 +282,20 @@ fn http_foreign_address_is_error_at_startup() {
 
 #[test]
 fn stop_with_silent_client_frees_port() {
-    // A loopback address that no other program uses, because another program could take the port immediately.
+    // Use a loopback address of its own, because on a shared address another program could take the port immediately.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let own = SocketAddr::from(([127, 83, high, low], 0));
     let server = serve(own, running()).unwrap();
     let address = server.address();
     let mut silent = TcpStream::connect(address).unwrap();
-    // Answers one request and keeps the connection: the server has certainly accepted it.
+    // After one response, the server has certainly accepted the connection. The connection stays open.
     write!(silent, "GET /-/ready HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut first = [0; 12];
     silent.read_exact(&mut first).unwrap();
     assert_eq!(&first, b"HTTP/1.1 200");
     let _mute = TcpStream::connect(address).unwrap();
     server.stop();
-    // A child process of another test also holds the socket until it executes its program.
+    // A child process that another test starts also holds the socket until it executes its program.
     let is_free = |_| {
         std::thread::sleep(Duration::from_millis(10));
         TcpListener::bind(address).is_ok()
@@ -302,9 +303,9 @@ fn stop_with_silent_client_frees_port() {
     assert!((0..1000).any(is_free));
 }
 
-/// Waits until the server closes `stream`: it reads the end or an error.
+/// Waits until the server closes `stream`, that is, until a read returns end of file or an error.
 fn wait_closed(mut stream: TcpStream) {
-    // Turns a hang into a failure.
+    // A timeout makes the test fail instead of hanging.
     stream
         .set_read_timeout(Some(Duration::from_mins(5)))
         .unwrap();
@@ -329,7 +330,7 @@ fn idle_connections_are_limited_and_oldest_is_closed() {
     let connect = || TcpStream::connect(server.address()).unwrap();
     let mut idle: Vec<_> = (0..20).map(|_| connect()).collect();
     assert_eq!(ask(&server, "GET", "/-/ready").0, 200);
-    // The request above has closed one of the last three.
+    // Three connections were open, and the request above has closed the oldest of them, so two remain.
     let youngest = idle.split_off(18);
     idle.into_iter().for_each(wait_closed);
     for mut stream in youngest {
@@ -358,13 +359,13 @@ fn connections_without_complete_request_are_closed() {
         .unwrap();
     wait_closed(connect());
     wait_closed(begun);
-    // Bytes that arrive slowly do not extend the time of a request.
+    // Bytes that arrive slowly do not extend the deadline of a request.
     let mut slow = connect();
     let is_closed = |_| {
         std::thread::sleep(Duration::from_millis(10));
         slow.write_all(b"X").is_err()
     };
-    assert!((0..10_000).any(is_closed), "the request goes on for ever");
+    assert!((0..10_000).any(is_closed), "the request never ends");
 }
 
 #[test]
@@ -411,7 +412,7 @@ fn unknown_http_keys_are_rejected_and_default_is_loopback() {
     assert_eq!(schema["additionalProperties"], false);
 }
 
-/// Every value under the key `expr`, at any depth.
+/// Collects every value with the key `expr`, at any depth.
 fn expressions(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(map) => {

@@ -1,9 +1,9 @@
-//! Frame accounting for one call of a kernel.
+//! Counts the frames of one call of a kernel.
 
 use daq_core::kernel::Submitted;
 use daq_core::ring::Completion;
 
-/// Counts each frame exactly once.
+/// Counts each frame of a call exactly once.
 ///
 /// ```text
 ///   frame ──▶ take ───────────────────────────▶ consumed
@@ -13,9 +13,9 @@ use daq_core::ring::Completion;
 /// ```
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// Frames accumulated in earlier calls.
+    /// Number of frames accumulated in earlier calls.
     before: u64,
-    /// Frames of this call that are accumulated.
+    /// Number of frames of this call that are accumulated.
     accumulated: u64,
     consumed: u64,
     failed: u64,
@@ -24,7 +24,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Counts a frame whose content is in finished outputs.
+    /// Counts a frame whose content is only in outputs that are already finished.
     pub(super) const fn take(&mut self) {
         self.consumed += 1;
     }
@@ -34,26 +34,26 @@ impl Account {
         self.failed += 1;
     }
 
-    /// Counts a frame that waits for its output to be finished.
+    /// Counts a frame whose output is not finished yet.
     pub(super) const fn hold(&mut self) {
         self.accumulated += 1;
     }
 
-    /// An output with all accumulated frames is finished.
+    /// Counts all accumulated frames as consumed, because the output that contains them is finished.
     pub(super) const fn release_accumulated(&mut self) {
         self.consumed += self.accumulated;
         self.released += self.before;
         (self.accumulated, self.before) = (0, 0);
     }
 
-    /// No output will contain the accumulated frames.
+    /// Counts all accumulated frames as failed, because no output will contain them.
     pub(super) const fn drop_accumulated(&mut self) {
         self.failed += self.accumulated;
         self.dropped += self.before;
         (self.accumulated, self.before) = (0, 0);
     }
 
-    /// Ends the call; accumulated frames are carried over to the next call.
+    /// Ends the call and returns its counts. The number of accumulated frames is kept for the next call.
     pub(super) fn submit(&mut self) -> Submitted {
         let Self {
             before,

@@ -1,13 +1,13 @@
-//! Merges the metadata of frames that go into the same output.
+//! Merges the metadata of frames that are combined into one output.
 
 use daq_core::frame::{Clock, Flags, FrameMeta};
 
-/// Relation of a frame to the previous one.
+/// Relation of a frame to the previous frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The next frame in sequence, or the first frame.
+    /// The frame follows the previous frame in sequence, or is the first frame.
     Next,
-    /// Frames between the two are missing.
+    /// Frames between this frame and the previous one are missing.
     Gap,
     /// The producer's frame numbers have restarted.
     Epoch,
@@ -18,14 +18,15 @@ pub(super) enum Step {
 pub(super) struct Blend {
     /// Epoch and number of the previous frame.
     last: Option<(u32, u64)>,
-    /// Metadata so far; `None` if the output is empty.
+    /// Metadata merged so far; `None` if the output is empty.
     meta: Option<FrameMeta>,
     /// Whether an epoch has started since the last output.
     epoch: bool,
 }
 
 impl Blend {
-    /// Checks the next input frame, even if it will not be added.
+    /// Determines the relation of the next input frame to the previous input frame. Call this function for every frame,
+    /// also for frames that are not added to an output.
     pub(super) fn step(&mut self, meta: &FrameMeta) -> Step {
         let last = self.last.replace((meta.epoch, meta.sequence));
         match last {
@@ -36,12 +37,12 @@ impl Blend {
         }
     }
 
-    /// Makes the next output the first one of an epoch.
+    /// Marks the next output as the first output of an epoch.
     pub(super) const fn open_epoch(&mut self) {
         self.epoch = true;
     }
 
-    /// Adds a frame, or a part of it. `sequence` becomes the output's number if this is its first part.
+    /// Adds a frame or a part of a frame. `sequence` becomes the output's number if this is the output's first part.
     ///
     /// `delay_ns` is the time from the frame's first sample to the part's first sample.
     pub(super) fn add(&mut self, meta: &FrameMeta, sequence: u64, delay_ns: u64) {
@@ -62,14 +63,14 @@ impl Blend {
         });
     }
 
-    /// Marks the output as incomplete, if it is not empty.
+    /// Marks the output as incomplete if the output is not empty.
     pub(super) fn mark_incomplete(&mut self) {
         if let Some(blend) = &mut self.meta {
             blend.flags = blend.flags.with(Flags::INCOMPLETE);
         }
     }
 
-    /// Whether the output is empty.
+    /// Returns whether the output is empty.
     pub(super) const fn is_empty(&self) -> bool {
         self.meta.is_none()
     }

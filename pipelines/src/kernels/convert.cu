@@ -1,8 +1,8 @@
-// Converts samples of any type to float32. Each product and each sum is rounded separately, as on the CPU.
+// Converts samples of any type to float32. Each product and each sum is rounded separately, exactly as on the CPU.
 
 #include "samples.cuh"
 
-// Number of samples in a tile, for changes of the sample order.
+// Number of samples in a tile. Tiles are used if the sample order changes.
 constexpr u32 TILE = 1024;
 
 struct Line {
@@ -20,7 +20,7 @@ struct Line {
     __device__ float of(u8 x) const { return narrow((float)x); }
     __device__ float of(short x) const { return narrow((float)x); }
     __device__ float of(int x) const { return wide((double)x); }
-    // A NaN keeps its sign and payload; arithmetic would not guarantee that.
+    // Return a NaN unchanged. Arithmetic might not keep its sign and payload.
     __device__ float of(float x) const {
         return x == x ? narrow(x) : __uint_as_float(__float_as_uint(x) | 0x00400000u);
     }
@@ -40,7 +40,7 @@ template <class N> __device__ void straight(const u8* from, u8* to, u64 numbers,
     float* target = (float*)to;
     u64 step = (u64)gridDim.x * blockDim.x;
     u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    // Slots are aligned to 64 bytes, so loads of four samples are aligned.
+    // Slots are aligned to 64 bytes, so vector loads of four samples are aligned.
     u64 fours = numbers / 4;
 #pragma unroll 4
     for (u64 i = first; i < fours; i += step) {
@@ -52,7 +52,8 @@ template <class N> __device__ void straight(const u8* from, u8* to, u64 numbers,
     for (u64 i = fours * 4 + first; i < numbers; i += step) target[i] = line.of(source[i]);
 }
 
-// `parts` is 2 for complex samples, else 1. A tile has `tile_points` points of `wide` channels.
+// Converts samples into the other order. `parts` is 2 for complex samples, otherwise 1. A tile consists of
+// `tile_points` points of `wide` channels.
 template <class N>
 __device__ void tiles(const u8* from, u8* to, float* tile, u64 points, u32 channels, u32 parts, u32 tile_points,
                       u32 wide, bool planar, Line line) {
@@ -62,7 +63,7 @@ __device__ void tiles(const u8* from, u8* to, float* tile, u64 points, u32 chann
     u32 channel = blockIdx.z * wide;
     u32 across = channels - channel < wide ? channels - channel : wide;
     u32 along = points - point < tile_points ? (u32)(points - point) : tile_points;
-    // An odd pitch, so that the elements of a column are in different banks.
+    // The pitch is odd, so that the elements of a column are in different shared memory banks.
     u32 pitch = along * parts | 1;
     Divider rows(along * parts), columns(across * parts);
     for (u32 i = threadIdx.x; i < along * across * parts; i += blockDim.x) {
@@ -93,7 +94,7 @@ __device__ void tiles(const u8* from, u8* to, float* tile, u64 points, u32 chann
     }
 }
 
-// blocks: x parts of a frame, y frames
+// blocks: x is the part of a frame, y the frame
 extern "C" __global__ void __launch_bounds__(256)
     convert_straight(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u64 out_base, u64 out_stride,
                      u32 out_slots, u32 out_first, u32 scalar, u64 numbers, double factor, double offset) {
@@ -110,12 +111,13 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// blocks: x points, y frames, z channels; `planar`: whether the output is planar or interleaved
+// blocks: x is the range of points, y the frame, z the range of channels; `planar`: whether the output is planar or
+// interleaved
 extern "C" __global__ void __launch_bounds__(256)
     convert_tiles(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u64 out_base, u64 out_stride,
                   u32 out_slots, u32 out_first, u32 scalar, u64 points, u32 channels, u32 parts, u32 tile_points,
                   u32 wide, u32 planar, double factor, double offset) {
-    // The pitch adds at most one number per row, and a tile has at most 32 rows.
+    // The pitch adds at most one element per row, and a tile has at most 32 rows.
     __shared__ float tile[TILE * 2 + 32];
     const u8* from = Ring{in_base, in_stride, in_slots, in_first}.frame(blockIdx.y);
     u8* to = Ring{out_base, out_stride, out_slots, out_first}.frame(blockIdx.y);

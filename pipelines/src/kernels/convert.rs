@@ -1,4 +1,4 @@
-//! `convert`: samples of any type to float32.
+//! `convert` converts samples of any type to float32.
 //!
 //! Every number `x` of the input, real and imaginary parts alike, becomes
 //!
@@ -10,9 +10,9 @@
 //! float32 cannot represent exactly. Channels, points and axis do not change. Each frame gives one output with the same
 //! sequence number, timestamp and flags.
 //!
-//! CPU and GPU give identical bits. If the order does not change, each GPU thread reads and writes four numbers at a
+//! CPU and GPU produce identical bits. If the order does not change, each GPU thread reads and writes four numbers at a
 //! time. If the order changes, tiles of 1024 samples of up to 32 channels are transposed in shared memory. A burst
-//! takes one launch, plus one launch for each frame that is too short.
+//! needs one launch, plus one launch for each frame that is too short.
 
 mod cpu;
 mod cuda;
@@ -38,9 +38,9 @@ pub const ENTRY: KernelEntry = KernelEntry {
 use = \"convert\"
 input = \"INPUT\"
 output = \"OUTPUT\"
-# What every number is multiplied by; \"full\" maps the full scale of an integer type to 1.
+# Factor for every number; \"full\" maps the full scale of an integer type to 1.
 # scale = 1.0
-# What is added after that.
+# Offset that is added after the multiplication.
 # offset = 0.0
 # Order of channels in the output, \"planar\" or \"interleaved\"; default: as in the input.
 # order = \"planar\"
@@ -72,14 +72,14 @@ pub struct Convert {
     pub scale: Scale,
     /// Offset added to every number after the multiplication; default 0.0.
     pub offset: f64,
-    /// Order of channels and points in the output, `"interleaved"` or `"planar"`; default: as in the input.
+    /// Order of channels and points in the output, `"interleaved"` or `"planar"`; default: the order of the input.
     pub order: Option<Order>,
 }
 
 /// A factor, or the word `full`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scale {
-    /// This factor.
+    /// A fixed factor.
     Factor(f64),
     /// 1 / 2^(bits - 1) of an integer type.
     Full,
@@ -145,15 +145,19 @@ impl Keys for Convert {
         if let Scale::Factor(factor) = self.scale
             && (!factor.is_finite() || factor == 0.0)
         {
-            return Err(
-                Problem::at("scale", format!("a scale of {factor} destroys the samples"))
-                    .help("write a finite number other than 0, or \"full\""),
-            );
+            return Err(Problem::at(
+                "scale",
+                format!("`scale` cannot be {factor}, because this value destroys the samples"),
+            )
+            .help("write a finite number other than 0, or \"full\""));
         }
         if !self.offset.is_finite() {
             return Err(Problem::at(
                 "offset",
-                format!("an offset of {} destroys the samples", self.offset),
+                format!(
+                    "`offset` cannot be {}, because this value destroys the samples",
+                    self.offset
+                ),
             )
             .help("write a finite number"));
         }

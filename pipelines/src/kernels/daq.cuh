@@ -20,35 +20,37 @@
 //           y[i] = p.gain * x[i];
 //   }
 //
-// daq calls on_frame once for every frame, in all threads of all blocks of that frame. The configuration declares the number
-// of blocks (`blocks`) and of threads per block (`threads`). Each input frame gives one output frame of the declared
-// length. The output frame has the sequence number, timestamp and flags of the input frame.
+// daq calls on_frame once for every frame, in all threads of all blocks of that frame. The configuration declares the
+// number of blocks (`blocks`) and the number of threads per block (`threads`). Each input frame gives one output frame
+// of the declared length. The output frame has the sequence number, timestamp and flags of the input frame.
 //
-// With dispatch = "persistent" daq does not launch the kernel for each burst. The kernel runs on the GPU for the whole run
-// and waits for frames. It starts work on a frame about two microseconds after the frame is committed. The function and
-// its results are the same. The kernel works on `concurrent_frames` frames at a time, each with `blocks` blocks; all these blocks must
-// fit on the GPU at the same time.
+// With dispatch = "persistent", daq does not launch the kernel for each burst. The kernel runs on the GPU for the whole
+// run and waits for frames. It starts work on a frame about two microseconds after the frame is committed. The function
+// and its results are the same. The kernel processes `concurrent_frames` frames at a time, each with `blocks` blocks.
+// All these blocks must fit on the GPU at the same time.
 //
 // Rules
 // - Get this thread's part of the work from `in` (index and stride, or block and thread), never from blockIdx and
 //   gridDim. The mapping of frames to the grid is internal to daq and may change.
-// - Blocks must not synchronise with each other. __syncthreads() and warp-level functions are allowed. Synchronisation of
-//   the whole grid and launches from the device are not. Blocks run in any order, and frames run concurrently.
+// - Blocks must not synchronise with each other. __syncthreads() and warp-level functions are allowed. Synchronisation
+//   of the whole grid and launches from the device are not allowed. Blocks run in any order, and frames run
+//   concurrently.
 // - Do not keep state between calls: do not write static or global variables.
-// - The output slot initially holds undefined data: write every byte of it. The input is read-only.
+// - The output slot initially contains undefined data, so write every byte of it. The input is read-only.
 // - A persistent kernel reads new frames at the same addresses. Read the input with plain loads. Do not use __ldg or
 //   pointers that are both const and __restrict__, because these may return stale data.
-// - If a persistent kernel has frames but finishes none of them for 5 s, daq assumes that it hangs and ends the pipeline.
-// - Input and output are aligned to 64 bytes. daq fills missing packets first, as the ring's `fill` declares.
+// - If a persistent kernel has frames but finishes none of them for 5 s, daq assumes that the kernel hangs and ends the
+//   pipeline.
+// - Input and output are aligned to 64 bytes. daq fills missing packets first, as the key `fill` of the ring declares.
 // - on_frame is not called for frames shorter than the declared length of the input; daq counts them as failed.
 // - Without parameters, declare the third argument as `const daq::NoParams&`.
 //
 // daq compiles a .cu file itself and includes this header. It finds other headers in the directory of the file.
-// DAQ_THREADS is the declared number of threads per block; use it as the size of arrays in shared memory. The configuration
-// declares the size of dynamic shared memory (extern __shared__ ...) as `shared`.
+// DAQ_THREADS is the declared number of threads per block; use it as the size of arrays in shared memory. The
+// configuration declares the size of dynamic shared memory (extern __shared__ ...) as `shared`.
 //
-// To compile the file yourself, name the function and the members at the end of the file. daq ignores these lines when it
-// compiles the file; then the function must be called on_frame and the struct Params.
+// To compile the file yourself, name the function and the members at the end of the file. daq ignores these lines when
+// it compiles the file itself; then the function must be called on_frame and the struct must be called Params.
 //
 //   #include "daq.cuh"
 //   ...
@@ -65,7 +67,7 @@
 #ifndef DAQ_CUH
 #define DAQ_CUH
 
-// Number of threads per block; if it is not declared, the maximum.
+// Number of threads per block. The default is the maximum.
 #ifndef DAQ_THREADS
 #define DAQ_THREADS 1024
 #endif
@@ -93,12 +95,12 @@ enum class Clock : unsigned {
     sensor_utc = 6, // counter of the sensor, with a declared origin in UTC
 };
 
-// For kernels without parameters.
+// Parameter type of a kernel without parameters.
 struct NoParams {};
 
 namespace detail {
 
-// A burst; the host fills this structure.
+// A burst of frames. The host fills this structure.
 struct Burst {
     const unsigned char* input;
     Size input_stride, input_slots, input_first;
@@ -110,7 +112,8 @@ struct Burst {
     Size out_bytes, out_channels, out_points;
 };
 
-// Number of words in a record before its bitmap: sequence, timestamp, epoch and flags, places and arrived, clock.
+// Number of words in a record before its bitmap. The words are: sequence; timestamp; epoch and flags; packets per frame
+// and arrived packets; clock.
 enum : unsigned { RECORD_WORDS = 5 };
 
 // Offset in bytes, from the start of a ring, of frame `i` of a burst that begins at slot `first`.
@@ -133,25 +136,26 @@ class Frame {
     const unsigned thread = threadIdx.x;   // index of this thread within its block
     const unsigned threads = blockDim.x;   // number of threads per block
 
-    // The payload as numbers of type T.
+    // Returns the payload as numbers of type T.
     template <class T>
     __device__ const T* as() const {
         return reinterpret_cast<const T*>(payload_);
     }
 
-    // Numbers of type T in the payload.
+    // Returns how many numbers of type T the payload contains.
     template <class T>
     __device__ Size count() const {
         return length / sizeof(T);
     }
 
-    // Index of this thread among all threads of the frame, and their number: use them in loops over the payload.
+    // Index of this thread among all threads of the frame, and the number of these threads. Use both in loops over the
+    // payload.
     __device__ Size index() const { return static_cast<Size>(block) * threads + thread; }
     __device__ Size stride() const { return static_cast<Size>(blocks) * threads; }
 
-    // Metadata of the frame. Each call reads host memory, which takes about one microsecond: call these functions outside
-    // of loops. With doorbell = "device" only the sequence number and the epoch are valid, because the kernel may work on
-    // a frame before the host has its metadata.
+    // Metadata of the frame. Each call reads host memory, which takes about one microsecond, so call these functions
+    // outside of loops. With doorbell = "device", only the sequence number and the epoch are valid, because the kernel
+    // may work on a frame before the host has its metadata.
     __device__ Size sequence() const { return record_[0]; }
     __device__ Size timestamp() const { return record_[1]; }  // nanoseconds since the clock's epoch
     __device__ Clock clock() const { return static_cast<Clock>(record_[4]); }
@@ -159,16 +163,16 @@ class Frame {
     __device__ unsigned flags() const { return static_cast<unsigned>(record_[2] >> 32); }
     __device__ bool incomplete() const { return flags() & INCOMPLETE; }
 
-    // Number of packets in a complete frame (0 if the source has no packets), number of packets that arrived, and whether
-    // packet `i` arrived.
-    __device__ unsigned places() const { return static_cast<unsigned>(record_[3]); }
+    // Returns the number of packets in a complete frame (0 if the source has no packets), the number of packets that
+    // arrived, and whether packet `i` arrived.
+    __device__ unsigned packets_per_frame() const { return static_cast<unsigned>(record_[3]); }
     __device__ unsigned arrived() const { return static_cast<unsigned>(record_[3] >> 32); }
     __device__ bool present(unsigned i) const {
-        const unsigned all = places();
+        const unsigned all = packets_per_frame();
         return all == 0 || (i < all && (record_[detail::RECORD_WORDS + i / 64] >> (i % 64) & 1));
     }
 
-    // Internal: frame `i` of a burst.
+    // Internal: creates frame `i` of a burst.
     __device__ Frame(const detail::Burst& burst, unsigned i)
         : length(burst.in_bytes),
           channels(static_cast<unsigned>(burst.in_channels)),
@@ -181,26 +185,26 @@ class Frame {
     const Size* const record_;
 };
 
-// The output frame.
+// One output frame.
 class Out {
   public:
     const Size capacity;      // size of the frame in bytes
     const unsigned channels;  // number of channels in the layout of the output
     const Size points;        // number of points per channel
 
-    // The payload as numbers of type T.
+    // Returns the payload as numbers of type T.
     template <class T>
     __device__ T* as() const {
         return reinterpret_cast<T*>(payload_);
     }
 
-    // Numbers of type T in the payload.
+    // Returns how many numbers of type T the payload can contain.
     template <class T>
     __device__ Size count() const {
         return capacity / sizeof(T);
     }
 
-    // Internal: output `i` of a burst.
+    // Internal: creates output `i` of a burst.
     __device__ Out(const detail::Burst& burst, unsigned i)
         : capacity(burst.out_bytes),
           channels(static_cast<unsigned>(burst.out_channels)),
@@ -214,11 +218,13 @@ class Out {
 // Internal: how a persistent kernel receives frames and returns credits.
 namespace detail {
 
-// The doorbell word that the host stores: number of frames submitted so far, generation of the shifts, stop bit.
+// The doorbell word that the host stores contains the number of frames submitted so far, the generation of the shifts
+// and a stop bit.
 enum : unsigned { GENERATION_BIT = 48, SHIFTS_WORD = 8 };
 constexpr Size SUBMITTED = (1ull << GENERATION_BIT) - 1, STOP = 1ull << 63;
 
-// Returns the word. Everything that the host stored before it is visible to all threads of the caller's warp.
+// Returns the doorbell word. Everything that the host stored before the word is visible to all threads of the caller's
+// warp.
 __device__ inline Size load_bell(const Size* bell) {
 #ifdef __CUDA_ARCH__
     Size value;
@@ -229,11 +235,13 @@ __device__ inline Size load_bell(const Size* bell) {
 #endif
 }
 
-// The doorbell of a device that writes frames itself: the number of its transfers, which the device stores as the last write
-// of each transfer. At BASE_WORD: the number of frames submitted when the device started to count; all ones before.
+// The doorbell of a device that writes frames itself: the number of its transfers. The device stores this number as the
+// last write of each transfer. The word at BASE_WORD is the number of frames submitted when the device started to
+// count; before that, all its bits are ones.
 enum : unsigned { BASE_WORD = 8, RUNG = 0xffffff };  // RUNG: mask of the number's bits
 
-// Returns the number. Everything that the device wrote before it is visible to all threads of the caller's warp.
+// Returns the number of transfers. Everything that the device wrote before this number is visible to all threads of the
+// caller's warp.
 __device__ inline unsigned load_count(const Size* rung) {
 #ifdef __CUDA_ARCH__
     unsigned value;
@@ -244,9 +252,10 @@ __device__ inline unsigned load_count(const Size* rung) {
 #endif
 }
 
-// Stores a credit in host memory: all earlier work is complete. The results are in GPU memory. Copies and kernels that
-// start after the host has seen the credit read them there. Therefore a GPU-wide fence is sufficient. A system-wide fence
-// would also wait until the results are visible to the host, which takes half a microsecond over the bus.
+// Stores a credit in host memory, which reports that all earlier work is complete. The results remain in GPU memory,
+// where copies and kernels that start after the host has seen the credit read them. Therefore a GPU-wide fence is
+// sufficient. A system-wide fence would also wait until the host can see the results, which takes half a microsecond
+// over the bus.
 __device__ inline void store_credit(Size* credit, Size value) {
 #ifdef __CUDA_ARCH__
     asm volatile("fence.acq_rel.gpu;\n\tst.relaxed.sys.global.u64 [%0], %1;" : : "l"(credit), "l"(value) : "memory");
@@ -262,17 +271,17 @@ __device__ inline void together() {
 #endif
 }
 
-// The submitted frames of one team. A team is the group of blocks that work on the same frames.
+// The submitted frames of one group of blocks. The blocks of a group work on the same frames.
 struct Submissions {
     const Size* const bell;
     const Size* const rung;  // doorbell of a device; null if only the host rings
     Size* const credit;      // credit of this block
     const Size* const records;
     const Size last_record;
-    const Size teams;
-    Burst burst;             // one frame: the next frame of the team
+    const Size groups;
+    Burst burst;             // one frame: the next frame of the group
     Size next;               // number of that frame since the start of the kernel
-    Size done;               // number of frames that the team has finished
+    Size done;               // number of frames that the group has finished
     Size seen, generation;   // last doorbell word seen, and generation of the shifts in use
 
     __device__ Submissions(const Size* bell_word, const Size* rung_word, Size* credits, const Burst& rings,
@@ -282,7 +291,7 @@ struct Submissions {
           credit(credits + static_cast<Size>(blockIdx.y) * gridDim.x + blockIdx.x),
           records(rings.records),
           last_record(record_count - 1),
-          teams(gridDim.y),
+          groups(gridDim.y),
           burst(rings),
           next(blockIdx.y),
           done(0),
@@ -291,18 +300,19 @@ struct Submissions {
 
     __device__ bool is_submitted() const { return next < (seen & SUBMITTED); }
 
-    // Whether the device has written the team's next frame: its number of transfers exceeds the frames before.
+    // Returns whether the device has written the group's next frame: the device has completed more transfers than there
+    // are earlier frames.
     __device__ bool is_rung() const {
         if (rung == nullptr) return false;
         const Size base = load_bell(rung + BASE_WORD);
         if (base == ~0ull) return false;
         const unsigned ahead = (load_count(rung) - static_cast<unsigned>(next - base)) & RUNG;
-        // The device is never ahead by more than the slots of its ring.
+        // A larger difference is stale, because the device is never further ahead than the number of slots of its ring.
         return ahead != 0 && ahead <= burst.input_slots;
     }
 
-    // Waits for the team's next frame; returns false if the kernel must stop. Each warp polls the doorbell itself, which
-    // saves a barrier between the host's store and the first read of the frame.
+    // Waits for the group's next frame; returns false if the kernel must stop. Each warp polls the doorbell itself,
+    // which saves a barrier between the host's store and the first read of the frame.
     __device__ bool wait() {
         if (!is_submitted()) {
             for (;;) {
@@ -312,7 +322,7 @@ struct Submissions {
                 if (is_rung()) break;
             }
         }
-        // Threads of a warp may see the word in different iterations.
+        // The threads of a warp may see a new word in different iterations, so synchronise them.
         together();
         const Size now = (seen & ~STOP) >> GENERATION_BIT;
         if (now != generation) {
@@ -324,11 +334,11 @@ struct Submissions {
         return true;
     }
 
-    // Marks the current frame as finished by this thread. Once all threads of the block have finished it, stores the credit
-    // after the last frame that is known to be submitted, and after every eighth frame.
+    // Marks the current frame as finished by this thread. When all threads of the block have finished, stores the
+    // credit if this is the last frame known to be submitted, and after every eighth frame.
     __device__ void finish() {
         ++done;
-        next += teams;
+        next += groups;
         __syncthreads();
         if (threadIdx.x == 0 && (!is_submitted() || done % 8 == 0)) store_credit(credit, done);
         burst.input_first = after(burst.input_first, burst.input_slots);
@@ -336,16 +346,16 @@ struct Submissions {
         burst.records = records + (next & last_record) * burst.record_words;
     }
 
-    // The next slot of the team after `slot`.
+    // Returns the slot of the group's next frame after `slot`.
     __device__ Size after(Size slot, Size slots) const {
-        slot += teams;
+        slot += groups;
         return slot < slots ? slot : slot % slots;
     }
 };
 
 }  // namespace detail
 
-// Description of a member of Params, with which the host sets it.
+// Description of a member of Params. The host uses it to set the member.
 namespace detail {
 
 template <class T> struct Kind { enum : unsigned { value = 0 }; };
@@ -373,7 +383,7 @@ template <class T, decltype(sizeof(0)) N> struct Shape<T[N]> {
 };
 template <class T, decltype(sizeof(0)) N> struct Shape<const T[N]> : Shape<T[N]> {};
 
-// A pointer to a member is its offset in bytes.
+// Computes the offset of a member in bytes, which a pointer to a member contains.
 template <class P, class T> struct Member {
     T P::*offset;
     unsigned bytes, count, kind, reserved;
@@ -386,7 +396,7 @@ template <class P, class Base, class T> __host__ __device__ constexpr Member<P, 
 }  // namespace detail
 }  // namespace daq
 
-// Internal: the parameters, a member's description, the entry points.
+// Internal: defines the parameters, the description of a member, and the entry points.
 #define DAQ_DETAIL_PARAMS(PARAMS)                                                                                     \
     static_assert(sizeof(PARAMS) <= 61440, "struct Params is larger than the limit of 60 KiB");                       \
     extern "C" {                                                                                                      \

@@ -1,4 +1,4 @@
-//! Shared parts of the kernels' CUDA sides: loading code, and addressing the slots of a burst.
+//! Functions that all CUDA implementations use: they load device code and address the slots of a burst.
 
 use crate::sys::device_code;
 use daq_core::frame::FrameMeta;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 #[cfg(test)]
 mod tests;
 
-/// Maximum frame size in bytes for device code, which counts in 32 bits.
+/// Maximum frame size in bytes that device code supports, because it uses 32-bit offsets.
 const MAX_BYTES: usize = 1 << 31;
-/// Maximum number of channels that fit into a grid.
+/// Maximum number of channels that a grid of blocks supports.
 const MAX_CHANNELS: u32 = 1 << 20;
 
 /// Device code of a kernel, as PTX for compute capability 7.0.
@@ -44,12 +44,12 @@ impl Code {
     }
 }
 
-/// Whether frames of `input` are small enough for device code.
+/// Returns whether frames of `input` are small enough for the 32-bit offsets of device code.
 pub(super) fn can_count(input: &Layout) -> bool {
     input.frame_bytes() < MAX_BYTES && input.channels <= MAX_CHANNELS
 }
 
-/// The number of a type in device code.
+/// Returns the number that represents `scalar` in device code.
 pub(super) const fn code_of(scalar: Scalar) -> Argument {
     Argument::U32(match scalar {
         Scalar::Int8 => 0,
@@ -61,12 +61,12 @@ pub(super) const fn code_of(scalar: Scalar) -> Argument {
     })
 }
 
-/// Converts a count that is known to fit into 32 bits.
+/// Converts a count, which must fit into 32 bits, to `u32`.
 pub(super) fn small(count: impl TryInto<u32>) -> u32 {
     count.try_into().unwrap_or(u32::MAX)
 }
 
-/// Arguments that describe a ring's slots, starting at the first slot of `slice`.
+/// Returns the arguments that describe a ring's slots, starting at the first slot of `slice`.
 pub(super) fn ring(slice: &Slice) -> [Argument; 4] {
     [
         Argument::U64(slice.base),
@@ -76,7 +76,7 @@ pub(super) fn ring(slice: &Slice) -> [Argument; 4] {
     ]
 }
 
-/// Returns the CUDA stream for the work.
+/// Returns the CUDA stream to which the work must be submitted.
 pub(super) fn stream(on: Stream<'_>) -> Result<&driver::Stream, KernelError> {
     match on {
         Stream::Cuda(stream) => Ok(stream),
@@ -92,7 +92,8 @@ pub(super) fn slots(burst: &Lease<'_>) -> Result<Slice, KernelError> {
     burst.slice().ok_or_else(|| not_device("input ring"))
 }
 
-/// Describes the current slot of `out` with `meta`; its `bytes` bytes are written later.
+/// Finishes the current slot of `out` with the metadata `meta`. The device writes the slot's content, `bytes` bytes,
+/// later.
 pub(super) fn promise(
     out: &mut SlotsMut<'_>,
     bytes: usize,
@@ -104,7 +105,7 @@ pub(super) fn promise(
     super::check_slot(out.remaining(), out.slice().stride, bytes)?;
     out.finish(FrameMeta {
         length: bytes,
-        places: 0,
+        packets_per_frame: 0,
         arrived: 0,
         ..meta
     });
@@ -113,6 +114,6 @@ pub(super) fn promise(
 
 fn not_device(which: &str) -> KernelError {
     KernelError::Defect(format!(
-        "the {which} is not on the GPU, but the kernel runs there; this is a defect in daq"
+        "the {which} is not in the memory of the GPU that runs the kernel; this is a defect in daq"
     ))
 }

@@ -1,7 +1,7 @@
-//! `file`: a kernel of your own in CUDA C++, PTX or machine code.
+//! `file` runs a user's kernel: CUDA C++, PTX or machine code.
 //!
-//! Selected by the key `file` instead of `use` in a section `[kernel.NAME]`. The header [`HEADER`], which `daq
-//! reference kernel-header` prints, defines what such a file contains.
+//! The key `file` in a section `[kernel.NAME]` selects it, instead of the key `use`. The header [`HEADER`] defines the
+//! contents of such a file; `daq reference kernel-header` prints it.
 //!
 //! | file | noun |
 //! |---|---|
@@ -15,8 +15,8 @@
 //! | `launch` | runs a kernel that is launched for each burst |
 //! | `persistent` | the persistent kernel |
 
+mod check;
 mod code;
-mod examine;
 mod frame;
 mod launch;
 mod message;
@@ -31,9 +31,9 @@ pub use frame::{AxisKey, FrameKeys};
 pub use params::Value;
 
 use super::{Keys, not_empty};
+use daq_core::check::{CheckContext, CheckReport, FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::examine::{Examination, Examined, FileUse, NamedFile};
 use daq_core::gpu::Dispatch;
 use daq_core::gpu::driver::{CompileError, Compiler, Device, Target};
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -54,36 +54,36 @@ const MAX_THREADS: u32 = 1024;
 const WARP: u32 = 32;
 /// Maximum number of blocks per frame.
 const MAX_BLOCKS: u32 = 65_535;
-/// Maximum number of concurrent frames of a persistent kernel.
+/// Maximum number of frames that a persistent kernel can process concurrently.
 const MAX_CONCURRENT_FRAMES: u32 = 4096;
-/// Input bytes per thread, if the number of blocks is not configured.
+/// Number of input bytes per thread, if the number of blocks is not configured.
 const BYTES_PER_THREAD: usize = 64;
 /// Maximum number of blocks per frame, if the number is not configured.
 const DEFAULT_MAX_BLOCKS: usize = 256;
-/// More shared memory per block than any device has.
+/// Upper limit for the key `shared` in bytes. It is larger than the shared memory per block of any device.
 const MAX_SHARED: u64 = 1 << 20;
 
 /// Registry entry of kernel files.
 pub const ENTRY: KernelEntry = KernelEntry {
     name: FILE_KERNEL,
-    summary: "Runs CUDA code of your own on a GPU, from a .cu, .ptx or .cubin file",
+    summary: "Runs your own CUDA code on a GPU, from a .cu, .ptx or .cubin file",
     example: "\
 [kernel.NAME]
-# The code: `daq reference kernel-header` prints the header daq.cuh, which says what is in it.
+# The code. `daq reference kernel-header` prints the header daq.cuh, which describes the contents of this file.
 file = \"my.cu\"
 input = \"INPUT\"
 output = \"OUTPUT\"
-# Members of the code's `struct Params`; the others keep their defaults.
+# Values for members of the code's `struct Params`; other members keep their defaults.
 # params = { gain = 2.5, taps = [1, 2, 1, 0] }
-# What an output frame means; what is left out is as in the input.
+# Description of output frames; omitted keys are as in the input.
 # frame = { type = \"float32\" }
-# Frames that a persistent kernel (dispatch = \"persistent\") works on at a time.
+# Number of frames that a persistent kernel (dispatch = \"persistent\") processes concurrently.
 # concurrent_frames = 1
-# Blocks for each frame; by the frame's size if left out.
+# Number of blocks per frame; default: from the size of the frame.
 # blocks = 64
-# Threads of a block.
+# Number of threads per block.
 # threads = 256
-# Dynamic shared memory of a block.
+# Dynamic shared memory per block.
 # shared = \"0 B\"
 # Options for the compiler of .cu files.
 # options = [\"--use_fast_math\"]
@@ -103,21 +103,21 @@ pub struct FileKernel {
     /// listed keep the defaults in the code.
     #[serde(default)]
     pub params: BTreeMap<String, Value>,
-    /// Description of output frames; omitted keys are as in the input.
+    /// Description of output frames. Omitted keys have the values of the input.
     #[serde(default)]
     pub frame: FrameKeys,
     /// Number of blocks per frame, 1 to 65535. Default: enough blocks for 64 bytes of input per thread, at most 256.
     pub blocks: Option<u32>,
-    /// With `dispatch = "persistent"`: frames that are worked on at a time, 1 to 4096. Frames are dealt to groups of
-    /// `blocks` blocks in turn. Default: 1.
+    /// Number of frames that a kernel with `dispatch = "persistent"` processes concurrently, 1 to 4096. Groups of `blocks`
+    /// blocks process the frames in turn. Default: 1.
     pub concurrent_frames: Option<u32>,
     /// Threads per block, a multiple of 32 up to 1024.
     #[serde(default = "default_threads")]
     pub threads: u32,
     /// Dynamic shared memory per block, such as `"16 KiB"`; default none.
     pub shared: Option<ByteSize>,
-    /// Name of the kernel in a `.ptx` or `.cubin` file that contains several; default: the one that `DAQ_KERNEL`
-    /// defines.
+    /// Name of the kernel in a `.ptx` or `.cubin` file that contains several kernels; default: the kernel that
+    /// `DAQ_KERNEL` defines.
     pub entry: Option<String>,
     /// Compiler options for `.cu` files, such as `"--use_fast_math"` or `"-I/usr/local/cuda/include"`.
     #[serde(default)]
@@ -128,7 +128,7 @@ const fn default_threads() -> u32 {
     256
 }
 
-/// Type of the file.
+/// Type of a kernel file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Code {
     Source,
@@ -161,7 +161,7 @@ impl FileKernel {
         }
     }
 
-    /// Number of blocks for a frame of `input`.
+    /// Returns the number of blocks for a frame of `input`.
     fn blocks(&self, input: &Layout) -> u32 {
         self.blocks.unwrap_or_else(|| {
             let block = self.threads as usize * BYTES_PER_THREAD;
@@ -188,7 +188,7 @@ impl FileKernel {
         Ok((path, bytes))
     }
 
-    /// Returns device code for `capability`.
+    /// Returns machine code or PTX for the compute capability `capability`.
     fn image(
         &self,
         directory: &Path,
@@ -211,7 +211,7 @@ impl FileKernel {
         self.compile(compiler, &text, path.parent(), target, entry)
     }
 
-    /// Builds the compiled text from the user's file in `directory` and added lines.
+    /// Builds the text to compile from the user's file in `directory` and the lines that daq adds.
     fn unit<'a>(
         &'a self,
         text: &'a str,
@@ -229,7 +229,7 @@ impl FileKernel {
         }
     }
 
-    /// Compiles the user's file, which is in `directory`.
+    /// Compiles the user's file, which is located in `directory`.
     fn compile(
         &self,
         compiler: Compiler,
@@ -259,7 +259,7 @@ fn no_compiler(file: &str, error: &CompileError) -> KernelError {
     ))
 }
 
-/// Whether daq itself sets this compiler option.
+/// Returns whether `option` is a compiler option that daq itself sets.
 fn is_ours(option: &str) -> bool {
     ["--gpu-architecture", "-arch"]
         .iter()
@@ -275,17 +275,17 @@ impl Keys for FileKernel {
             );
         };
         if !(1..=MAX_THREADS).contains(&self.threads) || !self.threads.is_multiple_of(WARP) {
-            return Err(Problem::at(
-                "threads",
-                format!("a block cannot have {} threads", self.threads),
-            )
-            .help("write a multiple of 32 from 32 to 1024; 256 is suitable for most kernels"));
+            return Err(
+                Problem::at("threads", format!("`threads` cannot be {}", self.threads)).help(
+                    "write a multiple of 32 from 32 to 1024; 256 is suitable for most kernels",
+                ),
+            );
         }
         if let Some(blocks) = self.blocks
             && !(1..=MAX_BLOCKS).contains(&blocks)
         {
             return Err(
-                Problem::at("blocks", format!("a frame cannot have {blocks} blocks"))
+                Problem::at("blocks", format!("`blocks` cannot be {blocks}"))
                     .help(format!("write 1 to {MAX_BLOCKS}")),
             );
         }
@@ -294,7 +294,7 @@ impl Keys for FileKernel {
         {
             return Err(Problem::at(
                 "concurrent_frames",
-                format!("a kernel cannot process {concurrent_frames} frames concurrently"),
+                format!("`concurrent_frames` cannot be {concurrent_frames}"),
             )
             .help(format!("write 1 to {MAX_CONCURRENT_FRAMES}")));
         }
@@ -305,12 +305,17 @@ impl Keys for FileKernel {
                 "shared",
                 format!("no GPU has {shared} of shared memory per block"),
             )
-            .help("every GPU has 48 KiB, large GPUs have about 200 KiB"));
+            .help(
+                "write at most 48 KiB, which every GPU supports; large GPUs support about 200 KiB",
+            ));
         }
         if code == Code::Source && self.entry.is_some() {
             return Err(Problem::at(
                 "entry",
-                format!("daq compiles {} and defines the entry itself", self.file),
+                format!(
+                    "`entry` cannot be set, because daq compiles {} and defines the entry itself",
+                    self.file
+                ),
             )
             .help("remove `entry`; the function must be called on_frame"));
         }
@@ -319,19 +324,23 @@ impl Keys for FileKernel {
         {
             return Err(
                 Problem::at("entry", format!("{entry:?} is not a valid kernel name"))
-                    .help("write the name that is used in DAQ_ENTRY"),
+                    .help("write the name that the kernel's source code passes to DAQ_ENTRY"),
             );
         }
         if code != Code::Source && !self.options.is_empty() {
-            return Err(
-                Problem::at("options", format!("{} is already compiled", self.file))
-                    .help("remove `options`, or set `file` to the .cu file"),
-            );
+            return Err(Problem::at(
+                "options",
+                format!(
+                    "`options` cannot be set, because {} is already compiled",
+                    self.file
+                ),
+            )
+            .help("remove `options`, or set `file` to the .cu file"));
         }
         if let Some(i) = self.options.iter().position(|option| is_ours(option)) {
             return Err(Problem::at(
                 format!("options.{i}"),
-                "daq sets the architecture to that of the GPU",
+                "the architecture cannot be set, because daq compiles for the GPU that runs the kernel",
             )
             .help("remove this option"));
         }
@@ -345,8 +354,8 @@ impl KernelSpec for FileKernel {
         vec![NamedFile::new("file", &self.file, FileUse::Reads)]
     }
 
-    fn examine(&self, examination: &Examination<'_>) -> Examined {
-        examine::examine(self, examination)
+    fn check_files(&self, context: &CheckContext<'_>) -> CheckReport {
+        check::check_files(self, context)
     }
 
     fn layout(&self, input: &Layout) -> Result<Layout, Problem> {

@@ -12,13 +12,13 @@
 //! - Missing packets of a frame are filled before the frame is published, and count with their fill value unless a
 //!   kernel's own keys say otherwise. With `fill = "nan"` on a ring of floats they are visible in every output that
 //!   depends on them.
-//! - A frame shorter than its layout is counted as `failed` and not read.
-//! - An output carries the flags of all its input frames, and the epoch and timestamp of the first.
-//! - Each module contains the keys, the output layout and the registry entry; its submodules `cpu` and `cuda` compute.
-//!   Shared code decides which input goes into which output, and the outputs' metadata.
-//! - On a GPU, a burst takes one set of launches per run of consecutive frames that are used; no thread waits for them.
-//!   The device code is `KERNEL.cu`, compiled to PTX, which the driver of any GPU since compute capability 7.0 (2017) can
-//!   compile. Frames of 2 GiB and more are processed on the CPU.
+//! - A frame that is shorter than its layout is not read and counts as `failed`.
+//! - An output has the flags of all its input frames, and the epoch and the timestamp of the first one.
+//! - Each module contains the keys, the output layout and the registry entry; its submodules `cpu` and `cuda` compute
+//!   the outputs. Both use the same code to decide which input belongs to which output, and to set the metadata.
+//! - On a GPU, each run of consecutive frames in a burst needs one set of launches. No thread waits for the launches.
+//!   The device code is `KERNEL.cu`, compiled to PTX, which the driver of any GPU since compute capability 7.0 (2017)
+//!   can compile. Frames of 2 GiB and more are processed on the CPU.
 
 mod account;
 mod blend;
@@ -57,7 +57,7 @@ pub const KERNELS: &[KernelEntry] = &[
     file::ENTRY,
 ];
 
-/// Keys with rules beyond their types.
+/// The keys of a kernel, with checks beyond the types of the values.
 trait Keys: DeserializeOwned + KernelSpec + 'static {
     /// Checks everything that does not depend on the input.
     fn check(&self) -> Result<(), Problem>;
@@ -93,14 +93,14 @@ fn emit(
     fill(slot);
     out.finish(FrameMeta {
         length: bytes,
-        places: 0,
+        packets_per_frame: 0,
         arrived: 0,
         ..meta
     });
     Ok(())
 }
 
-/// Rejects an output of `bytes` bytes if no slot remains (`remaining`) or a slot's size (`have`) is too small.
+/// Returns an error if no output slot is left (`remaining` is 0), or if the slot size `have` is smaller than `bytes`.
 fn check_slot(remaining: usize, have: usize, bytes: usize) -> Result<(), KernelError> {
     if remaining == 0 {
         return Err(KernelError::Defect(
@@ -117,7 +117,7 @@ fn check_slot(remaining: usize, have: usize, bytes: usize) -> Result<(), KernelE
 
 fn not_host(which: &str) -> KernelError {
     KernelError::Defect(format!(
-        "the {which} ring is not in host memory, but the kernel runs on the CPU"
+        "the kernel runs on the CPU, but its {which} ring is not in host memory"
     ))
 }
 

@@ -1,20 +1,20 @@
-// Averaged power spectra.
+// Computes averaged power spectra.
 //
-// Blocks of samples are transformed in shared memory with Stockham's algorithm, in passes of radix 2, 3, 4, 5, 7 or 8. Each
-// pass leaves the data in order, so no reordering is needed at the end. A thread keeps its points in registers while
-// they are rewritten, so one buffer is sufficient. Longer transforms of A * B points use global memory once: columns of
-// length A, then rows of length B (Bailey's four-step algorithm without the last transposition):
+// Blocks of samples are transformed in shared memory with Stockham's algorithm, in passes of radix 2, 3, 4, 5, 7 or 8.
+// Each pass leaves the data in order, so no reordering is needed at the end. A thread keeps its points in registers
+// while they are rewritten, so one buffer is sufficient. Longer transforms of A * B points use global memory once:
+// columns of length A, then rows of length B (Bailey's four-step algorithm without the last transposition):
 //
 //   x[b + B a]  --columns-->  y[ka, b]  --times w^(b ka)-->  --rows-->  X[ka + A kb]
 //
-// For real samples, two successive blocks are the real and the imaginary part of one transform. The sums of |Z|^2 are folded
-// into the sums of both blocks: |A[k]|^2 + |B[k]|^2 = (|Z[k]|^2 + |Z[N-k]|^2) / 2.
+// For real samples, two successive blocks are the real and the imaginary part of one transform. The sums of |Z|^2 are
+// folded into the sums of both blocks: |A[k]|^2 + |B[k]|^2 = (|Z[k]|^2 + |Z[N-k]|^2) / 2.
 
 #include "samples.cuh"
 
-// Maximum number of points of a transform per thread.
+// Maximum number of points of a transform that one thread processes.
 constexpr int POINTS = 8;
-constexpr int MAX_THREADS = 1024; // leaves at least 64 registers per thread
+constexpr int MAX_THREADS = 1024; // higher values leave fewer than 64 registers per thread
 
 struct alignas(8) Complex {
     float x, y;
@@ -25,12 +25,12 @@ __device__ inline Complex operator-(Complex a, Complex b) { return {a.x - b.x, a
 __device__ inline Complex operator*(Complex a, Complex b) {
     return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x};
 }
-// a times -i
+// Returns a * -i.
 __device__ inline Complex turned(Complex a) { return {a.y, -a.x}; }
 
-// A transform of R points, in place.
+// A transform of R points, performed in place.
 template <int R> struct Small {
-    // For odd R: uses pairs of points whose roots are complex conjugates.
+    // Implementation for odd R. It combines pairs of points whose roots are complex conjugates.
     __device__ __forceinline__ static void run(Complex* v) {
         constexpr float COS[3][7] = {{1.0f, -0.5f, -0.5f},
                                      {1.0f, 0.30901699437494742f, -0.80901699437494742f, -0.80901699437494742f,
@@ -100,21 +100,21 @@ template <> struct Small<8> {
     }
 };
 
-// `count` transforms of `size` points side by side in shared memory.
+// `count` transforms of `size` points, stored side by side in shared memory.
 struct Batch {
     Complex* buffer;
     const Complex* roots; // exp(-2 pi i k / size)
     u64 radices;          // four bits each; the first pass is in the lowest bits
     u32 size, count;
 
-    // Padding, so that points at a distance of a small power of two are in different banks. The pitch of transforms is odd
-    // for the same reason.
+    // Pads the points, so that points at a distance of a small power of two are in different shared memory banks. The
+    // pitch of the transforms is odd for the same reason.
     __device__ static u32 place(u32 point) { return point + (point >> 4); }
     __device__ u32 pitch() const { return place(size) | 1; }
     __device__ u32 at(u32 transform, u32 point) const { return transform * pitch() + place(point); }
 
-    // One pass. `done` is the product of the radices of earlier passes. If `squares` is set, the last pass adds squared
-    // magnitudes to `sums`.
+    // Performs one pass. `done` is the product of the radices of earlier passes. If `squares` is set, the last pass
+    // adds squared magnitudes to `sums`.
     template <int R> __device__ __forceinline__ void pass(u32 done, bool squares, double (&sums)[POINTS]) const {
         constexpr int K = POINTS / R;
         u32 across = size / R, work = across * count;
@@ -123,7 +123,7 @@ struct Batch {
         Complex v[K][R];
 #pragma unroll
         for (int q = 0; q < K; q++) {
-            // Threads without work repeat the last item, because conditional reads would cost registers on all paths.
+            // Threads without work repeat the last item, because conditional reads need more registers on all paths.
             u32 i = threadIdx.x + q * blockDim.x;
             i = i < work ? i : work - 1;
             u32 t = by_transform.of(i), j = i - t * across;
@@ -163,7 +163,8 @@ struct Batch {
         __syncthreads();
     }
 
-    // All passes over the buffer. The points of other threads must be visible.
+    // Performs all passes on the buffer. The caller must have synchronised the block, so that the points of other
+    // threads are visible.
     __device__ __forceinline__ void run(bool squares, double (&sums)[POINTS]) const {
         u32 done = 1;
         for (u64 rest = radices; rest != 0; rest >>= 4) {
@@ -180,7 +181,7 @@ struct Batch {
         }
     }
 
-    // Stores the sums of the last pass at the positions of its points.
+    // Stores the sums of the last pass at the indices of their points.
     template <int R> __device__ __forceinline__ void spread(double* to, const double (&sums)[POINTS]) const {
         constexpr int K = POINTS / R;
         u32 across = size / R;
@@ -209,14 +210,14 @@ struct Batch {
     }
 };
 
-// The samples of a run of frames. Spectrum `s` of the run is spectrum `origin + s` counted from the first frame.
+// The samples of a run of frames. Spectrum `s` of the run is spectrum `origin + s`, counted from the run's first frame.
 struct Samples {
     Ring ring;
     u32 scalar, complex;
     u64 point_step, channel_step; // in samples
     u64 hop, spectra, origin;
 
-    // The first sample of a block.
+    // Returns the address of a block's first sample.
     __device__ const u8* start(u64 s, u32 channel) const {
         u64 frame = (origin + s) / spectra, i = (origin + s) % spectra;
         u64 bytes = scalar == FLOAT64 ? 8 : scalar >= INT32 ? 4 : scalar == INT16 ? 2 : 1;
@@ -226,7 +227,7 @@ struct Samples {
 
 // The means to subtract from blocks; the mean of spectrum `s` of a channel is at `first[s * step]`.
 struct Means {
-    const Complex* first; // null: no mean is subtracted
+    const Complex* first; // null if no mean is subtracted
     u32 step;
 
     __device__ Means of(u64 s, u32 channel) const {
@@ -234,8 +235,8 @@ struct Means {
     }
 };
 
-// Fills the buffer with the blocks that begin at `starts`; a null pointer means zeros. For real samples each transform has
-// two blocks. Point `e` of transform `t` is point `first + t * t_step + e * e_step` of its block.
+// Fills the buffer with the blocks that begin at `starts`; a null pointer gives zeros. For real samples, each transform
+// processes two blocks. Point `e` of transform `t` is point `first + t * t_step + e * e_step` of its block.
 template <class N>
 __device__ void fill(const Batch& batch, const Samples& in, const u8* const* starts, Means means, const float* window,
                      u32 first, u32 t_step, u32 e_step, u32 count, bool columns) {
@@ -328,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) means[blockIdx.x] = Complex{(float)(sums[0][0] / size), (float)(sums[0][1] / size)};
 }
 
-// Piece `q` of `pieces` of output `o`: spectra `begin` to `end` of the run.
+// Piece `q` of the `pieces` pieces of output `o`. It consists of the spectra `begin` to `end` of the run.
 struct Piece {
     u64 begin, end;
 
@@ -341,7 +342,7 @@ struct Piece {
     }
 };
 
-// Short transforms, from samples to sums. Writes `bins` numbers per piece and channel to `partial`.
+// Performs short transforms, from the samples to the sums. Writes `bins` numbers per piece and channel to `partial`.
 // blocks: (output, piece, channel), the channel varies fastest
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     power_spectrum_short(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
@@ -380,8 +381,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     }
 }
 
-// The columns of long transforms. `work` has `down` * `across` points per spectrum and channel. For real samples only the
-// points of the first spectrum of each pair are written.
+// Transforms the columns of long transforms. `work` has `down` * `across` points per spectrum and channel. For real
+// samples, only the points of the first spectrum of each pair are written.
 // blocks: (spectrum, channel, group of `count` columns), the group varies fastest
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     power_spectrum_columns(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
@@ -421,7 +422,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     }
 }
 
-// The rows of long transforms. Writes `down` * `across` numbers per piece and channel to `partial`.
+// Transforms the rows of long transforms. Writes `down` * `across` numbers per piece and channel to `partial`.
 // blocks: (output, piece, channel, group of `count` rows), the group varies fastest
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     power_spectrum_rows(u32 complex, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels, u32 down,
@@ -460,8 +461,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     }
 }
 
-// Adds up the pieces of each output and the sums carried over from earlier bursts. Writes complete outputs; writes the sums
-// of an incomplete output to `carry`. `fold` is not 0 if partial sums must still be folded.
+// Adds up the pieces of each output and the sums carried over from earlier bursts. Writes complete outputs, and writes
+// the sums of an incomplete output to `carry`. A non-zero `fold` means that partial sums must still be folded.
 // blocks: (output, channel, 32 bins), the bins vary fastest; 256 threads
 extern "C" __global__ void __launch_bounds__(256)
     power_spectrum_combine(const double* partial, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels,

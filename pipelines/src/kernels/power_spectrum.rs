@@ -1,4 +1,4 @@
-//! `power-spectrum`: averaged power at each frequency.
+//! `power-spectrum` computes the averaged power at each frequency.
 //!
 //! Each frame is cut into blocks of `size` points. Each block is multiplied by the window and transformed, and
 //! `integrate` successive spectra are averaged into one output. For one channel, with `x` the points of one
@@ -21,10 +21,10 @@
 //! | `"one-sided-density"` | `* d / (rate * (w ** 2).sum())` | as `"density"` |
 //!
 //! A complex tone of amplitude `A` in the middle of a bin gives `A ** 2` in `"power"`. Real input has equal powers at
-//! `f` and `-f`; the output has the bins from 0 Hz on. By default the spectrum is two-sided: each bin has the
-//! power of its own frequency alone, so a real tone of amplitude `A` gives `A ** 2 / 4`. The one-sided scalings add the
-//! power of the negative frequencies: `d` is 2, except that it is 1 in the first bin and, for even `N`, in the last. A
-//! real tone gives `A ** 2 / 2`, its mean square. Complex input has no one-sided spectrum.
+//! `f` and `-f`; the output contains only the bins from 0 Hz upwards. By default the spectrum is two-sided: each bin
+//! has the power of its own frequency alone, so a real tone of amplitude `A` gives `A ** 2 / 4`. The one-sided scalings
+//! add the power of the negative frequencies: `d` is 2, except that `d` is 1 in the first bin and, for even `N`, in the
+//! last. A real tone gives `A ** 2 / 2`, its mean square. Complex input has no one-sided spectrum.
 //!
 //! With `detrend = "constant"`, the mean of each block is subtracted before the window is applied. In terms of scipy,
 //! real input without `integrate` gives
@@ -48,15 +48,15 @@
 //! less exact, as in any float32 transform. Decibels are compared as power.
 //!
 //! # Which frames go into an output
-//! Spectra never cross the end of a frame: points that are left over there are unused. `integrate` counts
-//! spectra and may end inside a frame or span many. A frame is `accumulating` until the output that contains its last
-//! spectrum is finished. Where the input's epoch changes, or where a frame is missing (with `gap = "restart"`), what
-//! has been integrated is dropped and its frames count as `failed`.
+//! Spectra never cross the end of a frame, so the remaining points at the end of a frame are unused. `integrate` counts
+//! spectra; an integration may end inside a frame or span several frames. A frame is `accumulating` until the output
+//! that contains its last spectrum is finished. If the input's epoch changes, or if a frame is missing (with
+//! `gap = "restart"`), the unfinished integration is dropped and its frames count as `failed`.
 //!
-//! An output has the epoch of its first frame and the time of its first sample. Its number is that of its first
-//! spectrum (frame number × spectra per frame + index in the frame) divided by `integrate`, rounded down. Numbers grow
-//! by one while nothing is missing, and by more if at least the spectra of one output are missing. An output has the
-//! flags of all its frames, and also `INCOMPLETE` if a frame inside it was skipped or is missing.
+//! An output has the epoch of its first frame and the time of its first sample. The number of an output is the number
+//! of its first spectrum (frame number × spectra per frame + index in the frame) divided by `integrate`, rounded down.
+//! The numbers of successive outputs differ by one, or by more if at least the spectra of one output are missing. An
+//! output has the flags of all its frames, and also `INCOMPLETE` if one of its frames was skipped or is missing.
 //!
 //! # On a GPU
 //! The CUDA side supports a `size` of 2 to 2^20 without a prime factor above 7; with other sizes the kernel runs on the
@@ -95,18 +95,18 @@ pub const ENTRY: KernelEntry = KernelEntry {
 use = \"power-spectrum\"
 input = \"INPUT\"
 output = \"OUTPUT\"
-# Points of one transform, at least 2; 4096 or, where frames are shorter, a whole frame if left out.
+# Number of points of one transform, at least 2; default: 4096, or the points of a frame if there are fewer.
 # size = 4096
 # \"hann\", \"hamming\", \"blackman-harris\" or \"rectangular\".
 # window = \"hann\"
-# Part of a block that the next block of the same frame uses again, 0.0 to 0.9.
+# Fraction of a block that overlaps with the next block of the same frame, 0.0 to 0.9.
 # overlap = 0.0
-# Spectra averaged into one output; all of one frame if left out.
+# Number of spectra averaged into one output; default: all spectra of one frame.
 # integrate = 16
 # \"power\", \"density\" (requires the sample rate), \"db\" or \"none\"; for real samples also \"one-sided\" and
 # \"one-sided-density\", which contain the power of negative frequencies.
 # scaling = \"power\"
-# Subtracted from each block before the window: \"none\", or \"constant\" (the mean of the block).
+# Value subtracted from each block before the window: \"none\", or \"constant\" (the mean of the block).
 # detrend = \"none\"
 # Frames with missing packets: \"use\" them with their fill values, or \"skip\" them and count them as failed.
 # partial = \"use\"
@@ -150,7 +150,8 @@ pub struct PowerSpectrum {
     /// `"one-sided"` and `"one-sided-density"`. Real samples have `size / 2 + 1` bins, from 0 Hz to half the sample
     /// rate. Their spectrum is two-sided by default: a tone of amplitude A has the power A²/4 at its positive
     /// frequency. The one-sided scalings double all bins except the first and, for an even `size`, the last, so that
-    /// the tone has A²/2; in scipy they are `welch(scaling="spectrum")` and `welch(scaling="density")`.
+    /// the tone has the power A²/2. In scipy, these scalings are `welch(scaling="spectrum")` and
+    /// `welch(scaling="density")`.
     pub scaling: Scaling,
     /// Value subtracted from each block before the window: `"none"` (default), or `"constant"`: the mean of the block,
     /// which removes a constant offset.
@@ -158,8 +159,9 @@ pub struct PowerSpectrum {
     /// Treatment of frames with missing packets: `"use"` (default) processes them with their fill values; `"skip"`
     /// leaves their spectra out and counts them as failed.
     pub partial: Partial,
-    /// Behaviour if a frame is missing inside an integration: `"restart"` (default) restarts it, so that an output
-    /// consists of successive frames; `"continue"` goes on with the following frames. A new epoch always restarts.
+    /// Behaviour if a frame is missing inside an integration: `"restart"` (default) restarts the integration, so that
+    /// an output consists of successive frames; `"continue"` goes on with the following frames. A new epoch always
+    /// restarts the integration.
     pub gap: Gap,
 }
 
@@ -192,10 +194,10 @@ impl Scaling {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Detrend {
-    /// Nothing.
+    /// Subtracts nothing.
     #[default]
     None,
-    /// The mean of the block.
+    /// Subtracts the mean of the block.
     Constant,
 }
 
@@ -203,10 +205,10 @@ pub enum Detrend {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Partial {
-    /// Processes them with their fill values; the output is flagged.
+    /// Processes the frames with their fill values; the output is flagged.
     #[default]
     Use,
-    /// Leaves them out and counts them as failed.
+    /// Skips the frames and counts them as failed.
     Skip,
 }
 
@@ -214,7 +216,7 @@ pub enum Partial {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Gap {
-    /// Restarts the integration. Its frames count as failed.
+    /// Restarts the integration. The frames of the incomplete integration count as failed.
     #[default]
     Restart,
     /// Continues with the following frames; the output is flagged.
@@ -228,39 +230,38 @@ impl Keys for PowerSpectrum {
         {
             return Err(Problem::at(
                 "size",
-                format!("a transform of {size} points has no frequencies"),
+                format!("`size` is {size}, but a transform must have at least 2 points"),
             )
             .help("write at least 2"));
         }
         if !(0.0..=0.9).contains(&self.overlap) {
-            return Err(Problem::at(
-                "overlap",
-                format!("an overlap of {} is out of range", self.overlap),
-            )
-            .help("write a number from 0.0 to 0.9"));
+            return Err(
+                Problem::at("overlap", format!("`overlap` cannot be {}", self.overlap))
+                    .help("write a number from 0.0 to 0.9"),
+            );
         }
         if self.integrate == Some(0) {
-            return Err(Problem::at("integrate", "cannot average 0 spectra")
+            return Err(Problem::at("integrate", "`integrate` cannot be 0")
                 .help("write at least 1, or remove the key to average all spectra of a frame"));
         }
         Ok(())
     }
 }
 
-/// Sizes derived from the keys and the input.
+/// Sizes derived from the keys and the input layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Shape {
-    /// Points of one transform.
+    /// Number of points of one transform.
     size: usize,
-    /// Number of points between the starts of two blocks.
+    /// Number of points between the starts of successive blocks.
     hop: usize,
-    /// Spectra of one channel in one frame, at least 1.
+    /// Number of spectra of one channel in one frame, at least 1.
     spectra: usize,
-    /// Spectra of one channel in one output.
+    /// Number of spectra of one channel in one output.
     integrate: u64,
     /// Number of points of one channel in one output.
     bins: usize,
-    /// Bins 1 to `doubled` - 1 are doubled; 0 if none are.
+    /// Bins 1 to `doubled` - 1 are doubled. If 0, no bin is doubled.
     doubled: usize,
 }
 
@@ -291,14 +292,14 @@ impl PowerSpectrum {
         if size < 2 {
             return Err(Problem::at(
                 "input",
-                "the input's frames have 1 point, but a spectrum needs 2",
+                "a frame of the input has 1 point, but a spectrum needs at least 2",
             )
             .help("raise the `slot` of the input ring"));
         }
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "between 0 and 0.9 of `size`"
+            reason = "the value is between 0 and 0.9 * `size`"
         )]
         let again = (size as f64 * self.overlap).round() as usize;
         let hop = (size - again).max(1);
@@ -311,7 +312,7 @@ impl PowerSpectrum {
             return Err(Problem::at("scaling", message)
                 .help("write \"power\" or \"density\": positive and negative frequencies have separate bins"));
         }
-        // Neither 0 Hz nor, for even sizes, half the rate has a negative counterpart.
+        // 0 Hz has no negative counterpart. For even sizes, half the sample rate has none either.
         let doubled = if is_one_sided { size.div_ceil(2) } else { 0 };
         Ok(Shape {
             size,
@@ -323,7 +324,7 @@ impl PowerSpectrum {
         })
     }
 
-    /// Returns the factor that turns the mean of squared magnitudes into the output.
+    /// Returns the factor by which the mean of squared magnitudes is multiplied.
     fn factor(&self, size: usize, rate: Option<f64>) -> Result<f64, Problem> {
         let sum = self.window.sum(size, |w| w);
         Ok(match self.scaling {
@@ -349,7 +350,7 @@ impl KernelSpec for PowerSpectrum {
         let rate = input.sample_rate();
         self.factor(shape.size, rate)?;
         let step = rate.map(|rate| rate / shape.size as f64);
-        // As in numpy.fft.fftshift: size / 2 rounded down frequencies are negative.
+        // As in numpy.fft.fftshift, the first `size / 2` (rounded down) frequencies are negative.
         let below = if input.complex { shape.size / 2 } else { 0 };
         let start = step.map(|step| {
             if below == 0 {
@@ -377,8 +378,8 @@ impl KernelSpec for PowerSpectrum {
     }
 
     fn memory(&self, input: &Layout) -> usize {
-        // Sums in float64, window and two real blocks in float32, the complex block, and the transform's factors and
-        // work space, which take about eight complex numbers per point for sizes with large prime factors.
+        // Float64 sums, the float32 window and two blocks of real samples, and the complex block. The factors and the
+        // work space of the transform need about eight complex numbers per point for sizes with large prime factors.
         self.shape(input).map_or(0, |shape| {
             shape.size * (input.channels as usize * 8 + 3 * 4 + 9 * 8)
         })

@@ -1,5 +1,5 @@
-// Shared by the device code of the built-in kernels: rings, number types, and the part of a burst that a block processes.
-// NVRTC compiles it without any system headers; the tests compile it with a C++ compiler.
+// Shared by the device code of the built-in kernels: rings, number types, and the part of a burst that a block
+// processes. NVRTC compiles this file without system headers; the tests compile it with a C++ compiler.
 
 #ifndef DYNAMIC_SHARED
 #define DYNAMIC_SHARED(type, name) extern __shared__ type name[]
@@ -20,8 +20,9 @@ struct Ring {
     __device__ u8* frame(u64 i) const { return (u8*)(base + (first + i) % slots * stride); }
 };
 
-// Divides a run of items (spectra or frames) into outputs. The first output takes `left` items, which complete it. Each
-// further output takes `each` items; the last one may remain incomplete. Output `o` begins at item `begin(o)`.
+// Divides a run of items (spectra or frames) into outputs. The first output consists of the next `left` items, which
+// complete it. Each further output consists of `each` items; the last output may remain incomplete. Output `o` begins
+// at item `begin(o)`.
 struct Cut {
     u64 total, left, each;
 
@@ -33,8 +34,8 @@ struct Cut {
     __device__ u64 output_of(u64 item) const { return item < left ? 0 : 1 + (item - left) / each; }
 };
 
-// Computes x / by for x < 2^16 and 1 <= by < 2^16, by multiplication with an inverse (Granlund and Montgomery: the error of
-// the inverse is below one).
+// Computes x / by for x < 2^16 and 1 <= by < 2^16 by multiplication with the inverse of `by` (Granlund and Montgomery).
+// The result is exact, because the error of the inverse is below one.
 struct Divider {
     u32 by, inverse;
 

@@ -8,22 +8,22 @@
 
 use daq_core::layout::{Layout, Order};
 
-/// A type of number in a frame, little-endian.
+/// A type of number in a frame, stored as little-endian.
 pub(super) trait Number: 'static {
-    /// Byte representation.
+    /// Byte representation of a number.
     type Raw: Copy + Send + Sync;
-    /// Whether binary32 represents every value exactly.
+    /// Whether float32 can represent every value of this type exactly.
     const EXACT_IN_F32: bool;
 
-    /// Splits bytes into numbers; an incomplete number at the end is dropped.
+    /// Splits bytes into numbers. Ignores an incomplete number at the end.
     fn cut(bytes: &[u8]) -> &[Self::Raw];
-    /// The value, rounded to nearest.
+    /// Returns the value as float32, rounded to nearest.
     fn f32(raw: Self::Raw) -> f32;
-    /// The value.
+    /// Returns the exact value as float64.
     fn f64(raw: Self::Raw) -> f64;
-    /// The lowest byte; the whole number for 8-bit types.
+    /// Returns the lowest byte. For 8-bit types, this byte is the whole number.
     fn code(raw: Self::Raw) -> u8;
-    /// Value of a number whose lowest byte is `code` and whose other bytes are 0.
+    /// Returns the value of a number whose lowest byte is `code` and whose other bytes are 0.
     fn value(code: u8) -> f64;
 }
 
@@ -38,8 +38,8 @@ macro_rules! number {
             }
 
             #[inline]
-            #[expect(clippy::allow_attributes, reason = "not every type needs it")]
-            #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "rounding is what is asked for")]
+            #[expect(clippy::allow_attributes, reason = "only some number types cause these lints")]
+            #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "the value must be rounded")]
             fn f32(raw: Self::Raw) -> f32 {
                 $type::from_le_bytes(raw) as f32
             }
@@ -72,7 +72,7 @@ number! {
     f64, 8, false;
 }
 
-/// Evaluates an expression with `$N` as the number type of a scalar.
+/// Evaluates an expression in which `$N` stands for the number type of a scalar.
 macro_rules! with_number {
     ($scalar:expr, $N:ident => $value:expr) => {
         match $scalar {
@@ -105,12 +105,12 @@ macro_rules! with_number {
 }
 pub(super) use with_number;
 
-/// Positions of a channel's samples in a frame, in samples (a complex sample counts once).
+/// Locates the samples of a channel in a frame, counted in samples (a complex sample counts once).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Walk {
-    /// Distance between two channels' samples of the same point.
+    /// Distance between the samples of two channels at the same point.
     pub(super) channel: usize,
-    /// Distance between two points.
+    /// Distance between two successive points.
     pub(super) point: usize,
 }
 
@@ -134,7 +134,7 @@ impl Walk {
 
     /// Fills `target` with the converted samples of `channel`, starting at point `first`.
     ///
-    /// Contiguous samples use a separate loop, which compilers vectorise.
+    /// Contiguous samples use a separate loop, which the compiler can vectorise.
     #[inline]
     pub(super) fn gather<T: Copy, U>(
         self,

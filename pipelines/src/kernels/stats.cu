@@ -1,9 +1,10 @@
-// Statistics of numbers. Each block processes a part of one channel of one frame; a second kernel combines the parts.
+// Computes statistics of numbers. Each block processes a part of one channel of one frame. A second kernel combines the
+// parts.
 
 #include "samples.cuh"
 
 constexpr u32 THREADS = 256;
-// Number of tables in which a block counts codes; groups of threads use different tables.
+// Number of tables in which a block counts codes. Groups of threads use different tables, to avoid contention.
 constexpr u32 TABLES = 8;
 
 // The statistics of one channel, as sums.
@@ -18,7 +19,7 @@ struct Tally {
         sum = squares = 0.0;
     }
     __device__ void add(double x, double low, double high) {
-        // Comparisons with a NaN are false, so a NaN changes neither minimum nor maximum.
+        // Comparisons with a NaN are false, so a NaN changes neither the minimum nor the maximum.
         min = x < min ? x : min;
         max = x > max ? x : max;
         bool number = x == x;
@@ -38,7 +39,7 @@ struct Tally {
     }
 };
 
-// Adds the tallies of all threads into that of thread 0.
+// Adds the tallies of all threads to the tally of thread 0.
 __device__ inline void gather(Tally* tallies, Tally mine) {
     tallies[threadIdx.x] = mine;
     __syncthreads();
@@ -48,13 +49,13 @@ __device__ inline void gather(Tally* tallies, Tally mine) {
     }
 }
 
-// Bins of equal width, with the same edges as in numpy.
+// Bins of equal width, with the same edges as in numpy.histogram.
 struct Bins {
     u32 count, rounds;
     double low, high, per_unit;
     const double* edges;
 
-    // The bin of `x`; `count` if `x` is outside the range.
+    // Returns the bin of `x`; `count` if `x` is outside the range.
     __device__ u32 of(double x) const {
         if (!(x >= low && x <= high)) return count;
         u32 near = (u32)((x - low) * per_unit);
@@ -70,7 +71,7 @@ struct Bins {
 // A part of one channel of one frame.
 struct Part {
     const u8* base; // the channel's first number
-    u64 begin, end; // numbers
+    u64 begin, end; // range of numbers
     u64 point_step; // in numbers
     u32 parts;
     u32 channel;
@@ -101,7 +102,7 @@ template <class N> struct alignas(16) Wide {
     N x[16 / sizeof(N)];
 };
 
-// Calls `each` for every number of the part. Reads 16 bytes at a time if the numbers are contiguous.
+// Calls `each` for every number of the part. Loads 16 bytes at a time if the numbers are contiguous.
 template <class N, class F> __device__ __forceinline__ void walk(const Part& part, F each) {
     constexpr u32 V = 16 / sizeof(N);
     const N* source = (const N*)part.base;
@@ -137,7 +138,7 @@ __device__ void count_numbers(const Part& part, Bins bins, u32* shared, u64* cou
     });
 }
 
-// Numbers of more than 8 bits. `in_shared`: histograms are first counted in shared memory.
+// Processes numbers of more than 8 bits. `in_shared`: histograms are first counted in shared memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     stats_numbers(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 parts, u64 points,
                   u32 channels, u64 point_step, u64 channel_step, u64 total, u64 left, u64 each, u64 chunk, u32 pieces,
@@ -172,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Numbers of 8 bits: counts only the codes; all statistics follow from these counts.
+// Processes numbers of 8 bits. Counts only the codes; all statistics follow from these counts.
 extern "C" __global__ void __launch_bounds__(THREADS)
     stats_codes(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 parts, u64 points,
                 u32 channels, u64 point_step, u64 channel_step, u64 total, u64 left, u64 each, u64 chunk, u32 pieces,
@@ -210,8 +211,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) partial[blockIdx.x] = tallies[0];
 }
 
-// Adds up the parts of each output and the tally kept from earlier bursts. Writes complete outputs and clears their tallies;
-// keeps the tallies of incomplete outputs.
+// Adds up the parts of each output and the tallies kept from earlier bursts. Writes complete outputs and clears their
+// tallies. Keeps the tallies of incomplete outputs.
 // blocks: (output, channel), the channel varies fastest
 extern "C" __global__ void __launch_bounds__(THREADS)
     stats_finish(const Tally* partial, u64 total, u64 left, u64 each, u32 pieces, u32 channels, u32 bins, u64* counts,

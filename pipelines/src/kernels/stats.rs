@@ -1,8 +1,8 @@
-//! `stats`: statistics of the values in each channel.
+//! `stats` computes statistics of the values in each channel.
 //!
-//! One output per `every` frames (default 1), with these fields for each channel. For complex samples, real and
-//! imaginary parts both count as numbers of the channel. With `x` the numbers of one channel as a float64 array without
-//! NaNs, the fields are, in numpy,
+//! The kernel writes one output per `every` frames (default 1), with the fields below for each channel. For complex
+//! samples, real and imaginary parts both count as numbers of the channel. With `x` the numbers of one channel as a
+//! float64 array without NaNs, the fields are, in numpy,
 //!
 //! | field | value |
 //! |---|---|
@@ -17,9 +17,9 @@
 //! NaNs are skipped and not counted, so missing packets are skipped with `fill = "nan"` on a ring of floats. Otherwise
 //! missing packets count with their fill value.
 //!
-//! The number of an output is that of its first frame divided by `every`, rounded down. A new epoch of the input ends
-//! an output early, so no output contains frames of two epochs; `count` is the actual number of samples. Missing frames
-//! do not end an output; it is flagged `INCOMPLETE`.
+//! The number of an output is the number of its first frame divided by `every`, rounded down. A new epoch of the input
+//! ends an output early, so no output contains frames of two epochs; `count` is the actual number of samples. Missing
+//! frames do not end an output, but the output is flagged `INCOMPLETE`.
 //!
 //! Counts, extremes and histograms are identical on GPU and CPU. Sums are added in a different order, so the last
 //! digits of `mean` and `rms` may differ. For 8-bit types only the codes are counted. Histograms of up to 8192 bins are
@@ -52,19 +52,19 @@ const FIELDS: [&str; 6] = ["count", "min", "max", "mean", "rms", "clip"];
 /// Registry entry of `stats`.
 pub const ENTRY: KernelEntry = KernelEntry {
     name: "stats",
-    summary: "Minimum, maximum, mean, RMS, clip count and histogram of each channel",
+    summary: "Computes minimum, maximum, mean, RMS, clip count and histogram of each channel",
     example: "\
 [kernel.NAME]
 use = \"stats\"
 input = \"INPUT\"
 output = \"OUTPUT\"
-# Frames that go into one output.
+# Number of frames per output.
 # every = 1
-# Numbers of this magnitude or above count as clipped; the extreme codes of an integer type if left out.
+# Magnitude from which a number counts as clipped; default for integers: the lowest and the highest code.
 # clip = 32767.0
-# Bins of the histogram, 0 for none; 256 for integers and where a range is given if left out.
+# Number of bins of the histogram, 0 for none; default: 256 for integers or if `range` is set, else 0.
 # bins = 256
-# Range of the histogram; all codes of an integer type if left out.
+# Range of the histogram; default for integers: all codes. Float types have no default.
 # range = [-32768.0, 32768.0]
 ",
     schema: || schemars::schema_for!(Stats),
@@ -93,8 +93,8 @@ pub struct Stats {
     /// Magnitude from which a number counts as clipped; must be above 0. Default: the lowest and highest code of an
     /// integer type, infinite numbers of a float type.
     pub clip: Option<f64>,
-    /// Number of bins of the histogram, at most 65536; 0 for none. Default: 256 for integer types or if `range` is set,
-    /// else 0.
+    /// Number of bins of the histogram, at most 65536; 0 disables the histogram. Default: 256 for integer types or if
+    /// `range` is set, else 0.
     pub bins: Option<usize>,
     /// Range `[low, high]` of the histogram. Bins are equally wide and contain their lower edge; the last bin also
     /// contains its upper edge. Numbers outside the range are in no bin. Default for integer types: from the lowest
@@ -117,18 +117,18 @@ impl Default for Stats {
 impl Keys for Stats {
     fn check(&self) -> Result<(), Problem> {
         if self.every == 0 {
-            return Err(
-                Problem::at("every", "an output needs at least one frame").help("write at least 1")
-            );
+            return Err(Problem::at("every", "`every` cannot be 0").help("write at least 1"));
         }
         if self.clip.is_some_and(|clip| clip.is_nan() || clip <= 0.0) {
-            return Err(Problem::at("clip", "the magnitude must be above 0")
+            return Err(Problem::at("clip", "`clip` must be above 0")
                 .help("write the smallest magnitude that counts as clipped"));
         }
         if self.bins.is_some_and(|bins| bins > MAX_BINS) {
-            return Err(
-                Problem::at("bins", "too many bins").help(format!("write at most {MAX_BINS}"))
-            );
+            return Err(Problem::at(
+                "bins",
+                "`bins` is above the maximum number of bins of a histogram",
+            )
+            .help(format!("write at most {MAX_BINS}")));
         }
         if let Some([low, high]) = self.range
             && !(low.is_finite() && high.is_finite() && low < high && (high - low).is_finite())
@@ -142,7 +142,7 @@ impl Keys for Stats {
     }
 }
 
-/// Bins of a histogram.
+/// The bins of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Bins {
     count: usize,
@@ -150,7 +150,7 @@ struct Bins {
     high: f64,
 }
 
-/// The lowest and the highest code of an integer type.
+/// Returns the lowest and the highest code of an integer type.
 const fn codes(scalar: Scalar) -> Option<(f64, f64)> {
     match scalar {
         Scalar::Int8 => Some((-128.0, 127.0)),
@@ -183,7 +183,8 @@ impl Stats {
         }
     }
 
-    /// Limits of the clipping test: numbers at or below the first, or at or above the second, are clipped.
+    /// Returns the limits of the clipping test. Numbers at or below the first limit, or at or above the second, are
+    /// clipped.
     fn limits(&self, scalar: Scalar) -> (f64, f64) {
         let magnitude = self.clip.map(|clip| (-clip, clip));
         magnitude

@@ -5,7 +5,7 @@ use daq_core::ledger::RingLedger;
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Ring, RingOptions};
 
-/// The kernels that need no user file.
+/// Returns the kernels that do not need a user's file.
 fn built_in() -> impl Iterator<Item = &'static KernelEntry> {
     KERNELS
         .iter()

@@ -1,4 +1,4 @@
-//! Runs a kernel alone over rings, for tests.
+//! Runs a single kernel between two rings, for tests.
 
 use daq_core::config::{Diagnostics, Document};
 use daq_core::frame::{Clock, FrameMeta, Timestamp};
@@ -8,17 +8,17 @@ use daq_core::ledger::{ReaderLedger, RingLedger};
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 
-/// One frame: metadata and bytes.
+/// One frame: its metadata and its bytes.
 pub(super) type Record = (FrameMeta, Vec<u8>);
 
-/// Output of a kernel.
+/// The outputs and counts of a kernel.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) outputs: Vec<Record>,
     pub(super) calls: Vec<Submitted>,
 }
 
-/// Sums of [`Submitted`], as kept by the runtime.
+/// Sums of the [`Submitted`] values of all calls, computed as in the runtime.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Sums {
     pub(super) consumed: u64,
@@ -44,7 +44,7 @@ fn ring(name: &str, slots: usize, slot_bytes: usize) -> (Producer, Reader) {
     (producer, reader)
 }
 
-/// Runs `spec` over `frames`, in bursts whose sizes repeat `bursts`.
+/// Runs the kernel `spec` over `frames`. The burst sizes are the numbers in `bursts`, repeated.
 pub(super) fn run(
     spec: &dyn KernelSpec,
     input: &Layout,
@@ -102,7 +102,7 @@ pub(super) fn run(
     outcome
 }
 
-/// Frames with consecutive numbers, one millisecond apart.
+/// Returns frames with consecutive numbers whose timestamps are one millisecond apart.
 pub(super) fn frames(contents: impl IntoIterator<Item = Vec<u8>>) -> Vec<Record> {
     let stamp = |i: u64| Timestamp {
         ns: 1_000_000 * i,
@@ -162,7 +162,7 @@ pub(super) fn parse(text: &str) -> Result<Box<dyn KernelSpec>, String> {
     }
 }
 
-/// Prints the throughput of `spec` for frames of `input` that are in the host's cache.
+/// Prints the throughput of the kernel `spec` for frames with the layout `input` that fit into the CPU's cache.
 pub(super) fn figure(what: &str, spec: &dyn KernelSpec, input: &Layout) {
     let output = spec.layout(input).unwrap();
     let mut kernel = spec.build(&KernelContext::alone(input, Side::Cpu)).unwrap();
@@ -174,7 +174,7 @@ pub(super) fn figure(what: &str, spec: &dyn KernelSpec, input: &Layout) {
         let mut slots = source.reserve(4);
         for _ in 0..4 {
             for (i, byte) in slots.bytes_mut().unwrap().iter_mut().enumerate() {
-                // The exponent of no float is all ones.
+                // No byte is all ones, so that no float is infinite or NaN.
                 *byte = u8::try_from(i * 37 % 113).unwrap();
             }
             slots.finish(FrameMeta::whole(sequence, input.frame_bytes()));

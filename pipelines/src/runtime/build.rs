@@ -1,4 +1,4 @@
-//! Builds a running pipeline from a plan: first memory, then code, then threads.
+//! Builds a running pipeline from a plan: it first allocates memory, then loads code, then starts threads.
 
 use super::control::{Heartbeat, Role};
 use super::monitor::{Monitor, MonitoredSource};
@@ -26,16 +26,16 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// The thread that makes a copy.
+/// The thread that performs a copy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Copier {
-    /// The copy engine thread of a GPU and direction.
+    /// The copy engine thread of this GPU and direction.
     Staging(u32, Direction),
     /// The thread of the kernel with this name.
     Kernel(String),
 }
 
-/// Notifiers of the copying threads; the copied rings notify them.
+/// Notifiers of the threads that perform copies. Both rings of a copy notify the thread of the copy.
 type Bells = BTreeMap<Copier, Arc<Notifier>>;
 
 /// Parts that are created before any thread runs.
@@ -49,12 +49,13 @@ struct Parts<'a> {
     producers: BTreeMap<String, Producer>,
     /// DMA engines of the sources by name, created before any persistent kernel starts.
     engines: BTreeMap<String, dma::Runner>,
-    /// Doorbells that devices ring, by the names of the kernels that poll them.
+    /// Doorbells that devices ring, by the name of the kernel that polls the doorbell.
     device_bells: BTreeMap<String, DeviceDoorbell>,
 }
 
 impl Parts<'_> {
-    /// Returns the thread for a copy: the planned kernel if the CPU can store to the ring.
+    /// Returns the thread that performs `copy`: the planned kernel thread if the CPU can store to the target ring,
+    /// otherwise a copy engine thread.
     fn copier(&self, copy: &PlannedCopy) -> Copier {
         let is_mapped = |ring: &String| self.regions[ring].mapping().is_some();
         match &copy.kernel_thread {
@@ -63,7 +64,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Copies of the copy engine threads, by GPU and direction.
+    /// Returns the copies that copy engine threads perform, by GPU and direction.
     fn staged(&self) -> BTreeMap<(u32, Direction), Vec<&PlannedCopy>> {
         let mut staged = BTreeMap::<_, Vec<_>>::new();
         for copy in &self.plan.copies {
@@ -89,15 +90,15 @@ impl Parts<'_> {
         }
     }
 
-    /// Takes the producer of a ring; each ring has exactly one.
+    /// Removes and returns the producer of a ring; each ring has exactly one producer.
     fn producer(&mut self, ring: &str) -> Producer {
         self.producers
             .remove(ring)
-            .expect("a ring has one producer, checked by the plan")
+            .expect("the plan ensures that each ring has exactly one producer")
     }
 }
 
-/// The name of thread `i` of a source.
+/// Returns the name of thread `i` of a source.
 fn thread_name(source: &str, i: usize) -> String {
     match i {
         0 => source.to_owned(),
@@ -111,14 +112,14 @@ fn two_kinds(source: &str) -> StartError {
     ))
 }
 
-/// The declared source called `name`.
+/// Returns the configured source called `name`.
 fn spec_of<'a>(config: &'a Config, name: &str) -> &'a dyn SourceSpec {
     let component = config.sources.iter().find(|source| source.name() == name);
-    let component = component.expect("a plan's sources are those of its configuration");
+    let component = component.expect("the plan contains only sources of its configuration");
     &*component.spec
 }
 
-/// Returns the copy profiles of all GPUs; GPUs without a profile are measured.
+/// Returns the copy profiles of all GPUs. Measures each GPU that has no saved profile.
 fn measured(
     config: &Config,
     plan: &Plan,
@@ -138,9 +139,9 @@ fn measured(
                 }
                 Err(error) => {
                     tracing::warn!(
-                        "cuda:{ordinal}: cannot measure copy rates, using defaults: {error}"
+                        "cuda:{ordinal}: cannot measure copy rates: {error}; this run uses default rates"
                     );
-                    Profile::usual()
+                    Profile::assumed()
                 }
             };
             unknown.insert(profile);
@@ -149,8 +150,8 @@ fn measured(
     Ok(profiles)
 }
 
-/// Allocates the memory of a ring. If CPU stores were planned but are not possible, it allocates other GPU memory,
-/// which only copies can access.
+/// Allocates the memory of a ring. If CPU stores were planned but are not possible, allocates GPU memory that only
+/// copies can access.
 fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Region>, StartError> {
     let bytes = planned.options().region_bytes();
     let make = || -> Result<Arc<Region>, RegionError> {
@@ -159,7 +160,7 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
                 node: planned.node,
                 lock: planned.lock,
                 huge: planned.huge,
-                // The device may be another process.
+                // The device may be emulated by another process, so the memory must be shared.
                 shared: plan
                     .sources
                     .iter()
@@ -179,12 +180,12 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
         if planned.mapping.is_some() || planned.writer.is_some() {
             match Region::mapped(device, bytes, writer, &config.staging.backends) {
                 Ok(region) => return Ok(region),
-                // The ring works as well without CPU stores.
+                // The NIC does not need CPU stores to this ring.
                 Err(RegionError::Unmappable(error)) if writer == Writer::Nic => {
                     tracing::debug!("ring {}: {error}", planned.name);
                 }
                 Err(RegionError::Unmappable(error)) => tracing::warn!(
-                    "ring {}: {error}; its frames are copied by the copy engine",
+                    "ring {}: {error}; the copy engine copies the frames of this ring",
                     planned.name
                 ),
                 Err(error) => return Err(error),
@@ -236,7 +237,7 @@ impl Pipeline {
             config,
             plan,
             options,
-            // Measure before the rings allocate, because the measurement needs memory for a moment.
+            // Measure before the rings are allocated, because the measurement temporarily needs memory.
             profiles: measured(config, plan, options)?,
             regions: BTreeMap::new(),
             bells: Bells::new(),
@@ -264,9 +265,9 @@ impl Pipeline {
         let kernels = self.kernels(&mut parts)?;
         self.engines(&mut parts)?;
         self.copies(&mut parts)?;
-        // After a persistent kernel has started, nothing is allocated or loaded on its GPU.
+        // After a persistent kernel has started on a GPU, no memory is allocated and no code is loaded on that GPU.
         for (planned, mut runner) in plan.kernels.iter().zip(kernels) {
-            runner.begin().map_err(|source| StartError::Kernel {
+            runner.start().map_err(|source| StartError::Kernel {
                 name: planned.name.clone(),
                 source,
             })?;
@@ -287,7 +288,7 @@ impl Pipeline {
                 .sources
                 .iter()
                 .find(|planned| planned.name == name)?;
-            // Names of additional threads consist of the source's name and a number.
+            // The names of additional threads are the source's name and a number.
             let threads = (0..planned.threads.max(1)).map(|i| thread_name(name, i));
             let heartbeat = |name: String| {
                 self.heartbeats
@@ -322,7 +323,7 @@ impl Pipeline {
     ) -> Result<(Ring, Producer), StartError> {
         let copies = parts.plan.copies.iter();
         let copies = copies.filter(|copy| copy.from == planned.name || copy.to == planned.name);
-        // The copying thread is its only reader.
+        // The thread that performs the copy is the ring's only reader.
         let mut into = copies.clone().filter(|copy| copy.to == planned.name);
         let single_threaded = into.any(|copy| matches!(parts.copier(copy), Copier::Kernel(_)));
         let ring_options = RingOptions {
@@ -358,10 +359,10 @@ impl Pipeline {
         } = parts;
         for planned in &plan.sinks {
             let component = config.sinks.iter().find(|sink| sink.name() == planned.name);
-            let component = component.expect("a plan's sinks are those of its configuration");
+            let component = component.expect("the plan contains only sinks of its configuration");
             let ring = plan
                 .ring(&planned.input)
-                .expect("a plan's readers read its rings");
+                .expect("the plan contains the input ring of each reader");
             let ledger = self.ledgers.sink(&planned.name);
             let context = SinkContext {
                 pipeline: plan.name.clone(),
@@ -369,9 +370,9 @@ impl Pipeline {
                 ring: ring.name.clone(),
                 layout: ring.layout.clone(),
                 slot_bytes: ring.slot_bytes,
-                places: ring.places,
+                packets_per_frame: ring.packets_per_frame,
                 first_bytes: ring.first_bytes,
-                place_bytes: ring.place_bytes,
+                packet_bytes: ring.packet_bytes,
                 directory: options.directory.clone(),
                 memory: parts.regions[&ring.name].clone(),
                 nic: planned.nic.clone(),
@@ -423,17 +424,17 @@ impl Pipeline {
                 .kernels
                 .iter()
                 .find(|kernel| kernel.name() == planned.name);
-            let component = component.expect("a plan's kernels are those of its configuration");
+            let component = component.expect("the plan contains only kernels of its configuration");
             let ring = plan
                 .ring(&planned.input)
-                .expect("a plan's readers read its rings");
+                .expect("the plan contains the input ring of each reader");
             let context = KernelContext {
                 name: planned.name.clone(),
                 directory: options.directory.clone(),
                 input: ring.layout.clone(),
                 side: planned.side,
                 burst: planned.burst,
-                places: ring.places,
+                packets_per_frame: ring.packets_per_frame,
                 slots: self.rings[&planned.input].slice(),
                 output: self.rings[&planned.output].slice(),
                 dispatch: planned.dispatch.unwrap_or(Dispatch::Launch),
@@ -459,7 +460,7 @@ impl Pipeline {
                 Side::Cpu => None,
                 Side::Cuda(ordinal) => Some(driver::Stream::timed(
                     Device::open(ordinal)?,
-                    // One more for the last burst that was timed.
+                    // One more event, for the last burst that was timed.
                     kernel::MAX_IN_FLIGHT + 1,
                 )?),
             };
@@ -468,7 +469,7 @@ impl Pipeline {
                 #[expect(
                     clippy::cast_possible_truncation,
                     clippy::cast_sign_loss,
-                    reason = "a part of one"
+                    reason = "the occupancy is between 0 and 1"
                 )]
                 ledger.occupancy.set((occupancy * 1e6) as u64);
             }
@@ -499,7 +500,7 @@ impl Pipeline {
         Ok(runners)
     }
 
-    /// Returns the copy that a kernel's thread makes itself, and the notifier of both rings.
+    /// Returns the copy that the thread of a kernel performs, and the notifier that both rings of this copy use.
     fn inline_copy(
         &self,
         parts: &mut Parts<'_>,
@@ -516,7 +517,8 @@ impl Pipeline {
         let producer = parts.producer(&copy.to);
         let ledger = self.ledgers.copy(&copy.to);
         let inline_copy = InlineCopy::new(reader, producer, ledger, burst);
-        let inline_copy = inline_copy.expect("the CPU can store to the ring, as `copier` has seen");
+        let inline_copy = inline_copy
+            .expect("`copier` selects a kernel thread only if the CPU can store to the ring");
         Ok(Some((inline_copy, bell)))
     }
 
@@ -526,7 +528,7 @@ impl Pipeline {
         let staged: Vec<_> = {
             let staged = parts.staged().into_iter();
             staged
-                .map(|(way, copies)| (way, copies.into_iter().cloned().collect::<Vec<_>>()))
+                .map(|(method, copies)| (method, copies.into_iter().cloned().collect::<Vec<_>>()))
                 .collect()
         };
         for (i, ((ordinal, direction), copies)) in staged.into_iter().enumerate() {
@@ -546,11 +548,11 @@ impl Pipeline {
                 let ledger = self.ledgers.copy(&copy.to);
                 copy_engine.add(RingCopy::new(reader, producer, ledger, tuning.chunk));
             }
-            let way = match direction {
+            let method = match direction {
                 Direction::In => "to",
                 Direction::Out => "from",
             };
-            let name = format!("copies {way} cuda:{ordinal}");
+            let name = format!("copies {method} cuda:{ordinal}");
             let wait = keys.wait.into();
             let runner =
                 staging::Runner::new(name.clone(), copy_engine, wait, self.control.clone());
@@ -562,7 +564,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Opens the devices of DMA engines and maps their memory; starts none of them.
+    /// Opens the devices of DMA engines and maps their memory. Does not start the engines.
     fn engines(&self, parts: &mut Parts<'_>) -> Result<(), StartError> {
         let (config, plan) = (parts.config, parts.plan);
         for planned in &plan.sources {
@@ -629,7 +631,8 @@ impl Pipeline {
             let windows = ReorderWindow::new(producer, planned.geometry, fillers.len(), &ledger);
             let writing = Arc::new(AtomicU64::new(0));
             let mut runners = Vec::new();
-            // Create all threads before the first runs, so that none sees itself as the only one.
+            // Create the state of all threads before the first thread runs, so that no thread assumes that it is the
+            // only one.
             for (filler, window) in fillers.into_iter().zip(windows) {
                 runners.push(source::Runner {
                     name: planned.name.clone(),
@@ -674,7 +677,7 @@ impl Pipeline {
                     && let Err(errno) = daq_core::thread::pin(core)
                 {
                     tracing::warn!(
-                        "{component}: cannot pin to core {core}: {errno}; running on any core"
+                        "{component}: cannot pin the thread to core {core}: {errno}; the thread runs on any core"
                     );
                 }
                 // A panic is a defect in daq. It must end the pipeline with correct ledgers instead of hanging it.

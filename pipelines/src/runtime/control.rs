@@ -14,7 +14,7 @@ pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Control {
     stop: AtomicBool,
-    /// Deadline for sinks that cannot write, in ms since `start`; 0 while the pipeline is not ending.
+    /// Time at which sinks that cannot write must end, in ms since `start`; 0 until the pipeline stops.
     deadline: AtomicU64,
     drain: Duration,
     start: Instant,
@@ -22,8 +22,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Creates the state of a running pipeline; `drain` is the maximum time that sinks that cannot write may delay the
-    /// end.
+    /// Creates the state of a running pipeline. `drain` is the maximum time that sinks that cannot write may delay the
+    /// end of the pipeline.
     pub fn new(drain: Duration) -> Self {
         Self {
             stop: AtomicBool::new(false),
@@ -34,12 +34,12 @@ impl Control {
         }
     }
 
-    /// Returns whether the pipeline stops.
+    /// Returns whether the pipeline is stopping.
     pub fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Whether draining has taken longer than allowed.
+    /// Returns whether draining has exceeded its maximum time.
     pub(crate) fn is_overdue(&self) -> bool {
         let deadline = self.deadline.load(Ordering::Acquire);
         deadline != 0 && self.since_start() >= deadline
@@ -49,7 +49,7 @@ impl Control {
         u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Stops the pipeline: its sources end, the rest drains.
+    /// Stops the pipeline. The sources end, and the other threads drain their rings.
     pub fn stop(&self) {
         if !self.stop.swap(true, Ordering::AcqRel) {
             let drain = u64::try_from(self.drain.as_millis()).unwrap_or(u64::MAX);
@@ -58,7 +58,7 @@ impl Control {
         }
     }
 
-    /// Failures so far.
+    /// Returns the failures that were recorded so far.
     pub fn failures(&self) -> Vec<Failure> {
         self.failures
             .lock()
@@ -87,11 +87,11 @@ impl Control {
 /// Role of a data thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Fills a ring.
+    /// A thread of a source, which fills a ring.
     Source,
-    /// A kernel, or copies to and from a GPU.
+    /// A kernel, or a thread that copies to or from a GPU.
     Step,
-    /// Drains a ring.
+    /// A thread of a sink, which drains a ring.
     Sink,
 }
 
@@ -102,12 +102,12 @@ pub struct Heartbeat {
     pub(crate) role: Role,
     beats: AtomicU64,
     ended: AtomicBool,
-    /// The value at the last check, and the time of its last change.
+    /// The heartbeat count at the last check, and the time at which the count last changed.
     seen: Mutex<(u64, Instant)>,
 }
 
 impl Heartbeat {
-    /// Returns the heartbeat of the thread `name`.
+    /// Creates the heartbeat of the thread `name`.
     pub fn new(name: String, role: Role) -> Arc<Self> {
         Arc::new(Self {
             name,
@@ -130,7 +130,7 @@ impl Heartbeat {
         self.beats.load(Ordering::Relaxed)
     }
 
-    /// Marks the thread as ended.
+    /// Records that the thread has ended.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -139,7 +139,8 @@ impl Heartbeat {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether earlier calls have seen no heartbeat for [`STALL_TIMEOUT`]. Call it regularly.
+    /// Returns whether the heartbeat count has not changed for [`STALL_TIMEOUT`]. This function must be called
+    /// regularly.
     pub(crate) fn is_stalled(&self) -> bool {
         let beats = self.beats.load(Ordering::Relaxed);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,8 +151,8 @@ impl Heartbeat {
     }
 }
 
-/// Monitors whether a device makes progress. While a device makes no progress, its thread gives no heartbeat, so that
-/// it is reported as stalled.
+/// Monitors whether a device makes progress. While the device makes no progress, the thread that uses the device gives
+/// no heartbeat and is therefore reported as stalled.
 #[derive(Debug)]
 pub(crate) struct Progress {
     since: Instant,
@@ -166,14 +167,19 @@ impl Progress {
         }
     }
 
-    /// Whether the work takes so long that querying the driver costs nothing in comparison.
+    /// Returns whether the current work has already taken so long that querying the driver adds no relevant delay.
     pub(crate) fn is_slow(&self) -> bool {
         self.since.elapsed() > STOP_POLL_INTERVAL
     }
 
-    /// Records whether the device has work and whether it has made progress. Returns true if it has work but has made
-    /// no progress for so long that it seems to hang.
-    pub(crate) fn look(&mut self, has_work: bool, has_moved: bool, heartbeat: &Heartbeat) -> bool {
+    /// Records whether the device has work and whether it has made progress. Returns true if the device has work but
+    /// has made no progress for so long that it appears to hang.
+    pub(crate) fn observe(
+        &mut self,
+        has_work: bool,
+        has_moved: bool,
+        heartbeat: &Heartbeat,
+    ) -> bool {
         if !has_work || has_moved {
             *self = Self::new();
             heartbeat.beat();

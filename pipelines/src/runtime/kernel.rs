@@ -1,4 +1,5 @@
-//! A kernel's thread: takes a burst, reserves output slots, and releases both when the work is done.
+//! Runs a kernel on its own thread. The thread leases a burst of frames, reserves output slots, and releases frames and
+//! slots when the work is complete.
 
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::{self, CudaError, StreamEvent};
@@ -22,7 +23,7 @@ pub struct Parts {
     pub reader: Reader,
     /// Producer of the output ring.
     pub producer: Producer,
-    /// The stream of a kernel with dispatch `launch`.
+    /// The CUDA stream of a kernel with dispatch `launch`; `None` for other kernels.
     pub stream: Option<driver::Stream>,
     /// The kernel.
     pub kernel: Box<dyn Kernel>,
@@ -34,21 +35,21 @@ pub struct Parts {
     pub wait: Wait,
     /// State of the pipeline.
     pub control: Arc<Control>,
-    /// Whether the work runs on a device, which does not notify the thread.
+    /// Whether the work runs on a device. A device does not notify the thread when the work is complete.
     pub on_device: bool,
-    /// The copy into the input ring that this thread makes itself, with the notifier of both rings.
+    /// The copy into the input ring that this thread performs, with the notifier that both rings of the copy use.
     pub inline_copy: Option<(InlineCopy, Arc<Notifier>)>,
 }
 
-/// A kernel with its rings. Dropping it waits for the device; if the device does not finish, the memory it uses is
-/// leaked.
+/// A kernel with its rings. Dropping the runner waits for the device. If the device does not finish, the memory that it
+/// uses is leaked.
 pub struct Runner {
     name: String,
     inline_copy: Option<InlineCopy>,
     reader: Reader,
     producer: Producer,
     stream: Option<driver::Stream>,
-    /// `None` after the kernel was leaked.
+    /// The kernel; `None` after it was leaked.
     kernel: Option<Box<dyn Kernel>>,
     ledger: KernelLedger,
     burst: usize,
@@ -56,41 +57,42 @@ pub struct Runner {
     notifier: Arc<Notifier>,
     on_device: bool,
     control: Arc<Control>,
-    /// Maximum time for a device to finish one burst once the end is overdue.
+    /// Maximum time for a device to finish one burst after the drain deadline.
     hang_timeout: Duration,
-    /// Since when the end is overdue and the device has completed nothing.
+    /// Time after the drain deadline since which the device has completed no work; `None` if the device makes progress.
     hanging: Option<Instant>,
     /// Whether a persistent kernel was found to hang.
     hung: bool,
-    /// Whether work has failed. Later work is not published, because the slots before it were never filled.
+    /// Whether work has failed. After a failure no work is published, because the output slots of the failed work were
+    /// never filled.
     failed: bool,
     in_flight: VecDeque<InFlight>,
     timing: Timing,
 }
 
-/// Default timeout for a device to finish a burst when the end is overdue.
+/// Default maximum time for a device to finish one burst after the drain deadline.
 pub(crate) const HANG_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Polling interval of a sleeping thread for work that sends no notification.
+/// Interval at which a sleeping thread checks work in flight that sends no notification.
 const DEVICE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Maximum number of bursts of one kernel on a GPU at a time; enough to keep the GPU busy.
+/// Maximum number of bursts of one kernel in flight on a GPU. It is large enough to keep the GPU busy.
 pub(crate) const MAX_IN_FLIGHT: usize = 8;
 
-/// Work in flight on a device: what to count and publish when it is complete.
+/// Work in flight on a device, with the values to count and publish when the work is complete.
 struct InFlight {
     frames: u64,
     outputs: u64,
     completion: Completion,
-    /// The accepted frames; `None` if the call failed.
+    /// Numbers of frames that the kernel accepted; `None` if the call failed.
     submitted: Option<Submitted>,
-    /// Event on the kernel's stream after the work.
+    /// Event on the kernel's stream that follows the work.
     mark: Option<Arc<StreamEvent>>,
-    /// Whether other work was in flight when this work was submitted.
+    /// Whether earlier work was still in flight when this work was submitted.
     follows: bool,
 }
 
-/// GPU time of a kernel's work, counted on completion.
+/// Measures the GPU time of a kernel's work when the work is complete.
 #[derive(Default)]
 struct Timing {
     last: Option<Arc<StreamEvent>>,
@@ -100,13 +102,13 @@ impl Timing {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "times are positive and short"
+        reason = "the times are not negative and fit into 64 bits"
     )]
     fn count(&mut self, ledger: &KernelLedger, mark: Arc<StreamEvent>, follows: bool) {
         let ns = |milliseconds: f32| (f64::from(milliseconds.max(0.0)) * 1e6) as u64;
         ledger.launches.add(1);
         ledger.device_ns.add(mark.milliseconds().map_or(0, ns));
-        // If no work was in flight, the GPU waited for frames and not for the launch.
+        // If no work was in flight, the GPU was waiting for frames, not for the launch.
         if let Some(last) = self.last.take().filter(|_| follows) {
             ledger.gap_ns.add(mark.gap(&last).map_or(0, ns));
         }
@@ -119,21 +121,21 @@ impl Timing {
 pub enum Step {
     /// Work was submitted or completed.
     Moved,
-    /// There are no frames.
+    /// No frames are available.
     Idle,
-    /// Work in flight must complete first, or a reader of the output must free a slot.
+    /// The thread must wait for work in flight, or until a reader of the output frees a slot.
     Full,
-    /// The input has ended and all its frames are done.
+    /// The input has ended and all its frames are processed.
     Finished,
 }
 
 impl Runner {
-    /// Returns a kernel that is ready to run.
+    /// Creates a runner that is ready to run.
     pub fn new(parts: Parts) -> Self {
         let (inline_copy, notifier) = parts.inline_copy.unzip();
         Self {
             in_flight: VecDeque::with_capacity(
-                // Bursts without outputs occupy only input slots.
+                // A burst without outputs occupies only input slots.
                 parts
                     .producer
                     .options()
@@ -161,14 +163,14 @@ impl Runner {
     }
 
     /// Starts a persistent kernel.
-    pub fn begin(&mut self) -> Result<(), KernelError> {
-        self.kernel.as_mut().map_or(Ok(()), |kernel| kernel.begin())
+    pub fn start(&mut self) -> Result<(), KernelError> {
+        self.kernel.as_mut().map_or(Ok(()), |kernel| kernel.start())
     }
 
-    /// Runs until the input ends, the kernel fails or the end is overdue.
+    /// Runs until the input ends, the kernel fails or the device hangs after the drain deadline.
     pub fn run(mut self, heartbeat: &Heartbeat) {
         if self.on_device {
-            // Polling of the device must not be delayed.
+            // The polling thread must wake up on time.
             daq_core::thread::wake_on_time();
         }
         if let Some(inline_copy) = &self.inline_copy {
@@ -185,7 +187,7 @@ impl Runner {
             // Frames that arrive while the sources stop are counted as discarded.
             while !self.is_finished() && !self.hangs() {
                 heartbeat.beat();
-                // Later failures are consequences of the one already logged.
+                // Further failures are consequences of the failure that was already logged.
                 let _ = self.reap();
                 if let Some(inline_copy) = &mut self.inline_copy {
                     inline_copy.discard();
@@ -199,7 +201,8 @@ impl Runner {
         }
     }
 
-    /// Whether the input has ended; if this thread fills the input, also closes it when its source has ended.
+    /// Returns whether the input has ended. If this thread copies into the input ring, closes that ring when the source
+    /// of the copy has ended.
     fn is_finished(&mut self) -> bool {
         if self
             .inline_copy
@@ -211,7 +214,7 @@ impl Runner {
         self.inline_copy.is_none() && self.reader.is_finished()
     }
 
-    /// Ends although the device has not finished, and leaks everything that the device may still use.
+    /// Ends the runner although the device has not finished. Leaks everything that the device may still use.
     fn leak(&mut self) {
         if let Some(stream) = &self.stream {
             stream.device().mark_hung();
@@ -224,7 +227,8 @@ impl Runner {
         self.reader.detach_now();
     }
 
-    /// Whether a device has taken so long for a burst that the end must not wait for it.
+    /// Returns whether the device has taken so long for a burst that the pipeline must end without waiting for the
+    /// device.
     fn hangs(&mut self) -> bool {
         if self.hung {
             return true;
@@ -241,12 +245,12 @@ impl Runner {
         loop {
             let before = self.in_flight.len();
             let step = self.step()?;
-            // New submissions do not count as progress, because they are possible until the rings are full.
+            // Only completions count as progress. New submissions are possible until the rings are full.
             let has_ended = step == Step::Moved && self.in_flight.len() <= before;
-            let stalled = progress.look(before > 0, has_ended, heartbeat);
+            let stalled = progress.observe(before > 0, has_ended, heartbeat);
             if let Some(kernel) = self.kernel.as_mut().filter(|_| progress.is_slow()) {
-                kernel.look()?;
-                if let Some(hung) = kernel.hung().filter(|_| stalled) {
+                kernel.poll()?;
+                if let Some(hung) = kernel.hang_report().filter(|_| stalled) {
                     return Err(KernelError::Hung(hung));
                 }
             }
@@ -255,8 +259,8 @@ impl Runner {
                 Step::Moved => {}
                 Step::Idle | Step::Full if self.hangs() => {
                     return Err(KernelError::Defect(format!(
-                        "the device has not finished {} frames in time; daq exits without waiting for it, and the memory \
-                         that it uses is not freed",
+                        "the device has not finished {} frames in time; daq exits without waiting \
+                         for the device, and the memory that the device uses is not freed",
                         self.reader.held()
                     )));
                 }
@@ -265,10 +269,10 @@ impl Runner {
         }
     }
 
-    /// Waits briefly until the result of a step may differ from `step`.
+    /// Waits briefly, until `step` may return a result other than `step`, the last result.
     fn wait(&self, step: Step) {
         if step == Step::Full && !self.reader.has_in_flight() {
-            // Completed bursts are frames in the output ring, whose readers may free slots.
+            // All bursts are completed and their frames are in the output ring, so wait for its readers to free slots.
             self.producer.wait(self.wait, STOP_POLL_INTERVAL);
         } else if step == Step::Full {
             self.reader.wait_in_flight(self.wait, STOP_POLL_INTERVAL);
@@ -291,7 +295,7 @@ impl Runner {
         }
     }
 
-    /// Publishes completed work and submits available frames; never waits.
+    /// Publishes completed work and submits available frames. Never waits.
     pub fn step(&mut self) -> Result<Step, KernelError> {
         let reaped = self.reap()?;
         let moved = |step| if reaped { Step::Moved } else { step };
@@ -300,13 +304,13 @@ impl Runner {
                 .step()
                 .map_err(|error| KernelError::Unavailable(error.to_string()))?;
         }
-        // The number of waiting frames determines the number of reserved slots. Readers without guarantee would see
-        // unused reserved slots as overwritten.
+        // Reserve only as many slots as the waiting frames need. To readers without guarantee, reserved slots look
+        // overwritten.
         let waiting = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
         let waiting = waiting.min(self.burst);
         if waiting == 0 {
             if self.inline_copy.is_some() && self.producer.open() == self.producer.submitted() {
-                // Reserves a slot for the next frame early, because reserving waits for earlier stores to the GPU.
+                // Reserve a slot for the next frame early, because reserving waits for earlier stores to the GPU.
                 self.producer.claim(1);
             }
             return Ok(if self.is_finished() {
@@ -315,12 +319,12 @@ impl Runner {
                 moved(Step::Idle)
             });
         }
-        // An event is free again when its burst has been completed and is not the last one timed.
+        // An event becomes free when its burst is complete and a later burst has been timed.
         let has_free_event = self
             .stream
             .as_ref()
             .is_none_or(driver::Stream::has_free_event);
-        // At most half of the output ring at a time, so that a reader without guarantee finds frames to lease.
+        // Use at most half of the output ring at a time, so that a reader without guarantee finds frames to lease.
         let slots = self.producer.options().slots as u64;
         let is_half = !self.in_flight.is_empty() && self.producer.submitted() >= slots.div_ceil(2);
         if !has_free_event || is_half {
@@ -331,7 +335,7 @@ impl Runner {
         };
         let mut slots = self.producer.reserve(kernel.outputs(waiting));
         let room = slots.remaining();
-        // Usually all of them; fewer if the output ring is nearly full.
+        // Usually all waiting frames are processed; fewer if the output ring is nearly full.
         let frames = (0..=waiting)
             .rev()
             .find(|frames| kernel.outputs(*frames) <= room)
@@ -339,14 +343,14 @@ impl Runner {
         if frames == 0 {
             if self.producer.has_leaked_slots() {
                 return Err(KernelError::Unavailable(format!(
-                    "ring `{}` is blocked by a reader whose device hangs",
+                    "ring `{}` has no free slot, because a reader's device hangs",
                     self.producer.options().name
                 )));
             }
             return Ok(moved(Step::Full));
         }
         let position = self.reader.position();
-        // A reader that may be overrun or that drops incomplete frames may find no frame.
+        // A reader that can be overrun, or that drops incomplete frames, may find no frame.
         let Some(lease) = self.reader.poll(frames) else {
             let has_passed = self.reader.position() > position;
             return Ok(if has_passed {
@@ -360,7 +364,7 @@ impl Runner {
         let ran = match &self.stream {
             None => match kernel.run(&lease, &mut slots, Stream::Host) {
                 Ok(submitted) => Ok((submitted, None)),
-                Err(error) => Err((error, kernel.under_way())),
+                Err(error) => Err((error, kernel.in_flight())),
             },
             Some(stream) => launch(kernel, &lease, &mut slots, stream)
                 .map_err(|(error, behind)| (error, behind.map(|mark| Completion::Event(mark)))),
@@ -410,8 +414,8 @@ impl Runner {
         Ok(Step::Moved)
     }
 
-    /// Publishes the output of completed work. If the device failed, nothing is published and all frames count as
-    /// failed. Returns whether any work was completed.
+    /// Publishes the output of completed work. If the device failed, publishes nothing and counts all frames as failed.
+    /// Returns whether any work was completed.
     fn reap(&mut self) -> Result<bool, KernelError> {
         let Self {
             reader,
@@ -449,19 +453,19 @@ impl Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        // A panic can end a kernel while work is in flight.
+        // A panic can end a kernel thread while work is in flight.
         if !self.reader.detach() {
             self.leak();
         }
     }
 }
 
-/// Result of a launch with the event after it. A failed launch may also have an event, after the part that was
-/// submitted; without an event none of its work is in flight.
+/// Result of a launch, with the event that follows the work. A failed launch may have submitted a part of its work; in
+/// this case an event follows that part. If there is no event, no work of the launch is in flight.
 type Launched =
     Result<(Submitted, Option<Arc<StreamEvent>>), (KernelError, Option<Arc<StreamEvent>>)>;
 
-/// Submits a burst's work to a stream, between two events.
+/// Submits the work of a burst to a stream, with one event before the work and one event after the work.
 fn launch(
     kernel: &mut dyn Kernel,
     lease: &Lease<'_>,
@@ -481,7 +485,8 @@ fn launch(
         (Ok(submitted), Ok(mark)) => Ok((submitted, Some(mark))),
         (Err(error), Ok(mark)) => Err((error, Some(mark))),
         (ran, Err(unmarked)) => {
-            // Only waiting can tell when the work ends; a device without events is fast enough for that.
+            // Without an event, only synchronising shows when the work ends. This case is rare, so its cost does not
+            // matter.
             let _ = stream.synchronize();
             Err((ran.err().unwrap_or_else(|| unmarked.into()), None))
         }
@@ -490,7 +495,8 @@ fn launch(
 
 fn count(ledger: &KernelLedger, submitted: &Submitted, outputs: u64) {
     ledger.produced.add(outputs);
-    // Out of `accumulating` before into the others: a snapshot in between shows frames as pending, never twice.
+    // Subtract from `accumulating` before adding to the other counters. A snapshot in between then shows frames as
+    // pending, never twice.
     let before = ledger.accumulating.get();
     let left = submitted.released + submitted.dropped;
     ledger

@@ -13,20 +13,21 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// The counters of every component, by name.
+/// The counters of every component, by the component's name.
 #[derive(Debug)]
 pub struct Ledgers {
-    /// Ledger of each source, with its engine's counters if it has a DMA engine, and driver-specific counters.
+    /// For each source: its ledger, the counters of its DMA engine (if the source has an engine), and driver-specific
+    /// counters.
     sources: BTreeMap<String, (SourceLedger, Option<EngineCounters>, Counts)>,
-    /// Why sources reject packets.
+    /// For each source: the number of rejected packets per reason.
     rejections: BTreeMap<String, Rejections>,
-    /// Ledger of each ring, with the mapping backend if the CPU can store to it on a GPU.
+    /// For each ring: its ledger, and the BAR mapping backend if the ring is on a GPU and the CPU can store to it.
     rings: BTreeMap<String, (RingLedger, OnceLock<Backend>)>,
-    /// Ledger of each reader, with the name of its ring.
+    /// For each reader: the name of its ring, and its ledger.
     readers: BTreeMap<String, (String, ReaderLedger)>,
-    /// Ledger of each copy by target ring, with the name of the source ring.
+    /// For each target ring of a copy: the name of the source ring, and the ledger of the copy.
     copies: BTreeMap<String, (String, CopyLedger)>,
-    /// Ledger of each kernel, with its dispatch method on a GPU; `None` on the CPU.
+    /// For each kernel: its dispatch method (`None` for a kernel on the CPU), and its ledger.
     kernels: BTreeMap<String, (Option<Dispatch>, KernelLedger)>,
     sinks: BTreeMap<String, SinkLedger>,
     activity: Activity,
@@ -34,7 +35,7 @@ pub struct Ledgers {
 }
 
 impl Ledgers {
-    /// Creates counters in `counter_file` for everything in `plan`.
+    /// Creates counters in `counter_file` for all components in `plan`.
     pub fn new(plan: &Plan, counter_file: &CounterFile) -> Result<Self, CounterFileError> {
         let mut ledgers = Self {
             sources: BTreeMap::new(),
@@ -105,22 +106,22 @@ impl Ledgers {
         self.sources[name].0.clone()
     }
 
-    /// Driver-specific counters of a source.
+    /// Returns the driver-specific counters of a source.
     pub(super) fn counts(&self, name: &str) -> Counts {
         self.sources[name].2.clone()
     }
 
-    /// Counters of a source's rejected packets by reason.
+    /// Returns the counters of a source's rejected packets by reason.
     pub(super) fn rejections(&self, name: &str) -> Rejections {
         self.rejections[name].clone()
     }
 
-    /// Times of the last activity of sources and rings.
+    /// Returns the times of the last activity of sources and rings.
     pub(super) fn activity(&self) -> &Activity {
         &self.activity
     }
 
-    /// The counters of a source's DMA engine.
+    /// Returns the counters of a source's DMA engine.
     pub(super) fn engine(&self, name: &str) -> EngineCounters {
         self.sources[name].1.clone().unwrap_or_default()
     }
@@ -129,9 +130,9 @@ impl Ledgers {
         self.rings[name].0.clone()
     }
 
-    /// Records the backend with which the CPU can store to a GPU ring.
+    /// Records the backend with which the CPU can store to a ring on a GPU.
     pub(super) fn mapped(&self, ring: &str, backend: Backend) {
-        // Each ring is created once.
+        // Each ring is recorded only once.
         let _ = self.rings[ring].1.set(backend);
     }
 
@@ -151,8 +152,8 @@ impl Ledgers {
         self.sinks[name].clone()
     }
 
-    /// Reads all ledgers. Those downstream are read first, so that no ledger shows frames that the one before it does
-    /// not show yet.
+    /// Reads all ledgers. Reads the ledgers from the sinks to the sources, so that no ledger shows frames that the
+    /// ledgers upstream do not show yet.
     pub fn report(&self) -> Report {
         let sinks = self
             .sinks

@@ -1,12 +1,12 @@
-//! The runtime: runs a plan.
+//! Runs a plan.
 //!
 //! ```text
 //!   source threads ──▶ ring ──▶ kernel thread ──▶ ring ──▶ sink thread
 //!        stop ▲          closes when its producer ends, and so on down the line
 //! ```
 //! Every component runs on its own thread. Stopping begins at the sources: they publish open frames and close their
-//! rings. Kernels and sinks then drain the remaining frames and end in turn. After startup, the threads allocate
-//! nothing, take no lock and make no system call per frame.
+//! rings. Kernels and sinks then drain the remaining frames and end, one after another. After startup, the threads
+//! allocate nothing, take no lock and make no system call per frame.
 
 mod build;
 pub mod control;
@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Why a pipeline cannot start.
+/// Reasons why a pipeline cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The plan needs hardware that is not available.
@@ -50,7 +50,7 @@ pub enum StartError {
     Region {
         /// Name of the ring.
         ring: String,
-        /// What happened.
+        /// The error that caused the failure.
         source: RegionError,
     },
     /// A ring could not be created.
@@ -62,39 +62,39 @@ pub enum StartError {
     /// A source could not be opened.
     #[error("source `{name}`: {source}")]
     Source {
-        /// The source.
+        /// Name of the source.
         name: String,
-        /// What happened.
+        /// The error that caused the failure.
         source: SourceError,
     },
     /// A kernel could not be built.
     #[error("kernel `{name}`: {source}")]
     Kernel {
-        /// The kernel.
+        /// Name of the kernel.
         name: String,
-        /// What happened.
+        /// The error that caused the failure.
         source: KernelError,
     },
-    /// A GPU cannot do what the pipeline needs at startup.
+    /// A GPU operation at startup failed.
     #[error("{0}")]
     Cuda(#[from] CudaError),
     /// A sink could not be opened.
     #[error("sink `{name}`: {source}")]
     Sink {
-        /// The sink.
+        /// Name of the sink.
         name: String,
-        /// What happened.
+        /// The error that caused the failure.
         source: SinkError,
     },
-    /// The system cannot start a thread.
+    /// Linux cannot start a thread.
     #[error(
         "cannot start a thread for `{name}`: {source}; raise the limits on threads and memory (ulimit -u and -v, \
          TasksMax= and MemoryMax=)"
     )]
     Thread {
-        /// The component.
+        /// Name of the component.
         name: String,
-        /// The system's error.
+        /// The error that Linux reported.
         source: std::io::Error,
     },
 }
@@ -102,7 +102,7 @@ pub enum StartError {
 /// The kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// A storage medium, a socket or a file failed.
+    /// An input or output error of a disk, a socket or a file.
     Io,
     /// A GPU failed.
     Device,
@@ -124,11 +124,11 @@ pub struct Failure {
 /// Options for running a pipeline.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where relative paths start.
+    /// Directory from which relative paths start.
     pub directory: PathBuf,
-    /// The counter file.
+    /// File that contains the counters, so that they survive a kill of the process.
     pub counter_file: CounterFile,
-    /// Maximum time that sinks that cannot write may delay the end.
+    /// Maximum time that sinks that cannot write may delay the end of the pipeline.
     pub drain: Duration,
     /// Saved profiles of GPUs by ordinal. GPUs without a profile are measured at startup.
     pub profiles: BTreeMap<u32, Profile>,
@@ -144,7 +144,7 @@ pub struct Pipeline {
     started: Arc<AtomicU64>,
     sources: usize,
     threads: Vec<JoinHandle<()>>,
-    /// Monitors the sources; `None` until they run.
+    /// Monitors the sources; `None` until the sources run.
     monitor: Option<Monitor>,
     counter_file: CounterFile,
 }
@@ -152,7 +152,7 @@ pub struct Pipeline {
 impl Pipeline {
     /// Builds everything in `plan` and starts it.
     ///
-    /// Sinks and kernels are opened before sources, so that no packet is received before all can run.
+    /// Sinks and kernels are opened before sources, so that packets arrive only when all components can process them.
     pub fn start(config: &Config, plan: &Plan, options: &Options) -> Result<Self, StartError> {
         if let Some(missing) = plan.unavailable.first() {
             return Err(StartError::Unavailable(missing.clone()));
@@ -171,7 +171,7 @@ impl Pipeline {
         };
         let result = pipeline.build(config, plan, options);
         if result.is_err() {
-            // Threads that are already running end because the producers of their rings are dropped.
+            // Threads that are already running end, because dropping the other parts closes their rings.
             pipeline.control.stop();
             pipeline.join();
         }
@@ -183,12 +183,12 @@ impl Pipeline {
         self.ledgers.report()
     }
 
-    /// The ledgers, for threads that report them.
+    /// Returns the ledgers, for threads that report them.
     pub fn ledgers(&self) -> Arc<Ledgers> {
         self.ledgers.clone()
     }
 
-    /// Health of the data threads, for threads that report it.
+    /// Returns a function that reports the health of the data threads.
     pub fn health(&self) -> impl Fn() -> Health + Send + Sync + 'static {
         let (heartbeats, started, sources) = (
             self.heartbeats.clone(),
@@ -208,29 +208,30 @@ impl Pipeline {
         }
     }
 
-    /// Number of frames published in `ring`; `None` if there is no such ring.
+    /// Returns the number of frames published in `ring`; `None` if the pipeline has no ring of this name.
     pub fn published(&self, ring: &str) -> Option<u64> {
         Some(self.rings.get(ring)?.published())
     }
 
-    /// Asks the sources to stop; the rest drains.
+    /// Requests the sources to stop; the other threads then drain their rings.
     pub fn stop(&self) {
         self.control.stop();
     }
 
-    /// Whether every thread has ended.
+    /// Returns whether every thread has ended.
     pub fn is_finished(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Whether another program truncated the counter file, so that a killed run would not be reported.
+    /// Returns whether another program truncated the counter file. If so, a later start cannot report that this run was
+    /// killed.
     pub fn is_state_lost(&self) -> bool {
         self.counter_file.is_state_lost()
     }
 
-    /// Names of sinks whose writes hang, if the drain time is over and nothing else delays the end.
+    /// Returns the names of sinks whose writes hang, if the drain time is over and no other thread delays the end.
     ///
-    /// Call it regularly; it is empty otherwise.
+    /// Must be called regularly. The result is empty in all other cases.
     pub fn hung_sinks(&self) -> Vec<String> {
         if !self.control.is_overdue() {
             return Vec::new();
@@ -251,8 +252,8 @@ impl Pipeline {
         stalled.collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// Ends without waiting for threads whose sinks hang. Returns the last report and the failures. The memory of those
-    /// threads is leaked; the frames they hold remain `pending`.
+    /// Ends the pipeline without waiting for the threads of the sinks `hung`. Returns the last report and the failures.
+    /// The memory of those threads is leaked. Frames that these threads still hold remain `pending` in the report.
     pub fn leave(mut self, hung: &[String]) -> (Report, Vec<Failure>) {
         for sink in hung {
             let why = format!(
@@ -288,7 +289,7 @@ impl Pipeline {
 
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
-            // Panics are caught inside the thread.
+            // Panics are caught inside the thread, so joining it cannot fail.
             let _ = thread.join();
         }
     }

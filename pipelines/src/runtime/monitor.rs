@@ -1,6 +1,8 @@
-//! Monitors the sources from a separate thread: silence, packets that are all rejected, the age of frames.
+//! Monitors the sources from a separate thread. Detects silent sources and sources that reject all packets, and records
+//! the age of frames.
 //!
-//! The data threads read no clock for this; the monitor compares their counters a few times per second.
+//! The data threads do not read a clock for this purpose. Instead, the monitor compares the counters of the data
+//! threads a few times per second.
 
 use super::Ledgers;
 use super::control::{Control, Heartbeat};
@@ -15,9 +17,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Interval between comparisons of the counters.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Time in which all packets must be rejected before it is logged.
+/// Time for which all packets must be rejected before a message is logged.
 const REJECTION_TIME: Duration = Duration::from_secs(1);
-/// Minimum number of rejected packets in that time; fewer are logged only if no packet was ever accepted.
+/// Minimum number of rejected packets in that time. If the source never accepted a packet, one rejected packet is
+/// sufficient.
 const MIN_REJECTED: u64 = 10;
 
 /// Times of the last activity of sources and rings, as seen by the monitor.
@@ -26,11 +29,11 @@ pub(super) struct Activity(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// By source: arrival time of its last packet with data, ns since 1970.
+    /// For each source: arrival time of its last packet with data, in ns since 1970.
     packets: BTreeMap<String, u64>,
-    /// By ring: when its newest frame was published.
+    /// For each ring: time at which its newest frame was published.
     frames: BTreeMap<String, Instant>,
-    /// By silent source: the reason why it is not ready.
+    /// For each silent source: the reason why the source is not ready.
     silent: BTreeMap<String, String>,
 }
 
@@ -39,7 +42,7 @@ impl Activity {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Adds the activity to a report.
+    /// Adds the times of the last activity to a report.
     pub(super) fn add_to(&self, report: &mut Report) {
         self.with(|seen| {
             for (name, source) in &mut report.sources {
@@ -53,7 +56,7 @@ impl Activity {
         });
     }
 
-    /// One sentence per silent source.
+    /// Returns one sentence per silent source.
     pub(super) fn silences(&self) -> Vec<String> {
         self.with(|seen| seen.silent.values().cloned().collect())
     }
@@ -63,7 +66,7 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What the monitor needs to know about a source.
+/// The properties of a source that the monitor needs.
 pub(super) struct MonitoredSource {
     pub(super) name: String,
     /// Time without data after which the source counts as silent; `None` to disable the check.
@@ -74,13 +77,14 @@ pub(super) struct MonitoredSource {
     pub(super) heartbeats: Vec<Arc<Heartbeat>>,
 }
 
-/// A source between two checks.
+/// State of a source between two checks.
 struct Source {
     watched: MonitoredSource,
     expected: u64,
-    /// Time at which `expected` last grew, or the startup time.
+    /// Time at which `expected` last increased, or the startup time.
     moved: Instant,
-    /// Number of rejected packets when `expected` last grew, and the time of the first rejection after that.
+    /// Number of rejected packets when `expected` last increased. `rejecting` is the time of the first rejection after
+    /// that.
     rejected: u64,
     rejecting: Option<Instant>,
     is_rejection_logged: bool,
@@ -92,7 +96,7 @@ enum Change {
     None,
     /// The source has been silent for this long.
     Silent(Duration),
-    /// Data arrives again after this long.
+    /// Data has arrived again after a silence of this length.
     Resumed(Duration),
 }
 
@@ -108,8 +112,8 @@ impl Source {
         }
     }
 
-    /// Compares the counters; `is_silent` is set if the silence is already known.
-    fn look(&mut self, report: &SourceReport, is_silent: bool, now: Instant) -> Change {
+    /// Compares the counters with those of the last check. `is_silent` is true if the silence was already reported.
+    fn observe(&mut self, report: &SourceReport, is_silent: bool, now: Instant) -> Change {
         let quiet = now.saturating_duration_since(self.moved);
         if report.expected != self.expected {
             (self.expected, self.moved) = (report.expected, now);
@@ -127,15 +131,16 @@ impl Source {
         }
     }
 
-    /// Returns the number of packets if all arriving packets are rejected; returns it only once.
+    /// Returns the number of rejected packets if all arriving packets are rejected. Returns this number only once per
+    /// interruption.
     fn rejects_everything(&mut self, report: &SourceReport, now: Instant) -> Option<u64> {
         let rejected = report.rejected.saturating_sub(self.rejected);
-        let least = if self.expected == 0 { 1 } else { MIN_REJECTED };
+        let min = if self.expected == 0 { 1 } else { MIN_REJECTED };
         if rejected == 0 || self.is_rejection_logged {
             return None;
         }
         let since = *self.rejecting.get_or_insert(now);
-        let is_due = now.saturating_duration_since(since) >= REJECTION_TIME && rejected >= least;
+        let is_due = now.saturating_duration_since(since) >= REJECTION_TIME && rejected >= min;
         self.is_rejection_logged = is_due;
         is_due.then_some(rejected)
     }
@@ -154,7 +159,7 @@ impl Source {
                 "; most frequent reason ({}): {reason}",
                 counted(count, "packet")
             ),
-            None => "; the first message of the source above names the reason".to_owned(),
+            None => "; the first rejection message of this source names the reason".to_owned(),
         };
         tracing::warn!(
             "source {name}: all arriving packets are rejected ({} so far){why}",
@@ -183,7 +188,7 @@ impl Monitor {
             let mut published = BTreeMap::new();
             while stopped.recv_timeout(CHECK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let report = ledgers.report();
-                look(
+                observe(
                     &ledgers,
                     &mut sources,
                     &mut published,
@@ -209,7 +214,7 @@ impl Drop for Monitor {
     }
 }
 
-fn look(
+fn observe(
     ledgers: &Ledgers,
     sources: &mut [Source],
     published: &mut BTreeMap<String, u64>,
@@ -234,7 +239,7 @@ fn look(
         };
         let before = source.expected;
         let is_silent = activity.with(|seen| seen.silent.contains_key(&name));
-        let change = source.look(counts, is_silent, now);
+        let change = source.observe(counts, is_silent, now);
         if source.expected != before {
             activity.with(|seen| seen.packets.insert(name.clone(), wall));
         }
@@ -242,7 +247,7 @@ fn look(
             activity.with(|seen| seen.silent.remove(&name));
             continue;
         }
-        // Log without the lock, so that readers of the report do not wait for the log.
+        // Log after the lock is released, so that readers of the report do not wait for the log.
         match change {
             Change::None => {}
             Change::Silent(quiet) => {
@@ -308,18 +313,18 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut source = source(Some(10), start);
-        assert_eq!(source.look(&report(0, 0), false, at(9)), Change::None);
+        assert_eq!(source.observe(&report(0, 0), false, at(9)), Change::None);
         let silent = Change::Silent(Duration::from_secs(10));
-        assert_eq!(source.look(&report(0, 0), false, at(10)), silent);
-        assert_eq!(source.look(&report(0, 3), true, at(11)), Change::None);
+        assert_eq!(source.observe(&report(0, 0), false, at(10)), silent);
+        assert_eq!(source.observe(&report(0, 3), true, at(11)), Change::None);
         let resumed = Change::Resumed(Duration::from_secs(30));
-        assert_eq!(source.look(&report(5, 3), true, at(30)), resumed);
-        assert_eq!(source.look(&report(6, 3), false, at(31)), Change::None);
-        assert_eq!(source.look(&report(6, 3), false, at(40)), Change::None);
-        assert_eq!(source.look(&report(6, 3), false, at(41)), silent);
+        assert_eq!(source.observe(&report(5, 3), true, at(30)), resumed);
+        assert_eq!(source.observe(&report(6, 3), false, at(31)), Change::None);
+        assert_eq!(source.observe(&report(6, 3), false, at(40)), Change::None);
+        assert_eq!(source.observe(&report(6, 3), false, at(41)), silent);
         let mut indifferent = self::source(None, start);
         assert_eq!(
-            indifferent.look(&report(0, 0), false, at(1000)),
+            indifferent.observe(&report(0, 0), false, at(1000)),
             Change::None
         );
     }
@@ -333,8 +338,8 @@ mod tests {
         assert_eq!(source.rejects_everything(&report(0, 1), at(1)), None);
         assert_eq!(source.rejects_everything(&report(0, 2), at(2)), Some(2));
         assert_eq!(source.rejects_everything(&report(0, 9), at(9)), None);
-        source.look(&report(100, 9), false, at(10));
-        // Single late packets after the end of a stream do not count.
+        source.observe(&report(100, 9), false, at(10));
+        // Single late packets after the end of a stream do not count as a rejection of all packets.
         assert_eq!(source.rejects_everything(&report(100, 12), at(11)), None);
         assert_eq!(source.rejects_everything(&report(100, 12), at(20)), None);
         assert_eq!(

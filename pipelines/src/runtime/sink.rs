@@ -1,4 +1,4 @@
-//! A sink's thread: writes leases, and waits or drops frames while the sink cannot write.
+//! Runs a sink on its own thread: passes frames to the sink, and waits or drops frames while the sink cannot write.
 
 use super::{Control, FailureKind, Heartbeat, STALL_TIMEOUT, STOP_POLL_INTERVAL};
 use daq_core::ledger::SinkLedger;
@@ -25,7 +25,7 @@ pub(super) struct Runner {
     pub(super) control: Arc<Control>,
 }
 
-/// The parts of a runner that are used while its reader is borrowed by a lease.
+/// The parts of a runner that are needed while a lease borrows the runner's reader.
 struct Writer<'a> {
     name: &'a str,
     sink: &'a mut dyn Sink,
@@ -60,7 +60,7 @@ impl Runner {
 
     fn work(&mut self, heartbeat: &Heartbeat) -> Result<(), SinkError> {
         let mut ticked = Instant::now();
-        // Limits messages about a sink that stops and continues to accept frames.
+        // Limits the rate of messages about a sink that repeatedly stops and resumes accepting frames.
         let limits = <(LogLimit, LogLimit)>::default();
         loop {
             beat(&mut *self.sink, heartbeat);
@@ -97,7 +97,7 @@ impl Runner {
 }
 
 impl Writer<'_> {
-    /// Passes the burst to the sink; returns the number of frames it accepted.
+    /// Passes the burst to the sink. Returns the number of frames that the sink accepted.
     fn write(&mut self, lease: &Lease<'_>) -> (usize, Result<(), SinkError>) {
         let mut taken = 0;
         while taken < lease.len() {
@@ -116,9 +116,9 @@ impl Writer<'_> {
                     if self.ledger.full.get() == 0 {
                         self.ledger.full.set(1);
                         let policy = if self.guarantee {
-                            "blocking the ring until it continues"
+                            "blocking the ring until the sink continues"
                         } else {
-                            "dropping frames meanwhile"
+                            "dropping frames until the sink continues"
                         };
                         self.limits.0.run(|suppressed| {
                             tracing::error!("sink {}: {error}; {policy}{suppressed}", self.name);
@@ -139,7 +139,7 @@ impl Writer<'_> {
     }
 }
 
-/// Gives a heartbeat, unless a write hangs on another thread of the sink.
+/// Gives a heartbeat, unless a write on another thread of the sink hangs.
 fn beat(sink: &mut dyn Sink, heartbeat: &Heartbeat) {
     if sink.blocked_for() < STALL_TIMEOUT {
         heartbeat.beat();
@@ -151,7 +151,7 @@ mod tests {
     use super::super::control::Role;
     use super::*;
 
-    /// A sink whose helper thread has been writing for the given time.
+    /// A sink whose separate writer thread has been busy with one write for the given time.
     struct Writing(Duration);
 
     impl Sink for Writing {

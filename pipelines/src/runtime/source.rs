@@ -1,4 +1,4 @@
-//! A source's thread: fills frames, calls `tick`, waits.
+//! Runs a source on its own thread: fills frames, calls `tick`, and waits for packets or free slots.
 
 use super::{Control, FailureKind, Heartbeat, STOP_POLL_INTERVAL};
 use daq_core::notify::Wait;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum sleep of the thread that closes frames while other threads fill the same window.
+/// Maximum sleep of the thread that closes frames while other threads fill the same reorder window.
 const SHARED_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Membership of a thread among those that fill a window; ends when dropped.
+/// Registration of a thread as a writer of a shared reorder window. The registration ends when this value is dropped.
 pub(super) struct Writing {
     count: Arc<AtomicU64>,
     is_in: bool,
@@ -48,7 +48,7 @@ pub(super) struct Runner {
     pub(super) filler: Box<dyn Filler>,
     pub(super) window: ReorderWindow,
     pub(super) wait: Wait,
-    /// This thread's membership among those that fill the window.
+    /// Registration of this thread as a writer of the reorder window.
     pub(super) writing: Writing,
     /// Number of source threads that have started.
     pub(super) started: Arc<AtomicU64>,
@@ -67,7 +67,7 @@ impl Runner {
         }
         self.filler.finish(&mut self.window);
         self.writing.leave();
-        // Only the sequencer's window closes frames, so it continues until the other threads have ended.
+        // Only the window of the sequencer closes frames, so this thread continues until the other threads have ended.
         while self.window.is_sequencer() && self.writing.are_any() {
             heartbeat.beat();
             self.window.tick(Instant::now());

@@ -1,4 +1,4 @@
-//! A copy engine thread: the copies of one GPU and direction.
+//! A copy engine thread, which performs the copies of one GPU in one direction.
 
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL, kernel};
 use daq_core::notify::Wait;
@@ -12,11 +12,11 @@ pub(super) struct Runner {
     pub(super) copy_engine: CopyEngineThread,
     pub(super) wait: Wait,
     pub(super) control: Arc<Control>,
-    /// Maximum time for a device to finish its copies once the end is overdue.
+    /// Maximum time for a device to complete a copy after the drain deadline.
     pub(super) hang_timeout: Duration,
 }
 
-/// Time in which a device has completed nothing although the end is overdue.
+/// Time after the drain deadline since which the device has completed no copy; `None` if the device makes progress.
 #[derive(Default)]
 struct Hang(Option<Instant>);
 
@@ -47,7 +47,7 @@ impl Runner {
     }
 
     pub(super) fn run(mut self, heartbeat: &Heartbeat) {
-        // Reduces the kernel timer slack, so that sleeps end on time and not up to 50 µs later.
+        // Reduces the timer slack of Linux for this thread, because otherwise sleeps end up to 50 µs late.
         daq_core::thread::wake_on_time();
         self.copy_engine.warn_if_remote_numa("[staging] cores");
         let mut hang = Hang::default();
@@ -56,8 +56,8 @@ impl Runner {
             Ok(false) => self.control.fail(
                 FailureKind::Defect,
                 self.name.clone(),
-                "the GPU has not finished its copies in time; daq exits without waiting for it, and the memory that it uses is \
-                 not freed"
+                "the GPU has not finished its copies in time; daq exits without waiting for the \
+                 GPU, and the memory that the GPU uses is not freed"
                     .to_owned(),
             ),
             Err(error) => {
@@ -80,7 +80,7 @@ impl Runner {
         let mut progress = Progress::new();
         loop {
             let step = self.copy_engine.step()?;
-            progress.look(
+            progress.observe(
                 self.copy_engine.has_in_flight(),
                 step == Step::Busy,
                 heartbeat,

@@ -1,9 +1,9 @@
-//! Loading device code. These calls are unsafe because the compiler cannot check the kernels.
+//! Loads device code. The calls are unsafe because the Rust compiler cannot check kernels.
 
 use daq_core::gpu::driver::{CudaError, Device, Module};
 use std::sync::Arc;
 
-/// Loads a built-in kernel's PTX, called `name` in messages.
+/// Loads the PTX of a built-in kernel. `name` is used in messages.
 pub(crate) fn built_in(
     device: &'static Device,
     name: &str,
@@ -18,7 +18,7 @@ pub(crate) fn built_in(
     unsafe { Module::load(device, name, ptx) }
 }
 
-/// Loads code that the user wrote, PTX or a cubin, called `name` in messages.
+/// Loads PTX or a cubin that the user wrote. `name` is used in messages.
 pub(crate) fn user_code(
     device: &'static Device,
     name: &str,

@@ -1,8 +1,8 @@
-//! Size of a terminal.
+//! Determines the size of a terminal.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Returns the columns and rows of the terminal `fd`; `None` if it is no terminal or does not know its size.
+/// Returns the columns and rows of the terminal `fd`; `None` if `fd` is not a terminal or its size is unknown.
 pub(crate) fn size(fd: BorrowedFd<'_>) -> Option<(u16, u16)> {
     let mut size = libc::winsize {
         ws_row: 0,

@@ -1,4 +1,4 @@
-// The threads of a block, run in turn by one thread of the host, each until it waits.
+// Runs the threads of a CUDA block on one CPU thread. Each CUDA thread runs until it waits at a barrier.
 
 #pragma once
 
@@ -19,8 +19,8 @@
 
 enum class State { ready, at_barrier, ended };
 
-// Threads live on from block to block. They are entered through contexts and then switched by jumps, which unlike
-// contexts cost no system call.
+// A thread object is reused for later blocks. It is entered once with setcontext and then resumed with longjmp, which
+// unlike setcontext makes no system call.
 struct Thread {
     ucontext_t context;
     jmp_buf at;
@@ -37,7 +37,7 @@ struct Block {
 };
 inline OF_BLOCK Block block;
 
-// Lets the other threads of the block run; outside of run_block there are none.
+// Switches to the other threads of the block. Does nothing outside of run_block.
 inline void leave(State state) {
     if (block.running == nullptr) return;
     block.running->state = state;
@@ -61,7 +61,7 @@ inline void enter(Thread& thread) {
     setcontext(&thread.context);
 }
 
-// Runs `kernel` in blockDim.x threads; `backwards` says for each round whether they take turns from the last one on.
+// Runs `kernel` in blockDim.x threads. `backwards` returns for each round whether the threads run in reverse order.
 inline void run_block(const std::function<void()>& kernel, const std::function<bool(size_t)>& backwards) {
     constexpr size_t STACK = 64 << 10;
     size_t count = blockDim.x;
@@ -90,7 +90,7 @@ inline void run_block(const std::function<void()>& kernel, const std::function<b
         }
         if (of[(int)State::ended] == count) break;
         if (of[(int)State::ready] != 0) continue;
-        // A barrier is for all threads or, at the end, for none.
+        // Either all threads wait at a barrier, or all have ended.
         if (of[(int)State::at_barrier] != count) fail("a barrier that not all threads reach");
         for (size_t i = 0; i < count; i++) block.threads[i]->state = State::ready;
     }

@@ -1,5 +1,5 @@
-// CUDA C++ for a C++ compiler: one thread of the host runs the threads of a block in turn, each until it waits at a
-// barrier. Only what the built-in kernels and those of the tests use.
+// Compiles CUDA C++ with a C++ compiler. One CPU thread runs the threads of a block in turn, each until it waits at a
+// barrier. Supports only the functions that the built-in kernels and the kernels of the tests use.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 #define __constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// One block runs at a time, or each on a thread of the host of its own.
+// Blocks run one after another or, with BLOCKS_AT_ONCE, concurrently on one CPU thread each.
 #ifdef BLOCKS_AT_ONCE
 #define OF_BLOCK thread_local
 #else
@@ -28,10 +28,10 @@ struct Dim {
     unsigned x, y, z;
 };
 
-// Of the thread that runs.
+// The indices and sizes of the thread that is running.
 extern OF_BLOCK Dim threadIdx, blockIdx, blockDim, gridDim;
 
-// Lets the other threads of the block run up to their barriers.
+// Runs the other threads of the block up to their barriers.
 void __syncthreads();
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
@@ -47,7 +47,7 @@ inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline double __longlong_as_double(long long x) { return bits_as<double>(x); }
 inline long long __double_as_longlong(double x) { return bits_as<long long>(x); }
 
-// Compiled without contraction, the host rounds after each operation.
+// The file is compiled without contraction, so the CPU rounds after each operation.
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }

@@ -1,8 +1,8 @@
-// A CUDA driver without a GPU, for tests: device memory is host memory, a launch runs the kernel at once. It has the
-// functions that daq asks for; what the built-in kernels do not need answers "not supported". What a GPU would do
-// silently ends the process here: access beyond an allocation (as far as it touches the guards), barriers that not all
-// threads reach. Shared memory starts out as NaNs, and every other block runs its threads backwards, so that a missing
-// barrier shows.
+// A CUDA driver library for tests without a GPU. Device memory is host memory, and a launch runs the kernel
+// immediately. The library has all functions that daq loads; functions that the built-in kernels do not need return
+// "not supported". Faults that a GPU might ignore end the process: writes beyond an allocation (detected by guard
+// bytes) and barriers that not all threads reach. Shared memory initially contains NaNs, and every other block runs its
+// threads in reverse order, so that a missing barrier changes the result.
 
 #include "block.h"
 
@@ -92,9 +92,9 @@ Result cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = (size_t)1 << 30
 Result cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
     case 16: *value = 16; break;     // multiprocessors
-    case 39: *value = 512; break;    // threads of a multiprocessor
+    case 39: *value = 512; break;    // threads per multiprocessor
     case 75: *value = 7; break;      // compute capability
-    case 97: *value = SHARED; break; // shared memory of a block
+    case 97: *value = SHARED; break; // shared memory per block
     default: *value = 0;
     }
     return SUCCESS;
@@ -162,7 +162,7 @@ Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int count
 Result cuLaunchKernel(const Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned count, unsigned, unsigned,
                       unsigned bytes, void*, void** given, void**) {
     if (x * y * z == 0 || count == 0 || count > 1024 || bytes > SHARED) return INVALID_VALUE;
-    // Kernels share what stands for the device.
+    // All kernels use the same global state of the emulated device.
     std::lock_guard<std::mutex> held(lock);
     auto run = [&] { kernel->call(kernel->function, given); };
     gridDim = {x, y, z};

@@ -1,15 +1,16 @@
-// A kernel of the user's under both dispatches, on the host: launched for each burst, and staying, where every block has a
-// thread of the host of its own and another thread is what the CPU is to a GPU: it posts frames, takes credits, changes
-// shifts, and stops. Both must give the same bytes.
+// Runs a user kernel with both dispatch methods on the CPU, and checks that both give the same bytes. With dispatch
+// "launch", the kernel runs once per burst. With dispatch "persistent", every block runs on its own CPU thread. Another
+// thread has the role of the host: it submits frames, reads credits, changes shifts and stops the kernel.
 //
-// The CPU's side is as hard on the kernel as the protocol lets it be: it overwrites an input the moment that its credits
-// are there, and looks at the output before anything else happens.
+// The host uses every freedom of the protocol: it overwrites an input as soon as the input's credits have arrived, and
+// it checks the output immediately.
 //
-// With an odd seed a device rings as well, before the host knows of the frames, and the shifts stay as they are.
+// With an odd seed, an emulated device also rings its doorbell, before the host submits the frames. The shifts then do
+// not change.
 //
-//   persistent TEAMS BLOCKS THREADS INPUT_SLOTS OUTPUT_SLOTS RECORDS FRAMES SEED
+//   persistent GROUPS BLOCKS THREADS INPUT_SLOTS OUTPUT_SLOTS RECORDS FRAMES SEED
 //
-// With SANITIZED defined blocks have one thread, which is a plain one, for the sanitizer of threads.
+// If SANITIZED is defined, blocks have one thread each, which is a plain CPU thread. ThreadSanitizer needs this.
 
 #define BLOCKS_AT_ONCE
 #include "block.h"
@@ -23,7 +24,7 @@
 
 thread_local Dim threadIdx, blockIdx, blockDim, gridDim;
 
-// Numbers that look random and repeat with their seed (splitmix64).
+// Pseudo-random numbers that are reproducible for a seed (splitmix64).
 struct Random {
     uint64_t state;
     uint64_t below(uint64_t end) {
@@ -36,7 +37,8 @@ struct Random {
 };
 static thread_local Random chance;
 
-// A thread that polls a word lets other threads run, so the threads of a block diverge like warps.
+// Called when a thread polls a word. Randomly lets other threads run, so that the threads of a block diverge like
+// warps.
 static void look() {
     if (chance.below(2)) leave(State::ready);
 #ifdef SANITIZED
@@ -53,7 +55,7 @@ constexpr size_t GUARD = 256, BITMAP_WORDS = 2, RECORD_WORDS = 5 + BITMAP_WORDS,
 constexpr uint64_t STOP = 1ull << 63;
 constexpr unsigned GENERATION_BIT = 48;
 
-// Memory between guards.
+// Memory surrounded by guard bytes.
 struct Memory {
     std::vector<unsigned char> bytes;
     size_t length;
@@ -66,7 +68,7 @@ struct Memory {
     }
 };
 
-// One of the rings.
+// The slots of one ring.
 struct Slots {
     size_t count, stride, frame;
     Size shift = 0;
@@ -93,7 +95,7 @@ static void make_record(Size* to, Size frame) {
     memcpy(to, record, sizeof record);
 }
 
-// Runs the kernel's blocks one after the other for bursts of frames, and gives all outputs.
+// Runs the kernel's blocks one after another for bursts of frames. Returns all outputs.
 static std::vector<unsigned char> launched(unsigned blocks, unsigned threads, size_t frames) {
     constexpr size_t SLOTS = 5;
     Slots input(SLOTS, IN_BYTES), output(SLOTS, OUT_BYTES);
@@ -131,11 +133,11 @@ static std::vector<unsigned char> launched(unsigned blocks, unsigned threads, si
     return all;
 }
 
-// What the device's count begins at: near its end, which it passes.
+// Initial value of the device's count. It is close to the maximum, so that the count wraps around.
 constexpr Size BASE = 0ull - 0xfffff0;
 
 struct Host {
-    unsigned teams, blocks;
+    unsigned groups, blocks;
     Slots input, output;
     size_t record_count;
     Memory bell, rung, credits, records;
@@ -143,10 +145,10 @@ struct Host {
     const std::vector<unsigned char>& expected;
     Size posted = 0, taken = 0, generation = 0;
 
-    Host(unsigned teams, unsigned blocks, size_t in_slots, size_t out_slots, size_t record_count,
+    Host(unsigned groups, unsigned blocks, size_t in_slots, size_t out_slots, size_t record_count,
          bool is_rung, const std::vector<unsigned char>& expected)
-        : teams(teams), blocks(blocks), input(in_slots, IN_BYTES), output(out_slots, OUT_BYTES),
-          record_count(record_count), bell(128), rung(128), credits(8 * (size_t)teams * blocks),
+        : groups(groups), blocks(blocks), input(in_slots, IN_BYTES), output(out_slots, OUT_BYTES),
+          record_count(record_count), bell(128), rung(128), credits(8 * (size_t)groups * blocks),
           records(8 * RECORD_WORDS * record_count), is_rung(is_rung), expected(expected) {
         memset(bell.at(), 0, 128);
         memset(rung.at(), 0, 128);
@@ -158,13 +160,13 @@ struct Host {
 
     Size* word(size_t at) { return (Size*)bell.at() + at; }
 
-    // Frames before the first that is not done.
+    // Returns the number of frames before the first frame that is not done.
     Size done() {
         Size first = ~0ull;
-        for (unsigned n = 0; n < teams * blocks; n++) {
-            Size team = n / blocks, done = __atomic_load_n((Size*)credits.at() + n, __ATOMIC_ACQUIRE);
-            if (done > (posted + teams - 1 - team) / teams) fail("a credit for a frame that was not posted");
-            first = std::min(first, done * teams + team);
+        for (unsigned n = 0; n < groups * blocks; n++) {
+            Size group = n / blocks, done = __atomic_load_n((Size*)credits.at() + n, __ATOMIC_ACQUIRE);
+            if (done > (posted + groups - 1 - group) / groups) fail("a credit for a frame that was not submitted");
+            first = std::min(first, done * groups + group);
         }
         return first;
     }
@@ -175,7 +177,8 @@ struct Host {
         __atomic_store_n(word(0), posted | generation << GENERATION_BIT | stop, __ATOMIC_RELEASE);
     }
 
-    // What a device's last write of a transfer is; the count has fewer bits than it has frames.
+    // Stores the device's transfer count, which is the last write of each transfer. The count has only 24 bits, so it
+    // wraps around.
     void count() {
         __atomic_store_n((unsigned*)rung.at(), (unsigned)(posted - BASE) & 0xffffff, __ATOMIC_RELEASE);
     }
@@ -188,22 +191,22 @@ struct Host {
         }
         if (is_rung) {
             count();
-            // The host comes to know of them now at once, now when all of them are done.
+            // At random, the host submits these frames immediately, later, or only after all of them are done.
             while (chance.below(2) && done() < posted) sched_yield();
         }
         ring(stop);
     }
 
-    // Takes what is done: it must be what it should be, and is overwritten.
+    // Checks and then overwrites the outputs, inputs and records of all frames that are done.
     void take() {
         for (Size end = done(); taken < end && taken < posted; taken++) {
             unsigned char* slot = output.at(taken + output.shift);
             if (memcmp(slot, expected.data() + taken * OUT_BYTES, OUT_BYTES) != 0) {
                 fprintf(stderr, "frame %llu: ", taken);
-                fail("its output is not that of a launch");
+                fail("the output differs from the output of a launch");
             }
             for (size_t i = OUT_BYTES; i < output.stride; i++) {
-                if (slot[i] != FREE) fail("a write behind an output");
+                if (slot[i] != FREE) fail("a write after the end of an output");
             }
             memset(slot, GONE, output.stride);
             memset(input.at(taken + input.shift), GONE, input.stride);
@@ -225,24 +228,24 @@ struct Host {
 };
 
 int main(int count, char** given) {
-    if (count != 9) fail("eight numbers are to be given");
-    // What hangs fails.
+    if (count != 9) fail("the program needs eight numbers as arguments");
+    // A hang ends the process with a signal, so the test fails.
     alarm(300);
     size_t number[9];
     for (int i = 1; i < 9; i++) number[i] = strtoul(given[i], nullptr, 10);
-    unsigned teams = (unsigned)number[1], blocks = (unsigned)number[2], threads = (unsigned)number[3];
+    unsigned groups = (unsigned)number[1], blocks = (unsigned)number[2], threads = (unsigned)number[3];
     size_t frames = number[7], seed = number[8];
     chance = {seed};
     const std::vector<unsigned char> expected = launched(blocks, threads, frames);
 
-    Host host(teams, blocks, number[4], number[5], number[6], seed % 2 != 0, expected);
-    std::atomic<unsigned> left(teams * blocks);
+    Host host(groups, blocks, number[4], number[5], number[6], seed % 2 != 0, expected);
+    std::atomic<unsigned> left(groups * blocks);
     std::vector<std::thread> running;
-    for (unsigned n = 0; n < teams * blocks; n++) {
+    for (unsigned n = 0; n < groups * blocks; n++) {
         running.emplace_back([&, n] {
             chance = {seed * 1000 + n};
             blockIdx = {n % blocks, n / blocks, 0};
-            gridDim = {blocks, teams, 1};
+            gridDim = {blocks, groups, 1};
             blockDim = {threads, 1, 1};
             auto run = [&] {
                 daq_persistent(host.word(0), host.is_rung ? (Size*)host.rung.at() : nullptr, (Size*)host.credits.at(),
@@ -264,11 +267,11 @@ int main(int count, char** given) {
     while (host.posted < frames) {
         if (chance.below(20) == 0) host.shift();
         size_t most = std::min((size_t)(frames - host.posted), host.room());
-        // Now one frame, now all that there is room for.
+        // The burst has a random size, or fills all free slots.
         size_t burst = most == 0 || chance.below(2) ? most : 1 + chance.below(most);
-        if (left != teams * blocks) fail("a block has ended without a stop request");
+        if (left != groups * blocks) fail("a block has ended without a stop request");
         if (burst > 0) host.post(burst, host.posted + burst == frames ? STOP : 0);
-        // Now all is waited for, now nothing.
+        // At random, waits until all frames are done.
         if (chance.below(3) == 0) host.settle();
         host.take();
         sched_yield();
@@ -276,7 +279,7 @@ int main(int count, char** given) {
     if (frames == 0) host.ring(STOP);
     for (std::thread& thread : running) thread.join();
     host.take();
-    if (host.taken != frames || host.done() < frames) fail("not all frames were done before the end");
+    if (host.taken != frames || host.done() < frames) fail("the kernel ended before all frames were done");
     host.bell.check("a write beside the bell");
     host.rung.check("a write beside what the device rings");
     host.credits.check("a write beside the credits");

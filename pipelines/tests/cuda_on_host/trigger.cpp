@@ -1,4 +1,4 @@
-// The kernel of configs/kernels/trigger.cu without a GPU: frames from a file, records to another.
+// Runs the kernel of configs/kernels/trigger.cu without a GPU. Reads frames from a file and writes records to another.
 //
 //   trigger launch|persistent CHANNELS POINTS THREADS BLOCKS SAMPLES RECORDS [NAME=VALUE ...]
 
@@ -33,7 +33,8 @@ static void burst() {
               RECORD, in_bytes, channels, points, out_bytes, 1, out_bytes / 4);
 }
 
-// As the host posts frames: the number of them, and the shifts of the rings a line further.
+// The doorbell word as the host stores it (the number of submitted frames), followed by the shifts of the rings from
+// word 8 on.
 static Word bell[10] = {};
 static std::vector<Word> credits;
 
@@ -78,7 +79,7 @@ int main(int count, char** arguments) {
         input.resize(++frames * stride(in_bytes));
     }
     fclose(file);
-    // What is not written shows.
+    // Unwritten bytes keep this pattern and are detected.
     output.assign(frames * stride(out_bytes), 0xa5);
     // Records of a persistent kernel are stored in a table whose length is a power of two.
     Word table = 1;
@@ -100,14 +101,14 @@ int main(int count, char** arguments) {
     if (dispatch == "launch") {
         run((unsigned)frames, burst);
     } else {
-        // All frames are posted already, and that there are no more.
-        const Word teams = 3;
+        // All frames are submitted before the kernel starts, and the stop bit is set.
+        const Word groups = 3;
         bell[0] = frames | 1ull << 63;
-        credits.assign(teams * blocks, 0);
-        run((unsigned)teams, resident);
+        credits.assign(groups * blocks, 0);
+        run((unsigned)groups, resident);
         for (Word i = 0; i < credits.size(); i++) {
-            const Word team = i / blocks;
-            if (credits[i] != (frames + teams - 1 - team) / teams) fail("a frame that is not given back");
+            const Word group = i / blocks;
+            if (credits[i] != (frames + groups - 1 - group) / groups) fail("the credit of a frame is missing");
         }
     }
 

@@ -1,4 +1,4 @@
-//! `convert` gives the same bits on both sides.
+//! Checks that `convert` gives the same bits on CPU and GPU.
 
 use super::device;
 use super::trial::{Noise, both, disturb, every_type, frames, layout};

@@ -1,4 +1,4 @@
-//! The same tests without a GPU: device code compiled for the CPU, with a library in place of the driver.
+//! Runs the same tests without a GPU: device code is compiled for the CPU, and a library replaces the CUDA driver.
 
 use std::process::Command;
 
@@ -23,9 +23,9 @@ fn kernels_compiled_for_cpu_pass() {
     }
     let compiled = Command::new("g++")
         .current_dir(directory.path())
-        // Each operation is rounded separately, as on the CPU side.
+        // Round each operation separately, as the CPU implementation does.
         .args(["-std=c++20", "-O2", "-ffp-contract=off", "-fPIC", "-shared"])
-        // Threads of a block are switched by longjmp, which hardened builds treat as an attack.
+        // Threads of a block are switched by longjmp, which fortified builds reject as stack corruption.
         .args(["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=0"])
         // Ignore directives for other compilers.
         .args(["-Wno-unknown-pragmas", "driver.cpp", "-o", "libcuda.so"])
@@ -60,6 +60,6 @@ fn kernels_compiled_for_cpu_pass() {
     assert!(output.status.success(), "{}\n{out}{err}", output.status);
     assert!(
         !err.contains("libcuda") && !err.contains("no GPU"),
-        "the library was not taken:\n{err}"
+        "the library was not loaded:\n{err}"
     );
 }

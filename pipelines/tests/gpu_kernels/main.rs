@@ -1,4 +1,5 @@
-//! The CUDA sides of the built-in kernels, compared with their CPU sides (numbers and metadata) and with numpy.
+//! Compares the CUDA implementations of the built-in kernels with their CPU implementations (numbers and metadata) and
+//! with numpy.
 //!
 //! Without a GPU the tests are skipped, and `kernels_compiled_for_cpu_pass` runs them with a driver that executes device
 //! code on the CPU. The binary reads nothing from the source tree, so it can be copied to a machine with a GPU.
@@ -15,7 +16,7 @@ mod trial;
 
 use daq_core::gpu::driver::{self, Device};
 
-/// The first GPU; without one the reason is printed.
+/// Returns the first GPU. If there is no GPU, prints the reason.
 fn device() -> Option<&'static Device> {
     match driver::probe() {
         Ok(_) => Some(Device::open(0).unwrap()),

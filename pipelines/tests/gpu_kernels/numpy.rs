@@ -1,4 +1,4 @@
-//! The CUDA sides against numpy, on random input.
+//! Compares the CUDA implementations with numpy, on random input.
 
 use super::device;
 use super::power_spectrum::error;
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 const SCRIPT: &str = include_str!("reference.py");
 
-/// A Python with numpy: the one that `DAQ_TEST_PYTHON` names, else `python3`.
+/// Returns a Python interpreter with numpy: the one that `DAQ_TEST_PYTHON` names, otherwise `python3`.
 fn python() -> Option<PathBuf> {
     let given = std::env::var_os("DAQ_TEST_PYTHON").filter(|path| !path.is_empty());
     let python = PathBuf::from(given.unwrap_or_else(|| "python3".into()));
@@ -25,7 +25,7 @@ fn python() -> Option<PathBuf> {
     None
 }
 
-/// What numpy makes of each case: keys and frames.
+/// Returns the numbers that numpy computes for each case. A case consists of the kernel's keys and the frames.
 fn numpy(python: &PathBuf, cases: &[(String, Vec<u8>)]) -> Vec<Vec<f64>> {
     let mut child = Command::new(python)
         .args(["-c", SCRIPT])
@@ -34,7 +34,7 @@ fn numpy(python: &PathBuf, cases: &[(String, Vec<u8>)]) -> Vec<Vec<f64>> {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // The script reads all before it writes.
+    // The script reads its whole input before it writes, so this cannot deadlock.
     for (keys, frames) in cases {
         stdin.write_all(keys.as_bytes()).unwrap();
         stdin.write_all(frames).unwrap();
@@ -53,8 +53,8 @@ fn numpy(python: &PathBuf, cases: &[(String, Vec<u8>)]) -> Vec<Vec<f64>> {
     answers.collect()
 }
 
-/// Runs a kernel over three frames of samples of every type, as `spec` gives it and its keys for a case and its
-/// samples, and hands the numbers of its outputs and numpy's to `compare`.
+/// Runs a kernel over three frames for samples of every type. `spec` returns the kernel and its keys for a case. Passes
+/// the kernel's and numpy's numbers of each case to `compare`.
 fn each(
     kernel: &str,
     points: &[usize],
@@ -134,7 +134,7 @@ fn spectra_equal_numpy() {
         as_f32,
         spec,
         |made, want, what| {
-            // Three frames of two channels.
+            // The output has three frames of two channels.
             let bins = want.len() / 6;
             for (made, want) in made.chunks(bins).zip(want.chunks(bins)) {
                 let error = error(made, want);

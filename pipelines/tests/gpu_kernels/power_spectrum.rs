@@ -1,5 +1,5 @@
-//! `power-spectrum` on both sides: equal records; bins that differ by less than 1e-5 of the bin or of the spectrum's
-//! mean, whichever is larger.
+//! Compares `power-spectrum` on CPU and GPU. Metadata must be equal. Bins must differ by less than 1e-5 of the bin or
+//! of the spectrum's mean, whichever is larger.
 
 use super::device;
 use super::trial::{Noise, as_f32, both, disturb, every_type, frames, layout};
@@ -9,21 +9,21 @@ use daq_core::units::Frequency;
 use daq_pipelines::kernels::PowerSpectrum;
 use daq_pipelines::kernels::power_spectrum::{Detrend, Gap, Partial, Scaling, Window};
 
-/// The largest error of a spectrum, as a part of the bin or of the mean.
+/// Returns the largest error of a spectrum, relative to the bin or to the spectrum's mean, whichever is larger.
 pub fn error(made: &[f64], want: &[f64]) -> f64 {
     assert_eq!(made.len(), want.len());
     let mean = want.iter().sum::<f64>() / want.len() as f64;
     made.iter()
         .zip(want)
         .map(|(made, want)| (made - want).abs() / mean.max(*want))
-        // A NaN is the largest error.
+        // A NaN counts as the largest error.
         .fold(
             0.0,
             |worst, error| if error <= worst { worst } else { error },
         )
 }
 
-/// Outputs made; all within 1e-5.
+/// Checks that all outputs agree within 1e-5, and returns their number.
 fn compare(
     spec: &PowerSpectrum,
     input: &Layout,

@@ -1,12 +1,12 @@
-# What numpy makes of frames. Standard input: for each case a line of JSON and the frames. Standard output: for each
-# case the number of float64 numbers, in 8 bytes, and the numbers.
+# Computes reference results with numpy. Standard input has, for each case, a line of JSON and the frames. Standard
+# output has, for each case, the number of float64 results as 8 bytes, and the results.
 import json
 import sys
 
 import numpy as np
 
 def frames_of(keys, data):
-    """The numbers of each frame: channel, point, part."""
+    """Yields the numbers of each frame as an array of (channel, point, part)."""
     dtype = np.dtype(keys["type"]).newbyteorder("<")
     channels, points = keys["channels"], keys["points"]
     parts = 2 if keys["complex"] else 1

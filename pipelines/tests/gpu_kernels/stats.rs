@@ -1,4 +1,4 @@
-//! `stats` gives the same counts and extremes on both sides, and sums that differ by rounding only.
+//! Checks that `stats` gives the same counts and extremes on CPU and GPU, and sums that differ only by rounding.
 
 use super::device;
 use super::trial::{Noise, Record, as_f64, both, disturb, every_type, frames, layout};
@@ -6,7 +6,7 @@ use daq_core::gpu::driver::Device;
 use daq_core::layout::{Layout, Scalar};
 use daq_pipelines::kernels::Stats;
 
-/// Means and RMS within 1e-12 of the RMS, all else equal.
+/// Compares the outputs. Mean and RMS must agree within 1e-12 of the RMS; all other fields must be equal.
 fn compare(spec: &Stats, input: &Layout, device: &'static Device, seed: u64, count: usize) {
     let mut noise = Noise(seed);
     let numbers = input.frame_bytes() / input.scalar.bytes();
@@ -95,7 +95,7 @@ fn stats_of_long_frames_and_histograms_agree_with_cpu() {
             compare(&spec, &input, device, seed, 5);
         }
     }
-    // Histograms so long that not all outputs of a burst have a buffer.
+    // The histograms are so long that not all outputs of a burst have a buffer.
     let samples = &every_type(&[30])[4];
     let input = layout(samples, 50);
     let spec = Stats {

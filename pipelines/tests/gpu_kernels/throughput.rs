@@ -1,4 +1,4 @@
-//! Throughput of the kernels for frames in GPU memory.
+//! Measures the throughput of the kernels for frames in GPU memory.
 
 use super::device;
 use super::trial::layout;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 const BURST: usize = 16;
 const ROUNDS: usize = 40;
 
-/// Prints bytes of input per second, by the GPU's clock, for bursts of 16 frames of about 4 MiB.
+/// Prints the input bytes per second for bursts of 16 frames of about 4 MiB. The time is measured with GPU events.
 fn rate(device: &'static Device, what: &str, spec: &dyn KernelSpec, samples: &Samples) {
     let parts = if samples.complex { 2 } else { 1 };
     let point = samples.scalar.bytes() * parts * samples.channels as usize;
@@ -33,7 +33,7 @@ fn rate(device: &'static Device, what: &str, spec: &dyn KernelSpec, samples: &Sa
         (region, producer, reader)
     };
     let (region, mut source, mut reader) = ring("in", 2 * BURST, input.frame_bytes());
-    // Every code of 7 bits; no exponent of a float is all ones.
+    // The bytes are all 7-bit codes. No float has an exponent of all ones, so none is infinite or NaN.
     let noise: Vec<u8> = (0..region.bytes())
         .map(|i| u8::try_from(((i * 40_503) >> 7) % 113).unwrap())
         .collect();

@@ -1,4 +1,4 @@
-//! Runs a kernel alone over rings, on either side.
+//! Runs a single kernel between two rings, on the CPU or on a GPU.
 
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::gpu::driver::{self, Device};
@@ -18,14 +18,14 @@ pub const SCALARS: [Scalar; 6] = [
     Scalar::Float64,
 ];
 
-/// One frame: metadata and bytes.
+/// One frame: its metadata and its bytes.
 pub type Record = (FrameMeta, Vec<u8>);
 
-/// Output of a kernel.
+/// The outputs and counts of a kernel.
 #[derive(Debug)]
 pub struct Outcome {
     pub outputs: Vec<Record>,
-    /// Consumed, accumulating, failed, released and dropped frames of each call.
+    /// Numbers of consumed, accumulating, failed, released and dropped frames of each call.
     pub calls: Vec<[u64; 5]>,
 }
 
@@ -95,7 +95,7 @@ impl Line {
     }
 }
 
-/// Runs `spec` over `frames`, in bursts whose sizes repeat `bursts`, on a GPU or on the CPU.
+/// Runs the kernel `spec` over `frames` on a GPU or on the CPU. The burst sizes are the numbers in `bursts`, repeated.
 pub fn run(
     spec: &dyn KernelSpec,
     input: &Layout,
@@ -110,10 +110,10 @@ pub fn run(
     assert_eq!(kernel.occupancy().is_some(), device.is_some());
     let stream = device.map(|device| driver::Stream::timed(device, 1).unwrap());
     let longest = bursts.iter().copied().max().unwrap();
-    // One slot more than necessary, so that bursts and outputs wrap at changing positions.
+    // The ring has one slot more than necessary, so that bursts and outputs wrap around at changing positions.
     let mut source = Line::new("in", longest + 1, input.frame_bytes(), device);
-    let most = kernel.outputs(longest + 1) + 1;
-    let mut sink = Line::new("out", most, output.frame_bytes(), device);
+    let max = kernel.outputs(longest + 1) + 1;
+    let mut sink = Line::new("out", max, output.frame_bytes(), device);
     let mut outcome = Outcome {
         outputs: Vec::new(),
         calls: Vec::new(),
@@ -161,8 +161,8 @@ pub fn run(
     outcome
 }
 
-/// Runs `spec` on both sides, checks that metadata and accounts are equal, and returns the outputs of the GPU and of
-/// the CPU.
+/// Runs `spec` on the CPU and on a GPU. Checks that metadata and counts are equal. Returns the outputs of the GPU, then
+/// those of the CPU.
 pub fn both(
     spec: &dyn KernelSpec,
     input: &Layout,
@@ -184,7 +184,7 @@ pub fn both(
         .collect()
 }
 
-/// Reproducible noise.
+/// A generator of reproducible random numbers.
 pub struct Noise(pub u64);
 
 impl Noise {
@@ -196,17 +196,18 @@ impl Noise {
         self.0 >> 11
     }
 
-    /// 0 … `limit` - 1
+    /// Returns a random number from 0 to `limit` - 1.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.bits() / 64 % limit
     }
 
-    /// -1 … 1
+    /// Returns a random number between -1 and 1.
     pub fn number(&mut self) -> f64 {
         self.bits() as f64 / (1_u64 << 52) as f64 - 1.0
     }
 
-    /// The bytes of `count` numbers over the whole range of an integer type, between -1 and 1 of a float type.
+    /// Returns the bytes of `count` numbers: over the whole range of an integer type, or between -1 and 1 for a float
+    /// type.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn numbers(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(count * scalar.bytes());
@@ -224,7 +225,7 @@ impl Noise {
         bytes
     }
 
-    /// The bytes of `count` numbers of a float type that are multiples of a tenth, between -1 and 1.
+    /// Returns the bytes of `count` numbers of a float type. The numbers are multiples of 0.1 between -1 and 1.
     #[allow(clippy::cast_possible_truncation)]
     pub fn tenths(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
         let mut tenth = || self.below(21) as f64 / 10.0 - 1.0;
@@ -236,7 +237,8 @@ impl Noise {
         }
     }
 
-    /// As `numbers`, with some NaNs, quiet and signalling, infinities, zeroes and a denormal number of float types.
+    /// Returns numbers as `numbers` does. For float types, some are quiet or signalling NaNs, infinities, zeros or a
+    /// denormal number.
     pub fn odd_numbers(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
         let mut bytes = self.numbers(scalar, count);
         let width = scalar.bytes();
@@ -269,7 +271,7 @@ impl Noise {
     }
 }
 
-/// The layout of frames of `points` points.
+/// Returns the layout of frames with `points` points.
 pub fn layout(samples: &Samples, points: usize) -> Layout {
     let parts = if samples.complex { 2 } else { 1 };
     samples
@@ -277,7 +279,7 @@ pub fn layout(samples: &Samples, points: usize) -> Layout {
         .unwrap()
 }
 
-/// Samples of every type, real and complex, with these channels, in both orders.
+/// Returns samples of every type, real and complex, in both orders, with these numbers of channels.
 pub fn every_type(channels: &[u32]) -> Vec<Samples> {
     let mut all = Vec::new();
     for scalar in SCALARS {
@@ -298,7 +300,7 @@ pub fn every_type(channels: &[u32]) -> Vec<Samples> {
     all
 }
 
-/// Frames with consecutive numbers, a millisecond apart.
+/// Returns frames with consecutive numbers whose timestamps are one millisecond apart.
 pub fn frames(contents: impl IntoIterator<Item = Vec<u8>>) -> Vec<Record> {
     (0..)
         .zip(contents)
@@ -315,7 +317,7 @@ pub fn frames(contents: impl IntoIterator<Item = Vec<u8>>) -> Vec<Record> {
         .collect()
 }
 
-/// Makes some frames short, missing or incomplete, and starts some epochs.
+/// Makes some frames short, missing or incomplete, and starts some new epochs.
 pub fn disturb(frames: &mut [Record], noise: &mut Noise) {
     let (mut missing, mut epoch) = (0, 0);
     for (meta, bytes) in frames {

@@ -1,26 +1,27 @@
-//! `file`: writes frames to data files, each with a SigMF metadata file.
+//! `file` writes frames to data files, each with a SigMF metadata file.
 //!
 //! A recording is a sequence of segments: `NAME-000000.sigmf-data` and `NAME-000000.sigmf-meta`, and so on. [`segment`]
 //! describes how a segment is committed and what remains after a kill; [`sigmf`](crate::sigmf) describes the metadata.
 //! Segment numbers continue those of an earlier run. Files of a killed run are recovered and logged at startup. Only
-//! one process at a time writes segments of one name in one directory, see [`lock`](crate::lock).
+//! one process at a time can write segments with the same name in the same directory, see [`lock`](crate::lock).
 //!
 //! # What is written
-//! The sink writes the payload of every frame unchanged. A frame that ends inside a sample is written up to its last
-//! whole sample, and a frame without a whole sample is skipped; the metadata records both. Samples over time of one
-//! channel or of interleaved channels are SigMF samples. Other frames (spectra, planar channels, named values) are
-//! written unchanged, with `core:num_channels` 1, the shape of a frame in `daq:channels`, `daq:points`, `daq:order` and
-//! `daq:axis`, and the number of frames per second in `daq:frame_rate`.
+//! The sink writes the payload of every frame unchanged. If a frame ends inside a sample, the sink writes only its
+//! whole samples; it skips a frame without a whole sample. The metadata records both cases. If the samples are points
+//! in time of one channel or of interleaved channels, they are SigMF samples. Other frames (spectra, planar channels,
+//! named values) are also written unchanged. Their metadata has `core:num_channels` 1, the shape of a frame in
+//! `daq:channels`, `daq:points`, `daq:order` and `daq:axis`, and the number of frames per second in `daq:frame_rate`.
 //!
 //! # Rotation
-//! A segment ends when the next frame would make it larger than `segment`, or when it is older than `rotate`. It is
-//! completed before the next one begins, because two open segments would leave two partial files after a kill.
-//! Meanwhile frames wait in the ring before the sink, which needs enough slots for the time of a disk sync.
+//! A segment ends when the next frame would make the segment larger than `segment`, or when the segment is older than
+//! `rotate`. A segment is completed before the next one begins, because two open segments would leave two partial files
+//! after a kill. In the meantime, frames wait in the input ring, which needs enough slots for the duration of a disk
+//! sync.
 //!
 //! # A full disk
 //! Each frame is accepted completely or not at all, and space is reserved before a frame is accepted. The sink's
-//! `guarantee` decides what happens to other frames: they wait, or they are dropped, counted, and annotated with the
-//! cause `disk_full` in the segment that continues after them.
+//! `guarantee` determines what happens to frames that are not accepted. Either they wait in the ring, or they are
+//! dropped and counted, and the next segment with frames contains an annotation with the cause `disk_full`.
 
 mod recording;
 pub mod segment;
@@ -31,10 +32,10 @@ use crate::file::segment::{Options, SegmentError, SegmentWriter, recover};
 use crate::layout::check_layout;
 use crate::sigmf::MetaBuilder;
 use crate::stem::{Stem, StemKeys};
+use daq_core::check::NamedFile;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::SinkEntry;
-use daq_core::examine::NamedFile;
 use daq_core::layout::Layout;
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
@@ -45,7 +46,7 @@ use std::path::{Path, PathBuf};
 /// Registry entry of `file`.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "file",
-    summary: "Writes frames to data files with SigMF metadata, with direct I/O; files stay valid after a kill",
+    summary: "Writes frames to data files with SigMF metadata, with direct I/O; the files stay valid if daq is killed",
     example: "\
 [sink.NAME]
 driver = \"file\"
@@ -81,11 +82,11 @@ pub struct FileKeys {
     /// Stem of the file names, `NAME` in `NAME-000000.sigmf-data`; default: the sink's name. Two sinks may share a
     /// directory, but not a stem.
     pub name: Option<String>,
-    /// Maximum file size; a new file begins before it is exceeded. Every file has at least one frame. Default `"1
-    /// GiB"`.
+    /// Maximum file size; a new file begins before this size is exceeded. Every file has at least one frame. Default
+    /// `"1 GiB"`.
     #[serde(default = "gibibyte")]
     pub segment: ByteSize,
-    /// Maximum age of a file, counted from its first frame; then a new file begins. Default: no limit.
+    /// Maximum age of a file, counted from its first frame. At this age, a new file begins. Default: no limit.
     pub rotate: Option<Span>,
     /// Free text for `core:description`; default: none.
     pub description: Option<String>,
@@ -95,7 +96,7 @@ pub struct FileKeys {
     /// data; default true.
     #[serde(default = "yes")]
     pub direct: bool,
-    /// Bytes per disk write, 4 KiB to 256 MiB; the sink holds three such buffers. Default `"4 MiB"`.
+    /// Size of a disk write, 4 KiB to 256 MiB; the sink holds three such buffers. Default `"4 MiB"`.
     #[serde(default = "four_mebibytes")]
     pub buffer: ByteSize,
 }
@@ -135,7 +136,7 @@ impl StemKeys for FileKeys {
         if !(4 << 10..=256 << 20).contains(&self.buffer.0) {
             return Err(Problem::at(
                 "buffer",
-                format!("{} is not between 4 KiB and 256 MiB", self.buffer),
+                format!("`buffer` must be 4 KiB to 256 MiB, not {}", self.buffer),
             )
             .help("for example \"4 MiB\""));
         }
@@ -159,7 +160,7 @@ fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn
     Some(Box::new(File { stem, keys }))
 }
 
-/// A checked configuration.
+/// The checked configuration of a `file` sink.
 #[derive(Debug)]
 struct File {
     stem: Stem,
@@ -195,7 +196,7 @@ impl SinkSpec for File {
         }
         for left in &found.partial {
             tracing::warn!(
-                "sink {}: an earlier run ended without closing {}; it contains the first {} of that file",
+                "sink {}: an earlier run ended before it completed a segment; {} contains the first {} of the segment's data",
                 context.name,
                 left.path.display(),
                 ByteSize(left.bytes)
@@ -203,7 +204,7 @@ impl SinkSpec for File {
         }
         for path in &found.unclear {
             tracing::warn!(
-                "sink {}: {} does not belong to any segment of daq; it is not changed",
+                "sink {}: {} does not belong to any segment of daq; the file is not changed",
                 context.name,
                 path.display()
             );
@@ -217,7 +218,7 @@ impl SinkSpec for File {
     }
 }
 
-/// Converts a segment's error.
+/// Converts the error of a segment into an error of the sink.
 fn sink_error(error: SegmentError) -> SinkError {
     match error {
         SegmentError::Full { path, .. } => no_space(&path),

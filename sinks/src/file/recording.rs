@@ -1,4 +1,4 @@
-//! Describes a layout in SigMF's terms.
+//! Describes a layout with the terms of SigMF.
 
 use crate::layout::{axis, order};
 use crate::sigmf::{Recording, Table};
@@ -6,7 +6,7 @@ use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::sigmf::{Datatype, Number};
 use daq_core::sink::SinkContext;
 
-/// Returns the recording of the frames of `context`.
+/// Returns the SigMF description of the frames of `context`.
 pub(super) fn recording(
     context: &SinkContext,
     description: Option<String>,
@@ -23,10 +23,10 @@ pub(super) fn recording(
             layout.sample_rate()
         },
         frame_bytes: layout.frame_bytes() as u64,
-        places: context.places,
+        packets_per_frame: context.packets_per_frame,
         first_bytes: context.first_bytes as u64,
-        place_bytes: context.place_bytes as u64,
-        learns_sizes: context.places > 0 && context.place_bytes == 0,
+        packet_bytes: context.packet_bytes as u64,
+        detects_sizes: context.packets_per_frame > 0 && context.packet_bytes == 0,
         source: context.ring.clone(),
         description,
         hardware,
@@ -34,7 +34,7 @@ pub(super) fn recording(
     }
 }
 
-/// Shape of frames that are not interleaved samples over time.
+/// Returns the shape of frames that are not interleaved samples over time.
 fn table(layout: &Layout) -> Option<Table> {
     let interleaved = layout.order == Order::Interleaved || layout.channels == 1;
     if interleaved && matches!(layout.axis, Axis::Time { .. }) {

@@ -1,4 +1,4 @@
-//! The sink itself: writes frames to the open segment, rotates segments and ends.
+//! The implementation of the sink trait: writes frames to the open segment, rotates segments, and ends the recording.
 
 use super::recording::recording;
 use super::{FileKeys, sink_error};
@@ -11,10 +11,10 @@ use daq_core::ring::{Frame, Lease};
 use daq_core::sink::{Sink, SinkContext, SinkError};
 use std::time::{Duration, Instant};
 
-/// Cause in annotations of frames that were dropped while the disk was full.
+/// Cause in the annotations of frames that were dropped while the disk was full.
 pub(super) const CAUSE_FULL: &str = "disk_full";
 
-/// Writes frames into segments.
+/// Writes frames to segments.
 pub(super) struct FileSink {
     /// Number of the next segment.
     next: u64,
@@ -22,16 +22,16 @@ pub(super) struct FileSink {
     rotate: Option<Duration>,
     builder: MetaBuilder,
     writer: SegmentWriter,
-    /// The open segment accepts no more frames and must be closed, possibly again.
+    /// Whether the open segment accepts no more frames and must be closed. Closing may have to be repeated.
     ending: bool,
     /// Time at which the open segment accepted its first frame.
     opened: Instant,
     /// Epoch and number of the last frame that was rejected for lack of space.
     refused: Option<(u32, u64)>,
-    /// An error that occurred after frames were accepted in the same call. The next call returns it.
+    /// An error that occurred after frames were accepted in the same call. The next call returns this error.
     failure: Option<SinkError>,
     ledger: SinkLedger,
-    /// Keep last: the lock is released after everything above is dropped.
+    /// Keep this field last, so that the lock is released after all other fields are dropped.
     lock: StemLock,
 }
 
@@ -59,12 +59,12 @@ impl FileSink {
         })
     }
 
-    /// Writes one whole frame; returns the number of bytes written. On failure nothing is written.
+    /// Writes one whole frame. Returns the number of bytes written. On failure, nothing is written.
     fn write(&mut self, frame: &Frame<'_>) -> Result<u64, SinkError> {
         let meta = frame.meta();
         let bytes = frame.bytes().ok_or_else(|| SinkError::Failed {
             what: "this sink".to_owned(),
-            why: "its frames are not in host memory; this is a defect in the plan".to_owned(),
+            why: "the input frames are not in host memory; this is a defect in the plan".to_owned(),
         })?;
         let length = self.builder.whole(bytes.len() as u64);
         if length == 0 {
@@ -97,9 +97,9 @@ impl FileSink {
             moment: moment(meta),
             restart: meta.flags.contains(Flags::EPOCH),
             suspect: meta.flags.contains(Flags::SUSPECT),
-            places: meta.places,
+            packets_per_frame: meta.packets_per_frame,
             first_bytes: meta.first_bytes,
-            place_bytes: meta.place_bytes,
+            packet_bytes: meta.packet_bytes,
             truncated: meta.flags.contains(Flags::TRUNCATED),
             cause: self
                 .refused
@@ -112,7 +112,7 @@ impl FileSink {
         Ok(length)
     }
 
-    /// Closes the open segment if it is ending. If there is no space for that, a later call tries again.
+    /// Closes the open segment if it must be closed. If there is no space for the metadata, a later call tries again.
     fn end_segment(&mut self) -> Result<(), SinkError> {
         if !self.ending {
             return Ok(());
@@ -124,7 +124,7 @@ impl FileSink {
                 Ok(())
             }
             Err(error @ SegmentError::Full { .. }) => Err(sink_error(error)),
-            // The segment is committed and counts as completed.
+            // The segment is committed and counts as complete.
             Err(error @ SegmentError::Unsynced { .. }) => {
                 self.ending = false;
                 self.ledger.files.add(1);
@@ -134,13 +134,13 @@ impl FileSink {
         }
     }
 
-    /// Abandons the open segment after it could not be closed, and counts its frames that are not completely in the
-    /// file as lost.
+    /// Abandons the open segment because closing it failed. Counts the frames that are not completely in the file as
+    /// lost.
     fn give_up(&mut self, why: &dyn std::error::Error) -> SinkError {
         self.ending = false;
         let meta = self.builder.build();
         let total = self.writer.len();
-        let path = self.writer.abandon();
+        let path = self.writer.keep_partial();
         let kept = path
             .as_ref()
             .and_then(|path| path.metadata().ok())
@@ -155,7 +155,7 @@ impl FileSink {
         SinkError::Failed {
             what: path.map_or_else(|| "a segment".to_owned(), |path| path.display().to_string()),
             why: format!(
-                "this segment could not be completed: {why}. It contains {kept} bytes, {lost} frames are lost"
+                "this segment is incomplete: {why}. The segment contains {kept} bytes, and {lost} frames are lost"
             ),
         }
     }
@@ -167,13 +167,13 @@ impl FileSink {
         });
     }
 
-    /// Closes the open segment; one without frames leaves no file.
+    /// Closes the open segment. Removes the file of a segment without frames.
     fn close(&mut self) -> Result<(), SinkError> {
         if !self.writer.is_open() {
             return Ok(());
         }
         if self.builder.frames() == 0 || self.writer.is_empty() {
-            if let Some(path) = self.writer.abandon() {
+            if let Some(path) = self.writer.keep_partial() {
                 // The file is empty. If it cannot be removed, the next start logs a partial file of 0 bytes.
                 let _ = std::fs::remove_file(path);
             }
@@ -223,7 +223,7 @@ impl Sink for FileSink {
     fn tick(&mut self) -> Result<(), SinkError> {
         self.look_at_age();
         match self.end_segment() {
-            // The next frame reports an error if the space is needed.
+            // If the space is needed, the next frame reports the error.
             Err(SinkError::Full { .. }) => Ok(()),
             other => other,
         }
@@ -239,7 +239,7 @@ impl Sink for FileSink {
     }
 }
 
-/// Time at which a frame was acquired.
+/// Returns the time at which a frame was acquired.
 fn moment(meta: &FrameMeta) -> Option<Moment> {
     let clock = meta.timestamp.clock;
     (clock != Clock::None).then(|| Moment {

@@ -11,19 +11,19 @@ use daq_core::units::format_datetime;
 /// Maximum number of captures in a segment's metadata.
 pub const MAX_CAPTURES: usize = 10_000;
 
-/// Maximum number of annotations in a segment's metadata, without the annotation for unlisted ones.
+/// Maximum number of annotations in a segment's metadata, not counting the annotation for unlisted entries.
 pub const MAX_ANNOTATIONS: usize = 10_000;
 
 /// Maximum number of bytes of one capture or annotation in the metadata text.
 const ENTRY_BYTES: u64 = 512;
 
-/// Maximum number of bytes of everything else in the text, without the texts of the recording.
+/// Maximum number of bytes of all other parts of the metadata text, without the texts of the recording.
 const GLOBAL_BYTES: u64 = 8 << 10;
 
 /// Label of the annotation that summarises all unlisted entries.
 pub const LABEL_UNLISTED: &str = "unlisted";
 
-/// Cause of missing samples before the start or after the end of the stream.
+/// Cause of samples that are missing before the start or after the end of the stream.
 pub const CAUSE_TRUNCATED: &str = "truncated";
 
 /// A run of continuous frames.
@@ -31,7 +31,7 @@ pub const CAUSE_TRUNCATED: &str = "truncated";
 struct Run {
     start: u64,
     first: Record,
-    /// Time of its first sample, derived from the first frame with a time.
+    /// Time of the run's first sample, derived from the first frame that has a time.
     moment: Option<Moment>,
     frames: u64,
     lost: u64,
@@ -54,7 +54,7 @@ struct Note {
     merged: u64,
 }
 
-/// Entries that did not fit into the lists.
+/// Number and extent of the entries that did not fit into the lists.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unlisted {
     start: u64,
@@ -83,7 +83,7 @@ impl Unlisted {
 pub struct MetaBuilder {
     recording: Recording,
     group: u64,
-    /// Maximum number of bytes of the text that is the same for all segments.
+    /// Maximum number of bytes of the part of the text that is the same for all segments.
     global_bytes: u64,
     segment: u64,
     max_runs: usize,
@@ -95,28 +95,29 @@ pub struct MetaBuilder {
     frames: u64,
     missing_samples: u64,
     missing_frames: u64,
-    /// Index of the sample after the last missing one.
+    /// Index of the sample after the last missing sample.
     missing_end: u64,
-    /// The last frame written, in this or an earlier segment.
+    /// The last frame that was written, in this or an earlier segment.
     last: Option<Record>,
     /// Whether no frame of this segment was written yet.
     fresh: bool,
 }
 
 impl MetaBuilder {
-    /// Creates a builder for the segments of `recording`; allocates everything needed before [`build`](Self::build).
+    /// Creates a builder for the segments of `recording`. Allocates all memory that the other methods use, except
+    /// [`build`](Self::build).
     pub fn new(recording: Recording) -> Self {
         Self::with_limits(recording, MAX_CAPTURES, MAX_ANNOTATIONS)
     }
 
-    /// [`new`](Self::new) with a maximum number of `captures` and `annotations`.
+    /// Same as [`new`](Self::new), with a maximum number of `captures` and `annotations`.
     pub fn with_limits(recording: Recording, captures: usize, annotations: usize) -> Self {
         let group = (recording.datatype.bytes() as u64 * u64::from(recording.channels)).max(1);
         let texts = [&recording.description, &recording.hardware];
         let texts = texts.into_iter().flatten().map(String::len).sum::<usize>();
         let axis = recording.table.as_ref();
         let axis = axis.map_or(0, |table| table.axis.to_string().len());
-        // JSON encodes a control character with six bytes, and a number on its own line with twelve more.
+        // JSON encodes a control character with six bytes, and a number on its own line with twelve additional bytes.
         let texts = 6 * (texts + recording.source.len()) + 8 * axis;
         Self {
             recording,
@@ -138,13 +139,13 @@ impl MetaBuilder {
         }
     }
 
-    /// Bytes of memory used by a builder from [`new`](Self::new).
+    /// Returns the number of bytes of memory that a builder from [`new`](Self::new) uses.
     pub const fn memory() -> usize {
         MAX_CAPTURES * size_of::<Run>() + MAX_ANNOTATIONS * size_of::<Note>()
     }
 
-    /// Starts segment number `segment`. The last frame is remembered, so frames lost between two segments are recorded
-    /// in the second one.
+    /// Starts segment number `segment`. The builder remembers the last frame, so frames lost between two segments are
+    /// recorded in the second segment.
     pub fn begin(&mut self, segment: u64) {
         self.segment = segment;
         self.runs.clear();
@@ -158,16 +159,17 @@ impl MetaBuilder {
         self.fresh = true;
     }
 
-    /// Returns the largest part of `bytes` that consists of whole samples of all channels, which is the part of a short
-    /// frame to write.
+    /// Returns the number of bytes of a short frame that can be written: the largest part of `bytes` that consists of
+    /// whole samples of all channels.
     pub fn whole(&self, bytes: u64) -> u64 {
         bytes / self.group * self.group
     }
 
-    /// Records a written frame, with its missing packets as ascending `(first, count)`. Allocates nothing.
+    /// Records a written frame. `missing` contains the frame's missing packets as ascending pairs of the first packet
+    /// and the number of packets. Allocates nothing.
     pub fn frame(&mut self, record: &Record, missing: impl IntoIterator<Item = (u32, u32)>) {
-        if std::mem::take(&mut self.recording.learns_sizes) && record.place_bytes > 0 {
-            self.learn_sizes(record);
+        if std::mem::take(&mut self.recording.detects_sizes) && record.packet_bytes > 0 {
+            self.detect_sizes(record);
         }
         let start = self.bytes / self.group;
         let samples = record.bytes / self.group;
@@ -190,7 +192,8 @@ impl MetaBuilder {
                 && last.bytes == self.recording.frame_bytes
         });
         let frame_ns = self.recording.frame_ns();
-        // A capture without a time ends at the first frame with a time, if the time of its start cannot be derived.
+        // If the start time of a capture without a time cannot be derived, the capture ends at the first frame with a
+        // time.
         let follows = follows
             && !self.runs.last().is_some_and(|run| {
                 let is_first = run.moment.is_none() && record.moment.is_some();
@@ -229,14 +232,14 @@ impl MetaBuilder {
             } else {
                 Kind::Missing
             };
-            let (first_bytes, place_bytes) = match record.place_bytes {
-                0 => (self.recording.first_bytes, self.recording.place_bytes),
-                place_bytes => (record.first_bytes.into(), place_bytes.into()),
+            let (first_bytes, packet_bytes) = match record.packet_bytes {
+                0 => (self.recording.first_bytes, self.recording.packet_bytes),
+                packet_bytes => (record.first_bytes.into(), packet_bytes.into()),
             };
             let byte = |place: u64| match place.checked_sub(1) {
                 None => 0,
                 Some(after) => after
-                    .saturating_mul(place_bytes)
+                    .saturating_mul(packet_bytes)
                     .saturating_add(first_bytes)
                     .min(record.bytes),
             };
@@ -253,13 +256,13 @@ impl MetaBuilder {
         self.last = Some(*record);
     }
 
-    /// Takes the packet sizes from the first frame.
-    fn learn_sizes(&mut self, first: &Record) {
+    /// Sets the packet sizes from the first frame.
+    fn detect_sizes(&mut self, first: &Record) {
         let recording = &mut self.recording;
         recording.frame_bytes = first.bytes;
-        recording.places = first.places;
+        recording.packets_per_frame = first.packets_per_frame;
         recording.first_bytes = first.first_bytes.into();
-        recording.place_bytes = first.place_bytes.into();
+        recording.packet_bytes = first.packet_bytes.into();
         if let Some(table) = &mut recording.table {
             let point = recording.datatype.bytes() as u64 * u64::from(table.channels.max(1));
             table.points = first.bytes / point.max(1);
@@ -268,7 +271,7 @@ impl MetaBuilder {
 
     fn note(&mut self, kind: Kind, mut start: u64, mut count: u64, cause: Option<&'static str>) {
         if matches!(kind, Kind::Missing | Kind::Truncated) {
-            // Two packets may share a sample, which counts as missing once.
+            // Two packets may share a sample, which must count as missing only once.
             let from = start.max(self.missing_end);
             count = (start + count).saturating_sub(from);
             start = from;
@@ -284,7 +287,7 @@ impl MetaBuilder {
             !matches!(kind, Kind::Lost { .. })
                 && (note.kind, note.cause, note.start + note.count) == (kind, cause, start)
         };
-        // After the first unlisted annotation, the last listed one is not adjacent.
+        // After the first unlisted annotation, the last listed annotation is no longer adjacent.
         let neighbour = if self.unlisted.notes == 0 {
             self.notes.last_mut().filter(touches)
         } else {
@@ -314,20 +317,22 @@ impl MetaBuilder {
         }
     }
 
-    /// Maximum number of bytes of the metadata text after one more frame with `spans` spans of missing packets.
+    /// Returns the maximum number of bytes of the metadata text after one more frame with `spans` spans of missing
+    /// packets.
     pub fn json_bytes(&self, spans: usize) -> u64 {
-        // One more capture; besides the spans, the frame may be suspect, and lost frames may precede it.
+        // The frame may add one capture. Besides the spans, it may add an annotation for suspect data and one for lost
+        // frames.
         let captures = (self.runs.len() + 1).min(self.max_runs);
         let annotations = (self.notes.len() + spans + 2).min(self.max_notes) + 1;
         (captures + annotations) as u64 * ENTRY_BYTES + self.global_bytes
     }
 
-    /// Number of bytes of the frames recorded for this segment.
+    /// Returns the number of bytes of the frames recorded for this segment.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Number of frames recorded for this segment.
+    /// Returns the number of frames recorded for this segment.
     pub fn frames(&self) -> u64 {
         self.frames
     }
@@ -349,7 +354,7 @@ impl MetaBuilder {
             global: Global {
                 datatype: recording.datatype,
                 version: SPECIFICATION.into(),
-                // The specification requires a rate above 0 and up to 1 THz.
+                // The SigMF specification requires a rate above 0 and up to 1 THz.
                 sample_rate: recording
                     .sample_rate
                     .filter(|rate| *rate > 0.0 && *rate <= 1e12),
@@ -370,7 +375,7 @@ impl MetaBuilder {
                     bytes: self.bytes,
                     frames: self.frames,
                     frame_bytes: recording.frame_bytes,
-                    places: recording.places,
+                    packets_per_frame: recording.packets_per_frame,
                     segment: self.segment,
                     source: Some(recording.source.clone()),
                     missing_samples: self.missing_samples,
@@ -379,7 +384,7 @@ impl MetaBuilder {
                     points: table.map(|table| table.points),
                     order: table.map(|table| table.order.into()),
                     axis: table.map(|table| table.axis.clone()),
-                    // JSON cannot represent values that are not finite.
+                    // JSON cannot represent infinity and NaN.
                     frame_rate: table
                         .and_then(|table| table.frame_rate)
                         .filter(|rate| rate.is_finite()),

@@ -1,4 +1,4 @@
-//! Input of the metadata: the recording and its frames.
+//! The input from which the metadata is built: properties of the recording, and of each frame.
 
 use daq_core::sigmf::Datatype;
 
@@ -7,28 +7,28 @@ use daq_core::sigmf::Datatype;
 pub struct Recording {
     /// Type of a sample of one channel.
     pub datatype: Datatype,
-    /// Number of interleaved channels, at least 1. Frames that are not interleaved samples over time have 1 and a
-    /// `table`.
+    /// Number of interleaved channels, at least 1. If frames are not interleaved samples over time, the number is 1 and
+    /// `table` is set.
     pub channels: u32,
-    /// Samples per second and channel; `None` if unknown or if frames are not samples over time.
+    /// Samples per second and channel; `None` if unknown, or if frames are not samples over time.
     pub sample_rate: Option<f64>,
-    /// Bytes of a whole frame.
+    /// Number of bytes of a complete frame.
     pub frame_bytes: u64,
     /// Number of packets per frame; 0 if frames do not consist of packets.
-    pub places: u32,
-    /// Bytes of the first packet's payload in the frame.
+    pub packets_per_frame: u32,
+    /// Number of payload bytes of the first packet in a frame.
     pub first_bytes: u64,
-    /// Bytes of every other packet's payload in the frame.
-    pub place_bytes: u64,
-    /// Whether the sizes above are maximum values that the first frame replaces.
-    pub learns_sizes: bool,
+    /// Number of payload bytes of every other packet in a frame.
+    pub packet_bytes: u64,
+    /// Whether the sizes above are only maximum values, which the first frame replaces by the actual sizes.
+    pub detects_sizes: bool,
     /// Name of the ring that is recorded.
     pub source: String,
-    /// Free text.
+    /// Free text that describes the recording.
     pub description: Option<String>,
-    /// The recording hardware.
+    /// Description of the recording hardware.
     pub hardware: Option<String>,
-    /// Shape of frames that are not interleaved samples over time.
+    /// Shape of the frames, if they are not interleaved samples over time.
     pub table: Option<Table>,
 }
 
@@ -37,18 +37,18 @@ pub struct Recording {
 pub struct Table {
     /// Number of channels per frame.
     pub channels: u32,
-    /// Points of each channel.
+    /// Number of points per channel.
     pub points: u64,
-    /// `interleaved` or `planar`.
+    /// Order of the values in a frame: `interleaved` or `planar`.
     pub order: &'static str,
-    /// Axis of the points.
+    /// Description of the axis of the points.
     pub axis: serde_json::Value,
-    /// Frames per second, if known.
+    /// Number of frames per second, if known.
     pub frame_rate: Option<f64>,
 }
 
 impl Recording {
-    /// Nanoseconds from one frame to the next, if known.
+    /// Returns the nanoseconds from one frame to the next, if known.
     pub(super) fn frame_ns(&self) -> Option<f64> {
         let group = self.datatype.bytes() as f64 * f64::from(self.channels.max(1));
         let frame_rate = match &self.table {
@@ -63,60 +63,63 @@ impl Recording {
     }
 }
 
-/// Duration of the given number of frames in nanoseconds.
+/// Returns the duration of the given number of frames in nanoseconds.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "never negative; saturates"
+    reason = "the value is never negative, and the cast saturates"
 )]
 pub(super) fn nanoseconds(frames: u64, frame_ns: Option<f64>) -> u64 {
     (frames as f64 * frame_ns.unwrap_or(0.0)).round() as u64
 }
 
-/// Acquisition time of a frame, and the clock.
+/// Acquisition time of a frame, with the name of its clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// Name of the clock.
     pub clock: &'static str,
-    /// Nanoseconds of the clock.
+    /// Time that the clock showed, in nanoseconds.
     pub ns: u64,
-    /// Whether the nanoseconds count from 1970-01-01T00:00:00Z.
+    /// Whether the time is counted from 1970-01-01T00:00:00Z.
     pub utc: bool,
 }
 
-/// A written frame.
+/// Properties of a frame that was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// Number of the frame in its epoch.
     pub sequence: u64,
     /// Epoch of the frame.
     pub epoch: u32,
-    /// Bytes written, a multiple of one sample of all channels.
+    /// Number of bytes written, a multiple of one sample of all channels.
     pub bytes: u64,
-    /// Acquisition time.
+    /// Time at which the frame was acquired, if known.
     pub moment: Option<Moment>,
-    /// Whether the frame is not continuous with the previous one, regardless of its number.
+    /// Whether the frame is not continuous with the previous frame, even if the frame numbers are continuous.
     pub restart: bool,
     /// Whether the source detected an error in the payload.
     pub suspect: bool,
-    /// Number of packets of the frame; 0 if it does not consist of packets.
-    pub places: u32,
-    /// Bytes of its first packet's payload; 0: as in the recording.
+    /// Number of packets of the frame; 0 if the frame does not consist of packets.
+    pub packets_per_frame: u32,
+    /// Number of payload bytes of the first packet; 0 means the value of the recording.
     pub first_bytes: u32,
-    /// Bytes of every other packet's payload; 0: as in the recording.
-    pub place_bytes: u32,
+    /// Number of payload bytes of every other packet; 0 means the value of the recording.
+    pub packet_bytes: u32,
     /// Whether the stream began or ended inside the frame.
     pub truncated: bool,
-    /// Why frames between the last one and this one are missing, if known.
+    /// Reason why frames between the previous frame and this one are missing, if known.
     pub cause: Option<&'static str>,
 }
 
 impl Record {
-    /// Whether the `count` missing packets starting at `first` are outside the stream; `begins` if those at the frame's
-    /// start are.
+    /// Returns whether the `count` missing packets starting at `first` are outside of the stream. `begins` is true if
+    /// the missing packets at the start of the frame are outside of the stream.
     pub(super) fn truncates(&self, first: u32, count: u32, begins: bool) -> bool {
-        let (at_start, at_end) = (first == 0, first.saturating_add(count) >= self.places);
-        // A stream has at least one packet, and its first frame is the first one of an epoch.
+        let (at_start, at_end) = (
+            first == 0,
+            first.saturating_add(count) >= self.packets_per_frame,
+        );
+        // A stream has at least one packet, and its first frame starts an epoch.
         self.truncated && at_start != at_end && !begins && (at_end || self.restart)
     }
 }

@@ -5,31 +5,31 @@ use super::store::Room;
 use daq_core::ring::Frame;
 use daq_core::sink::SinkError;
 
-/// One chunk of each array. The chunks of the arrays other than `frames` may have more rows, and then also contain
-/// earlier rows.
+/// One chunk of each array. The chunks of arrays other than `frames` may have more rows. Such chunks then also contain
+/// rows of earlier batches.
 pub(super) struct Batch {
-    /// Row of the first frame in the store.
+    /// Row of the batch's first frame in the store.
     pub(super) first: u64,
-    /// Number of frames accepted.
+    /// Number of frames accepted so far.
     pub(super) rows: usize,
-    /// Reserved file for the frames.
+    /// File with reserved space for the frames.
     pub(super) room: Option<Room>,
-    /// Error of a sync that failed after the commit.
+    /// The error of a sync that failed after the commit.
     pub(super) unsynced: Option<SinkError>,
     pub(super) columns: Vec<Buffer>,
 }
 
-/// Chunk of one array.
+/// The chunk of one array.
 pub(super) struct Buffer {
     pub(super) bytes: Vec<u8>,
-    /// Bytes per row.
+    /// Number of bytes per row.
     width: usize,
-    /// Rows per chunk.
+    /// Number of rows per chunk.
     rows: u64,
 }
 
 impl Buffer {
-    /// Offset in bytes of row `row` of the store.
+    /// Returns the offset in the chunk, in bytes, of row `row` of the store.
     fn at(&self, row: u64) -> usize {
         usize::try_from(row % self.rows).unwrap_or(usize::MAX) * self.width
     }
@@ -44,7 +44,7 @@ impl Batch {
     pub(super) fn new(columns: &[Column]) -> Self {
         let buffer = |column: &Column| {
             let mut bytes = vec![0; column.chunk_bytes()];
-            // A zeroed allocation is mapped lazily; writing to it makes the pages exist.
+            // Linux maps a zeroed allocation only when it is first written, so write to all of it.
             bytes.fill(0xA5);
             Buffer {
                 bytes,
@@ -61,7 +61,7 @@ impl Batch {
         }
     }
 
-    /// Maximum number of frames.
+    /// Returns the maximum number of frames.
     pub(super) fn capacity(&self) -> usize {
         usize::try_from(self.columns[FRAMES].rows).unwrap_or(usize::MAX)
     }
@@ -70,12 +70,12 @@ impl Batch {
         self.rows == self.capacity()
     }
 
-    /// Number of rows of the store up to and including its last frame.
+    /// Returns the number of rows of the store up to and including the batch's last frame.
     pub(super) fn end(&self) -> u64 {
         self.first + self.rows as u64
     }
 
-    /// Adds `frame` with the payload `bytes`; returns the number of payload bytes that fit. Must not be called if the
+    /// Adds `frame` with the payload `bytes`. Returns the number of payload bytes that fit. Must not be called if the
     /// batch is full.
     pub(super) fn push(&mut self, frame: &Frame<'_>, bytes: &[u8]) -> usize {
         let row = self.end();
@@ -92,19 +92,19 @@ impl Batch {
         self.columns[CLOCK].put(row, &[meta.timestamp.clock as u8]);
         self.columns[LENGTH].put(row, &(length as u64).to_le_bytes());
         self.columns[FLAGS].put(row, &meta.flags.0.to_le_bytes());
-        if let Some(places) = self.columns.get_mut(PRESENT) {
-            let at = places.at(row);
-            let places = &mut places.bytes[at..at + places.width];
-            // Packets beyond this frame's packets are not missing.
-            places.fill(1);
+        if let Some(present) = self.columns.get_mut(PRESENT) {
+            let at = present.at(row);
+            let present = &mut present.bytes[at..at + present.width];
+            // Entries beyond the number of packets of this frame must not count as missing.
+            present.fill(1);
             for (first, count) in frame.present().missing() {
-                let end = places.len().min(first as usize + count as usize);
-                if let Some(missing) = places.get_mut(first as usize..end) {
+                let end = present.len().min(first as usize + count as usize);
+                if let Some(missing) = present.get_mut(first as usize..end) {
                     missing.fill(0);
                 }
             }
         }
-        let sizes = [meta.places, meta.first_bytes, meta.place_bytes];
+        let sizes = [meta.packets_per_frame, meta.first_bytes, meta.packet_bytes];
         for (column, size) in self.columns.iter_mut().skip(PRESENT + 1).zip(sizes) {
             column.put(row, &size.to_le_bytes());
         }
@@ -112,7 +112,7 @@ impl Batch {
         length
     }
 
-    /// Makes this the chunk after `other`.
+    /// Prepares this batch for the rows after those of `other`. Copies the earlier rows of shared chunks.
     pub(super) fn follow(&mut self, other: &Self) {
         (self.first, self.rows) = (other.end(), 0);
         for (mine, theirs) in self.columns.iter_mut().zip(&other.columns) {
@@ -121,7 +121,7 @@ impl Batch {
         }
     }
 
-    /// Makes this a copy of `other` and takes over its reserved file.
+    /// Turns this batch into a copy of `other`, and takes the reserved file from `other`.
     pub(super) fn copy(&mut self, other: &mut Self) {
         (self.first, self.rows) = (other.first, other.rows);
         self.room = other.room.take();
@@ -134,7 +134,7 @@ impl Batch {
         }
     }
 
-    /// Clears the rows after the last frame, which contain stale data.
+    /// Clears the rows after the last frame, because they contain stale data.
     pub(super) fn clear_tail(&mut self) {
         if self.rows == 0 {
             return;

@@ -1,4 +1,4 @@
-//! The arrays of a store: content, type and rows per chunk.
+//! The arrays of a store, with their content, type and number of rows per chunk.
 
 use crate::layout::{axis, order};
 use daq_core::frame::{Clock, Flags};
@@ -10,7 +10,8 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use zarrs::array::{Array, ArrayBuilder, ChunkKeySeparator, DataType, FillValue, data_type};
 
-/// Minimum number of rows per chunk of the small arrays, so that their files are not too small.
+/// Desired number of rows per chunk of the arrays other than `frames`, so that their files are not too small. The
+/// actual number is a multiple of the number of rows per chunk of `frames`.
 const INDEX_ROWS: u64 = 4096;
 
 /// Name of the payload array.
@@ -29,24 +30,24 @@ pub(super) const PRESENT: usize = 7;
 /// One array of the store.
 pub(super) struct Column {
     pub(super) name: &'static str,
-    /// Bytes per row.
+    /// Number of bytes per row.
     pub(super) width: usize,
-    /// Rows per chunk.
+    /// Number of rows per chunk.
     pub(super) rows: u64,
     /// Shape of a chunk.
     pub(super) chunk: Vec<NonZeroU64>,
-    /// Its metadata and codecs; files are written by [`Store`](super::store::Store).
+    /// The metadata and the codecs of the array. [`Store`](super::store::Store) writes the files.
     pub(super) array: Array<()>,
 }
 
 impl Column {
-    /// Bytes per chunk.
+    /// Returns the number of bytes per chunk.
     pub(super) fn chunk_bytes(&self) -> usize {
         self.width * usize::try_from(self.rows).unwrap_or(usize::MAX)
     }
 }
 
-/// Number of frames in a chunk of about `chunk` bytes.
+/// Returns the number of frames in a chunk of about `chunk` bytes.
 pub(super) fn chunk_rows(chunk: ByteSize, frame_bytes: usize) -> u64 {
     (chunk.0 / (frame_bytes as u64).max(1)).max(1)
 }
@@ -54,7 +55,8 @@ pub(super) fn chunk_rows(chunk: ByteSize, frame_bytes: usize) -> u64 {
 /// Returns the arrays for frames of `context`, with `rows` frames per chunk.
 pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, SinkError> {
     let layout = &context.layout;
-    // A multiple of the rows of `frames`, so that one chunk of frames never spans two chunks of these arrays.
+    // The number is a multiple of the rows of `frames`, so that one chunk of frames never spans two chunks of these
+    // arrays.
     let index = rows * (INDEX_ROWS / rows).max(1);
     let (kind, dims, mut names) = elements(layout);
     names.insert(0, "frame");
@@ -95,33 +97,33 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
         plain("length", data_type::uint64(), 8, json!({ "units": "byte" }))?,
         plain("flags", data_type::uint32(), 4, json!({ "bits": bits }))?,
     ];
-    if context.places > 0 {
-        let places = u64::from(context.places);
-        let attributes = if context.place_bytes > 0 {
-            json!({ "place_bytes": context.place_bytes, "first_bytes": context.first_bytes })
+    if context.packets_per_frame > 0 {
+        let packets_per_frame = u64::from(context.packets_per_frame);
+        let attributes = if context.packet_bytes > 0 {
+            json!({ "packet_bytes": context.packet_bytes, "first_bytes": context.first_bytes })
         } else {
             json!({})
         };
-        let width = context.places as usize;
+        let width = context.packets_per_frame as usize;
         columns.push(column(
             "present",
             data_type::bool(),
             width,
             rows,
-            &[places],
-            &["frame", "place"],
+            &[packets_per_frame],
+            &["frame", "packet"],
             attributes,
         )?);
     }
-    if context.places > 0 && context.place_bytes == 0 {
-        for name in ["places", "first_bytes", "place_bytes"] {
+    if context.packets_per_frame > 0 && context.packet_bytes == 0 {
+        for name in ["packets_per_frame", "first_bytes", "packet_bytes"] {
             columns.push(plain(name, data_type::uint32(), 4, json!({}))?);
         }
     }
     Ok(columns)
 }
 
-/// Type, dimensions and dimension names of one frame.
+/// Returns the type, the dimensions and the names of the dimensions of one frame.
 fn elements(layout: &Layout) -> (DataType, Vec<u64>, Vec<&'static str>) {
     let (points, channels) = (
         (layout.points as u64, "point"),
@@ -205,7 +207,7 @@ fn column(
     builder
         .dimension_names(Some(names.iter().copied()))
         .attributes(attributes);
-    // One flat directory per array: `c.12.0.0`.
+    // All chunks of an array are in one directory, with names such as `c.12.0.0`.
     builder.chunk_key_encoding_default_separator(ChunkKeySeparator::Dot);
     let array = builder
         .build(Arc::new(()), &format!("/{name}"))

@@ -1,48 +1,49 @@
-//! `zarr`: writes frames to a growing chunked array in a Zarr version 3 store, with arrays that describe each frame.
+//! `zarr` writes frames to a growing chunked array in a Zarr version 3 store, with arrays that describe each frame.
 //!
-//! Every run writes its own store, the directory `NAME-000000.zarr` and so on. A store is a group of arrays whose first
-//! dimension is the frame. Only one process at a time writes stores of one name in one directory; the
-//! [lock](crate::lock) is beside the stores.
+//! Every run writes a new store, the directory `NAME-000000.zarr` and so on. A store is a group of arrays whose first
+//! dimension is the frame. Only one process at a time can write stores with the same name in the same directory. The
+//! [lock](crate::lock) file is located beside the stores.
 //!
 //! | array | type | shape | meaning |
 //! |---|---|---|---|
 //! | `frames` | see below | `[n, points, channels]`, planar `[n, channels, points]` | payload; short frames are padded
 //! with 0 |
-//! | `sequence` | uint64 | `[n]` | frame number in its epoch; frames are missing where it jumps |
+//! | `sequence` | uint64 | `[n]` | frame number in its epoch; frames are missing where the number jumps |
 //! | `epoch` | uint32 | `[n]` | number of restarts of the producer's frame numbers |
 //! | `timestamp_ns` | uint64 | `[n]` | time in nanoseconds of `clock` |
 //! | `clock` | uint8 | `[n]` | clock of the timestamp; the array's attribute `names` maps numbers to names |
 //! | `length` | uint64 | `[n]` | valid bytes of the frame |
 //! | `flags` | uint32 | `[n]` | bits, described in the array's attribute `bits` |
-//! | `present` | bool | `[n, places]` | packets that arrived; only if frames consist of packets |
-//! | `places`, `first_bytes`, `place_bytes` | uint32 | `[n]` | number of packets of the frame, bytes of its first
+//! | `present` | bool | `[n, packets_per_frame]` | packets that arrived; only if frames consist of packets |
+//! | `packets_per_frame`, `first_bytes`, `packet_bytes` | uint32 | `[n]` | number of packets of the frame, bytes of its first
 //! packet and of each other packet; only if they are determined at run time |
 //!
-//! Pairs of float32 are complex64, pairs of float64 complex128. Pairs of integers, for which Zarr has no type, have a
-//! last dimension of 2 (real, imaginary). The attributes of `frames` contain its axis, order and rates.
+//! Pairs of float32 are stored as complex64, pairs of float64 as complex128. Zarr has no type for pairs of integers, so
+//! they have a last dimension of 2 (real, imaginary). The attributes of `frames` contain its axis, order and rates.
 //!
 //! # What remains after a kill
-//! A store is created as `NAME-000000.zarr.partial` and renamed when its arrays and its group exist. The next start
-//! removes a store that was not renamed, which has no frames.
+//! A store is created as `NAME-000000.zarr.partial`, and is renamed when its arrays and its group exist. A store that
+//! was not renamed contains no frames; the next start removes it.
 //!
-//! Every file is written under a temporary name (`*.partial`), synced and renamed, so no reader ever sees an incomplete
-//! file. A commit has these steps, each complete before the next one begins:
+//! Every file is written with a temporary name (`*.partial`), synced and then renamed, so no reader ever sees an
+//! incomplete file. A commit has these steps, and each step is complete before the next one begins:
 //!
 //! 1. the chunk of `frames`,
 //! 2. the chunks of the other arrays,
 //! 3. the shapes of the other arrays (their `zarr.json`),
 //! 4. the shape of `frames` (its `zarr.json`): **the commit**.
 //!
-//! So at every moment, the first `frames.shape[0]` rows of all arrays are complete and consistent; after a kill the
-//! other arrays may be longer by one commit. The next start truncates them to the length of `frames`, logs the number
-//! of frames in the store, and changes the attribute `state` of the group from `writing` to `recovered`; a closed store
-//! has `complete`. A kill loses the frames since the last commit: at most one chunk that is being written and another
-//! that is being filled, and no more than `flush` of time if the disk is fast enough.
+//! So at every moment, the first `frames.shape[0]` rows of all arrays are complete and consistent. After a kill, the
+//! other arrays may be longer by one commit. The next start truncates them to the length of `frames` and logs the
+//! number of frames in the store. It also changes the attribute `state` of the group from `writing` to `recovered`; a
+//! closed store has the state `complete`. A kill loses the frames since the last commit. These are at most one chunk
+//! that is being written and one that is being filled, and at most the frames of the time `flush` if the disk is fast
+//! enough.
 //!
 //! # A full disk
-//! Space for a chunk is reserved before its first frame is accepted. The sink's `guarantee` decides what happens to
+//! Space for a chunk is reserved before its first frame is accepted. The sink's `guarantee` determines what happens to
 //! frames that are not accepted. If a filesystem cannot reserve space, accepted frames wait in memory until there is
-//! space; if the disk is still full at the end, they are counted as lost and logged.
+//! space. If the disk is still full at the end, these frames are counted as lost and logged.
 
 mod batch;
 mod columns;
@@ -54,10 +55,10 @@ use crate::layout::check_layout;
 use crate::stem::{Stem, StemKeys};
 use batch::Batch;
 use columns::{chunk_rows, columns};
+use daq_core::check::NamedFile;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::SinkEntry;
-use daq_core::examine::NamedFile;
 use daq_core::layout::Layout;
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
@@ -69,7 +70,7 @@ use std::time::Duration;
 /// Registry entry of `zarr`.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "zarr",
-    summary: "Writes frames to a Zarr array for Python's zarr and xarray; it stays valid after a kill",
+    summary: "Writes frames to a Zarr array that Python's zarr and xarray can open; the array stays valid if daq is killed",
     example: "\
 [sink.NAME]
 driver = \"zarr\"
@@ -98,12 +99,12 @@ pub struct ZarrKeys {
     /// Stem of the store names, `NAME` in `NAME-000000.zarr`; default: the sink's name. Two sinks may share a
     /// directory, but not a stem.
     pub name: Option<String>,
-    /// Bytes per chunk, rounded down to whole frames, up to 1 GiB; at least one frame. The sink holds two chunks in
-    /// memory. Default `"16 MiB"`.
+    /// Size of a chunk, rounded down to whole frames, up to 1 GiB; a chunk has at least one frame. The sink holds two
+    /// chunks in memory. Default `"16 MiB"`.
     #[serde(default = "sixteen_mebibytes")]
     pub chunk: ByteSize,
-    /// Time after which frames are committed even if their chunk is not full; a kill loses about this much data.
-    /// Default `"10 s"`.
+    /// Time after which frames are committed even if their chunk is not full.
+    /// If daq is killed, the frames of about this time are lost. Default `"10 s"`.
     #[serde(default = "ten_seconds")]
     pub flush: Span,
     /// Free text for the attribute `description`; default: none.
@@ -131,7 +132,7 @@ impl StemKeys for ZarrKeys {
         if !(1..=1 << 30).contains(&self.chunk.0) {
             return Err(Problem::at(
                 "chunk",
-                format!("{} is not between 1 B and 1 GiB", self.chunk),
+                format!("`chunk` must be 1 B to 1 GiB, not {}", self.chunk),
             )
             .help("for example \"16 MiB\""));
         }
@@ -144,7 +145,7 @@ fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn
     Some(Box::new(Zarr { stem, keys }))
 }
 
-/// A checked configuration.
+/// The checked configuration of a `zarr` sink.
 #[derive(Debug)]
 struct Zarr {
     stem: Stem,
@@ -165,7 +166,7 @@ impl SinkSpec for Zarr {
     }
 
     fn memory(&self, slot_bytes: usize) -> usize {
-        // The arrays other than `frames` have chunks of at least 4096 rows of about 40 bytes.
+        // The arrays other than `frames` have chunks of at least 4096 rows, with about 40 bytes per row.
         2 * (self
             .keys
             .chunk

@@ -1,4 +1,4 @@
-//! Recovers the stores that a killed run left with arrays of different lengths.
+//! Recovers stores that a killed run left with arrays of different lengths.
 
 use super::store::{META, PARTIAL, SUFFIX, failed, replace, set_state, sync_directory};
 use crate::file::segment::segment_index;
@@ -8,7 +8,7 @@ use daq_core::units::counted;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Recovers and logs the stores of the locked stem that were not closed; returns the next number.
+/// Recovers and logs the stores of the locked stem that were not closed. Returns the number of the next store.
 pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
     let (dir, stem) = (lock.dir(), lock.stem());
     let mut next = 0;
@@ -24,19 +24,19 @@ pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
         };
         next = next.max(index + 1);
         if made.is_some() {
-            // The run was killed while it created the store, which has no frames. If removal fails, the next start
-            // tries again.
+            // The run was killed while it created this store, which contains no frames. If removing it fails, the next
+            // start tries again.
             let _ = std::fs::remove_dir_all(&path);
             continue;
         }
         match settle(&path) {
             Ok(None) => {}
             Ok(Some(frames)) => tracing::warn!(
-                "sink {sink}: an earlier run ended without closing {}; complete in it: {}",
+                "sink {sink}: an earlier run ended before it closed the store {}; recovered: {}",
                 path.display(),
                 counted(frames, "frame")
             ),
-            // Files of an earlier run must not prevent recording.
+            // A damaged store of an earlier run must not prevent a new recording.
             Err(error) => {
                 tracing::warn!("sink {sink}: cannot check the files of an earlier run: {error}");
             }
@@ -45,11 +45,11 @@ pub(super) fn recover(lock: &StemLock, sink: &str) -> Result<u64, SinkError> {
     Ok(next)
 }
 
-/// Truncates the arrays of an unclosed store to the same length; returns the length, or `None` if nothing was
-/// necessary.
+/// Truncates the arrays of an unclosed store to the same length. Returns this length, or `None` if the store needs no
+/// recovery.
 fn settle(dir: &Path) -> Result<Option<u64>, SinkError> {
     if !dir.join(META).exists() {
-        // The run was killed while it created the store, before any frame, so nothing is lost.
+        // The run was killed while it created the store, before any frame was accepted, so nothing is lost.
         return Ok(None);
     }
     let group = read(&dir.join(META))?;
@@ -86,14 +86,14 @@ fn read(path: &Path) -> Result<Value, SinkError> {
         .map_err(|error| failed("read", path, std::io::Error::other(error)))
 }
 
-/// Removes incomplete files and their reserved space.
+/// Removes incomplete files, which releases their reserved space.
 pub(super) fn remove_partials(dir: &Path) {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return;
     };
     for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
         if path.to_str().is_some_and(|name| name.ends_with(PARTIAL)) {
-            // The file is never read; a failed removal costs only its space.
+            // The file is never read, so a file that cannot be removed only occupies space.
             let _ = std::fs::remove_file(path);
         }
     }

@@ -1,4 +1,5 @@
-//! The store on disk: files that appear complete, in an order that makes the last one the commit.
+//! The store on disk. Files become visible only when they are complete, and the last file of a commit completes the
+//! commit.
 
 use super::ZarrKeys;
 use super::batch::Batch;
@@ -31,26 +32,26 @@ pub(super) struct Room {
     reserved: u64,
 }
 
-/// Creates files with reserved space; shared with the thread that fills them.
+/// Creates files with reserved space. The value is shared with the thread that fills the files.
 #[derive(Clone)]
 pub(super) struct Rooms {
     dir: PathBuf,
-    /// Bytes of a chunk of frames.
+    /// Number of bytes of a chunk of frames.
     chunk: u64,
-    /// Bytes reserved for everything that is written with it.
+    /// Number of bytes reserved for all other files that are written with the chunk.
     slack: u64,
     made: u64,
 }
 
-/// A store being written.
+/// A store that is being written.
 pub(super) struct Store {
     pub(super) dir: PathBuf,
     columns: Vec<Column>,
 }
 
 impl Store {
-    /// Creates the first store of the locked stem, from number `next` on, that does not exist yet. Until it is
-    /// complete, its name ends in [`PARTIAL`].
+    /// Creates the store with the first number from `next` on that does not exist yet, for the locked stem. The store's
+    /// name ends with [`PARTIAL`] until the store is complete.
     pub(super) fn create(
         lock: &StemLock,
         next: u64,
@@ -71,7 +72,7 @@ impl Store {
             match std::fs::create_dir(&partial) {
                 Ok(()) => break (dir, partial),
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
-                Err(error) => return Err(failed("make", &partial, error)),
+                Err(error) => return Err(failed("create", &partial, error)),
             }
         };
         let mut store = Self {
@@ -82,7 +83,7 @@ impl Store {
             rename(&store.dir, &dir).map_err(|error| failed("rename", &store.dir, error))
         });
         if let Err(error) = made {
-            // It contains no frames. If removal fails, the next start removes it.
+            // The store contains no frames. If removing it fails, the next start removes it.
             let _ = std::fs::remove_dir_all(&store.dir);
             return Err(error);
         }
@@ -91,12 +92,12 @@ impl Store {
         Ok(store)
     }
 
-    /// Creates the arrays and finally the group.
+    /// Creates the arrays, then the group.
     fn make(&self, keys: &ZarrKeys, context: &SinkContext) -> Result<(), SinkError> {
         let store = self;
         for column in &store.columns {
             let dir = store.dir.join(column.name);
-            std::fs::create_dir(&dir).map_err(|error| failed("make", &dir, error))?;
+            std::fs::create_dir(&dir).map_err(|error| failed("create", &dir, error))?;
             store_meta(&dir, &column.array)?;
             sync_directory(&dir)?;
         }
@@ -114,21 +115,27 @@ impl Store {
         let group = GroupBuilder::new()
             .attributes(attributes)
             .build(Arc::new(()), "/");
-        let group =
-            group.map_err(|error| failed("describe", &store.dir, std::io::Error::other(error)))?;
+        let group = group.map_err(|error| {
+            failed(
+                "set the metadata of",
+                &store.dir,
+                std::io::Error::other(error),
+            )
+        })?;
         replace(&store.dir, META, &json_text(group.metadata())?)?;
         sync_directory(&store.dir)
     }
 
-    /// The directories of the store.
+    /// Returns the directories of the store.
     pub(super) fn directories(&self) -> Vec<PathBuf> {
         let arrays = self.columns.iter().map(|column| self.dir.join(column.name));
         arrays.chain([self.dir.clone()]).collect()
     }
 
-    /// Reserves space for chunks of frames.
+    /// Returns an object that reserves space for chunks of frames.
     pub(super) fn rooms(&self) -> Rooms {
-        // Old and new files of the small arrays exist at the same time; each has a partly used block and a name.
+        // The old and the new file of each small array exist at the same time. Each file has a partly used block and a
+        // directory entry.
         let small = self
             .columns
             .iter()
@@ -143,8 +150,8 @@ impl Store {
         }
     }
 
-    /// Commits all frames up to the end of `batch`. After an error it can be called again with the same batch. An error
-    /// after the commit is stored in the batch.
+    /// Commits all frames up to the end of `batch`. After an error, the call can be repeated with the same batch. An
+    /// error after the commit is stored in the batch.
     pub(super) fn commit(&mut self, batch: &mut Batch) -> Result<(), SinkError> {
         let Batch {
             columns: buffers,
@@ -166,11 +173,11 @@ impl Store {
             let dir = self.dir.join(column.name);
             let mut shape = column.array.shape().to_vec();
             shape[0] = end;
-            column
-                .array
-                .set_shape(shape)
-                .map_err(|error| failed("describe", &dir, std::io::Error::other(error)))?;
-            // The chunk's name must be durable before the shape that depends on it, also after a power failure.
+            column.array.set_shape(shape).map_err(|error| {
+                failed("set the metadata of", &dir, std::io::Error::other(error))
+            })?;
+            // The name of the chunk must be durable before the shape that depends on the chunk, even after a power
+            // failure.
             sync_directory(&dir)?;
             store_meta(&dir, &column.array)?;
             let synced = sync_directory(&dir);
@@ -183,7 +190,7 @@ impl Store {
         Ok(())
     }
 
-    /// Marks the store as complete in the group's attributes.
+    /// Sets the state of the store to complete in the group's attributes.
     pub(super) fn complete(dir: &Path) -> Result<(), SinkError> {
         set_state(dir, "complete", None)
     }
@@ -192,12 +199,12 @@ impl Store {
 impl Rooms {
     /// Reserves space for the next chunk.
     pub(super) fn make(&mut self) -> Result<Room, SinkError> {
-        // At most two exist at a time: one being filled and one being written.
+        // At most two such files exist at a time: one for the chunk being filled, and one for the chunk being written.
         let path = self.dir.join(format!("room-{}{PARTIAL}", self.made % 2));
-        let file = daq_core::file::create(&path).map_err(|error| failed("make", &path, error))?;
+        let file = daq_core::file::create(&path).map_err(|error| failed("create", &path, error))?;
         let reserved = self.chunk + self.slack;
         match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, reserved) {
-            // If space cannot be reserved, the write itself detects a full disk.
+            // If space cannot be reserved, a full disk is detected by the write itself.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
             Err(errno) => {
                 drop(file);
@@ -215,12 +222,12 @@ impl Rooms {
 }
 
 impl Room {
-    /// Writes `bytes`, releases the reserved space after them, and gives the file its name.
+    /// Writes `bytes`, releases the reserved space after them, and renames the file to `to`.
     fn fill(&mut self, bytes: &[u8], to: &Path) -> Result<(), SinkError> {
         let length = bytes.len() as u64;
         std::os::unix::fs::FileExt::write_all_at(&self.file, bytes, 0)
             .map_err(|error| failed("write", &self.path, error))?;
-        // Some filesystems release the space after the end only if the length changes.
+        // Some filesystems release the space after the end only if the file's length changes.
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = rustix::fs::fallocate(
             &self.file,
@@ -230,7 +237,7 @@ impl Room {
         );
         self.file
             .set_len(length)
-            .map_err(|error| failed("cut", &self.path, error))?;
+            .map_err(|error| failed("truncate", &self.path, error))?;
         self.file
             .sync_data()
             .map_err(|error| failed("sync", &self.path, error))?;
@@ -258,7 +265,7 @@ fn store_chunk(
             array.fill_value(),
             &CodecOptions::default(),
         )
-        .map_err(|error| failed("encode", &path, std::io::Error::other(error)))?;
+        .map_err(|error| failed("encode the data of", &path, std::io::Error::other(error)))?;
     if let Some(mut room) = room {
         return room.fill(&encoded, &path).inspect_err(|_| {
             // The next attempt creates a new file and needs the space of this one.
@@ -283,7 +290,7 @@ fn json_text(value: &impl serde::Serialize) -> Result<Vec<u8>, SinkError> {
     })
 }
 
-/// Replaces `name` with a complete, synced file.
+/// Replaces the file `name` with a complete, synced file.
 pub(super) fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), SinkError> {
     let partial = dir.join(format!("{name}{PARTIAL}"));
     let write = || {
@@ -295,7 +302,7 @@ pub(super) fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), SinkEr
     std::fs::rename(&partial, dir.join(name)).map_err(|error| failed("rename", &partial, error))
 }
 
-/// Sets the attribute `state` of the group in `dir`, and the attribute `frames` if given.
+/// Sets the attribute `state` of the group in `dir`. Also sets the attribute `frames` if a value is given.
 pub(super) fn set_state(dir: &Path, state: &str, frames: Option<u64>) -> Result<(), SinkError> {
     let path = dir.join(META);
     let text = daq_core::file::read(&path).map_err(|error| failed("read", &path, error))?;
@@ -313,13 +320,13 @@ pub(super) fn sync_directory(dir: &Path) -> Result<(), SinkError> {
     crate::directory::sync_directory(dir).map_err(|errno| failed("sync", dir, errno))
 }
 
-/// Converts a failed file operation to a sink's error.
+/// Converts a failed file operation into an error of the sink.
 pub(super) fn failed(action: &str, path: &Path, error: impl Into<std::io::Error>) -> SinkError {
     let error = error.into();
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     if matches!(errno, Some(Errno::NOSPC | Errno::DQUOT)) {
         return no_space(path);
     }
-    let why = format!("cannot {action} it: {error}; {}", remedy(&error));
+    let why = format!("cannot {action} this path: {error}; {}", remedy(&error));
     failure(path.display().to_string(), why, &error)
 }

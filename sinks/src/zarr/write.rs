@@ -1,4 +1,4 @@
-//! The sink itself: writes frames to the current chunk, commits chunks and ends.
+//! The implementation of the sink trait: adds frames to the current chunk, commits chunks, and ends the recording.
 
 use super::batch::Batch;
 use super::recover::remove_partials;
@@ -12,25 +12,25 @@ use daq_core::units::counted;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Writes frames into a store.
+/// Writes frames to a store.
 pub(super) struct ZarrSink {
     dir: PathBuf,
     /// Directories of the store and its arrays.
     directories: Vec<PathBuf>,
     rooms: Rooms,
     active: Batch,
-    /// Commits the previous chunk.
+    /// Commits the previous chunk on another thread.
     committer: Finisher<Batch, SinkError>,
-    /// Whether the current chunk has frames that are not committed.
+    /// Whether the current chunk contains frames that are not committed.
     dirty: bool,
     flush: Duration,
     flushed: Instant,
-    /// Number of rows committed.
+    /// Number of rows committed so far.
     committed: u64,
-    /// An error that occurred after frames were accepted in the same call. The next call returns it.
+    /// An error that occurred after frames were accepted in the same call. The next call returns this error.
     failure: Option<SinkError>,
     ledger: SinkLedger,
-    /// Keep last: the lock is released after everything above is dropped.
+    /// Keep this field last, so that the lock is released after all other fields are dropped.
     _lock: StemLock,
 }
 
@@ -60,11 +60,11 @@ impl ZarrSink {
         })
     }
 
-    /// Adds one frame; returns the number of bytes. On failure nothing is added.
+    /// Adds one frame. Returns the number of payload bytes added. On failure, nothing is added.
     fn write(&mut self, frame: &Frame<'_>) -> Result<u64, SinkError> {
         let bytes = frame.bytes().ok_or_else(|| SinkError::Failed {
             what: "this sink".to_owned(),
-            why: "its frames are not in host memory; this is a defect in the plan".to_owned(),
+            why: "the input frames are not in host memory; this is a defect in the plan".to_owned(),
         })?;
         if self.active.is_full() {
             self.poll(true)?;
@@ -76,13 +76,13 @@ impl ZarrSink {
         let taken = self.active.push(frame, bytes) as u64;
         self.dirty = true;
         if self.active.is_full() {
-            // Immediately if the other chunk is free, otherwise with the next frame.
+            // Submit the full chunk now if the other chunk is free, otherwise with the next frame.
             self.ship();
         }
         Ok(taken)
     }
 
-    /// Submits the chunk for its commit and continues with the other one, if that is free.
+    /// If the other chunk is free, submits the current chunk for its commit and continues with the other chunk.
     fn ship(&mut self) {
         let sent = self.committer.exchange(|mut next| {
             next.follow(&self.active);
@@ -96,7 +96,7 @@ impl ZarrSink {
         }
     }
 
-    /// Commits the frames of an incomplete chunk if it is due and the other chunk's memory is free.
+    /// Commits the frames of an incomplete chunk if `flush` has passed and the memory of the other chunk is free.
     fn flush(&mut self) {
         if !self.dirty || self.flushed.elapsed() < self.flush {
             return;
@@ -163,7 +163,7 @@ impl Sink for ZarrSink {
 
     fn tick(&mut self) -> Result<(), SinkError> {
         match self.poll(false) {
-            // The next frame reports an error if the space is needed.
+            // If the space is needed, the next frame reports the error.
             Ok(()) | Err(SinkError::Full { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -182,7 +182,7 @@ impl Sink for ZarrSink {
     fn finish(&mut self) -> Result<(), SinkError> {
         let rows = self.active.end();
         let closed = self.close();
-        // Removes space reserved for chunks that will not come, and files of a failed commit.
+        // Remove the space reserved for chunks that will never be written, and the files of a failed commit.
         for directory in &self.directories {
             remove_partials(directory);
         }

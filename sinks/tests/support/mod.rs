@@ -1,4 +1,5 @@
-//! Shared parts of the sinks' tests: a ring to feed a sink, a small disk, a Python, a process to kill.
+//! Shared parts of the sinks' tests: a ring that feeds a sink, a small disk, a Python interpreter, and a process to
+//! kill.
 
 #![allow(clippy::unwrap_used, dead_code)]
 
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Every type of number.
+/// All number types.
 pub const SCALARS: [Scalar; 6] = [
     Scalar::Int8,
     Scalar::Uint8,
@@ -31,12 +32,12 @@ const TIMEOUT: Duration = Duration::from_mins(2);
 pub fn wait_for(what: &str, mut look: impl FnMut() -> bool) {
     let start = Instant::now();
     while !look() {
-        assert!(start.elapsed() < TIMEOUT, "{what} did not come");
+        assert!(start.elapsed() < TIMEOUT, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// The names in `dir`, sorted.
+/// Returns the names in `dir`, sorted.
 pub fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
@@ -60,12 +61,12 @@ impl Writer {
         Self(child.unwrap())
     }
 
-    /// The directory that this process must write to, if it is a writer process.
+    /// Returns the directory that this process must write to, if it is a writer process.
     pub fn dir() -> Option<PathBuf> {
         std::env::var_os("DAQ_KILL_DIR").map(PathBuf::from)
     }
 
-    /// Kills the process, which must still run, and waits until it has ended.
+    /// Kills the process, which must still be running, and waits until it has ended.
     pub fn kill(mut self) {
         let ended = self.0.try_wait().unwrap();
         assert_eq!(ended, None, "the writer ended by itself");
@@ -74,7 +75,7 @@ impl Writer {
     }
 }
 
-/// Reads `[sink.NAME]` of `driver` with `keys`; the errors as text if there are any.
+/// Reads the section `[sink.NAME]` of `driver` with `keys`. Returns errors as text.
 pub fn spec(driver: &str, name: &str, keys: &str) -> Result<Box<dyn SinkSpec>, String> {
     let mut diagnostics = Diagnostics::new();
     let text = format!("[sink.{name}]\n{keys}\n");
@@ -92,7 +93,7 @@ pub fn spec(driver: &str, name: &str, keys: &str) -> Result<Box<dyn SinkSpec>, S
     }
 }
 
-/// Frames of `points` samples over time.
+/// Returns the layout of frames with `points` samples over time.
 pub fn layout(scalar: Scalar, complex: bool, channels: u32, points: usize) -> Layout {
     Layout {
         scalar,
@@ -109,8 +110,8 @@ pub fn context(
     dir: &Path,
     name: &str,
     layout: Layout,
-    places: u32,
-    place_bytes: usize,
+    packets_per_frame: u32,
+    packet_bytes: usize,
 ) -> SinkContext {
     SinkContext {
         pipeline: "test".into(),
@@ -122,15 +123,15 @@ pub fn context(
         copied: false,
         wait: Wait::Event,
         layout,
-        places,
-        first_bytes: place_bytes,
-        place_bytes,
+        packets_per_frame,
+        first_bytes: packet_bytes,
+        packet_bytes,
         directory: dir.to_owned(),
         ledger: SinkLedger::default(),
     }
 }
 
-/// One frame for a sink: metadata, payload and bitmap.
+/// One frame for a sink: its metadata, its payload and its packet bitmap.
 #[derive(Clone, Debug, Default)]
 pub struct Sent {
     pub meta: FrameMeta,
@@ -138,23 +139,23 @@ pub struct Sent {
     pub present: Vec<u64>,
 }
 
-/// A ring of so many slots in host memory, and its producer.
+/// Creates a ring with `slots` slots in host memory, and its producer.
 pub fn ring(slots: usize, slot_bytes: usize) -> (Ring, Producer) {
     let options = RingOptions::new("raw", slots, slot_bytes);
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
     Ring::new(region, options, RingLedger::default()).unwrap()
 }
 
-/// A ring with one guaranteed reader.
+/// A ring with one reader that has a guarantee.
 pub struct Feed {
     producer: Producer,
     reader: Reader,
 }
 
 impl Feed {
-    pub fn new(slots: usize, slot_bytes: usize, places: u32) -> Self {
+    pub fn new(slots: usize, slot_bytes: usize, packets_per_frame: u32) -> Self {
         let options = RingOptions {
-            places,
+            packets_per_frame,
             ..RingOptions::new("raw", slots, slot_bytes)
         };
         let region = Region::host(
@@ -170,7 +171,7 @@ impl Feed {
         Self { producer, reader }
     }
 
-    /// Publishes `frames`, which fit into the ring.
+    /// Publishes `frames`, which must fit into the ring.
     pub fn publish(&mut self, frames: &[Sent]) {
         let mut slots = self.producer.reserve(frames.len());
         assert_eq!(slots.remaining(), frames.len());
@@ -181,8 +182,8 @@ impl Feed {
         slots.publish();
     }
 
-    /// Offers all published frames once each, in bursts of at most `burst`; frames that are not accepted are dropped.
-    /// Returns the number of accepted frames and the first error.
+    /// Offers every published frame once, in bursts of at most `burst` frames. Frames that are not accepted are
+    /// dropped. Returns the number of accepted frames and the first error.
     pub fn offer(&mut self, sink: &mut dyn Sink, burst: usize) -> (usize, Result<(), SinkError>) {
         let (mut total, mut first) = (0, Ok(()));
         while let Some(lease) = self.reader.poll(burst) {
@@ -203,7 +204,7 @@ impl Feed {
         (total, first)
     }
 
-    /// Offers all published frames until they are accepted, calling `full` whenever the medium is full.
+    /// Offers all published frames until they are accepted. Calls `full` whenever the disk is full.
     pub fn insist(&mut self, sink: &mut dyn Sink, burst: usize, mut full: impl FnMut()) {
         while let Some(lease) = self.reader.poll(burst) {
             let mut taken = 0;
@@ -217,7 +218,7 @@ impl Feed {
         }
     }
 
-    /// Gives `frames` to the sink, which takes them all.
+    /// Passes `frames` to the sink, which must accept all of them.
     pub fn give(&mut self, sink: &mut dyn Sink, frames: &[Sent]) {
         for some in frames.chunks(self.producer.options().slots) {
             self.publish(some);
@@ -228,7 +229,8 @@ impl Feed {
     }
 }
 
-/// A python that can import `modules`: `DAQ_TEST_PYTHON`, else `.venv/bin/python` at the root of the repository.
+/// Returns a Python interpreter that can import `modules`: `DAQ_TEST_PYTHON`, otherwise `.venv/bin/python` in the
+/// repository's root.
 pub fn python(modules: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let python = std::env::var_os("DAQ_TEST_PYTHON")
@@ -248,7 +250,7 @@ pub fn python(modules: &str) -> Option<PathBuf> {
     }
 }
 
-/// Runs `tests/SCRIPT` with `paths` and reads the JSON object of each line it prints.
+/// Runs `tests/SCRIPT` with `paths`. Returns the JSON object in each line of its output.
 pub fn script(python: &Path, script: &str, paths: &[PathBuf]) -> Vec<serde_json::Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests")
@@ -272,7 +274,8 @@ pub fn script(python: &Path, script: &str, paths: &[PathBuf]) -> Vec<serde_json:
 
 const MOUNT: &str = r#"mount -t tmpfs -o size=16m daq-test "$0" || exit 90; exec "$@""#;
 
-/// Runs test `name` again in a process that sees a filesystem of 16 MiB, or hands out its directory in that process.
+/// Runs the test `name` again in a child process with a filesystem of 16 MiB. In the child process, returns the
+/// directory of that filesystem.
 pub fn small_disk(name: &str) -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os("DAQ_SMALL_DIR") {
         let dir = PathBuf::from(dir).join(name);

@@ -1,36 +1,36 @@
-//! Attributes of the simulated devices: the figures of an H100.
+//! Attributes of the simulated devices, with the values of an H100.
 
 use crate::options::{DmaBuf, Options};
 
-/// Maximum bytes of dynamic shared memory per block after an opt-in.
+/// Maximum dynamic shared memory per block in bytes after an opt-in.
 pub const SHARED_OPTIN: i32 = 227 << 10;
-/// Bytes of shared memory per block without an opt-in.
+/// Shared memory per block in bytes without an opt-in.
 pub const SHARED: i32 = 48 << 10;
-/// Bytes of shared memory per multiprocessor.
+/// Shared memory per multiprocessor in bytes.
 pub const SHARED_MULTIPROCESSOR: i32 = 228 << 10;
-/// Multiprocessors per device.
+/// Number of multiprocessors per device.
 pub const MULTIPROCESSORS: u32 = 132;
-/// Threads per block.
+/// Maximum number of threads per block.
 pub const THREADS: u32 = 1024;
-/// Threads per multiprocessor.
+/// Maximum number of threads per multiprocessor.
 pub const THREADS_MULTIPROCESSOR: u32 = 2048;
-/// Blocks per multiprocessor.
+/// Maximum number of blocks per multiprocessor.
 pub const BLOCKS_MULTIPROCESSOR: u32 = 32;
-/// Blocks and threads in each direction.
+/// Maximum number of blocks of a grid in each dimension.
 pub const GRID: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
-/// Threads in each direction.
+/// Maximum number of threads of a block in each dimension.
 pub const BLOCK: [u32; 3] = [1024, 1024, 64];
-/// 10 × major + minor of the compute capability.
+/// Compute capability: 10 × major + minor.
 pub const CAPABILITY: i32 = 90;
-/// The longest pitch of a two-dimensional copy in bytes.
+/// Maximum pitch of a two-dimensional copy in bytes.
 pub const PITCH: u64 = 0x7fff_ffff;
 
-/// The PCI bus of a device. Its number has hexadecimal letters, like those of many real ones.
+/// Returns the PCI bus number of a device. It contains hexadecimal letters, as on many real machines.
 pub const fn bus(ordinal: i32) -> i32 {
     0xab + ordinal
 }
 
-/// Returns the value of the attribute with the driver's number; 0 if it is unknown.
+/// Returns the value of an attribute by its number in the driver; 0 if the attribute is unknown.
 pub const fn value(options: &Options, ordinal: i32, attribute: i32) -> i32 {
     match attribute {
         1 => THREADS.cast_signed(),
@@ -53,8 +53,8 @@ pub const fn value(options: &Options, ordinal: i32, attribute: i32) -> i32 {
         38 => 50 << 20,
         39 => THREADS_MULTIPROCESSOR.cast_signed(),
         40 => 3,
-        // Overlap, mapped host memory, several kernels at once, ECC, unified addresses, priorities, host pointers
-        // as device pointers, cooperative launch, registration of host memory (read only too).
+        // Supported features: overlap, mapped host memory, concurrent kernels, ECC, unified addresses, priorities, host
+        // pointers as device pointers, cooperative launch, registration of host memory (also read-only).
         15 | 19 | 31 | 32 | 41 | 78 | 91 | 95 | 99 | 113 => 1,
         75 => CAPABILITY / 10,
         76 => CAPABILITY % 10,

@@ -9,7 +9,7 @@ pub type Result<T = ()> = std::result::Result<T, Code>;
 
 macro_rules! codes {
     ($($name:ident = $value:literal $text:literal,)*) => {
-        $(#[allow(dead_code, reason = "the table is the driver's; not every code has a use here")]
+        $(#[allow(dead_code, reason = "the table is complete; not every code is used")]
         pub const $name: Code = $value;)*
 
         /// The name and the description of a code.
@@ -17,7 +17,7 @@ macro_rules! codes {
             const fn text(bytes: &'static [u8]) -> &'static CStr {
                 match CStr::from_bytes_with_nul(bytes) {
                     Ok(text) => text,
-                    Err(_) => panic!("a text ends where its zero is"),
+                    Err(_) => panic!("a text must contain exactly one NUL byte, at its end"),
                 }
             }
             match code {
@@ -78,13 +78,14 @@ codes! {
     SYSTEM_NOT_READY = 802 "the system is not ready",
     SYSTEM_DRIVER_MISMATCH = 803 "the driver does not match its kernel module",
     STREAM_CAPTURE_UNSUPPORTED = 900 "not permitted while the stream is capturing",
-    STREAM_CAPTURE_INVALIDATED = 901 "the capture failed before",
+    STREAM_CAPTURE_INVALIDATED = 901 "the capture has already failed",
     STREAM_CAPTURE_WRONG_THREAD = 908 "the capture belongs to another thread",
     CAPTURED_EVENT = 907 "the event was recorded in a capture",
     UNKNOWN = 999 "unknown error",
 }
 
-/// Whether a code makes the context unusable: every later call that needs it returns the same code.
+/// Returns true if an error code makes the context unusable: every later call that needs the context returns the same
+/// code.
 pub const fn is_sticky(code: Code) -> bool {
     matches!(
         code,

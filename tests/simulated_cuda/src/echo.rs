@@ -1,6 +1,7 @@
 //! Persistent kernels that answer a doorbell, for `daq bench doorbell` and `daq selftest`.
 //!
-//! All take doorbell, reply and limit first; the limit is for mappings that do not work, which the simulated ones do.
+//! The first parameters of every kernel are the doorbell, the reply and the poll limit. The limit protects against
+//! mappings that do not work. The simulated kernels ignore the limit, because simulated mappings always work.
 
 use crate::code::Result;
 use crate::kernels::{Kernel, Memory};
@@ -10,7 +11,7 @@ const STOP: u64 = 1 << 63;
 /// The values from which the payload words are computed.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// All of them.
+/// All echo kernels.
 pub const KERNELS: [Kernel; 6] = [
     echo("daq_echo_ordered"),
     echo("daq_echo_acquire"),
@@ -39,7 +40,7 @@ const fn echo(name: &'static str) -> Kernel {
     }
 }
 
-/// Answers each change of the doorbell after `work`, which gets its previous and current value.
+/// Replies to each change of the doorbell after `work` has run with the previous and the current value.
 fn answer(memory: &dyn Memory, values: &[u64], mut work: impl FnMut(u64, u64) -> Result) -> Result {
     let mut last = 0;
     loop {

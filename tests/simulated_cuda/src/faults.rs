@@ -1,4 +1,4 @@
-//! Injects faults by counting operations.
+//! Counts operations and injects faults.
 
 use crate::code::Code;
 use crate::options::{Failure, Options};
@@ -7,34 +7,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The options of this process.
 ///
-/// Panics if they are invalid: a test must not run on another machine than it requested.
+/// Panics if the options are invalid, because a test must not run with a different configuration than it requested.
 pub static OPTIONS: LazyLock<Options> = LazyLock::new(|| {
     let text = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
     Options::parse(&text).unwrap_or_else(|error| panic!("{error}"))
 });
 
-/// Executed operations of one kind.
+/// Counter of the started operations of one kind.
 #[derive(Debug)]
 pub struct Executed {
     what: &'static str,
     count: AtomicU64,
 }
 
-/// Copies that streams have started.
+/// Copies started by streams.
 pub static COPIES: Executed = Executed::new("copy");
-/// Launches that streams have started.
+/// Launches started by streams.
 pub static LAUNCHES: Executed = Executed::new("launch");
-/// Frames that persistent kernels have started.
+/// Frames started by persistent kernels.
 pub static PERSISTENT: Executed = Executed::new("persistent");
 
 /// The outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It completes.
+pub enum Outcome {
+    /// The operation completes.
     Done,
-    /// It breaks its context.
+    /// The operation breaks its context with this error code.
     Fails(Code),
-    /// It never ends.
+    /// The operation never ends.
     Hangs,
 }
 
@@ -46,17 +46,17 @@ impl Executed {
         }
     }
 
-    /// Counts a new operation.
-    pub fn begin(&self) -> Fate {
+    /// Counts a new operation and returns its outcome.
+    pub fn begin(&self) -> Outcome {
         let nth = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         if find(&OPTIONS.hang, self.what, nth).is_some() {
-            Fate::Hangs
+            Outcome::Hangs
         } else {
-            find(&OPTIONS.fail_async, self.what, nth).map_or(Fate::Done, Fate::Fails)
+            find(&OPTIONS.fail_async, self.what, nth).map_or(Outcome::Done, Outcome::Fails)
         }
     }
 
-    /// Number of operations started.
+    /// Returns the number of started operations.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Kernels with an effect: host functions that replace entries, by name. Every other entry does nothing.
+//! Kernels with an effect: host functions that replace kernel entries with the same name. All other kernels do nothing.
 
 use crate::code::Result;
 use crate::persistent;
@@ -9,15 +9,15 @@ use std::ops::Range;
 pub struct Kernel {
     /// The name of the entry.
     pub name: &'static str,
-    /// Bytes of each of its parameters, at most 8.
+    /// Size of each parameter in bytes, at most 8.
     pub parameters: &'static [usize],
-    /// Runs it with the values of the parameters and the blocks in x, y and z.
+    /// The host function. It gets the values of the parameters and the number of blocks in x, y and z.
     pub run: fn(&dyn Memory, &[u64], [u32; 3]) -> Result,
-    /// Whether it runs until it is stopped.
+    /// True for a persistent kernel, which runs until it is stopped.
     pub stays: bool,
 }
 
-/// Memory as kernels access it. An invalid address is the error that breaks a context.
+/// Memory as accessed by kernels. An access to an invalid address returns the error that breaks a context.
 pub trait Memory {
     /// Copies `bytes` bytes.
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result;
@@ -27,13 +27,13 @@ pub trait Memory {
     fn load(&self, word: u64) -> Result<u64>;
     /// Writes a word with release ordering.
     fn store(&self, word: u64, value: u64) -> Result;
-    /// The error that has broken the context in the meantime.
+    /// Returns the error that has broken the context since the kernel started, if any.
     fn check(&self) -> Result;
-    /// Yields to other threads: there is nothing to do.
+    /// Yields to other threads. Called when there is no work.
     fn rest(&self);
 }
 
-/// All of them.
+/// All kernels with an effect.
 pub const KERNELS: &[Kernel] = &[
     Kernel {
         name: "daq_simulated_copy",
@@ -41,8 +41,8 @@ pub const KERNELS: &[Kernel] = &[
         run: |memory, values, _| memory.copy(values[0], values[1], size(values[2])?),
         stays: false,
     },
-    // The entry that daq.cuh generates from a user's function: here it copies each frame unchanged as far as the output
-    // has space, and writes zeros after it.
+    // The entry that daq.cuh generates from a user's function. This replacement copies each frame unchanged, up to the
+    // size of the output, and fills the rest of the output with zeros.
     Kernel {
         name: "daq_burst",
         parameters: &[8; 16],
@@ -55,7 +55,7 @@ pub const KERNELS: &[Kernel] = &[
         },
         stays: false,
     },
-    // The same as a persistent kernel.
+    // The persistent variant of this entry.
     Kernel {
         name: "daq_persistent",
         parameters: &[8; 18],
@@ -95,7 +95,7 @@ fn sentinel(seed: u64, i: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Writes bytes `part` of the output at `to`: the bytes of the input, then zeros.
+/// Writes the range `part` of the output at `to`: the bytes of the input, followed by zeros.
 pub fn give(memory: &dyn Memory, to: u64, (from, bytes): (u64, u64), part: Range<u64>) -> Result {
     let end = part.end.min(bytes).max(part.start);
     memory.copy(to + part.start, from + part.start, size(end - part.start)?)?;

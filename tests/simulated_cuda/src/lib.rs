@@ -1,8 +1,8 @@
-//! A replacement for the CUDA driver library `libcuda.so.1`, so that the whole of daq runs on machines without a GPU.
+//! A replacement for the CUDA driver library `libcuda.so.1`. It allows all of daq to run on machines without a GPU.
 //!
-//! It is stricter than the driver, because its purpose is to find errors: device memory cannot be accessed through its
-//! address and is never zeroed, streams are separate threads, calls out of order are rejected with the documented code,
-//! and everything is counted.
+//! It is stricter than the driver, because its purpose is to find errors. Device memory cannot be accessed by the CPU
+//! at its device address and is never zeroed. Streams are separate threads. Calls in the wrong order are rejected with
+//! the documented code. All calls and operations are counted.
 //!
 //! Two environment variables configure it. `DAQ_SIMULATED_CUDA` is a list of options, see [`Options`]; an unknown
 //! option ends the process. `DAQ_SIMULATED_CUDA_REPORT` names a file for a JSON report, written when a context or the
@@ -19,17 +19,18 @@
 //! | `leaks` | objects that outlived their context, and objects that exist now |
 //! | `errors` | rejected calls by code; "not ready" (600) is not an error |
 //!
-//! In a broken context, calls that release something return the error, but what they release is not a leak. Freeing
-//! memory waits for all streams of its context, as the driver does: if one hangs, the call does not return.
+//! In a broken context, calls that release a resource return the error, but the resource does not count as a leak.
+//! Freeing memory waits for all streams of its context, as with the driver. If one of the streams hangs, the call does
+//! not return.
 //!
-//! `daq_simulated_memory` is not a function of the driver: through it, other simulated libraries find the memory behind
-//! a device address.
+//! `daq_simulated_memory` is not a function of the driver. Other simulated libraries use it to find the memory behind a
+//! device address.
 //!
-//! A persistent kernel (`daq_persistent`) blocks every call that waits for the device. Such a call is counted and logged
-//! to stderr, and ends the process if it waits too long: a real program would hang.
+//! A persistent kernel (`daq_persistent`) blocks every call that waits for the device. Such a call is counted and
+//! logged to stderr. It ends the process if it waits too long, where a real program would hang.
 //!
-//! The library also replaces the run-time compiler `libnvrtc.so`: from any text that defines `on_frame` it makes code
-//! with the entries that the text names.
+//! The library also replaces the run-time compiler `libnvrtc.so`. From any text that defines `on_frame` it generates
+//! code with the entries that occur in the text.
 //!
 //! Not supported: running kernels (except those in `kernels.rs`, by name), peer access, memory pools, external memory,
 //! capture across several streams.

@@ -11,17 +11,17 @@ use std::time::Duration;
 /// | `version=12040` | return value of `cuDriverGetVersion`; older drivers reject newer PTX; default 13000 |
 /// | `gpus=2` | number of devices; default 1 |
 /// | `memory=64MiB` | memory of each device, in `KiB`, `MiB` or `GiB`; default 256 MiB |
-/// | `bar=FILE` | the devices' memory is in that file: the BAR of a PCI device in sysfs, so that real devices can access it |
+/// | `bar=FILE` | file with the devices' memory: the BAR of a PCI device in sysfs, so that real devices can access it |
 /// | `no-init=100` | `cuInit` returns this code |
 /// | `vmm=0` | no virtual memory management |
 /// | `rdma=0` | no `GPUDirect` RDMA |
 /// | `posix-fd=0` | memory cannot be shared as a file descriptor |
-/// | `dma-buf=map` | dma-bufs can be mapped; `none`: not supported; default: they can be shared, not mapped |
+/// | `dma-buf=map` | dma-bufs can be exported and mapped; `none`: not supported; default: exported but not mapped |
 /// | `ordering=0` | the attribute `GPU_DIRECT_RDMA_WRITES_ORDERING`; default 100 |
 /// | `latency=50` | minimum duration of each copy in µs |
 /// | `gbps=20` | maximum rate of a copy engine in 10⁹ bytes per second |
 /// | `timeout=1` | seconds that a call waits for a persistent kernel before it ends the process; default 20 |
-/// | `fail=SYMBOL@N:CODE` | the N-th call of a function returns the code; if the code is one that breaks a context, so do later calls |
+/// | `fail=SYMBOL@N:CODE` | the N-th call of a function returns the code; so do later calls if it breaks a context |
 /// | `fail-async=copy@N:CODE`, `launch@N`, `persistent@N` | the N-th executed operation breaks its context with the code |
 /// | `hang=copy@N`, `launch@N`, `persistent@N` | the N-th executed operation never ends |
 ///
@@ -33,17 +33,17 @@ pub struct Options {
     pub version: i32,
     /// Number of devices.
     pub gpus: i32,
-    /// Bytes of memory of each device.
+    /// Memory of each device in bytes.
     pub memory: usize,
-    /// The file with all memory of the devices; without it, memory of this process.
+    /// The file that contains the memory of all devices; `None` uses memory of this process.
     pub bar: Option<PathBuf>,
     /// Return value of `cuInit`; 0 for success.
     pub no_init: Code,
-    /// Whether there is virtual memory management.
+    /// True if virtual memory management is supported.
     pub vmm: bool,
-    /// Whether there is `GPUDirect` RDMA.
+    /// True if `GPUDirect` RDMA is supported.
     pub rdma: bool,
-    /// Whether memory can be shared as a file descriptor.
+    /// True if memory can be shared as a file descriptor.
     pub posix_fd: bool,
     /// Support for dma-bufs.
     pub dma_buf: DmaBuf,
@@ -51,15 +51,16 @@ pub struct Options {
     pub ordering: i32,
     /// Minimum duration of each copy.
     pub latency: Duration,
-    /// Maximum rate of a copy engine in 10⁹ bytes per second; 0 without a limit.
+    /// Maximum rate of a copy engine in 10⁹ bytes per second; 0 means no limit.
     pub gbps: u32,
-    /// How long a call waits for a persistent kernel before it ends the process: a real driver would wait forever.
+    /// Time that a call waits for a persistent kernel before it ends the process. A real driver would wait without a
+    /// limit.
     pub timeout: Duration,
     /// Calls that fail.
     pub fail: Vec<Failure>,
     /// Executed operations that fail.
     pub fail_async: Vec<Failure>,
-    /// Executed operations that never end; the code has no meaning.
+    /// Executed operations that never end; the code is ignored.
     pub hang: Vec<Failure>,
 }
 
@@ -68,18 +69,18 @@ pub struct Options {
 pub enum DmaBuf {
     /// Not supported.
     None,
-    /// They can be shared; the CPU cannot map them.
+    /// Dma-bufs can be exported, but the CPU cannot map them.
     Export,
-    /// The CPU can map them.
+    /// Dma-bufs can be exported, and the CPU can map them.
     Map,
 }
 
 /// An injected fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The function, `copy`, `launch` or `persistent`.
+    /// The name of the function, or `copy`, `launch` or `persistent`.
     pub what: String,
-    /// Number of the operation, from 1.
+    /// Number of the call or operation, starting at 1.
     pub nth: u64,
     /// The error code.
     pub code: Code,
@@ -167,7 +168,7 @@ fn bytes(value: &str) -> Option<usize> {
     number.trim().parse::<usize>().ok()?.checked_mul(1 << shift)
 }
 
-/// `WHAT@N:CODE`, or `WHAT@N`.
+/// Parses `WHAT@N:CODE` or `WHAT@N`.
 fn failure(value: &str, with_code: bool) -> Option<Failure> {
     let (what, rest) = value.split_once('@')?;
     let (nth, code) = if with_code {
@@ -183,7 +184,7 @@ fn failure(value: &str, with_code: bool) -> Option<Failure> {
     })
 }
 
-/// Whether it is an error code, including those of newer drivers only.
+/// Returns true if the number is an error code. Codes that exist only in newer drivers are included.
 const fn is_error(code: Code) -> bool {
     code != code::SUCCESS
 }

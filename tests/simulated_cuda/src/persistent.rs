@@ -1,24 +1,25 @@
-//! The persistent kernel that daq.cuh generates from a user's function if `dispatch` is "persistent". Here it copies
-//! each frame unchanged as far as the output has space, and writes zeros after it.
+//! The persistent kernel that daq.cuh generates from a user's function if `dispatch` is "persistent". This replacement
+//! copies each frame unchanged, up to the size of the output, and fills the rest of the output with zeros.
 //!
-//! Its blocks run in random order, so that groups and blocks overtake each other. It is stricter than a GPU: a protocol
-//! violation that a GPU would ignore is logged to stderr and breaks the context.
+//! The blocks run in random order, so that groups and blocks overtake each other. The simulation is stricter than a
+//! GPU: a protocol violation that a GPU would ignore is logged to stderr and breaks the context.
 
 use crate::code::{ASSERT, Result};
-use crate::faults::{Fate, PERSISTENT};
+use crate::faults::{Outcome, PERSISTENT};
 use crate::kernels::{Memory, give};
 
 /// Bits of the doorbell: number of frames submitted so far.
 const POSTED: u64 = (1 << 48) - 1;
 /// Bit of the doorbell: stop.
 const STOP: u64 = 1 << 63;
-/// Offset of the shifts from the doorbell in bytes.
+/// Distance in bytes from the doorbell to the shifts.
 const SHIFTS: u64 = 64;
-/// Offset of the base of a device's count.
+/// Distance in bytes from the word in which a device counts its transfers to the word with the frame number at which
+/// this count started.
 const RUNG_BASE: u64 = 64;
-/// Bits of that count.
+/// Mask of the device's count of transfers.
 const RUNG: u64 = 0xff_ffff;
-/// Words of a record before its bitmap.
+/// Number of words of a record before its bitmap.
 const RECORD_WORDS: u64 = 5;
 
 /// An input or output ring.
@@ -27,7 +28,7 @@ struct Slots {
     base: u64,
     stride: u64,
     count: u64,
-    /// Bytes of a frame.
+    /// Size of a frame in bytes.
     bytes: u64,
     /// Offset from a frame number to its slot number.
     shift: u64,
@@ -40,31 +41,31 @@ impl Slots {
     }
 }
 
-/// A block of a group.
+/// The progress of a block of a group.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
-    /// Number of completed frames of its group.
+    /// Number of frames of its group that the block has completed.
     done: u64,
-    /// The same as published in its credit.
+    /// Number of completed frames that the block has published in its credit.
     reported: u64,
 }
 
-/// The running kernel.
+/// The running persistent kernel.
 struct Resident<'a> {
     memory: &'a dyn Memory,
     bell: u64,
-    /// The doorbell that a device writes; 0 if only the host does.
+    /// Address of the doorbell that a device writes; 0 if only the host submits frames.
     rung: u64,
     credits: u64,
     records: [u64; 3],
     input: Slots,
     output: Slots,
-    teams: u64,
-    /// Block b of group t has the number t × blocks per group + b.
+    groups: u64,
+    /// The blocks. Block b of group t has the index t × blocks per group + b.
     blocks: Vec<Block>,
-    /// Number of frames started per group, and whether the last of them hangs.
+    /// For each group, the number of started frames, and whether the last of them hangs.
     begun: Vec<(u64, bool)>,
-    /// The doorbell value at the last read.
+    /// The value of the doorbell at the last read.
     seen: u64,
     /// Number of frames that the host has submitted or a device has signalled.
     posted: u64,
@@ -72,7 +73,7 @@ struct Resident<'a> {
     random: u64,
 }
 
-/// Runs until it is stopped or its context is broken.
+/// Runs until the kernel is stopped or its context is broken.
 pub fn run(memory: &dyn Memory, values: &[u64], grid: [u32; 3]) -> Result {
     Resident::new(memory, values, grid)?.run()
 }
@@ -95,7 +96,7 @@ impl<'a> Resident<'a> {
             bytes: values[bytes],
             shift: 0,
         };
-        let (blocks, teams) = (grid[0] as usize, grid[1] as usize);
+        let (blocks, groups) = (grid[0] as usize, grid[1] as usize);
         let persistent = Self {
             memory,
             bell: values[0],
@@ -104,9 +105,9 @@ impl<'a> Resident<'a> {
             records: [values[9], values[10], values[11]],
             input: ring(3, 12),
             output: ring(6, 15),
-            teams: teams as u64,
-            blocks: vec![Block::default(); blocks * teams],
-            begun: vec![(0, false); teams],
+            groups: groups as u64,
+            blocks: vec![Block::default(); blocks * groups],
+            begun: vec![(0, false); groups],
             seen: 0,
             posted: 0,
             generation: None,
@@ -115,17 +116,21 @@ impl<'a> Resident<'a> {
         for (name, slots) in [("input", persistent.input), ("output", persistent.output)] {
             if slots.count == 0 || slots.bytes > slots.stride {
                 wrong(&format!(
-                    "{name}: {} slots of {} bytes cannot hold frames of {}",
+                    "{name}: {} slots of {} bytes cannot hold frames of {} bytes",
                     slots.count, slots.stride, slots.bytes
                 ))?;
             }
         }
         let [_, words, count] = persistent.records;
         if words < RECORD_WORDS || !count.is_power_of_two() {
-            wrong(&format!("{count} records of {words} words"))?;
+            wrong(&format!(
+                "{count} records of {words} words are invalid: the count must be a power of two, and a record must have at least {RECORD_WORDS} words"
+            ))?;
         }
         if grid[2] != 1 {
-            wrong(&format!("a grid of {grid:?} blocks"))?;
+            wrong(&format!(
+                "the grid {grid:?} is invalid: its third dimension must be 1"
+            ))?;
         }
         for word in 0..persistent.blocks.len() {
             persistent.memory.load(persistent.credit(word))?;
@@ -136,7 +141,7 @@ impl<'a> Resident<'a> {
     fn run(mut self) -> Result {
         loop {
             self.memory.check()?;
-            let posted = self.look()?;
+            let posted = self.read_progress()?;
             let Some(block) = self.choose(posted) else {
                 for block in 0..self.blocks.len() {
                     self.settle(block)?;
@@ -151,7 +156,7 @@ impl<'a> Resident<'a> {
                 continue;
             };
             self.turn(block)?;
-            // With more to do already, one word may cover several frames.
+            // Publishing is sometimes delayed, so that one credit word covers several frames.
             if self.below(3) == 0 {
                 self.settle(block)?;
             }
@@ -159,17 +164,19 @@ impl<'a> Resident<'a> {
     }
 
     /// Reads the doorbell and returns the number of submitted frames.
-    fn look(&mut self) -> Result<u64> {
+    fn read_progress(&mut self) -> Result<u64> {
         let bell = self.memory.load(self.bell)?;
         let (before, posted) = (self.seen & POSTED, bell & POSTED);
         if self.seen & STOP != 0 && bell != self.seen {
             wrong(&format!(
-                "the bell was rung after the stop: {:#x}, {bell:#x}",
+                "the doorbell was rung after the stop: it changed from {:#x} to {bell:#x}",
                 self.seen
             ))?;
         }
         if posted < before {
-            wrong(&format!("of {before} frames posted {posted} are left"))?;
+            wrong(&format!(
+                "the number of submitted frames decreased from {before} to {posted}"
+            ))?;
         }
         self.posted = self.posted.max(posted);
         if let Some(ahead) = self.rung_ahead()? {
@@ -180,15 +187,15 @@ impl<'a> Resident<'a> {
         let room = self.input.count.min(self.output.count).min(self.records[2]);
         if posted > free + room {
             wrong(&format!(
-                "{posted} frames are posted where {free} are done and {room} have room: what is in use is overwritten"
+                "{posted} frames are submitted, but only {free} are done and there are {room} slots: frames in use are overwritten"
             ))?;
         }
         self.seen = bell;
-        // The shifts are read when a frame needs them.
+        // Reads the shifts only if new frames were submitted with a new generation of the shifts.
         if posted > before && self.generation != Some(generation(bell)) {
             if self.generation.is_some() && self.done() < before {
                 wrong(&format!(
-                    "the shifts change with frame {before} or later, and {} are done",
+                    "the shifts change with frame {before} or later, but only {} frames are done",
                     self.done()
                 ))?;
             }
@@ -199,7 +206,7 @@ impl<'a> Resident<'a> {
         Ok(posted)
     }
 
-    /// Number of frames that a device has signalled beyond the submitted ones.
+    /// Returns the number of frames that a device has signalled in addition to the submitted frames.
     fn rung_ahead(&self) -> Result<Option<u64>> {
         if self.rung == 0 {
             return Ok(None);
@@ -213,12 +220,12 @@ impl<'a> Resident<'a> {
         Ok(Some(ahead).filter(|ahead| *ahead <= self.input.count && self.seen & STOP == 0))
     }
 
-    /// Number of leading frames that all of their blocks have completed.
+    /// Returns the number of consecutive frames, from the first, that all of their blocks have completed.
     fn done(&self) -> u64 {
         self.prefix(|block| block.done)
     }
 
-    /// Number of those that the host knows to be complete.
+    /// Returns the number of consecutive frames, from the first, that are published as complete to the host.
     fn reported(&self) -> u64 {
         self.prefix(|block| block.reported)
     }
@@ -228,15 +235,15 @@ impl<'a> Resident<'a> {
         self.blocks
             .iter()
             .enumerate()
-            .map(|(n, block)| count(block) * self.teams + (n / blocks) as u64)
+            .map(|(n, block)| count(block) * self.groups + (n / blocks) as u64)
             .min()
             .unwrap_or(0)
     }
 
     /// Returns the group of a block and the frame that it would start next.
     fn next(&self, block: usize) -> (usize, u64) {
-        let team = block / (self.blocks.len() / self.begun.len());
-        (team, self.blocks[block].done * self.teams + team as u64)
+        let group = block / (self.blocks.len() / self.begun.len());
+        (group, self.blocks[block].done * self.groups + group as u64)
     }
 
     /// Returns a block that has a frame to process.
@@ -244,8 +251,8 @@ impl<'a> Resident<'a> {
         let count = self.blocks.len();
         let first = usize::try_from(self.below(count as u64)).unwrap_or(0);
         (first..count).chain(0..first).find(|block| {
-            let (team, frame) = self.next(*block);
-            let (begun, hangs) = self.begun[team];
+            let (group, frame) = self.next(*block);
+            let (begun, hangs) = self.begun[group];
             let is_stuck = hangs && self.blocks[*block].done + 1 == begun;
             frame < posted && !is_stuck
         })
@@ -253,18 +260,18 @@ impl<'a> Resident<'a> {
 
     /// Processes a block's part of a frame.
     fn turn(&mut self, block: usize) -> Result {
-        let (team, frame) = self.next(block);
-        if self.blocks[block].done == self.begun[team].0 {
-            self.begun[team].0 += 1;
+        let (group, frame) = self.next(block);
+        if self.blocks[block].done == self.begun[group].0 {
+            self.begun[group].0 += 1;
             let [base, words, count] = self.records;
             let record = base.wrapping_add((frame % count).wrapping_mul(words * 8));
             self.memory.load(record)?;
             self.memory.load(record.wrapping_add((words - 1) * 8))?;
             match PERSISTENT.begin() {
-                Fate::Done => {}
-                Fate::Fails(code) => return Err(code),
-                Fate::Hangs => {
-                    self.begun[team].1 = true;
+                Outcome::Done => {}
+                Outcome::Fails(code) => return Err(code),
+                Outcome::Hangs => {
+                    self.begun[group].1 = true;
                     return Ok(());
                 }
             }

@@ -1,4 +1,4 @@
-//! What a module holds: the entries and global variables of PTX, the names in a cubin.
+//! The contents of a module: the entries and global variables of PTX, and the names in a cubin.
 
 use crate::attributes::CAPABILITY;
 use crate::code::{INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, Result, UNSUPPORTED_PTX_VERSION};
@@ -6,13 +6,13 @@ use crate::code::{INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, Result, UNSUPPO
 /// A global variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// Its name.
+    /// The name of the variable.
     pub name: String,
-    /// Its bytes at the start.
+    /// The initial contents.
     pub bytes: Vec<u8>,
 }
 
-/// What was loaded.
+/// A loaded image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Image {
     /// PTX: every entry and variable is known.
@@ -22,13 +22,13 @@ pub enum Image {
         /// The global variables.
         variables: Vec<Variable>,
     },
-    /// A cubin: a name is there if the bytes hold it.
+    /// A cubin. It contains a kernel if its bytes contain the kernel's name.
     Cubin(Vec<u8>),
 }
 
-/// The newest PTX that a driver of `version` reads, as 10 × major + minor.
+/// Returns the newest PTX version that a driver of `version` supports, as 10 × major + minor.
 ///
-/// The pairs are those of the table "PTX Release History" of NVIDIA's PTX manual.
+/// The values are from the table "PTX Release History" in NVIDIA's PTX manual.
 pub const fn newest(version: i32) -> u32 {
     let minor = (version % 1000 / 10).cast_unsigned();
     match version / 1000 {
@@ -43,7 +43,7 @@ pub const fn newest(version: i32) -> u32 {
 }
 
 impl Image {
-    /// Reads PTX for a driver of `version`. Errors are codes with a line for the log of the compiler.
+    /// Parses PTX for a driver of `version`. An error contains the code and a line for the compiler's log.
     pub fn ptx(text: &str, version: i32) -> std::result::Result<Self, (i32, String)> {
         let text = without_comments(text);
         let mut words = words(&text);
@@ -57,7 +57,7 @@ impl Image {
             .and_then(|(major, minor)| {
                 Some(major.parse::<u32>().ok()? * 10 + minor.parse::<u32>().ok()?)
             })
-            .ok_or_else(|| wrong(&format!("'{number}' is no version")))?;
+            .ok_or_else(|| wrong(&format!("'{number}' is not a version")))?;
         if ptx > newest(version) {
             let message = format!("ptxas fatal   : Unsupported .version {number}");
             return Err((UNSUPPORTED_PTX_VERSION, message));
@@ -69,7 +69,7 @@ impl Image {
         let capability = target
             .strip_prefix("sm_")
             .and_then(|digits| digits.trim_end_matches(['a', 'f']).parse::<i32>().ok())
-            .ok_or_else(|| wrong(&format!("'{target}' is no target")))?;
+            .ok_or_else(|| wrong(&format!("'{target}' is not a target")))?;
         if capability > CAPABILITY {
             return Err((
                 NO_BINARY_FOR_GPU,
@@ -95,12 +95,12 @@ impl Image {
         Ok(Self::Ptx { entries, variables })
     }
 
-    /// Whether it has the kernel `name`.
+    /// Returns true if the image contains the kernel `name`.
     pub fn has_entry(&self, name: &str) -> bool {
         match self {
             Self::Ptx { entries, .. } => entries.iter().any(|entry| entry == name),
             Self::Cubin(bytes) => {
-                // Code of the kernel NAME is in the section .text.NAME.
+                // The code of the kernel NAME is in the section `.text.NAME`.
                 let section = format!(".text.{name}\0");
                 bytes
                     .windows(section.len())
@@ -110,7 +110,8 @@ impl Image {
     }
 }
 
-/// The bytes of an ELF image from its headers, given a function that reads `(offset, bytes)` of it.
+/// Returns the size of an ELF image in bytes, computed from its headers. `read` returns the bytes at `(offset, bytes)`
+/// of the image.
 ///
 /// Layout: "ELF-64 Object File Format", `Elf64_Ehdr` and `Elf64_Shdr`.
 pub fn elf_bytes(read: impl Fn(usize, usize) -> Vec<u8>) -> Result<usize> {
@@ -121,7 +122,7 @@ pub fn elf_bytes(read: impl Fn(usize, usize) -> Vec<u8>) -> Result<usize> {
         value[..bytes].copy_from_slice(&from[at..at + bytes]);
         usize::try_from(u64::from_le_bytes(value)).map_err(|_| INVALID_IMAGE)
     };
-    // 64 bit, little endian.
+    // 64-bit, little-endian.
     if header[4..6] != [2, 1] {
         return Err(INVALID_IMAGE);
     }
@@ -166,7 +167,7 @@ fn without_comments(text: &str) -> String {
     kept
 }
 
-/// Words and single marks.
+/// Splits a text into words and punctuation characters.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     const MARKS: &[char] = &['[', ']', '{', '}', '(', ')', ',', ';', '='];
     text.split_whitespace()
@@ -180,14 +181,14 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// In `.param .u64 .ptr .global .align 4 name` the word names the target of a pointer, and in a type like
-/// `ld.global` it is no word of its own.
+/// Returns true if the word `.global` or `.const` at `at` belongs to a parameter: in `.param .u64 .ptr .global .align 4
+/// name` it describes the target of a pointer. In a type such as `ld.global` it is not a separate word.
 fn is_parameter(words: &[&str], at: usize) -> bool {
     at > 0 && matches!(words[at - 1], ".ptr")
 }
 
-/// What follows `.global` or `.const`: `.align A .TYPE NAME[COUNT] = {…};`, where alignment, lanes, count and values
-/// may be missing. An initialiser that is no number is not understood.
+/// Parses the words after `.global` or `.const`: `.align A .TYPE NAME[COUNT] = {…};`. Alignment, lanes, count and
+/// values are optional. Returns `None` for an initialiser that is not a number.
 fn variable(words: &[&str]) -> Option<Variable> {
     let mut words = words.iter().copied().peekable();
     let mut lanes = 1;
@@ -219,7 +220,7 @@ fn variable(words: &[&str]) -> Option<Variable> {
     Some(Variable { name, bytes })
 }
 
-/// A number as PTX writes it; floats are `0f` or `0d` and their bits.
+/// Parses a number in PTX syntax; floats are `0f` or `0d` followed by their bits.
 fn initial(word: &str) -> Option<u64> {
     let bits = |prefix| {
         word.strip_prefix(prefix)
@@ -306,7 +307,8 @@ mod tests {
         image[40..48].copy_from_slice(&64_u64.to_le_bytes());
         image[58..60].copy_from_slice(&64_u16.to_le_bytes());
         image[60..62].copy_from_slice(&2_u16.to_le_bytes());
-        // The first holds bytes up to 1000, the second none at all.
+        // The first section contains bytes up to 1000. The second is a NOBITS section, which occupies no bytes in the
+        // image.
         for (at, kind, offset, bytes) in [(64, 1_u32, 600_u64, 400_u64), (128, 8, 600, 5000)] {
             image[at + 4..at + 8].copy_from_slice(&kind.to_le_bytes());
             image[at + 24..at + 32].copy_from_slice(&offset.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Counters of driver calls, and the report file they are written to.
+//! Counters of driver calls, and the report file to which they are written.
 
 use crate::code::{Code, NOT_READY, SUCCESS};
 use crate::{faults, sys};
@@ -64,7 +64,7 @@ static FILE: LazyLock<Option<PathBuf>> =
     LazyLock::new(|| std::env::var_os("DAQ_SIMULATED_CUDA_REPORT").map(PathBuf::from));
 
 impl Counts {
-    /// Counts a call. Returns its ordinal among calls of the same function, from 1.
+    /// Counts a call. Returns its number among the calls of the same function, starting at 1.
     pub fn called(&self, symbol: &'static str) -> u64 {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let count = calls.entry(symbol).or_default();
@@ -72,7 +72,7 @@ impl Counts {
         *count
     }
 
-    /// Whether any call was made.
+    /// Returns true if any call was made.
     pub fn any(&self) -> bool {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         !calls.is_empty()
@@ -137,7 +137,7 @@ impl Counts {
 }
 
 impl Alive {
-    /// Sum of both.
+    /// Returns the sums of the counts of `self` and `other`.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {

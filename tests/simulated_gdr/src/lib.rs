@@ -1,10 +1,10 @@
-//! A stand-in for GDRCopy's library `libgdrapi.so.2`, over the device memory of `daq-simulated-cuda`: what the CPU stores
-//! through a mapping is what the simulated devices see.
+//! A replacement for GDRCopy's library `libgdrapi.so.2`, based on the device memory of `daq-simulated-cuda`. Stores of
+//! the CPU through a mapping are visible to the simulated devices.
 //!
-//! It is strict where the library forgives: what is mapped cannot be unpinned, and what is no page of a GPU cannot be
-//! mapped. Two variables shape it. `DAQ_SIMULATED_GDR` is a list of options, see [`Options`]; an option that is not known
-//! ends the process. `DAQ_SIMULATED_GDR_REPORT` names a file to which each call of a function that takes or gives back
-//! something is appended as a line, `NAME ANSWER`.
+//! It is stricter than the real library: mapped memory cannot be unpinned, and only whole GPU pages can be mapped. Two
+//! environment variables configure it. `DAQ_SIMULATED_GDR` is a list of options, see [`Options`]; an unknown option
+//! ends the process. `DAQ_SIMULATED_GDR_REPORT` names a file. Each call of a function that acquires or releases a
+//! resource is appended to this file as a line `NAME RESULT`.
 
 mod options;
 mod sys;

@@ -1,26 +1,26 @@
-//! What goes wrong, from `DAQ_SIMULATED_GDR`.
+//! Injected faults, from `DAQ_SIMULATED_GDR`.
 
 /// The options of `DAQ_SIMULATED_GDR`, separated by commas:
 ///
 /// | option | meaning |
 /// |---|---|
-/// | `fail=SYMBOL@N:ERRNO` | the N-th call of a function answers this number; `gdr_open` answers null and leaves it as the thread's last error |
-/// | `misalign` | mappings begin a page of the GPU before what was asked for, and say so |
-/// | `lose=N` | the memory of the N-th mapping that is made goes away at once, for all who have mapped it |
+/// | `fail=SYMBOL@N:ERRNO` | the N-th call of a function returns this number; `gdr_open` sets `errno` |
+/// | `misalign` | mappings start one GPU page before the requested address, and report this |
+/// | `lose=N` | the memory of the N-th mapping is removed immediately, for all processes that have mapped it |
 ///
 /// Counts begin at 1; `fail` may be given several times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Calls that fail: the function, which of its calls, and its answer.
+    /// Calls that fail: the function, the number of the call, and the return value.
     pub fail: Vec<(String, u64, i32)>,
-    /// Whether mappings begin too early.
+    /// True if mappings start one GPU page before the requested address.
     pub misalign: bool,
-    /// The mapping that loses its memory; 0 is none.
+    /// Number of the mapping that loses its memory; 0 for none.
     pub lose: u64,
 }
 
 impl Options {
-    /// Reads the value of `DAQ_SIMULATED_GDR`. The error names the option that is wrong.
+    /// Parses `DAQ_SIMULATED_GDR`. The error names the invalid option.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut options = Self::default();
         for option in text.split(',').map(str::trim).filter(|o| !o.is_empty()) {

@@ -1,4 +1,4 @@
-//! The command line: every command, every error code, every example.
+//! Tests the command line: every command, every exit code, every example.
 
 use daq_core::plan::FILE_KERNEL;
 use daq_pipelines::REGISTRY;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// A pipeline that ends by itself.
+/// A pipeline that ends without a stop request.
 const SMALL: &str = r#"
 [source.adc]
 driver = "sim"
@@ -66,7 +66,7 @@ fn sources() -> impl Iterator<Item = &'static str> {
     REGISTRY.sources.iter().map(|entry| entry.name)
 }
 
-/// The built-in kernels.
+/// Returns the names of the built-in kernels.
 fn kernels() -> impl Iterator<Item = &'static str> {
     let names = REGISTRY.kernels.iter().map(|entry| entry.name);
     names.filter(|name| *name != FILE_KERNEL)
@@ -131,7 +131,8 @@ fn new_every_template_is_valid() {
     for parts in asked {
         let daq = Daq::new("");
         let text = daq.cli(&["new", &parts]).ok().stdout;
-        // The device of `hsb` is reached by the loopback interface: `check` compares packets with the interface's MTU.
+        // `check` compares packets with the interface's MTU, so the device of `hsb` must be reachable through the
+        // loopback interface.
         let local = text.replace("\"192.168.0.2\"", "\"127.0.0.1\"");
         assert_eq!(
             local != text,
@@ -139,7 +140,7 @@ fn new_every_template_is_valid() {
             "{text}"
         );
         daq.write("daq.toml", &local);
-        // What the example of `replay` names.
+        // The example of `replay` names this file.
         daq.write("recording.pcap", "");
         for name in parts.split('/') {
             assert!(text.contains(&format!("\"{name}\"")), "{parts}:\n{text}");
@@ -237,7 +238,7 @@ fn config_errors_are_reported_together_with_location_and_suggestion() {
             .unwrap()
             + 1
     };
-    for (wrong, column, meant) in [
+    for (wrong, column, suggestion) in [
         ("slotz", 1, "did you mean `slots`?"),
         ("patern", 1, "did you mean `pattern`?"), // misspelt on purpose
         ("driver = \"nul\"", 10, "did you mean \"null\"?"),
@@ -247,13 +248,13 @@ fn config_errors_are_reported_together_with_location_and_suggestion() {
             message.contains(&format!("daq.toml:{}:{column}", line_of(wrong))),
             "{wrong}:\n{message}"
         );
-        assert!(message.contains(meant), "{meant}:\n{message}");
+        assert!(message.contains(suggestion), "{suggestion}:\n{message}");
         assert!(
             message.contains(text.lines().nth(line_of(wrong) - 1).unwrap()),
             "the line of {wrong}:\n{message}"
         );
     }
-    // One mistake is one error: the component that names the ring with a wrong key is correct.
+    // One mistake must give one error. The component that names the ring whose section has a wrong key is correct.
     assert!(
         message.contains("4 errors") && message.matches("\nerror").count() == 3,
         "{message}"
@@ -376,9 +377,9 @@ fn config_output_path_used_twice_is_rejected() {
         message.contains("[sink.a] and [sink.b] both claim"),
         "{message}"
     );
-    // Relative paths start from the directory that daq runs in.
+    // Relative paths start from the working directory of daq.
     let daq = Daq::new("");
-    // As the process sees it: without symbolic links.
+    // The path as the process sees it, without symbolic links.
     let here = daq.path("").canonicalize().unwrap().join("out");
     for path in ["./out/", "x/../out", here.to_str().unwrap()] {
         let other = file("b", "x").replace("\"out\"", &format!("{path:?}"));
@@ -403,7 +404,7 @@ fn config_section_name_with_path_is_rejected() {
     let daq = Daq::new(&(SMALL.to_owned() + sink));
     let message = errors(daq.cli(&["check", "daq.toml"]));
     assert!(
-        message.contains("\"../x\" cannot be a name") && message.contains("[sink.\"../x\"]\n"),
+        message.contains("\"../x\" is not a valid name") && message.contains("[sink.\"../x\"]\n"),
         "{message}"
     );
     assert!(
@@ -546,7 +547,7 @@ fn usage_error_exits_64_with_hint() {
 #[test]
 fn run_ends_after_duration_or_frame_count() {
     let daq = Daq::new(&SMALL.replace("packets = 1000\n", ""));
-    // The source is endless, so only the time limit ends the run.
+    // The source never ends, so only the time limit ends the run.
     let _ = daq.run_a_while(&[]);
     let outcome = daq.run(&["--frames", "raw=100"]).ok();
     assert!(
@@ -573,7 +574,7 @@ fn run_without_json_prints_text_report() {
     }
 }
 
-/// Checks the body of a graph: every component, and one arrow per connection.
+/// Checks a graph: it must contain every component, and one arrow per connection.
 fn draws(drawing: &str, arrow: &str) {
     for name in [
         "antenna",
@@ -616,7 +617,7 @@ fn graph_command_prints_graph() {
         .stdout;
     draws(&dot, " -> ");
     let Some(program) = program("dot") else {
-        skip!("graphviz is not here: `dot -Tsvg` was not asked")
+        skip!("graphviz is not installed, so the output was not checked with `dot -Tsvg`")
     };
     let mut child = Command::new(program)
         .arg("-Tsvg")
@@ -648,7 +649,7 @@ fn completions_are_valid_scripts() {
         }
         let Some(program) = program(shell) else {
             daq_tests::print_uncaptured(&format!(
-                "skipped: {shell} is not here to read its completions"
+                "skipped: {shell} is not installed, so its completions were not checked"
             ));
             continue;
         };
@@ -702,11 +703,11 @@ fn reference_pages_are_printed() {
     assert!(schema["properties"]["source"].is_object(), "{schema:#}");
 }
 
-/// Memory of a process beyond rings, kernels and sinks: the program itself (some 15 MiB in the dev profile), the
-/// stacks of its threads, the HTTP side, the allocator's arenas. It does not grow with the configuration's sizes.
+/// Memory of a process in addition to rings, kernels and sinks: the program itself (about 15 MiB in the dev profile),
+/// the stacks of its threads, the HTTP server and the allocator. It does not depend on the sizes in the configuration.
 const OVERHEAD: u64 = 64 << 20;
 
-/// Bytes of a line of /proc/PID/status.
+/// Returns a value of /proc/PID/status in bytes.
 fn status(pid: u32, key: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with(key)).unwrap();
@@ -720,7 +721,7 @@ fn status(pid: u32, key: &str) -> u64 {
 
 #[test]
 fn run_memory_stays_within_plan() {
-    // Large rings, so that a ring missing from the plan is detected.
+    // The rings are large, so that a ring missing in the plan's sum is detected.
     let text = r#"
         [source.adc]
         driver = "sim"
@@ -772,18 +773,18 @@ fn run_memory_stays_within_plan() {
     );
 
     let mut live = daq.spawn(&[]);
-    // Every ring has wrapped, so all of its memory was touched.
+    // By then, every ring has wrapped around, so all of its memory is in use.
     live.wait_count("rings.raw.published", 200);
     live.wait_count("rings.floats.published", 200);
     live.wait_count("rings.spectra.published", 64);
-    let most = status(live.pid(), "VmHWM:");
+    let max = status(live.pid(), "VmHWM:");
     assert!(
-        most <= planned + OVERHEAD,
-        "{most} bytes where {planned} were planned"
+        max <= planned + OVERHEAD,
+        "{max} bytes are in use, but {planned} were planned"
     );
     assert!(
-        most >= rings,
-        "the plan counts {rings} bytes of rings, the process never held more than {most}"
+        max >= rings,
+        "the plan contains rings of {rings} bytes, but the process used at most {max} bytes"
     );
     let _ = live.stop();
 }

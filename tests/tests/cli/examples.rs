@@ -1,4 +1,4 @@
-//! The examples in `configs/`: each is valid, and runs if it needs no peer.
+//! Tests the examples in `configs/`. Each must be valid, and must run if it needs no other host.
 
 use daq_tests::{Daq, Done, configs, files, repository};
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn examples_all_pass_check() {
     }
 }
 
-/// Writes the kernels of the examples to the paths in the examples.
+/// Writes the kernels of the examples to the paths that the examples name.
 fn write_kernels(daq: &Daq) {
     for code in files(&repository().join("configs/kernels"), ".cu") {
         let name = format!("configs/kernels/{}", code.file_name().unwrap().display());
@@ -26,7 +26,7 @@ fn write_kernels(daq: &Daq) {
     }
 }
 
-/// Whether the only error of `path` is the missing GPU.
+/// Returns whether the missing GPU is the only error of `path`.
 fn lacks_gpu(path: &str, done: &Done) -> bool {
     let lacks = done.code == 78
         && done.stderr.contains("runs on a GPU only")

@@ -1,4 +1,4 @@
-//! `daq topo` and plans of recorded machines.
+//! Tests `daq topo`, and plans for recorded machines.
 
 use daq_tests::{Daq, repository};
 use std::fs;
@@ -21,7 +21,7 @@ driver = "null"
 input = "raw"
 "#;
 
-/// A server with a card and a GPU below one host bridge, as `--record` writes it.
+/// Returns the path of a recorded server with a card and a GPU below one host bridge, as `--record` writes it.
 fn recorded() -> String {
     let path = repository().join("daq-core/src/topology/tests/recorded");
     path.to_str().unwrap().to_owned()
@@ -72,7 +72,7 @@ fn topo_record_then_replay_shows_same_machine() {
     let kept = kept.to_str().unwrap();
     let _ = daq.cli(&["topo", "--record", kept]).ok();
     let again = daq.cli(&["topo", "--all", "--from", kept]).ok().stdout;
-    // What is free of a GPU's window may have changed meanwhile.
+    // Remove the free size of the GPU's window, because it may change between the two calls.
     let steady = |text: &str| {
         let lines = text.lines().filter(|line| !line.contains("free"));
         lines.map(str::to_owned).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! The documents: their links lead somewhere, their configurations are valid, their commands exist, and the tutorials run.
+//! Checks the documents: links have a target, configurations are valid, commands exist, and tutorials run.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use toml::{Table, Value};
 
-/// README, the guides at the root, and all pages of the book.
+/// Returns the README, the guides in the repository's root, and all pages of the book.
 fn pages() -> Vec<PathBuf> {
     let root = repository();
     let mut pages: Vec<_> = [
@@ -32,7 +32,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The code blocks of a page: language and text.
+/// Returns the language and the text of each code block of a page.
 fn blocks(page: &Path) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(page).unwrap();
     let mut blocks = Vec::new();
@@ -48,14 +48,14 @@ fn blocks(page: &Path) -> Vec<(String, String)> {
     blocks
 }
 
-/// The file name in the first line of a block, as in `# send.py` or `// clip.cu`.
+/// Returns the file name in the first line of a block, such as `# send.py` or `// clip.cu`.
 fn file_name(block: &str) -> Option<&str> {
     let line = block.lines().next()?;
     let name = line.strip_prefix("# ").or(line.strip_prefix("// "))?;
     (name.contains('.') && !name.contains(' ') && !name.ends_with('.')).then_some(name)
 }
 
-/// A directory with all files that a page names, and the kernels of the examples.
+/// Creates a directory with all files that a page contains, and the kernels of the examples.
 fn directory(page: &Path) -> Daq {
     let daq = Daq::new("");
     for code in daq_tests::files(&repository().join("configs/kernels"), ".cu") {
@@ -70,7 +70,7 @@ fn directory(page: &Path) -> Daq {
     daq
 }
 
-/// Adds the keys of `part` to `whole`. A table that names a driver or a kind replaces the one before.
+/// Adds the keys of `part` to `whole`. A table that names a driver or a kind replaces the existing table.
 fn merge(whole: &mut Table, part: Table) {
     for (key, value) in part {
         match (whole.get_mut(&key), value) {
@@ -88,12 +88,13 @@ fn merge(whole: &mut Table, part: Table) {
     }
 }
 
-/// Every TOML block is a valid configuration; one without a source and a sink is a change to the one before it.
+/// Checks that every TOML block is a valid configuration. A block without a source and a sink changes the block before
+/// it.
 #[test]
 fn configurations_in_documents_are_valid() {
     for page in pages() {
         if page.ends_with("reference/config.md") {
-            continue; // generated, with blocks that are parts by design
+            continue; // the generated page has blocks that are not complete configurations
         }
         let daq = directory(&page);
         let mut whole = Table::new();
@@ -119,7 +120,7 @@ fn configurations_in_documents_are_valid() {
     }
 }
 
-/// The commands of `daq` in a page, without comments: the words of each.
+/// Returns the words of each `daq` command in a page, without shell comments.
 fn commands(page: &Path) -> Vec<Vec<String>> {
     let shell = blocks(page)
         .into_iter()
@@ -165,7 +166,11 @@ fn commands_in_documents_exist() {
                     .stdout
                     .split([' ', '\n', ','])
                     .any(|word| word == option);
-                assert!(known, "{}: daq {line}: no {option}", page.display());
+                assert!(
+                    known,
+                    "{}: daq {line}: the help does not contain {option}",
+                    page.display()
+                );
             }
         }
     }
@@ -202,7 +207,7 @@ fn links_in_documents_have_targets() {
     }
 }
 
-/// Words of a page that stand in backticks.
+/// Returns the words of a page that are in backticks.
 fn code_words(page: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(page).unwrap();
     text.lines()
@@ -276,7 +281,7 @@ fn readme_shows_raw_packet_example() {
     let example = &config[config.find("[source").unwrap()..];
     assert!(
         read("README.md").contains(example),
-        "README.md shows another configs/raw.toml"
+        "the configuration in README.md differs from configs/raw.toml"
     );
 }
 
@@ -308,7 +313,7 @@ fn raw_packet_example_counts_missing_packet() {
 #[test]
 fn alert_rules_are_valid() {
     let Some(promtool) = program("promtool") else {
-        skip!("there is no promtool; tests/run installs it");
+        skip!("promtool is not installed; tests/run installs it");
     };
     let daq = directory(&repository().join("docs/src/how-to/months.md"));
     let output = daq
@@ -318,7 +323,7 @@ fn alert_rules_are_valid() {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Runs the shell blocks of a tutorial in one script, in a directory with the files that it names.
+/// Runs the shell blocks of a tutorial as one script, in a directory with the files of the tutorial.
 fn run_tutorial(name: &str, python: Option<&Python>) {
     let page = repository().join(format!("docs/src/tutorials/{name}.md"));
     let daq = directory(&page);
@@ -326,7 +331,7 @@ fn run_tutorial(name: &str, python: Option<&Python>) {
         .into_iter()
         .filter(|(language, _)| language == "sh");
     let script: String = shell.map(|(_, block)| block).collect();
-    // Where one command fails, those in the background must not outlive the script.
+    // If a command fails, the background commands must end with the script.
     let script = format!("trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}");
     std::fs::create_dir(daq.path("bin")).unwrap();
     std::os::unix::fs::symlink(binary(), daq.path("bin/daq")).unwrap();

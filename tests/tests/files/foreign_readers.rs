@@ -1,9 +1,10 @@
-//! Files of the sinks, read by packages from PyPI.
+//! Reads the files of the sinks with packages from PyPI.
 
 use daq_tests::{Daq, Outcome, Python, files, ledger, skip};
 use serde_json::{Value, json};
 
-/// Numbers that count, in packets of 64 bytes and frames of 8, into files of 16 frames and a half.
+/// Returns a pipeline whose source counts. Packets have 64 bytes, frames have 8 packets, and files have room for 16
+/// frames and a half.
 fn counting(keys: &str, faults: &str) -> String {
     format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 64\npace = \"free\"\n\
@@ -15,7 +16,7 @@ fn counting(keys: &str, faults: &str) -> String {
     )
 }
 
-/// Validates every segment with the `sigmf` package and prints what it says.
+/// Validates every segment with the `sigmf` package, and prints its metadata.
 const VALIDATE: &str = r#"
 import glob, json, os, sys
 import numpy as np
@@ -46,7 +47,7 @@ fn validate(python: &Python, daq: &Daq) -> Vec<Value> {
         .collect()
 }
 
-/// All data of the segments, in order.
+/// Returns the data of all segments, in order.
 fn data(daq: &Daq) -> Vec<u8> {
     files(&daq.path("out"), ".sigmf-data")
         .iter()
@@ -54,7 +55,7 @@ fn data(daq: &Daq) -> Vec<u8> {
         .collect()
 }
 
-/// The bytes of `packets` packets of 64 bytes of the counter, with zeros for those that `is_missing`.
+/// Returns `packets` packets of the counter with 64 bytes each. Packets for which `is_missing` is true contain zeros.
 fn counter(packets: u64, is_missing: impl Fn(u64) -> bool) -> Vec<u8> {
     let words = (0..packets * 8).map(|word| if is_missing(word / 8) { 0 } else { word });
     words.flat_map(u64::to_le_bytes).collect()
@@ -85,9 +86,9 @@ fn file_counter_across_segments_is_byte_identical() {
     let outcome = run(&daq);
     assert!(
         data(&daq) == counter(10_000, |_| false),
-        "other bytes in the files"
+        "the files contain wrong bytes"
     );
-    // 1250 frames, 16 a file.
+    // 1250 frames in files of 16 frames.
     assert_eq!(outcome.count("sinks.disk.files"), 79);
 }
 
@@ -129,7 +130,7 @@ fn sigmf_gaps_are_annotated_at_their_position() {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
     };
-    // Single packets, a frame's worth over the end of a segment, bad and late ones.
+    // Single packets, one frame's number of packets across the end of a segment, and damaged and late packets.
     let missing = |n: u64| matches!(n, 3 | 120..=135 | 300 | 301 | 333 | 500);
     let faults = "lose = [3, \"120..136\"]\ncorrupt_payload_at = [300, 301]\ncorrupt_header_at = [333]\nlate_at = [500]";
     let daq = Daq::new(&counting("packets = 1000", faults));
@@ -139,10 +140,10 @@ fn sigmf_gaps_are_annotated_at_their_position() {
     assert_eq!(outcome.count("sources.adc.lost.late"), 1);
     assert!(
         data(&daq) == counter(1000, missing),
-        "other bytes in the files"
+        "the files contain wrong bytes"
     );
     let seen = validate(&python, &daq);
-    // 8 samples a packet, annotated in the coordinates of each segment of 1024 samples.
+    // A packet has 8 samples. Annotations count from the start of their segment of 1024 samples.
     let mut annotated = Vec::new();
     for (i, one) in (0_u64..).zip(&seen) {
         for span in one["missing"].as_array().unwrap() {
@@ -156,7 +157,7 @@ fn sigmf_gaps_are_annotated_at_their_position() {
     assert_eq!(sum(&seen, "missing", 1), 21 * 8);
 }
 
-/// The metadata of all segments in `directory`, in order.
+/// Returns the metadata of all segments in `directory`, in order.
 fn metas(daq: &Daq, directory: &str) -> Vec<Value> {
     files(&daq.path(directory), ".sigmf-meta")
         .iter()
@@ -166,7 +167,7 @@ fn metas(daq: &Daq, directory: &str) -> Vec<Value> {
 
 #[test]
 fn file_partial_last_frame_is_filled_without_loss() {
-    // The last of 126 frames has 3 of its 8 packets, the last file the last 14 frames.
+    // The last of the 126 frames has 3 of its 8 packets. The last file has the last 14 frames.
     let daq = Daq::new(&counting("packets = 1003", "lose = [1000]"));
     let outcome = run(&daq);
     assert_eq!(ledger::lost(&outcome.report, "adc"), 1);
@@ -202,7 +203,7 @@ fn file_partial_last_frame_is_filled_without_loss() {
 
 #[test]
 fn sigmf_spectra_record_axis_and_rate() {
-    // 64 points a frame at 1 MHz, two transforms a frame, four an output.
+    // Frames have 64 points at 1 MHz. There are two transforms per frame and four per output.
     let text = counting("packets = 1000", "")
         + "[kernel.spectrum]\nuse = \"power-spectrum\"\ninput = \"raw\"\noutput = \"spectra\"\nsize = 32\nintegrate = 4\n\
            [ring.spectra]\n\
@@ -211,7 +212,7 @@ fn sigmf_spectra_record_axis_and_rate() {
     run(&daq);
     let metas = metas(&daq, "spectra");
     let [meta] = &metas[..] else {
-        panic!("one segment: {metas:#?}")
+        panic!("expected one segment: {metas:#?}")
     };
     let global = &meta["global"];
     assert_eq!(global["daq:frame_rate"], 1e6 / 64.0 / 2.0, "{meta:#}");
@@ -229,7 +230,7 @@ fn sigmf_overrun_frames_are_annotated() {
         Ok(python) => python,
         Err(why) => skip!("{why}"),
     };
-    // A ring of 4 frames and a source that does not wait: much is refused.
+    // The ring has only 4 frames and the source does not wait, so many packets are dropped.
     let text =
         counting("packets = 40000\nbackpressure = false", "").replace("slots = 1024", "slots = 4");
     let daq = Daq::new(&text);
@@ -237,9 +238,10 @@ fn sigmf_overrun_frames_are_annotated() {
     let seen = validate(&python, &daq);
     let refused = outcome.count("rings.raw.ring_full");
     if refused == 0 {
-        skip!("the sink kept up with a source as fast as it goes");
+        skip!("the ring was never full, although the source ran as fast as possible");
     }
-    // Every segment records what was lost before its own frames; loss before the first and after the last is not recorded.
+    // Every segment records what was lost before its own frames. Losses before the first and after the last segment are
+    // not recorded.
     let reported = sum(&seen, "missing", 2);
     let first = seen[0]["captures"][0][1].as_u64().unwrap() / 64;
     let last = seen.last().unwrap();
@@ -251,7 +253,7 @@ fn sigmf_overrun_frames_are_annotated() {
         reported <= refused && reported + first <= 5000 && last < 5000,
         "{reported} of {refused}"
     );
-    // The index in the stream goes on through what is missing: every sample holds the number of its place.
+    // The index in the stream also counts missing samples. So the value of every sample must equal its index.
     let bytes = data(&daq);
     let mut at = 0;
     for one in &seen {
@@ -301,12 +303,12 @@ fn file_rotate_by_time_starts_new_segment() {
         files(&daq.path("out"), ".sigmf-meta").len() as u64
     );
     assert_eq!(bytes.len() as u64, outcome.count("sinks.disk.bytes"));
-    // The last frame was cut by the end: what is missing of it is filled.
+    // The stream ended inside the last frame, whose missing packets are filled.
     let sent = outcome.count("sources.adc.delivered");
     assert!(bytes == counter(bytes.len() as u64 / 64, |n| n >= sent));
 }
 
-/// Reads a store with the `zarr` package: all of it, against the counter.
+/// Reads a whole store with the `zarr` package, and compares it with the counter.
 const ZARR: &str = r#"
 import json, os, sys
 import numpy as np
@@ -355,11 +357,11 @@ fn zarr_store_is_read_by_zarr_python() {
     let missing = serde_json::to_string(&missing).unwrap();
     let reported = python.run(ZARR, &[daq.path("").to_str().unwrap(), &missing]);
     assert_eq!(reported, "125 complete\n");
-    // The same bytes as in the files.
+    // The files must contain the same bytes as the store.
     assert_eq!(data(&daq).len(), 64_000);
 }
 
-/// A capture of UDP packets: Ethernet, IPv4 without a checksum, UDP.
+/// Returns a capture of UDP packets, with Ethernet, IPv4 (without a checksum) and UDP headers.
 fn pcap(payloads: &[Vec<u8>]) -> Vec<u8> {
     let mut file = 0xa1b2_c3d4_u32.to_le_bytes().to_vec();
     for word in [0x0004_0002_u32, 0, 0, 65_535, 1] {
@@ -382,7 +384,7 @@ fn pcap(payloads: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
-/// A sensor's count has a date once the configuration says when it was 0.
+/// A sensor's counter can be converted to a date if the configuration contains the counter's origin.
 #[test]
 fn sigmf_sensor_time_with_origin_has_datetime() {
     let python = match Python::with(&["sigmf", "numpy"]) {
@@ -392,7 +394,7 @@ fn sigmf_sensor_time_with_origin_has_datetime() {
     let packets: Vec<Vec<u8>> = (0_u64..8)
         .map(|n| {
             let mut packet = n.to_le_bytes().to_vec();
-            // In picoseconds: 1 ms a packet, from 2 s on.
+            // The counter is in picoseconds. Packets are 1 ms apart and begin at 2 s.
             packet.extend((2_000_000_000_000 + n * 1_000_000_000).to_le_bytes());
             packet.resize(16 + 64, 0);
             packet

@@ -1,4 +1,5 @@
-//! Frames with missing packets: counted by every source, and dropped for readers with `incomplete = "drop"`.
+//! Tests frames with missing packets. Every source must count them, and readers with `incomplete = "drop"` must not
+//! receive them.
 
 use daq_tests::{Daq, files, ledger};
 
@@ -43,7 +44,7 @@ fn incomplete_drop_delivers_only_complete_frames() {
     assert!(incomplete > 0);
     assert!(
         bytes(&daq, "whole") == whole.concat(),
-        "other frames in the file"
+        "the file contains other frames"
     );
     let count = |path: &str| outcome.count(path);
     assert_eq!(count("sources.adc.incomplete"), incomplete);

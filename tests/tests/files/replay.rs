@@ -1,4 +1,4 @@
-//! Replays captures of third-party tools and recordings of daq.
+//! Tests the replay of captures from other tools and of daq's own recordings.
 
 use daq_drivers::packet::pcap::Capture;
 use daq_drivers::sys::send::Sender;
@@ -10,14 +10,15 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-/// Payload bytes of a packet, packets of a frame, packets sent, and their numbers' first.
+/// Payload bytes per packet. The next constants are the packets per frame, the number of packets sent, and the number
+/// of the first packet.
 const PAYLOAD: usize = 1000;
-const PLACES: usize = 10;
+const PACKETS_PER_FRAME: usize = 10;
 const PACKETS: u64 = 1500;
 const FORMAT: &str = "kind = \"raw\"\nheader = 8\npayload = 1000\nsequence = { offset = 4, bytes = 4, endian = \"little\" }";
 
 fn ring_and_sink() -> String {
-    let frame = PAYLOAD * PLACES;
+    let frame = PAYLOAD * PACKETS_PER_FRAME;
     format!(
         "[ring.raw]\nmemory = \"host\"\nslot = {frame}\nslots = 512\n\
          [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\nsegment = \"500 kB\"\n"
@@ -33,7 +34,8 @@ fn live_config(port: u16) -> String {
     )
 }
 
-/// A configuration that replays `path`, with further `keys`, and a format where that is no recording of daq.
+/// Returns a configuration that replays `path` with the additional keys `keys`. `format` is needed unless `path` is a
+/// recording of daq.
 fn replay_config(path: &Path, keys: &str, format: &str) -> String {
     let (rest, path) = (ring_and_sink(), path.display());
     format!(
@@ -41,7 +43,7 @@ fn replay_config(path: &Path, keys: &str, format: &str) -> String {
     )
 }
 
-/// Datagrams with some lost, swapped, twice, and some garbage; the last is whole.
+/// Returns datagrams of which some are lost, reordered, duplicated or invalid. The last frame is complete.
 fn datagrams() -> Vec<Vec<u8>> {
     let packet = |n: u64| {
         let mut packet = (n << 32).to_le_bytes().to_vec();
@@ -59,12 +61,12 @@ fn datagrams() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Packets of those that are lost.
+/// Number of packets that are lost.
 const LOST: u64 = 14;
 
-/// Starts tcpdump, or returns why it cannot.
+/// Starts tcpdump. Returns the reason if that is not possible.
 fn tcpdump(port: u16, packets: usize, to: &Path) -> Result<Child, String> {
-    let program = program("tcpdump").ok_or("there is no tcpdump; tests/run installs it")?;
+    let program = program("tcpdump").ok_or("tcpdump is not installed; tests/run installs it")?;
     let mut command = Command::new(program);
     command
         .args([
@@ -82,7 +84,7 @@ fn tcpdump(port: u16, packets: usize, to: &Path) -> Result<Child, String> {
         ])
         .arg(to);
     if rustix::process::geteuid().is_root() {
-        // Otherwise it changes to a user without write permission.
+        // Without this option, tcpdump changes to a user that cannot write the file.
         command.args(["-Z", "root"]);
     }
     command
@@ -96,28 +98,28 @@ fn tcpdump(port: u16, packets: usize, to: &Path) -> Result<Child, String> {
     while !text.contains("listening on") {
         if stderr.read_line(&mut text).unwrap() == 0 {
             let _ = child.wait();
-            return Err(format!("tcpdump may not capture: {text}"));
+            return Err(format!("tcpdump cannot capture packets: {text}"));
         }
     }
-    // Its final output must be read.
+    // Read the remaining output, so that tcpdump does not block.
     std::thread::spawn(move || stderr.read_to_string(&mut String::new()));
     Ok(child)
 }
 
-/// Waits until the captured packets are in the file.
+/// Waits until tcpdump has written the captured packets to the file.
 fn captured(mut tcpdump: Child) {
     let start = Instant::now();
     while tcpdump.try_wait().unwrap().is_none() {
         if start.elapsed() > TIMEOUT {
             let _ = tcpdump.kill();
             let _ = tcpdump.wait();
-            panic!("tcpdump has not seen all packets");
+            panic!("tcpdump has not captured all packets");
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }
 
-/// Whether this binary has the source `replay`.
+/// Returns whether the tested binary has the source `replay`.
 fn has_replay() -> bool {
     let listed = Command::new(binary()).arg("list").output().unwrap();
     String::from_utf8_lossy(&listed.stdout)
@@ -125,7 +127,7 @@ fn has_replay() -> bool {
         .any(|line| line.trim_start().starts_with("replay "))
 }
 
-/// What a live run received and recorded of [`datagrams`], for others to compare with.
+/// Runs daq with a `udp` source and [`datagrams`]. Returns what it received and recorded, to compare replays with.
 fn live_run(port: u16) -> (Daq, Outcome) {
     let daq = Daq::new(&live_config(port));
     let mut live = daq.spawn(&[]);
@@ -161,7 +163,7 @@ fn assert_same(what: &str, replayed: &Recording, live: &Recording) {
     let (a, b) = (replayed.data.len(), live.data.len());
     assert!(
         replayed.data == live.data,
-        "{what}: other bytes, {a} of them where the live run recorded {b}"
+        "{what}: the replay and the live run recorded different bytes; {a} bytes in the replay, {b} bytes in the live run"
     );
     assert_eq!(replayed.missing, live.missing, "{what}");
 }
@@ -178,14 +180,17 @@ fn replay_of_tcpdump_capture_delivers_packets() {
     };
     let (daq, live) = live_run(port);
     captured(tcpdump);
-    // The bytes first, without a pipeline.
+    // First check the bytes of the capture, without a pipeline.
     let mut capture = Capture::open(&file).unwrap();
     for packet in &sent {
-        let datagram = capture.next().unwrap().expect("as many as were sent");
+        let datagram = capture
+            .next()
+            .unwrap()
+            .expect("the capture must contain every packet that was sent");
         assert_eq!(datagram.destination.port(), port);
         assert!(
             datagram.payload[..] == packet[..],
-            "other bytes in the capture"
+            "the capture contains wrong bytes"
         );
     }
     assert!(capture.next().unwrap().is_none());
@@ -227,7 +232,7 @@ fn replay_of_tcpdump_capture_delivers_packets() {
         }
         assert_same(&keys, &recording(&again, "disk"), &recorded);
     }
-    // Of another port there is nothing.
+    // The capture has no packets for another port.
     let keys = "speed = \"free\"\nport = 9";
     let again = Daq::new(&replay_config(
         &file,
@@ -237,8 +242,9 @@ fn replay_of_tcpdump_capture_delivers_packets() {
     assert_eq!(again.run(&[]).ok().count("sources.adc.expected"), 0);
 }
 
-/// A sender that hands over many datagrams at a time, to a live run and to tcpdump, whose records hold as many; `frames` of
-/// `slot` bytes, from `sends` calls.
+/// Tests a sender that passes many datagrams per call to Linux. A live run and tcpdump both receive them; a record of
+/// tcpdump then contains the same number of datagrams. The sender sends `frames` frames of `slot` bytes in `sends`
+/// calls.
 fn is_replayed_as_sent(kind: &str, format: &str, slot: usize, sends: usize, frames: u64) {
     let python = match Python::with(&["spead2", "numpy"]) {
         Ok(python) => python,
@@ -275,7 +281,7 @@ fn is_replayed_as_sent(kind: &str, format: &str, slot: usize, sends: usize, fram
     }
     assert!(
         longest > 10_000,
-        "no record of {kind} holds several datagrams"
+        "at least one record of {kind} must contain several datagrams"
     );
     for keys in [
         "speed = \"free\"",
@@ -301,13 +307,16 @@ fn is_replayed_as_sent(kind: &str, format: &str, slot: usize, sends: usize, fram
             (0, 0, 1),
             "{output}"
         );
-        assert!(file.data == sent, "other bytes in the file of {output}");
+        assert!(
+            file.data == sent,
+            "the file of {output} contains wrong bytes"
+        );
     }
 }
 
 #[test]
 fn replay_of_raw_gso_capture_is_byte_identical() {
-    is_replayed_as_sent("raw", FORMAT, PAYLOAD * PLACES, 60, 103);
+    is_replayed_as_sent("raw", FORMAT, PAYLOAD * PACKETS_PER_FRAME, 60, 103);
 }
 
 #[test]
@@ -336,14 +345,14 @@ fn replay_of_recording_with_gaps_keeps_gaps() {
     assert_eq!(replayed, received, "{:#}", outcome.report);
 }
 
-/// A recording that is played again and again, until a signal or the time that was given.
+/// A recording is replayed again and again, until a signal arrives or the time limit is reached.
 #[test]
 fn replay_loop_ends_on_request() {
     if !has_replay() {
         skip!("this binary has no source `replay`");
     }
     let (daq, _) = live_run(loopback::free_port());
-    let frame = PAYLOAD * PLACES;
+    let frame = PAYLOAD * PACKETS_PER_FRAME;
     let again = Daq::new(&format!(
         "[http]\nlisten = \"127.0.0.1:0\"\n\
          [source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = \"{}\"\nspeed = \"free\"\nloop = true\n\
@@ -361,7 +370,7 @@ fn replay_loop_ends_on_request() {
         "{:#}",
         outcome.report
     );
-    // Whole passes, and a part of one that nothing need be missing in.
+    // The run has complete passes, and a part of another pass, in which some of the packets may be missing.
     let (whole, lost) = (n("epochs") - 1, ledger::lost(&outcome.report, "adc"));
     assert!(
         (whole * LOST..=(whole + 1) * LOST).contains(&lost),
@@ -373,7 +382,7 @@ fn replay_loop_ends_on_request() {
     let _ = again.run(&["--for", "200ms"]).ok();
 }
 
-/// A file that is no capture.
+/// Tests a file that is not a capture.
 #[test]
 fn replay_of_invalid_capture_is_reported() {
     if !has_replay() {

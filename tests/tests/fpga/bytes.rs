@@ -1,23 +1,23 @@
-//! Compares every byte that a device sends after it passed through ring, kernel and file.
+//! Checks every byte that a device sends, after it has passed through ring, kernel and file.
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, daq, data, host, packets};
 use daq_tests::{Daq, Outcome, binary};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// The kernel and the file of its output.
+/// The kernel `convert`, and a file sink for its output.
 const FLOATS: &str = "[kernel.numbers]\nuse = \"convert\"\ninput = \"raw\"\noutput = \"floats\"\n\
                       [ring.floats]\nmemory = \"host\"\nslots = 8\n\
                       [sink.floats-on-disk]\ndriver = \"file\"\ninput = \"floats\"\npath = \"floats\"\n";
 
-/// An emulated device in its own process, killed when the test ends.
+/// An emulated device in a separate process, which is killed when the test ends.
 pub struct Served {
     child: Child,
 }
 
 impl Served {
-    /// Starts the emulator with `arguments` at `card.sock` in the directory of `daq`; returns when it listens. Its
-    /// output goes to `card.log`.
+    /// Starts the emulator with `arguments` at the socket `card.sock` in the directory of `daq`. Returns when it is
+    /// listening. Its output goes to `card.log`.
     pub fn new(daq: &Daq, arguments: &[&str]) -> Self {
         let log = std::fs::File::create(daq.path("card.log")).unwrap();
         let mut child = Command::new(binary())
@@ -53,7 +53,7 @@ impl Drop for Served {
     }
 }
 
-/// The output of `convert` for int16.
+/// Returns the output of `convert` for int16 samples.
 fn floats(raw: &[u8]) -> Vec<u8> {
     raw.as_chunks::<2>()
         .0
@@ -62,8 +62,8 @@ fn floats(raw: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-/// Checks that all `frames` frames of `bytes` bytes arrived, that no others were counted, and that both files have
-/// every byte.
+/// Checks that all `frames` frames of `bytes` bytes have arrived and that no other frames were counted. Checks every
+/// byte of both files.
 fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64, bytes: usize) {
     let count = |path| outcome.count(path);
     for path in [
@@ -82,10 +82,13 @@ fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64, bytes: usize) {
     let raw = data(daq, "raw");
     assert_eq!(raw.len(), bytes);
     assert_stream(&raw);
-    assert!(data(daq, "floats") == floats(&raw), "the kernel's bytes");
+    assert!(
+        data(daq, "floats") == floats(&raw),
+        "the kernel's output differs"
+    );
 }
 
-/// Runs until `frames` frames have arrived.
+/// Runs daq until `frames` frames have arrived.
 fn run(daq: &Daq, frames: u64) -> Outcome {
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc.delivered", frames);
@@ -108,7 +111,8 @@ fn xdma_in_process_delivers_every_byte() {
     }
 }
 
-/// Packets of one and a half slots: every second frame is short and is flagged as short.
+/// Packets have one and a half times the size of a slot. So every second frame is short and has the flag for short
+/// frames.
 #[test]
 fn xdma_end_of_packet_ends_frame() {
     const PACKETS: usize = 50;
@@ -144,8 +148,8 @@ fn xdma_over_socket_delivers_every_byte() {
     }
 }
 
-/// All data of the LitePCIe device fits into the ring, so a slow reader cannot cause an overrun. The last frame is
-/// complete only when the next one starts, which never happens: the stop reports it.
+/// All data of the LitePCIe device fits into the ring, so even a slow reader cannot cause an overrun. A frame is
+/// reported when the next one starts. The last frame has no successor, so it is reported by the stop.
 #[test]
 fn litepcie_in_process_delivers_every_byte() {
     const FRAMES: u64 = 60;

@@ -1,6 +1,6 @@
-//! The emulator as a separate process: clients and emulators that are killed, malformed clients.
+//! Tests the emulator as a separate process: clients and emulators that are killed, and malformed clients.
 
-#[expect(dead_code, reason = "others use the rest")]
+#[expect(dead_code, reason = "other tests use the other functions")]
 #[path = "../../../drivers/emulators/tests/common/bench.rs"]
 mod bench;
 
@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 
 const SLOT: usize = 64 << 10;
 const SLOTS: usize = 8;
-/// Makes this test executable act as a client of the device at that path.
+/// Environment variable that makes this executable act as a client of the device at the given path.
 const USER: &str = "DAQ_TEST_CARD_USER";
 
-/// A process and its output; killed when the test ends.
+/// A child process and its output. The process is killed when the test ends.
 struct Running {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -40,13 +40,16 @@ impl Running {
         Self { child, stdout }
     }
 
-    /// Reads until a line begins with `start`.
+    /// Reads lines until one begins with `start`, and returns that line.
     fn wait_line(&mut self, start: &str) -> String {
         let mut all = String::new();
         loop {
             let mut line = String::new();
             let read = self.stdout.read_line(&mut line).unwrap();
-            assert!(read > 0, "it ended, and said:\n{all}");
+            assert!(
+                read > 0,
+                "the process ended before the expected output; its output:\n{all}"
+            );
             if line.starts_with(start) {
                 return line;
             }
@@ -69,7 +72,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(start.elapsed() < TIMEOUT, "it does not end");
+            assert!(start.elapsed() < TIMEOUT, "the process did not end in time");
             std::thread::yield_now();
         }
     }
@@ -82,7 +85,7 @@ impl Drop for Running {
     }
 }
 
-/// A directory with the socket of an emulated device.
+/// A directory that contains the socket of an emulated device.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -104,7 +107,7 @@ impl Place {
         command
     }
 
-    /// An emulated device that is ready.
+    /// Starts an emulated device. Returns when the device is ready.
     fn serve(&self, arguments: &[&str]) -> Running {
         let mut server = Running::new(&mut self.command(arguments));
         let line = server.wait_line("listening on ");
@@ -115,8 +118,8 @@ impl Place {
         server
     }
 
-    /// Opens the device after its last client has left. A process that a concurrent test starts inherits that client's
-    /// connection until it calls exec.
+    /// Opens the device after its last client has disconnected. This may need several attempts, because a process that
+    /// a concurrent test starts inherits that client's connection until it calls exec.
     fn open(&self) -> Arc<dyn Device> {
         let mut tries = 0;
         loop {
@@ -130,7 +133,7 @@ impl Place {
         }
     }
 
-    /// Uses the device as a source does, and checks its data from the first byte on.
+    /// Uses the device as a source does. Checks its data from the first byte on.
     fn use_card(&self) -> Bench {
         let bench = Bench::new(self.open(), SLOTS, SLOT);
         bench.start();
@@ -148,7 +151,7 @@ impl Place {
     }
 }
 
-/// Not a test by itself: runs in the process that gets killed.
+/// Not a test: this function runs in the process that is killed.
 #[test]
 fn client_process_to_be_killed() {
     let Some(socket) = std::env::var_os(USER) else {
@@ -182,7 +185,7 @@ fn emulator_client_killed_resets_device() {
         user.wait_line("the card is used");
         assert!(has_memory());
         user.kill();
-        // The next client waits in the queue until the device is released by the previous one.
+        // The next client waits in the queue until the previous client releases the device.
         let bench = place.use_card();
         assert!(has_memory());
         bench.stop();
@@ -206,23 +209,23 @@ fn emulator_killed_is_reported_as_removed_device() {
     bench.wait_count(100);
     server.kill();
     until("the end", || bench.registers.read(0x1000) == GONE);
-    // The device no longer writes, and its memory can be reclaimed.
+    // The device no longer writes, so its memory can be reused.
     bench.clear();
     bench.credit(5);
     let error = DmaMap::new(bench.device.clone().as_dma(), bench.region.clone()).unwrap_err();
     assert!(matches!(error, DmaError::Gone { .. }), "{error}");
     drop(bench.map.take());
     assert!(bench.is_clear());
-    // The leftover socket file does not prevent the next emulator from starting.
+    // The remaining socket file of a killed emulator must not prevent the next emulator from starting.
     assert!(place.socket().exists());
     let server = place.serve(&[]);
     place.use_card().stop();
-    // The socket of a running emulator does.
+    // The socket of a running emulator must prevent it.
     let refused = place.command(&[]).output().unwrap();
     let stderr = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(69), "{stderr}");
     assert!(
-        stderr.contains("another process serves at this path"),
+        stderr.contains("another process already serves a device at this path"),
         "{stderr}"
     );
     place.use_card().stop();
@@ -266,17 +269,17 @@ fn emulator_malformed_clients_do_not_block_others() {
         header(2, 17).to_vec(),
         // A truncated message.
         version[..18].to_vec(),
-        // Before version negotiation, and memory without a file descriptor.
+        // A message before the version negotiation, and a DMA mapping without a file descriptor.
         [&header(2, 48)[..], &[0; 32]].concat(),
         [&version[..], &header(2, 48)[..], &[1; 32]].concat(),
         [&version[..], &header(8, 36)[..], &[0xff; 20]].concat(),
-        // Many more replies than are ever read.
+        // Many more requests than replies are ever read.
         [&version[..], &read_all.repeat(40)].concat(),
         version.repeat(100),
     ];
     for attack in &attacks {
         let mut user = UnixStream::connect(place.socket()).unwrap();
-        // The connection may be closed before all is sent.
+        // The emulator may close the connection before everything is sent.
         let _ = user.write_all(attack);
         let _ = user.shutdown(std::net::Shutdown::Write);
         let mut some = [0; 64];
@@ -284,7 +287,7 @@ fn emulator_malformed_clients_do_not_block_others() {
         drop(user);
         place.use_card().stop();
     }
-    // A client that is silent but connected occupies the device; when it disconnects, the next is served.
+    // A client that is connected but sends nothing occupies the device. When it disconnects, the next client is served.
     let silent = UnixStream::connect(place.socket()).unwrap();
     drop(silent);
     place.use_card().stop();

@@ -1,10 +1,10 @@
-//! Every fault of a device, by its name.
+//! Tests every fault of a device, by its name.
 
 use crate::bytes::Served;
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, daq, data, host, packets};
 use daq_tests::{Live, Outcome};
 
-/// XDMA's faults: as the emulated device names them, and as the engine counts them.
+/// XDMA's faults: the name in the emulated device, and the name of the engine's counter.
 const XDMA_FAULTS: [(&str, &str); 13] = [
     ("align", "align"),
     ("descriptor-magic", "descriptor-magic"),
@@ -21,14 +21,14 @@ const XDMA_FAULTS: [(&str, &str); 13] = [
     ("descriptor-unexpected", "descriptor-unexpected"),
 ];
 
-/// The ways to detect completions.
+/// The methods to detect completions.
 const NOTICES: [&str; 2] = ["poll", "interrupt"];
 
 fn engine<'a>(outcome: &'a Outcome, key: &str) -> &'a serde_json::Value {
     &outcome.report["sources"]["adc"]["engine"][key]
 }
 
-/// Every error bit stops the engine once; it is restarted each time, and no byte is missing.
+/// Every error bit stops the engine once. The engine must be restarted each time, and no byte may be missing.
 #[test]
 fn xdma_errors_are_named_and_reception_continues() {
     const FRAMES: u64 = 100;
@@ -59,7 +59,7 @@ fn xdma_errors_are_named_and_reception_continues() {
         }
         let restarts = XDMA_FAULTS.len() as u64;
         assert_eq!(engine(&outcome, "restarts"), restarts);
-        // Each counts as an interruption.
+        // Each restart counts as an interruption of the stream.
         assert_eq!(outcome.count("sources.adc.epochs"), restarts + 1);
         assert_eq!(outcome.count("sources.adc.expected"), FRAMES);
         let raw = data(&daq, "raw");
@@ -68,7 +68,7 @@ fn xdma_errors_are_named_and_reception_continues() {
     }
 }
 
-/// An error that occurs before the data path is verified.
+/// The error occurs before the data path is verified.
 #[test]
 fn xdma_error_in_first_transfer_is_counted() {
     const FRAMES: u64 = 20;
@@ -79,14 +79,18 @@ fn xdma_error_in_first_transfer_is_counted() {
     let outcome = live.stop().ok();
     assert_eq!(engine(&outcome, "faults")["read-decode"], 1);
     assert_eq!(engine(&outcome, "proof"), "proven");
-    assert_eq!(outcome.count("sources.adc.epochs"), 1, "nothing was broken");
+    assert_eq!(
+        outcome.count("sources.adc.epochs"),
+        1,
+        "the stream must not be interrupted"
+    );
     assert_stream(&data(&daq, "raw"));
 }
 
-/// An engine that never completes a frame is not restarted forever.
+/// An engine that never completes a frame must not be restarted forever.
 #[test]
 fn xdma_engine_that_always_fails_ends_run() {
-    // Each fault occurs once, so each uses up one attempt.
+    // Each fault occurs once, so each one uses up one restart.
     let faults: Vec<String> = XDMA_FAULTS
         .iter()
         .map(|(name, _)| format!("{name}@5"))
@@ -105,7 +109,7 @@ fn xdma_engine_that_always_fails_ends_run() {
     assert_eq!(data(&daq, "raw").len(), 5 * SLOT);
 }
 
-/// A result that is written after its count is awaited.
+/// The engine must wait for a result that is written after the completion count.
 #[test]
 fn xdma_late_writeback_loses_nothing() {
     const FRAMES: u64 = 40;
@@ -118,7 +122,7 @@ fn xdma_late_writeback_loses_nothing() {
     assert_stream(&data(&daq, "raw"));
 }
 
-/// Checks what a run must show if the device failed after 30 frames.
+/// Checks the result of a run whose device failed after `frames` frames.
 fn is_whole_until(daq: &daq_tests::Daq, outcome: &Outcome, frames: u64) {
     assert_eq!(daq_tests::ledger::open(&outcome.report), [""; 0]);
     assert_eq!(
@@ -134,7 +138,8 @@ fn is_whole_until(daq: &daq_tests::Daq, outcome: &Outcome, frames: u64) {
     assert_stream(&raw);
 }
 
-/// A removed device ends the run with all received data in the file, even if only memory is polled.
+/// If the device is removed, the run must end, and the file must contain all received data. This also applies if only
+/// memory is polled.
 #[test]
 fn device_removed_in_process_ends_run() {
     for source in [XDMA, LITEPCIE] {
@@ -146,7 +151,7 @@ fn device_removed_in_process_ends_run() {
             assert_eq!(outcome.code, 69, "{}", outcome.stderr);
             assert!(outcome.stderr.contains("is gone"), "{}", outcome.stderr);
             assert_eq!(engine(&outcome, "quiesce_timeouts"), 0);
-            // The position of LitePCIe's writer is no longer known, so fewer frames are allowed.
+            // The position of LitePCIe's writer is no longer known, so some of the last frames may be missing.
             let frames = outcome.count("sources.adc.delivered");
             assert!(frames == 30 || source.contains("litepcie") && frames < 30);
             is_whole_until(&daq, &outcome, frames);
@@ -154,7 +159,8 @@ fn device_removed_in_process_ends_run() {
     }
 }
 
-/// The same for a device in another process, whose registers are accessed through a socket.
+/// If a device in another process is removed, the run must end, and the file must contain all received data. The
+/// device's registers are accessed through a socket.
 #[test]
 fn device_removed_over_socket_ends_run() {
     for notice in NOTICES {
@@ -170,7 +176,7 @@ fn device_removed_over_socket_ends_run() {
     }
 }
 
-/// The same for a device whose process was killed.
+/// If the process of an emulated device is killed, the run must end, and the file must contain all received data.
 #[test]
 fn device_emulator_killed_ends_run() {
     let source = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"";
@@ -191,7 +197,8 @@ fn stop_stuck(mut live: Live, frames: u64) -> Outcome {
     live.stop().ok()
 }
 
-/// If an engine does not stop, bus mastering is disabled and counted; all received data is in the file.
+/// If an engine does not stop, bus mastering must be disabled and the event counted. The file must contain all received
+/// data.
 #[test]
 fn xdma_quiesce_timeout_disables_bus_mastering() {
     for notice in NOTICES {
@@ -214,17 +221,18 @@ fn xdma_quiesce_timeout_disables_bus_mastering() {
     }
 }
 
-/// LitePCIe's writer is idle between two bus writes, so a writer that hangs there stops like any other.
+/// LitePCIe's writer is idle between two writes on the bus, so a writer that hangs at this point can be stopped
+/// normally.
 #[test]
 fn litepcie_quiesce_timeout_loses_nothing() {
     let card = format!("{}faults = [\"stuck@30\"]", packets(100));
     let daq = daq(&config(LITEPCIE, &card, &host(64)));
-    // The previous transfer waits for the next one, or for the stop.
+    // The previous transfer is reported when the next one ends, or at the stop.
     let outcome = stop_stuck(daq.spawn(&[]), 29);
     is_whole_until(&daq, &outcome, 30);
 }
 
-/// A lost interrupt only delays a frame.
+/// A lost interrupt must only delay a frame.
 #[test]
 fn xdma_lost_interrupt_loses_nothing() {
     let source = format!("{LITEPCIE}\ncompletion = \"interrupt\"");
@@ -239,7 +247,7 @@ fn xdma_lost_interrupt_loses_nothing() {
     is_whole_until(&daq, &outcome, 60);
 }
 
-/// A transfer is reported as written but never arrives; with host memory there is no other path.
+/// A transfer is reported as written, but its data never arrives. With host memory, there is no other path to use.
 #[test]
 fn xdma_transfer_that_never_completes_ends_run() {
     for source in [XDMA, LITEPCIE] {

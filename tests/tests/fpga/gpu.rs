@@ -1,20 +1,20 @@
-//! Devices that write into GPU memory, on the simulated driver.
+//! Tests devices that write to GPU memory, on the simulated driver.
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, data, numbers, packets};
 use daq_emulators::{litepcie, pattern::Pattern};
 use daq_tests::{Daq, Outcome, Simulated, ledger};
 
-/// The simulated driver's compiler turns this into a kernel that copies each frame unchanged.
+/// The simulated driver's compiler turns this source into a kernel that copies each frame unchanged.
 const SAME: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {\n    \
                     for (daq::Size i = in.index(); i < out.capacity; i += in.stride())\n        \
                     out.as<char>()[i] = in.as<const char>()[i];\n}\n";
 
-/// A machine with a GPU that can be mapped.
+/// Returns a machine with a GPU whose memory can be mapped.
 fn machine() -> Simulated {
     Simulated::new("").with_compiler().with_gdr("")
 }
 
-/// A ring on a GPU, a kernel that reads it, and the kernel's output in a file.
+/// Returns a ring on a GPU, a kernel that reads the ring, and a file sink for the kernel's output.
 fn rest(kernel: &str, slots: usize) -> String {
     format!(
         "[ring.raw]\nmemory = \"cuda:0\"\nslot = {SLOT}\nslots = {slots}\n\
@@ -32,14 +32,14 @@ fn daq(machine: &Simulated, text: &str) -> Daq {
     daq
 }
 
-/// Returns the path of the source in the plan, with its reason.
+/// Returns the source's path in the plan, with its reason.
 fn path(daq: &Daq) -> String {
     let plan = daq.cli(&["plan", "daq.toml"]).ok().stdout;
     let line = plan.lines().find(|line| line.trim().starts_with("path "));
     line.unwrap().trim().to_owned()
 }
 
-/// Runs until the kernel has written `frames` frames; returns the report and the text of `/metrics`.
+/// Runs daq until the kernel has written `frames` frames. Returns the report and the text of `/metrics`.
 fn run(daq: &Daq, frames: u64) -> (Outcome, String) {
     let mut live = daq.spawn(&[]);
     live.wait_count("sinks.disk.frames", frames);
@@ -51,7 +51,7 @@ fn engine<'a>(outcome: &'a Outcome, key: &str) -> &'a serde_json::Value {
     &outcome.report["sources"]["adc"]["engine"][key]
 }
 
-/// Checks that every frame arrived exactly once with all its bytes.
+/// Checks that every frame has arrived exactly once, with all its bytes.
 fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
     assert_eq!(
         outcome.count("sources.adc.delivered"),
@@ -66,10 +66,12 @@ fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
     assert_stream(&raw);
 }
 
-/// Returns what the driver has not freed, except for contexts, which live as long as the process.
+/// Checks that everything was freed except for contexts, which live as long as the process.
 fn assert_all_given_back(machine: &Simulated) {
     let report = machine.report();
-    let leaks = report["leaks"].as_object().expect("the driver was called");
+    let leaks = report["leaks"]
+        .as_object()
+        .expect("the simulated driver must have been called");
     for (what, count) in leaks {
         assert!(what == "contexts" || *count == 0, "{what}: {report:#}");
     }
@@ -101,7 +103,7 @@ fn xdma_direct_writes_into_gpu_ring() {
             metrics.contains("daq_path_proof{source=\"adc\"} 1"),
             "{metrics}"
         );
-        // The frames were not copied.
+        // The frames must not be copied.
         assert!(outcome.report["copies"].get("raw").is_none());
         assert_all_given_back(&machine);
     }
@@ -124,15 +126,16 @@ fn xdma_staged_through_host_fills_gpu_ring() {
     assert_all_given_back(&machine);
 }
 
-/// A transfer is reported as written but never arrives; through host memory, everything after it does arrive.
+/// A transfer to GPU memory is reported as written, but its data never arrives. Through host memory, all later
+/// transfers arrive.
 #[test]
 fn direct_path_that_fails_verification_falls_back() {
     for source in [XDMA, LITEPCIE] {
         let machine = machine();
         let card = format!("{}faults = [\"lie@0\"]", packets(FRAMES));
         let daq = daq(&machine, &config(source, &card, &rest("", 128)));
-        // The false transfer is gone with XDMA. LitePCIe's stream restarts with its writer, and the stop reports its
-        // last frame.
+        // With XDMA, the transfer that did not arrive is lost. LitePCIe's stream restarts with its writer, and its last
+        // frame is reported by the stop.
         let (outcome, metrics) = run(&daq, FRAMES - 1);
         let frames = FRAMES - u64::from(source == XDMA);
         assert_eq!(
@@ -154,7 +157,7 @@ fn direct_path_that_fails_verification_falls_back() {
         let seen = numbers(Pattern::Counter, &data(&daq, "raw"));
         let first = u64::from(source == XDMA);
         assert_eq!(seen, (first..first + frames).collect::<Vec<_>>());
-        // A transfer that was reported complete but never arrived is lost and counted.
+        // The transfer that was reported complete but did not arrive must be counted as lost.
         assert_eq!(
             outcome.count("sources.adc.lost.bad_packet"),
             1,
@@ -208,7 +211,7 @@ fn direct_path_required_but_impossible_is_rejected() {
     }
 }
 
-/// LitePCIe runs free in its own slots on the GPU, and frames are copied within the GPU.
+/// LitePCIe is free-running in its own slots on the GPU. Frames are copied within the GPU.
 #[test]
 fn litepcie_frames_are_copied_within_gpu() {
     let machine = machine();
@@ -225,7 +228,7 @@ fn litepcie_frames_are_copied_within_gpu() {
     assert_all_given_back(&machine);
 }
 
-/// An overrun is counted as in host memory.
+/// An overrun must be counted in the same way as with host memory.
 #[test]
 fn litepcie_overrun_within_gpu_is_counted() {
     let machine = machine();
@@ -245,7 +248,7 @@ fn litepcie_overrun_within_gpu_is_counted() {
 
 const RUNG: &str = "dispatch = \"persistent\"\ndoorbell = \"device\"";
 
-/// The device itself notifies a persistent kernel of each frame.
+/// The device itself rings the doorbell of a persistent kernel for each frame.
 #[test]
 fn device_doorbell_triggers_persistent_kernel() {
     let machine = machine();
@@ -254,12 +257,13 @@ fn device_doorbell_triggers_persistent_kernel() {
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(engine(&outcome, "proof"), "proven");
     assert_eq!(machine.report()["persistent"], FRAMES);
-    // The verification uses three slots and the persistent kernel.
+    // Three launches for the slots that are verified, and one for the persistent kernel.
     assert_eq!(machine.report()["launches"], 4);
     assert_all_given_back(&machine);
 }
 
-/// A device whose sequence restarts can no longer use the doorbell: the run ends and names the fix.
+/// A device whose sequence restarts cannot use the doorbell any more. The run must end with a message that names the
+/// fix.
 #[test]
 fn device_fault_with_device_doorbell_ends_run() {
     let machine = machine();
@@ -277,7 +281,7 @@ fn device_fault_with_device_doorbell_ends_run() {
     assert_eq!(ledger::open(&outcome.report), [""; 0]);
 }
 
-/// The same kernel continues if the CPU writes the doorbell.
+/// If the CPU rings the doorbell, the same kernel must continue.
 #[test]
 fn device_fault_with_cpu_doorbell_continues_run() {
     let machine = machine();

@@ -1,5 +1,5 @@
-//! The source `fpga` through the whole binary, on emulated devices: every byte, every fault by its name, and every loss
-//! with its cause.
+//! Tests the source `fpga` in whole runs with emulated devices. Checks every byte, every fault by its name, and every
+//! loss with its cause.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 

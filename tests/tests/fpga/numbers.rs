@@ -1,4 +1,4 @@
-//! Sequence numbers inside frames, and registers of the gateware.
+//! Tests sequence numbers inside frames, and registers of the gateware.
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, config, daq, data, host, numbers};
 use daq_emulators::pattern::Pattern;
@@ -10,7 +10,7 @@ fn card(packets: u64) -> String {
     format!("packet = {SLOT}\npackets = {packets}\npattern = \"sequence\"\n")
 }
 
-/// The gateware loses packets before the engine: only sequence numbers show it.
+/// The gateware loses packets before the DMA engine, so only the sequence numbers show the loss.
 #[test]
 fn gateware_loss_is_counted() {
     const FRAMES: u64 = 100;
@@ -35,7 +35,7 @@ fn gateware_loss_is_counted() {
     }
 }
 
-/// A device with its own rate and little memory, under backpressure from a slow reader: its buffer overflows.
+/// A device with a fixed rate and little memory is blocked by a slow reader, so its buffer overflows.
 #[test]
 fn backpressure_overflow_in_device_is_counted_as_gap() {
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
@@ -58,7 +58,8 @@ fn backpressure_overflow_in_device_is_counted_as_gap() {
     );
 }
 
-/// Sequence numbers give the amount of loss, the engine its cause: overwritten frames are not wire gaps.
+/// Sequence numbers show how much is lost, and the engine reports the cause. Overwritten frames must not count as wire
+/// gaps.
 #[test]
 fn engine_overrun_is_not_counted_as_wire_gap() {
     let source = format!("{LITEPCIE}\n{SEQUENCE}");
@@ -72,7 +73,7 @@ fn engine_overrun_is_not_counted_as_wire_gap() {
     assert_eq!(seen.len() as u64, delivered);
     let lost = &outcome.report["sources"]["adc"]["lost"];
     let spanned = seen[seen.len() - 1] + 1 - seen[0];
-    // Loss after the last received frame is expected too, and a slow reader may have caused some.
+    // Losses after the last received frame are also expected. A slow reader may have caused some of them.
     let expected = outcome.count("sources.adc.expected");
     assert!(expected >= spanned, "{expected} and {spanned}");
     assert_eq!(ledger::lost(&outcome.report, "adc"), expected - delivered);
@@ -83,7 +84,7 @@ fn engine_overrun_is_not_counted_as_wire_gap() {
     );
 }
 
-/// The same for frames without a free ring slot.
+/// Frames without a free ring slot must not count as wire gaps either.
 #[test]
 fn ring_full_is_not_counted_as_wire_gap() {
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
@@ -108,7 +109,7 @@ fn ring_full_is_not_counted_as_wire_gap() {
     );
 }
 
-/// Registers read back the written values, in order, before the stop and after the start.
+/// Registers must contain the written values, in order, after the start and before the stop.
 #[test]
 fn registers_are_written_at_start_and_before_stop() {
     let registers = "registers = [\n\
@@ -120,7 +121,7 @@ fn registers_are_written_at_start_and_before_stop() {
         { bar = 0, offset = 0x4, value = 0, when = \"stop\" },\n\
         { bar = 0, offset = 0x4, value = 0, wait = \"1 min\", when = \"stop\" },\n\
         ]";
-    // Gateware that is enabled sends; gateware that is disabled does not, which is not an error.
+    // The gateware sends only if this register enables it. Without data, the run must not fail.
     for (sends, frames) in [("1", 20), ("0", 0)] {
         let source = format!("{XDMA}\n{}", registers.replace("SENDS", sends));
         let daq = daq(&config(&source, &card(20), &host(8)));
@@ -136,7 +137,7 @@ fn registers_are_written_at_start_and_before_stop() {
             frames
         );
     }
-    // A register that never reads the expected value is reported with its value.
+    // A register that never has the expected value must be reported with its actual value.
     let source =
         format!("{XDMA}\nregisters = [{{ bar = 0, offset = 0x8, value = 7, wait = \"1 ms\" }}]");
     let outcome = daq(&config(&source, &card(20), &host(8))).run(&[]);

@@ -1,5 +1,5 @@
-//! Devices without backpressure: overwritten frames and frames without a slot are counted, and no file has a wrong
-//! byte.
+//! Tests devices without backpressure. Overwritten frames and frames without a free slot must be counted, and no file
+//! may contain a wrong byte.
 
 use crate::bytes::Served;
 use crate::setup::{LITEPCIE, XDMA, config, daq, data, host, numbers, packets};
@@ -8,9 +8,9 @@ use daq_tests::{Daq, Outcome, ledger};
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// Checks that the file has complete frames of the stream in order, as many as the ledger counts, and that no more are
-/// missing than the ledger counts as lost. The lost count may be too high by frames that were being written, never too
-/// low.
+/// Checks that the file has complete frames in order, and that their number equals the ledger. The number of missing
+/// frames must not exceed the number of frames that the ledger counts as lost. The ledger may count too many, because
+/// of frames that were being written, but never too few.
 fn is_honest(daq: &Daq, outcome: &Outcome) -> Vec<u64> {
     let seen = numbers(Pattern::Counter, &data(daq, "raw"));
     assert_eq!(seen.len() as u64, outcome.count("sources.adc.delivered"));
@@ -35,12 +35,12 @@ fn litepcie_burst_beyond_reader_rate_is_counted() {
         let outcome = live.stop().ok();
         let seen = is_honest(&daq, &outcome);
         assert!(!seen.is_empty());
-        // The device counts transfers, so all are known once it has stopped.
+        // The device counts its transfers, so the total is known after it has stopped.
         assert_eq!(outcome.count("sources.adc.expected"), 400);
     }
 }
 
-/// The daemon is stopped while a device in another process continues, repeatedly until an overrun occurs.
+/// Stops the daemon's process while a device in another process continues. Repeats this until an overrun occurs.
 fn stand_still(source: &str, card: &[&str]) {
     let daq = daq(&config(source, "", &host(16)));
     let _card = Served::new(&daq, card);
@@ -48,7 +48,7 @@ fn stand_still(source: &str, card: &[&str]) {
     live.wait_count("sources.adc.delivered", 50);
     daq_tests::wait_for("an overrun", || {
         live.signal(Signal::STOP);
-        // The device's position is not visible: if this is too short, the loop tries again.
+        // The position of the device is not visible. If this time is too short, the loop tries again.
         std::thread::sleep(Duration::from_millis(20));
         live.signal(Signal::CONT);
         (ledger::count(&live.report(), "sources.adc.lost.overrun") > 0).then_some(())
@@ -76,7 +76,7 @@ fn xdma_without_credits_counts_overrun() {
     );
 }
 
-/// Frames that arrive while a reader holds every slot of the ring.
+/// Frames arrive while a reader occupies every slot of the ring.
 #[test]
 fn ring_full_drops_are_counted() {
     let slow = "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"2 ms\"\nburst = 1\n";
@@ -93,7 +93,7 @@ fn ring_full_drops_are_counted() {
     );
 }
 
-/// XDMA with credits waits for the same reader and loses nothing.
+/// XDMA with credits waits for the same reader, and must lose nothing.
 #[test]
 fn backpressure_waits_for_slow_reader() {
     const FRAMES: u64 = 100;

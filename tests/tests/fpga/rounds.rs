@@ -1,4 +1,5 @@
-//! Repeated starts and stops: no file or mapping is leaked, and no device writes to memory that was revoked.
+//! Tests repeated starts and stops. No file or mapping may be leaked, and no device may write to memory that was
+//! revoked.
 
 use crate::bytes::Served;
 use crate::setup::{SLOT, assert_stream, config, daq, data, host, packets};
@@ -20,12 +21,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Number of rounds that are compared.
+/// Number of rounds between the two counts of resources.
 const ROUNDS: u32 = 100;
-/// Set in the process that runs one test alone.
+/// Environment variable that is set in the child process that runs a single test.
 const ALONE: &str = "DAQ_FPGA_TEST";
 
-/// Runs the test `name` in its own process, where no other code opens files; returns false in that process.
+/// Runs the test `name` in a child process, in which no other code opens files. Returns true in the parent process and
+/// false in the child process.
 fn alone(name: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return false;
@@ -42,7 +44,7 @@ fn alone(name: &str) -> bool {
     true
 }
 
-/// The resources of a process: open files, mappings of memory shared with devices, threads.
+/// The resources of a process: open files, mappings of memory that devices share, and threads.
 #[derive(Debug, PartialEq, Eq)]
 struct Held {
     files: Vec<String>,
@@ -54,7 +56,7 @@ fn held() -> Held {
     let dir = |path: &str| std::fs::read_dir(path).unwrap();
     let mut files: Vec<String> = dir("/proc/self/fd")
         .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
-        // Sockets and pipes have varying numbers; the directory being read does not count.
+        // Sockets and pipes have varying numbers. The open directory itself is not counted.
         .map(|link| link.to_string_lossy().split(':').next().unwrap().to_owned())
         .filter(|link| !link.starts_with("/proc/"))
         .collect();
@@ -67,7 +69,7 @@ fn held() -> Held {
     }
 }
 
-/// Starts `text` in `directory`, waits for `frames` frames and stops.
+/// Starts `text` in `directory`, waits for `frames` frames, and stops.
 fn round(text: &str, directory: &Path, frames: u64) {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
@@ -97,13 +99,13 @@ fn round(text: &str, directory: &Path, frames: u64) {
     assert_eq!((engine.quiesce_timeouts, engine.restarts), (0, 0));
 }
 
-/// A sink that discards everything.
+/// A ring and a sink that discards everything.
 const NULL: &str = "[ring.raw]\nmemory = \"host\"\nslot = 4096\nslots = 16\n\
                     [sink.none]\ndriver = \"null\"\ninput = \"raw\"\n";
 
-/// Runs `ROUNDS` times and compares the resources before and after.
+/// Runs `ROUNDS` rounds and compares the resources before and after.
 fn rounds(text: &str, directory: &Path) {
-    // The first rounds create what lives as long as the process.
+    // The first rounds create resources that live as long as the process.
     for _ in 0..3 {
         round(text, directory, 20);
     }
@@ -114,7 +116,10 @@ fn rounds(text: &str, directory: &Path) {
     for _ in 0..ROUNDS {
         round(text, directory, 20);
     }
-    settled("as many files, maps and threads as before", &before);
+    settled(
+        "the same number of files, maps and threads as before",
+        &before,
+    );
     assert_eq!(before.maps, 0, "{before:#?}");
 }
 
@@ -137,7 +142,7 @@ struct Watched {
     writes: Arc<AtomicU64>,
 }
 
-/// The host memory as such a device accesses it.
+/// The host memory, as a device with counters accesses it.
 struct Watch<'a> {
     host: &'a dyn Host,
     stray: &'a AtomicU64,
@@ -238,7 +243,7 @@ fn xdma_over_socket_restarts_leak_nothing_and_write_nothing_outside() {
     assert!(writes.load(Ordering::Relaxed) > 20 * u64::from(ROUNDS));
 }
 
-/// One device, several daemons in turn, some of which are killed.
+/// Several daemons use one device in turn, and some of them are killed.
 #[test]
 fn daemon_restarts_leave_device_unmapped() {
     const FRAMES: u64 = 50;
@@ -265,11 +270,11 @@ fn daemon_restarts_leave_device_unmapped() {
             assert_stream(&raw);
         }
         std::fs::remove_dir_all(daq.path("raw")).unwrap();
-        wait_for("the card's memory to be taken from it", || {
+        wait_for("the emulated card to unmap the memory of daq", || {
             (!has_memory()).then_some(())
         });
         let before = *first.get_or_insert_with(open);
-        wait_for("as many open files as before", || {
+        wait_for("the same number of open files as before", || {
             (open() == before).then_some(())
         });
     }
@@ -280,7 +285,7 @@ fn daemon_restarts_leave_device_unmapped() {
     );
 }
 
-/// The same for LitePCIe; its table is in the device, so every round fills it again.
+/// Repeated starts of LitePCIe must leak nothing. Its descriptor table is in the device, so every round fills it again.
 #[test]
 fn litepcie_restarts_leak_nothing() {
     if alone("litepcie_restarts_leak_nothing") {

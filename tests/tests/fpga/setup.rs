@@ -1,13 +1,14 @@
-//! Configurations with a device and its readers, and the expected bytes.
+//! Creates configurations with a device and its readers, and the expected bytes.
 
 use daq_emulators::litepcie;
 use daq_emulators::pattern::{Pattern, verify};
 use daq_tests::{Daq, files};
 
-/// Bytes per slot, and per packet by default.
+/// Bytes per slot. By default, packets have the same size.
 pub const SLOT: usize = 4096;
 
-/// A source with a device: keys of the source, keys of its table `emulated`, the rest of the configuration.
+/// Returns a source with a device: the keys `source`, the keys `card` of its table `emulated`, and the rest of the
+/// configuration.
 pub fn config(source: &str, card: &str, rest: &str) -> String {
     let card = if card.is_empty() {
         String::new()
@@ -20,7 +21,7 @@ pub fn config(source: &str, card: &str, rest: &str) -> String {
     )
 }
 
-/// A ring in host memory and a file sink.
+/// Returns a ring in host memory and a file sink.
 pub fn host(slots: usize) -> String {
     format!(
         "[ring.raw]\nmemory = \"host\"\nslot = {SLOT}\nslots = {slots}\n\
@@ -28,24 +29,24 @@ pub fn host(slots: usize) -> String {
     )
 }
 
-/// An emulated XDMA in the daemon's process.
+/// Keys of an XDMA device that is emulated in the daemon's process.
 pub const XDMA: &str = "device = \"emulated:xdma\"";
-/// The same for LitePCIe.
+/// Keys of a LitePCIe device that is emulated in the daemon's process.
 pub const LITEPCIE: &str = "device = \"emulated:litepcie\"\ncsr = \"csr.csv\"";
 
-/// A stream of `packets` packets of one slot each.
+/// Returns the keys of a stream of `packets` packets with the size of one slot.
 pub fn packets(packets: u64) -> String {
     format!("packet = {SLOT}\npackets = {packets}\n")
 }
 
-/// A directory with that configuration and the `csr.csv` of the LitePCIe device.
+/// Creates a directory with the configuration `text` and the `csr.csv` of the LitePCIe device.
 pub fn daq(text: &str) -> Daq {
     let daq = Daq::new(text);
     daq.write("csr.csv", litepcie::CSR);
     daq
 }
 
-/// All data in the files of a directory.
+/// Returns all data in the files of a directory.
 pub fn data(daq: &Daq, directory: &str) -> Vec<u8> {
     files(&daq.path(directory), ".sigmf-data")
         .iter()
@@ -58,8 +59,8 @@ pub fn assert_stream(data: &[u8]) {
     assert_eq!(verify(Pattern::Counter, SLOT as u64, 0, data), None);
 }
 
-/// Returns the number of each frame in `data`. Panics if a frame has bytes of another frame, or if the numbers do not
-/// rise.
+/// Returns the number of each frame in `data`. Panics if a frame contains bytes of another frame, or if the numbers do
+/// not increase.
 pub fn numbers(pattern: Pattern, data: &[u8]) -> Vec<u64> {
     assert_eq!(data.len() % SLOT, 0, "whole frames");
     let (words, slot) = (SLOT as u64 / 8, SLOT as u64);

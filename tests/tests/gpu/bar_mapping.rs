@@ -1,4 +1,4 @@
-//! BAR mappings of GPU memory: the backends on simulated libraries, and on this machine's GPU if there is one.
+//! Tests BAR mappings of GPU memory: the backends with simulated libraries, and on this machine's GPU if there is one.
 
 mod sys;
 
@@ -11,11 +11,11 @@ use daq_tests::{Simulated, skip, test_process};
 use std::sync::Arc;
 use sys::{device_reads, device_writes, in_fork};
 
-/// Bytes of a GPU page.
+/// Size of a GPU page in bytes.
 const PAGE: usize = 64 << 10;
-/// Set in the process that runs the body of a test.
+/// Environment variable that is set in the child process that runs the body of a test.
 const ALONE: &str = "DAQ_MAPPED_TEST";
-/// CUDA memory that cannot be exported: plain, and virtual.
+/// Kinds of CUDA memory that cannot be exported: plain, and virtual.
 const KINDS: [Backing; 2] = [
     Backing::Plain,
     Backing::Mapped {
@@ -24,8 +24,8 @@ const KINDS: [Backing; 2] = [
     },
 ];
 
-/// Runs `work` in its own process on that machine by running the test `name` again. Only the calling process gets the
-/// simulated machine, to check its report.
+/// Runs `work` in a child process with the simulated machine, by running the test `name` again. Returns the simulated
+/// machine in the parent process, which checks its report.
 fn alone(
     name: &str,
     machine: impl FnOnce() -> Simulated,
@@ -39,7 +39,7 @@ fn alone(
     let output = machine
         .prepare(&mut test_process(module_path!(), name))
         .env(ALONE, "1")
-        // An installed Vulkan loader might find a GPU that is not simulated.
+        // Hide an installed Vulkan loader, which might find a GPU that is not simulated.
         .env("VK_DRIVER_FILES", "/dev/null")
         .output()
         .unwrap();
@@ -71,7 +71,7 @@ fn assert_all_given_back(machine: &Simulated) {
     assert_eq!(count("gdr_map"), count("gdr_unmap"), "{calls:?}");
 }
 
-/// A pattern of distinct bytes.
+/// Returns a pattern of bytes that depends on `seed`.
 fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
     (0..bytes)
         .map(|n| u8::try_from((n * 131 + n / 251 + seed * 17 + 1) % 256).unwrap())
@@ -82,8 +82,8 @@ fn backends(refused: &[Refusal]) -> Vec<Backend> {
     refused.iter().map(|refusal| refusal.backend).collect()
 }
 
-/// Checks that the memory is zeroed, that the device sees CPU stores of any size and offset at that position only, and
-/// that the CPU reads what the device writes.
+/// Checks that the memory is initially zero, that the device sees CPU stores of any size and offset at exactly that
+/// position, and that the CPU reads what the device writes.
 fn assert_both_sides_see_the_same(mapped: &Arc<BarMapping>) {
     assert!(
         device_reads(mapped, 0, mapped.bytes())
@@ -104,7 +104,7 @@ fn assert_both_sides_see_the_same(mapped: &Arc<BarMapping>) {
             let end = offset + bytes + 64;
             assert!(
                 device_reads(mapped, 0, end) == model[..end],
-                "{bytes} bytes at {offset}"
+                "wrong data in {bytes} bytes at offset {offset}"
             );
         }
     }
@@ -116,7 +116,10 @@ fn assert_both_sides_see_the_same(mapped: &Arc<BarMapping>) {
         device_writes(mapped, offset, &written);
         let mut read = vec![0; bytes];
         mapped.copy_from(offset, &mut read).unwrap();
-        assert!(read == written, "{bytes} bytes at {offset}");
+        assert!(
+            read == written,
+            "wrong data in {bytes} bytes at offset {offset}"
+        );
     }
     let have = mapped.bytes();
     for (offset, bytes) in [(have, 1), (have - 1, 2), (usize::MAX, 2), (have + 1, 0)] {
@@ -140,7 +143,7 @@ fn assert_both_sides_see_the_same(mapped: &Arc<BarMapping>) {
     );
 }
 
-/// Stores through one mapping are visible through the other, until both are dropped.
+/// Checks that stores through one mapping are visible through the other, until both are dropped.
 fn assert_two_mappings_agree(first: Arc<BarMapping>) {
     let second = first.again().unwrap();
     assert_eq!(
@@ -156,7 +159,7 @@ fn assert_two_mappings_agree(first: Arc<BarMapping>) {
     assert!(device_reads(&second, 14, 1000) == pattern(1000, 2));
 }
 
-/// A forked child gets an error and does not crash, and the parent continues.
+/// Checks that a forked child gets an error and does not crash, and that the parent can continue.
 fn assert_fork_is_error(mapped: Arc<BarMapping>) {
     let answers = || {
         let is_reported = |result: Result<(), BarMappingError>| {
@@ -176,7 +179,7 @@ fn assert_fork_is_error(mapped: Arc<BarMapping>) {
     drop(stores);
     mapped.copy_to(0, &[42]).unwrap();
     assert_eq!(device_reads(&mapped, 0, 1), [42]);
-    // A child that drops the mapping calls no library; the parent does when this closure is dropped.
+    // A child that drops the mapping must not call the library. The parent calls it when this closure is dropped.
     let dropped = in_fork(move || {
         drop(mapped);
         0
@@ -296,7 +299,7 @@ fn gdrcopy_maps_plain_and_virtual_memory() {
         },
     );
     if let Some(machine) = done {
-        // Once for each plain allocation.
+        // One call for each plain allocation.
         assert_eq!(machine.report()["calls"]["cuPointerSetAttribute"], 4);
         assert_eq!(
             machine
@@ -347,7 +350,7 @@ fn dma_buf_with_driver_support_is_mapped() {
         name,
         || Simulated::new("dma-buf=map"),
         |device| {
-            // The simulated driver exports plain memory only from its start, and large memory starts at a page.
+            // The simulated driver exports plain memory only from its beginning, and large allocations begin at a page.
             for (backing, bytes) in [(KINDS[0], 2 << 20), (KINDS[1], 100)] {
                 let mapped =
                     BarMapping::with_backing(device, bytes, Backend::DmaBuf, backing).unwrap();
@@ -364,7 +367,7 @@ fn dma_buf_with_driver_support_is_mapped() {
     }
 }
 
-/// Whichever step fails, the next backend is tried, and the failed one leaks nothing.
+/// If any step fails, the next backend is tried, and the failed backend leaks nothing.
 #[test]
 fn mapping_step_failure_is_reported_and_leaks_nothing() {
     let name = "mapping_step_failure_is_reported_and_leaks_nothing";
@@ -399,7 +402,12 @@ fn mapping_step_failure_is_reported_and_leaks_nothing() {
             "gdrapi",
             &["gdr_get_info_v2 returned 25"],
         ),
-        ("", "misalign", "gdrapi", &["the mapping starts at 0x"]),
+        (
+            "",
+            "misalign",
+            "gdrapi",
+            &["the mapping starts at GPU address 0x"],
+        ),
         (
             "dma-buf=none",
             "fail=gdr_open@1:2",
@@ -493,8 +501,8 @@ fn mapping_used_after_fork_returns_error() {
     }
 }
 
-/// The memory disappears below a live mapping, as when a GPU falls off the bus: the store does no harm, and this and
-/// all later stores return an error.
+/// The memory disappears while it is mapped, as when a GPU fails on the bus. The store must cause no crash, and this
+/// and all later stores must return an error.
 #[test]
 fn mapping_lost_gpu_returns_error() {
     let name = "mapping_lost_gpu_returns_error";
@@ -508,7 +516,7 @@ fn mapping_lost_gpu_returns_error() {
             bell.ring(1).unwrap();
             let mut stores = first.stores().unwrap();
             stores.copy(100, &[1; 1000]).unwrap();
-            // Mapping the memory a second time makes it disappear.
+            // The simulated library makes the memory disappear when it is mapped a second time.
             let second = first.again().unwrap();
             let lost = Err(BarMappingError::Lost { ordinal: 0 });
             assert_eq!(stores.copy(200, &[2; 5000]), lost);
@@ -528,7 +536,7 @@ fn mapping_lost_gpu_returns_error() {
             other.copy_to(0, &[3]).unwrap();
             assert_eq!(device_reads(&other, 0, 1), [3]);
             drop((bell, first, second));
-            // The next mapping may get the same entry of the guard table.
+            // The next mapping may get the same entry in the guard's table.
             let next = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
             next.copy_to(0, &[4]).unwrap();
         },
@@ -611,7 +619,7 @@ fn mapping_by_many_threads_succeeds() {
     }
 }
 
-/// What this machine's GPU and libraries support, and why they do not support the rest.
+/// Tests what this machine's GPU and libraries support. Prints the reason for everything that is not supported.
 #[test]
 fn mapping_on_real_gpu_meets_contract() {
     let device = match Device::open(0) {

@@ -1,5 +1,5 @@
-//! `daq_core::gpu::driver` on the simulated driver: failed recordings leak nothing, hanging work is leaked, and unknown
-//! error codes are passed on.
+//! Tests `daq_core::gpu::driver` with the simulated driver. Failed recordings must leak nothing, hanging work must be
+//! leaked, and unknown error codes must be passed on.
 
 use daq_core::gpu::Event;
 use daq_core::gpu::driver::{Backing, CudaError, Device, Memory, Stream};
@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const BYTES: usize = 4096;
 
-/// Runs `work` in its own process by running the test `name` again, with a driver simulated with `options`. Only the
-/// calling process gets the simulated driver, to check its report.
+/// Runs `work` in a child process, by running the test `name` again. The driver is simulated with `options`. Returns
+/// the simulated driver in the parent process, which checks its report.
 fn with_driver(name: &str, options: &str, work: impl FnOnce(&'static Device)) -> Option<Simulated> {
     if std::env::var_os("DAQ_SIMULATED_CUDA").is_some_and(|given| given == options) {
         work(Device::open(0).unwrap());
@@ -26,10 +26,12 @@ fn with_driver(name: &str, options: &str, work: impl FnOnce(&'static Device)) ->
     Some(simulated)
 }
 
-/// Returns what the driver has not freed, except for contexts, which live as long as the process.
+/// Returns the resources that were not freed, except for contexts, which live as long as the process.
 fn leaks(simulated: &Simulated) -> Vec<String> {
     let report = simulated.report();
-    let leaks = report["leaks"].as_object().expect("the driver was called");
+    let leaks = report["leaks"]
+        .as_object()
+        .expect("the simulated driver must have been called");
     leaks
         .iter()
         .filter(|(what, count)| *what != "contexts" && **count != 0)
@@ -80,10 +82,10 @@ fn graph_recording_failure_leaks_nothing() {
         assert_eq!(stream.record(Vec::new(), fails).unwrap_err(), refusal);
         let panics = |stream: &Stream| -> Result<(), CudaError> {
             stream.fill(&memory, 0, 7, BYTES)?;
-            panic!("as a kernel's host side may");
+            panic!("test panic, as in the host code of a kernel");
         };
         catch_unwind(AssertUnwindSafe(|| stream.record(Vec::new(), panics))).unwrap_err();
-        // The stream is no longer recording: work runs.
+        // The stream is no longer recording, so submitted work must run.
         stream.fill(&memory, 0, 9, BYTES).unwrap();
         stream.synchronize().unwrap();
         is_full_of(&memory, 9);
@@ -116,7 +118,7 @@ fn graph_destroy_failure_frees_executable_graph() {
     });
     if let Some(simulated) = done {
         assert_eq!(simulated.report()["calls"]["cuGraphExecDestroy"], 1);
-        // The graph itself.
+        // Only the graph itself is left.
         assert_eq!(leaks(&simulated), ["graphs: 1"]);
     }
 }
@@ -124,7 +126,7 @@ fn graph_destroy_failure_frees_executable_graph() {
 #[test]
 fn event_reports_failure_with_any_error_code() {
     let name = "event_reports_failure_with_any_error_code";
-    // No real driver returns the second code.
+    // No real driver returns the second error code.
     let options = "fail=cuEventQuery@1:801,fail=cuEventQuery@2:12345";
     let done = with_driver(name, options, |device| {
         let stream = Stream::new(device, 1).unwrap();
@@ -186,7 +188,7 @@ fn leaked_device_objects_are_not_freed_on_drop() {
     }
 }
 
-/// Frames of a source through a kernel from the file `some.cubin`.
+/// A source whose frames pass through a kernel from the file `some.cubin`.
 const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = \"4 KiB\"\n\
                         frames = 20\nsamples = { type = \"int16\" }\n\
                         [ring.raw]\nmemory = \"cuda:0\"\nslot = \"16 KiB\"\nslots = 32\n";
@@ -194,7 +196,7 @@ const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern 
 #[test]
 fn pinning_failure_is_reported_with_fix() {
     let simulated = Simulated::new("fail=cuMemHostRegister_v2@1:2");
-    // CPU stores are not tried, because the ring is pinned first.
+    // CPU stores are not tried in this case, because the ring is pinned first.
     let text = PIPELINE.to_owned()
         + "[staging]\nbackends = []\n[sink.end]\ndriver = \"null\"\ninput = \"raw\"\n";
     let outcome = simulated.on(Daq::new(&text)).run(&[]);
@@ -210,7 +212,7 @@ fn truncated_module_is_rejected_before_driver() {
         + "[kernel.some]\nfile = \"some.cubin\"\ninput = \"raw\"\noutput = \"done\"\n\
            [ring.done]\nslots = 12\n[sink.end]\ndriver = \"null\"\ninput = \"done\"\n";
     let daq = simulated.on(Daq::new(&text));
-    // The header of a file with a table of 19 sections far beyond its end.
+    // A header with a table of 19 sections far beyond the end of the file.
     let mut header = [0; 64];
     header[..6].copy_from_slice(b"\x7fELF\x02\x01");
     header[41] = 0x3b;
@@ -219,7 +221,10 @@ fn truncated_module_is_rejected_before_driver() {
     let outcome = daq.run(&[]);
     let stderr = &outcome.stderr;
     assert_ne!(outcome.code, 0, "{stderr}");
-    assert!(stderr.contains("it is truncated or damaged"), "{stderr}");
+    assert!(
+        stderr.contains("the file is truncated or damaged"),
+        "{stderr}"
+    );
     let calls = &simulated.report()["calls"];
     assert!(calls["cuModuleLoadDataEx"].is_null(), "{calls:#}");
 }

@@ -1,17 +1,17 @@
-//! Persistent kernels through the whole binary on the simulated driver: their output, their shutdown, and the ledgers
-//! after a hang or failure.
+//! Tests persistent kernels in whole runs on the simulated driver: their output, their shutdown, and the ledgers after
+//! a hang or a failure.
 
 use daq_tests::{Daq, Outcome, Simulated, ledger, wait_for};
 use rustix::process::Signal;
 
-/// The simulated driver's compiler turns this into a kernel that copies each frame unchanged.
+/// The simulated driver's compiler turns this source into a kernel that copies each frame unchanged.
 const SOURCE: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {\n    \
                       for (daq::Size i = in.index(); i < out.capacity; i += in.stride())\n        \
                       out.as<char>()[i] = in.as<const char>()[i];\n}\n";
 
 const FRAME: u64 = 16_384;
 
-/// A source whose frames pass through a user's kernel to a file in `there/`.
+/// Returns a source whose frames pass through a user's kernel to a file in `there/`.
 fn pipeline(frames: Option<u64>, kernel: &str) -> String {
     let frames = frames.map_or(String::new(), |frames| format!("frames = {frames}\n"));
     format!(
@@ -27,7 +27,7 @@ fn pipeline(frames: Option<u64>, kernel: &str) -> String {
 const STAYS: &str = "dispatch = \"persistent\"";
 const HTTP: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
 
-/// A run on the simulated driver and its compiler.
+/// Returns a run with the simulated driver and its compiler.
 fn daq(simulated: &Simulated, text: &str) -> Daq {
     let daq = simulated.on(Daq::new(text));
     daq.write("same.cu", SOURCE);
@@ -46,10 +46,12 @@ fn bytes(daq: &Daq, directory: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Returns what the driver has not freed, except for contexts, which live as long as the process.
+/// Returns the resources that were not freed, except for contexts, which live as long as the process.
 fn leaks(simulated: &Simulated) -> Vec<String> {
     let report = simulated.report();
-    let leaks = report["leaks"].as_object().expect("the driver was called");
+    let leaks = report["leaks"]
+        .as_object()
+        .expect("the simulated driver must have been called");
     leaks
         .iter()
         .filter(|(what, count)| *what != "contexts" && **count != 0)
@@ -57,7 +59,8 @@ fn leaks(simulated: &Simulated) -> Vec<String> {
         .collect()
 }
 
-/// One launch processed everything, no call waited for it, and everything was freed.
+/// Checks that one launch has processed all frames, that no call has waited for the kernel, and that everything was
+/// freed.
 fn stayed(simulated: &Simulated, frames: u64) {
     let report = simulated.report();
     assert_eq!(report["launches"], 1, "{report:#}");
@@ -66,7 +69,7 @@ fn stayed(simulated: &Simulated, frames: u64) {
     assert_eq!(leaks(simulated), [""; 0]);
 }
 
-/// Every frame that the kernel accepted is in the file, and nothing was lost.
+/// Checks that every frame that the kernel accepted is in the file, and that nothing was lost.
 fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
     for path in [
         "kernels.same.in",
@@ -81,7 +84,7 @@ fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
     assert_eq!(bytes(daq, "there").len() as u64, frames * FRAME);
 }
 
-/// The bytes that the kernel produces for so many frames if it is launched for each burst.
+/// Returns the bytes of `frames` frames from a kernel that is launched for each burst.
 fn launched(frames: u64, faults: &str) -> Vec<u8> {
     let simulated = simulated("");
     let daq = daq(&simulated, &(pipeline(Some(frames), "") + faults));
@@ -118,7 +121,8 @@ fn persistent_kernel_output_equals_launched_kernel() {
 fn persistent_kernel_output_is_equal_for_all_backends() {
     const FRAMES: u64 = 300;
     let expected = launched(FRAMES, "");
-    // The first available backend serves the ring, the doorbell, or both; without any, the copy engine copies frames.
+    // The first available backend serves the ring, the doorbell, or both. Without a backend, the copy engine copies
+    // frames.
     for backends in [
         r#"["gdrapi"]"#,
         r#"["dma-buf"]"#,
@@ -135,7 +139,7 @@ fn persistent_kernel_output_is_equal_for_all_backends() {
         assert!(bytes(&daq, "there") == expected, "{backends}");
         stayed(&simulated, FRAMES);
     }
-    // A doorbell needs memory.
+    // A doorbell needs mapped memory.
     let simulated = simulated("");
     let outcome =
         daq(&simulated, &pipeline(Some(FRAMES), STAYS)).run(&["--set", "staging.backends=[]"]);
@@ -165,7 +169,8 @@ fn persistent_kernel_finishes_submitted_frames_at_stop() {
     }
 }
 
-/// Kernels on a GPU, launched or persistent, and sinks behind a GPU ring receive no frames with missing packets.
+/// Kernels on a GPU (launched or persistent) and sinks behind a ring on a GPU must not receive frames with missing
+/// packets.
 #[test]
 fn persistent_kernel_with_incomplete_drop_gets_complete_frames() {
     const FRAMES: u64 = 2000;
@@ -225,7 +230,7 @@ fn persistent_kernel_without_frames_stops() {
 fn persistent_kernel_without_guarantee_counts_overrun() {
     const FRAMES: u64 = 5000;
     let simulated = simulated("latency=300");
-    // A slow sink with guarantee delays the kernel, and the source does not wait for the kernel.
+    // A slow sink with a guarantee delays the kernel. The source must not wait for the kernel.
     let kernel = format!("{STAYS}\nguarantee = false");
     let text = pipeline(Some(FRAMES), &kernel)
         + "[sink.slow]\ndriver = \"null\"\ninput = \"back\"\ndelay = \"1 ms\"\nburst = 1\n";
@@ -245,13 +250,13 @@ fn persistent_kernel_without_guarantee_counts_overrun() {
 
 #[test]
 fn persistent_kernel_hang_is_named_and_ledgers_balance() {
-    // Of two block groups, one may be ahead by as many frames as fit.
-    for (keys, most) in [("", 40), ("concurrent_frames = 2", 40 + 32)] {
+    // With two groups of blocks, one group may be ahead of the other by the number of frames that fit into the rings.
+    for (keys, max) in [("", 40), ("concurrent_frames = 2", 40 + 32)] {
         let simulated = simulated("hang=persistent@40");
         let text = pipeline(None, &format!("{STAYS}\n{keys}")) + HTTP;
         let daq = daq(&simulated, &text);
         let mut live = daq.spawn(&["--drain", "1 s"]);
-        // The hang is detected without a request, however long that takes.
+        // The hang must be detected without any request, even if that takes long.
         live.wait_log("on_frame does not return");
         let outcome = live.wait();
         assert_eq!(outcome.code, 70, "{}", outcome.stderr);
@@ -263,12 +268,11 @@ fn persistent_kernel_hang_is_named_and_ledgers_balance() {
         let made = outcome.count("kernels.same.produced");
         assert_eq!(outcome.count("rings.back.published"), made);
         assert!(
-            made < most
-                && outcome.count("kernels.same.in") > outcome.count("kernels.same.consumed"),
+            made < max && outcome.count("kernels.same.in") > outcome.count("kernels.same.consumed"),
             "{:#}",
             outcome.report
         );
-        // No call waited for the kernel.
+        // No call may have waited for the kernel.
         assert_eq!(simulated.report()["blocked"], 0, "{}", outcome.stderr);
     }
 }
@@ -280,9 +284,10 @@ fn persistent_kernel_hang_is_shown_in_status() {
     let daq = daq(&simulated, &text);
     let mut live = daq.spawn(&["--drain", "1 s"]);
     let address = live.address();
-    // Waits until the process has ended or reports that it is unhealthy.
-    wait_for("a word on the kernel", || {
-        let unwell = daq_tests::get(address, "/-/healthy").map_or(true, |said| said.code == 503);
+    // Wait until the process has ended or reports that it is not healthy.
+    wait_for("an unhealthy answer, or the end of daq", || {
+        let unwell =
+            daq_tests::get(address, "/-/healthy").map_or(true, |response| response.code == 503);
         (unwell || !live.is_running()).then_some(())
     });
     live.wait_log("the GPU has completed no work");
@@ -314,7 +319,7 @@ fn persistent_kernel_failure_stops_run_and_ledgers_balance() {
             let made = outcome.count("kernels.same.produced");
             assert!(made < 40, "{options}: {:#}", outcome.report);
             assert_eq!(outcome.count("rings.back.published"), made, "{options}");
-            // The kernel's last output may still have been in transfer.
+            // The kernel's last output may not have been copied yet.
             assert!(outcome.count("sinks.there.frames") <= made, "{options}");
             assert!(outcome.count("kernels.same.failed") > 0, "{options}");
         }

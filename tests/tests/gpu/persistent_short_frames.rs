@@ -1,5 +1,5 @@
-//! Short frames in the middle of the input of a persistent kernel. No source produces any except as the last frame of a
-//! stream, so this test drives the kernel directly, on the simulated driver.
+//! Tests short frames in the middle of the input of a persistent kernel. Sources produce short frames only at the end
+//! of a stream, so this test drives the kernel directly, on the simulated driver.
 
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::Dispatch;
@@ -17,16 +17,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 const NAME: &str = "persistent_kernel_skips_short_frames_and_keeps_slots";
-/// Set in the process that runs the body of the test.
-const ALONE: &str = "DAQ_RESIDENT_SHORT";
+/// Environment variable that is set in the child process that runs the body of the test.
+const ALONE: &str = "DAQ_PERSISTENT_SHORT";
 const BYTES: usize = 4096;
-/// Slots of input and output. Neither these nor the bursts share a common factor.
+/// Number of slots of the input and of the output. These numbers and the burst sizes have no common factor.
 const SLOTS: [usize; 2] = [16, 11];
 const BURSTS: [usize; 6] = [5, 3, 7, 1, 4, 6];
 const SOURCE: &str =
     "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {}\n";
 
-/// A ring in GPU memory that the CPU stores to.
+/// A ring in GPU memory to which the CPU can store.
 struct End {
     region: Arc<Region>,
     producer: Producer,
@@ -51,7 +51,7 @@ impl End {
 
     /// Publishes frame `i`.
     fn publish(&mut self, i: u64) {
-        assert_eq!(self.producer.claim(1), 1, "the ring is full");
+        assert_eq!(self.producer.claim(1), 1, "the ring must have a free slot");
         let at = self.producer.open_slot(0).addr() as u64 - self.slots.base;
         let mapping = self.region.mapping().unwrap();
         mapping
@@ -66,7 +66,7 @@ impl End {
         self.producer.publish(1);
     }
 
-    /// Receives the published frames.
+    /// Returns the published frames and releases their slots.
     fn take(&mut self) -> Vec<(FrameMeta, Vec<u8>)> {
         let Some(lease) = self.reader.poll(usize::MAX) else {
             return Vec::new();
@@ -84,7 +84,8 @@ impl End {
     }
 }
 
-/// Single frames, two in a row, and the first and the last of a burst.
+/// Returns whether frame `i` is short: single frames, two successive frames, and the first and the last frame of a
+/// burst.
 fn is_short(i: u64) -> bool {
     i % 13 == 4 || i % 13 == 5 || i.is_multiple_of(17)
 }
@@ -95,7 +96,7 @@ fn frame(i: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Runs in its own process, which uses the simulated driver.
+/// The body of the test, which runs in a child process with the simulated driver.
 fn body() {
     let device = Device::open(0).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -119,9 +120,9 @@ fn body() {
             ..KernelContext::alone(&samples.layout(BYTES).unwrap(), Side::Cuda(0))
         })
         .unwrap_or_else(|error| panic!("{error}"));
-    // Created before the persistent kernel starts; the kernel does not need it.
+    // The stream is created before the persistent kernel starts. The kernel does not use it.
     let stream = driver::Stream::new(device, 1).unwrap();
-    kernel.begin().unwrap_or_else(|error| panic!("{error}"));
+    kernel.start().unwrap_or_else(|error| panic!("{error}"));
 
     let (mut next, mut consumed, mut failed) = (0, 0, 0);
     let mut came = Vec::new();
@@ -142,7 +143,7 @@ fn body() {
         (consumed, failed) = (consumed + submitted.consumed, failed + submitted.failed);
         let start = Instant::now();
         while input.reader.has_in_flight() {
-            assert!(start.elapsed() < TIMEOUT, "{:?}", kernel.hung());
+            assert!(start.elapsed() < TIMEOUT, "{:?}", kernel.hang_report());
             input.reader.wait_in_flight(Wait::Adaptive, TIMEOUT);
             input.reader.reap(|_| {});
         }
@@ -156,7 +157,7 @@ fn body() {
     assert_eq!(came.len(), whole.len());
     for ((meta, bytes), i) in came.iter().zip(whole) {
         assert_eq!((meta.sequence, meta.length), (i, BYTES));
-        assert!(*bytes == frame(i), "frame {i}: other bytes");
+        assert!(*bytes == frame(i), "frame {i} has wrong bytes");
     }
 }
 

@@ -1,9 +1,9 @@
-//! `daq selftest gpu`, `daq bench doorbell` and `daq bench apiperf` on the simulated driver.
+//! Tests `daq selftest gpu`, `daq bench doorbell` and `daq bench apiperf` on the simulated driver.
 
 use daq_tests::{Daq, Done, Simulated};
 use serde_json::Value;
 
-/// Kernels on a slow machine may take long to stop.
+/// The time limit is long, because kernels on a slow machine may need long to stop.
 const PATIENT: [&str; 4] = ["selftest", "gpu", "--limit", "60s"];
 
 fn daq(simulated: &Simulated) -> Daq {
@@ -18,7 +18,7 @@ fn json(done: &Done) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
 }
 
-/// The names that `--list` prints.
+/// Returns the names that `--list` prints.
 fn names() -> Vec<String> {
     let done = Daq::new("").cli(&["selftest", "gpu", "--list", "--json"]);
     let list = json(&done.ok());
@@ -54,7 +54,7 @@ fn selftest_on_working_memory_passes() {
         assert_eq!(checks, names(), "{backend}, {memory}");
     }
     assert_eq!(results.len(), 3 * names().len());
-    // Nothing prevented a persistent kernel.
+    // No call may have blocked while a persistent kernel was running.
     assert_eq!(simulated.report()["blocked"], 0);
 }
 
@@ -95,7 +95,7 @@ fn selftest_unmappable_memory_is_skipped_with_reason() {
     }
 }
 
-/// A kernel that ends with an error fails the check, which is named, and sets the exit code.
+/// If a kernel ends with an error, the report must name the failed check, and the exit code must be set.
 #[test]
 fn selftest_failure_is_named() {
     let simulated = Simulated::new("fail-async=launch@1:700");
@@ -109,7 +109,7 @@ fn selftest_failure_is_named() {
     assert!(done.stdout.contains("  ok       data "), "{done:?}");
 }
 
-/// A kernel that does not stop fails only its own check.
+/// If a kernel does not stop, only its own check fails.
 #[test]
 fn selftest_after_leaked_device_skips_rest() {
     let simulated = Simulated::new("hang=launch@1");
@@ -167,7 +167,7 @@ fn selftest_unknown_check_is_rejected() {
     assert!(done.stderr.contains("word-order"), "{done:?}");
 }
 
-/// Rows of the table whose title contains `title`.
+/// Returns the rows of the table whose title contains `title`.
 fn rows<'a>(tables: &'a Value, title: &str) -> &'a Vec<Value> {
     let mut tables = tables.as_array().unwrap().iter();
     let has_title = |table: &&Value| table["title"].as_str().unwrap().contains(title);
@@ -188,12 +188,12 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
             .unwrap_or_else(|| panic!("{column}: {row:#}"))
     };
     let trips = rows(&tables, "microseconds from a CPU store");
-    let ways: Vec<_> = trips
+    let methods: Vec<_> = trips
         .iter()
         .map(|row| format!("{}: {}", row["method"], row["kernel"]).replace('"', ""))
         .collect();
     assert_eq!(
-        ways,
+        methods,
         [
             "doorbell by gdrapi: acquire, release",
             "doorbell by gdrapi: acquire",
@@ -221,12 +221,12 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
         .map(|row| row["reason"].as_str().unwrap().split(':').next().unwrap())
         .collect();
     assert_eq!(refused, ["dma-buf", "vulkan"]);
-    let ratios = rows(&tables, "ratios");
+    let ratios = rows(&tables, "for each doorbell");
     assert!(figure(&ratios[0], "÷ host memory") > 0.0);
     assert_eq!(ratios[1]["÷ host memory"], 1.0);
-    for (title, ways) in [
+    for (title, methods) in [
         (
-            "answer of a kernel that has read the frame",
+            "a kernel reads the frame and replies",
             [
                 "stores and doorbell by gdrapi",
                 "copy + launch + synchronise",
@@ -242,7 +242,7 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
             .iter()
             .map(|row| row["method"].as_str().unwrap())
             .collect();
-        assert_eq!(reported, ways);
+        assert_eq!(reported, methods);
         assert!(rows.iter().all(|row| figure(row, "p50") > 0.0));
     }
     let rates = rows(&tables, "million frames");
@@ -255,7 +255,7 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
     assert_eq!(simulated.report()["blocked"], 0);
 }
 
-/// A short `bench persistent`.
+/// Arguments of a short `bench persistent`.
 const PERSISTENT: [&str; 10] = [
     "bench",
     "persistent",
@@ -303,7 +303,7 @@ fn bench_persistent_measures_runtime() {
     }
     is_there(&trips[..1], "host part");
     assert!(trips[1]["host part"].is_null(), "{:#}", trips[1]);
-    let beside = rows(&tables, "beside copies");
+    let beside = rows(&tables, "copied at full rate");
     assert_eq!(
         text(&beside[1..], "longest chunk"),
         ["1 MiB", "512 KiB", "256 KiB"]
@@ -324,10 +324,10 @@ fn bench_persistent_measures_runtime() {
     assert_eq!(simulated.report()["blocked"], 0);
 }
 
-/// A failed runtime gives its reason instead of figures; earlier measurements are shown.
+/// If the runtime fails, the reason is printed instead of results. Earlier measurements are still printed.
 #[test]
 fn bench_persistent_failure_replaces_figures() {
-    // In the frames that another thread publishes.
+    // The kernel fails in the frames that another thread publishes.
     let simulated = Simulated::new("memory=1GiB,fail-async=persistent@60:700")
         .with_gdr("")
         .with_compiler();

@@ -1,9 +1,10 @@
-//! Programs find the simulated CUDA driver where they search for NVIDIA's.
+//! Checks that programs find the simulated CUDA driver where they search for NVIDIA's driver.
 
 use daq_tests::{Simulated, skip};
 use std::process::Command;
 
-/// Counts devices and prints whether the driver has `cuMemCreate`, using only the dynamic loader.
+/// A program that uses only the dynamic loader. It prints the number of devices, and whether the driver has
+/// `cuMemCreate`.
 const PROGRAM: &str = "
 import ctypes
 driver = ctypes.CDLL('libcuda.so.1')
@@ -23,7 +24,7 @@ fn run(simulated: &Simulated) -> String {
 #[test]
 fn simulated_driver_is_found_by_loader() {
     if daq_tests::program("python3").is_none() {
-        skip!("python3 is not there");
+        skip!("python3 is not installed");
     }
     let simulated = Simulated::new("gpus=3");
     assert!(simulated.report().is_null());
@@ -35,7 +36,7 @@ fn simulated_driver_is_found_by_loader() {
 #[test]
 fn simulated_older_driver_lacks_functions() {
     if daq_tests::program("python3").is_none() {
-        skip!("python3 is not there");
+        skip!("python3 is not installed");
     }
     let simulated = Simulated::new("version=10010").without("cuMemCreate");
     assert_eq!(run(&simulated), "0 0 1 False\n");

@@ -1,9 +1,9 @@
-//! Pipelines with rings on a GPU, on the simulated driver: the copies, the reports if there is no GPU, and the ledgers
-//! after a GPU failure.
+//! Tests pipelines with rings on a GPU, on the simulated driver: the copies, the reports if there is no GPU, and the
+//! ledgers after a GPU failure.
 
 use daq_tests::{Daq, Outcome, Simulated};
 
-/// A source of 2000 frames in a ring on a GPU, which a sink reads in GPU memory.
+/// A source of 2000 frames in a ring on a GPU. A sink reads a copy of this ring.
 const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = \"4 KiB\"\n\
                         frames = 2000\nsamples = { type = \"int16\" }\n\
                         [ring.raw]\nmemory = \"MEMORY\"\nslot = \"16 KiB\"\nslots = 32\n\
@@ -13,10 +13,12 @@ fn pipeline(memory: &str) -> String {
     PIPELINE.replace("MEMORY", memory)
 }
 
-/// Returns what the driver has not freed, except for contexts, which live as long as the process.
+/// Returns the resources that were not freed, except for contexts, which live as long as the process.
 fn leaks(simulated: &Simulated) -> Vec<String> {
     let report = simulated.report();
-    let leaks = report["leaks"].as_object().expect("the driver was called");
+    let leaks = report["leaks"]
+        .as_object()
+        .expect("the simulated driver must have been called");
     leaks
         .iter()
         .filter(|(what, count)| *what != "contexts" && **count != 0)
@@ -24,7 +26,7 @@ fn leaks(simulated: &Simulated) -> Vec<String> {
         .collect()
 }
 
-/// Checks that all frames read by the copies of `raw` are accounted for.
+/// Checks that all frames read by the copies of `raw` are counted.
 fn is_accounted_for(outcome: &Outcome) {
     let count = |path: &str| outcome.count(path);
     assert_eq!(
@@ -49,15 +51,15 @@ fn staging_to_gpu_uses_pinned_memory_and_leaks_nothing() {
         is_accounted_for(&outcome);
         let report = simulated.report();
         assert_eq!(report["unregistered"]["copies"], 0, "{options}: {report:#}");
-        // The measurements of `daq` at startup are added.
+        // The copies measured at startup are counted in addition.
         let copied = report["copied"]["host_to_device"].as_u64().unwrap();
         assert!(copied >= 2000 * 16384, "{options}: {report:#}");
         assert_eq!(leaks(&simulated), [""; 0], "{options}");
         let reported = match options {
-            "" => "mapped memory, for RDMA, shareable",
+            "" => "CUDA virtual memory (cuMemMap), RDMA-capable, shareable with other processes",
             "vmm=0" => "a plain allocation",
-            "posix-fd=0" => "mapped memory, for RDMA\n",
-            _ => "mapped memory, shareable",
+            "posix-fd=0" => "CUDA virtual memory (cuMemMap), RDMA-capable\n",
+            _ => "CUDA virtual memory (cuMemMap), shareable with other processes",
         };
         assert!(
             outcome.stderr.contains(reported),
@@ -67,8 +69,8 @@ fn staging_to_gpu_uses_pinned_memory_and_leaks_nothing() {
     }
 }
 
-/// The same source. Its frames pass unchanged through a kernel on the GPU, back, and to a file; and directly to another
-/// file.
+/// Runs the same source. Its frames pass unchanged through a kernel on the GPU, are copied back, and are written to a
+/// file. They are also written directly to another file.
 fn through_a_kernel(daq: &Daq) {
     daq.write(
         "as-it-is.ptx",
@@ -87,7 +89,7 @@ const HTTP: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
 #[test]
 fn staging_to_gpu_and_back_preserves_frames() {
     let simulated = Simulated::new("latency=100");
-    // Missing packets are filled in copies to the GPU too.
+    // Missing packets must also be filled in copies to the GPU.
     let text = pipeline("cuda:0").replace("slots = 32\n", "slots = 32\nfill = 165\n");
     let text = text + KERNEL + "[source.adc.faults]\nloss = 0.05\n";
     let daq = simulated.on(Daq::new(&text));
@@ -113,8 +115,11 @@ fn staging_to_gpu_and_back_preserves_frames() {
         .chunks(4096)
         .filter(|packet| packet.iter().all(|byte| *byte == 165));
     assert!(lost > 0 && filled.count() as u64 == lost, "{lost} lost");
-    assert!(there == here, "what came back differs");
-    // A variable of the code is read at startup.
+    assert!(
+        there == here,
+        "the frames from the GPU must equal the frames of the source"
+    );
+    // At startup, a variable of the code is read into unregistered memory.
     let unregistered = &simulated.report()["unregistered"]["bytes"];
     assert!(unregistered.as_u64().unwrap() <= 64, "{unregistered}");
     assert_eq!(leaks(&simulated), [""; 0]);
@@ -176,7 +181,7 @@ fn tuning_is_cached_until_machine_changes() {
     let state = ["--state-dir", state.to_str().unwrap()];
     let outcome = daq.run(&state).ok();
     assert!(!outcome.stderr.contains(measured), "{}", outcome.stderr);
-    // Another driver version.
+    // Another version of the driver invalidates the saved profile.
     let newer = daq.env("DAQ_SIMULATED_CUDA", "version=13010");
     let outcome = newer.run(&state).ok();
     assert!(outcome.stderr.contains(measured), "{}", outcome.stderr);
@@ -188,7 +193,7 @@ fn tuning_measures_cpu_stores_or_reports_obstacle() {
         (Simulated::new(""), false),
         (Simulated::new("").with_gdr(""), true),
     ] {
-        // An installed Vulkan loader might find a GPU that is not simulated.
+        // Hide an installed Vulkan loader, which might find a GPU that is not simulated.
         let daq = simulated
             .on(Daq::new(&pipeline("cuda:0")))
             .env("VK_DRIVER_FILES", "/dev/null");
@@ -207,17 +212,20 @@ fn tuning_measures_cpu_stores_or_reports_obstacle() {
             let is_refused = last["title"].as_str().unwrap().contains("no backend maps");
             assert_eq!(is_refused, !maps, "{what}: {reported:#?}");
             if is_refused {
-                assert!(rows(last).len() >= 3, "each way is refused: {last:#}");
+                assert!(
+                    rows(last).len() >= 3,
+                    "the table must list each rejected backend: {last:#}"
+                );
                 assert!(rows(last).iter().all(|row| row["reason"] != ""));
                 continue;
             }
             assert_eq!(reported.len(), tables, "{reported:#?}");
             let stores = rows(&reported[tables.min(3) - 1]);
-            // Two sizes at four pairs of offsets.
+            // Two sizes with four pairs of offsets each.
             assert_eq!(stores.len(), 8, "{stores:#?}");
             for row in &stores {
-                for way in ["daq", "memcpy", "best reference ÷ daq"] {
-                    assert!(row[way].as_f64().unwrap() > 0.0, "{row:#}");
+                for method in ["daq", "memcpy", "best reference ÷ daq"] {
+                    assert!(row[method].as_f64().unwrap() > 0.0, "{row:#}");
                 }
             }
         }
@@ -230,7 +238,7 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
     let old = Simulated::new("version=11040");
     let incomplete = Simulated::new("").without("cuMemCreate");
     let empty = Simulated::new("no-init=100");
-    // A driver that is newer than the bindings may return this.
+    // A driver that is newer than the bindings may return an unknown code.
     let unknown = Simulated::new("no-init=12345");
     for (simulated, why) in [
         (None, "libcuda.so.1 was not found"),
@@ -248,7 +256,9 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
         }
         let plan = daq.cli(&["plan", "daq.toml"]).ok();
         if simulated.is_none() && plan.stdout.contains("ring raw @ cuda:") {
-            daq_tests::skip!("this machine has a GPU: output without a GPU cannot be checked");
+            daq_tests::skip!(
+                "this machine has a GPU, so the output without a GPU cannot be checked"
+            );
         }
         assert!(
             plan.stdout.contains("ring raw @ host") && plan.stdout.contains(why),
@@ -258,7 +268,7 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
         let outcome = daq.run(&[]).ok();
         assert_eq!(outcome.count("sinks.end.frames"), 2000);
     }
-    // A GPU that is requested by number is reported as missing.
+    // A GPU that is requested by its number must be reported as missing.
     let daq = old.on(Daq::new(&pipeline("cuda:0")));
     let outcome = daq.run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
@@ -282,7 +292,7 @@ fn gpu_memory_too_small_is_reported_with_available_size() {
     assert_eq!(leaks(&simulated), [""; 0]);
 }
 
-/// Options that make the copies measured at startup fail would end the run before it starts.
+/// Without this section, the copies measured at startup would fail and end the run before it starts.
 const TUNED: &str = "[staging]\nchunk = \"64 KiB\"\ndepth = 2\n";
 
 #[test]
@@ -295,7 +305,7 @@ fn gpu_failure_stops_run_and_ledgers_balance() {
             .ok();
         state.to_str().unwrap().to_owned()
     };
-    // Either the call fails, or the copy fails later and breaks the context.
+    // In one case the call fails. In the other, the copy fails later and makes the context unusable.
     for (options, name) in [
         (
             "fail=cuMemcpyHtoDAsync_v2@100:719",
@@ -331,7 +341,7 @@ fn gpu_hang_does_not_block_exit() {
     let _ = daq.cli(&["tune", "--state-dir", state]).ok();
     let daq = daq.env("DAQ_SIMULATED_CUDA", "hang=copy@50");
     let mut live = daq.spawn(&["--state-dir", state, "--drain", "1 s"]);
-    // Monitoring reports the hang before the run is stopped.
+    // The hang must be reported before the run is stopped.
     daq_tests::wait_for("a stall", || {
         (live.get("/-/healthy").code == 503).then_some(())
     });

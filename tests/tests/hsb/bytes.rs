@@ -1,4 +1,4 @@
-//! Every byte that sensors send, through ring and file.
+//! Checks every byte that sensors send, after it has passed through ring and file.
 
 use crate::needs_room;
 use crate::setup::{ALL, FRAME, FRAMES, PACKETS, Run, config, is_host_correct, options, own};
@@ -47,7 +47,7 @@ fn frames_and_timestamps_are_exact() {
     }
 }
 
-/// For any start of the packet sequence and any number of sequence bits.
+/// Tests several first packet numbers and both numbers of sequence bits.
 #[test]
 fn sequence_wrap_loses_nothing() {
     needs_room!();
@@ -135,7 +135,7 @@ fn emulator_process_is_received() {
     let mut line = String::new();
     stdout.read_line(&mut line).unwrap();
     assert_eq!(line, format!("listening on {address}\n"));
-    // The port is the default.
+    // Without a port in the configuration, the default port is used.
     let daq = Daq::new(&config(&address.ip().to_string(), 1, ""));
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc0.expected", EXPECTED);

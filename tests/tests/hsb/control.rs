@@ -1,4 +1,4 @@
-//! Arming and disarming, for every reply of the device and every end of the run.
+//! Tests arming and disarming, for every reply of the device and every end of the run.
 
 use crate::needs_room;
 use crate::setup::{FRAMES, PACKETS, Run, config, is_host_correct, options, own};
@@ -8,7 +8,7 @@ use daq_tests::{Daq, wait_for};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
-/// A device that never ends, slow enough for any machine.
+/// Options of a device that never stops sending, at a rate that is low enough for any machine.
 fn endless(faults: &[&str]) -> Options {
     Options {
         frames: None,
@@ -44,7 +44,7 @@ fn run_after_killed_run_rearms_device() {
     live.wait_count("sources.adc0.delivered", 100);
     let outcome = live.stop();
     assert!(
-        outcome.stderr.contains("taking it over"),
+        outcome.stderr.contains("taking over the sensor"),
         "{}",
         outcome.stderr
     );
@@ -53,7 +53,7 @@ fn run_after_killed_run_rearms_device() {
     is_host_correct(&counts);
 }
 
-/// A request is repeated if its reply is lost or belongs to another request.
+/// A request must be repeated if its reply is lost or belongs to another request.
 #[test]
 fn control_reply_lost_is_retried() {
     needs_room!();
@@ -69,7 +69,7 @@ fn control_reply_lost_is_retried() {
     assert_eq!(run.counts.ecb_faults, 6);
 }
 
-/// A failed arming is reported and repeated until it succeeds.
+/// A failed arming must be reported and repeated until it succeeds.
 #[test]
 fn control_refusal_or_silence_is_reported_and_retried() {
     for (fault, reason) in [
@@ -81,7 +81,7 @@ fn control_refusal_or_silence_is_reported_and_retried() {
         let mut live = daq.spawn(&[]);
         live.wait_count("sources.adc0.delivered", 100);
         let outcome = live.stop().ok();
-        for part in ["cannot be armed", reason, "Retrying until"] {
+        for part in ["cannot be armed", reason, "Retrying at intervals"] {
             assert!(outcome.stderr.contains(part), "{}", outcome.stderr);
         }
         assert_ne!(outcome.count("sources.adc0.counts.control_errors"), 0);
@@ -91,7 +91,7 @@ fn control_refusal_or_silence_is_reported_and_retried() {
     }
 }
 
-/// A device that restarts loses its registers; both of its sensors are armed again, with new keys.
+/// A device that restarts loses its registers. Both of its sensors must be armed again, with new keys.
 #[test]
 fn device_restarted_is_rearmed() {
     let options = Options {
@@ -114,7 +114,7 @@ fn device_restarted_is_rearmed() {
         let count = |key: &str| outcome.count(&format!("sources.adc{sensor}.{key}"));
         assert_eq!((count("epochs"), count("counts.rearmed")), (2, 1));
         let lost = format!(
-            "sensor {sensor} of {} has lost its registers",
+            "sensor {sensor} of {}: the sensor's register values are lost",
             board.address()
         );
         assert!(outcome.stderr.contains(&lost), "{}", outcome.stderr);
@@ -124,10 +124,11 @@ fn device_restarted_is_rearmed() {
     is_host_correct(&counts);
 }
 
-/// The announcement port, shared by this network: one test at a time uses it, across processes.
+/// Waits for exclusive use of the announcement port, which all processes in this network namespace share. The port is
+/// in use until the result is dropped.
 pub fn announcements() -> UnixListener {
     let name = SocketAddr::from_abstract_name("daq test of announcements to UDP 12267").unwrap();
-    wait_for("the end of others' announcements", || {
+    wait_for("other tests to release the announcement port", || {
         UnixListener::bind_addr(&name).ok()
     })
 }
@@ -145,8 +146,8 @@ fn device_is_discovered() {
     };
     let first = board(11);
     let daq = Daq::new(&config("auto", 1, ""));
-    // Announcements are sent once per second: on a machine that is busy for longer, the test listens again.
-    wait_for("a device that is found", || {
+    // Announcements are sent once per second. On a busy machine, one may be missed, so the test listens again.
+    wait_for("daq to discover the device", || {
         let outcome = daq.run(&["--for", "200 ms"]);
         let is_silent = outcome.stderr.contains("no device announced itself");
         assert!(outcome.code == 0 || is_silent, "{}", outcome.stderr);
@@ -154,7 +155,7 @@ fn device_is_discovered() {
     });
     assert!(first.counts().sensors[0].arms > 0);
     let second = board(12);
-    let outcome = wait_for("both devices", || {
+    let outcome = wait_for("daq to discover both devices", || {
         let outcome = daq.run(&["--for", "200 ms"]);
         let several = "several devices announce themselves";
         outcome.stderr.contains(several).then_some(outcome)

@@ -1,4 +1,4 @@
-//! Network faults are counted and marked, and have no other effect.
+//! Checks that network faults are counted and annotated, and have no other effect.
 
 use crate::needs_room;
 use crate::setup::{ALL, FRAMES, PACKETS, Run, options};
@@ -7,14 +7,15 @@ use daq_emulators::hsb::pattern::{Pattern, verify, whose};
 const EXPECTED: u64 = FRAMES * PACKETS as u64;
 
 fn run(faults: &[&str]) -> Run {
-    // Wide enough for the gaps: beyond it, packets are accepted if several in a row agree.
+    // The window is longer than the gaps. Beyond the window, packets are accepted only if several successive packets
+    // agree.
     Run::new(&options(faults), "window = 8", EXPECTED)
 }
 
 #[test]
 fn gaps_are_counted_and_annotated() {
     needs_room!();
-    // Within a frame; across its end and its metadata; whole frames in between.
+    // Gaps within a frame, across its end and its metadata, and over several complete frames.
     let gaps = [
         (5, 1),
         (2 * ALL + 3, 3),
@@ -30,7 +31,7 @@ fn gaps_are_counted_and_annotated() {
         .filter(|(_, packet)| *packet < PACKETS)
         .collect();
     run.is(lost.len() as u64, 0, 0);
-    // Frames without any packet are delivered as well, filled.
+    // Frames without any packet are delivered as well, with fill values.
     run.has_all_but(&[], &lost);
     let dropped: u64 = gaps.iter().map(|(_, count)| count).sum();
     assert_eq!(run.counts.sensors[0].dropped, dropped);
@@ -62,7 +63,7 @@ fn duplicate_packets_are_counted() {
     run.has_all_but(&[], &[]);
 }
 
-/// Only the packet itself is rejected, so its data is lost.
+/// Only the malformed packet itself is rejected, so only its data is lost.
 #[test]
 fn malformed_packets_change_nothing() {
     needs_room!();
@@ -75,7 +76,7 @@ fn malformed_packets_change_nothing() {
     }
 }
 
-/// A UDP socket does not show the fields that the invariant CRC covers.
+/// A UDP socket does not receive the header fields that the invariant CRC covers, so the CRC cannot be checked.
 #[test]
 fn wrong_icrc_is_not_checked() {
     needs_room!();

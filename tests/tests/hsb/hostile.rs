@@ -1,4 +1,4 @@
-//! A sender that knows queue pair and key, and sends random packets.
+//! Tests a sender that knows the queue pair and the key, and sends random packets.
 
 use crate::setup::{FRAME, PACKET};
 use daq_tests::network::loopback::{self, Queue};
@@ -8,11 +8,11 @@ use std::net::UdpSocket;
 const KEY: u32 = 0x5eed_0001;
 const BASE: u64 = 0x7000_0000;
 const PAGES: u64 = 4;
-/// From page to page.
+/// Distance between two pages in bytes.
 const STRIDE: u64 = 8192;
 const PACKETS: u64 = 20_000;
 
-/// Resembles a packet of a sensor.
+/// Returns a random packet that resembles a packet of a sensor.
 fn packet(random: &mut Random, psn: u32) -> Vec<u8> {
     let page = random.below(PAGES);
     let index = random.below(9);
@@ -37,7 +37,7 @@ fn packet(random: &mut Random, psn: u32) -> Vec<u8> {
         packet.extend((u32::try_from(page).unwrap() | (psn << 12)).to_be_bytes());
     }
     packet.resize(packet.len() + bytes + 4, 0xa5);
-    // Bits of the headers flipped, bytes missing or added.
+    // Flip bits of the headers, and add or remove bytes.
     for _ in 0..random.below(3) {
         let at = usize::try_from(random.below(32)).unwrap();
         packet[at] ^= 1 << random.below(8);
@@ -53,7 +53,7 @@ fn packet(random: &mut Random, psn: u32) -> Vec<u8> {
     packet
 }
 
-/// The process stays up, its ledger counts each packet, and it ends normally.
+/// The process must not crash, must count each packet, and must end normally.
 #[test]
 fn random_packets_are_all_counted() {
     let port = loopback::free_port();
@@ -78,7 +78,7 @@ fn random_packets_are_all_counted() {
             Queue::all_drained(port, 1);
         }
         if n % 2048 == 0 {
-            // Its equations hold at any time.
+            // The equations of the report hold at any time.
             live.report();
         }
     }
@@ -86,7 +86,7 @@ fn random_packets_are_all_counted() {
     let outcome = live.stop().ok();
     assert!(outcome.count("sources.adc0.rejected") > 0);
     let n = |key: &str| outcome.count(&format!("sources.adc0.{key}"));
-    // Each packet is counted once. Late packets were expected, and are counted as lost.
+    // Each packet must be counted once. Late packets were expected, and are counted as lost.
     let lost = n("lost.late") + n("lost.ring_full");
     let all = n("delivered") + n("duplicates") + n("rejected") + n("control") + lost;
     assert_eq!(all, PACKETS, "{:#}", outcome.report);

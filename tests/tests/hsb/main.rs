@@ -1,6 +1,6 @@
-//! The whole of daq with an emulated Holoscan Sensor Bridge over the loopback interface.
+//! Tests daq with an emulated Holoscan Sensor Bridge over the loopback interface.
 //!
-//! A test's whole stream fits into the socket's buffer, so that nothing is lost however slow the machine is.
+//! The whole stream of a test fits into the socket's buffer, so nothing is lost even on a slow machine.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 

@@ -1,6 +1,6 @@
-//! Frames that a sensor writes through a queue pair, with emulated NICs on both sides.
+//! Tests frames that a sensor writes through a queue pair, with emulated NICs on both sides.
 //!
-//! The ring has more slots than a stream has frames, so no frame is overwritten however slow the machine is.
+//! The ring has more slots than a stream has frames, so no frame is overwritten even on a slow machine.
 
 use crate::control::announcements;
 use crate::setup::{ALL, FRAME, FRAMES, PACKET, PACKETS, is_host_correct, options, own};
@@ -21,7 +21,7 @@ fn board(faults: &[&str]) -> Options {
     }
 }
 
-/// The sources `adc0`, `adc1`, …, one per sensor of the device at `device`, each with a ring and a file.
+/// Returns the sources `adc0`, `adc1` and so on, one per sensor of the device at `device`. Each has a ring and a file.
 fn config(device: &str, sensors: usize) -> String {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     for sensor in 0..sensors {
@@ -43,7 +43,7 @@ struct Run {
 }
 
 impl Run {
-    /// Runs one sensor of a device until `frames` frames were expected, and stops both.
+    /// Runs one sensor of a device until `frames` frames were expected, then stops the run and the device.
     fn new(options: &Options, frames: u64) -> Self {
         let board = Board::start(options).unwrap();
         let daq = Daq::new(&config(&board.address().to_string(), 1));
@@ -69,8 +69,8 @@ fn now() -> u64 {
     u64::try_from(now.as_nanos()).unwrap()
 }
 
-/// Panics unless `bytes` are these frames of a sensor, except for the packets `without`, (frame, packet), which are
-/// filled. Returns the ranges of those packets.
+/// Panics unless `bytes` are exactly the frames `frames` of a sensor. The packets `without`, given as (frame, packet),
+/// must be filled. Returns the byte ranges of those packets.
 fn has(bytes: &[u8], sensor: u8, frames: &[u64], without: &[(u64, usize)]) -> Vec<Range<usize>> {
     assert_eq!(bytes.len(), frames.len() * FRAME);
     let mut missing = Vec::new();
@@ -130,17 +130,17 @@ fn queue_pair_frames_and_timestamps_are_exact() {
 fn queue_pair_faults_are_counted() {
     let packet = |frame: u64, packet: u64| frame * ALL + packet;
     let faults = [
-        // A packet, the end of a frame, two ends in a row, the first packet of a frame.
+        // The first faults drop a packet, the end of a frame, two successive ends, and the first packet of a frame.
         format!("drop@{}", packet(5, 3)),
         format!("drop@{}", packet(7, PACKETS as u64)),
         format!("drop@{}:10", packet(20, PACKETS as u64)),
         format!("drop@{}", packet(23, 0)),
-        // Rejected by the NIC.
+        // The NIC rejects the packet.
         format!("bad-rkey@{}", packet(10, 2)),
         format!("bad-va@{}", packet(12, 4)),
         // The end of a frame arrives twice.
         format!("duplicate@{}", packet(15, PACKETS as u64)),
-        // Without metadata, frames end with their last data packet.
+        // Without metadata, a frame ends with its last data packet.
         "restart@40".to_owned(),
     ];
     let faults: Vec<&str> = faults.iter().map(String::as_str).collect();
@@ -201,11 +201,11 @@ fn queue_pair_several_sensors_are_received() {
     is_host_correct(&board.stop());
 }
 
-/// A ring with fewer slots than a stream has frames, and a sensor without backpressure: overwritten frames are counted,
-/// and no torn frame is delivered.
+/// The ring has fewer slots than the stream has frames, and the sensor does not support backpressure. Overwritten
+/// frames must be counted, and no frame with mixed content may be delivered.
 #[test]
 fn queue_pair_page_wrap_tears_no_frame() {
-    // At most the number of frame ends that the queue pair holds while it is not polled.
+    // The number of frame ends does not exceed what the queue pair can hold while it is not polled.
     const MANY: u64 = 3000;
     let board = Board::start(&Options {
         rate: None,
@@ -239,7 +239,7 @@ fn queue_pair_page_wrap_tears_no_frame() {
         }
         let frame = (last.map_or(0, |last| last + 1)..MANY)
             .find(|frame| verify(Pattern::Counter, 0, *frame, 0, bytes).is_none());
-        assert!(frame.is_some(), "frame {i} of the file is torn");
+        assert!(frame.is_some(), "frame {i} of the file has mixed content");
         last = frame;
     }
     is_host_correct(&board.stop());
@@ -294,7 +294,7 @@ fn queue_pair_late_announcement_is_awaited() {
     let daq = Daq::new(&text);
     let mut live = daq.spawn(&[]);
     live.wait_log("no device announced itself");
-    wait_for("an answer that it is not ready", || {
+    wait_for("an answer that daq is not ready", || {
         let answer = live.get("/-/ready");
         (answer.code == 503 && answer.body.contains("adc0")).then_some(())
     });

@@ -1,4 +1,4 @@
-//! Configurations of a source `hsb`, emulated devices for them, and the expected bytes.
+//! Creates configurations of a source `hsb`, emulated devices for them, and the expected bytes.
 
 use daq_core::units::BitRate;
 use daq_emulators::hsb::pattern::{Pattern, verify};
@@ -7,17 +7,17 @@ use daq_tests::network::{Recording, loopback, recording};
 use daq_tests::{Daq, Outcome};
 use std::net::SocketAddrV4;
 
-/// Payload bytes per packet, data packets per frame, and bytes per frame: the last packet is shorter, and has room for
-/// metadata.
+/// Payload bytes per packet. The next constants are the data packets per frame and the bytes per frame. The last packet
+/// is shorter than the others, and has room for the metadata.
 pub const PACKET: usize = 1024;
 pub const PACKETS: usize = 8;
 pub const FRAME: usize = PACKET * PACKETS - 384;
-/// Packets per frame whose metadata have their own packet.
+/// Packets per frame if the metadata has a separate packet.
 pub const ALL: u64 = PACKETS as u64 + 1;
-/// Frames per stream: half a megabyte.
+/// Frames per stream, which is half a megabyte.
 pub const FRAMES: u64 = 64;
 
-/// A device that ends after [`FRAMES`] frames.
+/// Returns the options of a device that stops after [`FRAMES`] frames.
 pub fn options(faults: &[&str]) -> Options {
     Options {
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -28,8 +28,8 @@ pub fn options(faults: &[&str]) -> Options {
     }
 }
 
-/// The sources `adc0`, `adc1`, …, one per sensor of the device at `device`, each with a ring and a file; `keys` apply
-/// to each source.
+/// Returns the sources `adc0`, `adc1` and so on, one per sensor of the device at `device`. Each has a ring and a file.
+/// `keys` apply to every source.
 pub fn config(device: &str, sensors: usize, keys: &str) -> String {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     for sensor in 0..sensors {
@@ -45,10 +45,10 @@ pub fn config(device: &str, sensors: usize, keys: &str) -> String {
     text
 }
 
-/// Bytes of a receive buffer that holds a whole stream, including Linux's overhead per packet.
+/// Size in bytes of a receive buffer that can hold a whole stream, including Linux's overhead per packet.
 const ROOM: usize = 2 << 20;
 
-/// Skips the test with the reason unless sockets get buffers that hold a whole stream.
+/// Skips the test and prints the reason if receive buffers cannot hold a whole stream.
 #[macro_export]
 macro_rules! needs_room {
     () => {
@@ -58,7 +58,7 @@ macro_rules! needs_room {
     };
 }
 
-/// Returns why a stream may not fit into a socket's buffer, if so.
+/// Returns the reason why a stream may not fit into a socket's buffer; `None` if it fits.
 pub fn lacks_room() -> Option<String> {
     let options = daq_drivers::sys::socket::Options {
         receive_buffer: ROOM,
@@ -70,7 +70,7 @@ pub fn lacks_room() -> Option<String> {
     granted.is_short().then(|| granted.to_string())
 }
 
-/// A run with one sensor of a device.
+/// The result of a run with one sensor of a device.
 pub struct Run {
     pub daq: Daq,
     pub outcome: Outcome,
@@ -79,7 +79,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs until `packets` packets were expected, and stops both.
+    /// Runs daq and the device until `packets` packets were expected, then stops both.
     pub fn new(options: &Options, keys: &str, packets: u64) -> Self {
         let board = Board::start(options).unwrap();
         let daq = Daq::new(&config(&board.address().to_string(), 1, keys));
@@ -101,7 +101,7 @@ impl Run {
         self.outcome.count(&format!("sources.adc0.{key}"))
     }
 
-    /// Panics unless the ledger has these counts, with all loss counted as wire gap.
+    /// Panics unless the ledger has these counts. All lost packets must be counted as wire gap.
     pub fn is(&self, lost: u64, duplicates: u64, rejected: u64) {
         let all = FRAMES * PACKETS as u64;
         let found = [
@@ -122,8 +122,8 @@ impl Run {
         );
     }
 
-    /// Panics unless the file has all frames of a stream in order, except those in `without`, and in them each byte,
-    /// except those of `missing`: (frame, packet).
+    /// Panics unless the file has all frames of a stream in order, except those in `without`. All bytes of the frames
+    /// must be correct, except those of the packets `missing`, given as (frame, packet).
     pub fn has_all_but(&self, without: &[u64], missing: &[(u64, usize)]) {
         let frames: Vec<u64> = (0..FRAMES)
             .filter(|frame| !without.contains(frame))
@@ -150,7 +150,7 @@ impl Run {
     }
 }
 
-/// Panics unless the host armed and disarmed in the right order, with one request at a time.
+/// Panics unless the host has armed and disarmed in the correct order, with one request at a time.
 pub fn is_host_correct(counts: &Counts) {
     assert_eq!(counts.mistakes, Vec::<String>::new());
     let found = (
@@ -165,7 +165,7 @@ pub fn is_host_correct(counts: &Counts) {
     }
 }
 
-/// An address for one device, with the default ports.
+/// Returns the addresses of one device, with the default ports.
 pub fn own(last: u8) -> SocketAddrV4 {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     SocketAddrV4::new([127, 64 + high % 64, low, last].into(), 8192)

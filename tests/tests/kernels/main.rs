@@ -1,4 +1,4 @@
-//! Results of kernels, compared with reference implementations in Python.
+//! Compares the results of kernels with reference implementations in Python.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 

@@ -21,7 +21,7 @@ parts = 2 if p["complex"] else 1
 x = x.reshape(p["frames"], -1, p["channels"], parts)
 "#;
 
-/// The documented formulas of `power-spectrum`; every bin of every output.
+/// Computes the documented formulas of `power-spectrum`, and compares every bin of every output.
 const SPECTRA: &str = r#"
 N = p["size"]
 t = 2 * np.pi * np.arange(N) / N
@@ -64,7 +64,7 @@ fn kernel(name: &str, window: &str, overlap: f64, integrate: Option<u64>, scalin
     json!({ "name": name, "window": window, "overlap": overlap, "integrate": integrate, "scaling": scaling })
 }
 
-/// A source of noise and tones, with its samples in a file `samples`.
+/// Returns a source of noise and tones. Another sink writes its samples to a file in `samples`.
 fn source(samples: &Value, packet: u64, frames: u64, slot: u64) -> String {
     let (kind, complex, channels) = (&samples["type"], &samples["complex"], &samples["channels"]);
     format!(
@@ -143,7 +143,7 @@ fn power_spectrum_equals_numpy() {
     }
 }
 
-/// The output of scipy's `welch` for each frame.
+/// Computes the output of scipy's `welch` for each frame.
 const WELCH: &str = r#"
 import scipy.signal
 N = p["size"]
@@ -184,7 +184,7 @@ fn power_spectrum_one_sided_detrended_equals_scipy() {
         ("power", "none", 0.25),
     ];
     let complex = [("power", "constant", 0.5), ("density", "none", 0.0)];
-    // Samples of uint8 have a mean far from 0.
+    // The mean of uint8 samples is far from 0.
     for (kind, is_complex, channels, size, kernels) in [
         ("uint8", false, 2, 1000, &real[..]),
         ("uint8", false, 1, 999, &real[..]),
@@ -223,7 +223,7 @@ fn power_spectrum_one_sided_detrended_equals_scipy() {
     }
 }
 
-/// The documented formulas of `convert` and `stats`.
+/// Computes the documented formulas of `convert` and `stats`.
 const OTHERS: &str = r#"
 wide = p["type"] in ("int32", "float64")
 kind = np.float64 if wide else np.float32
@@ -265,7 +265,7 @@ fn convert_and_stats_equal_numpy() {
         ("float32", false, 2, 0.2),
     ] {
         let samples = json!({ "type": kind, "complex": complex, "channels": channels });
-        // The recording has gaps: fill values of missing packets count as samples.
+        // The recording has gaps. The fill values of missing packets count as samples.
         let mut text =
             source(&samples, 480, 8, 9600) + "[source.adc.faults]\nlose = [3, \"50..58\"]\n";
         let bins = if kind == "float32" {

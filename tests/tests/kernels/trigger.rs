@@ -1,5 +1,6 @@
-//! The example `configs/trigger.toml`: its kernel decides like a Python reference, which was written from the same
-//! rules, not from the code. It runs compiled for the CPU on every machine, and unchanged on a GPU if there is one.
+//! Tests the example `configs/trigger.toml`. Its kernel must make the same decisions as a Python reference, which was
+//! written from the documented rules, not from the kernel's code. The kernel runs compiled for the CPU on every
+//! machine, and unchanged on a GPU if there is one.
 
 use daq_core::gpu::driver::{self, Compiler};
 use daq_pipelines::kernels::file::HEADER;
@@ -8,10 +9,10 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Records the samples as well as the decisions.
+/// A sink that records the samples in addition to the decisions.
 const RAW: &str = "\n[sink.raw]\ndriver = \"file\"\ninput = \"raw\"\npath = \"daq-out\"\n";
 
-/// Runs the reference on its arguments and returns its counts. Panics if a decision differs.
+/// Runs the reference with `arguments` and returns its counts. Panics if a decision differs.
 fn reference(python: &Python, arguments: &[String]) -> Value {
     let script = std::fs::read_to_string(repository().join("tests/trigger_reference.py")).unwrap();
     let config = config().to_str().unwrap().to_owned();
@@ -26,12 +27,12 @@ fn config() -> PathBuf {
     repository().join("configs/trigger.toml")
 }
 
-/// Returns how often each outcome was counted, and in how many frames.
+/// Returns the number of frames, and how often each outcome was counted.
 fn outcomes(counts: &Value) -> [u64; 5] {
     ["frames", "quiet", "alone", "vetoed", "triggered"].map(|name| counts[name].as_u64().unwrap())
 }
 
-/// The kernel as a program for the CPU.
+/// The kernel, compiled as a program for the CPU.
 struct OnTheHost {
     dir: tempfile::TempDir,
 }
@@ -39,14 +40,14 @@ struct OnTheHost {
 impl OnTheHost {
     fn build() -> Result<Self, String> {
         if program("g++").is_none() {
-            return Err("there is no g++; Debian has it as g++".to_owned());
+            return Err("g++ is not installed (Debian package g++)".to_owned());
         }
         let dir = tempfile::tempdir().unwrap();
         let root = repository();
         std::fs::write(dir.path().join("daq.cuh"), HEADER).unwrap();
         let compiled = Command::new("g++")
             .args(["-std=c++20", "-O2", "-fno-strict-aliasing"])
-            // Threads of a block are switched by longjmp, which hardened builds report as an attack.
+            // Threads of a block are switched by longjmp, which fortified builds reject as stack corruption.
             .args(["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=0"])
             .arg("-I")
             .arg(dir.path())
@@ -65,8 +66,8 @@ impl OnTheHost {
         Ok(Self { dir })
     }
 
-    /// Decides on the frames in the file `raw`, checks that any number of threads gives the same result, and compares
-    /// it with the reference.
+    /// Runs the kernel on the frames in the file `raw`. Checks that the result does not depend on the number of
+    /// threads, and compares the result with the reference.
     fn compare(&self, python: &Python, raw: &Path, case: &Case) -> Value {
         let records = self.dir.path().join("records");
         let text = |path: &Path| path.to_str().unwrap().to_owned();
@@ -97,7 +98,7 @@ impl OnTheHost {
     }
 }
 
-/// A frame layout, and parameters that differ from the kernel's defaults.
+/// A frame layout, and the parameters that differ from the kernel's defaults.
 #[derive(Clone, Debug)]
 struct Case {
     channels: usize,
@@ -115,7 +116,7 @@ impl Case {
     }
 }
 
-/// Returns frames of `case`: every kind in turn, with random details.
+/// Returns `count` frames of `case`. All kinds of frames occur in turn, with random details.
 fn frames(case: &Case, random: &mut Random, count: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     for kind in 0..count {
@@ -137,13 +138,14 @@ fn frame(case: &Case, random: &mut Random, kind: u64) -> Vec<Vec<i16>> {
             let level = within(-3000, 3000);
             (0..points)
                 .map(|_| match kind {
-                    // All equal; minimum; maximum; both; a few values that are often equal.
+                    // Kinds 0 to 4: all samples equal; all minimum; all maximum; minimum and maximum mixed; a few
+                    // values that are often equal.
                     0 => level,
                     1 => i16::MIN,
                     2 => i16::MAX,
                     3 => [i16::MIN, i16::MAX][usize::from(within(0, 9) == 0)],
                     4 => within(-1, 1) * 700,
-                    // Noise with pulses on top.
+                    // Other kinds: noise, to which pulses are added below.
                     _ => level + within(-20, 20),
                 })
                 .collect()
@@ -151,7 +153,7 @@ fn frame(case: &Case, random: &mut Random, kind: u64) -> Vec<Vec<i16>> {
         .collect();
     if kind == 0 || kind > 4 {
         for _ in 0..random.below(6) {
-            // Closer together than by chance, and at the ends of the frame.
+            // Pulses are closer together than by chance, and often at the ends of the frame.
             let near = match random.below(4) {
                 0 => 0,
                 1 => points - 1,
@@ -159,7 +161,7 @@ fn frame(case: &Case, random: &mut Random, kind: u64) -> Vec<Vec<i16>> {
             };
             let begin = (near + random.below(12)).min(points - 1);
             let height = match random.below(4) {
-                // Exactly the threshold above a level baseline, one below it, far above.
+                // The height is exactly the threshold above a level baseline, one less than that, or far more.
                 0 => 1500,
                 1 => 1499,
                 2 => 29_000,
@@ -192,14 +194,14 @@ fn trigger_decisions_equal_reference() {
         Ok(kernel) => kernel,
         Err(why) => skip!("{why}"),
     };
-    let usual = "threshold=1500 coincidence=3 window=8 veto=0x80 veto_window=16";
+    let typical = "threshold=1500 coincidence=3 window=8 veto=0x80 veto_window=16";
     let mut random = Random(4);
     let raw = kernel.dir.path().join("raw");
     let mut total = [0; 5];
     for (case, count) in [
-        (Case::new(8, 256, usual), 1600),
-        // Extreme shapes: one sample, fewer samples than parts, no complete parts, all bits of a mask, the longest
-        // frame and the largest one.
+        (Case::new(8, 256, typical), 1600),
+        // Extreme cases: one sample, fewer samples than parts, samples that are not a multiple of the parts, all bits
+        // of a mask, the longest frame, and the largest frame.
         (
             Case::new(
                 1,
@@ -240,7 +242,7 @@ fn trigger_decisions_equal_reference() {
             ),
             80,
         ),
-        // Parameters that are not useful but valid.
+        // Parameters that are valid but not useful.
         (
             Case::new(
                 8,
@@ -326,7 +328,8 @@ fn simulated_detector_produces_all_event_types() {
     let counted = outcomes(&counts);
     assert_eq!(counted[0], 2000);
     assert!(counted.iter().all(|count| *count > 20), "{counted:?}");
-    // The same for recordings: frames are found by their sequence numbers. Decisions exist for some frames, in runs.
+    // The reference also reads recordings, in which it finds frames by their sequence numbers. Here, decisions exist
+    // only for some runs of frames.
     let records = std::fs::read(kernel.dir.path().join("records")).unwrap();
     let runs = [(5, 100), (700, 1), (1900, 100)];
     let some: Vec<u8> = runs
@@ -380,6 +383,6 @@ fn trigger_on_gpu_equals_reference() {
     }
     assert!(
         results[0] == results[1],
-        "the dispatches decide differently"
+        "the dispatch methods must give the same decisions"
     );
 }

@@ -1,13 +1,13 @@
-//! A test bench for a device: access to registers by name, and host memory.
+//! A test bench for a device. It provides access to registers by name, and host memory.
 
 use crate::gateware::Names;
 use crate::memory::{Memory, UNTOUCHED};
 use daq_emulators::{EmulatedDevice, Step};
 
-/// Start of the memory: not 0, and not where an address with swapped halves would point.
+/// Device address of the memory. It is not 0, and it differs from the address with swapped halves.
 pub const BASE: u64 = 0x1234_0000;
 
-/// A descriptor's flags, above the 24 bits of its length.
+/// Flag of a descriptor, above the 24 bits of its length.
 pub const IRQ_DISABLE: u32 = 1 << 24;
 
 /// The device, its memory and its register names.
@@ -18,8 +18,8 @@ pub struct Bench<C> {
 }
 
 impl<C: EmulatedDevice> Bench<C> {
-    /// Creates a device with memory for `slots` slots of `slot` bytes, each followed by as many bytes that must not
-    /// change.
+    /// Creates a device with memory for `slots` slots of `slot` bytes. Each slot is followed by the same number of
+    /// bytes, which must not change.
     pub fn new(card: C, names: Names, slots: u32, slot: u32) -> Self {
         let memory = Memory::new(BASE, 2 * slots as usize * slot as usize);
         Self {
@@ -63,7 +63,7 @@ impl<C: EmulatedDevice> Bench<C> {
         let address = u32::try_from(address).unwrap();
         self.card.write(0, value, length, &self.memory);
         self.card.write(0, value + 4, address, &self.memory);
-        // Address bits from 32 on, which this gateware does not use; then the push.
+        // The address bits from 32 on, which this gateware does not use. This write also pushes the descriptor.
         self.write(&format!("pcie_dma0_{engine}_table_we"), 0);
     }
 
@@ -79,12 +79,12 @@ impl<C: EmulatedDevice> Bench<C> {
         self.set_writer("enable", 1);
     }
 
-    /// Stops it.
+    /// Stops the writer.
     pub fn stop(&mut self) {
         self.set_writer("table_loop_prog_n", 0);
         self.set_writer("table_reset", 1);
-        // A started transfer ends in less than the millisecond that a driver waits: some hundred steps of a device with
-        // data, none of one without.
+        // A transfer that has started ends within the millisecond that a driver waits. These are some hundred steps of
+        // a device with data; a device without data makes no step.
         for _ in 0..200 {
             self.step();
         }
@@ -97,13 +97,13 @@ impl<C: EmulatedDevice> Bench<C> {
         self.card.step(&self.memory)
     }
 
-    /// Steps until the device is idle. Panics if it does not become idle.
+    /// Runs steps until the device is idle. Panics if it does not become idle.
     pub fn finish(&mut self) {
         const MAX_STEPS: usize = 1_000_000;
         let steps = (0..MAX_STEPS)
             .take_while(|_| self.step() == Step::Busy)
             .count();
-        assert!(steps < MAX_STEPS, "the card does not come to rest");
+        assert!(steps < MAX_STEPS, "the card did not become idle");
     }
 
     /// Marks a slot as untouched.
@@ -112,7 +112,8 @@ impl<C: EmulatedDevice> Bench<C> {
             .put(Self::slot(number, slot), &vec![UNTOUCHED; slot as usize]);
     }
 
-    /// Panics unless a slot holds all of transfer `number` of the stream and the bytes after the slot are unchanged.
+    /// Panics unless a slot contains all of transfer `number` of the stream, and the bytes after the slot are
+    /// unchanged.
     pub fn assert_holds(&self, number: u32, slot: u32, transfer: u64) {
         let address = Self::slot(number, slot);
         let words = u64::from(slot) / 8;
@@ -121,11 +122,14 @@ impl<C: EmulatedDevice> Bench<C> {
             .collect();
         let found = self.memory.get(address, slot as usize);
         let wrong = found.iter().zip(&expected).position(|(a, b)| a != b);
-        assert_eq!(wrong, None, "slot {number}, transfer {transfer}");
+        assert_eq!(
+            wrong, None,
+            "slot {number} must contain transfer {transfer}; index of the first wrong byte"
+        );
         let behind = address + u64::from(slot);
         assert!(
             self.memory.is_untouched(behind, slot as usize),
-            "behind {number}"
+            "the bytes after slot {number} must not change"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Compares the emulated device with the real gateware: the same register writes in the same order must give the same
+//! Compares the emulated device with the real gateware. The same register writes in the same order must give the same
 //! reads, the same bytes in memory and the same number of interrupts.
 
 use crate::bench::{BASE, Bench, IRQ_DISABLE};
@@ -10,7 +10,7 @@ use daq_emulators::{EmulatedDevice, litepcie};
 use daq_tests::{Random, skip};
 use std::sync::atomic::Ordering;
 
-/// Bytes of memory that descriptors point into.
+/// Size of the memory to which descriptors point, in bytes.
 const MEMORY: u32 = 16 << 10;
 /// Registers of the writer.
 const REGISTERS: [&str; 7] = [
@@ -23,9 +23,9 @@ const REGISTERS: [&str; 7] = [
     "table_reset",
 ];
 
-/// Devices whose stream data arrive on request.
+/// A device whose stream receives data on request.
 pub trait Fed: EmulatedDevice {
-    /// Adds so many words to the stream.
+    /// Adds `words` words to the stream.
     fn more(&mut self, words: u64);
 
     /// Removes the remaining words.
@@ -47,7 +47,7 @@ impl Fed for litepcie::LitePcie {
         self.hurry(8 * words);
     }
 
-    /// Its stream restarts when the writer is enabled.
+    /// The stream restarts when the writer is enabled, so there is nothing to remove.
     fn none(&mut self) {}
 }
 
@@ -72,7 +72,7 @@ impl Act {
             3 | 4 => Self::Loop(bit(random)),
             5 => Self::Reset(bit(random)),
             6..=10 => {
-                // From one word to some packets, often a whole number of packets.
+                // From one word to some packets, often complete packets.
                 let words = match random.below(3) {
                     0 => 32 * (1 + random.below(8)),
                     1 => 1 + random.below(31),
@@ -107,14 +107,15 @@ impl<C: Fed> Bench<C> {
             Act::Push { length, address } => self.push("writer", length, address),
             Act::Interrupts(yes) => self.write("pcie_msi_enable", bit * u32::from(yes)),
             Act::Clear => self.write("pcie_msi_clear", bit),
-            // Stream data that is not read is not kept for later.
+            // Stream data that is not read must not be kept for later, so data is added only while the writer is
+            // enabled.
             Act::Feed(words) if self.writer("enable") & 1 != 0 => self.card.more(words),
             Act::Feed(_) => {}
         }
         self.finish();
     }
 
-    /// All readable state, except the position of the interrupt bit, which differs between designs.
+    /// Returns all readable state, except for the position of the interrupt bit, which differs between designs.
     fn seen(&mut self) -> (Vec<u32>, u64, u64) {
         let bit = self.names.constant("pcie_dma0_writer_interrupt");
         let mut words: Vec<u32> = REGISTERS.iter().map(|name| self.writer(name)).collect();
@@ -130,7 +131,7 @@ impl<C: Fed> Bench<C> {
 fn model() -> Bench<litepcie::LitePcie> {
     let options = EmulatedOptions {
         packet: Some(ByteSize(8)),
-        // It happens on request, and not by itself during this test.
+        // The rate is so low that data arrives only on request during this test.
         rate: Some(BitRate(1e-9)),
         ..EmulatedOptions::default()
     };
@@ -160,13 +161,13 @@ fn emulator_transfers_equal_gateware() {
         let whole = MEMORY as usize;
         assert!(
             model.memory.get(BASE, whole) == real.memory.get(BASE, whole),
-            "seed {seed}: the memory differs"
+            "seed {seed}: gateware and emulated card wrote different memory"
         );
         assert_eq!(
             (real.memory.faults(), model.memory.faults()),
             (vec![], vec![])
         );
-        // Totals of the scripts: transfers, loops, interrupts, bytes.
+        // Totals over all scripts: transfers, loops, interrupts and bytes.
         let (words, interrupts, written) = real.seen();
         let status = words[4];
         seen[0] += u64::from(status & 0xffff);
@@ -176,12 +177,12 @@ fn emulator_transfers_equal_gateware() {
     }
     assert!(
         seen.iter().all(|sum| *sum > 100),
-        "the scripts do little: {seen:?}"
+        "the scripts test too little; transfers, loops, interrupts and bytes: {seen:?}"
     );
 }
 
-/// Disabled after any part of three slots in loop mode: both have the same counter, which disabling keeps and resetting
-/// the table clears.
+/// The writer is disabled after any part of three slots in loop mode. Both devices must have the same counter.
+/// Disabling keeps the counter, and resetting the table clears it.
 #[test]
 fn emulator_stop_equals_gateware() {
     const SLOT: u32 = 512;

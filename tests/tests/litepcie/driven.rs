@@ -1,4 +1,4 @@
-//! The engine `litepcie` drives the real gateware over the vfio-user protocol.
+//! Tests the engine `litepcie` with the real gateware, over the vfio-user protocol.
 
 use crate::gateware::{Gateware, built};
 use crate::served::Served;
@@ -14,16 +14,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Bytes per slot; as many bytes after each slot must not change.
+/// Bytes per slot. The same number of bytes after each slot must not change.
 const SLOT: u64 = 2048;
 /// Number of ring slots.
 const SLOTS: u64 = 8;
-/// Bytes of an unfinished transfer.
+/// Number of bytes of an unfinished transfer.
 const HALF: u64 = SLOT / 2;
-/// The slot that is filled first.
+/// Index of the slot that is filled first.
 const FIRST: u64 = 3;
 
-/// Starts and stops with some loops each: every transfer is complete in its slot when the engine reports it.
+/// Starts and stops several times, with some loops each. When the engine reports a transfer, all its data must be in
+/// its slot.
 #[test]
 fn engine_on_gateware_fills_slots_in_order() {
     let directory = tempfile::tempdir().unwrap();
@@ -75,8 +76,8 @@ fn engine_on_gateware_fills_slots_in_order() {
             let mut armed = Armed::arm(engine, map, &slots).unwrap();
             let (mut fed, mut seen) = (0, 0);
             while seen < 4 * SLOTS {
-                // The last transfer is reported when the next is done, and the device must not overwrite what is read
-                // here.
+                // A transfer is reported when the next one is done, so one more is needed. The device must not
+                // overwrite slots that are being checked.
                 let more = 1 + seen + SLOTS / 2 - fed;
                 served.feed(more * SLOT / 8);
                 fed += more;
@@ -103,14 +104,14 @@ fn engine_on_gateware_fills_slots_in_order() {
                 });
                 assert!(
                     armed.overwritten().unwrap() <= seen,
-                    "nothing that was read here was lapped"
+                    "a transfer was overwritten before it was checked"
                 );
             }
-            // Transfers that were not polled before the stop are reported after it without loss: complete transfers,
-            // and the start of one incomplete transfer.
+            // Transfers that were not polled before the stop must be reported after the stop without loss. These are
+            // complete transfers and the beginning of an incomplete transfer.
             let unseen = SLOTS / 2;
             served.feed(unseen * SLOT / 8 + HALF / 8);
-            wait_for("the card to take all", || {
+            wait_for("the card to accept all data", || {
                 (served.left() == 0).then_some(())
             });
             let idle = armed.stop(TIMEOUT);
@@ -127,13 +128,16 @@ fn engine_on_gateware_fills_slots_in_order() {
                 file.read_exact_at(&mut found, place).unwrap();
                 let words = transfer * SLOT / 8..(transfer + 1) * SLOT / 8;
                 let expected: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-                assert!(found == expected, "transfer {transfer}, of the stop");
+                assert!(
+                    found == expected,
+                    "transfer {transfer}, which the stop reported, has wrong bytes"
+                );
             }
             map = idle.memory.unwrap();
-            // Nothing is written after that, whatever the sensor sends.
+            // After the stop nothing may be written, even if the sensor continues to send.
             file.write_all_at(&vec![0x5a; bytes], 0).unwrap();
             served.feed(4 * SLOT);
-            // The device makes one step between any two accesses.
+            // The device runs one step between two register accesses.
             let registers = opening.device.registers(0).unwrap();
             for _ in 0..1000 {
                 registers.read(0);
@@ -141,7 +145,8 @@ fn engine_on_gateware_fills_slots_in_order() {
             let mut after = vec![0; bytes];
             file.read_exact_at(&mut after, 0).unwrap();
             assert!(after.iter().all(|byte| *byte == 0x5a));
-            // A disabled writer takes no data, so fed data would remain for the next start: remove it.
+            // A disabled writer does not read data, so data that was fed would remain for the next start. Remove that
+            // data.
             served.drain();
         }
     }

@@ -1,4 +1,4 @@
-//! LitePCIe's own gateware as a device: generated, compiled by Verilator, clocked by the device's steps.
+//! LitePCIe's own gateware as a device. It is generated, compiled by Verilator, and clocked in the device's steps.
 
 use crate::sys::{Core, Event};
 use daq_emulators::{BARS, EmulatedDevice, Host, Identity, Step};
@@ -9,16 +9,16 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Cycles without output after which the core, with its stream closed, is idle: several times the length of its
-/// pipelines.
+/// Number of cycles without output after which the core is idle if its stream is closed. It is several times the length
+/// of the core's pipelines.
 const QUIET: u32 = 64;
 /// Maximum number of cycles until the core becomes idle.
 const LIMIT: u32 = 100_000;
-/// Bytes of BAR 0, as in the generator.
+/// Size of BAR 0 in bytes, the same as in the generator.
 const BAR: u32 = 128 << 10;
 
-/// Returns the paths of the library and csr.csv, and builds them if they are missing; or the reason why they cannot be
-/// built.
+/// Builds the library and csr.csv if they are missing. Returns the directory that contains them, or the reason why they
+/// cannot be built.
 pub fn built() -> Result<PathBuf, String> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     BUILT.get_or_init(build).clone()
@@ -26,14 +26,14 @@ pub fn built() -> Result<PathBuf, String> {
 
 fn build() -> Result<PathBuf, String> {
     for name in ["verilator", "make", "c++"] {
-        program(name).ok_or_else(|| format!("there is no {name}; tests/run installs it"))?;
+        program(name).ok_or_else(|| format!("{name} is not installed; tests/run installs it"))?;
     }
     let python = Python::with(&["migen", "litex", "litepcie"])?;
     let output = Command::new(repository().join("tests/litepcie/build"))
         .arg(python.path())
         .output()
         .unwrap();
-    // A build that fails although the tools exist is a failure, not a reason to skip.
+    // If the tools exist, a failed build is a failure of the test, not a reason to skip it.
     assert!(
         output.status.success(),
         "tests/litepcie/build: {}\n{}",
@@ -43,7 +43,7 @@ fn build() -> Result<PathBuf, String> {
     Ok(repository().join("target/litepcie"))
 }
 
-/// The names in a csr.csv.
+/// The names of registers and constants in a csr.csv.
 #[derive(Clone, Debug)]
 pub struct Names {
     registers: HashMap<String, u64>,
@@ -51,7 +51,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Reads the text of a csr.csv.
+    /// Parses the text of a csr.csv.
     pub fn parse(text: &str) -> Self {
         let (mut registers, mut constants) = (HashMap::new(), HashMap::new());
         for line in text.lines() {
@@ -81,24 +81,24 @@ impl Names {
             .unwrap_or_else(|| panic!("csr.csv has no register {name}"))
     }
 
-    /// Returns a constant that is a number.
+    /// Returns a numeric constant.
     pub fn constant(&self, name: &str) -> u32 {
         self.constants[name].parse().unwrap()
     }
 }
 
-/// The emulated device.
+/// The device that runs the gateware.
 pub struct Gateware {
     core: Core,
     names: Names,
-    /// Whether its engines (writer, reader) were enabled at the last check.
+    /// Whether its engines (writer, reader) were enabled when last checked.
     enabled: [bool; 2],
-    /// Remaining words of the sensor's stream.
+    /// Number of remaining words of the sensor's stream.
     feed: Arc<AtomicU64>,
 }
 
 impl Gateware {
-    /// Creates a device, or returns the reason why it cannot.
+    /// Creates a device. Returns the reason if that is not possible.
     pub fn new() -> Result<Self, String> {
         let built = built()?;
         Ok(Self {
@@ -109,22 +109,23 @@ impl Gateware {
         })
     }
 
-    /// The names of its registers.
+    /// Returns the names of the device's registers.
     pub fn names(&self) -> &Names {
         &self.names
     }
 
-    /// The remaining words of the sensor's stream; initially unlimited. May be changed at any time.
+    /// Returns the number of remaining words of the sensor's stream. It is unlimited at first and may be changed at any
+    /// time.
     pub fn feed(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.feed)
     }
 
-    /// Runs until idle with its stream closed; returns true if the core did anything.
+    /// Closes the stream and runs until the core is idle. Returns true if the core did anything.
     fn settle(&mut self, host: &dyn Host) -> bool {
         let mut did = false;
         loop {
             let settled = self.core.settle(QUIET, LIMIT);
-            assert!(settled, "the core does not become quiet");
+            assert!(settled, "the core did not become idle");
             let mut again = false;
             while let Some(event) = self.core.next() {
                 did = true;
@@ -135,7 +136,7 @@ impl Gateware {
                         header,
                     } => {
                         assert_eq!(header, if address >> 32 == 0 { 3 } else { 4 });
-                        // A bus ignores writes outside mapped memory; tests find them in the memory's counters.
+                        // The bus ignores writes outside mapped memory. Tests detect them with the memory's counters.
                         let _ = host.write(address, &data);
                     }
                     Event::Read {
@@ -173,10 +174,13 @@ impl EmulatedDevice for Gateware {
     fn read(&mut self, bar: usize, offset: u64) -> u32 {
         assert_eq!(bar, 0);
         let value = self.core.read(u32::try_from(offset).unwrap());
-        // A completion follows all writes emitted before it. The core was idle and its stream is closed, so no write is
-        // pending.
+        // A completion follows all writes that were emitted before it. The core was idle and its stream is closed, so
+        // no write is pending.
         let more = self.core.next();
-        assert_eq!(more, None, "nothing is emitted with the stream closed");
+        assert_eq!(
+            more, None,
+            "the core must not write while its stream is closed"
+        );
         value.expect("registers answer")
     }
 
@@ -199,7 +203,7 @@ impl EmulatedDevice for Gateware {
         if self.enabled == [false; 2] {
             return Step::Idle;
         }
-        // A few hundred cycles are a few microseconds.
+        // A few hundred cycles correspond to a few microseconds.
         let taken = match self.feed.load(Ordering::Relaxed).min(256) {
             0 => 0,
             words => self.core.run(u32::try_from(words).unwrap(), 256),

@@ -1,4 +1,5 @@
-//! LitePCIe's own gateware under Verilator: its registers and bus output, alone and below the whole of daq.
+//! Tests LitePCIe's own gateware with Verilator: its registers and bus output, and the gateware together with a whole
+//! run of daq.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -17,7 +18,7 @@ use daq_tests::skip;
 use gateware::Gateware;
 use std::sync::atomic::Ordering;
 
-/// Creates the real core with memory for so many slots, or returns why it cannot.
+/// Creates the real core with memory for `slots` slots. Returns the reason if that is not possible.
 fn gateware_bench(slots: u32, slot: u32) -> Result<Bench<Gateware>, String> {
     let card = Gateware::new()?;
     let names = card.names().clone();
@@ -33,15 +34,16 @@ macro_rules! gateware {
     };
 }
 
-/// The value of `loop_status` when `finished` transfers over `slots` slots are done: the loop, and the last slot.
+/// Returns the value of `loop_status` after `finished` transfers over `slots` slots: the loop count and the last slot.
 fn status(finished: u64, slots: u32) -> u32 {
     let last = finished.saturating_sub(1);
     let (round, index) = (last / u64::from(slots), last % u64::from(slots));
     u32::try_from(((round % (1 << 16)) << 16) | index).unwrap()
 }
 
-/// In loop mode, each transfer is complete in its slot before `loop_status` reports it, and raises one interrupt.
-/// `loop_status` shows the last completed transfer, so it has the same value before the first and after it.
+/// In loop mode, all data of a transfer must be in its slot before `loop_status` reports the transfer. Each transfer
+/// raises one interrupt. `loop_status` shows the last completed transfer, so it has the same value before and after the
+/// first transfer.
 #[test]
 fn gateware_data_arrives_before_completion() {
     const SLOTS: u32 = 5;
@@ -60,7 +62,7 @@ fn gateware_data_arrives_before_completion() {
         let reported = bench.memory.interrupts();
         assert!(
             reported <= finished + 1,
-            "a step is shorter than a transfer"
+            "a step must be shorter than a transfer, but caused more than one interrupt"
         );
         if reported > finished {
             let slot = u32::try_from(finished % u64::from(SLOTS)).unwrap();
@@ -81,7 +83,7 @@ fn gateware_data_arrives_before_completion() {
     assert_eq!(bench.memory.faults(), []);
 }
 
-/// After a stop nothing is written; after a start all counts restart from 0.
+/// After a stop, nothing may be written. After a start, all counts restart from 0.
 #[test]
 fn gateware_after_stop_writes_nothing() {
     const SLOTS: u32 = 3;
@@ -89,13 +91,13 @@ fn gateware_after_stop_writes_nothing() {
     let mut bench = gateware!(SLOTS, SLOT);
     for _ in 0..10 {
         bench.start(SLOTS, SLOT);
-        // Five transfers and the start of the next.
+        // Five complete transfers, and the beginning of another.
         let feed = bench.card.feed();
         feed.store(5 * u64::from(SLOT) / 8 + 70, Ordering::Relaxed);
         bench.finish();
         assert_eq!(bench.writer("table_loop_status"), status(5, SLOTS));
         bench.assert_holds(4 % SLOTS, SLOT, 4);
-        // The stream continues meanwhile.
+        // The stream continues after the stop.
         feed.store(u64::MAX, Ordering::Relaxed);
         bench.stop();
         assert_eq!(bench.writer("table_level"), 0);
@@ -107,10 +109,14 @@ fn gateware_after_stop_writes_nothing() {
         }
         assert_eq!(bench.memory.written(), written);
     }
-    assert_eq!(bench.memory.interrupts(), 0, "none are enabled");
+    assert_eq!(
+        bench.memory.interrupts(),
+        0,
+        "interrupts are disabled, so none must arrive"
+    );
 }
 
-/// Without loop mode the table runs empty, and descriptors pushed later are processed later.
+/// Without loop mode, the table becomes empty. Descriptors that are pushed later are processed later.
 #[test]
 fn gateware_empty_table_stops_transfers() {
     const SLOT: u32 = 512 + 64;
@@ -132,7 +138,11 @@ fn gateware_empty_table_stops_transfers() {
     bench.assert_holds(1, SLOT, 1);
     assert_eq!(bench.writer("table_level"), 0);
     assert_eq!(bench.writer("table_loop_status"), 2);
-    assert_eq!(bench.memory.interrupts(), 1, "the first asked for none");
+    assert_eq!(
+        bench.memory.interrupts(),
+        1,
+        "the first descriptor must not raise an interrupt"
+    );
 
     bench.push("writer", SLOT, Bench::<Gateware>::slot(2, SLOT));
     bench.finish();
@@ -141,7 +151,7 @@ fn gateware_empty_table_stops_transfers() {
     assert_eq!(bench.memory.written(), 3 * u64::from(SLOT));
 }
 
-/// The table holds 256 descriptors; further pushes are lost.
+/// The table has room for 256 descriptors; further descriptors are lost.
 #[test]
 fn gateware_full_table_ignores_descriptors() {
     let mut bench = gateware!(1, 64);
@@ -152,7 +162,7 @@ fn gateware_full_table_ignores_descriptors() {
     }
 }
 
-/// A burst of more than one loop that is not read: the counter shows the number of lost transfers.
+/// The device writes more than one loop without being read. The counter must show the number of lost transfers.
 #[test]
 fn gateware_unread_loops_are_counted() {
     const SLOTS: u32 = 4;
@@ -168,7 +178,7 @@ fn gateware_unread_loops_are_counted() {
     }
 }
 
-/// The core's memory reads are answered: the data that its reader fetches return through its writer.
+/// The host answers the core's memory reads. The data that the core's reader fetches must return through its writer.
 #[test]
 fn gateware_loopback_preserves_memory() {
     const BYTES: u32 = 2048;

@@ -1,9 +1,9 @@
-//! Memory that a device can access, with counters of the accesses.
+//! Memory that a device can access. It counts the accesses.
 
 use daq_emulators::{Fault, Host};
 use std::cell::{Cell, RefCell};
 
-/// The value of bytes that were never written.
+/// Initial value of all bytes, which shows that a byte was never written.
 pub const UNTOUCHED: u8 = 0xa5;
 
 /// A range of device addresses.
@@ -16,7 +16,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Creates `bytes` bytes at the device address `base`.
+    /// Creates `bytes` bytes of memory at the device address `base`.
     pub fn new(base: u64, bytes: usize) -> Self {
         Self {
             base,
@@ -33,30 +33,30 @@ impl Memory {
         self.bytes.borrow()[start..start + bytes].to_vec()
     }
 
-    /// Writes at a device address, or marks it as untouched.
+    /// Writes `data` at a device address. Also used to reset bytes to the initial value.
     pub fn put(&self, address: u64, data: &[u8]) {
         let start = usize::try_from(address - self.base).unwrap();
         self.bytes.borrow_mut()[start..start + data.len()].copy_from_slice(data);
     }
 
-    /// Whether a range was never written.
+    /// Returns whether no byte of a range was ever written.
     pub fn is_untouched(&self, address: u64, bytes: usize) -> bool {
         self.get(address, bytes)
             .iter()
             .all(|byte| *byte == UNTOUCHED)
     }
 
-    /// Number of interrupts raised.
+    /// Returns the number of interrupts that were raised.
     pub fn interrupts(&self) -> u64 {
         self.interrupts.get()
     }
 
-    /// Number of bytes written.
+    /// Returns the number of bytes that were written.
     pub fn written(&self) -> u64 {
         self.written.get()
     }
 
-    /// Number of accesses outside the memory.
+    /// Returns the accesses outside of the memory.
     pub fn faults(&self) -> Vec<Fault> {
         self.faults.borrow().clone()
     }

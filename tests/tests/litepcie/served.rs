@@ -1,4 +1,4 @@
-//! The real gateware behind a socket.
+//! Serves the real gateware at a socket.
 
 use crate::gateware::Gateware;
 use daq_emulators::vfio_user::Server;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// A device that serves one client after the other until this is dropped.
+/// A device that serves one client after another until it is dropped.
 pub struct Served {
     feed: Arc<AtomicU64>,
     stop: UnixStream,
@@ -36,7 +36,7 @@ impl Served {
         }
     }
 
-    /// Adds so many words to the sensor's stream.
+    /// Adds `words` words to the sensor's stream.
     pub fn feed(&self, words: u64) {
         self.feed.fetch_add(words, Ordering::Relaxed);
     }

@@ -1,29 +1,29 @@
-//! Disables the writer at every cycle of its work and reads its counter before its table is reset.
+//! Disables the writer at every possible cycle, and reads its counter before its table is reset.
 
 use crate::gateware::{Names, built};
 use crate::status;
 use crate::sys::{Core, Event};
 use daq_tests::skip;
 
-/// Number of table slots.
+/// Number of slots in the descriptor table.
 const SLOTS: u32 = 3;
-/// Bytes per slot: two packets.
+/// Bytes per slot, which is two packets.
 const SLOT: u32 = 512;
 /// Payload bytes per packet.
 const PACKET: u32 = 256;
 /// Start address of the slots.
 const BASE: u32 = 0x1234_0000;
-/// The cycles at which it is disabled: some transfers, more than one loop.
+/// Number of cycles at which the writer is disabled. They cover some transfers and more than one loop.
 const CYCLES: u32 = 400;
 /// Value of `enable`: disabled and idle.
 const IDLE: u32 = 2;
-/// Cycles after which the idle core is done, and maximum number of cycles until it is idle.
+/// Number of cycles after which the core is idle, and maximum number of cycles until it becomes idle.
 const QUIET: (u32, u32) = (64, 100_000);
 
 struct Writer {
     core: Core,
     names: Names,
-    /// Packets since the start.
+    /// Number of packets since the start.
     packets: u32,
 }
 
@@ -33,7 +33,7 @@ impl Writer {
         u32::try_from(offset).unwrap()
     }
 
-    /// Sends a register write, which arrives some cycles later.
+    /// Writes a register. The write arrives some cycles later.
     fn send(&mut self, name: &str, value: u32) {
         let offset = self.at(name);
         self.core.write(offset, value);
@@ -64,7 +64,7 @@ impl Writer {
         self.packets = 0;
     }
 
-    /// Takes the emitted packets, each of which must be complete and in order.
+    /// Processes the emitted packets. Each packet must be complete and in order.
     fn take(&mut self) {
         while let Some(event) = self.core.next() {
             let place = self.packets * PACKET % (SLOTS * SLOT);
@@ -82,8 +82,9 @@ impl Writer {
     }
 }
 
-/// When disabled, the writer completes the current packet only and reports when it has. `loop_status` then counts all
-/// slots whose last packet was sent, at any cycle, and does not change until the table is reset.
+/// When it is disabled, the writer completes only the current packet and then reports that it is idle. Then
+/// `loop_status` must count all slots whose last packet was sent, at any cycle, and must not change until the table is
+/// reset.
 #[test]
 fn gateware_loop_count_after_disable_is_exact() {
     let built = match built() {
@@ -101,12 +102,12 @@ fn gateware_loop_count_after_disable_is_exact() {
         writer.core.run(u32::MAX, cycles);
         writer.take();
         let before = writer.packets;
-        // The read directly follows the write.
+        // The read follows the write immediately.
         writer.send("enable", 0);
         let mut reads = 0;
         while writer.read("enable") != IDLE {
             reads += 1;
-            assert!(reads < 100, "it does not become idle");
+            assert!(reads < 100, "the writer did not become idle");
         }
         let reported = writer.read("table_loop_status");
         writer.take();
@@ -116,7 +117,7 @@ fn gateware_loop_count_after_disable_is_exact() {
         half_done += u32::from(!(writer.packets * PACKET).is_multiple_of(SLOT));
         ends_after += u32::from(writer.packets > before);
 
-        // Nothing changes any more, although the stream is open.
+        // Nothing may change any more, although the stream is open.
         let packets = writer.packets;
         writer.core.run(u32::MAX, 500);
         writer.take();
@@ -131,6 +132,6 @@ fn gateware_loop_count_after_disable_is_exact() {
     }
     assert!(
         busy > 0 && half_done > 0 && ends_after > 0,
-        "busy after it {busy}, half done {half_done}, packets after it {ends_after}"
+        "the test must stop the writer while it is busy ({busy} times), inside a slot ({half_done} times) and inside a packet ({ends_after} times)"
     );
 }

@@ -1,5 +1,5 @@
-//! The whole of daq above the real gateware: a daemon drives the device over the vfio-user protocol, and every byte in
-//! its files is checked.
+//! Tests a whole run of daq with the real gateware. A daemon drives the device over the vfio-user protocol, and every
+//! byte in its files is checked.
 
 use crate::gateware::{Gateware, built};
 use crate::served::Served;
@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 const SLOT: u64 = 4096;
 /// Number of ring slots.
 const SLOTS: u64 = 16;
-/// Frames that arrive directly before the stop: few enough that none is overwritten.
+/// Number of frames that arrive directly before the stop. It is so small that none of them is overwritten.
 const UNSEEN: u64 = SLOTS / 2;
 
-/// A source with the device at `card.sock`; its frames in a file, raw and as float32.
+/// Returns a source with the device at `card.sock`. Its frames are written to files, unchanged and as float32.
 fn config(completion: &str) -> String {
     let csr = built().unwrap().join("csr.csv");
     let csr = csr.display();
@@ -30,7 +30,7 @@ fn config(completion: &str) -> String {
     )
 }
 
-/// All data in the files of a directory.
+/// Returns all data in the files of a directory.
 fn data(daq: &Daq, directory: &str) -> Vec<u8> {
     files(&daq.path(directory), ".sigmf-data")
         .iter()
@@ -38,7 +38,7 @@ fn data(daq: &Daq, directory: &str) -> Vec<u8> {
         .collect()
 }
 
-/// The kernel's output for the counter: its halves as numbers.
+/// Returns the kernel's output for the words of the counter. Each half of a word is one int32 number.
 fn floats(words: std::ops::Range<u64>) -> Vec<u8> {
     let halves = words.flat_map(|word| {
         let [low, high] = [word & 0xffff_ffff, word >> 32];
@@ -47,8 +47,8 @@ fn floats(words: std::ops::Range<u64>) -> Vec<u8> {
     halves.flat_map(f32::to_le_bytes).collect()
 }
 
-/// A sensor that waits for the reader: several loops of the ring without a missing byte, and the same in the next run
-/// from the first word on.
+/// The sensor waits for the reader. Several loops of the ring must arrive without a missing byte, and also in the next
+/// run, from the first word on.
 #[test]
 fn gateware_to_file_delivers_every_byte() {
     for completion in ["poll", "interrupt"] {
@@ -69,14 +69,15 @@ fn gateware_to_file_delivers_every_byte() {
                 served.feed(more * SLOT / 8);
                 fed += more;
                 live.wait_count("sources.card.delivered", fed - 1);
-                // A slow reader would fill the ring, and the device does not support backpressure.
+                // A slow reader would let the ring become full, and the device does not support backpressure. So wait
+                // for the reader.
                 live.wait_count("readers.disk.read", fed - 1);
                 live.wait_count("readers.numbers.read", fed - 1);
             }
-            // The stop reports those that no poll has seen.
+            // The stop must report the frames that no poll has reported.
             served.feed(UNSEEN * SLOT / 8);
             fed += UNSEEN;
-            wait_for("the card to take all", || {
+            wait_for("the card to accept all data", || {
                 (served.left() == 0).then_some(())
             });
             let outcome = live.stop().ok();
@@ -91,11 +92,11 @@ fn gateware_to_file_delivers_every_byte() {
             let expected: Vec<u8> = words.clone().flat_map(u64::to_le_bytes).collect();
             assert!(
                 data(&daq, "raw") == expected,
-                "{completion}, run {run}: raw"
+                "{completion}, run {run}: the files in raw have wrong data"
             );
             assert!(
                 data(&daq, "floats") == floats(words),
-                "{completion}, run {run}: floats"
+                "{completion}, run {run}: the files in floats have wrong data"
             );
             for directory in ["raw", "floats"] {
                 std::fs::remove_dir_all(daq.path(directory)).unwrap();
@@ -104,8 +105,8 @@ fn gateware_to_file_delivers_every_byte() {
     }
 }
 
-/// A sensor that does not wait: overwritten frames are counted, and the file has complete frames of the stream in
-/// order, as many as the ledger counts.
+/// The sensor does not wait for the reader. Overwritten frames must be counted, and the file must have complete frames
+/// in order. Their number must equal the ledger.
 #[test]
 fn gateware_overrun_leaves_frames_intact() {
     let card = match Gateware::new() {
@@ -117,11 +118,11 @@ fn gateware_overrun_leaves_frames_intact() {
     let mut live = daq.spawn(&[]);
     live.wait_ready();
     live.wait_count("sources.card.delivered", 200);
-    // The daemon is stopped while the device continues for more than one loop.
+    // The daemon's process is stopped while the device continues for more than one loop.
     live.signal(rustix::process::Signal::STOP);
     let before = served.left();
     let rounds = 3 * SLOTS * SLOT / 8;
-    wait_for("loops that no one reads", || {
+    wait_for("the card to overwrite unread loops", || {
         (before - served.left() > rounds).then_some(())
     });
     live.signal(rustix::process::Signal::CONT);
@@ -146,9 +147,12 @@ fn gateware_overrun_leaves_frames_intact() {
         gaps += (first - next) / (SLOT / 8);
         next = first + SLOT / 8;
         let expected: Vec<u8> = (first..next).flat_map(u64::to_le_bytes).collect();
-        assert!(frame == expected, "the frame at {first}");
+        assert!(
+            frame == expected,
+            "the frame that starts with word {first} has wrong data"
+        );
     }
-    // A slow reader may have lost some as well.
+    // A slow reader may also have caused losses.
     let causes = outcome.report["sources"]["card"]["lost"]
         .as_object()
         .unwrap();
@@ -161,7 +165,7 @@ fn gateware_overrun_leaves_frames_intact() {
     );
     assert!(
         gaps <= lost,
-        "{gaps} gaps, {lost} counted: {:#}",
+        "{gaps} frames are missing, but only {lost} were counted as lost: {:#}",
         outcome.report
     );
 }

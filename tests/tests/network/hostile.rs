@@ -1,7 +1,7 @@
-//! Malformed input of every kind, and its effect on the ledger and the files.
+//! Sends malformed packets of every kind, and checks their effect on the ledger and the files.
 //!
-//! Every case is sent to its own port, each with its own source, all in one process. Its packets are listed one by one.
-//! The expected ledger is computed by hand, for frames of 8 packets and 4 open frames.
+//! Every case is sent to a separate port, and has its own source. All sources are in one process. The packets of a case
+//! are listed one by one. The expected ledger is computed by hand, for frames of 8 packets and 4 open frames.
 
 mod attack;
 mod cases;
@@ -21,9 +21,9 @@ fn spead_cases() -> Vec<Case> {
     [table(), spead_table()].concat()
 }
 
-/// Small packets are copied out of the socket's messages.
+/// Small packets are copied from the socket's messages.
 const SMALL: Kind = Kind::Raw(512);
-/// Large packets are received directly at their predicted position.
+/// Large packets are received directly at their predicted position in the frame.
 const LARGE: Kind = Kind::Raw(4096);
 
 #[test]
@@ -92,7 +92,7 @@ fn large_spead_heaps_received_by_gro_are_accounted() {
     );
 }
 
-/// Senders that put all item pointers into a heap's first packet leave less payload in it.
+/// Some senders put all item pointers into a heap's first packet, which leaves less payload in this packet.
 #[test]
 fn spead_heaps_with_short_first_packet_are_accounted() {
     attack(
@@ -105,7 +105,7 @@ fn spead_heaps_with_short_first_packet_are_accounted() {
     );
 }
 
-/// The reader stops while far more arrives than a small buffer holds.
+/// Stops the reader process while far more packets arrive than a small buffer can hold.
 fn overrun(kind: Kind, offload: bool) {
     const STALLED: Range<u64> = 64..864;
     let case = Case {
@@ -140,7 +140,7 @@ fn overrun(kind: Kind, offload: bool) {
             .then_some(())
     });
     attack.shoot(&shots(STALLED), 16 << 10, offload, || ());
-    // Packets still in transfer would find space again when the reader continues.
+    // Packets that are still in transfer when the reader continues would find space in the buffer, so wait for them.
     loopback::arrived();
     let drops = Queue::drops(attack.port);
     live.signal(Signal::CONT);
@@ -156,16 +156,16 @@ fn overrun(kind: Kind, offload: bool) {
     let lost = 1000 - outcome.count("sources.stalled.delivered");
     assert!(
         lost > 0 && drops > 0,
-        "nothing was dropped: {:#}",
+        "Linux must have dropped packets: {:#}",
         outcome.report
     );
     if !offload {
         assert_eq!(
             lost, drops,
-            "the kernel counted other packets than are missing"
+            "the number of packets that Linux dropped differs from the number of missing packets"
         );
     }
-    // Once the buffer is full of equal packets, all packets are dropped until the reader continues.
+    // All packets have the same size. So once the buffer is full, all packets are dropped until the reader continues.
     let gone = STALLED.end - lost..STALLED.end;
     let ledger = Ledger::lost(1000, &[("kernel_drop", lost)]);
     let case = Case {

@@ -1,4 +1,4 @@
-//! Runs with several senders, rejected senders and silent senders: counters and log lines.
+//! Tests several senders, rejected senders and silent senders, and their counters and log lines.
 
 use daq_tests::network::{Queue, loopback};
 use daq_tests::{Daq, Live, wait_for};
@@ -7,11 +7,11 @@ use std::net::UdpSocket;
 
 /// Payload bytes per packet, and packets per frame.
 const PAYLOAD: usize = 256;
-const PLACES: usize = 16;
+const PACKETS_PER_FRAME: usize = 16;
 
-/// The source `adc` with `keys`, which set the address, into a sink that discards frames.
+/// Returns the source `adc` with `keys`, which must set the address, and a sink that discards frames.
 fn config(keys: &str) -> String {
-    let frame = PAYLOAD * PLACES;
+    let frame = PAYLOAD * PACKETS_PER_FRAME;
     format!(
         "[http]\nlisten = \"127.0.0.1:0\"\n\
          [source.adc]\ndriver = \"udp\"\nring = \"raw\"\n{keys}\n\
@@ -34,7 +34,7 @@ fn listening(daq: &Daq) -> Live {
     live
 }
 
-/// A socket on a loopback address.
+/// Returns a socket that is bound to a loopback address.
 fn sender(address: &str) -> UdpSocket {
     UdpSocket::bind((address, 0)).unwrap()
 }
@@ -130,7 +130,7 @@ fn packets_all_rejected_are_logged_with_reason_and_fix() {
     assert!(!log.contains("no loss"), "{log}");
 }
 
-/// Another sender sends packets with distant numbers along with each good one.
+/// Another sender sends packets with distant numbers between the packets of the accepted sender.
 #[test]
 fn packets_from_other_senders_with_from_are_dropped() {
     const PACKETS: u64 = 4096;
@@ -149,7 +149,7 @@ fn packets_from_other_senders_with_from_are_dropped() {
             Queue::drained(port);
         }
     }
-    live.wait_count("sources.adc.delivered", PACKETS - PLACES as u64);
+    live.wait_count("sources.adc.delivered", PACKETS - PACKETS_PER_FRAME as u64);
     let outcome = live.stop().ok();
     let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
     let counts = [
@@ -188,7 +188,7 @@ fn silence_fails_readiness_and_is_logged() {
     let module = sender("127.0.0.1");
     let mut n = 0;
     wait_for("readiness after packets", || {
-        for _ in 0..PLACES {
+        for _ in 0..PACKETS_PER_FRAME {
             module.send_to(&packet(n), ("127.0.0.1", port)).unwrap();
             n += 1;
         }
@@ -200,7 +200,10 @@ fn silence_fails_readiness_and_is_logged() {
     let report = live.report();
     let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
     let last = report["sources"]["adc"]["last_packet_ns"].as_u64().unwrap() / 1_000_000_000;
-    assert!(now.abs_diff(last) < 600, "{last} is not near {now}");
+    assert!(
+        now.abs_diff(last) < 600,
+        "the last packet must be at most 600 s from now ({now}), but is at {last}"
+    );
     assert!(
         report["rings"]["raw"]["newest_frame_age_ns"].is_u64(),
         "{report:#}"
@@ -217,7 +220,7 @@ fn silence_fails_readiness_and_is_logged() {
     assert!(outcome.stderr.contains(&hint), "{}", outcome.stderr);
 }
 
-/// A SPEAD-64-40 heap of one packet, with `item` in addition to the usual items.
+/// Returns a SPEAD-64-40 heap of one packet, with `item` in addition to the usual items.
 fn heap(n: u64, item: u64) -> Vec<u8> {
     let immediate = |id: u64, value: u64| 1 << 63 | id << 40 | value;
     let mut packet = vec![0x53, 4, 3, 5, 0, 0, 0, 5];
@@ -243,7 +246,7 @@ fn heaps_without_declared_time_are_logged_once_with_fix() {
         ),
         (
             0x1600 << 40,
-            "not in its item pointer: configure the sender to make it immediate",
+            "not in its item pointer: configure the sender to send an immediate item",
         ),
         (1 << 63 | 0x1600 << 40 | 9, ""),
     ] {

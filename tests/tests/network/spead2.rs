@@ -1,4 +1,4 @@
-//! Heaps sent by PyPI's `spead2`, through the whole binary into files, and into arrays that PyPI's `zarr` reads.
+//! Sends heaps with PyPI's `spead2` to daq, and checks the files. PyPI's `zarr` reads the arrays.
 
 use daq_tests::network::{loopback, recording};
 use daq_tests::{Daq, Outcome, Python, files, skip};
@@ -9,12 +9,13 @@ use std::path::Path;
 const SEND: &str = include_str!("../../python/spead2_send.py");
 const READ: &str = include_str!("../../python/zarr_read.py");
 
-/// UDP payload bytes before the sample data in the first packet of a heap: header, four items, the samples' pointer.
+/// Number of UDP payload bytes before the samples in the first packet of a heap: header, four items, and the pointer to
+/// the samples.
 const FIRST_HEADER: usize = 8 + 4 * 8 + 8;
-/// The same in the other packets, which do not repeat the pointer.
+/// Number of UDP payload bytes before the samples in the other packets, which do not repeat the pointer.
 const HEADER: usize = FIRST_HEADER - 8;
 
-/// Parameters of a sender.
+/// The parameters of a sender.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     name: &'static str,
@@ -41,7 +42,7 @@ const PLAIN: Stream = Stream {
 };
 
 impl Stream {
-    /// Payload bytes of a heap's first packet, and of the others.
+    /// Returns the payload bytes of a heap's first packet, and of its other packets.
     fn payloads(&self) -> (usize, usize) {
         // spead2 aligns data to the size of item pointers.
         let packet = self.packet / 8 * 8;
@@ -62,7 +63,7 @@ impl Stream {
         })
     }
 
-    /// A source, its ring, and the sinks `file` and `zarr`.
+    /// Returns a source, its ring, and the sinks `file` and `zarr`.
     fn config(&self, port: u16) -> String {
         let Self {
             name,
@@ -82,7 +83,7 @@ impl Stream {
     }
 }
 
-/// Sends each of `streams` to its own source and waits until `expected` packets of each have arrived.
+/// Sends each of `streams` to its own source. Waits until `expected` packets of each stream have arrived.
 fn send(python: &Python, streams: &[Stream], expected: impl Fn(&Stream) -> u64) -> (Daq, Outcome) {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     let ports: Vec<_> = streams.iter().map(|_| loopback::free_port()).collect();
@@ -99,7 +100,7 @@ fn send(python: &Python, streams: &[Stream], expected: impl Fn(&Stream) -> u64) 
         .collect();
     python.run(SEND, &jobs);
     for stream in streams {
-        // The end of the stream is sent last; if data is interleaved, the last data packet may come before it.
+        // The end of the stream is sent last. If data is interleaved, it may still arrive before the last data packet.
         live.wait_count(
             &format!("sources.{}.expected", stream.name),
             expected(stream),
@@ -131,7 +132,7 @@ fn spead2_heaps_arrive_byte_identical() {
             packet: 8972,
             ..PLAIN
         },
-        // A heap of one packet, and a heap of one packet and one byte.
+        // A heap of one packet, and a heap of one packet and one additional byte.
         Stream {
             name: "small",
             heap: 1000,
@@ -164,7 +165,7 @@ fn spead2_heaps_arrive_byte_identical() {
             packet: 8972,
             ..PLAIN
         },
-        // Senders whose listeners may join late repeat the descriptors.
+        // Senders whose receivers may start late repeat the descriptors.
         Stream {
             name: "described",
             describe_every: 5,
@@ -200,7 +201,7 @@ fn spead2_heaps_arrive_byte_identical() {
         let file = recording(&daq, &format!("{}-disk", stream.name));
         assert!(
             file.data == sent,
-            "other bytes in the file of {stream:?}: {} and {}",
+            "the file of {stream:?} contains wrong bytes; {} bytes in the file, {} bytes sent",
             file.data.len(),
             sent.len()
         );
@@ -219,7 +220,8 @@ fn spead2_heaps_arrive_byte_identical() {
         .collect();
     assert_eq!(read.len(), streams.len());
     for (stream, read) in streams.iter().zip(read) {
-        // Heap counters: descriptors have 1, and every sixth if they are repeated.
+        // Heap counters start with 1 for the descriptors. If descriptors are repeated, they also have every sixth
+        // number.
         let again = |i: usize| i.checked_div(stream.describe_every).unwrap_or(0);
         let sequence: Vec<_> = (0..stream.heaps)
             .map(|i| number(2 + i + again(i)))
@@ -230,7 +232,7 @@ fn spead2_heaps_arrive_byte_identical() {
     }
 }
 
-/// The first heap contains descriptors as well as samples, so it is longer than the others and is not a frame. That is
+/// The first heap contains both descriptors and samples, so it is longer than the others and is not a frame. This is
 /// counted and logged.
 #[test]
 fn spead2_samples_in_descriptor_heap_are_reported() {
@@ -252,7 +254,7 @@ fn spead2_samples_in_descriptor_heap_are_reported() {
         "{:#}",
         outcome.report
     );
-    // All its packets, and the end of the stream.
+    // All packets of the heap, and the packet for the end of the stream, must be counted.
     assert!(
         n("control") > number(stream.packets()),
         "{:#}",
@@ -261,7 +263,7 @@ fn spead2_samples_in_descriptor_heap_are_reported() {
     let sent = std::fs::read(daq.path("adc")).unwrap();
     assert!(
         recording(&daq, "adc-disk").data == sent[stream.heap..],
-        "other bytes"
+        "the file contains wrong bytes"
     );
     let printed: Vec<_> = outcome
         .stderr
@@ -272,13 +274,13 @@ fn spead2_samples_in_descriptor_heap_are_reported() {
         printed
             .iter()
             .any(|line| line.contains("heap") && line.contains("control")),
-        "no heap was reported as skipped: {}",
+        "the log must report a skipped heap: {}",
         outcome.stderr
     );
 }
 
-/// A configuration without the pointer in the first packet: everything is rejected, and the message names the keys to
-/// correct.
+/// The configuration lacks the pointer in the first packet. So every packet is rejected, and the message names the keys
+/// to correct.
 #[test]
 fn spead2_unexpected_packet_size_is_reported() {
     let python = match Python::with(&["spead2", "numpy"]) {

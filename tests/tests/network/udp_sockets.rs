@@ -1,4 +1,4 @@
-//! Sockets: several for one stream, multicast, IPv6, buffers, and ports in use.
+//! Tests sockets: several for one stream, multicast, IPv6, buffers, and ports in use.
 
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::Interface;
@@ -9,11 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// Payload bytes per packet, and packets per frame.
 const PAYLOAD: usize = 1024;
-const PLACES: usize = 16;
+const PACKETS_PER_FRAME: usize = 16;
 
-/// The source `adc` with `keys`, which set the address, into the file sink `disk`.
+/// Returns the source `adc` with `keys`, which must set the address, and the file sink `disk`.
 fn config(keys: &str) -> String {
-    let frame = PAYLOAD * PLACES;
+    let frame = PAYLOAD * PACKETS_PER_FRAME;
     format!(
         "[http]\nlisten = \"127.0.0.1:0\"\n\
          [source.adc]\ndriver = \"udp\"\nring = \"raw\"\n{keys}\n\
@@ -30,7 +30,7 @@ fn packet(n: u64) -> Vec<u8> {
     packet
 }
 
-/// A run that listens, and a thread that may send to it.
+/// Starts a run. When this function returns, packets can be sent to it.
 fn listening(daq: &Daq) -> Live {
     let mut live = daq.spawn(&[]);
     live.wait_ready();
@@ -38,7 +38,7 @@ fn listening(daq: &Daq) -> Live {
     live
 }
 
-/// Waits until all `packets` have arrived, and checks ledger and file.
+/// Waits until all `packets` packets have arrived, then checks the ledger and the file.
 fn whole(daq: &Daq, mut live: Live, packets: u64) -> Outcome {
     live.wait_count("sources.adc.expected", packets);
     let outcome = live.stop().ok();
@@ -61,7 +61,7 @@ fn whole(daq: &Daq, mut live: Live, packets: u64) -> Outcome {
     let file = recording(daq, "disk");
     assert!(
         file.data == sent,
-        "{} other bytes in the file, {} were sent",
+        "the file must contain the bytes that were sent; {} bytes in the file, {} bytes sent",
         file.data.len(),
         sent.len()
     );
@@ -82,7 +82,7 @@ fn udp_several_flows_fill_one_window() {
         .map(|_| Sender::open(to, false, None).unwrap())
         .collect();
     for n in 0..PACKETS {
-        // Each flow has every sixteenth packet; the flows stay within 8 frames of each other.
+        // Each flow sends every sixteenth packet. The flows stay within 8 frames of each other.
         let flow = usize::try_from(n).unwrap() % flows.len();
         flows[flow].send(&packet(n)).unwrap();
         if n % 64 == 63 {
@@ -92,7 +92,7 @@ fn udp_several_flows_fill_one_window() {
     whole(&daq, live, PACKETS);
 }
 
-/// One source with two addresses, each with half of the packets.
+/// One source has two addresses, and each address receives half of the packets.
 #[test]
 fn udp_several_addresses_fill_one_window() {
     const PACKETS: u64 = 2048;
@@ -102,7 +102,7 @@ fn udp_several_addresses_fill_one_window() {
         "listen = [\"127.0.0.1:{a}\", \"[::1]:{b}\"]\nwindow = 16"
     )));
     if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-        skip!("this machine has no IPv6 loopback");
+        skip!("this machine has no IPv6 loopback address");
     }
     let live = listening(&daq);
     let to = [
@@ -126,7 +126,7 @@ fn udp_several_addresses_fill_one_window() {
 #[test]
 fn udp_ipv6_is_received() {
     if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-        skip!("this machine has no IPv6 loopback");
+        skip!("this machine has no IPv6 loopback address");
     }
     let port = loopback::free_port();
     let daq = Daq::new(&config(&format!("listen = \"[::1]:{port}\"")));
@@ -141,7 +141,7 @@ fn udp_ipv6_is_received() {
     whole(&daq, live, 512);
 }
 
-/// Both configurations: listen on the group, or on any address and join.
+/// Tests both configurations: listen on the group address, or listen on any address and join the group.
 #[test]
 fn udp_multicast_groups_are_joined() {
     for (group, keys) in [
@@ -156,7 +156,7 @@ fn udp_multicast_groups_are_joined() {
     ] {
         let port = loopback::free_port();
         let loopback = Interface::Address(Ipv4Addr::LOCALHOST);
-        // Whether this machine supports multicast over its loopback interface at all.
+        // Determine whether this machine supports multicast on its loopback interface.
         let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         probe
             .set_read_timeout(Some(std::time::Duration::from_secs(1)))
@@ -170,7 +170,7 @@ fn udp_multicast_groups_are_joined() {
             && probe.recv(&mut [0; 8]).is_ok();
         drop(probe);
         if !is_carried {
-            skip!("this machine carries no multicast over its loopback");
+            skip!("this machine does not deliver multicast packets over its loopback interface");
         }
         let keys = keys
             .replace("GROUP", &group.to_string())
@@ -189,7 +189,7 @@ fn udp_multicast_groups_are_joined() {
     }
 }
 
-/// With one socket and with several; against another process's socket that would share the port as well.
+/// Tests one socket and several sockets. The port is used by another process's socket, which may allow sharing.
 #[test]
 fn udp_port_in_use_is_reported() {
     for sockets in [1, 2] {
@@ -220,7 +220,7 @@ fn udp_port_in_use_is_reported() {
     }
 }
 
-/// An address that does not belong to this machine.
+/// The address does not belong to this machine.
 #[test]
 fn udp_foreign_address_is_reported() {
     let daq = Daq::new(&config("listen = \"192.0.2.1:4950\""));
@@ -233,14 +233,14 @@ fn udp_foreign_address_is_reported() {
     );
 }
 
-/// Without the capability to override it, the system limit is logged with the command that raises it.
+/// If the process cannot exceed the system limit, the limit is logged with the command that raises it.
 #[test]
 fn udp_small_receive_buffer_is_reported() {
     let limit = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
     let limit: u64 = limit.trim().parse().unwrap();
     let asked = limit + 4096;
     if asked > 1 << 30 {
-        skip!("net.core.rmem_max is as large as buffers can be");
+        skip!("net.core.rmem_max is already the maximum, so the test cannot exceed it");
     }
     let port = loopback::free_port();
     let keys = |bytes: u64| format!("listen = \"127.0.0.1:{port}\"\nreceive_buffer = {bytes}");
@@ -250,7 +250,7 @@ fn udp_small_receive_buffer_is_reported() {
         let mut command = daq.command(&["run", "daq.toml", "--report", "json", "--for", "100ms"]);
         if rustix::process::geteuid().is_root() {
             let Some(setpriv) = program("setpriv") else {
-                skip!("root may have any buffer, and there is no setpriv")
+                skip!("root can exceed net.core.rmem_max, and setpriv is not installed")
             };
             let inner = command;
             command = std::process::Command::new(setpriv);
@@ -271,7 +271,7 @@ fn udp_small_receive_buffer_is_reported() {
     }
 }
 
-/// Without packets none is expected, and the run succeeds.
+/// If no packet arrives, no packet is expected, and the run succeeds.
 #[test]
 fn udp_silence_is_not_counted_as_loss() {
     let port = loopback::free_port();

@@ -1,5 +1,5 @@
-//! One-packet frames that arrive on several sockets, as a digitiser sends them to several multicast groups, and
-//! restarts of such a sender.
+//! Tests frames of one packet that arrive on several sockets, as from a digitiser that sends to several multicast
+//! groups. Also tests restarts of such a sender.
 
 use daq_drivers::sys::send::Sender;
 use daq_tests::network::{Queue, loopback, payload, recording};
@@ -17,7 +17,8 @@ struct Stream {
 }
 
 impl Stream {
-    /// Sends the packets `numbers`, each to the next socket, and returns their payload; `run` distinguishes runs.
+    /// Sends the packets `numbers`, each through the next socket, and returns their payload. `run` makes the payload of
+    /// each run different.
     fn send(&mut self, run: u64, numbers: std::ops::Range<u64>) -> Vec<u8> {
         let mut sent = Vec::new();
         let count = self.flows.len() as u64;
@@ -79,7 +80,7 @@ fn frames_on_eight_sockets_across_restart_lose_nothing() {
         };
         let mut sent = stream.send(1, 1000..1000 + PACKETS);
         live.wait_count("sources.adc.expected", PACKETS);
-        // The window is longer than this run: its numbers count as a restart only after one second of silence.
+        // The window is longer than this run. So lower numbers count as a restart only after one second of silence.
         std::thread::sleep(std::time::Duration::from_secs(3));
         sent.extend(stream.send(2, 0..PACKETS));
         live.wait_count("sources.adc.expected", 2 * PACKETS);
@@ -101,7 +102,7 @@ fn frames_on_eight_sockets_across_restart_lose_nothing() {
         let file = recording(&daq, "disk");
         assert!(
             file.data == sent,
-            "{sockets} sockets: other bytes in the file"
+            "{sockets} sockets: the file contains wrong bytes"
         );
         assert!(file.missing.is_empty() && file.frames == 0, "{file:?}");
         let meta = files(&daq.path("out"), ".sigmf-meta");
@@ -118,7 +119,7 @@ fn frames_on_eight_sockets_across_restart_lose_nothing() {
     }
 }
 
-/// Packets of one socket that lag far beyond the window are late or lost; they open no epoch.
+/// Packets of one socket arrive far behind the window. They must count as late or lost, and must not start an epoch.
 #[test]
 fn socket_lag_beyond_window_opens_no_epoch() {
     const PACKETS: u64 = 2000;
@@ -175,7 +176,7 @@ fn small_window_and_short_counter_are_reported_by_check_and_plan() {
     let daq = Daq::new(&text);
     let done = daq.cli(&["plan", "--no-hardware", "daq.toml"]).ok();
     assert!(!done.stderr.contains("a window of"), "{}", done.stderr);
-    let note = "frames: it holds 4 batches of";
+    let note = "frames: the window holds 4 batches of";
     assert!(done.stdout.contains(note), "{}", done.stdout);
     for (bits, packets) in [(4, 16), (7, 128)] {
         let short = format!("offset = 0, bytes = 8, bits = {bits}");

@@ -1,7 +1,7 @@
 //! Two network namespaces of one test, connected by a pair of virtual Ethernet interfaces.
 //!
-//! The calling thread and what it starts move into the near namespace; senders run in the far one. Both are removed
-//! when the test ends, in every case.
+//! The calling thread and everything that it starts move into the near namespace. Senders run in the far namespace.
+//! Both namespaces are removed when the test ends, even if it fails.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../../../drivers/src/sys/own_network.rs"]
@@ -13,18 +13,18 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::thread;
 
-/// The interface of the near namespace.
+/// Name of the interface in the near namespace.
 pub const NEAR: &str = "near0";
-/// The interface of the far namespace.
+/// Name of the interface in the far namespace.
 pub const FAR: &str = "far0";
 
-/// The far namespace.
+/// The far network namespace.
 pub struct Far {
     namespace: File,
 }
 
-/// Moves the calling thread into a new network namespace and creates the interface pair with `queues` queues and `mtu`;
-/// or returns why it cannot.
+/// Moves the calling thread into a new network namespace. Creates the pair of interfaces with `queues` queues and the
+/// MTU `mtu`. Returns the reason if that is not possible.
 pub fn wire(queues: u32, mtu: u32) -> Result<Far, String> {
     let namespace = thread::spawn(new_namespace).join().unwrap()?;
     new_namespace()?;
@@ -51,20 +51,21 @@ pub fn wire(queues: u32, mtu: u32) -> Result<Far, String> {
     Ok(far)
 }
 
-/// Moves the calling thread into a new namespace.
+/// Moves the calling thread into a new network namespace.
 fn new_namespace() -> Result<File, String> {
-    own_network::enter()
-        .map_err(|errno| format!("making network namespaces takes root: {errno}"))?;
+    own_network::enter().map_err(|errno| {
+        format!("cannot create a network namespace, which requires root: {errno}")
+    })?;
     File::open("/proc/thread-self/ns/net").map_err(|error| error.to_string())
 }
 
-/// Runs `ip` with `arguments` in this thread's namespace and returns its output.
+/// Runs `ip` with `arguments` in this thread's namespace. Returns its output.
 pub fn ip(arguments: &str) -> Result<String, String> {
     let arguments: Vec<_> = arguments.split_whitespace().collect();
     let done = Command::new("ip")
         .args(&arguments)
         .output()
-        .map_err(|error| format!("`ip` (iproute2) does not run: {error}"))?;
+        .map_err(|error| format!("cannot run `ip` (package iproute2): {error}"))?;
     if done.status.success() {
         return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
     }
@@ -73,7 +74,7 @@ pub fn ip(arguments: &str) -> Result<String, String> {
 }
 
 impl Far {
-    /// Runs `work` on a thread in the far namespace; its sockets belong to that namespace.
+    /// Runs `work` on a thread in the far namespace. Sockets that `work` opens belong to that namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let namespace = self.namespace.as_fd();
         thread::scope(|scope| {

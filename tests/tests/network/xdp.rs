@@ -1,6 +1,7 @@
-//! The source `xdp` over a pair of virtual interfaces: every packet arrives, and other traffic is unaffected.
+//! Tests the source `xdp` with a pair of virtual interfaces. Every packet must arrive, and other traffic must be
+//! unaffected.
 //!
-//! Needs root for network namespaces and for the source itself.
+//! Needs root privileges, for the network namespaces and for the source.
 
 use super::veth::{self, FAR, NEAR, ip};
 use daq_tests::network::{payload, recording};
@@ -12,24 +13,24 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 const SEND: &str = include_str!("../../python/spead2_send.py");
 /// Payload bytes per packet, and packets per frame.
 const PAYLOAD: usize = 1024;
-const PLACES: usize = 16;
-/// Number of packets per batch: fewer than any queue on the way holds.
+const PACKETS_PER_FRAME: usize = 16;
+/// Number of packets per batch. Every queue on the way can hold more packets.
 const BURST: u64 = 128;
 const TO: &str = "10.77.0.1:4950";
 
-/// The far namespace, or a skipped test.
+/// Returns the far namespace, or skips the test.
 macro_rules! wire {
     ($queues:expr, $mtu:expr) => {
         match veth::wire($queues, $mtu) {
             Ok(far) => far,
-            Err(why) => skip!("no virtual interfaces: {why}"),
+            Err(why) => skip!("cannot create virtual interfaces: {why}"),
         }
     };
 }
 
-/// The source `adc` with `keys` into the file sink `disk`, for payloads of `bytes`.
+/// Returns the source `adc` with `keys` and payloads of `bytes` bytes, and the file sink `disk`.
 fn config(keys: &str, bytes: usize) -> String {
-    let frame = bytes * PLACES;
+    let frame = bytes * PACKETS_PER_FRAME;
     format!(
         "[http]\nlisten = \"127.0.0.1:0\"\n\
          [source.adc]\ndriver = \"xdp\"\nring = \"raw\"\ninterface = \"{NEAR}\"\n{keys}\n\
@@ -52,7 +53,7 @@ fn started(daq: &Daq) -> Live {
     live
 }
 
-/// Sockets of the far namespace, one per flow.
+/// Returns sockets in the far namespace, one per flow.
 fn flows(far: &veth::Far, to: &str, count: usize) -> Vec<UdpSocket> {
     let to: SocketAddr = to.parse().unwrap();
     let from = if to.is_ipv4() {
@@ -71,8 +72,8 @@ fn flows(far: &veth::Far, to: &str, count: usize) -> Vec<UdpSocket> {
     })
 }
 
-/// Sends `packets` packets with `bytes` of payload over `flows` in turn. Never more are in flight than the queues hold,
-/// nor so many that one thread's queues could fall behind the window of another.
+/// Sends `packets` packets with `bytes` payload bytes over `flows` in turn. Limits the packets in flight, so that no
+/// queue overflows and no thread falls behind the window of another thread.
 fn send(live: &mut Live, flows: &[UdpSocket], packets: u64, bytes: usize) {
     for n in 0..packets {
         let flow = usize::try_from(n).unwrap() % flows.len();
@@ -84,7 +85,7 @@ fn send(live: &mut Live, flows: &[UdpSocket], packets: u64, bytes: usize) {
     }
 }
 
-/// Stops the run, and checks that all `packets` arrived in ledger and file.
+/// Stops the run. Checks that all `packets` packets are in the ledger and in the file.
 fn whole(daq: &Daq, mut live: Live, packets: u64, bytes: usize) -> Outcome {
     live.wait_count("sources.adc.expected", packets);
     let outcome = live.stop().ok();
@@ -108,19 +109,19 @@ fn whole(daq: &Daq, mut live: Live, packets: u64, bytes: usize) -> Outcome {
         .collect();
     assert!(
         recording(daq, "disk").data == sent,
-        "other bytes in the file"
+        "the file contains wrong bytes"
     );
     outcome
 }
 
-/// Whether an XDP program is attached to the near interface.
+/// Returns whether an XDP program is attached to the near interface.
 fn is_attached() -> bool {
     ip(&format!("-details link show dev {NEAR}"))
         .unwrap()
         .contains("xdp")
 }
 
-/// A third-party sender, in a format that `udp` supports as well.
+/// The sender is PyPI's spead2, in a format that `udp` supports as well.
 #[test]
 fn xdp_spead2_heaps_are_byte_identical() {
     const HEAPS: usize = 8;
@@ -141,7 +142,7 @@ fn xdp_spead2_heaps_are_byte_identical() {
              [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
         ));
         let mut live = started(&daq);
-        // All of it fits into the queues.
+        // The queues can hold all of these packets.
         let job = json!({
             "host": "10.77.0.1", "port": 4950, "file": daq.path("sent"), "heaps": HEAPS, "heap": HEAP, "packet": 1472,
             "address_bits": 40, "repeat": false, "order": "plain", "descriptors": "own", "rate": 10e6,
@@ -158,12 +159,12 @@ fn xdp_spead2_heaps_are_byte_identical() {
             outcome.report
         );
         assert!(recording(&daq, "disk").data == std::fs::read(daq.path("sent")).unwrap());
-        let is_learned = outcome.stderr.contains("learned heap = ");
-        assert_eq!(is_learned, sizes.is_empty(), "{}", outcome.stderr);
+        let is_detected = outcome.stderr.contains("detected heap = ");
+        assert_eq!(is_detected, sizes.is_empty(), "{}", outcome.stderr);
     }
 }
 
-/// In driver mode and in generic mode, over IPv4 and IPv6.
+/// Tests driver mode and generic mode, with IPv4 and IPv6.
 #[test]
 fn xdp_packets_all_arrive() {
     const PACKETS: u64 = 4096;
@@ -190,17 +191,17 @@ fn xdp_packets_all_arrive() {
             !stderr.contains("through the Linux network stack"),
             "{stderr}"
         );
-        assert!(!is_attached(), "a program is left behind");
+        assert!(!is_attached(), "the XDP program is still attached");
     }
 }
 
-/// Packets longer than a chunk, in several pieces.
+/// Packets are longer than a chunk, so they are received in several pieces.
 #[test]
 fn xdp_jumbo_packets_all_arrive() {
     const PACKETS: u64 = 512;
     for (chunk, mtu) in [("2 KiB", 4000_u16), ("4 KiB", 9000)] {
         let far = wire!(1, mtu.into());
-        // The maximum size: without the headers of IP, UDP and this format.
+        // The maximum payload is the MTU without the headers of IP, UDP and this format.
         let bytes = usize::from(mtu) - 28 - 8;
         let daq = Daq::new(&config(
             &format!("listen = \"{TO}\"\nchunk = \"{chunk}\""),
@@ -217,11 +218,12 @@ fn xdp_jumbo_packets_all_arrive() {
     }
 }
 
-/// Other traffic reaches Linux's network stack; matching packets that arrive there are taken from it.
+/// Other traffic must reach Linux's network stack. Matching packets that arrive there are received through a UDP
+/// socket.
 #[test]
 fn xdp_other_traffic_reaches_network_stack() {
     let far = wire!(1, 1500);
-    // 2008 bytes: two fragments each.
+    // With the header, 2008 bytes, which need two fragments.
     let bytes = 2000;
     let daq = Daq::new(&config(&format!("listen = \"{TO}\""), bytes));
     let mut live = started(&daq);
@@ -241,7 +243,7 @@ fn xdp_other_traffic_reaches_network_stack() {
     let mut heard = [0; 64];
     let n = other.recv(&mut heard).unwrap();
     assert_eq!(&heard[..n], b"another port");
-    // The fragments of the datagrams.
+    // These datagrams are fragmented.
     send(&mut live, &flows(&far, TO, 1), 256, bytes);
     let outcome = whole(&daq, live, 256, bytes);
     let stderr = &outcome.stderr;
@@ -251,7 +253,7 @@ fn xdp_other_traffic_reaches_network_stack() {
     );
 }
 
-/// Several sockets fill one window; packets of a queue without a socket arrive through Linux's stack.
+/// Several sockets fill one window. Packets of a queue without a socket arrive through Linux's network stack.
 #[test]
 fn xdp_several_queues_fill_one_window() {
     const PACKETS: u64 = 4096;
@@ -291,7 +293,7 @@ fn xdp_multicast_group_is_joined() {
     whole(&daq, live, 256, PAYLOAD);
 }
 
-/// In every case the program is removed and the next run starts; two runs at a time are rejected.
+/// After every kind of end, the XDP program is removed and the next run starts. A second concurrent run is rejected.
 #[test]
 fn xdp_killed_run_leaves_no_program() {
     let far = wire!(1, 1500);
@@ -308,14 +310,14 @@ fn xdp_killed_run_leaves_no_program() {
     );
     assert!(is_attached());
     live.kill();
-    assert!(!is_attached(), "a program is left behind");
+    assert!(!is_attached(), "the XDP program is still attached");
     let next = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
     let mut live = started(&next);
     send(&mut live, &flows(&far, TO, 1), 256, PAYLOAD);
     whole(&next, live, 256, PAYLOAD);
 }
 
-/// An interface that goes down does not end the run: packets arrive again once it is up.
+/// An interface that goes down does not end the run. Packets arrive again when the interface is up.
 #[test]
 fn xdp_interface_down_and_up_continues() {
     let far = wire!(1, 1500);
@@ -343,7 +345,7 @@ fn xdp_interface_down_and_up_continues() {
     whole(&daq, live, 2 * BURST, PAYLOAD);
 }
 
-/// A removed interface ends the source with an error that names the interface.
+/// If the interface is removed, the source ends with an error that names the interface.
 #[test]
 fn xdp_interface_removed_ends_run() {
     for wait in ["adaptive", "busy"] {
@@ -362,7 +364,7 @@ fn xdp_interface_removed_ends_run() {
     }
 }
 
-/// Missing, duplicate and foreign packets are counted as such.
+/// Missing, duplicate and foreign packets must be counted by kind.
 #[test]
 fn xdp_gaps_and_duplicates_are_counted() {
     const PACKETS: u64 = 512;
@@ -410,7 +412,7 @@ fn xdp_gaps_and_duplicates_are_counted() {
     );
 }
 
-/// Each impossible configuration is reported with a fix.
+/// Every impossible configuration must be reported with a fix.
 #[test]
 fn xdp_impossible_config_is_reported() {
     let _far = wire!(1, 1500);

@@ -1,4 +1,4 @@
-//! Simulated faults and their effect on the ledger, through the whole binary.
+//! Simulates faults and checks their effect on the ledger of a whole run.
 
 use daq_core::reorder::Geometry;
 use daq_drivers::sim::{SimConfig, State};
@@ -6,12 +6,12 @@ use daq_tests::{Daq, Outcome};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// Packets per run of the table.
+/// Number of packets per run of the table.
 const PACKETS: u64 = 1000;
 /// Packets per frame.
-const PLACES: u64 = 8;
+const PACKETS_PER_FRAME: u64 = 8;
 
-/// A ledger that does not depend on rate or packet size.
+/// The parts of a ledger that do not depend on rate and packet size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ledger {
     expected: u64,
@@ -23,7 +23,7 @@ struct Ledger {
     skipped: u64,
 }
 
-/// All 1000 packets without a fault.
+/// Returns the ledger of 1000 packets without a fault.
 const fn whole() -> Ledger {
     Ledger {
         expected: PACKETS,
@@ -36,7 +36,7 @@ const fn whole() -> Ledger {
     }
 }
 
-/// Packets of 1000 lost to one cause.
+/// Returns the ledger of 1000 packets, of which `count` were lost to `cause`.
 fn lost(cause: &'static str, count: u64) -> Ledger {
     Ledger {
         delivered: PACKETS - count,
@@ -69,22 +69,22 @@ impl Ledger {
         assert_eq!(
             causes,
             ledger.lost.len(),
-            "a cause that this test does not know: {:#}",
+            "the report contains an unexpected cause of loss: {:#}",
             outcome.report
         );
         ledger
     }
 }
 
-/// Keys of a source, keys of its faults, and the ledger of 1000 packets, computed by hand.
+/// Returns the keys of a source, the keys of its faults, and the ledger of 1000 packets, which was computed by hand.
 fn table() -> Vec<(&'static str, &'static str, Ledger)> {
     vec![
         ("", "", whole()),
         ("", "lose = [5]", lost("wire_gap", 1)),
         ("", "lose = [5, \"100..110\"]", lost("wire_gap", 11)),
-        // A complete frame and the edges of its neighbours: 15 packets of frames 24, 25 and 26.
+        // A complete frame is lost, and parts of its neighbours: 15 packets of the frames 24, 25 and 26.
         ("", "lose = [\"197..212\"]", lost("wire_gap", 15)),
-        // No packets are expected before the first and after the last.
+        // Packets before the first and after the last received packet are not expected.
         (
             "",
             "lose = [\"0..3\", \"990..1000\"]",
@@ -117,13 +117,13 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
             },
         ),
         ("", "late_at = [100, \"200..204\"]", lost("late", 5)),
-        // Packets delayed at the end arrive while their frame is still open.
+        // A packet delayed at the end of the stream arrives while its frame is still open.
         ("", "late_at = [998]", whole()),
         ("", "reorder_at = [2, 3, 50, \"600..610\"]", whole()),
-        // Overtaken by the maximum that the window allows: 4 frames less one.
+        // The packets are overtaken by the maximum that the window allows: 4 frames minus one.
         ("", "reorder_at = [51, 123]\nreorder_by = 24", whole()),
-        // Four packets must agree before a sequence is accepted: the first three are kept until the fourth opens the
-        // epoch.
+        // Four successive packets are needed before a new sequence is accepted. The first three are kept until the
+        // fourth starts the epoch.
         (
             "restart_at = 500",
             "",
@@ -141,7 +141,7 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
                 ..whole()
             },
         ),
-        // Within the window: these numbers were lost.
+        // The new numbers are within the window, so the numbers in between count as lost.
         (
             "jump = { at = 500, by = 10 }",
             "",
@@ -152,15 +152,15 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
                 ..whole()
             },
         ),
-        // The number wraps after 256 packets, nearly four times.
+        // The number wraps around after 256 packets, nearly four times in the run.
         ("sequence_bits = 8\nstart = 250", "", whole()),
-        // 65 530 to 65 535 and on from 0; lists contain numbers before truncation.
+        // The numbers are 65 530 to 65 535 and continue with 0. The lists of faults use numbers before truncation.
         (
             "sequence_bits = 16\nstart = 65530",
             "lose = [\"65534..65538\"]",
             lost("wire_gap", 4),
         ),
-        // A restart of a narrow sequence.
+        // The sender restarts, and its numbers have few bits.
         (
             "sequence_bits = 10\nrestart_at = 300",
             "lose = [10]",
@@ -170,7 +170,7 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
                 ..lost("wire_gap", 2)
             },
         ),
-        // All at once.
+        // All kinds of faults in one run.
         (
             "",
             "lose = [30, 31]\ncorrupt_header_at = [60]\ncorrupt_payload_at = [90]\nduplicate_at = [120]\n\
@@ -186,9 +186,9 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
     ]
 }
 
-/// A source, a ring that holds all of its frames, and a reader.
+/// Returns a source, a ring that has room for all of its frames, and a reader.
 fn pipeline(name: &str, packet: u64, pace: &str, keys: &str, faults: &str) -> String {
-    let frame = PLACES * packet;
+    let frame = PACKETS_PER_FRAME * packet;
     format!(
         "[source.{name}]\ndriver = \"sim\"\nring = \"{name}\"\npattern = \"counter\"\npacket = {packet}\n{pace}\n{keys}\n\
          [source.{name}.faults]\n{faults}\n\
@@ -197,7 +197,7 @@ fn pipeline(name: &str, packet: u64, pace: &str, keys: &str, faults: &str) -> St
     )
 }
 
-/// Every fault at one rate and one packet size.
+/// Tests every fault at one rate and one packet size.
 fn every_fault(packet: u64, pace: &str) {
     for (keys, faults, expected) in table() {
         let keys = format!("packets = {PACKETS}\n{keys}");
@@ -220,13 +220,13 @@ fn every_fault(packet: u64, pace: &str) {
             outcome.count("readers.adc-out.read"),
         );
         assert!(
-            made == read && made >= expected.delivered.div_ceil(PLACES),
+            made == read && made >= expected.delivered.div_ceil(PACKETS_PER_FRAME),
             "{keys}\n{faults}"
         );
     }
 }
 
-/// A pace of so many packets of `packet` bytes per second.
+/// Returns the pace of a source with `packets` packets of `packet` bytes per second.
 fn paced(packet: u64, packets: u64) -> String {
     format!("pace = \"{} bit/s\"", packet * 8 * packets)
 }
@@ -250,7 +250,8 @@ fn faults_at_fast_pace_are_counted() {
     every_fault(1472, &(paced(1472, 200_000) + "\nbackpressure = true"));
 }
 
-/// Returns the ledger that the published schedule predicts, for faults that do not alter the sequence.
+/// Returns the ledger that the published schedule of faults predicts. Supports only faults that do not change the
+/// sequence.
 fn predict(keys: &Value, geometry: &Geometry) -> Ledger {
     let config: SimConfig = serde_json::from_value(keys.clone()).unwrap();
     let (mut low, mut high, mut front) = (u64::MAX, 0, 0);
@@ -263,14 +264,14 @@ fn predict(keys: &Value, geometry: &Geometry) -> Ledger {
     let (mut late, mut bad) = (0, 0);
     for (i, arrival) in config.arrivals(geometry).enumerate() {
         let sequence = arrival.packet.sequence;
-        let frame = sequence / u64::from(geometry.places);
+        let frame = sequence / u64::from(geometry.packets_per_frame);
         if arrival.state == State::BadHeader {
             ledger.rejected += 1;
             continue;
         }
         assert!(
             i > 0 || sequence == 0,
-            "this seed begins with a fault: choose another"
+            "the first packet of this seed has a fault; choose a different seed"
         );
         (low, high, front) = (low.min(sequence), high.max(sequence), front.max(frame));
         if !seen.insert(sequence) {
@@ -362,7 +363,7 @@ fn sources_many_keep_separate_ledgers() {
     }
 }
 
-/// A free-running source with a reader that takes 2 ms per frame.
+/// Returns a free-running source with a reader that needs 2 ms per frame.
 fn slow_reader(hold: bool, sink: &str, frames: u64) -> String {
     format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 64\nbackpressure = {hold}\n\
@@ -384,7 +385,7 @@ fn source_with_backpressure_and_slow_reader_loses_nothing() {
     );
     assert_eq!(outcome.count("rings.raw.ring_full"), 0);
     assert_eq!(outcome.count("readers.slow.read"), 200);
-    // The ring was always full.
+    // The ring must have been full.
     assert_eq!(outcome.count("rings.raw.high_water"), 16);
 }
 
@@ -429,7 +430,7 @@ fn reader_without_guarantee_counts_overrun() {
         assert!(overrun > 0 && read > 0, "{:#}", outcome.report);
         assert_eq!(outcome.count("sinks.slow.frames"), read);
         if !hold {
-            // A source without backpressure is never blocked.
+            // A source without backpressure must never be blocked.
             assert_eq!(
                 Ledger::of(&outcome, "adc"),
                 Ledger {
@@ -461,7 +462,7 @@ fn kernel_chain_with_guarantee_applies_backpressure() {
 
 #[test]
 fn gap_beyond_window_with_backpressure_loses_nothing_else() {
-    // Five complete frames are missing, but only four are open; the ring is always nearly full.
+    // Five complete frames are missing, but only four are open. The ring is always nearly full.
     let text = slow_reader(true, "", 100) + "[source.adc.faults]\nlose = [\"200..240\"]\n";
     let outcome = Daq::new(&text).run(&[]).ok();
     let expected = Ledger {

@@ -1,4 +1,4 @@
-//! Unplanned ends: kills, signals, ports in use, full disks.
+//! Tests unplanned ends: kills, signals, ports in use, full disks.
 
 use daq_drivers::sim::verify;
 use daq_tests::{Daq, Outcome, Random, binary, files, ledger, test_name, wait_for};
@@ -11,10 +11,10 @@ use std::time::Duration;
 
 /// Bytes per frame.
 const FRAME: u64 = 8192;
-/// Default burst of a sink, in frames.
+/// Number of frames per burst of a sink, the default.
 const BURST: u64 = 16;
 
-/// A counter at 40 MB/s into files of 256 KiB.
+/// A counter source with 40 MB/s, recorded in files of 256 KiB.
 const RECORDING: &str = r#"
 [source.adc]
 driver = "sim"
@@ -42,14 +42,14 @@ listen = "127.0.0.1:0"
 fn meta(path: &Path) -> Value {
     let text = std::fs::read(path).unwrap();
     serde_json::from_slice(&text)
-        .unwrap_or_else(|error| panic!("{} is torn: {error}", path.display()))
+        .unwrap_or_else(|error| panic!("{} is incomplete or damaged: {error}", path.display()))
 }
 
 fn data_of(meta: &Path) -> PathBuf {
     PathBuf::from(meta.to_str().unwrap().replace(".sigmf-meta", ".sigmf-data"))
 }
 
-/// The number in the name of a segment.
+/// Returns the number in the name of a segment.
 fn index(path: &Path) -> u64 {
     let name = path.file_name().unwrap().to_str().unwrap();
     name.strip_prefix("disk-")
@@ -61,11 +61,12 @@ fn index(path: &Path) -> u64 {
         .unwrap()
 }
 
-/// Number of partial files that a kill may leave: the next segment is opened when the previous one is complete.
+/// Maximum number of partial files after a kill. It is 1, because the next segment is opened after the previous one is
+/// complete.
 const PARTIALS: usize = 1;
 
-/// Checks all files of one run: `from` is the number of its first segment, `sent` the bytes after which the last frame
-/// was cut. Returns the next number, and the complete bytes.
+/// Checks all files of one run. `from` is the number of its first segment, and `sent` the number of bytes after which
+/// the stream ended. Returns the next segment number, and the number of bytes in complete segments.
 fn check_remains(dir: &Path, from: u64, sent: u64) -> (u64, u64) {
     let of_run = |suffix| {
         files(dir, suffix)
@@ -102,7 +103,8 @@ fn check_remains(dir: &Path, from: u64, sent: u64) -> (u64, u64) {
         next += 1;
     }
     let whole = at;
-    // Uncommitted data continue where committed data end, each a prefix of what was written to it.
+    // Uncommitted data continues where the committed data ends. Each uncommitted file is a prefix of its segment's
+    // data.
     let mut open: Vec<_> = of_run(".partial")
         .chain(of_run(".sigmf-data").filter(|path| index(path) >= next))
         .collect();
@@ -110,7 +112,7 @@ fn check_remains(dir: &Path, from: u64, sent: u64) -> (u64, u64) {
     for path in &open {
         let data = std::fs::read(path).unwrap();
         assert_eq!(index(path), next, "{open:?}");
-        // Only a clean end truncates preallocated space: zeros follow the written data.
+        // Only a clean end truncates preallocated space, so zeros may follow the written data.
         let written = verify(&data, at).map_or(data.len() as u64, |differs| differs - at);
         let rest = &data[usize::try_from(written / 8 * 8).unwrap()..];
         assert!(rest.iter().all(|byte| *byte == 0), "{}", path.display());
@@ -121,12 +123,13 @@ fn check_remains(dir: &Path, from: u64, sent: u64) -> (u64, u64) {
     (next, whole)
 }
 
-/// The number that follows `key` in what the next start logged about `component`.
+/// Returns the number that follows `key` in the log line of the next start about `component`.
 fn message(stderr: &str, component: &str, key: &str) -> u64 {
     let line = stderr
         .lines()
         .find(|line| line.contains(&format!("  {component}: ")));
-    let line = line.unwrap_or_else(|| panic!("nothing is logged about {component}:\n{stderr}"));
+    let line =
+        line.unwrap_or_else(|| panic!("the log must contain a line about {component}:\n{stderr}"));
     let after = line
         .split(&format!("{key} "))
         .nth(1)
@@ -148,7 +151,7 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
     let (mut from, mut before) = (0, None);
     for run in 0..14 {
         let mut live = daq.spawn(&[]);
-        // Some are killed during startup.
+        // Every fifth run is killed during startup.
         if run % 5 != 4 {
             live.address();
         }
@@ -160,7 +163,7 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
             && started
         {
             assert!(stderr.contains("did not end cleanly"), "{stderr}");
-            // A frame is published before it is counted as delivered, and a burst is written before it is counted: the
+            // A frame is published before it is counted as delivered, and a burst is written before it is counted. The
             // kill may have happened in between.
             let (delivered, bytes) = (
                 message(&stderr, "source.adc", "delivered"),
@@ -168,11 +171,11 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
             );
             assert!(
                 delivered * 1024 + FRAME >= bytes && bytes + BURST * FRAME >= whole,
-                "{delivered} packets, {bytes} of {whole} bytes"
+                "the log reports {delivered} packets and {bytes} bytes, but the files contain {whole} bytes"
             );
         }
         let (next, whole) = check_remains(&out, from, u64::MAX);
-        // If the run was killed before it counted, nothing is logged about its counters.
+        // If the run was killed before it counted anything, nothing is logged about its counters.
         before = (started && whole > 0).then_some(whole);
         from = next;
     }
@@ -190,7 +193,7 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
     assert_eq!(whole, outcome.count("sinks.disk.bytes"));
     assert_eq!(next - from, outcome.count("sinks.disk.files"));
     assert!(next > from);
-    // A clean end is not logged.
+    // A clean end must not be logged.
     let outcome = daq.run(&["--for", "50ms"]).ok();
     assert!(
         !outcome.stderr.contains("did not end cleanly"),
@@ -235,7 +238,7 @@ fn second_signal_exits_immediately() {
         "{}",
         outcome.stderr
     );
-    // The run did not end cleanly: the next start logs that.
+    // The run did not end cleanly, which the next start must log.
     let outcome = daq
         .run(&["--for", "50ms", "--set", "sink.slow.delay=0 s"])
         .ok();
@@ -258,7 +261,7 @@ fn http_port_in_use_is_named() {
         "{}",
         outcome.stderr
     );
-    // Nothing ran, so nothing was recorded.
+    // Nothing was started, so nothing was recorded.
     assert_eq!(outcome.report, Value::Null);
     assert!(
         files(&daq.path("out"), "").is_empty(),
@@ -325,7 +328,7 @@ fn concurrent_runs_of_one_pipeline_are_rejected() {
 #[test]
 fn output_lock_rejects_second_run_until_first_is_killed() {
     let daq = Daq::new(RECORDING);
-    // Like a process that has closed a segment and not yet opened the next.
+    // Simulate a process that has closed a segment and has not yet opened the next one.
     let path = daq.write("out/.disk.lock", "4242\n");
     let lock = std::fs::File::open(&path).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
@@ -344,8 +347,8 @@ fn output_lock_rejects_second_run_until_first_is_killed() {
         refused.stderr
     );
     assert_eq!(files(&daq.path("out"), ""), [path]);
-    // As after a kill. The lock is released explicitly, because a process that another test is starting may hold the
-    // file for a moment.
+    // This is the state after a kill. The lock is released explicitly, because a process that another test starts may
+    // hold the file for a moment.
     flock(&lock, FlockOperation::Unlock).unwrap();
     let outcome = daq.run(&["--for", "50ms"]).ok();
     check_remains(&daq.path("out"), 0, outcome.count("sources.adc.bytes"));
@@ -372,7 +375,8 @@ fn output_directory_not_creatable_is_named() {
 
 const MOUNT: &str = r#"mount -t tmpfs -o size=64m daq-test "$0" || exit 90; exec "$@""#;
 
-/// Runs the test `name` again in a process that sees a 64 MiB filesystem; in that process, returns its directory.
+/// Runs the test `name` again in a child process with a 64 MiB filesystem. In the child process, returns the directory
+/// of that filesystem.
 fn small_disk(name: &str) -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os("DAQ_SMALL_DIR") {
         return Some(dir.into());
@@ -413,13 +417,13 @@ fn small_disk(name: &str) -> Option<PathBuf> {
         }
     }
     daq_tests::print_uncaptured(
-        "skipped: neither `unshare -m` nor `unshare -rm` may mount a tmpfs here",
+        "skipped: neither `unshare -m` nor `unshare -rm` can mount a tmpfs on this machine",
     );
     None
 }
 
-/// 5 MB/s onto a disk with 4 MiB left; returns the file that fills the rest. Without that file there is space for many
-/// seconds.
+/// Returns a run that records 5 MB/s on a disk with 4 MiB of free space, and the file that fills the rest of the disk.
+/// Without that file, there is space for many seconds.
 fn almost_full(dir: &Path, guarantee: bool) -> (Daq, PathBuf) {
     let ballast = dir.join("ballast");
     std::fs::write(&ballast, vec![1; 60 << 20]).unwrap();
@@ -436,8 +440,8 @@ fn almost_full(dir: &Path, guarantee: bool) -> (Daq, PathBuf) {
     (Daq::new(&text), ballast)
 }
 
-/// Returns the numbers of all frames in committed segments. All must be complete except for the last, which the end has
-/// cut.
+/// Returns the numbers of all frames in committed segments. Checks that all frames are complete, except for the last
+/// one, which the end of the stream has cut.
 fn frames_on_disk(dir: &Path, outcome: &Outcome) -> Vec<u64> {
     let sent = outcome.count("sources.adc.bytes");
     let mut numbers = Vec::new();
@@ -462,9 +466,9 @@ fn disk_full_with_guarantee_applies_backpressure() {
     };
     let (daq, ballast) = almost_full(&dir, true);
     let mut live = daq.spawn(&[]);
-    live.wait_log("; blocking the ring until it continues");
-    // The ring fills up and the source waits; nothing is lost.
-    let report = wait_for("a full ring before a full disk", || {
+    live.wait_log("; blocking the ring until the sink continues");
+    // The ring becomes full and the source waits, so nothing is lost.
+    let report = wait_for("a full ring after the disk is full", || {
         let report = live.report();
         let held = ledger::count(&report, "rings.raw.high_water") >= 256;
         (held && report["sinks"]["disk"]["full"] == true).then_some(report)
@@ -496,7 +500,7 @@ fn disk_full_without_guarantee_counts_drops() {
     };
     let (daq, ballast) = almost_full(&dir, false);
     let mut live = daq.spawn(&[]);
-    live.wait_log("; dropping frames meanwhile");
+    live.wait_log("; dropping frames until the sink continues");
     live.wait_count("sinks.disk.dropped", 100);
     std::fs::remove_file(ballast).unwrap();
     live.wait_log("accepts frames again");
@@ -508,18 +512,18 @@ fn disk_full_without_guarantee_counts_drops() {
     assert_eq!(
         ledger::lost(&outcome.report, "adc"),
         0,
-        "the ring was never held"
+        "the sink must not block the ring"
     );
     let numbers = frames_on_disk(&dir, &outcome);
     assert_eq!(numbers.len() as u64, outcome.count("sinks.disk.frames"));
-    // On a busy machine, frames may be overwritten before the sink reads them.
+    // If this machine is busy, frames may be overwritten before the sink reads them.
     let overrun = outcome.count("readers.disk.overrun");
     assert_eq!(
         numbers.len() as u64 + dropped + overrun,
         outcome.count("rings.raw.published")
     );
     assert!(numbers.is_sorted_by(|a, b| a < b));
-    // The gap is in the metadata, with its cause.
+    // The metadata must contain the gap and its cause.
     let metas: Vec<_> = files(&dir.join("out"), ".sigmf-meta")
         .iter()
         .map(|path| meta(path))
@@ -533,7 +537,7 @@ fn disk_full_without_guarantee_counts_drops() {
         .sum();
     assert!(
         (dropped..=dropped + overrun).contains(&missing),
-        "{missing} of {dropped} and {overrun}: {metas:#?}"
+        "{missing} frames are annotated as missing, expected {dropped} to {dropped} + {overrun}: {metas:#?}"
     );
 }
 
@@ -544,7 +548,7 @@ fn disk_full_at_stop_does_not_block_exit() {
     };
     let (daq, _) = almost_full(&dir, true);
     let mut live = daq.spawn(&["--drain", "300ms"]);
-    live.wait_log("; blocking the ring until it continues");
+    live.wait_log("; blocking the ring until the sink continues");
     live.wait_count("rings.raw.high_water", 256);
     let outcome = live.stop();
     assert_eq!(outcome.code, 74, "{}", outcome.stderr);

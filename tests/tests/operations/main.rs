@@ -1,4 +1,4 @@
-//! Operation of a run: faults, interruptions, resource limits, monitoring and terminals.
+//! Tests the operation of a run: faults, interruptions, resource limits, monitoring and terminals.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 

@@ -1,4 +1,4 @@
-//! Output for operators: metrics, probes, status, systemd.
+//! Tests the output for operators: metrics, probes, status and systemd.
 
 use daq_tests::{Daq, Live, Random, TIMEOUT, free_tcp_port, get, ledger, program, skip, wait_for};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A pipeline with all kinds of components, and faults.
+/// A pipeline with all kinds of components and with faults.
 const EVERYTHING: &str = r#"
 [source.adc]
 driver = "sim"
@@ -70,13 +70,13 @@ listen = "127.0.0.1:0"
 fn number(value: &Value) -> f64 {
     value
         .as_f64()
-        .unwrap_or_else(|| panic!("{value} is no number"))
+        .unwrap_or_else(|| panic!("{value} must be a number"))
 }
 
 #[test]
 fn metrics_pass_promtool_lint() {
     let Some(promtool) = program("promtool") else {
-        skip!("promtool is not here (Debian package prometheus)")
+        skip!("promtool is not installed (Debian package prometheus)")
     };
     let daq = Daq::new(EVERYTHING);
     let mut live = daq.spawn(&[]);
@@ -104,7 +104,7 @@ fn metrics_pass_promtool_lint() {
         String::from_utf8_lossy(&said),
         metrics.body
     );
-    // Every metric has help text, and everything in the report has a counter.
+    // Every metric must have a help text, and every value in the report must have a metric.
     let names = |prefix: &str| -> BTreeSet<String> {
         let lines = metrics
             .body
@@ -128,7 +128,7 @@ fn metrics_pass_promtool_lint() {
     let _ = live.stop().ok();
 }
 
-/// Kills a server when the test ends.
+/// A child process, which is killed when the test ends.
 struct Server(Child);
 
 impl Drop for Server {
@@ -138,7 +138,7 @@ impl Drop for Server {
     }
 }
 
-/// Returns the only value of a query, if there is one.
+/// Returns the only value of a query; `None` if the query has no value.
 fn query(server: SocketAddr, expression: &str) -> Option<f64> {
     let encoded = expression
         .replace('{', "%7B")
@@ -154,7 +154,7 @@ fn query(server: SocketAddr, expression: &str) -> Option<f64> {
 #[test]
 fn metrics_are_scraped_by_prometheus() {
     let Some(prometheus) = program("prometheus") else {
-        skip!("prometheus is not here (Debian package prometheus)")
+        skip!("prometheus is not installed (Debian package prometheus)")
     };
     let daq = Daq::new(EVERYTHING);
     let mut live = daq.spawn(&[]);
@@ -194,7 +194,7 @@ fn metrics_are_scraped_by_prometheus() {
             "sources.adc.lost.wire_gap",
         ),
     ] {
-        // A scrape that happens between two reads of /status must lie between their values.
+        // A scrape between two reads of /status must return a value between the two values.
         let before = ledger::count(&live.report(), path) as f64;
         let scraped = wait_for(expression, || {
             query(server, expression).filter(|scraped| *scraped >= before)
@@ -202,7 +202,7 @@ fn metrics_are_scraped_by_prometheus() {
         let after = ledger::count(&live.report(), path) as f64;
         assert!(
             scraped <= after,
-            "{expression}: {before} <= {scraped} <= {after}"
+            "{expression}: the scraped value {scraped} must be between {before} and {after}"
         );
     }
     let _ = live.stop().ok();
@@ -266,13 +266,13 @@ fn metrics_counters_equal_report() {
             }
             _ => continue,
         };
-        let (least, most) = (
+        let (min, max) = (
             ledger::count(&before, &path) as f64,
             ledger::count(&after, &path) as f64,
         );
         assert!(
-            (least..=most).contains(&value),
-            "{series}: {least} <= {value} <= {most}"
+            (min..=max).contains(&value),
+            "{series}: the value {value} must be between {min} and {max}"
         );
         compared += 1;
     }
@@ -283,7 +283,7 @@ fn metrics_counters_equal_report() {
     let _ = live.stop().ok();
 }
 
-/// Waits until every data thread advances; on a busy machine that may take a while.
+/// Waits until every data thread makes progress, which may take long on a busy machine.
 fn wait_healthy(live: &mut Live) {
     wait_for("health", || {
         (live.get("/-/healthy").code == 200).then_some(())
@@ -354,12 +354,12 @@ fn ledger_equations_hold_while_running() {
     let mut last = live.report();
     for _ in 0..50 {
         std::thread::sleep(Duration::from_micros(random.below(20_000)));
-        // Checked by `report`.
+        // `report` checks the equations.
         let now = live.report();
         grows(&last, &now);
         last = now;
     }
-    // The equations were checked throughout.
+    // The equations have been checked in every report.
     for path in [
         "sources.adc.lost.wire_gap",
         "sources.adc.lost.late",
@@ -374,7 +374,7 @@ fn ledger_equations_hold_while_running() {
     grows(&last, &outcome.report);
 }
 
-/// No counter decreases.
+/// Checks that no counter has decreased.
 fn grows(before: &Value, after: &Value) {
     for (table, keys) in [
         (
@@ -422,7 +422,7 @@ fn grows(before: &Value, after: &Value) {
                 );
                 assert!(
                     new >= old,
-                    "{table}.{name}.{key} went from {old} back to {new}"
+                    "{table}.{name}.{key} must not decrease, but changed from {old} to {new}"
                 );
             }
         }
@@ -437,7 +437,7 @@ fn grows(before: &Value, after: &Value) {
     }
 }
 
-/// Returns the next message that matches `wanted`.
+/// Returns the next message that contains `wanted`.
 fn message(socket: &UnixDatagram, live: &Live, wanted: &str) -> String {
     let mut buffer = [0; 4096];
     loop {
@@ -471,7 +471,7 @@ fn systemd_is_notified() {
     message(&socket, &live, "WATCHDOG=1");
     live.interrupt();
     message(&socket, &live, "STOPPING=1");
-    // No one reads any more: a full queue would block the exit.
+    // The socket has no reader any more. A full queue must not block the exit.
     drop(socket);
     let _ = live.wait().ok();
 }

@@ -1,4 +1,5 @@
-//! Resource limits and failures: descriptors, file sizes, disks that fail or hang, files changed by others.
+//! Tests resource limits and failures: file descriptors, file sizes, disks that fail or hang, and files that others
+//! change.
 
 use daq_tests::{Daq, Live, Outcome, files, ledger, program, skip, wait_for};
 use serde_json::Value;
@@ -7,7 +8,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
-/// A slow source and one sink, with an HTTP server.
+/// Returns a slow source, one sink and an HTTP server.
 fn pipeline(sink: &str) -> String {
     format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = 1024\npace = \"40 Mbit/s\"\n\
@@ -19,7 +20,7 @@ fn pipeline(sink: &str) -> String {
 const FILE: &str = "driver = \"file\"\npath = \"out\"\nsegment = \"1 MiB\"\nbuffer = \"64 KiB\"";
 const ZARR: &str = "driver = \"zarr\"\npath = \"out\"\nchunk = \"256 KiB\"\nflush = \"200 ms\"";
 
-/// Starts `daq run` in a shell that first sets a limit, such as `ulimit -n 96`.
+/// Starts `daq run` in a shell that first sets a limit, for example with `ulimit -n 96`.
 fn spawn_limited(daq: &Daq, limit: &str, arguments: &str) -> Live {
     let mut command = Command::new("sh");
     let script =
@@ -65,7 +66,7 @@ fn state_file_truncated_while_running_does_not_end_run() {
 fn file_size_limit_is_reported_as_sink_error() {
     for sink in [FILE, ZARR] {
         let daq = Daq::new(&pipeline(sink));
-        // 64 KiB, in a shell that counts in units of 512 bytes.
+        // The limit is 64 KiB, because the shell counts in units of 512 bytes.
         let outcome = spawn_limited(&daq, "ulimit -f 128", "").wait();
         assert_eq!(outcome.code, 74, "{}", outcome.stderr);
         assert!(outcome.report.is_object());
@@ -73,7 +74,7 @@ fn file_size_limit_is_reported_as_sink_error() {
     }
 }
 
-/// A run under strace with injected system call failures; `None` if strace is not installed.
+/// Runs daq under strace, which makes system calls fail as `fault` defines. Returns `None` if strace is not installed.
 fn injected(daq: &Daq, fault: &str) -> Option<Outcome> {
     let strace = program("strace")?;
     let call = fault.split(':').next().unwrap();
@@ -95,9 +96,9 @@ fn json(path: &Path) -> Value {
 #[test]
 fn failure_after_segment_commit_leaves_it_intact() {
     let daq = Daq::new(&pipeline(FILE));
-    // For each segment: its metadata, the directory before the commit, and after it.
+    // Each segment syncs its metadata, then the directory before the commit, then the directory after the commit.
     let Some(outcome) = injected(&daq, "fsync:error=EIO:when=3+") else {
-        skip!("strace is not there");
+        skip!("strace is not installed");
     };
     assert_eq!(outcome.code, 74, "{}", outcome.stderr);
     assert!(
@@ -116,15 +117,18 @@ fn failure_after_segment_commit_leaves_it_intact() {
 #[test]
 fn failure_after_chunk_commit_counts_it_as_written() {
     let daq = Daq::new(&pipeline(ZARR));
-    // A commit syncs the directories of eight arrays twice each, the second time after the commit.
+    // A commit syncs the directories of eight arrays twice each. The second sync is after the commit.
     let Some(outcome) = injected(&daq, "fsync:error=EIO:when=16") else {
-        skip!("strace is not there");
+        skip!("strace is not installed");
     };
     assert_eq!(outcome.code, 74, "{}", outcome.stderr);
     let frames = json(&daq.path("out/disk-000000.zarr/frames/zarr.json"));
     let rows = frames["shape"][0].as_u64().unwrap();
     let taken = outcome.count("sinks.disk.frames");
-    assert!(rows > 0, "none of {taken}");
+    assert!(
+        rows > 0,
+        "the store must have at least one readable row of {taken} frames"
+    );
     assert_eq!(rows + outcome.count("sinks.disk.lost"), taken);
 }
 
@@ -132,7 +136,7 @@ fn failure_after_chunk_commit_counts_it_as_written() {
 fn thread_limit_is_named() {
     let daq = Daq::new(&pipeline("driver = \"null\""));
     let Some(outcome) = injected(&daq, "clone3:error=EAGAIN:when=3") else {
-        skip!("strace is not there");
+        skip!("strace is not installed");
     };
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
     assert!(outcome.stderr.contains("ulimit -u"), "{}", outcome.stderr);
@@ -148,9 +152,9 @@ fn descriptor_limit_is_named() {
             let why = format!("ulimit -n {limit}: {}: {}", outcome.code, outcome.stderr);
             match outcome.code {
                 0 => break,
-                // The dynamic loader opens libraries before daq starts.
+                // The dynamic loader failed to open libraries, before daq started.
                 127 => continue,
-                // The run starts, and its sink cannot open the next file.
+                // The run started, and later its sink could not open the next file.
                 74 => assert!(outcome.report.is_object(), "{why}"),
                 69 => refused += 1,
                 _ => panic!("{why}"),
@@ -172,7 +176,7 @@ fn memory_limit_for_ring_is_named() {
     }
 }
 
-/// An ext4 filesystem in a file, mounted through a loop device; thawed and unmounted when dropped.
+/// An ext4 filesystem in a file that is mounted through a loop device. It is thawed and unmounted on drop.
 struct Disk(std::path::PathBuf);
 
 impl Disk {
@@ -218,24 +222,24 @@ fn disk_hang_is_reported_and_does_not_block_exit() {
         let daq = Daq::new(&pipeline(&format!("{FILE}\nguarantee = {guarantee}")));
         let disk = match Disk::new(&daq) {
             Ok(disk) => disk,
-            Err(why) => skip!("no filesystem on a loop device: {why}"),
+            Err(why) => skip!("cannot create a filesystem on a loop device: {why}"),
         };
         let mut live = daq.spawn(&["--drain", "1 s"]);
         live.wait_count("sinks.disk.files", 1);
         if !disk.call("fsfreeze", &["-f"]) {
-            skip!("fsfreeze does not work here");
+            skip!("fsfreeze does not work on this machine");
         }
         wait_for("an unhealthy answer", || {
             let answer = live.get("/-/healthy");
             (answer.code == 503 && answer.body.contains("disk")).then_some(())
         });
         if !guarantee {
-            // The ring has 64 slots; the sink holds one burst.
+            // The ring has 64 slots, and the sink holds one burst.
             live.wait_count("readers.disk.overrun", 500);
         }
         live.interrupt();
         live.wait_log("a write has not returned");
-        // The process cannot exit before the disk answers.
+        // The process can exit only when the disk responds again.
         assert!(disk.call("fsfreeze", &["-u"]));
         let outcome = live.wait();
         assert_eq!(outcome.code, 74, "{}", outcome.stderr);

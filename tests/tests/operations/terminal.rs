@@ -1,4 +1,5 @@
-//! Runs whose terminal, pipe or service manager stalls or disappears: data flows and the run ends as requested.
+//! Tests runs whose terminal, pipe or service manager stalls or disappears. Data must continue to flow, and the run
+//! must end when requested.
 
 mod flood;
 mod sys;
@@ -20,7 +21,7 @@ const PAYLOAD: usize = 1024;
 const CTRL_S: &[u8] = b"\x13";
 const CTRL_Q: &[u8] = b"\x11";
 
-/// A run that receives UDP and serves HTTP, with the stderr that a test chooses.
+/// A run that receives UDP packets and serves HTTP. Each test chooses its stderr.
 struct Run {
     daq: Daq,
     child: Child,
@@ -61,7 +62,7 @@ listen = "127.0.0.1:{http}"
             .stdout(stdout)
             .stderr(stderr);
         let child = command.spawn().unwrap();
-        // The slave of a terminal must not stay open in this process.
+        // The slave side of the terminal must not stay open in this process.
         drop(command);
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut run = Self {
@@ -81,7 +82,7 @@ listen = "127.0.0.1:{http}"
         run
     }
 
-    /// A run on the terminal `slave`.
+    /// Starts a run on the terminal `slave`.
     fn on_terminal(slave: File) -> Self {
         let stdout = slave.try_clone().unwrap();
         Self::start(&[], &[("TERM", "xterm")], slave.into(), stdout.into())
@@ -94,7 +95,7 @@ listen = "127.0.0.1:{http}"
     fn send(&self, sequence: u64) {
         let mut packet = [0; 16 + PAYLOAD];
         packet[..8].copy_from_slice(&sequence.to_be_bytes());
-        // An error would refer to an earlier packet.
+        // Ignore an error, because it would refer to an earlier packet.
         let _ = self.socket.send(&packet);
     }
 
@@ -121,7 +122,7 @@ listen = "127.0.0.1:{http}"
         });
     }
 
-    /// Makes daq log a warning: sends a packet whose number is far from all others.
+    /// Makes daq log a warning: sends a packet whose number is far away from the others.
     fn provoke_warning(&self) {
         self.send(1 << 50);
     }
@@ -137,12 +138,12 @@ listen = "127.0.0.1:{http}"
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(start.elapsed() < TIMEOUT, "the run does not end");
+            assert!(start.elapsed() < TIMEOUT, "the run did not end in time");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
 
-    /// Requests the end of the run, which must succeed and close all files.
+    /// Requests the end of the run. The run must succeed and close all files.
     fn end(&mut self, signal: Signal) {
         self.signal(signal);
         assert_eq!(self.wait(), Some(0));
@@ -158,7 +159,8 @@ impl Drop for Run {
     }
 }
 
-/// Reads `terminal` on a separate thread until it closes; returns what it has shown so far on request.
+/// Reads `terminal` on a separate thread until the terminal closes. Returns a function that returns everything shown so
+/// far.
 fn screen(mut terminal: File) -> impl Fn() -> String {
     let shown = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let copy = shown.clone();
@@ -171,7 +173,7 @@ fn screen(mut terminal: File) -> impl Fn() -> String {
     move || String::from_utf8_lossy(&shown.lock().unwrap()).into_owned()
 }
 
-/// Both ends of a full pipe.
+/// Returns both ends of a full pipe.
 fn full_pipe() -> (PipeReader, OwnedFd) {
     let (reader, writer) = std::io::pipe().unwrap();
     rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK).unwrap();
@@ -188,7 +190,7 @@ fn terminal_closed_with_sighup_ends_run_cleanly() {
         run.assert_data_flows();
         drop(master);
         run.end(Signal::HUP);
-        // A second run of the same pipeline would report a run that did not end cleanly.
+        // If the first run had not ended cleanly, a second run of the same pipeline would report that.
         let outcome = run.daq.run(&["--for", "1 ms"]).ok();
         assert!(!outcome.stderr.contains("cleanly"), "{}", outcome.stderr);
     }
@@ -254,10 +256,10 @@ fn terminal_resumed_shows_log_live_block_and_report() {
     wait_for("the warning", || shown().contains("WARN").then_some(()));
     let log = shown();
     let line = log.lines().find(|line| line.contains("WARN")).unwrap();
-    // A time such as 18:27:55Z, among escape sequences.
+    // Find a time such as 18:27:55Z among the escape sequences.
     let is_time = |word: &[u8]| word[8] == b'Z' && [word[2], word[5]] == [b':'; 2];
     assert!(line.as_bytes().windows(9).any(is_time), "{line:?}");
-    // The block is erased before it is drawn again, and no line is wider than the terminal.
+    // The block must be erased before it is drawn again, and no line may be wider than the terminal.
     wait_for("the live block", || {
         let shown = shown();
         (shown.contains("source a") && shown.contains("A\r\x1b[J")).then_some(())
@@ -341,7 +343,7 @@ fn second_signal_with_blocked_sink_and_stderr_exits_immediately() {
     assert_eq!(run.wait(), Some(128 + 15));
 }
 
-/// A terminal closes and then its service manager stops the run: SIGHUP does not count as the first signal.
+/// A terminal closes, and then its service manager stops the run. SIGHUP must not count as the first signal.
 #[test]
 fn signal_after_sighup_drains_and_next_signal_exits() {
     for (delay, code) in [("1 s", 0), ("1 min", 128 + 15)] {
@@ -349,7 +351,7 @@ fn signal_after_sighup_drains_and_next_signal_exits() {
             "[source.a]\ndriver = \"sim\"\nring = \"r\"\npace = \"1 Mbit/s\"\n[ring.r]\nslot = \"8 KiB\"\nslots = 1024\n\
              [sink.slow]\ndriver = \"null\"\ninput = \"r\"\ndelay = \"{delay}\"\nburst = 1\n[http]\nlisten = \"127.0.0.1:0\"\n",
         ));
-        // The tests themselves may run under nohup.
+        // The tests themselves may run under nohup, so reset the signal.
         let mut command = std::process::Command::new("env");
         daq.prepare(&mut command);
         command
@@ -361,7 +363,7 @@ fn signal_after_sighup_drains_and_next_signal_exits() {
         live.signal(Signal::HUP);
         live.wait_log("SIGHUP: stopping");
         live.signal(Signal::TERM);
-        // Pending signals of the same kind are delivered once.
+        // Pending signals of the same kind are delivered only once, so send the signal repeatedly.
         while code != 0 && live.is_running() {
             live.signal(Signal::TERM);
         }
@@ -393,7 +395,7 @@ fn notify_socket_full_delays_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
-    // Fills the queue of the socket.
+    // Fill the queue of the socket.
     let full = UnixDatagram::unbound().unwrap();
     full.set_nonblocking(true).unwrap();
     full.connect(&path).unwrap();
@@ -405,7 +407,7 @@ fn notify_socket_full_delays_nothing() {
     let (_reader, writer) = std::io::pipe().unwrap();
     let mut run = Run::start(&[], &env, writer.into(), Stdio::null());
     run.assert_data_flows();
-    // Readiness is sent once there is space.
+    // Readiness must be sent when the queue has space again.
     socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut buffer = [0; 4096];
     wait_for("READY=1", || {

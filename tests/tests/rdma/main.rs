@@ -1,4 +1,4 @@
-//! RDMA streams between daemons and `daq selftest rdma`, on emulated NICs.
+//! Tests RDMA streams between daemons and `daq selftest rdma`, with emulated NICs.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 

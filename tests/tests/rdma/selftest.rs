@@ -1,4 +1,4 @@
-//! `daq selftest rdma` and `daq bench rdma` on emulated NICs, without a GPU and on the simulated driver.
+//! Tests `daq selftest rdma` and `daq bench rdma` with emulated NICs, without a GPU and with the simulated driver.
 
 use daq_tests::{Daq, Done, Simulated};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ fn parsed(done: &Done) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
 }
 
-/// The result of each check, by name.
+/// Returns the result and the details of the check with this name.
 fn outcome<'a>(report: &'a Value, check: &str) -> (&'a str, &'a str) {
     let mut results = report["results"].as_array().unwrap().iter();
     let found = results.find(|result| result["check"] == check);
@@ -20,7 +20,7 @@ fn outcome<'a>(report: &'a Value, check: &str) -> (&'a str, &'a str) {
     )
 }
 
-/// Checks that need no GPU.
+/// Checks that do not need a GPU.
 const HOST: [&str; 9] = [
     "port",
     "register-host",
@@ -106,8 +106,8 @@ fn row<'a>(table: &'a Value, name: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no row {name:?} in {table:#}"))
 }
 
-/// Why a path was not measured: each reason is printed once, with all its paths.
-fn refusal<'a>(tables: &'a [Value], way: &str) -> &'a str {
+/// Returns why a path was not measured. Each reason is printed once, with all paths to which it applies.
+fn refusal<'a>(tables: &'a [Value], method: &str) -> &'a str {
     let last = tables.last().unwrap();
     assert_eq!(last["title"], "not measured");
     let mut rows = last["rows"].as_array().unwrap().iter();
@@ -116,9 +116,9 @@ fn refusal<'a>(tables: &'a [Value], way: &str) -> &'a str {
             .as_str()
             .unwrap()
             .split("; ")
-            .any(|one| one == way)
+            .any(|one| one == method)
     });
-    let found = found.unwrap_or_else(|| panic!("{way:?} is not refused in {last:#}"));
+    let found = found.unwrap_or_else(|| panic!("{method:?} is not listed as refused in {last:#}"));
     found["reason"].as_str().unwrap()
 }
 
@@ -138,7 +138,7 @@ const SHORT: [&str; 13] = [
     "--json",
 ];
 
-/// Returns the printed tables.
+/// Returns the tables that were printed.
 fn tables(done: &Done) -> Vec<Value> {
     parsed(done).as_array().unwrap().clone()
 }
@@ -150,8 +150,8 @@ fn bench_rdma_both_sides_local_measures() {
         .cli(&SHORT)
         .ok();
     let tables = tables(&done);
-    for way in ["queue pair alone, host → host", "ring to ring, host → host"] {
-        let row = row(&tables[0], way);
+    for method in ["queue pair alone, host → host", "ring to ring, host → host"] {
+        let row = row(&tables[0], method);
         assert!(row["MB/s"].as_f64().unwrap() > 0.0, "{row:#}");
         assert!(row["× queue pair alone"].as_f64().unwrap() > 0.0, "{row:#}");
     }
@@ -183,10 +183,10 @@ fn bench_rdma_unmeasured_result_is_not_saved() {
     assert!(kept.stderr.contains("nothing to keep"), "{kept:?}");
 }
 
-/// What a measurement of an emulated NIC depends on if no module lets NICs access GPU memory.
+/// The properties on which the measurement of an emulated NIC depends, if no module lets NICs access GPU memory.
 const BASIS: &str = "?|firmware ?|peer memory false";
 
-/// The path of a sink's frames depends on the frame size from which host memory was faster.
+/// The path of the sink's frames must depend on the frame size from which host memory was measured as faster.
 #[test]
 fn bench_rdma_saved_result_selects_sink_path() {
     let simulated = Simulated::new("");
@@ -205,7 +205,7 @@ fn bench_rdma_saved_result_selects_sink_path() {
     let mut known: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let mut planned = |card: Option<Value>| {
         let known_of =
-            |from: &Value| json!({ "staged_from": from, "most": 1 << 20, "basis": BASIS });
+            |from: &Value| json!({ "staged_from": from, "max_bytes": 1 << 20, "basis": BASIS });
         for (_, profile) in known["gpus"].as_object_mut().unwrap() {
             let cards = card
                 .iter()

@@ -1,19 +1,19 @@
-//! Whole daemons: sim → sink rdma ⇒ source rdma → file, on emulated NICs.
+//! Tests streams between two daemons with emulated NICs: sim → sink rdma ⇒ source rdma → file.
 
 use daq_tests::{Daq, Live, Outcome, Random, files, free_tcp_port, ledger};
 use serde_json::Value;
 
-/// Bytes per packet, packets per frame, bytes per frame.
+/// Bytes per packet. The next constants are the packets per frame and the bytes per frame.
 const PACKET: u64 = 64;
-const PLACES: u64 = 8;
-const FRAME: u64 = PACKET * PLACES;
+const PACKETS_PER_FRAME: u64 = 8;
+const FRAME: u64 = PACKET * PACKETS_PER_FRAME;
 
-/// A sender of `frames` counter frames, as fast as possible.
+/// Returns a sender of `frames` frames of a counter, which sends as fast as possible.
 fn near(port: u16, frames: u64, keys: &str, faults: &str) -> Daq {
     paced(port, frames, "free", keys, faults)
 }
 
-/// The same at a given pace.
+/// Same as [`near`], with a given pace.
 fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
     Daq::new(&format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = {PACKET}\n\
@@ -25,10 +25,10 @@ fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
     ))
 }
 
-/// A receiver that writes files.
+/// Returns a receiver that writes files.
 fn far(port: u16, keys: &str, sink: &str) -> Daq {
     Daq::new(&format!(
-        "[source.link]\ndriver = \"rdma\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\nplaces = {PLACES}\n{keys}\n\
+        "[source.link]\ndriver = \"rdma\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\npackets_per_frame = {PACKETS_PER_FRAME}\n{keys}\n\
          [ring.raw]\nslot = {FRAME}\nslots = 64\n\
          [sink.disk]\ninput = \"raw\"\nguarantee = true\n{sink}\n\
          [http]\nlisten = \"127.0.0.1:0\"\n"
@@ -38,7 +38,7 @@ fn far(port: u16, keys: &str, sink: &str) -> Daq {
 const FILE: &str = "driver = \"file\"\npath = \"out\"\nbuffer = \"64 KiB\"\nsegment = \"1 MiB\"";
 const CARD: &str = "nics = [\"emulated\"]";
 
-/// All data of the segments, in order.
+/// Returns the data of all segments, in order.
 fn data(daq: &Daq) -> Vec<u8> {
     files(&daq.path("out"), ".sigmf-data")
         .iter()
@@ -46,7 +46,7 @@ fn data(daq: &Daq) -> Vec<u8> {
         .collect()
 }
 
-/// Returns the bytes of these packets of the counter, with zeros for missing ones.
+/// Returns the bytes of the given packets of the counter. Missing packets contain zeros.
 fn counter(packets: std::ops::Range<u64>, is_missing: impl Fn(u64) -> bool) -> Vec<u8> {
     let words =
         packets.flat_map(|packet| (0..PACKET / 8).map(move |i| (packet, packet * PACKET / 8 + i)));
@@ -54,17 +54,21 @@ fn counter(packets: std::ops::Range<u64>, is_missing: impl Fn(u64) -> bool) -> V
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// Checks that the data of a receiver are frames of the counter in order, and returns their number.
+/// Checks that the data of a receiver consists of frames of the counter in order. Returns their number.
 fn frames_in_order(data: &[u8], frames: u64, is_missing: impl Fn(u64) -> bool) -> u64 {
-    let mut expected =
-        (0..frames).map(|frame| counter(frame * PLACES..(frame + 1) * PLACES, &is_missing));
+    let mut expected = (0..frames).map(|frame| {
+        counter(
+            frame * PACKETS_PER_FRAME..(frame + 1) * PACKETS_PER_FRAME,
+            &is_missing,
+        )
+    });
     let received = data.chunks(usize::try_from(FRAME).unwrap());
     received
         .map(|frame| assert!(expected.any(|one| one == frame), "unknown or out of order"))
         .count() as u64
 }
 
-/// Stops a receiver once it has delivered so many frames.
+/// Stops a receiver after it has delivered `frames` frames.
 fn end(mut far: Live, frames: u64) -> Outcome {
     far.wait_count("sources.link.delivered", frames);
     far.stop().ok()
@@ -91,10 +95,10 @@ fn stream_delivers_sent_frames() {
         assert_eq!(ledger::lost(&came.report, "link"), 0);
         let missing = |packet: u64| packet == 17 || (100..120).contains(&packet);
         assert!(
-            data(&receiver) == counter(0..frames * PLACES, missing),
+            data(&receiver) == counter(0..frames * PACKETS_PER_FRAME, missing),
             "{shared}"
         );
-        // Sender and receiver report the same missing frames.
+        // Sender and receiver must report the same missing frames.
         let metas = files(&receiver.path("out"), ".sigmf-meta");
         let meta: Value = serde_json::from_slice(&std::fs::read(&metas[0]).unwrap()).unwrap();
         let annotations = meta["annotations"].as_array().unwrap();
@@ -108,8 +112,8 @@ fn stream_delivers_sent_frames() {
     }
 }
 
-/// An unreliable connection loses frames for which the receiver has posted no receive in time: each one is counted, and
-/// the others are intact.
+/// An unreliable connection loses frames for which the receiver has not posted a receive in time. Each of them must be
+/// counted, and all other frames must be intact.
 #[test]
 fn unreliable_stream_counts_every_frame() {
     let (port, frames) = (free_tcp_port(), 50);
@@ -119,7 +123,7 @@ fn unreliable_stream_counts_every_frame() {
     let mut there = receiver.spawn(&[]);
     there.wait_ready();
     let sent = sender.run(&[]).ok();
-    // The sender reports its number of frames when it ends, so lost ones at the end are expected, too.
+    // The sender reports its number of frames when it ends. So frames lost at the end are also expected.
     there.wait_count("sources.link.expected", frames);
     let came = there.stop().ok();
     assert_eq!(sent.count("sinks.far.frames"), frames);
@@ -153,14 +157,14 @@ fn stream_after_link_cuts_has_no_loss_or_duplicates() {
     assert!(sent.count("sinks.far.connections") > 3, "{}", sent.stderr);
     assert_eq!(came.count("sources.link.delivered"), frames);
     assert_eq!(ledger::lost(&came.report, "link"), 0);
-    assert!(data(&receiver) == counter(0..frames * PLACES, |_| false));
+    assert!(data(&receiver) == counter(0..frames * PACKETS_PER_FRAME, |_| false));
 }
 
 #[test]
 fn stream_peer_killed_reconnects() {
     let (port, frames) = (free_tcp_port(), 20_000);
     let mut random = Random(6);
-    // Slow enough for the sender to be connected whenever a receiver is killed.
+    // The stream is slow enough that the sender is connected each time a receiver is killed.
     let sender = paced(port, frames, "10 Mbit/s", CARD, "");
     let mut receiver = far(port, CARD, FILE);
     let mut there = receiver.spawn(&[]);
@@ -168,8 +172,8 @@ fn stream_peer_killed_reconnects() {
     let mut here = sender.spawn(&[]);
     let mut killed = 0;
     for _ in 0..3 {
-        let least = 500 + random.below(3000);
-        there.wait_count("sources.link.delivered", least);
+        let min = 500 + random.below(3000);
+        there.wait_count("sources.link.delivered", min);
         there.kill();
         killed += 1;
         receiver = far(port, CARD, FILE);
@@ -178,7 +182,7 @@ fn stream_peer_killed_reconnects() {
     there.wait_count("sources.link.delivered", 1);
     assert!(here.is_running(), "{}", here.stderr());
     let sent = here.wait().ok();
-    // The sender counts each frame as sent once; the last receiver has an unbroken final part of them.
+    // The sender counts each frame as sent once. The last receiver has received the last frames without a gap.
     assert_eq!(
         (
             sent.count("sinks.far.frames"),
@@ -193,7 +197,7 @@ fn stream_peer_killed_reconnects() {
     );
     let report = there.report();
     let had = ledger::count(&report, "sources.link.delivered");
-    // Another run of the sender, killed midway, and one more: their frame numbers restart.
+    // Run the sender again and kill it midway, then run it once more. The frame numbers of each run restart.
     let another = paced(port, frames, "1 Mbit/s", CARD, "");
     let mut again = another.spawn(&[]);
     there.wait_count("sources.link.delivered", had + 300);
@@ -207,14 +211,20 @@ fn stream_peer_killed_reconnects() {
     let data = data(&receiver);
     let delivered = came.count("sources.link.delivered");
     assert_eq!(data.len() as u64, delivered * FRAME);
-    // The end of the first run, the start of the second, all of the third.
+    // The expected data is the end of the first run, the start of the second run, and all of the third run.
     let second = delivered - had - 50;
     let expected = [
-        counter((frames - had) * PLACES..frames * PLACES, |_| false),
-        counter(0..second * PLACES, |_| false),
-        counter(0..50 * PLACES, |_| false),
+        counter(
+            (frames - had) * PACKETS_PER_FRAME..frames * PACKETS_PER_FRAME,
+            |_| false,
+        ),
+        counter(0..second * PACKETS_PER_FRAME, |_| false),
+        counter(0..50 * PACKETS_PER_FRAME, |_| false),
     ];
-    assert!(data == expected.concat(), "{had} frames, then {second}");
+    assert!(
+        data == expected.concat(),
+        "the file must contain {had} frames of the first stream, then {second} frames of the second stream"
+    );
 }
 
 #[test]
@@ -281,17 +291,17 @@ fn sender_without_token_or_from_other_address_is_rejected() {
     assert_eq!(sent.count("sinks.far.frames"), frames);
     let status = live.get("/status").body;
     let came = end(live, frames);
-    assert!(data(&receiver) == counter(0..frames * PLACES, |_| false));
+    assert!(data(&receiver) == counter(0..frames * PACKETS_PER_FRAME, |_| false));
     for text in [&came.stderr, &sent.stderr, &status] {
         assert!(!text.contains(TOKEN), "{text}");
     }
-    // From another address: closed before a byte of it is read.
+    // The connection comes from another address, so it is closed before any byte is read.
     let receiver = far(port, &format!("{CARD}\nfrom = [\"10.0.0.0/8\"]"), FILE);
     let mut live = receiver.spawn(&[]);
     live.wait_ready();
     let sender = near(port, frames, CARD, "");
     let here = sender.spawn(&[]);
-    live.wait_log("its address is not in `from`");
+    live.wait_log("the sender's address is not in `from`");
     live.wait_count("sources.link.counts.refused", 1);
     let _ = here.stop();
     assert_eq!(live.stop().ok().count("sources.link.delivered"), 0);

@@ -1,4 +1,4 @@
-//! Texts, their merging and expansion, and how diagnostics are shown.
+//! Tests of loading, merging and expanding documents, and of rendered diagnostics.
 
 use super::*;
 
@@ -12,16 +12,12 @@ fn syntax_errors_are_located() {
 2 | slot = "1 MiB
   |              ^
 "#,
-        "what follows the first one is a guess"
+        "errors after the first syntax error are not reported"
     );
     let mut diagnostics = Diagnostics::new();
     let twice = "[ring.raw]\nslots = 1\nslots = 2\nslot = 1\nslot = 2\n";
     let document = Document::from_text("daq.toml", twice, &mut diagnostics);
-    assert_eq!(
-        diagnostics.errors(),
-        2,
-        "keys that are written twice are certain"
-    );
+    assert_eq!(diagnostics.errors(), 2, "duplicate keys are reported");
     assert!(!document.is_whole());
 }
 
@@ -90,7 +86,7 @@ fn definition_in_two_files_is_rejected() {
 1 | [ring.raw]
   | ---------- first defined here
   |
-  = help: remove one of the two
+  = help: remove one of the two definitions
 
 error: key `http.listen` is defined twice
  --> b.toml:4:1
@@ -103,7 +99,7 @@ error: key `http.listen` is defined twice
 5 | listen = "a"
   | ------ first defined here
   |
-  = help: remove one of the two
+  = help: remove one of the two definitions
 "#
     );
     let names: Vec<String> = document
@@ -114,7 +110,7 @@ error: key `http.listen` is defined twice
     assert_eq!(
         names,
         ["raw", "other"],
-        "in the order of the text, and the first stays"
+        "files are merged in their order, and the first definition is kept"
     );
 }
 
@@ -159,7 +155,7 @@ fn document_top_level_errors_are_reported() {
 1 | stray = 1
   | ^^^^^
   |
-  = help: there are [source.NAME], [ring.NAME], [kernel.NAME], [sink.NAME], [http] and [daq]
+  = help: known sections: [source.NAME], [ring.NAME], [kernel.NAME], [sink.NAME], [http] and [daq]
 
 error: unknown section `sorce`
  --> daq.toml:2:2
@@ -177,9 +173,9 @@ error: a source needs a name
 4 | x = 1
   | ^
   |
-  = help: write [source.NAME] above its keys
+  = help: write the section header [source.NAME] above these keys
 
-error: `ring` is an array, sections with names are expected
+error: `ring` is an array, but sections with names are expected
  --> daq.toml:5:1
   |
 5 | [[ring]]
@@ -187,7 +183,7 @@ error: `ring` is an array, sections with names are expected
   |
   = help: write [ring.NAME] instead of [[ring]]
 
-error: "a b" cannot be a name
+error: "a b" is not a valid name
  --> daq.toml:6:7
   |
 6 | [sink."a b"]
@@ -210,7 +206,7 @@ fn variables_outside_strings_are_not_expanded() {
     assert_eq!(diagnostics.render(document.sources(), false), "");
     assert_eq!(
         path, "/data/${OUT}/x/${A}/$5",
-        "what a variable holds is not expanded again"
+        "the value of a variable is not expanded again"
     );
     assert_eq!(
         document.sources().slice(span),
@@ -232,7 +228,7 @@ fn undefined_variable_is_located() {
 2 | path = "$${OUT}${OUT}/${B C}/${"
   |                ^^^^^^
   |
-  = help: set it, or give a default: `${OUT:-…}`
+  = help: set the variable, or write a default value: `${OUT:-…}`
 
 error: `B C` is not a valid name of an environment variable
  --> daq.toml:2:23
@@ -240,7 +236,7 @@ error: `B C` is not a valid name of an environment variable
 2 | path = "$${OUT}${OUT}/${B C}/${"
   |                       ^^^^^^
   |
-  = help: write `${NAME}` or `${NAME:-default}`, or `$${` for the two characters themselves
+  = help: write `${NAME}` or `${NAME:-default}`, or `$${` for a literal `${`
 
 error: `${` has no `}`
  --> daq.toml:2:30
@@ -248,7 +244,7 @@ error: `${` has no `}`
 2 | path = "$${OUT}${OUT}/${B C}/${"
   |                              ^^
   |
-  = help: write `${NAME}`, or `$${` for the two characters themselves
+  = help: write `${NAME}`, or `$${` for a literal `${`
 
 error: environment variable `NOPE` is not set
  --> daq.toml:3:17
@@ -256,7 +252,7 @@ error: environment variable `NOPE` is not set
 3 | other = "\u0041 ${NOPE}"
   |                 ^^^^^^^
   |
-  = help: set it, or give a default: `${NOPE:-…}`
+  = help: set the variable, or write a default value: `${NOPE:-…}`
 "#
     );
 }
@@ -343,7 +339,7 @@ error: two sources listen on port 1
 fn unusual_text_keeps_line_and_column() {
     let shown = ring("\u{feff}[ring.raw]\r\nslot = \"1 MiB\" # µ\r\nslots = \"µ\"\r\n");
     assert!(shown.contains("daq.toml:3:9"), "{shown}");
-    // Neither the stack overflows nor is the output too long to read.
+    // Deep nesting must neither overflow the stack nor make the output too long to read.
     let deep = ".a".repeat(50_000);
     for text in [
         format!("a{deep} = 1\n"),

@@ -1,4 +1,4 @@
-//! What a user sees when something is wrong, word for word.
+//! Tests of the exact error messages that a user sees.
 
 use super::*;
 use crate::units::{ByteSize, Span as Time};
@@ -54,7 +54,7 @@ enum Endian {
     Little,
 }
 
-/// What `finish::<T>` on the first section of `kind` says, or the value.
+/// Reads the first section of `kind` with `finish::<T>`. Returns the value, or the rendered diagnostics.
 fn finish<T: serde::de::DeserializeOwned>(kind: &str, text: &str) -> Result<T, String> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);

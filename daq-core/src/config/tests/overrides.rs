@@ -1,4 +1,4 @@
-//! Environment and `--set`.
+//! Tests of overrides by environment variables and `--set`.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn override_error_is_located_in_override() {
   |
   = help: write for instance "1 MiB"
 
-error: `slots` is a string, an integer is expected
+error: `slots` is a string, but an integer is expected
  --> --set ring.raw.slots=abc:1:16
   |
 1 | ring.raw.slots=abc
@@ -57,7 +57,7 @@ error: there is no section `ring.row`
   |
   = help: did you mean `ring.raw`?
 
-error: --set takes a key and a value
+error: --set needs a key and a value
  --> --set slots:1:1
   |
 1 | slots
@@ -75,7 +75,7 @@ fn override_of_table_by_value_is_rejected() {
     assert_eq!(document.sections("ring").len(), 1);
     let shown = diagnostics.render(document.sources(), false);
     assert!(
-        shown.contains("`ring` names no key of a section"),
+        shown.contains("`ring` is not a key of a section"),
         "{shown}"
     );
     let (document, diagnostics) = overridden("[ring.raw]\nslot = 1\n", &[], &["ring.raw=5"]);
@@ -117,7 +117,7 @@ fn overrides_follow_precedence_set_environment_file() {
         .take_string("listen", &[], &mut diagnostics)
         .unwrap();
     assert_eq!(diagnostics.render(document.sources(), false), "");
-    // A number serves as a string where a string is wanted.
+    // A number is accepted as a string if the type expects a string.
     assert_eq!(
         ring,
         Some(Ring {

@@ -1,8 +1,8 @@
-//! What is reported of a section in which some values cannot be read, and of sections with many errors.
+//! Tests of the errors reported for sections with unreadable values and for sections with many errors.
 
 use super::*;
 
-/// Reads the format of [`Udp`] and checks it as its owner does.
+/// Reads the format of [`Udp`] with the same checks that a component makes.
 fn checked(text: &str) -> (Option<Format>, String) {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
@@ -66,7 +66,7 @@ error: a number of 9 bytes cannot be read
 
 #[test]
 fn errors_caused_by_unreadable_value_are_not_reported() {
-    // Neither the header's size nor whether there is a timeout is known.
+    // The values of `header` and `timeout` are unreadable, so errors that depend on them must not be reported.
     let (_, shown) = checked(
         "[source.adc]\nheader = \"16 parsecs\"\npayload = \"1 B\"\ntimeout = \"soon\"\n\
          sequence = { offset = 12, bytes = 9 }\n",
@@ -77,7 +77,7 @@ fn errors_caused_by_unreadable_value_are_not_reported() {
         !shown.contains("outside") && !shown.contains("no timeout"),
         "{shown}"
     );
-    // A missing value is as unknown as a wrong one.
+    // A missing value is treated in the same way as an unreadable value.
     let (_, shown) =
         checked("[source.adc]\npayload = \"1 B\"\nsequence = { offset = 12, bytes = 9 }\n");
     assert!(shown.contains("missing key `header`"), "{shown}");
@@ -97,7 +97,7 @@ fn readable_section_reports_all_errors() {
     assert_eq!(shown.matches("error: ").count(), 4, "{shown}");
 }
 
-/// Each key once took a pass over all others: this would take hours.
+/// The time to report errors must not be quadratic in the number of keys, because quadratic time would be hours.
 #[test]
 fn many_unknown_keys_are_summarised() {
     let keys = (0..200_000).map(|i| format!("slot{i} = {i}\n"));
@@ -130,7 +130,7 @@ fn many_errors_are_truncated() {
     let shown = diagnostics.render(document.sources(), false);
     assert_eq!(shown.matches("error: ").count(), 100);
     assert!(
-        shown.ends_with("\n500 more are not shown; fix these first\n"),
+        shown.ends_with("\n500 more messages are not shown; fix these first\n"),
         "{shown}"
     );
 }
@@ -148,7 +148,7 @@ fn nul_in_string_is_located() {
         "{shown}"
     );
     assert!(
-        shown.contains("NUL") && shown.contains("help: remove it"),
+        shown.contains("NUL") && shown.contains("help: remove the character"),
         "{shown}"
     );
 }

@@ -1,4 +1,4 @@
-//! Reading sections.
+//! Tests of reading sections.
 
 use super::*;
 
@@ -71,7 +71,7 @@ fn wrong_unit_is_reported() {
 fn wrong_type_and_range_are_reported() {
     assert_eq!(
         ring("[ring.raw]\nslot = \"1 MiB\"\nslots = \"many\"\n"),
-        r#"error: `slots` is a string, an integer is expected
+        r#"error: `slots` is a string, but an integer is expected
  --> daq.toml:3:9
   |
 3 | slots = "many"
@@ -80,7 +80,7 @@ fn wrong_type_and_range_are_reported() {
     );
     assert_eq!(
         ring("[ring.raw]\nslot = \"1 MiB\"\nslots = -1\n"),
-        r"error: `slots` is -1, an integer from 0 to 4294967295 is expected
+        r"error: `slots` is -1, but an integer from 0 to 4294967295 is expected
  --> daq.toml:3:9
   |
 3 | slots = -1
@@ -135,13 +135,13 @@ error: missing key `format` in [source.adc]
 fn several_errors_in_one_section_are_all_reported() {
     assert_eq!(
         ring("[ring.raw]\nslot = true\nslots = 1.5\ngain = 2\nmemory = 5\n"),
-        r#"error: `slot` is a boolean, a size such as "4 MiB" is expected
+        r#"error: `slot` is a boolean, but a size such as "4 MiB" is expected
  --> daq.toml:2:8
   |
 2 | slot = true
   |        ^^^^
 
-error: `slots` is a number with a point, an integer is expected
+error: `slots` is a number with a decimal point, but an integer is expected
  --> daq.toml:3:9
   |
 3 | slots = 1.5
@@ -155,7 +155,7 @@ error: unknown key `gain` in [ring.raw]
   |
   = help: known keys: `memory`, `slot`, `slots`, `driver`, `ring`
 
-error: `memory` is an integer, a string is expected
+error: `memory` is an integer, but a string is expected
  --> daq.toml:5:10
   |
 5 | memory = 5
@@ -228,7 +228,7 @@ fn wrong_tag_yields_suggestion() {
 2 | drvier = "udp"
   | ------ is this meant to be `driver`?
   |
-  = help: add a line such as `driver = "udp"`; there are "udp", "sim" and "replay"
+  = help: add a line such as `driver = "udp"`; possible values: "udp", "sim" and "replay"
 
 error: missing key `format` in [source.a]
  --> daq.toml:1:1
@@ -246,7 +246,7 @@ error: unknown driver "upd" in [source.b]
   |
   = help: did you mean "udp"?
 
-error: `format` is an integer, a table is expected
+error: `format` is an integer, but a table is expected
  --> daq.toml:5:10
   |
 5 | format = 4
@@ -356,7 +356,7 @@ error: the payload is odd
 fn errors_in_arrays_enums_and_checked_types_are_reported() {
     #[derive(Debug, Deserialize)]
     #[serde(try_from = "u32")]
-    struct Even(#[expect(dead_code, reason = "only its refusal is looked at")] u32);
+    struct Even(#[expect(dead_code, reason = "only the parse error is checked")] u32);
     impl TryFrom<u32> for Even {
         type Error = String;
         fn try_from(value: u32) -> Result<Self, String> {
@@ -369,7 +369,7 @@ fn errors_in_arrays_enums_and_checked_types_are_reported() {
     }
     #[derive(Debug, Deserialize)]
     #[serde(rename_all = "kebab-case")]
-    #[expect(dead_code, reason = "only its refusal is looked at")]
+    #[expect(dead_code, reason = "only the parse error is checked")]
     enum Shape {
         Flat,
         Box { width: u8 },
@@ -377,7 +377,7 @@ fn errors_in_arrays_enums_and_checked_types_are_reported() {
     }
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
-    #[expect(dead_code, reason = "only its refusal is looked at")]
+    #[expect(dead_code, reason = "only the parse error is checked")]
     struct Kernel {
         even: Even,
         taps: Vec<f32>,
@@ -400,13 +400,13 @@ fn errors_in_arrays_enums_and_checked_types_are_reported() {
             "  = help: add a line such as `mode = \"flat\"`",
             "error: `even`: 3 is odd",
             "  = help: write for instance 4",
-            "error: `taps[2]` is a string, a number is expected",
-            "error: `taps[3]` is a boolean, a number is expected",
+            "error: `taps[2]` is a string, but a number is expected",
+            "error: `taps[3]` is a boolean, but a number is expected",
             "error: `shapes[1]` cannot be \"fat\"",
             "  = help: did you mean \"flat\"?",
-            "error: `shapes[2].box.width` is 256, an integer from 0 to 255 is expected",
-            "error: `pair`: the array has 3 elements, 2 are expected",
-            "error: `also` is an integer, a boolean is expected",
+            "error: `shapes[2].box.width` is 256, but an integer from 0 to 255 is expected",
+            "error: `pair`: the array has 3 elements, but 2 are expected",
+            "error: `also` is an integer, but a boolean is expected",
         ],
         "{shown}"
     );

@@ -1,6 +1,7 @@
 //! CUDA memory that is exported as a dma-buf and mapped directly.
 //!
-//! Only trying shows whether a driver lets the CPU map a dma-buf: the device attribute only describes the export.
+//! Only an attempt shows whether a driver lets the CPU map a dma-buf, because the device attribute describes only the
+//! export.
 
 use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
@@ -11,9 +12,9 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Sizes are rounded up to this: a GPU page, as for GDRCopy.
+/// Granularity of sizes in bytes: the size of a GPU page, as for GDRCopy.
 const PAGE: usize = 64 << 10;
-/// Linux's internal number for "not supported", which the driver returns here.
+/// Linux's internal error number for "not supported", which the driver returns if mapping a dma-buf is not possible.
 const ENOTSUPP: i32 = 524;
 
 /// A mapped part of CUDA memory.
@@ -58,12 +59,12 @@ fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
 }
 
 impl Mapping {
-    /// A dma-buf of the memory.
+    /// Exports the memory as a dma-buf.
     pub(super) fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
         pieces::dma_buf(&self.memory, self.bytes, PAGE)
     }
 
-    /// Maps the same memory again.
+    /// Maps the same memory a second time.
     pub(super) fn again(&self) -> Result<Pieces, Refused> {
         map(Arc::clone(&self.memory), self.bytes)
     }
@@ -71,13 +72,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was created in `map`; its users are gone, as the value that owned this is dropped.
+        // SAFETY: the mapping was created in `map`. The owner of this value is dropped, so nothing uses the mapping any
+        // more.
         let result = unsafe { sys::unmap(self.cpu, self.bytes) };
         debug_assert!(result.is_ok(), "unmapping a dma-buf failed: {result:?}");
     }
 }
 
-/// A mapping error, with a remedy.
+/// Describes a mapping error, with a remedy.
 fn refusal(errno: Errno) -> Refused {
     let why = if errno.raw_os_error() == ENOTSUPP {
         "not supported (524)".to_owned()
@@ -85,7 +87,7 @@ fn refusal(errno: Errno) -> Refused {
         errno.to_string()
     };
     Refused(format!(
-        "the driver exports a dma-buf of the memory but does not let the CPU map it: {why}; drivers up to 595 refuse this on GPUs with their own memory; no action is needed if another backend works"
+        "the driver exports a dma-buf of the memory but does not let the CPU map it: {why}; drivers up to 595 refuse this mapping on GPUs with their own memory; no action is needed if another backend can map the memory"
     ))
 }
 

@@ -23,13 +23,13 @@ pub(super) fn make(
     bytes: usize,
     backing: Option<Backing>,
 ) -> Result<Pieces, Refused> {
-    // Checked before anything is allocated.
+    // Check whether the library is available before allocating memory.
     gdrapi::open().map_err(|missing| refusal(&missing.into()))?;
     let bytes = pieces::whole_pages(bytes, PAGE)?;
     let (memory, allocate) = pieces::allocate(device, bytes, PAGE, backing)?;
     let is_plain = memory.backing() == Backing::Plain;
     let mut pieces = match map(Arc::new(memory), bytes) {
-        // Some versions of the kernel module cannot pin memory of every kind.
+        // Some versions of GDRCopy's Linux module cannot pin every kind of memory.
         Err(_) if backing.is_none() && !is_plain => {
             return make(device, bytes, Some(Backing::Plain));
         }
@@ -42,14 +42,14 @@ pub(super) fn make(
 fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
     let gpu = memory.address() + plain_offset(&memory, PAGE);
     let mut stopwatch = Stopwatch::new();
-    // SAFETY: whole pages of CUDA memory, which lives as long as the mapping of the pin.
+    // SAFETY: the range consists of whole pages of CUDA memory, which lives as long as the mapping of the pin.
     let pin = unsafe { gdrapi::pin(gpu, bytes) }.map_err(|error| refusal(&error))?;
     let pinned = stopwatch.lap();
-    // SAFETY: pinned just above, with these bytes, and not mapped yet.
+    // SAFETY: the range was pinned just above and is not mapped yet.
     let cpu = match unsafe { gdrapi::map(pin, gpu, bytes) } {
         Ok(cpu) => cpu,
         Err(error) => {
-            // SAFETY: pinned just now and not mapped.
+            // SAFETY: the range was pinned just above and is not mapped.
             let _ = unsafe { gdrapi::unpin(pin) };
             return Err(refusal(&error));
         }
@@ -69,12 +69,12 @@ fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
 }
 
 impl Mapping {
-    /// A dma-buf of the memory.
+    /// Exports the memory as a dma-buf.
     pub(super) fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
         pieces::dma_buf(&self.memory, self.bytes, PAGE)
     }
 
-    /// Maps the same memory again.
+    /// Maps the same memory a second time.
     pub(super) fn again(&self) -> Result<Pieces, Refused> {
         map(Arc::clone(&self.memory), self.bytes)
     }
@@ -82,18 +82,18 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: pin and mapping were created in `map`; users of the mapping are gone, as the value that owned this
-        // is dropped.
+        // SAFETY: pin and mapping were created in `map`. The owner of this value is dropped, so nothing uses the
+        // mapping any more.
         let undone = unsafe {
             gdrapi::unmap(self.pin, self.cpu, self.bytes).and_then(|()| gdrapi::unpin(self.pin))
         };
         if let Err(error) = undone {
-            tracing::debug!("unmapping memory of a GPU: {error}");
+            tracing::debug!("cannot unmap GPU memory: {error}");
         }
     }
 }
 
-/// An error, with a remedy.
+/// Describes an error, with a remedy.
 fn refusal(error: &GdrError) -> Refused {
     let helps = match error {
         GdrError::Missing(NoGdr::NoLibrary(_)) => {
@@ -101,7 +101,7 @@ fn refusal(error: &GdrError) -> Refused {
         }
         GdrError::Missing(NoGdr::Incomplete(_)) => "install GDRCopy 2.3 or newer",
         GdrError::Missing(NoGdr::NoDriver(..)) => {
-            "load its kernel module and check its device: modprobe gdrdrv; ls -l /dev/gdrdrv; GDRCOPY_ENABLE_LOGGING=1 shows more"
+            "load GDRCopy's kernel module and check its device file: modprobe gdrdrv; ls -l /dev/gdrdrv; GDRCOPY_ENABLE_LOGGING=1 shows more"
         }
         GdrError::Call("gdr_pin_buffer", answer) if is(*answer, Errno::NOMEM) => {
             "the GPU's BAR1 aperture is full: nvidia-smi -q -d MEMORY shows it; lower `slots` or `slot` of the rings on this GPU"

@@ -1,10 +1,10 @@
-//! Pinned host memory, which the GPU reads over the bus.
+//! Pinned host memory, which the GPU reads over the PCIe bus.
 
 use super::pieces::{self, Made, Pieces, Refused, Stopwatch};
 use crate::gpu::driver::Device;
 use crate::region::{HostOptions, Region};
 
-/// Sizes are rounded up to this: a host page.
+/// Granularity of sizes in bytes: the size of a host page.
 const PAGE: usize = 4096;
 
 pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
@@ -14,7 +14,7 @@ pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refu
     let allocate = stopwatch.lap();
     region.pin(device).map_err(|error| error.to_string())?;
     let cpu = region.address();
-    // CPU and GPU use the same address.
+    // CPU and GPU use the same address for pinned host memory.
     let gpu = cpu.addr().get() as u64;
     let mut pieces = Pieces::new((cpu, gpu, region.bytes()), Made::Host(region));
     pieces.costs.allocate = allocate;

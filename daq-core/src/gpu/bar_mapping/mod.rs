@@ -1,27 +1,28 @@
-//! CPU mappings of GPU memory: one type for all backends.
+//! CPU mappings of GPU memory, with one type for all backends.
 //!
 //! ```text
 //!   CPU ──store──▶ BarMapping ◀──load── kernel    one allocation, with an address on either side
 //! ```
-//! The backend is chosen before the memory is allocated, by what will write it ([`Writer`]): some backends map CUDA
-//! memory, one brings its own. Each backend that cannot be used is recorded with its reason ([`Refusal`]).
+//! The backend is selected before the memory is allocated, depending on the device that will write it ([`Writer`]).
+//! Some backends map CUDA memory, others allocate their own memory. For each backend that cannot be used, the reason is
+//! recorded ([`Refusal`]).
 //!
-//! | backend | the memory is | and is mapped by |
+//! | Backend | Memory | Mapping |
 //! |---|---|---|
-//! | `gdrapi` | CUDA's | GDRCopy's library and kernel module |
-//! | `dma-buf` | CUDA's | `mmap` of its dma-buf |
-//! | `vulkan` | Vulkan's, imported into CUDA | `vkMapMemory`, through the GPU's BAR |
-//! | `host` | the host's, pinned | nothing: the GPU reads it over the bus |
+//! | `gdrapi` | CUDA memory | GDRCopy's library and Linux module |
+//! | `dma-buf` | CUDA memory | `mmap` of the memory's dma-buf |
+//! | `vulkan` | Vulkan memory, imported into CUDA | `vkMapMemory`, through the GPU's BAR |
+//! | `host` | pinned host memory | none: the GPU reads the memory over the bus |
 //!
 //! # Guarantees
 //! - Any offset and size can be copied; this module handles the alignment.
-//! - Stores through one [`Stores`] have left the CPU when it is fenced or dropped. If the GPU sees something that was
-//!   stored after a fence, it also sees everything stored before it; between fences there is no order.
-//! - A mapping is never used after its memory is freed (ensured by the types), in a forked process, or after its
-//!   device was lost: that is an error ([`BarMappingError`]).
-//! - Mapped memory is mapped again only by [`BarMapping::again`], if the backend supports it.
+//! - Stores through one [`Stores`] have left the CPU when it is fenced or dropped. If the GPU sees a store after a
+//!   fence, it also sees all stores before this fence. Stores between two fences are not ordered.
+//! - A mapping cannot be used after its memory is freed, which the types ensure. Using a mapping in a forked process or
+//!   after its device was lost is an error ([`BarMappingError`]).
+//! - Mapped memory is mapped a second time only by [`BarMapping::again`], if the backend supports it.
 //!
-//! Stores that go together cannot outlive the mapping:
+//! A group of stores cannot outlive the mapping:
 //!
 //! ```compile_fail,E0505
 //! # use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError};
@@ -31,7 +32,7 @@
 //!     stores.copy(0, &[1])
 //! }
 //! ```
-//! They cannot be fenced by another thread either, because its fence would not order them:
+//! Another thread cannot fence a group of stores, because its fence would not order the stores of this thread:
 //!
 //! ```compile_fail,E0277
 //! # use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError};
@@ -65,10 +66,10 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 use std::time::Duration;
 
-/// What is freed when a mapping is dropped, in messages.
+/// Name of the freed memory in messages.
 const MAPPED: &str = "mapped memory";
 
-/// Why a backend could not create a mapping.
+/// The reason why a backend could not create a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{backend}: {why}")]
 pub struct Refusal {
@@ -78,7 +79,7 @@ pub struct Refusal {
     pub why: String,
 }
 
-/// No backend could create a mapping.
+/// The error if no backend could create a mapping.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the CPU cannot store to this GPU's memory: {}", join(.refused))]
 pub struct Unmappable {
@@ -91,18 +92,18 @@ fn join(refused: &[Refusal]) -> String {
     refused.join("; ")
 }
 
-/// How long the steps of creating a mapping took.
+/// Durations of the steps of creating a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
     /// Allocating the memory.
     pub allocate: Duration,
-    /// Pinning it, or importing it into CUDA.
+    /// Pinning the memory, or importing it into CUDA.
     pub pin: Duration,
-    /// Mapping it.
+    /// Mapping the memory.
     pub map: Duration,
 }
 
-/// Why a mapping cannot be used.
+/// The error for a mapping that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BarMappingError {
     /// The range is not inside the mapping.
@@ -117,10 +118,10 @@ pub enum BarMappingError {
     },
     /// The mapping belongs to another process.
     #[error(
-        "this process is a fork of the one that mapped memory of cuda:{ordinal}; use the mapping in the process that created it"
+        "this process is a fork of the process that mapped memory of cuda:{ordinal}; use the mapping in the process that created it"
     )]
     Forked {
-        /// The device.
+        /// CUDA ordinal of the device.
         ordinal: u32,
     },
     /// The device or the memory is no longer present.
@@ -128,7 +129,7 @@ pub enum BarMappingError {
         "the mapped memory of cuda:{ordinal} is gone; check whether the GPU is still present: nvidia-smi; dmesg | grep -i xid"
     )]
     Lost {
-        /// The device.
+        /// CUDA ordinal of the device.
         ordinal: u32,
     },
 }
@@ -146,13 +147,14 @@ pub struct BarMapping {
     made: ManuallyDrop<Made>,
 }
 
-// SAFETY: plain memory behind a pointer that never changes and to which no reference is created. The owner decides
-// who may write which part at which time. Any thread may drop it.
+// SAFETY: the value refers to plain memory. The pointer never changes, and no reference to the memory is created. The
+// owner decides who may write which part at which time. Any thread may drop the value.
 unsafe impl Send for BarMapping {}
-// SAFETY: as above; the parts that undo it are used only through `&mut`, or to create another mapping.
+// SAFETY: the pointer never changes and no reference to the memory exists. `made` is used only through `&mut`, or to
+// create another mapping.
 unsafe impl Sync for BarMapping {}
 
-/// Tries every backend with one page, for plans and diagnoses. Backends that are not `allowed` are not tried.
+/// Tests every `allowed` backend with one page, for plans and diagnoses.
 pub fn probe(
     device: &'static Device,
     allowed: &[Backend],
@@ -172,7 +174,7 @@ pub fn probe(
 pub(crate) fn not_allowed(backend: Backend) -> Refusal {
     Refusal {
         backend,
-        why: "not allowed: not listed in `backends` of `[staging]`".to_owned(),
+        why: "not allowed, because `backends` of `[staging]` does not list this backend".to_owned(),
     }
 }
 
@@ -204,7 +206,7 @@ impl BarMapping {
         Err(Unmappable { refused })
     }
 
-    /// As [`new`](Self::new), with exactly `backend`.
+    /// Allocates memory as [`new`](Self::new) does, but only with `backend`.
     pub fn with(
         device: &'static Device,
         bytes: usize,
@@ -213,7 +215,8 @@ impl BarMapping {
         Self::make(device, bytes, backend, None).map(Arc::new)
     }
 
-    /// As [`with`](Self::with), on CUDA memory of exactly `backing`; backends with their own memory refuse.
+    /// Allocates memory as [`with`](Self::with) does, with CUDA memory of kind `backing`. Backends that allocate their
+    /// own memory return an error.
     pub fn with_backing(
         device: &'static Device,
         bytes: usize,
@@ -233,7 +236,8 @@ impl BarMapping {
             Backend::Gdrapi => gdrapi::make(device, bytes, backing),
             Backend::DmaBuf => dma_buf::make(device, bytes, backing),
             Backend::Vulkan | Backend::Host if backing.is_some() => Err(Refused(
-                "it has its own memory; do not specify a kind of CUDA memory".to_owned(),
+                "this backend allocates its own memory; do not specify a kind of CUDA memory"
+                    .to_owned(),
             )),
             Backend::Vulkan => vulkan::make(device, bytes),
             Backend::Host => host::make(device, bytes),
@@ -241,20 +245,20 @@ impl BarMapping {
         Self::guarded(device, backend, pieces)
     }
 
-    /// Maps the same memory a second time at another address: stores through one are visible through the other.
+    /// Maps the same memory a second time at another address. Stores through one mapping are visible through the other.
     pub fn again(&self) -> Result<Arc<Self>, Refusal> {
         let pieces = match &*self.made {
             _ if let Err(error) = self.check() => Err(Refused(error.to_string())),
             Made::Gdrapi(mapping) => mapping.again(),
             Made::DmaBuf(mapping) => mapping.again(),
             Made::Vulkan(_) | Made::Host(_) => Err(Refused(
-                "its memory can be mapped only once; share the mapping".to_owned(),
+                "memory of this backend can be mapped only once; share the mapping".to_owned(),
             )),
         };
         Self::guarded(self.device, self.backend, pieces).map(Arc::new)
     }
 
-    /// Exports the memory as a dma-buf, if it is CUDA memory.
+    /// Exports the memory as a dma-buf, which is possible only for CUDA memory.
     pub fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
         match &*self.made {
             Made::Gdrapi(mapping) => mapping.dma_buf(),
@@ -271,8 +275,8 @@ impl BarMapping {
     ) -> Result<Self, Refusal> {
         let refuse = |why| Refusal { backend, why };
         let pieces = pieces.map_err(|Refused(why)| refuse(why))?;
-        // SAFETY: the backend mapped these bytes just above, and they stay mapped until `drop`, which ends the guard
-        // first. Nothing here creates a reference to them or relies on their content.
+        // SAFETY: the backend mapped these bytes just above. They stay mapped until `drop`, which drops the guard
+        // first. No code of this module creates a reference to them or relies on their content.
         let guard = match unsafe { Guard::new(pieces.cpu, pieces.bytes) } {
             Ok(guard) => guard,
             Err(error) => {
@@ -280,7 +284,7 @@ impl BarMapping {
                     _guard: None,
                     _made: pieces.made,
                 };
-                // A persistent kernel may have started, and freeing would wait for its end.
+                // A persistent kernel may have started meanwhile, and freeing would wait for its end.
                 device.free(MAPPED, move || drop(rest));
                 return Err(refuse(error.to_string()));
             }
@@ -298,49 +302,49 @@ impl BarMapping {
         })
     }
 
-    /// The device.
+    /// Returns the GPU whose memory is mapped.
     pub const fn device(&self) -> &'static Device {
         self.device
     }
 
-    /// The address of the first byte as the device sees it.
+    /// Returns the address of the first byte as the device sees it.
     pub const fn address(&self) -> u64 {
         self.gpu
     }
 
-    /// Size in bytes, at least as many as requested.
+    /// Returns the size in bytes, which is at least the requested size.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The address of the first byte as the CPU sees it.
+    /// Returns the address of the first byte as the CPU sees it.
     pub(crate) const fn pointer(&self) -> NonNull<u8> {
         self.cpu
     }
 
-    /// The CPU's address of the first byte, for passing the mapping on to a device.
+    /// Returns the CPU's address of the first byte, which can be passed to a device.
     ///
     /// Stores through this address bypass every check of this module.
     pub const fn cpu_address(&self) -> NonNull<u8> {
         self.cpu
     }
 
-    /// The backend that created it.
+    /// Returns the backend that created the mapping.
     pub const fn backend(&self) -> Backend {
         self.backend
     }
 
-    /// The backends that were tried before, with the reasons why they failed.
+    /// Returns the backends that were tried before, with the reasons why they failed.
     pub fn refused(&self) -> &[Refusal] {
         &self.refused
     }
 
-    /// How long the steps took.
+    /// Returns the durations of the steps of creating the mapping.
     pub const fn costs(&self) -> Costs {
         self.costs
     }
 
-    /// Checks that this process created the mapping and the device is present. Costs a few loads.
+    /// Checks that this process created the mapping and that the device is present. Takes only a few load instructions.
     #[inline]
     pub fn check(&self) -> Result<(), BarMappingError> {
         if self.guard.is_forked() {
@@ -351,7 +355,7 @@ impl BarMapping {
         self.check_device()
     }
 
-    /// Checks the device and the memory, as far as this thread's accesses so far have faulted.
+    /// Checks whether the device hangs, and whether an access of this thread has detected that the memory was lost.
     #[inline]
     fn check_device(&self) -> Result<(), BarMappingError> {
         // The fault handler runs between two instructions of this thread, so this check must stay after the accesses.
@@ -364,7 +368,7 @@ impl BarMapping {
         Ok(())
     }
 
-    /// A group of stores; they have left the CPU when the value is dropped or fenced.
+    /// Starts a group of stores. The stores have left the CPU when the returned value is dropped or fenced.
     #[inline]
     pub fn stores(&self) -> Result<Stores<'_>, BarMappingError> {
         self.check()?;
@@ -380,11 +384,12 @@ impl BarMapping {
         self.stores()?.copy(offset, from)
     }
 
-    /// Reads into `to` from `offset`. Slow: one bus round trip every few bytes. For setup and tests.
+    /// Reads from `offset` into `to`. This is slow, because every few bytes need a round trip over the bus. Use this
+    /// function only for setup and tests.
     pub fn copy_from(&self, offset: usize, to: &mut [u8]) -> Result<(), BarMappingError> {
         self.check()?;
         let from = self.at(offset, to.len())?;
-        // SAFETY: inside the mapping; no reference to it is created.
+        // SAFETY: the range is inside the mapping, and no reference to the mapping is created.
         unsafe { store::copy_from(to.as_mut_ptr(), from.as_ptr(), to.len()) };
         self.check_device()
     }
@@ -401,29 +406,29 @@ impl BarMapping {
                 have: self.bytes,
             });
         }
-        // SAFETY: inside, as just checked.
+        // SAFETY: the offset is inside the mapping, as just checked.
         Ok(unsafe { self.cpu.add(offset) })
     }
 }
 
-/// The parts of a mapping that is no longer used. The guard is dropped first, because the addresses may be reused
-/// once the mapping ends.
+/// The parts of a mapping that is no longer used. The guard is dropped first, because Linux may reuse the addresses
+/// after the memory is unmapped.
 struct Rest {
     _guard: Option<Guard>,
     _made: Made,
 }
 
-// SAFETY: as for a mapping.
+// SAFETY: the parts refer to plain memory to which no reference exists, and any thread may free them.
 unsafe impl Send for Rest {}
 
 impl Drop for BarMapping {
     fn drop(&mut self) {
-        // A child process has no mapping and must not call CUDA. What a hung device may still use is left to the
-        // driver, and so is the guard.
+        // A child process does not have the mapping and must not call CUDA. Memory that a hung device may still use is
+        // not freed, and its guard is kept.
         if self.guard.is_forked() || self.device.is_hung() {
             return;
         }
-        // SAFETY: each is moved out here, once, and not used again.
+        // SAFETY: both fields are moved out only here and are not used again.
         let rest = unsafe {
             Rest {
                 _guard: Some(ManuallyDrop::take(&mut self.guard)),
@@ -448,24 +453,24 @@ impl fmt::Debug for BarMapping {
 #[derive(Debug)]
 pub struct Stores<'a> {
     mapped: &'a BarMapping,
-    /// A fence orders the stores of its own thread, so the group stays on the thread that stored.
+    /// Makes the type neither `Send` nor `Sync`, because a fence orders only the stores of its own thread.
     thread: PhantomData<*const ()>,
 }
 
 impl Stores<'_> {
-    /// Copies `from` to `offset`; unordered with other stores until the next fence.
+    /// Copies `from` to `offset`. The store is not ordered with other stores until the next fence.
     #[inline]
     pub fn copy(&mut self, offset: usize, from: &[u8]) -> Result<(), BarMappingError> {
         self.mapped.check()?;
         let to = self.mapped.at(offset, from.len())?;
-        // SAFETY: inside the mapping; no reference to it is created, so `from` does not overlap it.
+        // SAFETY: the range is inside the mapping. No reference to the mapping exists, so `from` does not overlap it.
         unsafe { store::copy_to(to.as_ptr(), from.as_ptr(), from.len()) };
         self.mapped.check_device()
     }
 
     /// Copies the words `from` to `offset`, as [`copy`](Self::copy) does.
     pub fn words(&mut self, offset: usize, from: &[u64]) -> Result<(), BarMappingError> {
-        // SAFETY: words are initialised bytes and live as long as `from`.
+        // SAFETY: the words consist of initialised bytes, which live as long as `from`.
         let bytes =
             unsafe { std::slice::from_raw_parts(from.as_ptr().cast::<u8>(), size_of_val(from)) };
         self.copy(offset, bytes)
@@ -477,15 +482,18 @@ impl Stores<'_> {
     /// If `offset` is not a multiple of 8.
     #[inline]
     pub fn word(&mut self, offset: usize, value: u64) -> Result<(), BarMappingError> {
-        assert!(offset.is_multiple_of(8), "a word lies on a multiple of 8");
+        assert!(
+            offset.is_multiple_of(8),
+            "the offset of a word must be a multiple of 8"
+        );
         self.mapped.check()?;
         let to = self.mapped.at(offset, 8)?;
-        // SAFETY: inside the mapping, which starts at a page; no reference to it is created.
+        // SAFETY: the word is inside the mapping, which is page-aligned, and no reference to the mapping is created.
         unsafe { to.cast::<u64>().write_volatile(value) };
         self.mapped.check_device()
     }
 
-    /// Ends without a fence: a later fence of this thread also covers these stores.
+    /// Ends the group without a fence. A later fence of this thread also covers these stores.
     pub(crate) fn unfenced(self) {
         std::mem::forget(self);
     }
@@ -496,7 +504,7 @@ impl Stores<'_> {
         std::ptr::eq(self.mapped, mapped)
     }
 
-    /// Everything stored so far leaves the CPU before anything that is stored later.
+    /// Makes all earlier stores leave the CPU before later stores.
     #[inline]
     pub fn fence(&mut self) {
         store::fence();

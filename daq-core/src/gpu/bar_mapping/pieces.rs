@@ -1,4 +1,4 @@
-//! What the backends share: the parts of a mapping, CUDA memory to map, and durations.
+//! Parts that several backends use: the components of a mapping, allocation of CUDA memory, and time measurement.
 
 use super::{Costs, dma_buf, gdrapi, vulkan};
 use crate::gpu::driver::{Backing, Device, Memory};
@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why a backend failed, with a remedy.
+/// The reason why a backend failed, with a remedy.
 #[derive(Debug)]
 pub(super) struct Refused(pub(super) String);
 
@@ -18,7 +18,7 @@ impl From<String> for Refused {
     }
 }
 
-/// What a backend created.
+/// The components of a mapping that a backend created.
 pub(super) struct Pieces {
     pub(super) cpu: NonNull<u8>,
     pub(super) gpu: u64,
@@ -27,8 +27,11 @@ pub(super) struct Pieces {
     pub(super) made: Made,
 }
 
-/// What is dropped together with a mapping.
-#[expect(dead_code, reason = "host regions are kept, not used")]
+/// The owner of a mapping's memory, which is dropped together with the mapping.
+#[expect(
+    dead_code,
+    reason = "the host region is stored only to keep it allocated"
+)]
 pub(super) enum Made {
     Gdrapi(gdrapi::Mapping),
     DmaBuf(dma_buf::Mapping),
@@ -56,21 +59,22 @@ impl Stopwatch {
         Self(Instant::now())
     }
 
-    /// The time since the last step.
+    /// Returns the time since the last step.
     pub(super) fn lap(&mut self) -> Duration {
         let now = Instant::now();
         now.saturating_duration_since(std::mem::replace(&mut self.0, now))
     }
 }
 
-/// `bytes` rounded up to whole pages, at least one.
+/// Rounds `bytes` up to whole pages, at least one page.
 pub(super) fn whole_pages(bytes: usize, page: usize) -> Result<usize, Refused> {
     let whole = bytes.max(1).checked_next_multiple_of(page);
     whole.ok_or_else(|| Refused(format!("{bytes} bytes exceed the address space")))
 }
 
-/// Allocates CUDA memory of `backing`, or of the device's best kind, that contains `bytes` bytes from a multiple of
-/// `page` on and may be written outside CUDA. Also returns how long that took.
+/// Allocates CUDA memory of kind `backing`; if `backing` is `None`, of the best kind that the device supports. The
+/// memory contains a range of `bytes` bytes that starts at a multiple of `page`. Code other than CUDA may write to the
+/// memory. Also returns how long the allocation took.
 pub(super) fn allocate(
     device: &'static Device,
     bytes: usize,
@@ -95,13 +99,14 @@ pub(super) fn allocate(
     Ok((memory, stopwatch.lap()))
 }
 
-/// Exports the mapped `bytes` bytes of `memory` as a dma-buf: those from its first multiple of `page` on.
+/// Exports the mapped part of `memory` as a dma-buf: `bytes` bytes from the first multiple of `page` on.
 pub(super) fn dma_buf(memory: &Memory, bytes: usize, page: usize) -> Result<OwnedFd, DmaBufError> {
     let offset = usize::try_from(plain_offset(memory, page)).unwrap_or(usize::MAX);
     Ok(memory.dma_buf(offset, bytes)?)
 }
 
-/// Number of bytes before the first multiple of `page`: plain allocations may start anywhere.
+/// Returns the number of bytes of `memory` before the first multiple of `page`, because plain allocations need not be
+/// aligned to pages.
 pub(super) fn plain_offset(memory: &Memory, page: usize) -> u64 {
     memory.address().next_multiple_of(page as u64) - memory.address()
 }

@@ -6,12 +6,12 @@ use crate::gpu::driver::{Device, External};
 use crate::sys::vulkan::{self, Answer, NoVulkan};
 use crate::units::ByteSize;
 
-/// Sizes are rounded up to this.
+/// Granularity of sizes in bytes.
 const PAGE: usize = 64 << 10;
 
 /// Vulkan memory with a CUDA address.
 pub(super) struct Mapping {
-    // Released before the memory is freed.
+    // Dropped first, because the import must end before the memory is freed.
     external: External,
     _memory: vulkan::Memory,
 }
@@ -26,18 +26,19 @@ pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refu
     let cpu = memory.map()?;
     let map = stopwatch.lap();
     let fd = memory.export()?;
-    // SAFETY: the descriptor belongs to the memory, which was allocated just above, dedicated to its buffer, with
-    // this many bytes; it is freed after this.
+    // SAFETY: the descriptor belongs to the memory that was allocated just above. This memory is dedicated to its
+    // buffer, has `memory.bytes()` bytes, and is freed after the import ends.
     let external =
         unsafe { External::new(device, fd, memory.bytes(), bytes) }.map_err(|error| {
-            format!("{error}; CUDA and Vulkan must belong to the same driver: reinstall it")
+            format!("{error}; CUDA and Vulkan must belong to the same driver: reinstall the driver")
         })?;
     let mut mapping = Mapping {
         external,
         _memory: memory,
     };
     if let Err(error) = mapping.external.clear() {
-        // Releasing waits for persistent kernels, which may be why the memory cannot be cleared.
+        // Freeing waits for persistent kernels. A persistent kernel may also be the reason why the memory cannot be
+        // cleared.
         device.free(MAPPED, move || drop(mapping));
         return Err(error.to_string().into());
     }
@@ -59,7 +60,7 @@ impl From<NoVulkan> for Refused {
     }
 }
 
-/// An error, with a remedy.
+/// Describes an error, with a remedy.
 fn refusal(missing: &NoVulkan) -> Refused {
     Refused(match missing {
         NoVulkan::NoLibrary(why) => format!(
@@ -76,7 +77,7 @@ fn refusal(missing: &NoVulkan) -> Refused {
                 Answer::ERROR_DEVICE_LOST | Answer::ERROR_INITIALIZATION_FAILED => {
                     "check whether the GPU is still present: nvidia-smi; dmesg | grep -i xid"
                 }
-                _ => "check whether vulkaninfo works",
+                _ => "check whether vulkaninfo lists the GPU",
             };
             format!("{call}: {answer} ({}); {helps}", answer.as_raw())
         }

@@ -22,7 +22,7 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// The bytes of the value, in the first of eight, as a little-endian device reads them.
+    /// Returns the value as a 64-bit word whose first bytes, in little-endian order, are the bytes of the argument.
     pub(super) const fn bits(self) -> u64 {
         match self {
             Self::U32(value) => value as u64,
@@ -33,7 +33,7 @@ impl Argument {
         }
     }
 
-    /// Size of the type in bytes.
+    /// Returns the size of the type in bytes.
     const fn bytes(self) -> usize {
         match self {
             Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
@@ -45,14 +45,14 @@ impl Argument {
 /// The parameters that a kernel declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Declared {
-    /// Size of each in bytes; unused entries are 0.
+    /// Size of each parameter in bytes; unused entries are 0.
     bytes: [usize; MAX_ARGUMENTS],
     /// Number of parameters; one more than the maximum represents all larger numbers.
     count: usize,
 }
 
 impl Declared {
-    /// Queries one parameter after the other; `None` if the driver cannot report them.
+    /// Queries one parameter after the other. Returns `None` if the driver cannot report parameters.
     pub(super) fn ask(
         about: impl Fn(usize) -> Option<Result<(usize, usize), Code>>,
     ) -> Option<Self> {
@@ -68,7 +68,7 @@ impl Declared {
                     }
                     declared.count += 1;
                 }
-                // There are no more.
+                // The kernel has no parameter with this index.
                 Err(cuda::INVALID_VALUE) => break,
                 Err(_) => return None,
             }
@@ -94,7 +94,7 @@ impl fmt::Display for Declared {
     }
 }
 
-/// A list of sizes, as in `3, of 8, 4 and 4 bytes`.
+/// Formats a list of sizes such as `3, of 8, 4 and 4 bytes`.
 fn sizes(bytes: &[usize]) -> String {
     let each: Vec<String> = bytes.iter().map(ToString::to_string).collect();
     match each.as_slice() {
@@ -106,7 +106,8 @@ fn sizes(bytes: &[usize]) -> String {
     }
 }
 
-/// Why `arguments` do not match a kernel that declares `declared`, if that is known.
+/// Returns why `arguments` do not match the declared parameters of a kernel; `None` if they match or the declaration is
+/// unknown.
 pub(super) fn mismatch(declared: Option<&Declared>, arguments: &[Argument]) -> Option<String> {
     let given = || {
         let bytes: Vec<usize> = arguments.iter().map(|argument| argument.bytes()).collect();
@@ -132,7 +133,7 @@ pub(super) fn mismatch(declared: Option<&Declared>, arguments: &[Argument]) -> O
 mod tests {
     use super::*;
 
-    /// What a driver says of a kernel with parameters of these sizes.
+    /// Returns the declaration of a kernel with parameters of these sizes.
     fn declared(bytes: &[usize]) -> Option<Declared> {
         Declared::ask(|index| {
             Some(
@@ -150,11 +151,8 @@ mod tests {
     fn arguments_as_declared_are_accepted() {
         assert_eq!(mismatch(declared(&[8, 4]).as_ref(), &TWO), None);
         assert_eq!(mismatch(declared(&[]).as_ref(), &[]), None);
-        let most = [Argument::I32(0); MAX_ARGUMENTS];
-        assert_eq!(
-            mismatch(declared(&[4; MAX_ARGUMENTS]).as_ref(), &most),
-            None
-        );
+        let max = [Argument::I32(0); MAX_ARGUMENTS];
+        assert_eq!(mismatch(declared(&[4; MAX_ARGUMENTS]).as_ref(), &max), None);
     }
 
     #[test]
@@ -183,7 +181,7 @@ mod tests {
     #[test]
     fn arguments_unknown_to_driver_are_accepted() {
         assert_eq!(Declared::ask(|_| None), None);
-        // CUDA_ERROR_NOT_SUPPORTED
+        // 801 is CUDA_ERROR_NOT_SUPPORTED.
         assert_eq!(Declared::ask(|_| Some(Err(Code(801)))), None);
         assert_eq!(mismatch(None, &TWO), None);
     }

@@ -1,4 +1,4 @@
-//! Compiles CUDA C++ to device code with NVIDIA's runtime compiler, which is loaded at run time.
+//! Compilation of CUDA C++ to device code with NVIDIA's runtime compiler, which is loaded at run time.
 
 use crate::sys::nvrtc::{self, Code};
 use std::ffi::{CString, OsString};
@@ -16,11 +16,11 @@ pub struct Source<'a> {
     pub name: &'a str,
     /// The text.
     pub text: &'a str,
-    /// The headers that it may include, as names and texts. No files are read.
+    /// The headers that the source may include, as names and texts. No files are read.
     pub headers: &'a [(&'a str, &'a str)],
 }
 
-/// The target of a compilation. Capabilities are `(major, minor)`, as in `(9, 0)`.
+/// The target of a compilation. Compute capabilities are `(major, minor)`, such as `(9, 0)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Machine code for this compute capability.
@@ -38,7 +38,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// Why compilation failed.
+/// The error of a failed compilation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// The compiler was not found.
@@ -52,7 +52,7 @@ pub enum CompileError {
     /// The source has errors.
     #[error("{log}")]
     Refused {
-        /// The compiler's messages, as `FILE(LINE): error: …`.
+        /// The compiler's messages, in the form `FILE(LINE): error: …`.
         log: String,
     },
     /// The compiler failed otherwise.
@@ -74,12 +74,13 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Finds the compiler; the result is kept for the process.
+    /// Finds the compiler. The result is stored until the process ends.
     pub fn find() -> Result<Self, CompileError> {
         Self::find_at(None)
     }
 
-    /// As [`find`](Self::find), with the library's file at `path` if the environment variable is not set.
+    /// Finds the compiler as [`find`](Self::find) does. If the environment variable is not set, uses the library's file
+    /// at `path`.
     pub fn find_at(path: Option<&Path>) -> Result<Self, CompileError> {
         static FOUND: OnceLock<Result<Compiler, CompileError>> = OnceLock::new();
         let open = || Self::open(std::env::var_os(VARIABLE).or(path.map(Into::into)));
@@ -92,25 +93,25 @@ impl Compiler {
             if Path::new(&path).is_relative() {
                 return Err(CompileError::NoCompiler {
                     why: format!(
-                        "; {VARIABLE}={name} is a relative path, so which library it means depends on the working \
-                         directory: write an absolute path"
+                        "; {VARIABLE}={name} is a relative path, so the library depends on the working \
+                         directory; write an absolute path"
                     ),
                 });
             }
             preload_built_in(path.as_ref());
             let path = CString::new(path.into_encoded_bytes()).unwrap_or_default();
-            nvrtc::open(&path).map_err(|said| CompileError::NoCompiler {
-                why: format!("; {name} was tried: {said}"),
+            nvrtc::open(&path).map_err(|output| CompileError::NoCompiler {
+                why: format!("; {name} was tried: {output}"),
             })?;
         }
         if !nvrtc::is_present() {
             return Err(CompileError::NoCompiler { why: String::new() });
         }
-        let version = nvrtc::version().map_err(failed("asking for its version"))?;
+        let version = nvrtc::version().map_err(failed("querying the compiler's version"))?;
         Ok(Self { version })
     }
 
-    /// Major and minor version.
+    /// Returns the major and minor version.
     pub const fn version(&self) -> (i32, i32) {
         self.version
     }
@@ -124,7 +125,11 @@ impl Compiler {
     ) -> Result<Vec<u8>, CompileError> {
         let text = |text: &str| {
             CString::new(text).map_err(|error| CompileError::Refused {
-                log: format!("{}: byte {} is NUL", source.name, error.nul_position()),
+                log: format!(
+                    "{}: byte {} is NUL, which source code cannot contain",
+                    source.name,
+                    error.nul_position()
+                ),
             })
         };
         let mut headers = Vec::with_capacity(source.headers.len());
@@ -142,13 +147,13 @@ impl Compiler {
         // SAFETY: the program is alive until the end of this function.
         let compiled = unsafe { nvrtc::compile(program.0, &arguments) };
         if let Err(code) = compiled {
-            // SAFETY: as above.
+            // SAFETY: the program is alive until the end of this function.
             let log = unsafe { nvrtc::log(program.0) }.unwrap_or_default();
             let log = String::from_utf8_lossy(&log)
                 .trim_end_matches(['\0', '\n'])
                 .to_owned();
             return Err(match code {
-                // NVRTC_ERROR_COMPILATION
+                // 6 is NVRTC_ERROR_COMPILATION.
                 Code(6) => CompileError::Refused { log },
                 Code(code) => CompileError::Failed {
                     what: "compiling",
@@ -164,15 +169,15 @@ impl Compiler {
         match target {
             // SAFETY: the program is alive and was compiled for this kind of target.
             Target::Cubin(..) => unsafe { nvrtc::cubin(program.0) },
-            // SAFETY: as above.
+            // SAFETY: the program is alive and was compiled for this kind of target.
             Target::Ptx(..) => unsafe { nvrtc::ptx(program.0) },
         }
-        .map_err(failed("handing out its code"))
+        .map_err(failed("returning the compiled code"))
     }
 }
 
-/// Opens the library of built-in code next to the compiler at `path`. Newer compilers search for it by name only,
-/// which covers only the dynamic linker's directories.
+/// Opens the library of built-in code in the directory of the compiler at `path`. Newer compilers search for this
+/// library only by name, so they find it only in the dynamic linker's directories.
 fn preload_built_in(path: &Path) {
     let entries = path.parent().and_then(|parent| parent.read_dir().ok());
     for entry in entries.into_iter().flatten().flatten() {
@@ -198,7 +203,7 @@ struct Program(nvrtc::Program);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: created by `nvrtc::create` and used nowhere else.
+        // SAFETY: the program was created by `nvrtc::create` and is not used anywhere else.
         let _ = unsafe { nvrtc::destroy(self.0) };
     }
 }
@@ -207,7 +212,7 @@ impl Drop for Program {
 mod tests {
     use super::*;
 
-    /// A library that every program here has open and that is no compiler.
+    /// A library that every process has loaded and that is not a compiler.
     const OTHER: &str = "libc.so.6";
 
     #[test]

@@ -9,53 +9,53 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The capabilities of a device, as far as daq uses them.
+/// The capabilities of a device that daq uses.
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is an attribute of the device"
+    reason = "each field is an independent attribute of the device"
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Major and minor compute capability.
     pub capability: (i32, i32),
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: i32,
     /// Maximum number of threads per multiprocessor.
     pub threads_per_multiprocessor: i32,
-    /// Maximum bytes of shared memory per block, on request.
+    /// Maximum size of dynamic shared memory per block in bytes, if requested explicitly.
     pub max_shared: i32,
-    /// Copy engines.
+    /// Number of copy engines.
     pub copy_engines: i32,
-    /// Virtual memory management: memory that can have the RDMA flag and be shared.
+    /// Whether virtual memory management is supported, which is required for RDMA and for sharing memory.
     pub vmm: bool,
-    /// Memory can be exported as a file descriptor.
+    /// Whether memory can be exported as a file descriptor.
     pub posix_fd: bool,
-    /// Other PCIe devices can read and write its memory (attribute 116).
+    /// Whether other PCIe devices can read and write the device's memory (attribute 116).
     pub rdma: bool,
-    /// Memory can be exported as a dma-buf (attribute 124).
+    /// Whether memory can be exported as a dma-buf (attribute 124).
     pub dma_buf: bool,
     /// Whether the host can flush writes of other devices (attribute 117, bit 0).
     pub flush: bool,
-    /// For which readers writes of other devices are ordered without a flush: 0 none, 100 this context, 200 all
+    /// Which readers see writes of other devices in order without a flush: 0 no reader, 100 this context, 200 all
     /// devices (attribute 118).
     pub write_ordering: i32,
 }
 
-/// The identity of a GPU; known without a context.
+/// The identity of a GPU, which is known without a context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     handle: Handle,
-    /// CUDA's number of the device.
+    /// CUDA device ordinal.
     pub ordinal: u32,
-    /// Its name, as in `NVIDIA H200`.
+    /// Name, such as `NVIDIA H200`.
     pub name: String,
-    /// Its UUID in the form that nvidia-smi prints.
+    /// UUID in the form that nvidia-smi prints.
     pub uuid: String,
-    /// Its PCI address, as in `0000:3b:00.0`.
+    /// PCI address, such as `0000:3b:00.0`.
     pub pci: String,
-    /// Size of its memory in bytes.
+    /// Size of the GPU's memory in bytes.
     pub memory: usize,
-    /// Its capabilities.
+    /// Capabilities.
     pub attributes: Attributes,
 }
 
@@ -73,7 +73,8 @@ impl Identity {
         })
     }
 
-    /// All GPUs that CUDA shows to this process, by ordinal; a GPU that does not respond is left out.
+    /// Returns all GPUs that are visible to CUDA in this process, in the order of their ordinals. GPUs that do not
+    /// respond are left out.
     pub fn all() -> Result<Vec<Self>, NoCuda> {
         let found = probe()?;
         Ok((0..found.devices)
@@ -99,7 +100,7 @@ fn uuid(bytes: [u8; 16]) -> String {
     text
 }
 
-/// A GPU with this process's context on it, shared by all threads.
+/// A GPU and this process's context on it, which all threads share.
 pub struct Device {
     identity: Identity,
     context: Context,
@@ -109,12 +110,12 @@ pub struct Device {
 // SAFETY: any number of threads may use a primary context at the same time; the handle is a number. The other fields
 // never change or are atomic.
 unsafe impl Send for Device {}
-// SAFETY: as above.
+// SAFETY: any number of threads may use a primary context at the same time, and the fields never change or are atomic.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// Opens the device with this ordinal. Takes up to a few seconds the first time; the process then keeps its
-    /// context on the device until it ends.
+    /// Opens the device with this ordinal. The first call takes up to a few seconds. The process keeps the context on
+    /// the device until the process ends.
     ///
     /// # Errors
     /// If CUDA is not available, the error has code 3 and the reason as its detail.
@@ -148,30 +149,30 @@ impl Device {
         })
     }
 
-    /// The identity of the device.
+    /// Returns the identity of the device.
     pub const fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// CUDA's number of the device.
+    /// Returns the CUDA device ordinal.
     pub const fn ordinal(&self) -> u32 {
         self.identity.ordinal
     }
 
-    /// Its name, as in `NVIDIA H200`.
+    /// Returns the name, such as `NVIDIA H200`.
     pub fn name(&self) -> &str {
         &self.identity.name
     }
 
-    /// Free memory of the device in bytes.
+    /// Returns the free memory of the device in bytes.
     pub fn free_memory(&self) -> Result<usize, CudaError> {
         self.enter()?;
         cuda::memory_info()
             .map(|(free, _)| free)
-            .doing(|| format!("asking cuda:{} for its free memory", self.identity.ordinal))
+            .doing(|| format!("querying the free memory of cuda:{}", self.identity.ordinal))
     }
 
-    /// The capabilities of the device.
+    /// Returns the capabilities of the device.
     pub const fn attributes(&self) -> &Attributes {
         &self.identity.attributes
     }
@@ -179,21 +180,22 @@ impl Device {
     /// Waits until all work of this process on the device is done.
     ///
     /// # Errors
-    /// Code 401 while a [persistent kernel](Self::add_persistent_kernel) runs on the device, because the call would
-    /// wait for its end.
+    /// Returns code 401 while a [persistent kernel](Self::add_persistent_kernel) runs on the device, because
+    /// the call would wait for the end of this kernel.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let what = || format!("waiting for cuda:{}", self.identity.ordinal);
         let Some(_waiting) = self.waiting() else {
             return Err(CudaError::new(what(), cuda::ILLEGAL_STATE).with_detail(
-                "a persistent kernel runs on it, and the call would wait for its end",
+                "a persistent kernel runs on this GPU, and the call would wait until that kernel ends",
             ));
         };
         self.enter()?;
         cuda::synchronize().doing(what)
     }
 
-    /// Whether kernels see what other devices have written once the host knows of it: without a flush
-    /// (`Some(false)`), after a [flush](Self::flush_writes) (`Some(true)`), or not reliably (`None`).
+    /// Whether a flush is required so that kernels see writes of other devices that the host has detected. Returns
+    /// `Some(false)` if no flush is required, `Some(true)` if a [flush](Self::flush_writes) is required, and `None` if
+    /// the device guarantees no order.
     pub fn needs_flush(&self) -> Option<bool> {
         /// The scope in which writes are ordered for the owner of the memory
         /// (`CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`).
@@ -206,7 +208,7 @@ impl Device {
         }
     }
 
-    /// Makes what other devices have written so far visible to kernels that are notified afterwards.
+    /// Makes all earlier writes of other devices visible to kernels that are notified afterwards.
     pub fn flush_writes(&self) -> Result<(), CudaError> {
         self.enter()?;
         cuda::flush_writes().doing(|| {
@@ -217,12 +219,11 @@ impl Device {
         })
     }
 
-    /// Marks the device as hung: its work will not finish, and nothing waits for it any more.
+    /// Marks the device as hung: its work will not finish, and no function waits for this work any more.
     ///
-    /// Freeing memory that the device still uses would wait for that work forever. So from here on, until the process
-    /// ends, dropped objects of the device (memory, pinned host memory, modules, streams, events, graphs) are left to
-    /// the driver, which frees them with the process. Calls are not refused: the caller must submit no more work to
-    /// the device.
+    /// Freeing memory that the device still uses would wait for that work forever. Therefore, after this call, dropped
+    /// objects of the device (memory, pinned host memory, modules, streams, events, graphs) are not freed. The driver
+    /// frees them when the process ends. Calls are not rejected; the caller must not submit more work to the device.
     pub fn mark_hung(&self) {
         self.hung.store(true, Ordering::Release);
     }
@@ -232,12 +233,12 @@ impl Device {
         self.hung.load(Ordering::Acquire)
     }
 
-    /// Enters the context to free something, named `what` in messages. Returns false if that is impossible, or must
-    /// not be tried because the device is [hung](Self::mark_hung).
+    /// Enters the context to free an object, which messages call `what`. Returns false if this is impossible, or if the
+    /// object must not be freed because the device is [hung](Self::mark_hung).
     pub(super) fn enter_to_free(&self, what: &str) -> bool {
         if self.is_hung() {
             tracing::debug!(
-                "{what} of cuda:{} is left to the driver",
+                "{what} of cuda:{} is not freed, because the GPU hangs; the driver frees it when this process exits",
                 self.identity.ordinal
             );
             return false;
@@ -247,17 +248,17 @@ impl Device {
             .is_ok()
     }
 
-    /// Its UUID, by which other libraries identify it.
+    /// Returns the UUID, by which other libraries identify the device.
     pub(crate) fn uuid(&self) -> Result<[u8; 16], CudaError> {
         cuda::device_uuid(self.handle())
-            .doing(|| format!("asking cuda:{} who it is", self.ordinal()))
+            .doing(|| format!("querying the UUID of cuda:{}", self.ordinal()))
     }
 
     pub(super) const fn handle(&self) -> Handle {
         self.identity.handle
     }
 
-    /// Makes the context current for the calling thread. Free if it is current already.
+    /// Makes the context current for the calling thread. Costs nothing if the context is already current.
     pub(super) fn enter(&self) -> Result<(), CudaError> {
         thread_local! {
             static CURRENT: Cell<Context> = const { Cell::new(std::ptr::null_mut()) };
@@ -276,7 +277,7 @@ impl Device {
 }
 
 fn attributes(handle: Handle) -> Attributes {
-    // A driver that does not know an attribute runs a device that does not have it.
+    // If the driver does not know an attribute, the device does not have the capability.
     let value = |attribute| cuda::attribute(handle, attribute).unwrap_or(0);
     let has = |attribute| value(attribute) != 0;
     Attributes {

@@ -6,11 +6,11 @@ use std::fmt;
 /// A failed call of the CUDA driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaError {
-    /// The operation, as in `copying to cuda:0`.
+    /// The operation, such as `copying to cuda:0`.
     pub what: String,
     /// The driver's error code.
     pub code: u32,
-    /// The driver's name of the error, as in `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// The driver's name of the error, such as `CUDA_ERROR_OUT_OF_MEMORY`.
     pub name: String,
     /// Details beyond the name, such as a compiler log or free memory; may be empty.
     pub detail: String,
@@ -36,12 +36,12 @@ impl CudaError {
         self
     }
 
-    /// Whether the device's context is unusable: every later call fails with the same error, and only a new process
-    /// can use the device again.
+    /// Whether the device's context is unusable. Every later call then fails with the same error, and only a new
+    /// process can use the device again.
     ///
-    /// These are the codes for which the driver's documentation says that the context cannot be used or that every
-    /// further call returns the same error (226, 700, 702, 709, 710, 714 to 719, 721), and those of broken hardware
-    /// and of an unknown error (214, 220, 999), after which results of the device are unreliable.
+    /// This is the case for the codes 226, 700, 702, 709, 710, 714 to 719 and 721, according to the driver's
+    /// documentation. The codes for broken hardware and unknown errors (214, 220, 999) are also included, because
+    /// results of the device are unreliable after them.
     pub const fn is_sticky(&self) -> bool {
         matches!(
             self.code,
@@ -49,10 +49,11 @@ impl CudaError {
         )
     }
 
-    /// The remedy; empty if none is known.
+    /// Returns the remedy; empty if none is known.
     pub fn remedy(&self) -> &'static str {
         match self.code {
-            // Invalid value, out of memory, operating system, not supported: here they concern host memory.
+            // For pinning, these codes concern host memory: invalid value, out of memory, operating system error, not
+            // supported.
             1 | 2 | 304 | 801 if self.what.starts_with(PINNING) => {
                 "raise the limit of locked memory (`ulimit -l unlimited`; for a service `LimitMEMLOCK=infinity` in its unit), or lower `slots` or `slot` of the rings that are copied to the GPU"
             }
@@ -63,11 +64,13 @@ impl CudaError {
             214 | 220 | 226 => {
                 "check the GPU's memory and links for faults: nvidia-smi -q -d ECC; dmesg | grep -i xid"
             }
-            222 => "the driver is older than the compiler of the code: update the driver",
+            222 => "the code was compiled for a newer driver: update the driver",
             700 | 714..=718 => {
                 "a kernel accessed invalid memory: run it under compute-sanitizer, or remove your own kernel"
             }
-            702 => "a kernel ran longer than the display watchdog allows",
+            702 => {
+                "a kernel ran longer than the display watchdog allows; use a GPU without a display"
+            }
             710 | 719 => {
                 "a kernel stopped with a fault: run it under compute-sanitizer, or remove your own kernel"
             }
@@ -96,10 +99,10 @@ impl fmt::Display for CudaError {
 
 impl std::error::Error for CudaError {}
 
-/// The prefix of errors of pinning host memory, where the lack of memory is not on the GPU.
+/// The prefix of `what` for pinning host memory. For these errors, host memory is exhausted, not GPU memory.
 pub(super) const PINNING: &str = "pinning";
 
-/// Adds the operation to an error code.
+/// Converts an error code into a [`CudaError`] that names the failed operation.
 pub(super) trait Doing<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, CudaError>;
 }

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 
 /// Memory of one device that CUDA did not allocate.
 ///
-/// It must not be dropped while a stream has work that uses it.
+/// The value must not be dropped while a stream has work that uses the memory.
 pub struct External {
     device: &'static Device,
     imported: Imported,
@@ -19,15 +19,16 @@ pub struct External {
 
 // SAFETY: the handle is only passed back to the driver, from any thread.
 unsafe impl Send for External {}
-// SAFETY: as above.
+// SAFETY: shared references only return the address and the size, which never change.
 unsafe impl Sync for External {}
 
 impl External {
     /// Imports memory of `allocated` bytes and maps its first `bytes` bytes.
     ///
     /// # Safety
-    /// `fd` is an opaque descriptor of memory on this device, of this size, dedicated to one buffer. The memory is
-    /// not freed before this is dropped, and nothing else uses it yet.
+    /// `fd` must be an opaque descriptor of memory on this device, which has `allocated` bytes and is
+    /// dedicated to one buffer. The memory must not be freed before the returned value is dropped, and nothing else may
+    /// use it yet.
     pub(crate) unsafe fn new(
         device: &'static Device,
         fd: OwnedFd,
@@ -39,13 +40,13 @@ impl External {
             format!("importing {} into cuda:{place}", ByteSize(allocated as u64))
         };
         device.enter()?;
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees all requirements of this call.
         let imported = unsafe { cuda::import(fd, allocated) }.doing(what)?;
-        // SAFETY: imported just above, with at least as many bytes.
+        // SAFETY: the memory was imported just above, and has at least `bytes` bytes.
         let address = match unsafe { cuda::map_imported(imported, bytes) } {
             Ok(address) => address,
             Err(code) => {
-                // SAFETY: imported just above and not mapped.
+                // SAFETY: the memory was imported just above and is not mapped.
                 let _ = unsafe { cuda::end_import(imported) };
                 return Err(CudaError::new(what(), code));
             }
@@ -58,18 +59,18 @@ impl External {
         })
     }
 
-    /// Zeroes the memory and waits; for the owner, before the first use.
+    /// Zeroes the memory and waits until this is complete. The owner must call this function only before the first use.
     pub(crate) fn clear(&mut self) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: the memory has this size. A concurrent user, against this function's contract, sees old or new
-        // bytes: no reference to device memory is created.
+        // SAFETY: the memory has this size. No reference to device memory is created, so even a concurrent user, which
+        // the contract of this function forbids, would only see old or new bytes.
         unsafe { cuda::fill(self.address, 0, self.bytes) }
             .doing(|| format!("clearing memory of cuda:{}", self.device.ordinal()))?;
-        // For device memory the call returns before the bytes are set.
+        // For device memory, the call returns before the bytes are set.
         self.device.synchronize()
     }
 
-    /// The address of the first byte as the device sees it.
+    /// Returns the address of the first byte as the device sees it.
     pub const fn address(&self) -> u64 {
         self.address
     }
@@ -80,7 +81,7 @@ impl Drop for External {
         if !self.device.enter_to_free("imported memory") {
             return;
         }
-        // SAFETY: both are those of `new`; no work uses the memory by this type's contract.
+        // SAFETY: address and handle were created in `new`. By the contract of this type, no work uses the memory.
         let result =
             unsafe { cuda::free(self.address).and_then(|()| cuda::end_import(self.imported)) };
         if let Err(code) = result {

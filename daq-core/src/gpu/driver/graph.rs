@@ -1,4 +1,4 @@
-//! Work that is recorded once and then submitted to a stream as a unit, any number of times.
+//! Graphs: work that is recorded once and can then be submitted to a stream as a unit, any number of times.
 
 use super::device::Device;
 use super::error::{CudaError, Doing};
@@ -13,9 +13,8 @@ impl Stream {
     /// Records what `work` submits to the stream, without executing it, so that it can be submitted as a unit any
     /// number of times.
     ///
-    /// Everything recorded must outlive the graph and the last work that it was [replayed](Self::replay) in: the
-    /// memory of kernels, copies and fills, as each of them requires, and the modules of the kernels. The graph keeps
-    /// the modules in `keep` alive.
+    /// The memory of the recorded kernels, copies and fills, and the modules of the kernels, must outlive the graph and
+    /// its last [replay](Self::replay). The graph keeps the modules in `keep` alive.
     pub fn record(
         &self,
         keep: Vec<Arc<Module>>,
@@ -28,7 +27,7 @@ impl Stream {
         let open = Open(self);
         work(self)?;
         let recording = open.end().doing(what)?;
-        // SAFETY: the recording is alive.
+        // SAFETY: the recording was created just above and is not destroyed yet.
         let raw = unsafe { cuda::instantiate(recording.raw) }.doing(what)?;
         Ok(Graph {
             device: self.device(),
@@ -40,14 +39,14 @@ impl Stream {
     /// Submits recorded work to the stream.
     pub fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
         self.device().enter()?;
-        // SAFETY: graph and stream are alive. What the graph accesses was given to it in `record` under the contracts
-        // of each launch and copy, which last as long as the graph.
+        // SAFETY: graph and stream are alive. The memory that the graph accesses was recorded under the contracts of
+        // each launch and copy, which remain valid as long as the graph.
         unsafe { cuda::launch_graph(graph.raw, self.raw()) }
             .doing(|| self.what("launching a graph"))
     }
 }
 
-/// A recording in progress; it ends even if recording fails.
+/// A recording in progress. Dropping this value ends the recording, also after a failure.
 struct Open<'a>(&'a Stream);
 
 impl<'a> Open<'a> {
@@ -57,7 +56,7 @@ impl<'a> Open<'a> {
     }
 
     fn ended(stream: &'a Stream) -> Result<Recording, Code> {
-        // SAFETY: creating an `Open` began to record, and this is called once for each.
+        // SAFETY: a recording was started when the `Open` was created, and this is called once for each `Open`.
         let raw = unsafe { cuda::end_capture(stream.raw()) }?;
         Ok(Recording {
             device: stream.device(),
@@ -74,7 +73,7 @@ impl Drop for Open<'_> {
     }
 }
 
-/// Recorded work, from which a graph is created.
+/// A finished recording, from which a graph is created.
 struct Recording {
     device: &'static Device,
     raw: RawRecording,
@@ -83,7 +82,7 @@ struct Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         if self.device.enter_to_free("a recording") {
-            // SAFETY: created in `Open::ended` and used nowhere else.
+            // SAFETY: the recording was created in `Open::ended` and is not used anywhere else.
             let _ = unsafe { cuda::destroy_recording(self.raw) };
         }
     }
@@ -96,13 +95,14 @@ pub struct Graph {
     _keep: Vec<Arc<Module>>,
 }
 
-// SAFETY: the driver lets any thread use a graph, one at a time, which `&self` of an un-`Sync` type ensures.
+// SAFETY: any thread may use a graph, but only one thread at a time. The type is not `Sync`, so only one thread has a
+// reference.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.device.enter_to_free("a graph") {
-            // SAFETY: created in `record` and used nowhere else.
+            // SAFETY: the graph was created in `record` and is not used anywhere else.
             let _ = unsafe { cuda::destroy_graph(self.raw) };
         }
     }

@@ -1,4 +1,5 @@
-//! Checks that device code is complete before the driver reads it: the driver is not given its length.
+//! Checks that device code is complete. The check is required because the driver reads the code without knowing its
+//! length.
 
 /// Size of the file header in bytes.
 const HEADER: usize = 64;
@@ -6,13 +7,13 @@ const HEADER: usize = 64;
 const SECTION: u64 = 64;
 /// Size of a segment header in bytes.
 const SEGMENT: u64 = 56;
-/// Types of sections that have a size but no bytes in the file: `SHT_NOBITS`, and NVIDIA's for a kernel's global,
+/// Types of sections that have a size but no bytes in the file: `SHT_NOBITS`, and NVIDIA's types for a kernel's global,
 /// local and shared variables without an initial value.
 const WITHOUT_BYTES: [u32; 4] = [8, 0x7000_0007, 0x7000_0009, 0x7000_000a];
 
-/// Returns an error, as a clause, for anything but a complete cubin or text.
+/// Checks that `image` is text or a complete cubin. The error is a clause that describes the fault.
 ///
-/// Layout: "ELF-64 Object File Format", `Elf64_Ehdr`, `Elf64_Phdr` and `Elf64_Shdr`.
+/// The layout is that of "ELF-64 Object File Format": `Elf64_Ehdr`, `Elf64_Phdr` and `Elf64_Shdr`.
 pub(super) fn check(image: &[u8]) -> Result<(), String> {
     if image.starts_with(b"\x7fELF") {
         return Elf(image).check();
@@ -20,7 +21,7 @@ pub(super) fn check(image: &[u8]) -> Result<(), String> {
     let text = image.strip_suffix(&[0]).unwrap_or(image);
     match text.iter().position(|byte| *byte == 0) {
         Some(at) => Err(format!(
-            "it is neither a cubin nor PTX: byte {at} is NUL; create it with nvcc --cubin or --ptx"
+            "the file is neither a cubin nor PTX: byte {at} is NUL; create the file with nvcc --cubin or --ptx"
         )),
         None => Ok(()),
     }
@@ -31,10 +32,10 @@ struct Elf<'a>(&'a [u8]);
 impl Elf<'_> {
     fn check(&self) -> Result<(), String> {
         if self.0.len() < HEADER {
-            return Err(self.truncated("the header of the file", 0, HEADER as u64));
+            return Err(self.truncated("the file header", 0, HEADER as u64));
         }
         if self.0[4..6] != [2, 1] {
-            return Err("it is not a 64-bit little-endian ELF file".to_owned());
+            return Err("the file is not a 64-bit little-endian ELF file".to_owned());
         }
         self.segments()?;
         self.sections()
@@ -46,7 +47,7 @@ impl Elf<'_> {
             return Ok(());
         }
         Self::check_header(SEGMENT, self.u16(54), "segment")?;
-        self.holds("the table of segments", table, u64::from(count) * SEGMENT)
+        self.holds("the segment table", table, u64::from(count) * SEGMENT)
     }
 
     fn sections(&self) -> Result<(), String> {
@@ -55,14 +56,14 @@ impl Elf<'_> {
             return Ok(());
         }
         Self::check_header(SECTION, self.u16(58), "section")?;
-        self.holds("the table of sections", table, SECTION)?;
+        self.holds("the section table", table, SECTION)?;
         let count = match count {
             // If the number does not fit a u16, it is stored as the size of the first section.
             0 => self.u64(place(table) + 32),
             count => u64::from(count),
         };
         let bytes = count.saturating_mul(SECTION);
-        self.holds("the table of sections", table, bytes)?;
+        self.holds("the section table", table, bytes)?;
         // The first section header is a placeholder.
         for index in 1..count {
             let header = place(table + index * SECTION);
@@ -79,7 +80,7 @@ impl Elf<'_> {
             return Ok(());
         }
         Err(format!(
-            "it is damaged: the header of a {what} has {bytes} bytes, but the file says {stated}"
+            "the file is damaged: a {what} header must have {bytes} bytes, but the file states {stated}"
         ))
     }
 
@@ -92,12 +93,12 @@ impl Elf<'_> {
 
     fn truncated(&self, what: &str, offset: u64, bytes: u64) -> String {
         format!(
-            "it is truncated or damaged: {what} needs {bytes} bytes from byte {offset} on, but the file has {}; copy or compile it again",
+            "the file is truncated or damaged: {what} needs {bytes} bytes from byte {offset} on, but the file has {} bytes; copy or compile the file again",
             self.0.len()
         )
     }
 
-    /// The bytes at `at`, which must be inside the header or a checked table.
+    /// Returns the bytes at offset `at`, which must be inside the header or a checked table.
     fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut bytes = [0; N];
         bytes.copy_from_slice(&self.0[at..at + N]);
@@ -117,7 +118,7 @@ impl Elf<'_> {
     }
 }
 
-/// A file offset that is known to be inside the image.
+/// Converts a file offset that is known to be inside the image.
 fn place(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
@@ -127,7 +128,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A file of a header, a section of `bytes`, one without bytes in the file, their table and one segment at the end.
+    /// Creates a file with a header, a section of `bytes` bytes, a section without bytes in the file, the table of
+    /// sections and one segment at the end.
     fn elf(bytes: usize) -> Vec<u8> {
         let sections = 3_usize;
         let table = HEADER + bytes;
@@ -184,7 +186,7 @@ mod tests {
 
     #[test]
     fn image_with_table_beyond_end_is_rejected() {
-        for (at, part) in [(32, "the table of segments"), (40, "the table of sections")] {
+        for (at, part) in [(32, "the segment table"), (40, "the section table")] {
             for value in [1 << 20, u64::MAX, u64::MAX - 8] {
                 let mut image = elf(100);
                 image[at..][..8].copy_from_slice(&value.to_le_bytes());
@@ -194,7 +196,7 @@ mod tests {
         for (at, part) in [(54, "segment"), (58, "section")] {
             let mut image = elf(100);
             image[at] = 32;
-            assert!(refused(&image).contains(&format!("the header of a {part}")));
+            assert!(refused(&image).contains(&format!("a {part} header")));
         }
     }
 
@@ -208,7 +210,7 @@ mod tests {
         };
         assert_eq!(check(&counted(3)), Ok(()));
         for count in [5, 1 << 40, u64::MAX] {
-            assert!(refused(&counted(count)).contains("the table of sections"));
+            assert!(refused(&counted(count)).contains("the section table"));
         }
     }
 
@@ -243,7 +245,7 @@ mod tests {
         #[test]
         fn image_truncated_is_rejected(bytes in 0_usize..300, cut in 1_usize..600) {
             let image = elf(bytes);
-            // What is shorter than its first four bytes is no ELF.
+            // A file shorter than four bytes is not recognised as ELF.
             let left = image.len().saturating_sub(cut).max(4);
             prop_assert!(check(&image[..left]).is_err());
         }
@@ -253,7 +255,7 @@ mod tests {
             let mut image = elf(100);
             let at = at % image.len();
             image[at] = byte;
-            // Nothing is read outside of the image: it would panic.
+            // A read outside the image would panic.
             let _ = check(&image);
         }
     }

@@ -1,4 +1,4 @@
-//! Device memory, and host memory that is pinned for copies.
+//! Device memory, and pinned host memory for copies.
 
 use super::device::Device;
 use super::error::{CudaError, Doing, PINNING};
@@ -14,9 +14,9 @@ use std::ptr::NonNull;
 pub enum Backing {
     /// Mapped from a physical allocation.
     Mapped {
-        /// NICs can access it.
+        /// Whether NICs can access the memory.
         rdma: bool,
-        /// Other processes can map it.
+        /// Whether other processes can map the memory.
         shareable: bool,
     },
     /// One plain allocation.
@@ -29,19 +29,19 @@ impl fmt::Display for Backing {
             Self::Mapped {
                 rdma: true,
                 shareable: true,
-            } => "mapped memory, for RDMA, shareable",
+            } => "CUDA virtual memory (cuMemMap), RDMA-capable, shareable with other processes",
             Self::Mapped {
                 rdma: true,
                 shareable: false,
-            } => "mapped memory, for RDMA",
+            } => "CUDA virtual memory (cuMemMap), RDMA-capable",
             Self::Mapped {
                 rdma: false,
                 shareable: true,
-            } => "mapped memory, shareable",
+            } => "CUDA virtual memory (cuMemMap), shareable with other processes",
             Self::Mapped {
                 rdma: false,
                 shareable: false,
-            } => "mapped memory",
+            } => "CUDA virtual memory (cuMemMap)",
             Self::Plain => "a plain allocation",
         })
     }
@@ -49,23 +49,23 @@ impl fmt::Display for Backing {
 
 /// Memory of one device.
 ///
-/// It must not be dropped while a stream has work that uses it.
+/// The value must not be dropped while a stream has work that uses the memory.
 pub struct Memory {
     device: &'static Device,
     address: u64,
     bytes: usize,
-    /// The physical memory, if it is mapped.
+    /// The physical allocation of mapped memory; `None` for a plain allocation.
     allocation: Option<Allocation>,
     backing: Backing,
 }
 
 impl Memory {
-    /// Allocates at least `bytes` zeroed bytes: mapped memory that NICs and other processes can access, as far as the
-    /// device supports it, otherwise a plain allocation.
+    /// Allocates at least `bytes` zeroed bytes. If the device supports mapped memory, NICs and other processes can
+    /// access the allocation. Otherwise, makes a plain allocation.
     pub fn new(device: &'static Device, bytes: usize) -> Result<Self, CudaError> {
         let attributes = device.attributes();
         let (rdma, posix_fd) = (attributes.rdma, attributes.posix_fd);
-        let mut ways = Vec::new();
+        let mut backings = Vec::new();
         if attributes.vmm {
             for (rdma, shareable) in [
                 (rdma, posix_fd),
@@ -74,22 +74,22 @@ impl Memory {
                 (false, false),
             ] {
                 let way = Backing::Mapped { rdma, shareable };
-                if !ways.contains(&way) {
-                    ways.push(way);
+                if !backings.contains(&way) {
+                    backings.push(way);
                 }
             }
         }
-        ways.push(Backing::Plain);
+        backings.push(Backing::Plain);
         let mut last = None;
-        for backing in ways {
+        for backing in backings {
             match Self::with(device, bytes, backing) {
                 Ok(memory) => return Ok(memory),
-                // If memory is exhausted, no other method will find any.
+                // If memory is exhausted, every other method fails, too.
                 Err(error) if error.code == 2 || error.is_sticky() => return Err(error),
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| unreachable!("there is always the plain way")))
+        Err(last.unwrap_or_else(|| unreachable!("the list ends with Backing::Plain")))
     }
 
     /// Allocates at least `bytes` zeroed bytes of exactly `backing`.
@@ -129,14 +129,14 @@ impl Memory {
                 let address = match cuda::reserve_addresses(bytes) {
                     Ok(address) => address,
                     Err(code) => {
-                        // SAFETY: created just above and not mapped.
+                        // SAFETY: the allocation was created just above and is not mapped.
                         let _ = unsafe { cuda::release(allocation) };
                         return Err(CudaError::new(what(), code));
                     }
                 };
                 // SAFETY: the range was reserved just above, with the size of the allocation.
                 if let Err(code) = unsafe { cuda::map(handle, address, bytes, allocation) } {
-                    // SAFETY: both were created just above, and nothing is mapped.
+                    // SAFETY: the address range and the allocation were created just above, and nothing is mapped.
                     unsafe {
                         let _ = cuda::free_addresses(address, bytes);
                         let _ = cuda::release(allocation);
@@ -152,7 +152,7 @@ impl Memory {
                 }
             }
         };
-        // SAFETY: the memory has this size and is not used elsewhere yet.
+        // SAFETY: the memory has this size, and nothing else uses it yet.
         unsafe { cuda::fill(memory.address, 0, memory.bytes) }.doing(what)?;
         // For device memory the call returns before the bytes are set.
         device.synchronize()?;
@@ -166,48 +166,48 @@ impl Memory {
         Ok(memory)
     }
 
-    /// The device.
+    /// Returns the device.
     pub const fn device(&self) -> &'static Device {
         self.device
     }
 
-    /// The address of the first byte as the device sees it.
+    /// Returns the address of the first byte as the device sees it.
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// Size in bytes, at least as many as requested.
+    /// Returns the size in bytes, which is at least the requested size.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The kind of memory.
+    /// Returns the kind of memory.
     pub const fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// Writes `bytes` at `offset` and waits. For setup and tests.
+    /// Writes `bytes` at `offset` and waits until the bytes have arrived. Used for setup and tests.
     ///
     /// # Panics
-    /// If they do not fit.
+    /// If the range is not inside the memory.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
         assert!(
             offset
                 .checked_add(bytes.len())
                 .is_some_and(|end| end <= self.bytes),
-            "outside of the memory"
+            "the range is outside the memory"
         );
         self.device.enter()?;
-        // SAFETY: inside the memory, as just checked. Concurrent users see old or new bytes: no reference to device
-        // memory is created.
+        // SAFETY: the range is inside the memory, as just checked. No reference to device memory is created, so
+        // concurrent users see old or new bytes.
         unsafe { cuda::copy_in(self.address + offset as u64, bytes) }
             .doing(|| format!("writing memory of cuda:{}", self.device.ordinal()))?;
-        // The call returns once the bytes have left host memory, not once they have arrived; streams that do not wait
-        // for the default stream might not see them.
+        // The call returns when the bytes have left host memory, which can be before they have arrived. A stream that
+        // does not wait for the default stream might not see them.
         self.device.synchronize()
     }
 
-    /// Reads into `bytes` from `offset` and waits. For results during setup and for tests.
+    /// Reads from `offset` into `bytes` and waits until the bytes have arrived. Used for setup and tests.
     ///
     /// # Panics
     /// If the range is not inside the memory.
@@ -216,15 +216,16 @@ impl Memory {
             offset
                 .checked_add(bytes.len())
                 .is_some_and(|end| end <= self.bytes),
-            "outside of the memory"
+            "the range is outside the memory"
         );
         self.device.enter()?;
-        // SAFETY: inside of the memory, as just checked.
+        // SAFETY: the range is inside the memory, as just checked.
         unsafe { cuda::copy_out(bytes, self.address + offset as u64) }
             .doing(|| format!("reading memory of cuda:{}", self.device.ordinal()))
     }
 
-    /// A file descriptor with which another process can map the memory; `None` if it is not shareable.
+    /// Exports the memory as a file descriptor, with which another process can map it; `None` if the memory is not
+    /// shareable.
     pub fn share(&self) -> Result<Option<OwnedFd>, CudaError> {
         let (
             Some(allocation),
@@ -242,7 +243,7 @@ impl Memory {
             .doing(|| format!("sharing memory of cuda:{}", self.device.ordinal()))
     }
 
-    /// Exports `bytes` bytes from `offset` on as a dma-buf. The range must start and end at host pages.
+    /// Exports `bytes` bytes from `offset` on as a dma-buf. The range must start and end at boundaries of host pages.
     ///
     /// # Panics
     /// If the range is not inside the memory.
@@ -251,22 +252,23 @@ impl Memory {
             offset
                 .checked_add(bytes)
                 .is_some_and(|end| end <= self.bytes),
-            "outside of the memory"
+            "the range is outside the memory"
         );
         self.device.enter()?;
-        // SAFETY: inside the memory, as just checked; the driver refuses ranges that are not whole pages.
+        // SAFETY: the range is inside the memory, as just checked. The driver rejects ranges that are not whole pages.
         unsafe { cuda::dma_buf(self.address + offset as u64, bytes) }
             .doing(|| format!("exporting memory of cuda:{}", self.device.ordinal()))
     }
 
-    /// Makes the driver finish copies to and from this memory before they return, as needed for writers outside CUDA;
-    /// mapped memory needs nothing.
+    /// Sets `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` for this memory: synchronous copy functions return only when the copy is
+    /// complete. This is required if devices outside CUDA write the memory. Does nothing for mapped memory, which does
+    /// not need the attribute.
     pub(crate) fn synchronize_copies(&self) -> Result<(), CudaError> {
         if self.backing != Backing::Plain {
             return Ok(());
         }
         self.device.enter()?;
-        // SAFETY: a plain allocation's address.
+        // SAFETY: the address is that of a plain allocation.
         unsafe { cuda::synchronize_copies(self.address) }
             .doing(|| format!("preparing memory of cuda:{}", self.device.ordinal()))
     }
@@ -277,8 +279,8 @@ impl Drop for Memory {
         let (address, bytes, allocation) = (self.address, self.bytes, self.allocation);
         let ordinal = self.device.ordinal();
         self.device.free("memory", move || {
-            // SAFETY: address, bytes and allocation come from `with`, and their owner is dropped; by its contract no
-            // work uses the memory.
+            // SAFETY: address, size and allocation were created in `with`, and their owner is dropped. By the contract
+            // of `Memory`, no work uses the memory.
             let result = unsafe {
                 match allocation {
                     None => cuda::free(address),
@@ -288,7 +290,7 @@ impl Drop for Memory {
                 }
             };
             if let Err(code) = result {
-                // After a sticky error nothing can be freed; the process must end anyway.
+                // After a sticky error, no memory can be freed. The process must end anyway.
                 tracing::debug!("freeing memory of cuda:{ordinal}: {code:?}");
             }
         });
@@ -305,7 +307,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// Host memory that is pinned for CUDA: copies run at full rate and without the CPU.
+/// Host memory that is pinned for CUDA, so that copies run at full rate and without the CPU.
 #[derive(Debug)]
 pub struct Registered {
     device: &'static Device,
@@ -319,14 +321,14 @@ impl Registered {
     /// Pins `bytes` bytes at `address` for all devices.
     ///
     /// # Safety
-    /// They are mapped and stay mapped until this is dropped.
+    /// The range must be mapped, and must stay mapped until the returned value is dropped.
     pub(crate) unsafe fn new(
         device: &'static Device,
         address: NonNull<u8>,
         bytes: usize,
     ) -> Result<Self, CudaError> {
         device.enter()?;
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe { cuda::register_host(address.as_ptr(), bytes) }.doing(|| {
             format!(
                 "{PINNING} {} of host memory for CUDA",
@@ -352,7 +354,8 @@ impl Drop for Registered {
         if !self.device.enter_to_free("pinned host memory") {
             return;
         }
-        // SAFETY: registered in `new`; a region drops its registrations when no ring, and therefore no copy, uses it.
+        // SAFETY: the memory was registered in `new`. A region drops its registrations only when no ring uses it, so no
+        // copy is in flight.
         if let Err(code) = unsafe { cuda::unregister_host(self.address.as_ptr()) } {
             tracing::debug!("unpinning host memory: {code:?}");
         }

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!   Device ◀── Memory, Registration, Stream ◀── Event
-//!      ▲────── Module ◀── Function          each keeps alive what it was made from
+//!      ▲────── Module ◀── Function          an arrow points to the object that is kept alive
 //! ```
-//! A machine without the driver has no devices, and [`probe`] returns the reason; nothing here panics then.
+//! On a machine without the driver, no device is found and [`probe`] returns the reason. No function panics.
 
 mod arguments;
 mod compile;

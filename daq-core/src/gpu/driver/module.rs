@@ -10,7 +10,7 @@ use std::ffi::{CString, c_void};
 use std::fmt;
 use std::sync::Arc;
 
-/// Maximum bytes of the driver's compiler log.
+/// Maximum size of the driver's compiler log in bytes.
 const LOG_BYTES: usize = 8192;
 
 /// Loaded device code.
@@ -34,19 +34,19 @@ impl Raw {
 
 // SAFETY: the driver lets any thread use a module; it is unloaded once, by the last owner.
 unsafe impl Send for Module {}
-// SAFETY: as above.
+// SAFETY: the driver lets several threads use a module at the same time.
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads PTX (text) or a cubin (ELF), named `name` in messages.
+    /// Loads PTX (text) or a cubin (ELF). Messages refer to this code as `name`.
     ///
     /// # Safety
-    /// Launching its kernels is safe from here on, under these promises of the caller:
-    /// - Its kernels access only memory that their arguments point to, as their documentation says.
-    /// - Users of the module launch them with the arguments that they declare, in number and type (which is checked
-    ///   if the driver knows it), and with values in the documented ranges.
-    /// - Memory whose address is an argument stays allocated until the stream has passed the launch. Meanwhile
-    ///   nothing else writes what the kernel reads, or reads or writes what it writes. A launch that is
+    /// Launching the module's kernels is a safe function. Therefore the caller of `load` must guarantee:
+    /// - The kernels access only memory that their arguments point to, as documented for each kernel.
+    /// - Users of the module launch the kernels with arguments of the declared number and types (which is checked if
+    ///   the driver reports the declaration), and with values in the documented ranges.
+    /// - Memory whose address is an argument stays allocated until the stream has completed the launch. Meanwhile,
+    ///   nothing else writes memory that the kernel reads, or accesses memory that the kernel writes. A launch that is
     ///   [recorded](Stream::record) counts as one launch for each replay of its graph.
     pub unsafe fn load(
         device: &'static Device,
@@ -66,14 +66,14 @@ impl Module {
             &ended
         };
         let mut log = vec![0; LOG_BYTES];
-        // SAFETY: a whole cubin, as just checked, or text that ends in NUL.
+        // SAFETY: the image is a complete cubin, as just checked, or text that ends in NUL.
         let raw = unsafe { cuda::load_module(image, &mut log) }
             .doing(what)
             .map_err(|error| {
                 let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
                 match String::from_utf8_lossy(&log[..end]).trim() {
                     "" => error,
-                    said => error.with_detail(said),
+                    output => error.with_detail(output),
                 }
             })?;
         Ok(Arc::new(Self {
@@ -83,22 +83,22 @@ impl Module {
         }))
     }
 
-    /// The device.
+    /// Returns the device.
     pub const fn device(&self) -> &'static Device {
         self.device
     }
 
-    /// The kernel called `name`.
+    /// Returns the kernel with the name `name`.
     pub fn function(self: &Arc<Self>, name: &str) -> Result<Function, CudaError> {
         self.device.enter()?;
         let what = || format!("looking for kernel `{name}` in {}", self.name);
         let symbol = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded as long as `self` lives.
         let raw = unsafe { cuda::function(self.raw, &symbol) }.doing(what)?;
-        // A kernel that is loaded only at its first launch would wait for persistent kernels.
-        // SAFETY: as above.
+        // Load the kernel now. Loading it at its first launch would wait for the end of persistent kernels.
+        // SAFETY: the function was found in the loaded module just above.
         unsafe { cuda::load_function(raw) }.doing(what)?;
-        // SAFETY: as above.
+        // SAFETY: the function was found in the loaded module just above.
         let declared = Declared::ask(|index| unsafe { cuda::parameter(raw, index) });
         Ok(Function {
             module: self.clone(),
@@ -108,7 +108,7 @@ impl Module {
         })
     }
 
-    /// Address and size of the variable called `name`; `None` if there is none.
+    /// Returns the address and the size in bytes of the variable `name`; `None` if the module has no such variable.
     pub fn global(&self, name: &str) -> Result<Option<(u64, usize)>, CudaError> {
         self.device.enter()?;
         let symbol = CString::new(name).unwrap_or_default();
@@ -123,7 +123,7 @@ impl Module {
         }
     }
 
-    /// Reads the whole variable called `name` and waits; `None` if there is none.
+    /// Reads the whole variable `name` and waits for the end of the copy; `None` if the module has no such variable.
     pub fn read_global(&self, name: &str) -> Result<Option<Vec<u8>>, CudaError> {
         let Some((address, bytes)) = self.global(name)? else {
             return Ok(None);
@@ -135,7 +135,7 @@ impl Module {
         Ok(Some(value))
     }
 
-    /// Writes the variable called `name` and waits; returns false if there is none.
+    /// Writes the variable `name` and waits for the end of the copy; returns false if the module has no such variable.
     ///
     /// # Panics
     /// If `value` is longer than the variable.
@@ -143,11 +143,14 @@ impl Module {
         let Some((address, bytes)) = self.global(name)? else {
             return Ok(false);
         };
-        assert!(value.len() <= bytes, "the variable is shorter");
+        assert!(
+            value.len() <= bytes,
+            "the value is larger than the variable"
+        );
         // SAFETY: the variable has at least this size and lives as long as the module.
         unsafe { cuda::copy_in(address, value) }
             .doing(|| format!("writing variable `{name}` of {}", self.name))?;
-        // The call may return before the bytes have arrived.
+        // The copy may return before the bytes have arrived.
         self.device.synchronize()?;
         Ok(true)
     }
@@ -157,7 +160,8 @@ impl Drop for Module {
     fn drop(&mut self) {
         let raw = Raw(self.raw);
         self.device.free("a module", move || {
-            // SAFETY: loaded in `load`; every function keeps its module alive, so none is left.
+            // SAFETY: the module was loaded in `load`. Every function keeps its module alive, so no function of the
+            // module exists any more.
             let _ = unsafe { cuda::unload_module(raw.get()) };
         });
     }
@@ -174,16 +178,16 @@ impl fmt::Debug for Module {
 /// The number of blocks and threads of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Blocks in x, y and z, each at least 1.
+    /// Number of blocks in x, y and z, each at least 1.
     pub blocks: [u32; 3],
-    /// Threads per block in x, y and z, each at least 1, in total at most 1024.
+    /// Number of threads per block in x, y and z, each at least 1. Their product is at most 1024.
     pub threads: [u32; 3],
-    /// Bytes of dynamic shared memory per block.
+    /// Size of dynamic shared memory per block in bytes.
     pub shared: u32,
 }
 
 impl Grid {
-    /// A grid of `blocks` blocks of `threads` threads in one dimension.
+    /// Creates a one-dimensional grid of `blocks` blocks with `threads` threads each.
     pub const fn line(blocks: u32, threads: u32) -> Self {
         Self {
             blocks: [blocks, 1, 1],
@@ -199,40 +203,51 @@ pub struct Function {
     module: Arc<Module>,
     raw: RawFunction,
     name: Arc<str>,
-    /// `None` if the driver cannot report them.
+    /// The declared parameters; `None` if the driver cannot report them.
     declared: Option<Arc<Declared>>,
 }
 
 // SAFETY: a function is a handle into its module, which is kept alive; the driver lets any thread launch it.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: the driver lets several threads launch a function at the same time.
 unsafe impl Sync for Function {}
 
 impl Function {
-    /// Allows blocks up to `bytes` of dynamic shared memory; required for more than 48 KiB.
+    /// Allows blocks to use up to `bytes` bytes of dynamic shared memory; required for more than 48 KiB.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         self.module.device.enter()?;
-        // SAFETY: the module is alive.
-        unsafe { cuda::allow_shared(self.raw, i32::try_from(bytes).unwrap_or(i32::MAX)) }
-            .doing(|| format!("giving {} {bytes} bytes of shared memory", self.module.name))
+        // SAFETY: the function keeps its module alive.
+        unsafe { cuda::allow_shared(self.raw, i32::try_from(bytes).unwrap_or(i32::MAX)) }.doing(
+            || {
+                format!(
+                    "setting the dynamic shared memory of {} to {bytes} bytes",
+                    self.module.name
+                )
+            },
+        )
     }
 
-    /// Maximum number of threads per block.
+    /// Returns the maximum number of threads per block.
     pub fn max_threads(&self) -> Result<u32, CudaError> {
         self.module.device.enter()?;
-        // SAFETY: the module is alive.
+        // SAFETY: the function keeps its module alive.
         unsafe { cuda::max_threads(self.raw) }
             .map(|threads| u32::try_from(threads).unwrap_or(0))
-            .doing(|| format!("asking for the threads of {}", self.module.name))
+            .doing(|| {
+                format!(
+                    "querying the maximum number of threads per block of {}",
+                    self.module.name
+                )
+            })
     }
 
-    /// Number of blocks of `grid` that the device can run concurrently.
+    /// Returns the number of blocks of `grid` that the device can run concurrently.
     pub fn concurrent_blocks(&self, grid: &Grid) -> Result<u32, CudaError> {
         let multiprocessors = self.module.device.attributes().multiprocessors;
         Ok(self.resident_blocks(grid)? * multiprocessors.max(0).cast_unsigned())
     }
 
-    /// The part of a multiprocessor's threads that blocks of `grid` can occupy, 0 to 1.
+    /// Returns the fraction of a multiprocessor's threads that blocks of `grid` can occupy, 0 to 1.
     pub fn occupancy(&self, grid: &Grid) -> Result<f64, CudaError> {
         let threads: u32 = grid.threads.iter().product();
         let all = self.module.device.attributes().threads_per_multiprocessor;
@@ -240,25 +255,26 @@ impl Function {
         Ok(f64::from(blocks) * f64::from(threads) / f64::from(all.max(1)))
     }
 
-    /// Number of blocks of `grid` that one multiprocessor can hold.
+    /// Returns the number of blocks of `grid` that one multiprocessor can hold.
     fn resident_blocks(&self, grid: &Grid) -> Result<u32, CudaError> {
         self.module.device.enter()?;
         let threads: u32 = grid.threads.iter().product();
         let threads = i32::try_from(threads).unwrap_or(i32::MAX);
-        // SAFETY: the module is alive.
+        // SAFETY: the function keeps its module alive.
         unsafe { cuda::blocks_per_multiprocessor(self.raw, threads, grid.shared as usize) }
             .map(|blocks| blocks.max(0).cast_unsigned())
-            .doing(|| format!("asking for the occupancy of {}", self.module.name))
+            .doing(|| format!("querying the occupancy of {}", self.module.name))
     }
 
     /// Submits the kernel to a stream.
     ///
-    /// What the kernel may access, and how long that must live, was promised when its module was
+    /// The requirements on the memory that the kernel accesses were guaranteed when its module was
     /// [loaded](Module::load).
     ///
     /// # Errors
-    /// Nothing is submitted if the arguments do not match the kernel's declaration in number and size (if the driver
-    /// can report it, from CUDA 12.4 on), or if there are more than 32.
+    /// If there are more than 32 arguments, or if their number or sizes do not match the kernel's declaration.
+    /// Drivers before CUDA 12.4 do not report the declaration, so it is not checked. After an error, nothing is
+    /// submitted.
     pub fn launch(
         &self,
         stream: &Stream,
@@ -283,10 +299,10 @@ impl Function {
             *value = argument.bits();
             *pointer = std::ptr::from_mut(value).cast();
         }
-        // SAFETY: module and stream are alive. Each pointer points to eight bytes, the maximum size of an argument
-        // type. That the arguments match the kernel's declaration was just checked if the driver knows it, and
-        // otherwise promised in `Module::load`; so was that the memory behind them lives and is left alone until the
-        // stream has passed the launch.
+        // SAFETY: module and stream are alive. Each pointer refers to eight bytes, the maximum size of an argument. The
+        // arguments match the kernel's declaration: this was just checked if the driver reports the declaration, and
+        // otherwise guaranteed by the caller of `Module::load`. That caller also guarantees that the memory stays
+        // allocated and that nothing else accesses it until the stream has completed the launch.
         unsafe {
             cuda::launch(
                 self.raw,

@@ -1,4 +1,4 @@
-//! Persistent kernels on a device, and calls that must wait for their end.
+//! Registration of persistent kernels, and driver calls that must wait for the end of these kernels.
 
 use super::device::Device;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,18 +6,18 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// A deferred call of the driver that waits for all work on a device.
 struct DeferredFree {
     device: &'static Device,
-    /// What it frees.
+    /// Name of the freed object, for messages.
     what: &'static str,
     free: Box<dyn FnOnce() + Send>,
 }
 
-/// For all devices: host memory is pinned for each of them.
+/// The persistent kernels of all devices. They are registered together because host memory is pinned for all devices.
 struct PersistentKernels {
-    /// For each kernel the ordinal of its device and the part of the device that it occupies.
+    /// For each kernel, the ordinal of its device and the fraction of the device that it occupies.
     kernels: Vec<(u32, f64)>,
     /// Calls that wait for the end of all kernels.
     deferred: Vec<DeferredFree>,
-    /// Calls in progress that new persistent kernels must wait for.
+    /// Number of calls in progress that new persistent kernels must wait for.
     waiting: usize,
 }
 
@@ -39,7 +39,7 @@ fn lock() -> MutexGuard<'static, PersistentKernels> {
     KERNELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Registers a persistent kernel while it exists; see [`Device::add_persistent_kernel`].
+/// Keeps a persistent kernel registered until the guard is dropped; see [`Device::add_persistent_kernel`].
 #[derive(Debug)]
 #[must_use = "dropping this ends the registration of the kernel"]
 pub struct PersistentKernelGuard {
@@ -58,7 +58,7 @@ impl Drop for PersistentKernelGuard {
             let deferred = std::mem::take(&mut persistent.deferred);
             let _waiting = Waiting::begin(&mut persistent);
             drop(persistent);
-            // Without the lock: a freed object may own others that are freed in the same way.
+            // The lock is released first, because a freed object may own other objects that are freed in the same way.
             for DeferredFree { device, what, free } in deferred {
                 device.free_now(what, free);
             }
@@ -66,7 +66,7 @@ impl Drop for PersistentKernelGuard {
     }
 }
 
-/// A call in progress that waits for all work on a device: new persistent kernels wait until it ends.
+/// A call in progress that waits for all work on a device. New persistent kernels wait until the call ends.
 pub(super) struct Waiting(());
 
 impl Waiting {
@@ -84,12 +84,12 @@ impl Drop for Waiting {
 }
 
 impl Device {
-    /// Registers a persistent kernel that occupies `share` of the device, 0 to 1; `None` if other persistent kernels
-    /// leave too little room, because it would never run.
+    /// Registers a persistent kernel that occupies the fraction `share` of the device, 0 to 1. Returns `None` if other
+    /// persistent kernels leave too little room, because the kernel would then never run.
     ///
-    /// Before it frees memory or unloads code, the driver waits for all kernels, and it blocks other calls meanwhile.
-    /// So while the result exists, dropped objects of all devices are kept, and freed when the last persistent kernel
-    /// has ended.
+    /// Before the driver frees memory or unloads code, it waits for the end of all kernels, and blocks other calls
+    /// meanwhile. Therefore, while the returned guard exists, dropped objects of all devices are kept. They are freed
+    /// when the last persistent kernel has ended.
     pub fn add_persistent_kernel(&'static self, share: f64) -> Option<PersistentKernelGuard> {
         let mut persistent = ENDED
             .wait_while(lock(), |persistent| persistent.waiting > 0)
@@ -105,13 +105,13 @@ impl Device {
         })
     }
 
-    /// The part of the device that persistent kernels occupy in total.
+    /// Returns the fraction of the device that all persistent kernels occupy in total.
     pub fn share(&self) -> f64 {
         lock().share(self)
     }
 
-    /// Allows the caller to wait for all work on the device: no persistent kernel starts until the result is dropped.
-    /// `None` while one runs.
+    /// Allows the caller to wait for all work on the device. No persistent kernel starts until the returned value is
+    /// dropped. Returns `None` while a persistent kernel runs.
     pub(super) fn waiting(&self) -> Option<Waiting> {
         let mut persistent = lock();
         let ordinal = self.ordinal();
@@ -119,8 +119,9 @@ impl Device {
         (!has_kernel).then(|| Waiting::begin(&mut persistent))
     }
 
-    /// Calls `free`, which may wait for all work on the device: now, or once no persistent kernel runs. `what` names
-    /// the object in messages. If the object must be left to the driver, `free` is neither called nor dropped.
+    /// Calls `free`, which may wait for all work on the device. The call is deferred while a persistent kernel runs.
+    /// `what` is the name of the object in messages. If the device hangs, `free` is neither called nor dropped, because
+    /// only the driver may free the object.
     pub(crate) fn free(&'static self, what: &'static str, free: impl FnOnce() + Send + 'static) {
         let mut persistent = lock();
         if !persistent.kernels.is_empty() {
@@ -141,7 +142,8 @@ impl Device {
         if self.enter_to_free(what) {
             free();
         } else {
-            // Its content must not be dropped either: that would unmap memory that the device may still use.
+            // The values inside `free` must not be dropped either, because that would unmap memory that the device may
+            // still use.
             std::mem::forget(free);
         }
     }

@@ -1,13 +1,13 @@
-//! Words in pinned host memory that a device reads.
+//! Pinned host memory whose words a device reads.
 
 use super::device::Device;
 use crate::region::{HostOptions, Region, RegionError};
 use std::sync::Arc;
 
-/// Words that the host writes and kernels read, at the same address for both.
+/// Words that the host writes and kernels read. Host and kernels use the same addresses.
 ///
-/// A word must not be written, and this must not be dropped, while a stream has work that reads it. Work sees what
-/// was written before it was submitted.
+/// While a stream has work that reads a word, the word must not be written and `Pinned` must not be dropped. Work sees
+/// the values that were written before the work was submitted.
 #[derive(Debug)]
 pub struct Pinned {
     region: Arc<Region>,
@@ -31,12 +31,12 @@ impl Pinned {
         })
     }
 
-    /// The address of the first word, for the host and every device.
+    /// Returns the address of the first word, for the host and every device.
     pub fn address(&self) -> u64 {
         self.region.address().as_ptr().addr() as u64
     }
 
-    /// Number of words.
+    /// Returns the number of words.
     pub const fn words(&self) -> usize {
         self.words
     }
@@ -44,17 +44,18 @@ impl Pinned {
     /// Writes `values` from word `index` on.
     ///
     /// # Panics
-    /// If they do not fit.
+    /// If the values do not fit.
     pub fn write(&mut self, index: usize, values: &[u64]) {
         assert!(
             index
                 .checked_add(values.len())
                 .is_some_and(|end| end <= self.words),
-            "outside of the words"
+            "the range is outside the pinned words"
         );
-        // SAFETY: inside the region, as just checked, which lives as long as `self` and is page-aligned. Only this
-        // type accesses the region on the host, and no reference to it is created: a device that reads a word at the
-        // same time, against this type's contract, sees old or new bytes.
+        // SAFETY: the range is inside the region, as just checked. The region lives as long as `self` and is
+        // page-aligned. Only this type accesses the region on the host, and no reference to it is created. Even a
+        // device that reads a word at the same time, which the contract of this type forbids, would see old or new
+        // bytes.
         unsafe {
             let to = self.region.address().cast::<u64>().add(index);
             to.copy_from_nonoverlapping(std::ptr::NonNull::from(values).cast(), values.len());
@@ -74,7 +75,7 @@ mod tests {
         pinned.write(1000, &[]);
         let address = pinned.region.address().cast::<u64>();
         assert_eq!(pinned.address(), address.as_ptr().addr() as u64);
-        // SAFETY: the region has a thousand words and nothing else writes them.
+        // SAFETY: the region has 1000 words, and nothing else writes them.
         let words = unsafe { std::slice::from_raw_parts(address.as_ptr(), 1000) };
         assert_eq!(
             (&words[..3], &words[997..]),
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "outside of the words")]
+    #[should_panic(expected = "the range is outside the pinned words")]
     fn pinned_store_beyond_end_is_rejected() {
         Pinned::unpinned(8).unwrap().write(7, &[1, 2]);
     }

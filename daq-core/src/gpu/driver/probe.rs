@@ -1,13 +1,13 @@
-//! Whether CUDA is available, and with how many devices.
+//! Detection of CUDA and the number of its devices.
 
 use super::error::CudaError;
 use crate::sys::cuda;
 use std::sync::OnceLock;
 
-/// The oldest supported driver interface: CUDA 12.0, of driver 525.
+/// The oldest supported version of the driver interface: CUDA 12.0, which driver 525 provides.
 const OLDEST: i32 = 12_000;
 
-/// Why CUDA is not available, as a clause with the remedy.
+/// The reason why CUDA is not available, as a clause with a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCuda {
     /// The library is missing.
@@ -18,7 +18,7 @@ pub enum NoCuda {
         "the driver supports CUDA {}.{}, but daq needs 12.0: update the driver to 525 or newer", .version / 1000, .version % 1000 / 10
     )]
     TooOld {
-        /// 1000 × major + 10 × minor.
+        /// The CUDA version of the driver: 1000 × major + 10 × minor.
         version: i32,
     },
     /// The library lacks a function of its version.
@@ -77,7 +77,7 @@ fn start() -> Result<Found, NoCuda> {
     match u32::try_from(devices) {
         Ok(devices) if devices > 0 => Ok(Found { version, devices }),
         _ => Err(NoCuda::NoDevice {
-            why: "it reports 0 devices; CUDA_VISIBLE_DEVICES may hide them".to_owned(),
+            why: "the driver reports 0 devices; CUDA_VISIBLE_DEVICES may hide them".to_owned(),
         }),
     }
 }

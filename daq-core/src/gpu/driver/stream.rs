@@ -18,7 +18,7 @@ struct Raw {
 }
 
 impl Raw {
-    /// The device's context must be entered.
+    /// Creates an event. The caller must have entered the device's context.
     fn new(device: &'static Device, timed: bool) -> Result<Self, CudaError> {
         cuda::create_event(timed)
             .map(|event| Self { device, event })
@@ -29,20 +29,20 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         if self.device.enter_to_free("an event") {
-            // SAFETY: created in `new` and used nowhere else. The driver keeps an event alive that is still on a
-            // stream.
+            // SAFETY: the event was created in `new` and is not used anywhere else. The driver keeps an event alive
+            // that is still on a stream.
             let _ = unsafe { cuda::destroy_event(self.event) };
         }
     }
 }
 
-/// A point on a stream, done when all earlier work is. Events of a [timed](Stream::timed) stream also record the
-/// time.
+/// A point on a stream. The event is done when all earlier work on the stream is done. Events of a
+/// [timed](Stream::timed) stream also record the time.
 ///
-/// The stream reuses an event once nothing else holds it.
+/// The stream reuses an event when no other owner of the event is left.
 pub struct StreamEvent {
     device: &'static Device,
-    /// Recorded by [`Stream::begin`]; only timed streams have it.
+    /// The event that [`Stream::begin`] records; only timed streams have this event.
     start: Option<Raw>,
     end: Raw,
     state: AtomicU32,
@@ -56,16 +56,17 @@ const FAILED: u32 = 2;
 
 // SAFETY: events may be recorded, queried and freed from any thread; the driver has its own locks.
 unsafe impl Send for StreamEvent {}
-// SAFETY: as above.
+// SAFETY: the driver locks its own state, and the other fields are atomic or behind a mutex.
 unsafe impl Sync for StreamEvent {}
 
 impl StreamEvent {
-    /// The duration of the work on the device, in milliseconds; `None` if it is not timed, not done or failed.
+    /// Returns the duration of the work on the device in milliseconds; `None` if the work is not timed, not done or
+    /// failed.
     pub fn milliseconds(&self) -> Option<f32> {
         self.since(self.start.as_ref()?)
     }
 
-    /// Milliseconds on the device from the end of the work of `before` to the start of this work.
+    /// Returns the time on the device from the end of the work of `before` to the start of this work, in milliseconds.
     pub fn gap(&self, before: &Self) -> Option<f32> {
         self.device.enter().ok()?;
         let start = self.start.as_ref()?;
@@ -77,7 +78,7 @@ impl StreamEvent {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Resets the event, which nothing else holds, for new work.
+    /// Resets the event for new work. The event must have no other owner.
     fn renew(&self) {
         if self.state.swap(PENDING, Ordering::AcqRel) == FAILED {
             *self.kept_failure() = None;
@@ -86,7 +87,7 @@ impl StreamEvent {
 
     fn since(&self, start: &Raw) -> Option<f32> {
         self.device.enter().ok()?;
-        // SAFETY: both events live as long as the event.
+        // SAFETY: both driver events live as long as `self`.
         unsafe { cuda::elapsed(start.event, self.end.event) }.ok()
     }
 }
@@ -97,7 +98,7 @@ impl Event for StreamEvent {
             return true;
         }
         let asked = self.device.enter().and_then(|()| {
-            // SAFETY: the event lives as long as the event.
+            // SAFETY: the driver's event lives as long as `self`.
             unsafe { cuda::query_event(self.end.event) }
                 .doing(|| format!("work on cuda:{}", self.device.ordinal()))
         });
@@ -132,15 +133,15 @@ pub struct Stream {
     device: &'static Device,
     raw: RawStream,
     events: Box<[Arc<StreamEvent>]>,
-    /// Index of the event that is used next, or was started.
+    /// Index of the event that is used next, or that was started last.
     next: Cell<usize>,
 }
 
-// SAFETY: the driver lets any thread use a stream, and `Cell` moves with it.
+// SAFETY: the driver lets any thread use a stream, and the `Cell` is moved together with the stream.
 unsafe impl Send for Stream {}
 
 impl Stream {
-    /// Creates a stream with `marks` events, at least 1: the maximum amount of work in flight.
+    /// Creates a stream with `events` events, at least 1. The number of events limits the work in flight.
     pub fn new(device: &'static Device, events: usize) -> Result<Self, CudaError> {
         Self::with(device, events, false)
     }
@@ -163,7 +164,7 @@ impl Stream {
             }));
         }
         let raw = cuda::create_stream()
-            .doing(|| format!("making a stream on cuda:{}", device.ordinal()))?;
+            .doing(|| format!("creating a stream on cuda:{}", device.ordinal()))?;
         Ok(Self {
             device,
             raw,
@@ -172,7 +173,7 @@ impl Stream {
         })
     }
 
-    /// The device.
+    /// Returns the device.
     pub const fn device(&self) -> &'static Device {
         self.device
     }
@@ -188,7 +189,7 @@ impl Stream {
         match &self.events[self.next.get()].start {
             // SAFETY: event and stream live as long as `self`.
             Some(start) => unsafe { cuda::record_event(start.event, self.raw) }
-                .doing(|| self.what("recording the start of work")),
+                .doing(|| self.what("recording the start of work on")),
             None => Ok(()),
         }
     }
@@ -202,13 +203,13 @@ impl Stream {
         let event = &self.events[next];
         assert!(
             self.has_free_event(),
-            "more work in flight than the stream has events"
+            "more work is in flight than the stream has events"
         );
         event.renew();
         self.device.enter()?;
-        // SAFETY: event and stream live as long as `self`, and the event's last use is over.
+        // SAFETY: event and stream live as long as `self`, and the previous use of the event has ended.
         unsafe { cuda::record_event(event.end.event, self.raw) }
-            .doing(|| self.what("recording the end of work"))?;
+            .doing(|| self.what("recording the end of work on"))?;
         self.next.set((next + 1) % self.events.len());
         Ok(event.clone())
     }
@@ -223,22 +224,22 @@ impl Stream {
     /// Copies `bytes` bytes of host memory to device memory.
     ///
     /// # Safety
-    /// Both ranges stay allocated, nothing else writes the source, and nothing else reads or writes the target, until
-    /// the next [event](Self::record_event) is done. If the copy is [recorded](Self::record), until the graph is
-    /// dropped and the event after its last replay is done.
+    /// Until the next [event](Self::record_event) is done, both ranges must stay allocated, nothing else may
+    /// write the source, and nothing else may read or write the target. If the copy is [recorded](Self::record), this
+    /// applies until the graph is dropped and the event after its last replay is done.
     pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe { cuda::copy_in_async(to, from, bytes, self.raw) }.doing(|| self.what("copying to"))
     }
 
-    /// Copies `bytes` of device memory to the host.
+    /// Copies `bytes` bytes of device memory to the host.
     ///
     /// # Safety
-    /// As for [`copy_in`](Self::copy_in).
+    /// The requirements of [`copy_in`](Self::copy_in) apply.
     pub unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe { cuda::copy_out_async(to, from, bytes, self.raw) }
             .doing(|| self.what("copying from"))
     }
@@ -246,10 +247,10 @@ impl Stream {
     /// Copies device memory to device memory.
     ///
     /// # Safety
-    /// As for [`copy_in`](Self::copy_in).
+    /// The requirements of [`copy_in`](Self::copy_in) apply.
     pub unsafe fn copy_within(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe { cuda::copy_within_async(to, from, bytes, self.raw) }
             .doing(|| self.what("copying within"))
     }
@@ -257,7 +258,7 @@ impl Stream {
     /// Copies rows of host memory to device memory.
     ///
     /// # Safety
-    /// As for [`copy_in`](Self::copy_in), for every row.
+    /// The requirements of [`copy_in`](Self::copy_in) apply to every row.
     pub unsafe fn copy_rows_in(
         &self,
         to: u64,
@@ -265,7 +266,7 @@ impl Stream {
         rows: Rows,
     ) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe { cuda::copy_rows_in_async(to, from, rows, self.raw) }
             .doing(|| self.what("copying rows to"))
     }
@@ -273,7 +274,7 @@ impl Stream {
     /// Copies rows of device memory to the host.
     ///
     /// # Safety
-    /// As for [`copy_in`](Self::copy_in), for every row.
+    /// The requirements of [`copy_in`](Self::copy_in) apply to every row.
     pub unsafe fn copy_rows_out(
         &self,
         to: *mut u8,
@@ -281,15 +282,15 @@ impl Stream {
         rows: Rows,
     ) -> Result<(), CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees all requirements of this call.
         unsafe { cuda::copy_rows_out_async(to, from, rows, self.raw) }
             .doing(|| self.what("copying rows from"))
     }
 
-    /// Starts many copies with one call; returns false if the driver has no such call.
+    /// Starts many copies with one call; returns false if the driver does not have this call.
     ///
     /// # Safety
-    /// As for [`copy_in`](Self::copy_in), for every pair. The lists have the same length.
+    /// The requirements of [`copy_in`](Self::copy_in) apply to every pair. The lists have the same length.
     pub(crate) unsafe fn copy_batch(
         &self,
         to: &mut [u64],
@@ -297,19 +298,19 @@ impl Stream {
         bytes: &mut [usize],
     ) -> Result<bool, CudaError> {
         self.device.enter()?;
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees all requirements of this call.
         match unsafe { cuda::copy_batch_async(to, from, bytes, self.raw) } {
             None => Ok(false),
             Some(result) => result
                 .map(|()| true)
-                .doing(|| self.what("copying a batch with")),
+                .doing(|| self.what("copying a batch on")),
         }
     }
 
     /// Sets `bytes` bytes of `memory` from `offset` on to `byte`.
     ///
     /// # Panics
-    /// If they do not fit.
+    /// If the range is not inside the memory.
     pub fn fill(
         &self,
         memory: &super::Memory,
@@ -321,18 +322,18 @@ impl Stream {
             offset
                 .checked_add(bytes)
                 .is_some_and(|end| end <= memory.bytes()),
-            "outside of the memory"
+            "the range is outside the memory"
         );
         self.device.enter()?;
-        // SAFETY: inside the memory, as just checked; by its contract it is not dropped while work uses it.
+        // SAFETY: the range is inside the memory, as just checked. `Memory` must not be dropped while work uses it.
         unsafe { cuda::fill_async(memory.address() + offset as u64, byte, bytes, self.raw) }
             .doing(|| self.what("setting memory of"))
     }
 
-    /// Writes the word at `offset` of `memory`; returns false if the driver has no such call.
+    /// Writes the word at `offset` of `memory`; returns false if the driver does not have this call.
     ///
     /// # Panics
-    /// If the word is not inside, or `offset` is not a multiple of 4.
+    /// If the word is not inside the memory, or `offset` is not a multiple of 4.
     pub fn write_word(
         &self,
         memory: &super::Memory,
@@ -342,16 +343,16 @@ impl Stream {
         let end = offset.checked_add(4);
         assert!(
             offset.is_multiple_of(4) && end.is_some_and(|end| end <= memory.bytes()),
-            "outside of the memory"
+            "the range is outside the memory"
         );
         self.device.enter()?;
         let address = memory.address() + offset as u64;
-        // SAFETY: inside the memory, as just checked; by its contract it is not dropped while work uses it.
+        // SAFETY: the range is inside the memory, as just checked. `Memory` must not be dropped while work uses it.
         match unsafe { cuda::write_word(self.raw, address, value) } {
             None => Ok(false),
             Some(result) => result
                 .map(|()| true)
-                .doing(|| self.what("writing a word of")),
+                .doing(|| self.what("writing a word on")),
         }
     }
 
@@ -367,7 +368,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.device.enter_to_free("a stream") {
-            // SAFETY: created in `with` and used nowhere else; the driver finishes its work.
+            // SAFETY: the stream was created in `with` and is not used anywhere else. The driver completes its work.
             let _ = unsafe { cuda::destroy_stream(self.raw) };
         }
     }

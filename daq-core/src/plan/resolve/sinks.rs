@@ -54,7 +54,8 @@ impl Resolver<'_> {
         };
         self.read_by(&reads, sink.name());
         let ring = self.plan.ring(&reads);
-        let (slot, places) = ring.map_or((0, 0), |ring| (ring.slot_bytes, ring.places));
+        let (slot, packets_per_frame) =
+            ring.map_or((0, 0), |ring| (ring.slot_bytes, ring.packets_per_frame));
         self.plan.threads += 1;
         Some(PlannedSink {
             name: sink.name().to_owned(),
@@ -63,7 +64,7 @@ impl Resolver<'_> {
             input: reads,
             notes: note
                 .into_iter()
-                .chain(sink.spec.needs(slot, places))
+                .chain(sink.spec.needs(slot, packets_per_frame))
                 .collect(),
             guarantee: sink.keys.guarantee,
             incomplete: sink.keys.incomplete,

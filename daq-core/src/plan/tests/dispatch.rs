@@ -1,9 +1,9 @@
-//! How bursts reach kernels on a GPU.
+//! Tests of how bursts are dispatched to kernels on a GPU.
 
 use super::*;
 use crate::gpu::Dispatch;
 
-/// The plan of the pipeline whose kernel has these lines, and its rendered diagnostics.
+/// Returns the plan of the pipeline with `lines` added to its kernel, and the rendered diagnostics.
 fn plan_with_lines(lines: &str, topology: &Topology) -> (Option<Plan>, String) {
     let text = PIPELINE.replace("use = \"quarter\"", &format!("use = \"quarter\"\n{lines}"));
     let mut diagnostics = Diagnostics::new();
@@ -32,7 +32,7 @@ fn built_in_kernel_with_persistent_dispatch_is_rejected_at_key() {
     for topology in [host(), with_gpu(), Topology::unknown()] {
         let (plan, rendered) = plan_with_lines("gpu = true\ndispatch = \"persistent\"", &topology);
         assert!(plan.is_none());
-        let error = "kernel `quarter` cannot be persistent: built-in kernels are launched";
+        let error = "kernel `quarter` cannot be persistent: built-in kernels support only dispatch = \"launch\"";
         only(&rendered, &[error]);
         assert!(
             rendered.contains("daq.toml:14:12") && rendered.contains("help: remove `dispatch`, or"),
@@ -52,7 +52,7 @@ fn cpu_kernel_with_dispatch_key_is_rejected() {
         ("gpu = true", host(), true),
         ("gpu = false", with_gpu(), true),
         ("gpu = false", Topology::unknown(), true),
-        // It may run on a GPU where the machine is looked at.
+        // With hardware detection, the kernel may run on a GPU.
         ("gpu = true", Topology::unknown(), false),
     ];
     for (lines, topology, is_reported) in cases {

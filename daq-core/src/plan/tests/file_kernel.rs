@@ -1,12 +1,15 @@
-//! Kernels of the user's own, which run on a GPU only and are named by their file.
+//! Tests of the user's own kernels, which are selected by `file` and run only on a GPU.
 
 use super::*;
 
-/// A kernel that gives what it is given.
+/// A kernel whose output layout is its input layout.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct FakeFile {
-    #[expect(dead_code, reason = "what names it is all that matters")]
+    #[expect(
+        dead_code,
+        reason = "the test needs only the key that selects the kernel"
+    )]
     file: String,
 }
 
@@ -40,7 +43,8 @@ const WITH_FILES: Registry = Registry {
     ..REGISTRY
 };
 
-/// The plan of the pipeline with a file in place of its kernel, its rings declared with these lines.
+/// Returns the plan of the pipeline with a file as its kernel, and with `raw` and `small` added to the rings of these
+/// names.
 fn plan_with(raw: &str, small: &str, topology: &Topology) -> Result<Plan, String> {
     let text = PIPELINE
         .replace("use = \"quarter\"", "file = \"my.cu\"")
@@ -86,7 +90,11 @@ fn file_kernel_input_in_host_memory_is_copied_to_gpu() {
     );
     let inserted = plan.ring("raw@cuda:0").unwrap();
     assert_eq!(
-        (inserted.placement, inserted.places, inserted.slot_bytes),
+        (
+            inserted.placement,
+            inserted.packets_per_frame,
+            inserted.slot_bytes
+        ),
         (Placement::Cuda(0), 4, 5120)
     );
     assert!(
@@ -122,11 +130,11 @@ fn file_kernel_without_gpu_error_names_alternatives() {
         assert!(
             rendered.contains("file = \"my.cu\"")
                 && rendered
-                    .contains("daq check --no-hardware; kernels that run on the CPU: quarter\n"),
+                    .contains("use a kernel that also runs on the CPU: quarter; or, to check the configuration"),
             "{rendered}"
         );
     }
-    // Where the machine is not looked at, it is planned for one with a GPU.
+    // Without hardware detection, the host is assumed to have a GPU.
     let plan = plan_with("", "", &Topology::unknown()).unwrap();
     assert_eq!(plan.kernels[0].side, Side::Cuda(0));
 }
@@ -147,6 +155,6 @@ fn use_and_file_together_are_rejected() {
     let error = super::plan_with(&text, &WITH_FILES, &with_gpu()).unwrap_err();
     only(
         &error,
-        &["`use` and `file` exclude each other in [kernel.quarter]"],
+        &["`use` and `file` cannot both be set in [kernel.quarter]"],
     );
 }

@@ -1,4 +1,4 @@
-//! Engines of network cards: their names, the nearest one, software.
+//! Tests of engines of NICs: names, the nearest NIC, and emulated NICs.
 
 use super::*;
 use crate::entry::EngineRequirements;
@@ -9,7 +9,7 @@ use crate::topology::P2pPreference;
 use crate::topology::nic::{Nic, NicPort};
 use crate::topology::tree::{Acs, PciDevice, PciTree};
 
-/// A source whose engine is a network card's.
+/// A source whose engine is that of a NIC.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Carded {
@@ -68,9 +68,9 @@ const CARDED: Registry = Registry {
     ..REGISTRY
 };
 
-/// A device below the root port 0000:00:01.0, or below a host bridge of its own.
-fn device(address: &str, class: u32, way: &[&str]) -> PciDevice {
-    let host = if way.is_empty() && class >> 16 != 6 {
+/// Returns a device that is connected through the bridges `bridges`, or without them to a separate host bridge.
+fn device(address: &str, class: u32, bridges: &[&str]) -> PciDevice {
+    let host = if bridges.is_empty() && class >> 16 != 6 {
         "pci0000:80"
     } else {
         "pci0000:00"
@@ -87,7 +87,7 @@ fn device(address: &str, class: u32, way: &[&str]) -> PciDevice {
         group: None,
         acs: Acs::Control(0),
         host: host.to_owned(),
-        upstream: way.iter().map(|&bridge| bridge.to_owned()).collect(),
+        upstream: bridges.iter().map(|&bridge| bridge.to_owned()).collect(),
     }
 }
 
@@ -112,7 +112,7 @@ fn nic(name: &str, pci: Option<&str>) -> Nic {
     }
 }
 
-/// A GPU with a card below the same port, and a card on the other socket.
+/// Returns a host with a GPU, a NIC below the same root port, and a NIC on the other socket.
 fn machine(gpu: Gpu) -> Topology {
     let port = "0000:00:01.0";
     Topology {
@@ -181,7 +181,11 @@ fn nic_by_name_is_found_and_auto_selects_nearest() {
         assert!(reason.contains("mlx5_1 at 0000:02:00.0: "), "{reason}");
         assert!(plan.unavailable.is_empty(), "{:?}", plan.unavailable);
         let chosen = (name == "auto").then_some("mlx5_1");
-        assert_eq!(plan.sources[0].nic.as_deref(), chosen, "as it was judged");
+        assert_eq!(
+            plan.sources[0].nic.as_deref(),
+            chosen,
+            "the selected card must be the card of the judged path"
+        );
     }
     let far = plan("nic = \"mlx5_0\"", &machine);
     let (path, reason, _) = path_of(&far);
@@ -196,11 +200,11 @@ fn nic_to_gpu_needs_dma_buf_or_peermem() {
     let (path, reason, _) = path_of(&refused);
     assert_eq!(path, DataPath::Staged);
     assert!(reason.contains("sudo modprobe nvidia-peermem"), "{reason}");
-    let wished = plan("nic = \"mlx5_1\"\npath = \"direct\"", &without);
+    let preferred = plan("nic = \"mlx5_1\"\npath = \"direct\"", &without);
     assert!(
-        wished.unavailable[0].contains("nvidia-peermem"),
+        preferred.unavailable[0].contains("nvidia-peermem"),
         "{:?}",
-        wished.unavailable
+        preferred.unavailable
     );
     let loaded = Topology {
         peer_memory: true,
@@ -234,7 +238,7 @@ fn gpu_ring_accessed_by_cpu_must_be_mapped() {
     }
     let refused = plan(&looks, &without);
     assert_eq!(path_of(&refused).0, DataPath::Staged);
-    let why = "no backend can map GPU memory for the CPU, which must read what arrived: gdrapi: no gdrdrv";
+    let why = "no backend can map GPU memory for the CPU, which must read the received data: gdrapi: no gdrdrv";
     assert!(
         refused.unavailable[0].contains(why),
         "{:?}",
@@ -304,7 +308,10 @@ fn nic_for_staged_ring_and_for_sink_is_selected() {
     assert_eq!(staged.sources[0].nic.as_deref(), Some("mlx5_1"));
     let sinks = |nic: &str, topology: &Topology| {
         let sink = "[sink.disk]\ndriver = \"void\"\n";
-        assert!(PIPELINE.contains(sink), "the pipeline has another sink now");
+        assert!(
+            PIPELINE.contains(sink),
+            "PIPELINE must contain the section that this test changes"
+        );
         let text = PIPELINE.replace(sink, &format!("{sink}nic = \"{nic}\"\n"));
         plan_with(&text, &REGISTRY, topology).unwrap()
     };
@@ -320,7 +327,7 @@ fn nic_for_staged_ring_and_for_sink_is_selected() {
     }
 }
 
-/// What `daq bench rdma --keep` measured of a card decides, by the size of a frame.
+/// The measurement of `daq bench rdma --keep` decides, depending on the frame size.
 #[test]
 fn sink_reads_gpu_if_measured_faster() {
     let sent = PIPELINE
@@ -331,14 +338,14 @@ fn sink_reads_gpu_if_measured_faster() {
         let cards = known.iter().map(|(card, staged_from)| {
             let sending = Sending {
                 staged_from: *staged_from,
-                most: 8192,
-                basis: machine.card_basis(card),
+                max_bytes: 8192,
+                basis: machine.measurement_basis(card),
             };
             ((*card).to_owned(), sending)
         });
         let profile = Profile {
             cards: cards.collect(),
-            ..Profile::usual()
+            ..Profile::assumed()
         };
         let context = PlanContext {
             profiles: [(0, profile)].into(),
@@ -363,7 +370,9 @@ fn sink_reads_gpu_if_measured_faster() {
         let described = format!("{keys} {known:?}: {input}, {notes:?}");
         assert_eq!(input == "small", is_direct, "{described}");
         assert_eq!(
-            notes.contains("reads cuda:0 directly: host memory was measured"),
+            notes.contains(
+                "reads cuda:0 directly, because sending through host memory was measured"
+            ),
             is_direct,
             "{described}"
         );
@@ -381,14 +390,14 @@ fn sink_reads_gpu_if_measured_faster() {
     let copied = unknown.ring("small@host").unwrap().inserted.as_deref();
     assert_eq!(
         copied.unwrap(),
-        "sink `disk` reads host memory: direct reads of cuda:0 by mlx5_1 were not measured; to measure, run: \
+        "sink `disk` reads host memory, because direct reads of cuda:0 by mlx5_1 were not measured; to measure, run: \
          daq bench rdma --keep --nics mlx5_1 --device 0"
     );
-    // What a source stores is in host memory anyway.
+    // Frames of a source are in host memory first, so the sink reads them there.
     let stored = sent.replace("input = \"small\"", "input = \"raw\"");
     let stored = planned(&stored, software, &[("emulated", None)]);
     assert_eq!(stored.sinks[0].input, "raw@host");
-    // So is what another sink has there, before it or behind it.
+    // The same applies if another sink, before or after this one, needs a copy in host memory.
     let sink = &sent[sent.find("[sink.disk]").unwrap()..];
     let other = "[sink.other]\ndriver = \"void\"\ninput = \"small\"\n";
     let never = [("emulated", None)];
@@ -408,20 +417,20 @@ fn sink_reads_gpu_if_measured_faster() {
     );
 }
 
-/// A module that is gone since, another place or firmware: what was measured holds no more.
+/// A measurement is no longer valid after a module was unloaded, or the NIC was moved or got new firmware.
 #[test]
 fn nic_measurement_is_valid_until_nic_changes() {
     let before = machine(gpu(true, true));
-    let basis = before.card_basis("mlx5_1");
+    let basis = before.measurement_basis("mlx5_1");
     let loaded = Topology {
         peer_memory: !before.peer_memory,
         ..before.clone()
     };
-    assert_ne!(loaded.card_basis("mlx5_1"), basis);
+    assert_ne!(loaded.measurement_basis("mlx5_1"), basis);
     let mut moved = before.clone();
     moved.nics[1].pci = Some("0000:03:00.0".to_owned());
-    assert_ne!(moved.card_basis("mlx5_1"), basis);
+    assert_ne!(moved.measurement_basis("mlx5_1"), basis);
     let mut newer = before;
     newer.nics[1].firmware = Some("28.43".to_owned());
-    assert_ne!(newer.card_basis("mlx5_1"), basis);
+    assert_ne!(newer.measurement_basis("mlx5_1"), basis);
 }

@@ -1,4 +1,4 @@
-//! NUMA nodes of rings that frames are copied from and to.
+//! Tests of NUMA nodes of rings from or to which frames are copied.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn with_gpu_on(node: u32) -> Topology {
     }
 }
 
-/// The rings of the pipeline with these changes, and their nodes.
+/// Returns the rings of the pipeline with `changes`, and their NUMA nodes.
 fn nodes(changes: &[(&str, &str)], topology: &Topology) -> Vec<(String, Option<u32>)> {
     let text = changes
         .iter()
@@ -42,11 +42,11 @@ fn inserted_host_ring_uses_numa_node_of_gpu() {
         ("small@host", Some(3)),
     ];
     assert_eq!(nodes(&[ON_GPU], &with_gpu_on(3)), own(&rings));
-    // Of the ring that a kernel on the CPU fills for a GPU.
+    // The host ring is filled by a kernel on the CPU and copied to a GPU.
     let changes = [("[ring.small]", "[ring.small]\nmemory = \"cuda:0\"")];
     let rings = [("raw", None), ("small@host", Some(3)), ("small", None)];
     assert_eq!(nodes(&changes, &with_gpu_on(3)), own(&rings));
-    // Nothing is guessed where the GPU's node is not known.
+    // If the GPU's node is unknown, no node is assumed.
     let found = nodes(&[ON_GPU], &with_gpu());
     assert!(found.iter().all(|(_, node)| node.is_none()), "{found:?}");
 }

@@ -1,4 +1,4 @@
-//! Persistent kernels, and rings that the CPU stores to.
+//! Tests of persistent kernels, and of rings to which the CPU stores.
 
 use super::*;
 use crate::entry::EngineRequirements;
@@ -6,11 +6,14 @@ use crate::gpu::{Backend, Writer};
 use crate::topology::DataPath;
 use crate::topology::P2pPreference;
 
-/// A kernel that can stay, on the CPU too if it says so.
+/// A kernel that supports persistent dispatch, on the CPU if `cpu` is set.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Staying {
-    #[expect(dead_code, reason = "what names it is all that matters")]
+    #[expect(
+        dead_code,
+        reason = "the test needs only the key that selects the kernel"
+    )]
     file: String,
     #[serde(default)]
     cpu: bool,
@@ -34,7 +37,7 @@ impl KernelSpec for Staying {
     }
 }
 
-/// A source whose engine can ring.
+/// A source whose engine can ring a doorbell.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Ringing {}
@@ -102,7 +105,7 @@ const STAYING: Registry = Registry {
     ..REGISTRY
 };
 
-/// The pipeline with a persistent kernel and these changes.
+/// Returns the pipeline with a persistent kernel and `changes`.
 fn staying(changes: &[(&str, &str)]) -> String {
     let file = "file = \"my.cu\"\ndispatch = \"persistent\"";
     let text = PIPELINE.replace("use = \"quarter\"", file);
@@ -120,7 +123,7 @@ fn error(changes: &[(&str, &str)], topology: &Topology) -> String {
     plan_with(&staying(changes), &STAYING, topology).unwrap_err()
 }
 
-/// A GPU of whose backends these work; the others refuse, each with its own words.
+/// Returns a GPU on which only the backends `works` work. The others fail with different reasons.
 fn gpu(ordinal: u32, works: &[Backend]) -> Gpu {
     let tried = Backend::ALL.into_iter().map(|backend| {
         let refused = || Err(format!("no {backend} on {ordinal}"));
@@ -137,14 +140,14 @@ fn with(gpus: Vec<Gpu>) -> Topology {
     Topology { gpus, ..host() }
 }
 
-/// A machine as most are: Vulkan and host memory work.
-fn usual() -> Topology {
+/// Returns a typical host, where the backends for Vulkan and host memory work.
+fn typical() -> Topology {
     with(vec![gpu(0, &[Backend::Vulkan, Backend::Host])])
 }
 
 const REFUSED: &str = "gdrapi: no gdrapi on 0; dma-buf: no dma-buf on 0";
 
-fn way<'a>(plan: &'a Plan, to: &str) -> (CopyMethod, Option<&'a str>) {
+fn method<'a>(plan: &'a Plan, to: &str) -> (CopyMethod, Option<&'a str>) {
     let copy = plan.copies.iter().find(|copy| copy.to == to).unwrap();
     (copy.method, copy.kernel_thread.as_deref())
 }
@@ -156,18 +159,18 @@ fn doorbell(plan: &Plan) -> (Option<Backend>, &str) {
 
 #[test]
 fn persistent_input_is_stored_by_cpu_if_gpu_is_mappable() {
-    let plan = planned(&[], &usual());
+    let plan = planned(&[], &typical());
     assert_eq!(names(&plan), ["raw@host", "raw", "small", "small@host"]);
     let raw = plan.ring("raw").unwrap();
     assert_eq!(raw.mapping, Some(Backend::Vulkan));
-    let why = "by vulkan: persistent kernel `quarter` reads it";
+    let why = "by vulkan: persistent kernel `quarter` reads the ring";
     assert_eq!(raw.mapping_reason, format!("{why}; {REFUSED}"));
     for ring in ["raw@host", "small", "small@host"] {
         let ring = plan.ring(ring).unwrap();
         assert_eq!((ring.mapping, ring.mapping_reason.as_str()), (None, ""));
     }
-    assert_eq!(way(&plan, "raw"), (CopyMethod::Stores, Some("quarter")));
-    assert_eq!(way(&plan, "small@host"), (CopyMethod::Engine, None));
+    assert_eq!(method(&plan, "raw"), (CopyMethod::Stores, Some("quarter")));
+    assert_eq!(method(&plan, "small@host"), (CopyMethod::Engine, None));
     assert_eq!(plan.sources[0].path, DataPath::Cpu);
     assert_eq!(
         doorbell(&plan),
@@ -176,14 +179,14 @@ fn persistent_input_is_stored_by_cpu_if_gpu_is_mappable() {
             &*format!("in GPU memory (vulkan); {REFUSED}")
         )
     );
-    // The source, the kernel, the sink and the copy out.
+    // Threads of the source, the kernel, the sink, and the copy to host memory.
     assert_eq!((plan.threads, plan.untried.len()), (4, 0));
     insta::assert_snapshot!(plan.to_string());
 }
 
 #[test]
 fn persistent_dispatch_is_shown_in_json_and_graph() {
-    let plan = planned(&[], &usual());
+    let plan = planned(&[], &typical());
     let json = serde_json::to_value(&plan).unwrap();
     assert_eq!(json["rings"][1]["mapping"], "vulkan");
     assert_eq!(json["rings"][0]["mapping"], serde_json::Value::Null);
@@ -215,15 +218,15 @@ fn persistent_without_mapping_uses_copy_engine_and_host_doorbell() {
     assert_eq!(raw.mapping, None);
     assert_eq!(
         raw.mapping_reason,
-        format!("none: the CPU cannot store to this memory; {refused}")
+        format!("none, because the CPU cannot store to this memory; {refused}")
     );
-    assert_eq!(way(&plan, "raw"), (CopyMethod::Engine, None));
+    assert_eq!(method(&plan, "raw"), (CopyMethod::Engine, None));
     let source = &plan.sources[0];
     assert_eq!(source.path, DataPath::Staged);
     assert_eq!(
         source.reason,
         format!(
-            "the driver writes to host memory, the ring is on cuda:0; the CPU cannot store to this memory; {refused}"
+            "the driver writes to host memory, but the ring is on cuda:0; the CPU cannot store to this memory; {refused}"
         )
     );
     assert_eq!(
@@ -233,7 +236,7 @@ fn persistent_without_mapping_uses_copy_engine_and_host_doorbell() {
     assert_eq!((plan.threads, plan.unavailable.len()), (5, 0));
 }
 
-/// Each backend in turn is the one that works.
+/// Tests each backend as the only one that works.
 #[test]
 fn first_working_backend_is_selected() {
     for (i, backend) in Backend::ALL.into_iter().enumerate() {
@@ -254,25 +257,25 @@ fn ring_with_second_reader_uses_staging_thread() {
     ] {
         let plan = planned(
             &[("[ring.small]", &format!("{other}\n[ring.small]"))],
-            &usual(),
+            &typical(),
         );
         assert_eq!(plan.ring("raw").unwrap().readers, ["quarter", "other"]);
         assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Vulkan));
-        assert_eq!(way(&plan, "raw"), (CopyMethod::Either, None));
+        assert_eq!(method(&plan, "raw"), (CopyMethod::Either, None));
         assert_eq!(plan.sources[0].path, DataPath::Staged);
         let rendered = "small bursts through the GPU's BAR (vulkan); gdrapi: ";
         assert!(plan.sources[0].reason.contains(rendered), "{plan}");
-        // The source, two kernels, the sink, and copies either way.
+        // Threads of the source, two kernels, the sink, and copies in both directions.
         assert_eq!(plan.threads, 6);
     }
-    // One that reads the host side is no reader of the ring.
+    // A sink that reads the host ring is not a reader of the GPU ring.
     let sink = "[sink.raw]\ndriver = \"void\"\ninput = \"raw\"\n[ring.small]";
-    let plan = planned(&[("[ring.small]", sink)], &usual());
+    let plan = planned(&[("[ring.small]", sink)], &typical());
     assert_eq!(
         plan.ring("raw@host").unwrap().readers,
         ["copy to raw", "raw"]
     );
-    assert_eq!(way(&plan, "raw"), (CopyMethod::Stores, Some("quarter")));
+    assert_eq!(method(&plan, "raw"), (CopyMethod::Stores, Some("quarter")));
 }
 
 #[test]
@@ -280,36 +283,36 @@ fn large_frames_use_copy_engine() {
     let at = ("slot = \"5 KiB\"", "slot = \"128 KiB\"");
     let above = ("slot = \"5 KiB\"", "slot = \"129 KiB\"");
     assert_eq!(
-        way(&planned(&[at], &usual()), "raw"),
+        method(&planned(&[at], &typical()), "raw"),
         (CopyMethod::Stores, Some("quarter"))
     );
-    let plan = planned(&[above], &usual());
+    let plan = planned(&[above], &typical());
     assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Vulkan));
-    assert_eq!(way(&plan, "raw"), (CopyMethod::Either, None));
-    // Where no kernel stays, the ring is plain.
+    assert_eq!(method(&plan, "raw"), (CopyMethod::Either, None));
+    // Without a persistent kernel, the ring uses plain GPU memory.
     let launched = ("dispatch = \"persistent\"", "");
-    let plan = planned(&[launched, above], &usual());
+    let plan = planned(&[launched, above], &typical());
     let raw = plan.ring("raw").unwrap();
     assert_eq!(raw.mapping, None);
     assert_eq!(
         raw.mapping_reason,
-        "none: the copy engine copies frames of 129 KiB"
+        "none, because the copy engine copies frames of 129 KiB"
     );
-    assert_eq!(way(&plan, "raw"), (CopyMethod::Engine, None));
+    assert_eq!(method(&plan, "raw"), (CopyMethod::Engine, None));
     assert_eq!(plan.kernels[0].doorbell, None);
-    let plan = planned(&[launched, at], &usual());
+    let plan = planned(&[launched, at], &typical());
     let raw = plan.ring("raw").unwrap();
     assert_eq!(raw.mapping, Some(Backend::Vulkan));
     let why = "by vulkan: the CPU can store frames of 128 KiB";
     assert_eq!(raw.mapping_reason, format!("{why}; {REFUSED}"));
-    assert_eq!(way(&plan, "raw"), (CopyMethod::Either, None));
+    assert_eq!(method(&plan, "raw"), (CopyMethod::Either, None));
 }
 
 #[test]
 fn ring_filled_by_kernel_is_not_mapped() {
     let second = "[kernel.second]\nfile = \"b.cu\"\ndispatch = \"persistent\"\ninput = \"small\"\noutput = \"more\"\n\
                   [ring.more]\n[sink.more]\ndriver = \"void\"\ninput = \"more\"\n[ring.small]";
-    let plan = planned(&[("[ring.small]", second)], &usual());
+    let plan = planned(&[("[ring.small]", second)], &typical());
     let small = plan.ring("small").unwrap();
     assert_eq!((small.mapping, small.mapping_reason.as_str()), (None, ""));
     assert!(plan.kernels.iter().all(|kernel| kernel.doorbell.is_some()));
@@ -317,17 +320,17 @@ fn ring_filled_by_kernel_is_not_mapped() {
 
 #[test]
 fn host_ring_is_copied_to_mapped_ring() {
-    let plan = planned(&[("slots = 4", "slots = 4\nmemory = \"host\"")], &usual());
+    let plan = planned(&[("slots = 4", "slots = 4\nmemory = \"host\"")], &typical());
     assert_eq!(plan.kernels[0].input, "raw@cuda:0");
     assert_eq!(
         plan.ring("raw@cuda:0").unwrap().mapping,
         Some(Backend::Vulkan)
     );
     assert_eq!(
-        way(&plan, "raw@cuda:0"),
+        method(&plan, "raw@cuda:0"),
         (CopyMethod::Stores, Some("quarter"))
     );
-    // What is declared is host memory, and that is what the CPU writes.
+    // The declared ring is in host memory, to which the CPU writes.
     let reason = "the CPU writes packets to host memory";
     assert_eq!(plan.sources[0].reason, reason);
 }
@@ -343,7 +346,7 @@ fn disabled_backend_is_not_selected() {
     );
     let raw = plan.ring("raw").unwrap();
     assert_eq!(raw.mapping, Some(Backend::Vulkan));
-    let forbidden = "gdrapi: not allowed: not listed in `backends` of `[staging]`; dma-buf: not allowed: not listed in `backends` of `[staging]`";
+    let forbidden = "gdrapi: not allowed, because `backends` of `[staging]` does not list this backend; dma-buf: not allowed, because `backends` of `[staging]` does not list this backend";
     assert!(
         raw.mapping_reason.ends_with(forbidden),
         "{}",
@@ -352,15 +355,15 @@ fn disabled_backend_is_not_selected() {
     let plan = planned(&[("[ring.small]", &allow("[\"host\"]"))], &topology);
     assert_eq!(plan.ring("raw").unwrap().mapping, None);
     assert_eq!(doorbell(&plan).0, Some(Backend::Host));
-    // It is known without trying.
+    // The result is known without probing the backends.
     let plan = planned(&[("[ring.small]", &allow("[\"host\"]"))], &with_gpu());
     assert!(
         plan.ring("raw")
             .unwrap()
             .mapping_reason
-            .starts_with("none: ")
+            .starts_with("none, because ")
     );
-    // Without one for the doorbell, there is no such kernel.
+    // Without a backend for the doorbell, the persistent kernel is not possible.
     let topology = with(vec![gpu(0, &[Backend::Host])]);
     let plan = planned(&[("[ring.small]", &allow("[\"vulkan\"]"))], &topology);
     assert_eq!(plan.unavailable.len(), 1);
@@ -388,7 +391,7 @@ fn disabled_backend_is_not_selected() {
         plan.ring("raw")
             .unwrap()
             .mapping_reason
-            .starts_with("none: ")
+            .starts_with("none, because ")
     );
 }
 
@@ -399,7 +402,7 @@ fn misspelt_backend_yields_suggestion() {
             "[ring.small]",
             "[staging]\nbackends = [\"host\", \"vulcan\"]\n[ring.small]",
         )],
-        &usual(),
+        &typical(),
     );
     only(&rendered, &["`backends[1]` cannot be \"vulcan\""]);
     assert!(rendered.contains("did you mean \"vulkan\"?"), "{rendered}");
@@ -437,10 +440,10 @@ fn untested_backend_is_probed_at_startup() {
         let rendered = (None, "probed at startup");
         assert_eq!((raw.mapping, raw.mapping_reason.as_str()), rendered);
         assert_eq!(doorbell(&plan), rendered);
-        assert_eq!(way(&plan, "raw"), (CopyMethod::Engine, None));
+        assert_eq!(method(&plan, "raw"), (CopyMethod::Engine, None));
         assert_eq!(plan.untried, BTreeSet::from([0]));
     }
-    // Nothing depends on it where frames are large and kernels are launched.
+    // If frames are large and kernels are launched, no decision depends on the backends.
     let changes = [
         ("dispatch = \"persistent\"", ""),
         ("slot = \"5 KiB\"", "slot = \"1 MiB\""),
@@ -452,12 +455,12 @@ fn untested_backend_is_probed_at_startup() {
 fn doorbell_by_device_without_capable_engine_is_rejected() {
     let persistent = "dispatch = \"persistent\"";
     let by = |who: &str| format!("{persistent}\ndoorbell = \"{who}\"");
-    let plan = planned(&[(persistent, &by("cpu"))], &usual());
+    let plan = planned(&[(persistent, &by("cpu"))], &typical());
     assert_eq!(
         plan.kernels[0].doorbell.as_ref().unwrap().initiator,
         DoorbellInitiator::Cpu
     );
-    let rendered = error(&[(persistent, &by("device"))], &usual());
+    let rendered = error(&[(persistent, &by("device"))], &typical());
     let why = "source `adc` (fake) fills ring `raw`, but has no engine that can ring a doorbell";
     only(
         &rendered,
@@ -473,7 +476,7 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
         "driver = \"fake\"\npacket = \"1 KiB\"",
         "driver = \"ringing\"",
     );
-    let plan = planned(&[(persistent, &by("device")), ringing], &usual());
+    let plan = planned(&[(persistent, &by("device")), ringing], &typical());
     let bell = plan.kernels[0].doorbell.as_ref().unwrap();
     assert_eq!(
         (bell.initiator, bell.backend),
@@ -483,32 +486,34 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
         plan.to_string()
             .contains("rung by the device that writes the frames, in GPU memory (vulkan)")
     );
-    // No device writes words into memory that only the CPU has.
+    // A device cannot ring a doorbell in memory of the backend `host`.
     let plan = planned(
         &[(persistent, &by("device")), ringing],
         &with(vec![gpu(0, &[Backend::Host])]),
     );
     assert_eq!(plan.unavailable.len(), 1, "{:?}", plan.unavailable);
-    let rendered = error(&[(persistent, "doorbell = \"cpu\"")], &usual());
+    let rendered = error(&[(persistent, "doorbell = \"cpu\"")], &typical());
     only(
         &rendered,
-        &["kernel `quarter` has no doorbell, because its bursts are launched"],
+        &[
+            "`doorbell` has no effect on kernel `quarter`, because this kernel is launched for each burst",
+        ],
     );
-    let rendered = error(&[(persistent, &by("devcie"))], &usual());
+    let rendered = error(&[(persistent, &by("devcie"))], &typical());
     only(&rendered, &["`doorbell` cannot be \"devcie\""]);
     // A kernel that fills the ring has no doorbell; a producer with an invalid section is not reported again.
     let second = format!(
         "[kernel.second]\nfile = \"b.cu\"\n{}\ninput = \"small\"\noutput = \"more\"\n[ring.more]\n[ring.small]",
         by("device")
     );
-    let rendered = error(&[("[ring.small]", &second)], &usual());
+    let rendered = error(&[("[ring.small]", &second)], &typical());
     assert!(
         rendered.contains("kernel `second`: kernel `quarter` fills ring `small`"),
         "{rendered}"
     );
     let rendered = error(
         &[(persistent, &by("device")), ("\"fake\"", "\"fkae\"")],
-        &usual(),
+        &typical(),
     );
     only(&rendered, &["unknown driver \"fkae\""]);
 }
@@ -517,7 +522,7 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
 fn cpu_kernel_with_persistent_dispatch_is_rejected() {
     let rendered = error(
         &[("file = \"my.cu\"", "file = \"my.cu\"\ncpu = true")],
-        &usual(),
+        &typical(),
     );
     only(
         &rendered,

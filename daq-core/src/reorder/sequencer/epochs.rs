@@ -1,4 +1,4 @@
-//! Opening and ending epochs.
+//! Opens and ends epochs.
 
 use super::super::shared::{BLOCKED, Epoch, EpochRequest, Shared, wait_until};
 use super::super::{Numbering, PacketId};
@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 impl Sequencer {
-    /// Opens the epoch that another thread asked for, or refuses it, once all threads have polled for packets.
+    /// Opens or refuses the epoch that another thread requested, once all threads have polled for packets.
     pub(super) fn resolve_epoch_request(&mut self, shared: &Shared, writer: usize, now: Instant) {
         let Some(asked) = &mut self.pending_epoch else {
             return;
@@ -35,7 +35,7 @@ impl Sequencer {
         }
     }
 
-    /// Whether every other thread has completed a poll that it began after
+    /// Returns whether every other thread has completed a poll that it began after
     /// [`record_poll_rounds`](Self::record_poll_rounds).
     fn have_polled(&self, shared: &Shared, writer: usize) -> bool {
         let pairs = self.rounds.iter().zip(&shared.rounds).enumerate();
@@ -79,10 +79,10 @@ impl Sequencer {
                 return;
             }
             let geometry = &shared.geometry;
-            let near = geometry.window as u64 * u64::from(geometry.places);
+            let near = geometry.window as u64 * u64::from(geometry.packets_per_frame);
             let requests = shared.requests();
             let others = requests.firsts.iter().flatten().copied().filter(|other| {
-                let distance = geometry.numbering.places_between(first.unit, *other);
+                let distance = geometry.numbering.packets_between(first.unit, *other);
                 distance.is_some_and(|distance| distance.unsigned_abs() < near)
             });
             first = geometry.numbering.lowest(first, others);
@@ -92,11 +92,11 @@ impl Sequencer {
 
     /// Ends the current epoch, if any, and opens the next at `id`.
     ///
-    /// `restarts` = the sender is known to number from a new start, so that a higher number is not counted as skipped
-    /// packets.
+    /// `restarts` is true if the sender is known to restart its numbering, so that a higher number is not counted as
+    /// skipped packets.
     fn open_epoch(&mut self, shared: &Shared, writer: usize, id: PacketId, restarts: bool) {
         let numbering = shared.geometry.numbering;
-        let places = u64::from(shared.geometry.places);
+        let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
         shared.wait_grace_period(writer, BLOCKED);
         let mut absolute = numbering.absolute(id);
@@ -107,12 +107,12 @@ impl Sequencer {
             let horizon = shared.horizon.load(Ordering::Acquire);
             let position = self.epoch.position.wrapping_add(ahead);
             self.ledger.skipped.add(position.saturating_sub(horizon));
-            // Skipping forward keeps the upper bits of the frame number.
+            // A forward step keeps the upper bits of the frame number.
             absolute = position.wrapping_sub(
                 shared
                     .epoch_offset
                     .load(Ordering::Relaxed)
-                    .wrapping_mul(places),
+                    .wrapping_mul(packets_per_frame),
             );
         }
         let end = self.end_epoch(shared, base);
@@ -125,11 +125,12 @@ impl Sequencer {
         let epoch = Epoch {
             number: self.epoch.number + 1,
             unit: id.unit,
-            position: front * places + absolute % places - u64::from(id.sub),
+            position: front * packets_per_frame + absolute % packets_per_frame - u64::from(id.sub),
         };
-        shared
-            .epoch_offset
-            .store(front.wrapping_sub(absolute / places), Ordering::Relaxed);
+        shared.epoch_offset.store(
+            front.wrapping_sub(absolute / packets_per_frame),
+            Ordering::Relaxed,
+        );
         shared.start.store(u64::MAX, Ordering::Relaxed);
         shared.horizon.store(0, Ordering::Relaxed);
         shared.wanted.store(0, Ordering::Relaxed);
@@ -144,23 +145,24 @@ impl Sequencer {
         shared.base.store(front, Ordering::SeqCst);
     }
 
-    /// Number of packets from the last packet's unit forward to `id`; `None` for a backward step or a partial step.
+    /// Returns the number of packets from the last packet's unit forward to `id`, or `None` for a backward step or a
+    /// partial step.
     fn skipped_ahead(&self, numbering: Numbering, id: PacketId) -> Option<u64> {
         numbering
-            .places_between(self.epoch.unit, id)
+            .packets_between(self.epoch.unit, id)
             .and_then(|distance| u64::try_from(distance).ok())
     }
 
-    /// Closes and finalises all frames from `base` on while no thread fills frames. Returns the next frame.
+    /// Closes and finalises all frames from `base` while no thread fills frames. Returns the next frame.
     pub(super) fn end_epoch(&mut self, shared: &Shared, base: u64) -> u64 {
-        let places = u64::from(shared.geometry.places);
+        let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
         let horizon = shared.horizon.load(Ordering::Acquire);
-        let end = horizon.div_ceil(places).max(base);
+        let end = horizon.div_ceil(packets_per_frame).max(base);
         self.account(shared);
         for frame in base..end {
-            self.close(shared, frame, horizon - frame * places, true);
+            self.close(shared, frame, horizon - frame * packets_per_frame, true);
         }
-        // Slots assigned to frames without packets stay open for later frames.
+        // Slots that were assigned to frames without packets stay open for later frames.
         (self.assigned, self.asked_to) = (0, 0);
         for frame in shared.finalised.swap(end, Ordering::AcqRel)..end {
             self.finalise(shared, frame);

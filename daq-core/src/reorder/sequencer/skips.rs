@@ -1,4 +1,4 @@
-//! Units that a control packet marks as carrying no data.
+//! Skips units that a control packet marks as containing no data.
 
 use super::super::PacketId;
 use super::super::shared::{BLOCKED, Shared, state};
@@ -6,23 +6,23 @@ use super::Sequencer;
 use crate::sync::Ordering;
 
 impl Sequencer {
-    /// Skips the frame of `unit`, which carries no data. Payload that arrives before payload of a later frame cancels
-    /// the skip. A frame that later packets have overtaken is skipped at once, unless it has payload. For a closed
-    /// frame the request is too late.
+    /// Skips the frame of `unit`, which contains no data. If payload of the frame arrives before payload of a later
+    /// frame, the skip is cancelled. If packets of later frames have already arrived, the frame is skipped immediately,
+    /// unless it has payload. If the frame is closed, the request is too late.
     pub(in super::super) fn skip(&mut self, shared: &Shared, writer: usize, unit: u64) {
         if self.epoch.number == 0 {
             return;
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
         shared.wait_grace_period(writer, BLOCKED);
-        let places = u64::from(shared.geometry.places);
+        let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
         let position = shared
             .geometry
             .numbering
-            .places_between(self.epoch.unit, PacketId::of(unit))
+            .packets_between(self.epoch.unit, PacketId::of(unit))
             .and_then(|distance| self.epoch.position.checked_add_signed(distance));
-        // Before the first packet it is unknown on which side of the unit the numbering starts.
-        if let Some(frame) = position.map(|position| position / places)
+        // Before the first packet, it is unknown whether the numbering starts before or after the unit.
+        if let Some(frame) = position.map(|position| position / packets_per_frame)
             && shared.horizon.load(Ordering::Acquire) > 0
         {
             let end = base + shared.geometry.window as u64;
@@ -35,7 +35,7 @@ impl Sequencer {
         shared.base.store(base, Ordering::SeqCst);
     }
 
-    /// Requests the skip of a frame before `end`, the end of the open frames.
+    /// Requests to skip a frame before `end`, the end of the open frames.
     fn skip_open(&mut self, shared: &Shared, frame: u64, end: u64) {
         let record = shared.record(frame);
         let is_known = matches!(
@@ -52,7 +52,7 @@ impl Sequencer {
         }
     }
 
-    /// Requests the skip of an open frame beyond which no packet has arrived.
+    /// Requests to skip an open frame after which no packet has arrived.
     fn skip_ahead(&mut self, shared: &Shared, frame: u64, end: u64) {
         for later in frame..end {
             let record = shared.record(later);
@@ -62,8 +62,8 @@ impl Sequencer {
             }
         }
         self.asked_to = self.asked_to.min(frame);
-        // Packets count as missing only once a later packet shows it.
-        let position = frame * u64::from(shared.geometry.places);
+        // Packets count as missing only after a later packet has arrived.
+        let position = frame * u64::from(shared.geometry.packets_per_frame);
         shared.horizon.fetch_max(position + 1, Ordering::AcqRel);
         shared
             .record(frame)
@@ -71,7 +71,7 @@ impl Sequencer {
             .store(state::SKIP_REQUESTED, Ordering::Release);
     }
 
-    /// Skips an open frame that packets of later frames have overtaken; the later frames move down by one slot.
+    /// Skips an open frame after which packets of later frames have arrived. The later frames move down by one slot.
     fn skip_overtaken(&mut self, shared: &Shared, frame: u64, end: u64) {
         let record = shared.record(frame);
         if record.state.swap(state::SKIPPED, Ordering::AcqRel) != state::ASSIGNED {
@@ -85,8 +85,11 @@ impl Sequencer {
             }
             let memory = record.memory.load(Ordering::Relaxed);
             if record.has_payload() {
-                // SAFETY: both are different open slots of this window's ring, each at least `frame_bytes` long. No
-                // thread writes to them: the position is blocked, and every batch of another thread has ended.
+                // SAFETY:
+                // - Both addresses are different open slots of this window's ring, each with at least `frame_bytes`
+                //   bytes.
+                // - No thread writes to them, because the position is blocked and every batch of another thread has
+                //   ended.
                 unsafe {
                     memory.copy_to_nonoverlapping(free, shared.geometry.frame_bytes);
                 }
@@ -97,16 +100,16 @@ impl Sequencer {
         self.assigned -= 1;
     }
 
-    /// Marks the missing packets of a closed frame as late, because its control packet came too late, if they have no
-    /// cause yet.
+    /// Marks the missing packets of a closed frame as late if they have no cause yet, because the control packet
+    /// arrived too late.
     fn skip_closed(&mut self, shared: &Shared, frame: u64) {
         if frame < shared.finalised.load(Ordering::Acquire) {
             return;
         }
         let closed = self.closed_mut(shared, frame).clone();
         if !shared.record(frame).has_payload() {
-            for place in closed.places {
-                shared.record(frame).mark_late(place, false);
+            for index in closed.packets {
+                shared.record(frame).mark_late(index, false);
             }
         }
     }

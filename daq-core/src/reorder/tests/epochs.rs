@@ -1,9 +1,9 @@
-//! New epochs: which packets confirm one, and what happens to those that came before it was confirmed.
+//! Tests of new epochs: which packets confirm an epoch, and what happens to earlier packets.
 
 use super::*;
 use crate::frame::{Clock, FrameMeta};
 
-/// All frames that are ready, with their numbers, epochs, times and present places.
+/// Returns the metadata of all frames that are ready.
 fn metas(bench: &mut Bench) -> Vec<FrameMeta> {
     let mut metas = Vec::new();
     while let Some(lease) = bench.reader.poll(1) {
@@ -18,7 +18,7 @@ fn first_packets_of_confirmed_epoch_are_placed() {
     for sequence in 1000..1008 {
         bench.put(sequence);
     }
-    // Out of order, and with one repeated, all are of the new epoch.
+    // The packets are out of order and one is repeated, but all belong to the new epoch.
     for sequence in [1, 0, 0, 3, 2, 4] {
         bench.put(sequence);
     }
@@ -46,7 +46,8 @@ fn unconfirmed_candidates_are_rejected() {
     assert_eq!(bench.put(0), Outcome::Kept);
     assert_eq!(bench.put(1), Outcome::Kept);
     assert_eq!(bench.report().rejected, 0);
-    // Another one that does not agree replaces them; it goes when the stream goes on, or after a second of silence.
+    // An inconsistent packet replaces the candidates. It is rejected when the stream continues, or after a second of
+    // silence.
     assert_eq!(bench.put(500_000), Outcome::Kept);
     assert_eq!(bench.report().rejected, 2);
     let start = Instant::now();
@@ -101,14 +102,14 @@ fn damaged_candidate_keeps_its_packet_slot() {
 fn skipped_unit_among_candidates_is_not_expected() {
     let geometry = skips::geometry();
     let mut bench = bench(64, geometry);
-    for sub in 0..PLACES {
+    for sub in 0..PACKETS_PER_FRAME {
         skips::put(&mut bench, 1000, sub);
     }
-    // Unit 2 is a descriptor that comes before the last packets of unit 1.
+    // Unit 2 is a heap of descriptors that arrives before the last packets of unit 1.
     skips::put(&mut bench, 1, 0);
     skips::put(&mut bench, 1, 1);
     bench.window.skip(2);
-    for (unit, subs) in [(1, 2..PLACES), (3, 0..PLACES)] {
+    for (unit, subs) in [(1, 2..PACKETS_PER_FRAME), (3, 0..PACKETS_PER_FRAME)] {
         for sub in subs {
             assert_eq!(skips::put(&mut bench, unit, sub), Outcome::Placed);
         }
@@ -153,7 +154,7 @@ fn first_frame_of_epoch_has_time_of_its_first_packet() {
     );
 }
 
-/// A source that waits for slots puts what was kept aside one by one, and loses none of it in a small ring.
+/// A source with backpressure places candidates one by one, and loses none of them in a small ring.
 #[test]
 fn candidates_with_backpressure_wait_for_slots() {
     for max_gap in [0, 1 << 20] {
@@ -164,7 +165,7 @@ fn candidates_with_backpressure_wait_for_slots() {
             ..Geometry::new(1, BYTES)
         };
         let options = RingOptions {
-            places: 1,
+            packets_per_frame: 1,
             supports_backpressure: true,
             ..RingOptions::new("raw", 2, geometry.frame_bytes)
         };
@@ -188,7 +189,7 @@ fn candidates_with_backpressure_wait_for_slots() {
                 }
                 drop(batch);
                 waited += 1;
-                assert!(waited < 100, "{sequence} waits for ever");
+                assert!(waited < 100, "packet {sequence} was never placed");
                 while let Some(lease) = reader.poll(1) {
                     let frame = lease.frame(0);
                     if frame.meta().arrived > 0 {
@@ -233,7 +234,7 @@ fn packets_for_closed_slots_open_no_epoch() {
     assert_eq!(report.lost_total(), 50);
 }
 
-/// A restart whose numbers lie inside of the window is distinguished from repeated packets by the silence before it.
+/// A restart whose numbers are inside the window is distinguished from repeated packets by the silence before it.
 #[test]
 fn restart_within_window_opens_epoch_after_silence() {
     for silent in [false, true] {
@@ -274,7 +275,7 @@ fn restart_to_known_sequence_opens_epoch() {
     assert_eq!((report.expected, report.delivered), (200, 200));
 }
 
-/// Each of several threads sees only some of the first packets after a restart; all are placed.
+/// Each of several threads receives only some of the first packets after a restart. All must be placed.
 #[test]
 fn candidates_of_all_threads_after_restart_are_placed() {
     let geometry = Geometry {
@@ -282,7 +283,7 @@ fn candidates_of_all_threads_after_restart_are_placed() {
         ..Geometry::new(1, BYTES)
     };
     let options = RingOptions {
-        places: 1,
+        packets_per_frame: 1,
         supports_backpressure: false,
         ..RingOptions::new("raw", 64, geometry.frame_bytes)
     };

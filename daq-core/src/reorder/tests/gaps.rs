@@ -1,8 +1,8 @@
-//! Gaps so long that the window passes them in one step.
+//! Tests of gaps so long that the window passes them in one step.
 
 use super::*;
 
-/// The same window, but passing every frame of a gap by itself.
+/// Returns a bench whose window passes every frame of a gap separately.
 fn one_by_one(slots: usize, geometry: Geometry) -> Bench {
     let mut bench = bench(slots, geometry);
     if let Some(sequencer) = &mut bench.window.state.sequencer {
@@ -11,7 +11,7 @@ fn one_by_one(slots: usize, geometry: Geometry) -> Bench {
     bench
 }
 
-/// A recording's numbers may leave out as many places as there are.
+/// A gap in the sequence numbers of a recording can be as long as the number range.
 #[test]
 fn gap_as_long_as_counter_range_is_counted() {
     const FAR: u64 = 1 << 46;
@@ -39,7 +39,7 @@ fn gap_as_long_as_counter_range_is_counted() {
     }
 }
 
-/// Two threads' handles go on behind a long gap as one does.
+/// Two threads' handles must continue after a long gap as one handle does.
 #[test]
 fn long_gap_is_consistent_across_threads() {
     const FAR: u64 = 1 << 46;
@@ -49,7 +49,7 @@ fn long_gap_is_consistent_across_threads() {
         ..geometry()
     };
     let options = RingOptions {
-        places: PLACES,
+        packets_per_frame: PACKETS_PER_FRAME,
         ..RingOptions::new("raw", 16, geometry.frame_bytes)
     };
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
@@ -73,13 +73,13 @@ fn long_gap_is_consistent_across_threads() {
     assert_eq!((report.lost_total(), report.rejected), (FAR - 3, 0));
 }
 
-/// What happens to the stream next; places are relative to the highest so far.
+/// An event in the stream. Packet numbers are relative to the highest one so far.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Packet(i64),
     Damaged(i64),
     Gap(u64),
-    /// The kernel has dropped so many more.
+    /// Linux has dropped this many more packets.
     Drops(u64),
     Tick,
     Read,
@@ -98,7 +98,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..120)
 }
 
-/// All that a window keeps beside what was counted.
+/// Returns the internal state of a window that is not part of the report.
 fn inside(bench: &Bench) -> String {
     let (shared, sequencer) = (&bench.window.shared, &bench.window.state.sequencer);
     let load = |word: &crate::sync::AtomicU64| word.load(Ordering::Relaxed);
@@ -115,8 +115,8 @@ fn inside(bench: &Bench) -> String {
 }
 
 proptest! {
-    /// One step over a gap leaves what passing its frames one by one does: the same outcomes, frames, counters and
-    /// causes, and the same window.
+    /// Passing a gap in one step must have the same result as passing its frames one by one: the same outcomes, frames,
+    /// counters, causes and internal state.
     #[test]
     fn long_gap_in_one_step_equals_many_steps(events in events(), slots in 2_usize..12, window in 1_usize..5, holds: bool, reads_drops: bool) {
         let geometry = Geometry { window, resync_after: 1, max_gap: 2000, ..geometry() };

@@ -1,13 +1,13 @@
-//! Geometries that are known only when the first packets have arrived.
+//! Tests of geometries that are detected from the first packets.
 
 use super::*;
 
-/// Frames of one packet.
+/// Returns a pinned geometry of one packet per frame.
 fn pinned(planned: &Geometry) -> Geometry {
     Geometry {
-        places: 1,
+        packets_per_frame: 1,
         first_bytes: BYTES,
-        place_bytes: BYTES,
+        packet_bytes: BYTES,
         frame_bytes: BYTES,
         ..*planned
     }
@@ -25,19 +25,19 @@ fn frames_have_pinned_length_and_packet_sizes() {
         let meta = *lease.frame(0).meta();
         let bytes = u32::try_from(BYTES).unwrap();
         assert_eq!(
-            (meta.sequence, meta.length, meta.places),
+            (meta.sequence, meta.length, meta.packets_per_frame),
             (sequence, BYTES, 1)
         );
-        assert_eq!((meta.first_bytes, meta.place_bytes), (bytes, bytes));
+        assert_eq!((meta.first_bytes, meta.packet_bytes), (bytes, bytes));
     }
     assert_eq!(bench.report().delivered, 3);
 }
 
-/// The thread that closes frames may notice another thread's geometry before it has learned its own.
+/// The sequencer may adopt another thread's geometry before it has detected its own.
 #[test]
 fn threads_pinning_in_turn_share_one_window() {
     let options = RingOptions {
-        places: PLACES,
+        packets_per_frame: PACKETS_PER_FRAME,
         supports_backpressure: false,
         ..RingOptions::new("raw", 8, geometry().frame_bytes)
     };
@@ -59,7 +59,7 @@ fn threads_pinning_in_turn_share_one_window() {
             .put(id, &payload(sequence), Timestamp::default())
     };
     assert_eq!(put(&mut sequencer, 0), Outcome::Placed);
-    // A thread that does not close frames waits for their slots.
+    // A thread that is not the sequencer waits for slots of its frames.
     std::thread::scope(|scope| {
         let placing = scope.spawn(|| put(&mut other, 1));
         while !placing.is_finished() {

@@ -1,12 +1,12 @@
-//! Units that carry no data, and what comes for them nevertheless.
+//! Tests of units without data, and of packets that nevertheless arrive for them.
 
 use super::*;
 
-/// A unit is a frame.
+/// Returns a geometry in which a unit is a frame.
 pub(super) fn geometry() -> Geometry {
     Geometry {
         numbering: Numbering {
-            places_per_unit: PLACES,
+            packets_per_unit: PACKETS_PER_FRAME,
             ..Numbering::PLAIN
         },
         ..super::geometry()
@@ -14,7 +14,7 @@ pub(super) fn geometry() -> Geometry {
 }
 
 pub(super) fn put(bench: &mut Bench, unit: u64, sub: u32) -> Outcome {
-    let sequence = unit * u64::from(PLACES) + u64::from(sub);
+    let sequence = unit * u64::from(PACKETS_PER_FRAME) + u64::from(sub);
     bench.window.batch().put(
         PacketId { unit, sub },
         &payload(sequence),
@@ -27,14 +27,14 @@ fn packet_for_skipped_unit_is_rejected() {
     let mut bench = bench(8, geometry());
     put(&mut bench, 10, 0);
     bench.window.skip(11);
-    let mut places = Vec::with_capacity(16);
-    bench.window.batch().predict(16, &mut places);
-    assert!(places.iter().all(|place| place.id().unit < 11));
+    let mut slots = Vec::with_capacity(16);
+    bench.window.batch().predict(16, &mut slots);
+    assert!(slots.iter().all(|slot| slot.id().unit < 11));
     assert_eq!(put(&mut bench, 12, 0), Outcome::Placed);
     assert_eq!(put(&mut bench, 11, 0), Outcome::Rejected);
     let id = PacketId { unit: 11, sub: 1 };
     assert_eq!(bench.window.batch().put_bad(id), Outcome::Rejected);
-    for sub in 1..PLACES {
+    for sub in 1..PACKETS_PER_FRAME {
         assert_eq!(put(&mut bench, 12, sub), Outcome::Placed);
     }
     bench.window.finish();
@@ -47,7 +47,7 @@ fn packet_for_skipped_unit_is_rejected() {
     assert_eq!(bench.ring_ledger.ring_full.get(), 0);
 }
 
-/// One packet with another heap length must not cost the packets of that heap.
+/// One packet that states another heap length must not cause the loss of that heap's packets.
 #[test]
 fn payload_overrides_earlier_skip() {
     let mut bench = bench(8, geometry());
@@ -55,7 +55,7 @@ fn payload_overrides_earlier_skip() {
     bench.window.skip(11);
     let id = PacketId { unit: 11, sub: 0 };
     assert!(bench.window.batch().has_room_for(id));
-    for sub in 0..PLACES {
+    for sub in 0..PACKETS_PER_FRAME {
         if sub == 2 {
             bench.window.skip(11);
         }
@@ -78,7 +78,7 @@ fn payload_overrides_earlier_skip() {
     assert_eq!(report.lost, lost(&[("wire_gap", 4), ("bad_packet", 1)]));
 }
 
-/// Only payload shows that a unit was overtaken, notes of later units do not.
+/// Only payload shows that later units have arrived. Control packets of later units do not.
 #[test]
 fn skips_in_any_order_lose_no_payload() {
     let geometry = Geometry {
@@ -89,7 +89,7 @@ fn skips_in_any_order_lose_no_payload() {
     put(&mut bench, 10, 0);
     bench.window.skip(12);
     bench.window.skip(11);
-    for sub in 0..PLACES {
+    for sub in 0..PACKETS_PER_FRAME {
         assert_eq!(put(&mut bench, 11, sub), Outcome::Placed);
     }
     assert_eq!(put(&mut bench, 13, 0), Outcome::Placed);
@@ -99,7 +99,7 @@ fn skips_in_any_order_lose_no_payload() {
     assert_eq!(frames, [10, 11, 13]);
 }
 
-/// A heap of descriptors that later heaps have overtaken is neither a loss nor a frame.
+/// A heap of descriptors that is reported after later heaps have arrived is neither a loss nor a frame.
 #[test]
 fn frames_ahead_of_skipped_unit_are_renumbered() {
     let geometry = Geometry {
@@ -134,7 +134,7 @@ fn frames_ahead_of_skipped_unit_are_renumbered() {
     assert_eq!(report.lost, lost(&[("wire_gap", 6)]));
 }
 
-/// Later than the window, a control packet cannot take its frame back.
+/// A control packet for a frame that was already closed cannot undo the loss.
 #[test]
 fn skip_after_frame_close_is_late() {
     let geometry = Geometry {
@@ -143,7 +143,7 @@ fn skip_after_frame_close_is_late() {
     };
     let mut bench = bench(16, geometry);
     for unit in (10..16).filter(|unit| *unit != 11) {
-        for sub in 0..PLACES {
+        for sub in 0..PACKETS_PER_FRAME {
             assert_eq!(put(&mut bench, unit, sub), Outcome::Placed);
         }
     }
@@ -154,7 +154,7 @@ fn skip_after_frame_close_is_late() {
     assert_eq!(report.lost, lost(&[("late", 4)]));
 }
 
-/// A first packet that has a wrong length shows how units are counted, but not where.
+/// If the first packet has a wrong length, its number is used as a reference but opens no frame.
 #[test]
 fn skip_before_first_packet_opens_no_frame() {
     for came in [&[(10, 1), (12, 0)][..], &[(12, 0)]] {
@@ -174,11 +174,11 @@ fn skip_before_first_packet_opens_no_frame() {
     }
 }
 
-/// What happens to the stream next; places are relative to the highest so far.
+/// An event in the stream. Packet numbers are relative to the highest one so far.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Packet(i64),
-    /// The unit so many further on is void.
+    /// The unit this many units after the highest contains no data.
     Void(u64),
     Read,
 }
@@ -194,12 +194,12 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 proptest! {
-    /// Whatever units are said to be void, every packet ends in one counter and the equation holds.
+    /// Whichever units are declared without data, every packet must be in one counter and the ledger must add up.
     #[test]
     fn every_packet_is_in_one_counter(events in events(), slots in 2_usize..12) {
         let mut bench = bench(slots, geometry());
-        let places = u64::from(PLACES);
-        let (mut top, mut packets) = (100 * places, 0);
+        let packets_per_frame = u64::from(PACKETS_PER_FRAME);
+        let (mut top, mut packets) = (100 * packets_per_frame, 0);
         let mut damaged = std::collections::BTreeSet::new();
         for event in events {
             match event {
@@ -215,7 +215,7 @@ proptest! {
                         packets += 1;
                     }
                 }
-                Event::Void(by) => bench.window.skip(top / places + by),
+                Event::Void(by) => bench.window.skip(top / packets_per_frame + by),
                 Event::Read => { bench.read(); }
             }
             let now = bench.report();

@@ -1,12 +1,12 @@
-//! Several threads fill one window.
+//! Tests of several threads that fill one window.
 
 use super::*;
 
-/// A thread that lags far behind the others opens no epoch backwards; when the others stop, it is believed.
+/// A thread that lags far behind the others opens no epoch backwards. After the others stop, its packets are accepted.
 #[test]
 fn lagging_thread_is_not_restart() {
     let options = RingOptions {
-        places: PLACES,
+        packets_per_frame: PACKETS_PER_FRAME,
         supports_backpressure: false,
         ..RingOptions::new("raw", 64, geometry().frame_bytes)
     };
@@ -37,25 +37,25 @@ fn lagging_thread_is_not_restart() {
         (report.epochs, report.rejected, report.expected),
         (1, 20, 60)
     );
-    // Alone, the sequencer's packets that agree begin a new count.
+    // After the other thread has stopped, consistent packets of the sequencer open an epoch.
     for sequence in 0..6 {
         put(&mut sequencer, sequence);
     }
     assert_eq!(SourceReport::of(&ledger).epochs, 2);
 }
 
-/// Several threads, interleaved flows, one window.
+/// Several threads fill one window with interleaved flows.
 #[test]
 fn threads_share_one_window() {
     const PACKETS: u64 = 40_000;
     let geometry = Geometry {
         window: 4,
-        ..Geometry::new(PLACES, BYTES)
+        ..Geometry::new(PACKETS_PER_FRAME, BYTES)
     };
-    // A slot for every frame: the reading thread may be off its core for as long as it takes to make them.
-    let slots = usize::try_from(PACKETS).unwrap() / PLACES as usize;
+    // The ring has a slot for every frame, because the reading thread may be descheduled until all are written.
+    let slots = usize::try_from(PACKETS).unwrap() / PACKETS_PER_FRAME as usize;
     let options = RingOptions {
-        places: PLACES,
+        packets_per_frame: PACKETS_PER_FRAME,
         supports_backpressure: false,
         ..RingOptions::new("raw", slots, geometry.frame_bytes)
     };
@@ -82,7 +82,7 @@ fn threads_share_one_window() {
         for (flow, mut window) in windows.into_iter().enumerate() {
             scope.spawn(move || {
                 for i in 0..PACKETS / 2 {
-                    // Neither flow runs further ahead than the window reaches.
+                    // No flow may be ahead of the other by more than the window.
                     while progress[1 - flow].load(Ordering::Acquire) + 8 < i {
                         std::thread::yield_now();
                     }
@@ -101,10 +101,11 @@ fn threads_share_one_window() {
         while !reader.is_finished() {
             if let Some(lease) = reader.poll(1) {
                 let frame = lease.frame(0);
-                for place in 0..PLACES {
-                    if frame.present().is_present(place) {
-                        let sequence = frame.meta().sequence * u64::from(PLACES) + u64::from(place);
-                        let range = place as usize * BYTES..(place as usize + 1) * BYTES;
+                for index in 0..PACKETS_PER_FRAME {
+                    if frame.present().is_present(index) {
+                        let sequence =
+                            frame.meta().sequence * u64::from(PACKETS_PER_FRAME) + u64::from(index);
+                        let range = index as usize * BYTES..(index as usize + 1) * BYTES;
                         assert_eq!(frame.bytes().unwrap()[range], payload(sequence));
                     }
                 }
@@ -118,22 +119,22 @@ fn threads_share_one_window() {
     assert_eq!(report.expected, report.delivered + report.lost_total());
     assert_eq!(report.expected + report.rejected, PACKETS, "{report:?}");
     assert!(report.rejected < 8, "{report:?}");
-    assert!(frames >= PACKETS / u64::from(PLACES) - 2);
+    assert!(frames >= PACKETS / u64::from(PACKETS_PER_FRAME) - 2);
 }
 
-/// A thread that is not the sequencer says that a unit is void, and goes on with the next.
+/// A thread that is not the sequencer skips a unit, then continues with the next unit.
 #[test]
 fn unit_skipped_by_other_thread_is_known_before_next_packet() {
     const UNITS: u64 = 400;
     let geometry = Geometry {
         numbering: Numbering {
-            places_per_unit: PLACES,
+            packets_per_unit: PACKETS_PER_FRAME,
             ..Numbering::PLAIN
         },
         ..geometry()
     };
     let options = RingOptions {
-        places: PLACES,
+        packets_per_frame: PACKETS_PER_FRAME,
         supports_backpressure: false,
         ..RingOptions::new("raw", 512, geometry.frame_bytes)
     };
@@ -151,7 +152,7 @@ fn unit_skipped_by_other_thread_is_known_before_next_packet() {
                     other.skip(unit);
                     continue;
                 }
-                for sub in 0..PLACES {
+                for sub in 0..PACKETS_PER_FRAME {
                     let id = PacketId { unit, sub };
                     let outcome = other.batch().put(id, &payload(unit), Timestamp::default());
                     assert_eq!(outcome, Outcome::Placed);
@@ -166,10 +167,10 @@ fn unit_skipped_by_other_thread_is_known_before_next_packet() {
         sequencer.finish();
     });
     let report = SourceReport::of(&ledger);
-    let places = UNITS / 2 * u64::from(PLACES);
+    let packets = UNITS / 2 * u64::from(PACKETS_PER_FRAME);
     assert_eq!(
         (report.expected, report.delivered),
-        (places, places),
+        (packets, packets),
         "{report:?}"
     );
 }

@@ -1,8 +1,8 @@
-//! Sources that wait for slots.
+//! Tests of sources that apply backpressure.
 
 use super::*;
 
-/// Puts `sequence` if there is room; reads one frame where there is none.
+/// Places `sequence`. If there is no room, reads one frame first.
 fn put_with_room(bench: &mut Bench, sequence: u64) -> Vec<(u64, u32, Vec<u64>)> {
     let mut frames = Vec::new();
     for _ in 0..100 {
@@ -13,18 +13,22 @@ fn put_with_room(bench: &mut Bench, sequence: u64) -> Vec<(u64, u32, Vec<u64>)> 
                 &payload(sequence),
                 Timestamp::default(),
             );
-            assert_ne!(outcome, Outcome::RingFull, "there was room for {sequence}");
+            assert_ne!(
+                outcome,
+                Outcome::RingFull,
+                "packet {sequence} was rejected although the ring had room"
+            );
             return frames;
         }
         drop(batch);
         let read = bench.read();
         assert!(
             !read.is_empty(),
-            "{sequence} waits, and nothing can be freed"
+            "packet {sequence} waits for a slot, but no frame can be read"
         );
         frames.extend(read);
     }
-    panic!("no room for {sequence}, ever");
+    panic!("packet {sequence} never got a slot");
 }
 
 #[test]
@@ -38,7 +42,8 @@ fn source_with_backpressure_loses_nothing_across_gaps_and_restarts() {
             };
             let mut bench = bench(slots, geometry);
             let mut frames = Vec::new();
-            // Whole frames are missing: fewer than are open, more, many more; then the numbering restarts, within a frame.
+            // Whole frames are missing: fewer than are open, more, and many more. Then the numbering restarts within a
+            // frame.
             let numbers = [0..9, 17..20, 40..47, 200..215, 90_001..90_010, 6..30];
             for sequence in numbers.into_iter().flatten() {
                 frames.extend(put_with_room(&mut bench, sequence));
@@ -47,7 +52,7 @@ fn source_with_backpressure_loses_nothing_across_gaps_and_restarts() {
             bench.window.finish();
             frames.extend(bench.read());
             let report = bench.report();
-            let shape = format!("{slots} slots, {window} open: {report:?}");
+            let shape = format!("{slots} slots, window of {window} frames: {report:?}");
             assert_eq!(bench.ring_ledger.ring_full.get(), 0, "{shape}");
             assert_eq!(
                 report.lost.keys().collect::<Vec<_>>(),
@@ -57,7 +62,7 @@ fn source_with_backpressure_loses_nothing_across_gaps_and_restarts() {
             assert_eq!(report.epochs, 3, "{shape}");
             let arrived: u64 = frames.iter().map(|frame| frame.2.len() as u64).sum();
             assert_eq!(report.delivered, arrived, "{shape}");
-            // Of a far number the third is believed.
+            // Far numbers are accepted from the third consistent packet.
             assert_eq!(report.delivered + report.rejected, 67, "{shape}");
         }
     }
@@ -71,25 +76,35 @@ fn packet_without_slot_has_room_in_full_ring() {
     }
     let mut batch = bench.window.batch();
     let mut has_room = |sequence| batch.has_room_for(PacketId::of(sequence));
-    assert!(!has_room(8) && !has_room(12), "both slots are held");
-    assert!(has_room(1), "it came already");
-    assert!(has_room(1_000_000), "it is not believed");
+    assert!(
+        !has_room(8) && !has_room(12),
+        "the reader must hold both slots"
+    );
+    assert!(has_room(1), "a packet that has arrived needs no slot");
+    assert!(
+        has_room(1_000_000),
+        "a packet that is not accepted needs no slot"
+    );
     drop(batch);
-    assert_eq!(bench.report().expected, 8, "asking expects nothing");
+    assert_eq!(
+        bench.report().expected,
+        8,
+        "a query must not change the ledger"
+    );
 }
 
-/// A descriptor's heap is void: a packet of that number needs no slot, though an older frame is open.
+/// A heap of descriptors contains no data, so a packet with its number needs no slot, even if an older frame is open.
 #[test]
 fn packet_of_skipped_unit_does_not_wait() {
     for is_full in [false, true] {
         let mut bench = bench(if is_full { 2 } else { 8 }, skips::geometry());
         for unit in [8, 9] {
-            (0..PLACES)
+            (0..PACKETS_PER_FRAME)
                 .for_each(|sub| assert_eq!(skips::put(&mut bench, unit, sub), Outcome::Placed));
         }
         if !is_full {
             assert_eq!(bench.read().len(), 2);
-            // The frame stays open at the front.
+            // This frame stays open at the front of the window.
             skips::put(&mut bench, 10, 0);
         }
         let next = if is_full { 10 } else { 11 };
@@ -103,7 +118,7 @@ fn packet_of_skipped_unit_does_not_wait() {
     }
 }
 
-/// Asking moves the window as the packet itself would: one that is no place's moves nothing.
+/// A query moves the window as the packet itself would. A packet that is rejected must move nothing.
 #[test]
 fn room_query_for_wrong_length_changes_nothing() {
     let mut bench = bench(8, skips::geometry());
@@ -112,7 +127,7 @@ fn room_query_for_wrong_length_changes_nothing() {
     let far = PacketId { unit: 13, sub: 0 };
     let nowhere = PacketId {
         unit: 13,
-        sub: PLACES,
+        sub: PACKETS_PER_FRAME,
     };
     let mut batch = bench.window.batch();
     for (id, bytes) in [(far, BYTES - 1), (far, 0), (nowhere, BYTES)] {

@@ -1,8 +1,8 @@
-//! Frames that the CPU stores, by themselves and beside copies.
+//! Tests of frames that the CPU stores, with and without copies at the same time.
 
 use super::*;
 
-/// The bytes that a store of frame `n` takes: whole lines.
+/// Returns the number of bytes that a store of frame `n` writes, which is a multiple of the line size.
 fn lines(n: u64) -> usize {
     content(n).len().next_multiple_of(64)
 }
@@ -27,13 +27,13 @@ fn small_burst_is_stored_and_large_burst_copied() {
     assert_eq!(copy_engine.step(), Ok(Step::Busy));
     assert_eq!((ends.target.published(), device.in_flight()), (3, 0));
     assert_eq!((ends.ledger.stored.get(), ends.ledger.copies.get()), (3, 1));
-    // More bytes than that, whatever their slots would hold.
+    // The next burst exceeds the threshold, so it is copied.
     let bytes: usize = (3..13).map(|n| content(n).len()).sum();
     assert!(bytes > 3 * SLOT);
     ends.make(10);
     copy_engine.step().unwrap();
     assert_eq!((ends.target.published(), device.in_flight()), (3, 1));
-    // What comes behind it waits for it or goes the same way, but does not overtake it.
+    // Later frames wait for this copy or are also copied. They are not stored, so they do not overtake it.
     ends.make(1);
     copy_engine.step().unwrap();
     assert_eq!((ends.target.published(), device.in_flight()), (3, 2));
@@ -76,7 +76,7 @@ fn full_frames_are_stored_together_and_short_ones_by_length() {
     let device = Device::default();
     let (mut copy_engine, notifier) = copy_engine(&device, 1, usize::MAX);
     let mut ends = Ends::new((32, 32), 1 << 20, &mut copy_engine, &notifier);
-    // Lines, not bytes: a slot whose last line is begun is full.
+    // Whole lines are stored, so a slot is full if the frame's last byte is in its last line.
     let lengths = [SLOT, SLOT - 5, 0, SLOT, 70, 64, SLOT - 63, SLOT];
     let mut slots = ends.source.reserve(lengths.len());
     for (n, length) in (0..).zip(lengths) {
@@ -91,7 +91,7 @@ fn full_frames_are_stored_together_and_short_ones_by_length() {
         (6 * SLOT, 2 * SLOT),
     ];
     assert_eq!(ends.memory.stored(), wanted);
-    // Around the end of the ring.
+    // Bursts that wrap around the end of the ring.
     let mut next = lengths.len() as u64;
     for _ in 0..5 {
         ends.reader.poll(usize::MAX);
@@ -148,7 +148,7 @@ fn stores_proceed_while_all_copies_are_in_flight() {
         (ring_copies[1].target.published(), device.in_flight()),
         (2, 1)
     );
-    // Too many to be stored: they wait until a copy can be begun.
+    // These frames exceed the threshold, so they wait until a copy can be started.
     ring_copies[1].make(20);
     assert_eq!(copy_engine.step(), Ok(Step::Idle));
     device.finish(DONE);
@@ -166,7 +166,7 @@ fn step_with_continuous_source_ends() {
     let (mut copy_engine, notifier) = copy_engine(&device, 4, usize::MAX);
     let mut ends = Ends::new((64, 64), SLOT, &mut copy_engine, &notifier);
     ends.make(30);
-    // One frame a copy: each step stores one.
+    // A chunk contains one frame, so each step stores one frame.
     for done in 1..=30 {
         assert_eq!(copy_engine.step(), Ok(Step::Busy));
         assert_eq!(ends.target.published(), done);
@@ -186,7 +186,7 @@ fn lost_memory_ends_copy_and_publishes_nothing() {
     assert_eq!(copy_engine.step(), Err(lost().into()));
     ends.memory.lost.store(false, Ordering::Relaxed);
     ends.make(2);
-    assert!(!copy_engine.discard(), "the source is not at its end");
+    assert!(!copy_engine.discard(), "the source has not ended");
     drop(ends.source);
     assert!(copy_engine.discard());
     assert_eq!((ends.target.published(), ends.ledger.frames.get()), (3, 3));
@@ -197,7 +197,7 @@ fn lost_memory_ends_copy_and_publishes_nothing() {
     assert_eq!(ends.read.read.get() + ends.read.discarded.get(), 9);
 }
 
-/// A inline copy between two rings.
+/// Creates an inline copy between two rings.
 fn inline_copy(slots: (usize, usize), burst: usize) -> (InlineCopy, Ends) {
     let notifier = Arc::new(Notifier::default());
     let (from, source) = ring("from", slots.0, Placement::Host, &notifier);

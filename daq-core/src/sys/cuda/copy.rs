@@ -1,86 +1,87 @@
-//! Copies and fills.
+//! CUDA calls for copies and fills.
 
 use super::{Code, RawStream, check, driver, symbol};
 use cudarc::driver::sys;
 use std::ffi::c_uint;
 use std::ptr;
 
-/// Copies host memory to the device. `from` may be changed once this returns, although the bytes may not have arrived
-/// yet.
+/// Copies host memory to the device. `from` may be changed after this function has returned, although the bytes may not
+/// have arrived yet.
 ///
 /// # Safety
-/// `bytes` bytes at `to` are device memory that nothing else uses.
+/// `from.len()` bytes at `to` must be device memory that nothing else uses.
 pub unsafe fn copy_in(to: u64, from: &[u8]) -> Result<(), Code> {
-    // SAFETY: by the caller's contract; `from` has its stated length.
+    // SAFETY: the caller guarantees the requirements, and `from` is a slice of the given length.
     check(unsafe { driver::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) })
 }
 
-/// Copies device memory to the host and waits.
+/// Copies device memory to the host and waits for the end of the copy.
 ///
 /// # Safety
-/// `to.len()` bytes at `from` are device memory.
+/// `to.len()` bytes at `from` must be device memory.
 pub unsafe fn copy_out(to: &mut [u8], from: u64) -> Result<(), Code> {
-    // SAFETY: by the caller's contract; `to` has its stated length.
+    // SAFETY: the caller guarantees the requirements, and `to` is a slice of the given length.
     check(unsafe { driver::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) })
 }
 
 /// Copies host memory to the device on a stream.
 ///
 /// # Safety
-/// Both ranges are alive, and neither is written nor, at the target, read until the stream has passed this.
+/// Both ranges must stay allocated until the stream has completed the copy. Until then, nothing else may write
+/// the source, or read or write the target.
 pub unsafe fn copy_in_async(
     to: u64,
     from: *const u8,
     bytes: usize,
     stream: RawStream,
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream) })
 }
 
 /// Copies device memory to the host on a stream.
 ///
 /// # Safety
-/// As for [`copy_in_async`].
+/// The requirements of [`copy_in_async`] apply.
 pub unsafe fn copy_out_async(
     to: *mut u8,
     from: u64,
     bytes: usize,
     stream: RawStream,
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream) })
 }
 
 /// Copies device memory to device memory on a stream.
 ///
 /// # Safety
-/// As for [`copy_in_async`].
+/// The requirements of [`copy_in_async`] apply.
 pub unsafe fn copy_within_async(
     to: u64,
     from: u64,
     bytes: usize,
     stream: RawStream,
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemcpyDtoDAsync_v2(to, from, bytes, stream) })
 }
 
-/// Rows of equal length at equal distance, the same on both sides.
+/// Rows of equal length at equal distances, with the same arrangement at source and target.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows {
-    /// Rows.
+    /// Number of rows.
     pub count: usize,
-    /// Bytes of a row.
+    /// Length of a row in bytes.
     pub bytes: usize,
-    /// Bytes from one row to the next.
+    /// Distance between the starts of neighbouring rows in bytes.
     pub pitch: usize,
 }
 
 /// Copies rows of host memory to the device on a stream.
 ///
 /// # Safety
-/// As for [`copy_in_async`], for every row.
+/// The requirements of [`copy_in_async`] apply to every row.
 pub unsafe fn copy_rows_in_async(
     to: u64,
     from: *const u8,
@@ -94,14 +95,14 @@ pub unsafe fn copy_rows_in_async(
         dstDevice: to,
         ..plane(rows)
     };
-    // SAFETY: by the caller's contract; `copy` lives through the call.
+    // SAFETY: the caller guarantees the requirements, and `copy` is alive during the call.
     check(unsafe { driver::cuMemcpy2DAsync_v2(&raw const copy, stream) })
 }
 
 /// Copies rows of device memory to the host on a stream.
 ///
 /// # Safety
-/// As for [`copy_in_async`], for every row.
+/// The requirements of [`copy_in_async`] apply to every row.
 pub unsafe fn copy_rows_out_async(
     to: *mut u8,
     from: u64,
@@ -115,7 +116,7 @@ pub unsafe fn copy_rows_out_async(
         dstHost: to.cast(),
         ..plane(rows)
     };
-    // SAFETY: by the caller's contract; `copy` lives through the call.
+    // SAFETY: the caller guarantees the requirements, and `copy` is alive during the call.
     check(unsafe { driver::cuMemcpy2DAsync_v2(&raw const copy, stream) })
 }
 
@@ -140,11 +141,11 @@ const fn plane(rows: Rows) -> sys::CUDA_MEMCPY2D {
     }
 }
 
-/// Begins many copies with one call, where the driver has such a call (CUDA 12.8 and newer); `None` where not.
+/// Starts many copies with one call. Returns `None` if the driver does not have this call (before CUDA 12.8).
 ///
 /// # Safety
-/// As for [`copy_in_async`], for every pair; either side may be the host's or the device's. The three lists are
-/// equally long.
+/// The requirements of [`copy_in_async`] apply to every copy. Source and target may each be host or device
+/// memory. The three lists must have the same length.
 pub unsafe fn copy_batch_async(
     to: &mut [u64],
     from: &mut [u64],
@@ -172,12 +173,12 @@ pub unsafe fn copy_batch_async(
         usize,
         RawStream,
     ) -> c_uint;
-    // SAFETY: the attributes are integers and enumerations that have a zero.
+    // SAFETY: the attributes are integers and enumerations for which zero is a valid value.
     let mut attributes: sys::CUmemcpyAttributes = unsafe { std::mem::zeroed() };
     attributes.srcAccessOrder = sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
     let (count, mut index, mut failed) = (to.len(), 0, 0);
-    // SAFETY: this is how the two versions are declared; lists and attributes live through the call, one set of
-    // attributes counts from the first copy on, and the copies by the caller's contract.
+    // SAFETY: `First` and `Second` are the types with which NVIDIA declares the two versions. Lists and attributes are
+    // alive during the call. The one set of attributes applies to all copies. The caller guarantees valid copies.
     let code = unsafe {
         if let Some(call) = symbol::<Second>("cuMemcpyBatchAsync_v2") {
             call(
@@ -207,25 +208,25 @@ pub unsafe fn copy_batch_async(
     Some(check(code))
 }
 
-/// Sets bytes of device memory and waits.
+/// Sets `bytes` bytes of device memory to `byte`.
 ///
 /// # Safety
-/// `bytes` bytes at `address` are device memory that nothing else uses.
+/// `bytes` bytes at `address` must be device memory that nothing else uses.
 pub unsafe fn fill(address: u64, byte: u8, bytes: usize) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemsetD8_v2(address, byte, bytes) })
 }
 
-/// Sets bytes of device memory on a stream.
+/// Sets `bytes` bytes of device memory to `byte` on a stream.
 ///
 /// # Safety
-/// As for the target of [`copy_in_async`].
+/// The requirements of [`copy_in_async`] apply to the target.
 pub unsafe fn fill_async(
     address: u64,
     byte: u8,
     bytes: usize,
     stream: RawStream,
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemsetD8Async(address, byte, bytes, stream) })
 }

@@ -1,4 +1,4 @@
-//! Devices, contexts and their memory as a whole.
+//! CUDA calls for devices and contexts.
 
 use super::{Attribute, Code, Context, Handle, check, driver};
 use cudarc::driver::sys;
@@ -6,23 +6,23 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// The number of devices.
+/// Returns the number of devices.
 pub fn device_count() -> Result<i32, Code> {
     let mut count = 0;
-    // SAFETY: a pointer to one integer.
+    // SAFETY: the result pointer refers to one writable integer.
     check(unsafe { driver::cuDeviceGetCount(&raw mut count) })?;
     Ok(count)
 }
 
-/// The handle of the device with this ordinal.
+/// Returns the handle of the device with this ordinal.
 pub fn device(ordinal: i32) -> Result<Handle, Code> {
     let mut handle = 0;
-    // SAFETY: a pointer to one handle.
+    // SAFETY: the result pointer refers to one writable handle.
     check(unsafe { driver::cuDeviceGet(&raw mut handle, ordinal) })?;
     Ok(handle)
 }
 
-/// The name of a device.
+/// Returns the name of a device.
 pub fn device_name(device: Handle) -> Result<String, Code> {
     text(128, |text, bytes| {
         // SAFETY: `text` has room for `bytes` characters.
@@ -30,7 +30,7 @@ pub fn device_name(device: Handle) -> Result<String, Code> {
     })
 }
 
-/// The PCI address of a device, as `0000:3b:00.0`.
+/// Returns the PCI address of a device, such as `0000:3b:00.0`.
 pub fn pci_address(device: Handle) -> Result<String, Code> {
     text(32, |text, bytes| {
         // SAFETY: `text` has room for `bytes` characters.
@@ -48,10 +48,10 @@ fn text(bytes: c_int, call: impl FnOnce(*mut c_char, c_int) -> c_uint) -> Result
         .into_owned())
 }
 
-/// The UUID of a device.
+/// Returns the UUID of a device.
 pub fn device_uuid(device: Handle) -> Result<[u8; 16], Code> {
     let mut uuid = MaybeUninit::<sys::CUuuid>::zeroed();
-    // SAFETY: a pointer to one UUID; any bytes are one.
+    // SAFETY: the result pointer refers to one writable UUID, for which any bytes are valid.
     let uuid = unsafe {
         check(driver::cuDeviceGetUuid_v2(uuid.as_mut_ptr(), device))?;
         uuid.assume_init()
@@ -59,18 +59,18 @@ pub fn device_uuid(device: Handle) -> Result<[u8; 16], Code> {
     Ok(uuid.bytes.map(i8::cast_unsigned))
 }
 
-/// An attribute of a device.
+/// Returns the value of a device attribute.
 pub fn attribute(device: Handle, attribute: Attribute) -> Result<i32, Code> {
     let mut value = 0;
-    // SAFETY: a pointer to one integer.
+    // SAFETY: the result pointer refers to one writable integer.
     check(unsafe { driver::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;
     Ok(value)
 }
 
-/// Bytes of a device's memory.
+/// Returns the size of a device's memory in bytes.
 pub fn total_memory(device: Handle) -> Result<usize, Code> {
     let mut bytes = 0;
-    // SAFETY: a pointer to one size.
+    // SAFETY: the result pointer refers to one writable size.
     check(unsafe { driver::cuDeviceTotalMem_v2(&raw mut bytes, device) })?;
     Ok(bytes)
 }
@@ -78,7 +78,7 @@ pub fn total_memory(device: Handle) -> Result<usize, Code> {
 /// Retains a device's primary context, which all libraries of the process use, until the process ends.
 pub fn retain_context(device: Handle) -> Result<Context, Code> {
     let mut context = ptr::null_mut();
-    // SAFETY: a pointer to one pointer.
+    // SAFETY: the result pointer refers to one writable pointer.
     check(unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
     Ok(context)
 }
@@ -86,31 +86,31 @@ pub fn retain_context(device: Handle) -> Result<Context, Code> {
 /// Makes a context current for the calling thread.
 ///
 /// # Safety
-/// The context is retained.
+/// The context must be retained.
 pub unsafe fn set_context(context: Context) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuCtxSetCurrent(context) })
 }
 
 /// Waits until all work of the current context is done.
 pub fn synchronize() -> Result<(), Code> {
-    // SAFETY: no requirement; without a context it fails.
+    // SAFETY: the call has no requirements; without a current context it returns an error.
     check(unsafe { driver::cuCtxSynchronize() })
 }
 
-/// Makes what other devices have written to the current context's device visible to it
+/// Makes earlier writes of other devices to the memory of the current context's device visible to this device
 /// (`CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX`, `…_TO_OWNER`).
 pub fn flush_writes() -> Result<(), Code> {
     const CURRENT_CONTEXT: u32 = 0;
     const TO_OWNER: u32 = 100;
-    // SAFETY: no requirement; without a context it fails.
+    // SAFETY: the call has no requirements; without a current context it returns an error.
     check(unsafe { driver::cuFlushGPUDirectRDMAWrites(CURRENT_CONTEXT, TO_OWNER) })
 }
 
-/// Free and total bytes of the current context's device.
+/// Returns the free and the total memory of the current context's device in bytes.
 pub fn memory_info() -> Result<(usize, usize), Code> {
     let (mut free, mut total) = (0, 0);
-    // SAFETY: pointers to two sizes.
+    // SAFETY: the result pointers refer to two writable sizes.
     check(unsafe { driver::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;
     Ok((free, total))
 }

@@ -1,8 +1,11 @@
-//! The functions of the driver's library, as NVIDIA declares them, but with results that are integers: a driver that is
-//! newer than the bindings has codes that are no value of their enumeration.
+//! The functions of the driver's library, as NVIDIA declares them, except that results are integers. A driver that is
+//! newer than the bindings can return codes that are not valid values of their enumeration.
 
-#![expect(non_snake_case, reason = "the names are the library's")]
-#![expect(clippy::too_many_arguments, reason = "the functions are the library's")]
+#![expect(non_snake_case, reason = "the names are those of the library")]
+#![expect(
+    clippy::too_many_arguments,
+    reason = "the parameters are those of the library's functions"
+)]
 
 use super::symbol;
 use cudarc::driver::sys;
@@ -12,21 +15,21 @@ use std::sync::OnceLock;
 /// `CUDA_ERROR_NOT_FOUND`, which is also the result for a function that the library lacks.
 pub const NOT_FOUND: c_uint = 500;
 
-/// Makes a function of each name that looks for the library's the first time, and the list of the names.
+/// Defines a function for each name, which looks up the library's function on first use, and the list of names.
 macro_rules! functions {
     ($($name:ident($($argument:ident: $kind:ty),*);)*) => {
-        /// All of them; every supported driver (CUDA 12.0 and newer) has them.
+        /// Names of all functions. Every supported driver (CUDA 12.0 and newer) has them.
         pub const NAMES: &[&str] = &[$(stringify!($name)),*];
 
         $(
             /// # Safety
-            /// As NVIDIA's documentation asks of the arguments.
+            /// The arguments must meet the requirements of NVIDIA's documentation.
             pub unsafe fn $name($($argument: $kind),*) -> c_uint {
                 type Call = unsafe extern "C" fn($($kind),*) -> c_uint;
                 static CALL: OnceLock<Option<Call>> = OnceLock::new();
-                // SAFETY: this is how the function is declared; an enumeration of C is an integer.
+                // SAFETY: NVIDIA declares the function with this type; a C enumeration is an integer.
                 match CALL.get_or_init(|| unsafe { symbol(stringify!($name)) }) {
-                    // SAFETY: by the caller's contract.
+                    // SAFETY: the caller guarantees all requirements of this call.
                     Some(call) => unsafe { call($($argument),*) },
                     None => NOT_FOUND,
                 }

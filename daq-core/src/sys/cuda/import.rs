@@ -1,4 +1,4 @@
-//! Import and export of device memory.
+//! CUDA calls for import and export of device memory.
 
 use super::{Code, check, driver};
 use cudarc::driver::sys;
@@ -8,59 +8,64 @@ use std::ptr;
 
 pub use cudarc::driver::sys::CUexternalMemory as Imported;
 
-/// Lets the driver's copies to and from plain memory be done before they return: other writers of it, which know of no
-/// stream, need that.
+/// Sets `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` for the allocation at `address`: synchronous copy functions return only when
+/// the copy is complete. This is required if devices outside CUDA, which cannot wait for a stream, also access the
+/// allocation.
 ///
 /// # Safety
-/// `address` is that of memory of [`allocate`](super::allocate).
+/// `address` must come from [`allocate`](super::allocate).
 pub unsafe fn synchronize_copies(address: u64) -> Result<(), Code> {
     let on = 1_u32;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
-    // SAFETY: the attribute's value is an integer, which lives through the call; the address by the caller's contract.
+    // SAFETY: the attribute's value is an integer, which is alive during the call. The caller guarantees a valid
+    // address.
     check(unsafe {
         driver::cuPointerSetAttribute((&raw const on).cast(), attribute as u32, address)
     })
 }
 
-/// A dma-buf of device memory.
+/// Exports device memory as a dma-buf.
 ///
 /// # Safety
-/// `bytes` bytes at `address`, both multiples of the host's page, are device memory.
+/// `bytes` bytes at `address` must be device memory. Address and size must be multiples of the host's page size.
 pub unsafe fn dma_buf(address: u64, bytes: usize) -> Result<OwnedFd, Code> {
     let mut fd: RawFd = -1;
     let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-    // SAFETY: by the caller's contract; a pointer to one descriptor, which is what this kind of handle is.
+    // SAFETY: the caller guarantees a valid range. The result pointer refers to one writable descriptor, which is the
+    // type of this kind of handle.
     check(unsafe {
         driver::cuMemGetHandleForAddressRange((&raw mut fd).cast(), address, bytes, kind as u32, 0)
     })?;
-    // SAFETY: a fresh descriptor that nothing else owns.
+    // SAFETY: the descriptor was just created, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Imports memory that another library has allocated, dedicated to one buffer, on the device of the current context.
+/// Imports memory that another library, such as Vulkan, allocated on the device of the current context. The memory must
+/// be a dedicated allocation (for exactly one buffer).
 ///
 /// # Safety
-/// `fd` is an opaque descriptor of such memory, which has `bytes` bytes.
+/// `fd` must be an opaque file descriptor of such an allocation, and the allocation must have `bytes` bytes.
 pub unsafe fn import(fd: OwnedFd, bytes: usize) -> Result<Imported, Code> {
     let mut imported = ptr::null_mut();
-    // SAFETY: the description is integers and a union of plain data, all of which may be zero.
+    // SAFETY: the description contains only integers and a union of plain data, for which zero is a valid value.
     let mut about: sys::CUDA_EXTERNAL_MEMORY_HANDLE_DESC =
         unsafe { MaybeUninit::zeroed().assume_init() };
     about.type_ = sys::CUexternalMemoryHandleType::CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD;
     about.handle.fd = fd.as_raw_fd();
     about.size = bytes as u64;
     about.flags = sys::CUDA_EXTERNAL_MEMORY_DEDICATED;
-    // SAFETY: by the caller's contract; a pointer to one handle and a description that lives through the call.
+    // SAFETY: the caller guarantees a valid descriptor. The result pointer refers to one writable handle, and the
+    // description is alive during the call.
     check(unsafe { driver::cuImportExternalMemory(&raw mut imported, &raw const about) })?;
     // The driver owns the descriptor now.
     let _ = fd.into_raw_fd();
     Ok(imported)
 }
 
-/// The address of imported memory; free it with [`free`](super::free).
+/// Maps imported memory and returns its device address, which must be freed with [`free`](super::free).
 ///
 /// # Safety
-/// `imported` came from [`import`] and has `bytes` bytes.
+/// `imported` must come from [`import`] and have at least `bytes` bytes.
 pub unsafe fn map_imported(imported: Imported, bytes: usize) -> Result<u64, Code> {
     let mut address = 0;
     let about = sys::CUDA_EXTERNAL_MEMORY_BUFFER_DESC {
@@ -69,18 +74,19 @@ pub unsafe fn map_imported(imported: Imported, bytes: usize) -> Result<u64, Code
         flags: 0,
         reserved: [0; 16],
     };
-    // SAFETY: by the caller's contract; a pointer to one address and a description that lives through the call.
+    // SAFETY: the caller guarantees valid imported memory. The result pointer refers to one writable address, and the
+    // description is alive during the call.
     check(unsafe {
         driver::cuExternalMemoryGetMappedBuffer(&raw mut address, imported, &raw const about)
     })?;
     Ok(address)
 }
 
-/// Undoes [`import`].
+/// Releases memory that [`import`] imported.
 ///
 /// # Safety
-/// `imported` came from [`import`], its addresses were given back, and it is not used again.
+/// `imported` must come from [`import`]. Its addresses must be freed, and it must not be used again.
 pub unsafe fn end_import(imported: Imported) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuDestroyExternalMemory(imported) })
 }

@@ -1,14 +1,14 @@
-//! Device memory, and host memory that devices copy.
+//! CUDA calls for device memory and pinned host memory.
 
 use super::{Allocation, Code, Handle, check, driver};
 use cudarc::driver::sys;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
-/// Plain device memory, in the current context.
+/// Allocates plain device memory in the current context, and returns its address.
 pub fn allocate(bytes: usize) -> Result<u64, Code> {
     let mut address = 0;
-    // SAFETY: a pointer to one address.
+    // SAFETY: the result pointer refers to one writable address.
     check(unsafe { driver::cuMemAlloc_v2(&raw mut address, bytes) })?;
     Ok(address)
 }
@@ -16,9 +16,9 @@ pub fn allocate(bytes: usize) -> Result<u64, Code> {
 /// Frees plain device memory.
 ///
 /// # Safety
-/// `address` came from [`allocate`] and nothing uses the memory any more.
+/// `address` must come from [`allocate`], and nothing may use the memory any more.
 pub unsafe fn free(address: u64) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemFree_v2(address) })
 }
 
@@ -48,20 +48,20 @@ const fn location(device: Handle) -> sys::CUmemLocation {
     }
 }
 
-/// What sizes of [`create`] must be a multiple of.
+/// Returns the granularity of [`create`] in bytes: sizes must be a multiple of it.
 pub fn granularity(device: Handle, rdma: bool, shareable: bool) -> Result<usize, Code> {
     let mut bytes = 0;
     let properties = properties(device, rdma, shareable);
     let flag = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-    // SAFETY: a pointer to one size and properties that live through the call.
+    // SAFETY: the result pointer refers to one writable size, and the properties are alive during the call.
     check(unsafe {
         driver::cuMemGetAllocationGranularity(&raw mut bytes, &raw const properties, flag)
     })?;
     Ok(bytes)
 }
 
-/// Physical memory of a device, without an address yet; with `rdma` network cards may be given it, with
-/// `shareable` other processes.
+/// Allocates physical memory of a device, which has no address yet. With `rdma`, network cards can access the memory.
+/// With `shareable`, other processes can map it.
 pub fn create(
     device: Handle,
     bytes: usize,
@@ -70,24 +70,24 @@ pub fn create(
 ) -> Result<Allocation, Code> {
     let mut allocation = 0;
     let properties = properties(device, rdma, shareable);
-    // SAFETY: a pointer to one handle and properties that live through the call.
+    // SAFETY: the result pointer refers to one writable handle, and the properties are alive during the call.
     check(unsafe { driver::cuMemCreate(&raw mut allocation, bytes, &raw const properties, 0) })?;
     Ok(allocation)
 }
 
-/// Releases physical memory once nothing is mapped to it.
+/// Releases physical memory. The driver frees it after all its mappings were removed.
 ///
 /// # Safety
-/// `allocation` came from [`create`] and is not used again.
+/// `allocation` must come from [`create`] and must not be used again.
 pub unsafe fn release(allocation: Allocation) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemRelease(allocation) })
 }
 
-/// A range of device addresses.
+/// Reserves a range of device addresses, and returns its start.
 pub fn reserve_addresses(bytes: usize) -> Result<u64, Code> {
     let mut address = 0;
-    // SAFETY: a pointer to one address.
+    // SAFETY: the result pointer refers to one writable address.
     check(unsafe { driver::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0) })?;
     Ok(address)
 }
@@ -95,77 +95,78 @@ pub fn reserve_addresses(bytes: usize) -> Result<u64, Code> {
 /// Frees a range of addresses.
 ///
 /// # Safety
-/// The range is one of [`reserve_addresses`] and nothing is mapped in it.
+/// The range must come from [`reserve_addresses`], and nothing may be mapped in it.
 pub unsafe fn free_addresses(address: u64, bytes: usize) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemAddressFree(address, bytes) })
 }
 
-/// Maps physical memory at an address and opens it to the device.
+/// Maps physical memory at an address and gives the device access to it.
 ///
 /// # Safety
-/// The range is reserved, nothing is mapped in it, and the allocation has `bytes` bytes.
+/// The range must be reserved, nothing may be mapped in it, and the allocation must have `bytes` bytes.
 pub unsafe fn map(
     device: Handle,
     address: u64,
     bytes: usize,
     allocation: Allocation,
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemMap(address, bytes, 0, allocation, 0) })?;
     let access = sys::CUmemAccessDesc {
         location: location(device),
         flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
-    // SAFETY: the range was mapped just now; `access` lives through the call.
+    // SAFETY: the range was mapped just above, and `access` is alive during the call.
     let opened = check(unsafe { driver::cuMemSetAccess(address, bytes, &raw const access, 1) });
     if opened.is_err() {
-        // SAFETY: mapped just above and used by nothing.
+        // SAFETY: the range was mapped just above, and nothing uses it yet.
         unsafe { unmap(address, bytes) }?;
     }
     opened
 }
 
-/// Undoes [`map`].
+/// Unmaps a range that [`map`] mapped.
 ///
 /// # Safety
-/// The range is one that was mapped and no work uses it.
+/// The range must be mapped by [`map`], and no work may use it.
 pub unsafe fn unmap(address: u64, bytes: usize) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemUnmap(address, bytes) })
 }
 
-/// A file descriptor through which another process can map the memory.
+/// Exports memory as a file descriptor, with which another process can map it.
 ///
 /// # Safety
-/// `allocation` is alive and was created shareable.
+/// `allocation` must not be released, and must have been created with `shareable`.
 pub unsafe fn export(allocation: Allocation) -> Result<OwnedFd, Code> {
     let mut fd: RawFd = -1;
     let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    // SAFETY: a pointer to one descriptor, which is what this kind of handle is.
+    // SAFETY: the caller guarantees a valid allocation. The result pointer refers to one writable descriptor, which is
+    // the type of this kind of handle.
     check(unsafe {
         driver::cuMemExportToShareableHandle((&raw mut fd).cast(), allocation, kind, 0)
     })?;
-    // SAFETY: a fresh descriptor that nothing else owns.
+    // SAFETY: the descriptor was just created, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Pins host memory for all contexts, so that copies from and to it run at full rate and beside the CPU.
+/// Pins host memory for all contexts, so that copies from and to it run at full rate and without the CPU.
 ///
 /// # Safety
-/// `bytes` bytes at `address` are mapped and stay so until [`unregister_host`].
+/// `bytes` bytes at `address` must be mapped, and must stay mapped until [`unregister_host`].
 pub unsafe fn register_host(address: *mut u8, bytes: usize) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe {
         driver::cuMemHostRegister_v2(address.cast(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
     })
 }
 
-/// Undoes [`register_host`].
+/// Unpins host memory that [`register_host`] pinned.
 ///
 /// # Safety
-/// The memory is registered and no copy uses it.
+/// The memory must be registered, and no copy may use it.
 pub unsafe fn unregister_host(address: *mut u8) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemHostUnregister(address.cast()) })
 }

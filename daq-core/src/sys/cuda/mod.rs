@@ -1,8 +1,8 @@
-//! Calls of the CUDA driver (`libcuda.so.1`), which is opened at run time.
+//! Calls of the CUDA driver (`libcuda.so.1`), which is loaded at run time.
 //!
-//! `cudarc` finds the library and declares its types; the functions are those of [`driver`], and what newer drivers
-//! alone have goes through [`symbol`]. Where the library or a function is missing, calls return
-//! [`NOT_FOUND`](driver::NOT_FOUND); [`is_present`] and [`missing_symbol`] say which.
+//! `cudarc` finds the library and declares its types. The functions are declared in [`driver`]. Functions that only
+//! newer drivers have are looked up with [`symbol`]. If the library or a function is missing, calls return
+//! [`NOT_FOUND`](driver::NOT_FOUND); [`is_present`] and [`missing_symbol`] report which of the two is missing.
 
 mod copy;
 mod device;
@@ -30,23 +30,23 @@ pub use cudarc::driver::sys::{
     CUmemGenericAllocationHandle as Allocation, CUmodule as RawModule, CUstream as RawStream,
 };
 
-/// A result code other than success, as the driver numbers them.
+/// The driver's result code of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
-/// `CUDA_ERROR_NOT_FOUND`: no such function, kernel or variable.
+/// `CUDA_ERROR_NOT_FOUND`: a function, kernel or variable does not exist.
 pub const NOT_FOUND: Code = Code(driver::NOT_FOUND);
 
-/// `CUDA_ERROR_INVALID_VALUE`: an argument that is not what the driver expects.
+/// `CUDA_ERROR_INVALID_VALUE`: an argument is not valid.
 pub const INVALID_VALUE: Code = Code(1);
 
-/// `CUDA_ERROR_INVALID_IMAGE`: no device code, or not all of it.
+/// `CUDA_ERROR_INVALID_IMAGE`: the image is not device code, or is incomplete.
 pub const INVALID_IMAGE: Code = Code(200);
 
-/// `CUDA_ERROR_ILLEGAL_STATE`: what is asked for cannot be now.
+/// `CUDA_ERROR_ILLEGAL_STATE`: the call is not possible in the current state.
 pub const ILLEGAL_STATE: Code = Code(401);
 
-/// `CUDA_ERROR_NOT_READY`: work is still under way.
+/// `CUDA_ERROR_NOT_READY`: the work is not complete.
 pub const NOT_READY: Code = Code(600);
 
 /// Whether the library can be opened.
@@ -56,7 +56,7 @@ pub fn is_present() -> bool {
     *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
 }
 
-/// The first function that every supported driver has and this one lacks.
+/// Returns the first function that every supported driver has but this driver lacks; `None` if no function is missing.
 pub fn missing_symbol() -> Option<&'static str> {
     let is_missing = |name: &str| {
         // SAFETY: the symbol is only looked up, never called or read through this type.
@@ -65,17 +65,17 @@ pub fn missing_symbol() -> Option<&'static str> {
     driver::NAMES.iter().find(|name| is_missing(name)).copied()
 }
 
-/// A function that not every driver has; `None` without the library, too.
+/// Looks up a function that not every driver has. Returns `None` if the function or the library is missing.
 ///
 /// # Safety
-/// `F` is the type of the C function called `name`, as NVIDIA declares it, with integers in the place of the
-/// enumerations that it returns.
+/// `F` must be the type of the C function called `name` as NVIDIA declares it, except that returned enumerations are
+/// integers.
 pub unsafe fn symbol<F: Copy>(name: &str) -> Option<F> {
-    // `cudarc` would panic.
+    // `cudarc` would panic without the library.
     if !is_present() {
         return None;
     }
-    // SAFETY: the type is right by the caller's contract, and the library is never closed.
+    // SAFETY: the caller guarantees the correct type, and the library is never closed.
     unsafe { sys::culib().get::<F>(name.as_bytes()) }
         .ok()
         .map(|symbol| *symbol)
@@ -88,7 +88,7 @@ const fn check(result: c_uint) -> Result<(), Code> {
     }
 }
 
-/// The name and the description that the driver gives a code; empty where it knows none.
+/// Returns the driver's name and description of a code; empty texts for an unknown code.
 pub fn describe(code: Code) -> (String, String) {
     (
         description(driver::cuGetErrorName, code),
@@ -98,26 +98,26 @@ pub fn describe(code: Code) -> (String, String) {
 
 fn description(describe: unsafe fn(c_uint, *mut *const c_char) -> c_uint, code: Code) -> String {
     let mut text = ptr::null();
-    // SAFETY: a pointer to one pointer; a code that is not known returns an error.
+    // SAFETY: the result pointer refers to one writable pointer. For an unknown code, the call returns an error.
     if unsafe { describe(code.0, &raw mut text) } != 0 || text.is_null() {
         return String::new();
     }
-    // SAFETY: a NUL-terminated static string of the driver, as the call succeeded.
+    // SAFETY: the call succeeded, so the pointer refers to a NUL-terminated static string of the driver.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()
 }
 
-/// `cuInit`.
+/// Initialises the driver (`cuInit`).
 pub fn init() -> Result<(), Code> {
-    // SAFETY: no requirement.
+    // SAFETY: the call has no requirements.
     check(unsafe { driver::cuInit(0) })
 }
 
-/// The CUDA version that the driver supports: 1000 × major + 10 × minor. May be asked before `init`.
+/// Returns the CUDA version that the driver supports: 1000 × major + 10 × minor. May be called before `init`.
 pub fn driver_version() -> Result<i32, Code> {
     let mut version = 0;
-    // SAFETY: a pointer to one integer.
+    // SAFETY: the result pointer refers to one writable integer.
     check(unsafe { driver::cuDriverGetVersion(&raw mut version) })?;
     Ok(version)
 }

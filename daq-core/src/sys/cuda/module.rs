@@ -1,14 +1,14 @@
-//! Device code.
+//! CUDA calls for device code.
 
 use super::{Code, RawFunction, RawModule, RawStream, check, driver, symbol};
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_uint, c_void};
 use std::ptr;
 
-/// Loads device code; on failure `log` has the output of the driver's compiler.
+/// Loads device code. After a failure, `log` contains the output of the driver's compiler.
 ///
 /// # Safety
-/// `image` is PTX that ends in NUL, or a whole cubin.
+/// `image` must be PTX that ends in NUL, or a complete cubin.
 pub unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Code> {
     let mut module = ptr::null_mut();
     let mut options = [
@@ -17,10 +17,11 @@ pub unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Cod
     ];
     let mut values: [*mut c_void; 2] = [
         log.as_mut_ptr().cast(),
-        // The driver takes numbers in place of pointers here.
+        // For this option, the driver expects a number instead of a pointer.
         ptr::without_provenance_mut(log.len()),
     ];
-    // SAFETY: `image` by the caller's contract; two options with two values, and `log` has the stated length.
+    // SAFETY: the caller guarantees a valid image. There are two options with two values, and `log` has the given
+    // length.
     check(unsafe {
         driver::cuModuleLoadDataEx(
             &raw mut module,
@@ -36,101 +37,102 @@ pub unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Cod
 /// Unloads device code.
 ///
 /// # Safety
-/// The module came from [`load_module`] and nothing of it is used again.
+/// The module must come from [`load_module`]. The module and its functions must not be used again.
 pub unsafe fn unload_module(module: RawModule) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuModuleUnload(module) })
 }
 
-/// A kernel of a module.
+/// Returns a kernel of a module.
 ///
 /// # Safety
-/// The module is alive.
+/// The module must be alive.
 pub unsafe fn function(module: RawModule, name: &CStr) -> Result<RawFunction, Code> {
     let mut function = ptr::null_mut();
-    // SAFETY: by the caller's contract; a pointer to one pointer.
+    // SAFETY: the caller guarantees the requirements; the result pointer refers to one writable pointer.
     check(unsafe { driver::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) })?;
     Ok(function)
 }
 
-/// Address and bytes of a variable of a module.
+/// Returns the address and the size in bytes of a variable of a module.
 ///
 /// # Safety
-/// The module is alive.
+/// The module must be alive.
 pub unsafe fn global(module: RawModule, name: &CStr) -> Result<(u64, usize), Code> {
     let (mut address, mut bytes) = (0, 0);
-    // SAFETY: by the caller's contract; pointers to an address and a size.
+    // SAFETY: the caller guarantees the requirements; the result pointers refer to a writable address and size.
     check(unsafe {
         driver::cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name.as_ptr())
     })?;
     Ok((address, bytes))
 }
 
-/// Lets a kernel use up to `bytes` of dynamic shared memory a block.
+/// Allows a kernel to use up to `bytes` bytes of dynamic shared memory per block.
 ///
 /// # Safety
-/// The function's module is alive.
+/// The function's module must be alive.
 pub unsafe fn allow_shared(function: RawFunction, bytes: i32) -> Result<(), Code> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuFuncSetAttribute(function, attribute, bytes) })
 }
 
-/// The maximum number of threads per block that a kernel can be launched with.
+/// Returns the maximum number of threads per block with which a kernel can be launched.
 ///
 /// # Safety
-/// The function's module is alive.
+/// The function's module must be alive.
 pub unsafe fn max_threads(function: RawFunction) -> Result<i32, Code> {
     let mut threads = 0;
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
-    // SAFETY: by the caller's contract; a pointer to one integer.
+    // SAFETY: the caller guarantees the requirements; the result pointer refers to one writable integer.
     check(unsafe { driver::cuFuncGetAttribute(&raw mut threads, attribute, function) })?;
     Ok(threads)
 }
 
-/// Offset and bytes of the parameter of a kernel with this index, as [`INVALID_VALUE`](super::INVALID_VALUE) where it
-/// has fewer; `None` where the driver has no such call (before CUDA 12.4).
+/// Returns the offset and the size in bytes of a kernel's parameter with this index. If the kernel has fewer
+/// parameters, the error is [`INVALID_VALUE`](super::INVALID_VALUE). Returns `None` if the driver does not have this
+/// call (before CUDA 12.4).
 ///
 /// # Safety
-/// The function's module is alive.
+/// The function's module must be alive.
 pub unsafe fn parameter(
     function: RawFunction,
     index: usize,
 ) -> Option<Result<(usize, usize), Code>> {
     type Call = unsafe extern "C" fn(RawFunction, usize, *mut usize, *mut usize) -> c_uint;
-    // SAFETY: this is how the function is declared.
+    // SAFETY: `Call` is the type with which NVIDIA declares the function.
     let call = unsafe { symbol::<Call>("cuFuncGetParamInfo") }?;
     let (mut offset, mut bytes) = (0, 0);
-    // SAFETY: the function by the caller's contract; pointers to two sizes.
+    // SAFETY: the caller guarantees a valid function. The result pointers refer to two writable sizes.
     let code = unsafe { call(function, index, &raw mut offset, &raw mut bytes) };
     Some(check(code).map(|()| (offset, bytes)))
 }
 
-/// Loads a kernel's code where the driver has put that off, which it can from CUDA 12.4 on.
+/// Loads a kernel's code if the driver has deferred the loading (CUDA 12.4 and newer).
 ///
 /// # Safety
-/// The function's module is alive.
+/// The function's module must be alive.
 pub unsafe fn load_function(function: RawFunction) -> Result<(), Code> {
     type Call = unsafe extern "C" fn(RawFunction) -> c_uint;
-    // SAFETY: this is how the function is declared.
+    // SAFETY: `Call` is the type with which NVIDIA declares the function.
     match unsafe { symbol::<Call>("cuFuncLoad") } {
-        // SAFETY: by the caller's contract.
+        // SAFETY: the caller guarantees all requirements of this call.
         Some(call) => check(unsafe { call(function) }),
         None => Ok(()),
     }
 }
 
-/// Blocks of a kernel that one multiprocessor can hold at a time.
+/// Returns the number of a kernel's blocks that one multiprocessor can hold at a time.
 ///
 /// # Safety
-/// The function's module is alive.
+/// The function's module must be alive.
 pub unsafe fn blocks_per_multiprocessor(
     function: RawFunction,
     threads: i32,
     shared: usize,
 ) -> Result<i32, Code> {
     let mut blocks = 0;
-    // SAFETY: by the caller's contract; a pointer to one integer.
+    // SAFETY: the caller guarantees the requirements; the result pointer refers to one writable integer.
     check(unsafe {
         driver::cuOccupancyMaxActiveBlocksPerMultiprocessor(
             &raw mut blocks,
@@ -145,8 +147,9 @@ pub unsafe fn blocks_per_multiprocessor(
 /// Submits a kernel to a stream.
 ///
 /// # Safety
-/// All handles are alive; `parameters` point to values of the types that the kernel declares, as many as it
-/// declares; everything that the kernel touches through them stays alive until the stream has passed this.
+/// All handles must be alive. `parameters` must point to values whose number and types match the kernel's
+/// declaration. All memory that the kernel accesses through them must stay allocated until the stream has completed the
+/// kernel.
 pub unsafe fn launch(
     function: RawFunction,
     blocks: [u32; 3],
@@ -155,7 +158,7 @@ pub unsafe fn launch(
     stream: RawStream,
     parameters: &mut [*mut c_void],
 ) -> Result<(), Code> {
-    // SAFETY: by the caller's contract.
+    // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe {
         driver::cuLaunchKernel(
             function,

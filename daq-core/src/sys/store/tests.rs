@@ -5,10 +5,10 @@ use rustix::mm::{MprotectFlags, mprotect};
 use std::ptr::NonNull;
 
 const PAGE: usize = 4096;
-/// What no copy may touch.
+/// Value of the bytes around a target, which no copy may change.
 const BAND: u8 = 0xa5;
 
-/// Memory between two pages that nothing may access.
+/// Memory between two inaccessible pages.
 struct Guarded {
     all: NonNull<u8>,
     bytes: usize,
@@ -19,7 +19,7 @@ impl Guarded {
         let bytes = pages * PAGE;
         let all = memory::map(bytes + 2 * PAGE, false).unwrap();
         for guard in [0, bytes + PAGE] {
-            // SAFETY: pages of the mapping just made, to which nothing refers.
+            // SAFETY: the page belongs to the mapping that was just created, and nothing refers to it.
             unsafe { mprotect(all.add(guard).as_ptr().cast(), PAGE, MprotectFlags::empty()) }
                 .unwrap();
         }
@@ -27,43 +27,43 @@ impl Guarded {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the pages between the guards, borrowed with `self`.
+        // SAFETY: the range contains the accessible pages between the guard pages, and is borrowed with `self`.
         unsafe { std::slice::from_raw_parts_mut(self.all.add(PAGE).as_ptr(), self.bytes) }
     }
 }
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping; what was borrowed of it is gone.
+        // SAFETY: the range is the whole mapping, and no borrow of it exists any more.
         unsafe { memory::unmap(self.all, self.bytes + 2 * PAGE) }.unwrap();
     }
 }
 
-/// A way to copy and its name.
+/// A copy function and its name.
 type Named = (String, Box<dyn Fn(*mut u8, *const u8, usize)>);
 type Copy = unsafe fn(*mut u8, *const u8, usize);
 
-/// All ways to copy that this machine has.
-fn ways() -> Vec<Named> {
-    let mut ways: Vec<Named> = Vec::new();
+/// Returns all copy functions that this machine supports.
+fn methods() -> Vec<Named> {
+    let mut methods: Vec<Named> = Vec::new();
     for width in Width::ALL {
         if width.is_supported() {
             let by = move |to, from, bytes| {
-                // SAFETY: the tests' ranges are inside of two mappings; the width is here.
+                // SAFETY: the ranges of the tests are inside two mappings, and the processor supports the width.
                 unsafe { copy_to_with(width, to, from, bytes) };
             };
-            ways.push((format!("{width:?}"), Box::new(by)));
+            methods.push((format!("{width:?}"), Box::new(by)));
         } else {
-            eprintln!("skipped: this processor has no {width:?}");
+            eprintln!("skipped: this processor does not support {width:?}");
         }
     }
     let mut add = |name: &str, copy: Copy| {
-        // SAFETY: the tests' ranges are inside of two mappings.
+        // SAFETY: the ranges of the tests are inside two mappings.
         let by = move |to, from, bytes| unsafe { copy(to, from, bytes) };
-        ways.push((name.to_owned(), Box::new(by)));
+        methods.push((name.to_owned(), Box::new(by)));
     };
     add("to", |to, from, bytes| {
-        // SAFETY: forwarded.
+        // SAFETY: the caller guarantees valid ranges.
         unsafe { copy_to(to, from, bytes) };
     });
     add("from", copy_from);
@@ -71,7 +71,7 @@ fn ways() -> Vec<Named> {
     if is_x86_feature_detected!("sse4.1") {
         add("from, by 16", x86::load_by_16);
     }
-    ways
+    methods
 }
 
 struct Pair {
@@ -82,7 +82,7 @@ struct Pair {
 impl Pair {
     fn new(pages: usize) -> Self {
         let (mut from, mut to) = (Guarded::new(pages), Guarded::new(pages));
-        // Neither a band's byte nor alike at distances of powers of two.
+        // No value equals `BAND`, and values at distances of powers of two differ.
         for (n, byte) in from.bytes().iter_mut().enumerate() {
             *byte = u8::try_from(n * 7 % 163).unwrap();
         }
@@ -90,18 +90,18 @@ impl Pair {
         Self { from, to }
     }
 
-    /// Copies, and compares the copy and the bands about it; the guards stop what goes further.
+    /// Copies, and then checks the target and the bytes around it. Accesses further outside hit the guard pages.
     fn check(&mut self, (name, copy): &Named, to: usize, from: usize, bytes: usize) {
         let source = &self.from.bytes()[from..from + bytes];
         let target = self.to.bytes();
         copy(target[to..to + bytes].as_mut_ptr(), source.as_ptr(), bytes);
         fence();
-        let said = format!("{name}: {bytes} bytes from {from} to {to}");
-        assert!(target[to..to + bytes] == *source, "{said}");
+        let label = format!("{name}: {bytes} bytes from {from} to {to}");
+        assert!(target[to..to + bytes] == *source, "{label}");
         let band = to.saturating_sub(256)..(to + bytes + 256).min(target.len());
         let (before, after) = (&target[band.start..to], &target[to + bytes..band.end]);
         let is_whole = before.iter().chain(after).all(|byte| *byte == BAND);
-        assert!(is_whole, "{said}: written outside");
+        assert!(is_whole, "{label}: written outside");
         target[to..to + bytes].fill(BAND);
     }
 }
@@ -109,15 +109,15 @@ impl Pair {
 #[test]
 fn store_of_small_sizes_at_all_line_offsets_is_exact() {
     let mut pair = Pair::new(1);
-    for way in &ways() {
+    for method in &methods() {
         for bytes in 0..=300 {
             for offset in 0..LINE {
                 let other = offset * 13 % LINE;
-                pair.check(way, offset, other, bytes);
-                // Ends against the guard behind, of one and of both.
+                pair.check(method, offset, other, bytes);
+                // One range, or both, end directly before a guard page.
                 let last = PAGE - bytes;
-                pair.check(way, last - offset, last, bytes);
-                pair.check(way, last, last - offset, bytes);
+                pair.check(method, last - offset, last, bytes);
+                pair.check(method, last, last - offset, bytes);
             }
         }
     }
@@ -127,12 +127,12 @@ fn store_of_small_sizes_at_all_line_offsets_is_exact() {
 fn store_with_prefetch_stays_within_source() {
     let pages = (1 << 20) / PAGE + 2;
     let mut pair = Pair::new(pages);
-    for way in &ways() {
+    for method in &methods() {
         for bytes in [(1 << 20) - 1, 1 << 20, (1 << 20) + 333] {
             let last = pages * PAGE - bytes;
-            pair.check(way, last, last - 5, bytes);
-            pair.check(way, last - 3, last, bytes);
-            pair.check(way, 0, 1, bytes);
+            pair.check(method, last, last - 5, bytes);
+            pair.check(method, last - 3, last, bytes);
+            pair.check(method, 0, 1, bytes);
         }
     }
 }
@@ -150,8 +150,8 @@ proptest! {
         bytes in 0_usize..12_000, to in 0_usize..4000, from in 0_usize..4000,
     ) {
         let mut pair = Pair::new(4);
-        for way in &ways() {
-            pair.check(way, to, from, bytes);
+        for method in &methods() {
+            pair.check(method, to, from, bytes);
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Reading of network cards from `/sys`.
+//! Reads the properties of network cards from `/sys`.
 
-use super::{CARDS, Gid, GidKind, Layer, Nic, NicPort, PEER_MEMORY};
+use super::{Gid, GidKind, Layer, NICS, Nic, NicPort, PEER_MEMORY};
 use crate::topology::pci::{self, canonical};
 use std::fs;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-/// The cards of a recorded or present `/sys`, by name.
+/// Reads the cards from this machine's `/sys` or from a recorded one, sorted by name.
 pub fn read(sys: &Path) -> Vec<Nic> {
-    let mut nics: Vec<_> = names(&sys.join(CARDS))
+    let mut nics: Vec<_> = names(&sys.join(NICS))
         .into_iter()
         .map(|name| nic(sys, name))
         .collect();
@@ -16,7 +16,7 @@ pub fn read(sys: &Path) -> Vec<Nic> {
     nics
 }
 
-/// Whether a kernel module is loaded that gives network cards the addresses of GPU memory without dma-bufs.
+/// Whether a Linux module is loaded that lets network cards access GPU memory without dma-bufs.
 pub(in crate::topology) fn peer_memory(sys: &Path) -> bool {
     PEER_MEMORY.iter().any(|module| sys.join(module).is_dir())
 }
@@ -31,8 +31,9 @@ pub(in crate::topology) fn names(directory: &Path) -> Vec<String> {
 }
 
 fn nic(sys: &Path, name: String) -> Nic {
-    let at = sys.join(CARDS).join(&name);
-    // A card that a switch's driver cuts into parts has its device below the card's own.
+    let at = sys.join(NICS).join(&name);
+    // A driver can split a PCI device into several sub-devices. The card's device directory is then below that of the
+    // PCI device, so search the parent directories for a PCI address.
     let device = at.join("device").canonicalize().ok();
     let pci = device.as_ref().and_then(|device| {
         let mut above = device.ancestors();
@@ -70,8 +71,8 @@ fn port(card: &Path, number: u32) -> Option<NicPort> {
         .collect();
     gids.sort_by_key(|gid| gid.index);
     let mut netdevs: Vec<_> = gids.iter().filter_map(|gid| gid.netdev.clone()).collect();
-    // Without a table, as of a port that never was up, the interfaces of the card's device; of the port alone, where
-    // they say which they belong to.
+    // A port that was never up has an empty GID table. Then use the network interfaces of the card's device. If these
+    // report their port, use only those of this port.
     if netdevs.is_empty() {
         let of_device = card.join("device/net");
         netdevs = names(&of_device);
@@ -103,7 +104,7 @@ fn port(card: &Path, number: u32) -> Option<NicPort> {
     })
 }
 
-/// Bits a second of a rate such as `2.5 Gb/sec (1X SDR)`.
+/// Parses a rate such as `2.5 Gb/sec (1X SDR)` and returns it in bit/s.
 fn bits(rate: &str) -> Option<u64> {
     let number = rate.split_whitespace().next()?;
     let (whole, tenth) = number.split_once('.').unwrap_or((number, "0"));

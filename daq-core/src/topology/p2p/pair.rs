@@ -6,22 +6,23 @@ use super::{P2pObstacle, PeerAccess, Relation, slow};
 use crate::gpu::Writer;
 use crate::units::ByteSize;
 
-/// A device and a GPU in the tree.
+/// A device and a GPU in the PCIe tree.
 pub(super) struct Pair<'a> {
     tree: &'a PciTree,
     device: &'a PciDevice,
     card: &'a PciDevice,
     direction: PeerAccess,
-    /// Whether a kernel module is loaded that gives network cards the addresses of GPU memory without dma-bufs.
+    /// Whether a Linux module is loaded that lets network cards access GPU memory without dma-bufs.
     peer_memory: bool,
     pub(super) relation: Relation,
-    /// The switch or port that both are below.
+    /// The nearest bridge (switch port or root port) that is above both the device and the GPU.
     common: Option<&'a PciDevice>,
-    /// The bridges below it.
+    /// The bridges of both devices that are below the common bridge.
     apart: Vec<&'a PciDevice>,
-    /// Whether a driver of its own holds the device; else programs drive it, or will once it is given to them.
+    /// Whether the device is bound to its own Linux driver. Otherwise it is used through vfio-pci, or will be after it
+    /// is bound to vfio-pci.
     is_own: bool,
-    /// Whether programs drive it, its addresses translated.
+    /// Whether the device is used through vfio-pci and an IOMMU translates its addresses.
     is_translated: bool,
 }
 
@@ -76,7 +77,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// How far they are apart, as a clause.
+    /// Describes the positions of the device and the GPU as a clause.
     pub(super) fn sentence(&self) -> String {
         let common = self.common.map_or("", |bridge| &bridge.address);
         let (ours, theirs) = (&self.device.host, &self.card.host);
@@ -101,7 +102,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// What is between the device's engine and the GPU's memory: groups, exports, mappings.
+    /// Returns the obstacles to the device's access to the GPU's memory: IOMMU groups, memory export and mappings.
     pub(super) fn access(&self, gpu: &Gpu, warnings: &mut Vec<String>) -> Vec<P2pObstacle> {
         let (device, name) = (self.device, format!("cuda:{}", gpu.ordinal));
         let mut against = Vec::new();
@@ -167,11 +168,11 @@ impl<'a> Pair<'a> {
         against
     }
 
-    /// What is said of the way between the two.
+    /// Returns the obstacle on the PCIe path between the device and the GPU, if any.
     pub(super) fn obstacle(&self, warnings: &mut Vec<String>) -> Option<P2pObstacle> {
         let passes = self
             .tree
-            .passes(&self.device.host, &self.card.host, self.direction);
+            .check_peer_path(&self.device.host, &self.card.host, self.direction);
         let transfer = self.direction.name();
         if self.tree.processor.is_virtual && self.relation != Relation::Unknown {
             warnings.push(
@@ -210,7 +211,7 @@ impl<'a> Pair<'a> {
                 };
                 warnings.push(why);
                 match passes {
-                    // Nothing answers the reads: what is known to fail is not tried unless asked for.
+                    // The processor does not forward reads, so a direct path fails. Use it only if requested.
                     Err(why) if self.direction == PeerAccess::Read => {
                         Some(P2pObstacle::Uncertain(why))
                     }
@@ -227,7 +228,8 @@ impl<'a> Pair<'a> {
                     ));
                     None
                 }
-                // Behind an IOMMU that is the way of every write, and the proof decides.
+                // Behind an IOMMU, every write passes through the processor. The verification at startup decides
+                // whether the direct path works.
                 Err(why) if self.is_translated && self.direction == PeerAccess::Write => {
                     warnings.push(format!(
                         "every {transfer} passes through the processor; {why}"
@@ -259,13 +261,14 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// The links that bytes take on a direct path, or on the way to the processor where there is none; nothing where they
-    /// are not known to be the slots'.
+    /// Returns the PCIe links that a transfer passes on a direct path, or on the path through the processor if a direct
+    /// path is impossible. Returns no links if the physical connection is unknown.
     fn hops(&self) -> Vec<Hop> {
         if self.relation == Relation::Unknown {
             return Vec::new();
         }
-        // What is redirected goes up to the processor's port; what is above the switch both ways share.
+        // Redirected transfers pass through the root port. A direct transfer below a switch does not use the links
+        // above the switch.
         let is_short = matches!(self.relation, Relation::Pix | Relation::Pxb)
             && !self.is_translated
             && !self
@@ -286,26 +289,26 @@ impl<'a> Pair<'a> {
         hops
     }
 
-    /// Whether the bridge at `address` is above what both are below.
+    /// Whether the bridge at `address` is above the common bridge.
     fn is_above(&self, address: &str) -> bool {
         let upstream = self.common.map_or(&[][..], |common| &common.upstream);
         upstream.iter().any(|bridge| bridge == address)
     }
 
-    /// The slowest link, the one nearest to the device among equals.
+    /// Returns the slowest link; among links of equal speed, the one nearest to the device.
     pub(super) fn bottleneck(&self) -> Option<Hop> {
         self.hops()
             .into_iter()
             .min_by_key(|hop| hop.effective.rate())
     }
 
-    /// Links that carry less than the card in the slot could take.
+    /// Describes the links that are slower than the maximum of the connected card.
     pub(super) fn slow(&self) -> Vec<String> {
         self.hops().iter().filter_map(slow).collect()
     }
 }
 
-/// Whether the ring fits into the window through which others reach the GPU's memory.
+/// Returns an obstacle if the ring does not fit into BAR1 of the GPU. Adds a warning if the size of BAR1 is unknown.
 pub(super) fn bar_space(gpu: &Gpu, bytes: u64, warnings: &mut Vec<String>) -> Option<P2pObstacle> {
     let (name, ring) = (format!("cuda:{}", gpu.ordinal), ByteSize(bytes));
     let Some(window) = gpu.window else {

@@ -1,4 +1,4 @@
-//! PCI facts of recorded trees.
+//! Tests of PCI properties of recorded trees.
 
 use super::super::Gpu;
 use super::*;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 const CARD: &str = "0000:3b:00.0";
 const ROOT_PORT: &str = "devices/pci0000:3a/0000:3a:01.0";
 
-/// A card below a root port, with `files` of the card and of the port.
+/// Creates a `/sys` with a card below a root port. `card` and `port` are the files of each.
 fn tree(card: &[(&str, &str)], port: &[(&str, &str)]) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let sys = dir.path().join("sys");
@@ -63,9 +63,9 @@ fn pci_device_is_read() {
         generation,
         width: 16,
     };
-    let link = |most| Link {
+    let link = |max| Link {
         current: lanes(1),
-        max: lanes(most),
+        max: lanes(max),
     };
     let facts = facts(&sys, "00000000:3B:00.0");
     let expected = PciFacts {
@@ -147,7 +147,7 @@ fn only_nvidia_display_controllers_are_gpus() {
 fn gpu_bar_is_second_memory_region() {
     let small = "0xde000000 0xdeffffff 0x40200\n0xc0000000 0xcfffffff 0x14220c\n0 0 0\n";
     assert_eq!(bar1(small), Some(256 << 20));
-    // A region of ports, and one that found no place.
+    // An I/O port region, and a region without an assigned address.
     let ports = "0xde000000 0xdeffffff 0x40200\n0xe000 0xe07f 0x40101\n0x0 0xfffffff 0x20140204\n";
     assert_eq!(bar1(ports), None);
     let roms = "0xde000000 0xdeffffff 0x40200\n0 0 0\n0 0 0\n0 0 0\n0 0 0\n0 0 0\n0xdf000000 0xdf07ffff 0x46200\n";

@@ -1,9 +1,9 @@
-//! Machines of many shapes, written down compactly, and what is found about them.
+//! Tests with many different machines, each described by a short text (a shape).
 //!
-//! A shape is a text: the processor, its nodes, IOMMU units, then host bridges with what is below them, indented, then
-//! what CUDA says of the GPUs. [`Machine::new`] makes the `/sys` and the `/proc/cpuinfo` of it. Vendor and device numbers
-//! are those of chips as the PCI ID repository (pci-ids.ucw.cz) lists them; 10ee:903f and 10ee:9038 are the numbers that
-//! Xilinx's DMA core has unless its user chooses others (PG195).
+//! A shape lists the processor, its NUMA nodes, the IOMMU units, then the host bridges with the indented devices below
+//! them, then the GPU properties that CUDA reports. [`Machine::new`] creates `/sys` and `/proc/cpuinfo` from a shape.
+//! Vendor and device identifiers are those of real chips in the PCI ID repository (pci-ids.ucw.cz). 10ee:903f and
+//! 10ee:9038 are the default identifiers of Xilinx's DMA core (PG195).
 
 use super::super::*;
 use std::fs;
@@ -15,15 +15,15 @@ mod judged;
 mod kept;
 mod nics;
 
-/// A machine in a directory of its own.
+/// The files of an emulated machine in a temporary directory.
 pub(super) struct Machine {
     dir: tempfile::TempDir,
     gpus: Vec<Gpu>,
-    /// Bytes of the ring that is asked about.
+    /// Size in bytes of the ring in each query.
     ring: u64,
 }
 
-/// `64K`, `1M`, `80G` in bytes.
+/// Parses a size such as `64K`, `1M` or `80G` and returns it in bytes.
 fn bytes(text: &str) -> u64 {
     let (number, unit) = text.split_at(text.len() - 1);
     let shift = match unit {
@@ -35,7 +35,7 @@ fn bytes(text: &str) -> u64 {
     number.parse::<u64>().unwrap() << shift
 }
 
-/// `3x16` as `/sys` writes speed and width.
+/// Converts a link such as `3x16` to the speed and width that `/sys` reports.
 fn lanes(text: &str) -> (&str, &str) {
     let (generation, width) = text.split_once('x').unwrap();
     let speed = match generation {
@@ -56,7 +56,7 @@ impl Machine {
             gpus: Vec::new(),
             ring: 64 << 20,
         };
-        // The directories that the lines before led into, the host bridge's first.
+        // The directories of the current branch, starting with the host bridge.
         let mut above: Vec<PathBuf> = Vec::new();
         for line in shape.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -110,7 +110,7 @@ impl Machine {
         fs::write(path, text).unwrap();
     }
 
-    /// Makes `name` in `directory` of `/sys` lead to `target`.
+    /// Creates a symbolic link `name` in `directory` of `/sys` to `target`.
     fn lead(&self, directory: &str, name: &str, target: &str) {
         let directory = self.sys().join(directory);
         fs::create_dir_all(&directory).unwrap();
@@ -130,8 +130,8 @@ impl Machine {
             let (key, value) = fact.split_once('=').unwrap();
             match key {
                 "link" => {
-                    let (now, most) = value.split_once('/').unwrap_or((value, value));
-                    for (which, lanes) in [("current", lanes(now)), ("max", lanes(most))] {
+                    let (now, max) = value.split_once('/').unwrap_or((value, value));
+                    for (which, lanes) in [("current", lanes(now)), ("max", lanes(max))] {
                         write(&format!("{which}_link_speed"), &format!("{}\n", lanes.0));
                         write(&format!("{which}_link_width"), &format!("{}\n", lanes.1));
                     }
@@ -150,7 +150,7 @@ impl Machine {
                 "acs" => {
                     config.resize(4096, 0);
                     if value != "none" {
-                        // The capability alone, version 1, in the place of the first.
+                        // ACS is the first and only extended capability, version 1.
                         let control = u32::from_str_radix(value, 16).unwrap();
                         config[0x100..0x104].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
                         config[0x104..0x108].copy_from_slice(&(control << 16 | 0x5f).to_le_bytes());
@@ -170,7 +170,7 @@ impl Machine {
         self.lead("bus/pci/devices", address, at);
     }
 
-    /// An RDMA NIC. `place` is its PCI address, or the interface that a soft-RoCE NIC uses.
+    /// Adds an RDMA NIC. `place` is its PCI address, or the network interface that a soft-RoCE NIC uses.
     fn rdma(&self, name: &str, place: &str) {
         let device = self.sys().join("bus/pci/devices").join(place);
         let device = device.canonicalize().ok();
@@ -179,7 +179,7 @@ impl Machine {
             None => self.sys().join("devices/virtual/infiniband").join(name),
         };
         fs::create_dir_all(&at).unwrap();
-        // Must never be recorded: identifies one device.
+        // The GUID identifies a single device, so it must never be recorded.
         fs::write(at.join("node_guid"), "0c42:a103:00aa:bbcc\n").unwrap();
         if let Some(device) = &device {
             fs::write(at.join("hca_type"), "MT4123\n").unwrap();
@@ -188,12 +188,12 @@ impl Machine {
         } else {
             fs::write(at.join("parent"), format!("{place}\n")).unwrap();
         }
-        let cards = self.sys().join(nic::CARDS);
+        let cards = self.sys().join(nic::NICS);
         fs::create_dir_all(&cards).unwrap();
         symlink(at, cards.join(name)).unwrap();
     }
 
-    /// A port of it; of Gbit/s `rate`, with the addresses `gids`, as in `v2=::ffff:10.0.0.1`.
+    /// Adds a port to a NIC, with its `rate` in Gbit/s and the addresses `gids`, such as `v2=::ffff:10.0.0.1`.
     fn port(
         &self,
         nic: &str,
@@ -202,7 +202,7 @@ impl Machine {
         netdev: &str,
         gids: &[&str],
     ) {
-        let at = format!("sys/{}/{nic}/ports/{number}", nic::CARDS);
+        let at = format!("sys/{}/{nic}/ports/{number}", nic::NICS);
         let write = |file: &str, text: &str| self.write(&format!("{at}/{file}"), text);
         let state_number = if state == "ACTIVE" { 4 } else { 1 };
         write("state", &format!("{state_number}: {state}\n"));
@@ -227,7 +227,7 @@ impl Machine {
                 write(&format!("gid_attrs/ndevs/{index}"), &format!("{netdev}\n"));
             }
         }
-        // The rest of the table is empty.
+        // The next entry of the GID table is empty.
         let rest = gids.len();
         write(
             &format!("gids/{rest}"),
@@ -237,11 +237,11 @@ impl Machine {
             && self
                 .dir
                 .path()
-                .join(format!("sys/{}/{nic}/device", nic::CARDS))
+                .join(format!("sys/{}/{nic}/device", nic::NICS))
                 .exists()
         {
             let place = number.parse::<u32>().unwrap() - 1;
-            let file = format!("sys/{}/{nic}/device/net/{netdev}/dev_port", nic::CARDS);
+            let file = format!("sys/{}/{nic}/device/net/{netdev}/dev_port", nic::NICS);
             self.write(&file, &format!("{place}\n"));
         }
     }
@@ -298,8 +298,8 @@ impl Machine {
         }
     }
 
-    /// What is found about every pair.
-    fn ways(&self, preference: P2pPreference) -> Vec<DevicePath> {
+    /// Returns the data paths of every pair of a device and a GPU.
+    fn device_paths(&self, preference: P2pPreference) -> Vec<DevicePath> {
         let topology = self.topology();
         let pairs = topology.pci.pairs(&topology.gpus);
         pairs
@@ -319,15 +319,19 @@ impl Machine {
             .collect()
     }
 
-    /// The tree and what is found about every pair.
+    /// Renders the tree and the data paths of every pair.
     fn describe(&self) -> String {
-        let ways = self.ways(P2pPreference::Auto);
-        let ways: Vec<_> = ways.iter().map(DevicePath::text).collect();
-        format!("{}\n{}", self.topology().tree(false), ways.join("\n"))
+        let device_paths = self.device_paths(P2pPreference::Auto);
+        let device_paths: Vec<_> = device_paths.iter().map(DevicePath::text).collect();
+        format!(
+            "{}\n{}",
+            self.topology().tree(false),
+            device_paths.join("\n")
+        )
     }
 }
 
-/// The text of a shape.
+/// Creates the machine of a shape file.
 macro_rules! shape {
     ($name:literal) => {
         Machine::new(include_str!(concat!(
@@ -340,7 +344,7 @@ macro_rules! shape {
 }
 use shape;
 
-/// A test that holds what is found about a shape to what was found before.
+/// Defines tests that compare the description of a shape with its stored snapshot.
 macro_rules! shapes {
     ($($test:ident, $name:literal;)*) => {$(
         #[test]

@@ -1,5 +1,5 @@
-//! The announcement that a board sends once a second for discovery: 300 bytes laid out like a BOOTP request (RFC 951), with its
-//! addresses and, in the vendor's part, what it is.
+//! The announcement that a board sends once a second for discovery. The announcement has 300 bytes in the layout of a
+//! BOOTP request (RFC 951). It contains the board's addresses and, in the vendor area, the board's identity.
 
 use super::SensorError;
 use super::counts::Shared;
@@ -7,16 +7,16 @@ use std::net::{SocketAddrV4, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The UDP port that announcements come from.
+/// The UDP source port of announcements.
 const FROM: u16 = 12_268;
-/// The version of the gateware.
+/// The gateware version.
 pub(super) const GATEWARE: u16 = 0x2602;
 const BYTES: usize = 300;
 const EVERY: Duration = Duration::from_secs(1);
-/// How often the thread looks whether it is to end.
+/// Interval at which the thread checks whether it must end.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Announces a board.
+/// Sends the announcements of a board.
 #[derive(Debug)]
 pub(super) struct Announcer {
     socket: UdpSocket,
@@ -51,8 +51,10 @@ impl Announcer {
                     let seconds = u16::try_from(start.elapsed().as_secs()).unwrap_or(u16::MAX);
                     match self.socket.send_to(&message(self.board, seconds), self.to) {
                         Ok(_) => shared.lock().announcements += 1,
-                        // No host listens. The next announcement may be received.
-                        Err(error) => tracing::debug!("announcing to {}: {error}", self.to),
+                        // No host listens yet. A later announcement may be received.
+                        Err(error) => {
+                            tracing::debug!("cannot send an announcement to {}: {error}", self.to);
+                        }
                     }
                     number += 1;
                 }
@@ -61,41 +63,41 @@ impl Announcer {
     }
 }
 
-/// The Ethernet address of the board at `ip`: a locally administered one with the IP address in it.
+/// Returns the Ethernet address of a board: a locally administered address that contains the board's IP address.
 fn ethernet(board: SocketAddrV4) -> [u8; 6] {
     let [a, b, c, d] = board.ip().octets();
     [0x02, 0xda, a, b, c, d]
 }
 
-/// An announcement; `seconds` is how long the board has been running.
+/// Builds an announcement. `seconds` is the uptime of the board.
 fn message(board: SocketAddrV4, seconds: u16) -> [u8; BYTES] {
     let ethernet = ethernet(board);
     let [.., host] = board.ip().octets();
-    // Vendor tag and length of what follows, vendor, data plane, version of this layout, board.
+    // Vendor tag, length of the rest, vendor, data plane, version of this layout, board.
     let mut vendor = vec![0xe0, 39];
     vendor.extend(b"NVDA");
     vendor.extend([0, 2, 2, 0]);
-    // What identifies the kind of board, 20 bytes; serial number, 7 bytes.
+    // The board type (20 bytes) and the serial number (7 bytes).
     vendor.extend(b"daq simulated sensor");
     vendor.extend([b'S', b'I', b'M', 0, 0, 0, host]);
-    // Versions of the gateware (little-endian) and its checksum.
+    // The gateware version (little-endian) and the gateware checksum.
     vendor.extend(GATEWARE.to_le_bytes());
     vendor.extend([0, 0]);
     let pieces: [&[u8]; 11] = [
-        // Request, Ethernet, length of its addresses, hops.
+        // BOOTP request, Ethernet, length of an Ethernet address, hops.
         &[1, 1, 6, 0],
-        // Transaction.
+        // Transaction identifier.
         &[0; 4],
         &seconds.to_be_bytes(),
         // Flags.
         &[0; 2],
-        // The board's own address.
+        // The board's IP address.
         &board.ip().octets(),
-        // Given, server's and gateway's address.
+        // Assigned address, server address and gateway address.
         &[0; 12],
         &ethernet,
         &[0; 10],
-        // Server and boot file.
+        // Server name and boot file.
         &[0; 64],
         &[0; 128],
         &vendor,
@@ -119,7 +121,7 @@ mod tests {
         assert_eq!(message[12..16], [192, 168, 0, 2]);
         assert_eq!(message[28..34], [0x02, 0xda, 192, 168, 0, 2]);
         assert_eq!(message[236..242], [0xe0, 39, b'N', b'V', b'D', b'A']);
-        // Tag and length are not counted.
+        // The length excludes the tag and the length itself.
         let vendor = &message[236..];
         assert_eq!(vendor[2 + 39 - 4..2 + 39], [0x02, 0x26, 0, 0]);
         assert!(vendor[2 + 39..].iter().all(|byte| *byte == 0));

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   request: command u8, flags u8, sequence u16, reserved u16, then address u32 and data u32 for each access
-//!   reply:   command | 0x80, flags, sequence, status u8, reserved u8, address and data for each access, latched u16
+//!   reply:   command | 0x80, flags, sequence, status u8, reserved u8, address and data for each access, latched
+//! sequence u16
 //! ```
 
 use super::counts::Shared;
@@ -22,9 +23,9 @@ const READ: u8 = 0x14;
 const READ_BLOCK: u8 = 0x19;
 const REPLY: u8 = 0x80;
 
-/// The flag of a write that is to be answered.
+/// Flag of a write: the host requests a reply.
 const ANSWER: u8 = 1;
-/// The flag of a request whose sequence number is to be one more than the one before.
+/// Flag of a request: its sequence number must follow that of the previous request.
 const IN_SEQUENCE: u8 = 2;
 
 const SUCCESS: u8 = 0x00;
@@ -36,35 +37,35 @@ const OUT_OF_SEQUENCE: u8 = 0x0b;
 const HEADER: usize = 6;
 const ACCESS: usize = 8;
 const MAX_ACCESSES: usize = 511;
-/// Sensors whose log messages are limited apart from each other.
+/// Number of sensors whose log messages are limited separately.
 const SENSORS: usize = 8;
-/// How often the thread looks whether it is to end.
+/// Interval at which the thread checks whether it must end.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long a board that restarts answers nothing.
+/// Time after a restart during which the board does not reply.
 const DOWN: Duration = Duration::from_millis(300);
 
-/// Answers requests.
+/// The server of the control plane.
 pub(super) struct Server {
     socket: UdpSocket,
-    /// What replies are sent through, where that is not the socket that requests come to.
+    /// Socket from which replies are sent, if different from the socket that receives requests.
     answers: Option<UdpSocket>,
     registers: Registers,
     /// The registers after power-on.
     initial: Registers,
-    /// Sensors that can be armed and send nothing.
+    /// Sensors that can be armed but send nothing.
     dead: Vec<usize>,
-    /// Until when nothing is answered.
+    /// End of the time during which the board does not reply.
     down_until: Option<Instant>,
     faults: Faults,
     lines: Vec<Arc<Line>>,
     shared: Arc<Shared>,
-    /// Requests so far.
+    /// Number of requests so far.
     requests: u64,
-    /// Sequence number of the request before.
+    /// Sequence number of the previous request.
     before: Option<u16>,
-    /// That request.
+    /// The bytes of the previous request.
     last: Vec<u8>,
-    /// Limits on log messages of each sensor: armed, disarmed.
+    /// Limits on the log messages of each sensor: armed, disarmed.
     limits: [(LogLimit, LogLimit); SENSORS],
     mistakes: LogLimit,
 }
@@ -98,7 +99,7 @@ impl Server {
 
     pub(super) fn run(mut self, stop: &AtomicBool) {
         if let Err(error) = self.socket.set_read_timeout(Some(POLL_INTERVAL)) {
-            tracing::error!("the control plane cannot wait: {error}");
+            tracing::error!("the control plane cannot set the timeout of its socket: {error}");
             return;
         }
         let mut datagram = vec![0; 65_536];
@@ -106,7 +107,8 @@ impl Server {
             if self.shared.takes_reboot() {
                 self.reboot();
             }
-            // A refusal of an earlier reply comes back here as an error; like no request, it is nothing to answer.
+            // An error may also be an ICMP rejection of an earlier reply. It needs no reply, as if no request had
+            // arrived.
             let Ok((bytes, from)) = self.socket.recv_from(&mut datagram) else {
                 continue;
             };
@@ -122,7 +124,7 @@ impl Server {
         }
     }
 
-    /// Loses everything that was written, and answers nothing for a while.
+    /// Resets all registers, and makes the board ignore requests for a while.
     fn reboot(&mut self) {
         tracing::info!("restarting");
         let effects = self.registers.reset(self.initial.clone());
@@ -140,7 +142,8 @@ impl Server {
         let mut next = [0; HEADER + ACCESS];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         let is_more = rustix::net::recv(&self.socket, &mut next, flags).is_ok();
-        // A host that has waited for long asks the same again: then what follows may have come while this was answered.
+        // A host repeats its request after a timeout. The next request may therefore have arrived while this one was
+        // processed, without a mistake of the host.
         let is_repeated = request == self.last || request.starts_with(&next);
         let through = self.answers.as_ref().unwrap_or(&self.socket);
         let sent = through.send_to(reply, to).is_ok();
@@ -149,7 +152,7 @@ impl Server {
         counts.overlapped += u64::from(is_more && !is_repeated);
     }
 
-    /// Carries a request out, and makes its reply where it gets one.
+    /// Executes a request. Returns the reply, or `None` if the request must not be answered.
     fn answer(&mut self, request: &[u8]) -> Option<Vec<u8>> {
         let Some((&[command, flags, high, low, _, _], accesses)) =
             request.split_first_chunk::<HEADER>()
@@ -210,7 +213,8 @@ impl Server {
         Some(reply)
     }
 
-    /// Reads or writes registers one after the other until one is refused; `done` is the reply's payload for them.
+    /// Reads or writes registers in order until an access is rejected. Appends the accesses to `done`, the payload of
+    /// the reply.
     fn carry_out(&mut self, is_write: bool, pairs: &[[u8; ACCESS]], done: &mut Vec<u8>) -> u8 {
         for &[a, b, c, d, e, f, g, h] in pairs {
             let address = u32::from_be_bytes([a, b, c, d]);
@@ -234,7 +238,8 @@ impl Server {
         SUCCESS
     }
 
-    /// Does what follows from a write, before it is answered: a sensor whose disarming is answered sends nothing more.
+    /// Applies the effect of a write before the reply is sent. Once the reply to a disarming write is sent, the sensor
+    /// therefore sends no more packets.
     fn follow(&self, effect: Effect) {
         match effect {
             Effect::Armed(sensor, target) => {

@@ -1,79 +1,79 @@
-//! What a board has seen and done.
+//! The counters of a board.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many sentences about a host's mistakes are kept.
+/// Maximum number of stored descriptions of host mistakes.
 const MAX_MISTAKES: usize = 16;
 
-/// What a board has seen and done.
+/// The counters of a board.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// Control requests that could be read.
+    /// Number of valid control requests.
     pub requests: u64,
-    /// Replies that were sent.
+    /// Number of replies that were sent.
     pub replies: u64,
-    /// Requests that were answered with a status other than success.
+    /// Number of requests that were answered with an error status.
     pub refused: u64,
-    /// Datagrams at the control port that are no requests.
+    /// Number of datagrams at the control port that are not valid requests.
     pub malformed: u64,
-    /// Requests that came before the one before had its reply.
+    /// Number of requests that arrived before the reply to the previous request was sent.
     pub overlapped: u64,
-    /// Replies that a fault kept back or changed.
+    /// Number of replies that a fault suppressed or changed.
     pub ecb_faults: u64,
-    /// Times that the board restarted.
+    /// Number of restarts of the board.
     pub reboots: u64,
-    /// Announcements that were sent.
+    /// Number of announcements that were sent.
     pub announcements: u64,
-    /// Mistakes of the host in the order of register writes.
+    /// Number of register writes of the host in the wrong order.
     pub order_errors: u64,
-    /// Registers of a sensor that were written while it was armed; each is an order error as well.
+    /// Number of writes to registers of an armed sensor. Each write is also counted as an order error.
     pub changed_while_armed: u64,
-    /// The first of the mistakes, in words.
+    /// Descriptions of the host's first mistakes.
     pub mistakes: Vec<String>,
-    /// Each sensor.
+    /// The counters of each sensor.
     pub sensors: Vec<SensorCounts>,
 }
 
-/// What a sensor has done.
+/// The counters of a sensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SensorCounts {
-    /// How often it was armed.
+    /// Number of times that the sensor was armed.
     pub arms: u64,
-    /// How often it was disarmed.
+    /// Number of times that the sensor was disarmed.
     pub disarms: u64,
-    /// Frames that were sent to their end.
+    /// Number of frames that were sent completely.
     pub frames: u64,
-    /// Frames that disarming cut short.
+    /// Number of frames that were truncated because the sensor was disarmed.
     pub cut: u64,
-    /// Packet sequence numbers that were used.
+    /// Number of packet sequence numbers that were used.
     pub numbers: u64,
-    /// Packets that were sent, duplicates and damaged ones with them.
+    /// Number of packets that were sent, including duplicates and damaged packets.
     pub packets: u64,
-    /// Bytes of frames in these packets.
+    /// Number of payload bytes of frames in the sent packets.
     pub bytes: u64,
-    /// Packets that a fault kept back.
+    /// Number of packets that a fault suppressed.
     pub dropped: u64,
-    /// Packets that a fault sent later than their turn.
+    /// Number of packets that a fault delayed.
     pub late: u64,
-    /// Packets that a fault sent once more.
+    /// Number of packets sent twice because of an injected fault.
     pub duplicates: u64,
-    /// Packets that a fault damaged.
+    /// Number of packets that a fault damaged.
     pub damaged: u64,
     /// Number of restarts of the packet sequence numbers.
     pub restarts: u64,
-    /// Times it fell silent.
+    /// Number of times that a fault silenced the sensor.
     pub silences: u64,
-    /// Packets that the system did not take.
+    /// Number of packets that the operating system or the NIC failed to send.
     pub send_errors: u64,
 }
 
-/// The counts of a running board.
+/// The counters and the control flags of a running board.
 #[derive(Debug)]
 pub(super) struct Shared {
     counts: Mutex<Counts>,
-    /// Whether the board is to restart.
+    /// True if a restart was requested.
     reboots: AtomicBool,
 }
 
@@ -88,12 +88,12 @@ impl Shared {
         }
     }
 
-    /// Has the board restart.
+    /// Requests a restart of the board.
     pub(super) fn reboot(&self) {
         self.reboots.store(true, Ordering::Release);
     }
 
-    /// Whether the board is to restart; true once.
+    /// Returns true if a restart was requested, and clears the request.
     pub(super) fn takes_reboot(&self) -> bool {
         self.reboots.swap(false, Ordering::AcqRel)
     }
@@ -102,19 +102,19 @@ impl Shared {
         self.lock().clone()
     }
 
-    /// The counts are valid even if a thread panicked while it held the lock.
+    /// Locks the counts, which are valid even if a thread panicked while it held the lock.
     pub(super) fn lock(&self) -> MutexGuard<'_, Counts> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts something of a sensor.
+    /// Updates the counters of a sensor.
     pub(super) fn sensor(&self, sensor: usize, count: impl FnOnce(&mut SensorCounts)) {
         if let Some(counts) = self.lock().sensors.get_mut(sensor) {
             count(counts);
         }
     }
 
-    /// Counts a mistake of the host.
+    /// Counts a mistake of the host and stores its description.
     pub(super) fn mistake(&self, what: String) {
         let mut counts = self.lock();
         counts.order_errors += 1;

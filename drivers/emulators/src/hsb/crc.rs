@@ -1,7 +1,7 @@
-//! CRC-32 as Ethernet has it (IEEE 802.3, reflected, polynomial 0x04c11db7): the one that the invariant checksum of
-//! RoCE v2 is.
+//! CRC-32 as in Ethernet (IEEE 802.3, reflected, polynomial 0x04c11db7). RoCE v2 uses this CRC as the invariant
+//! checksum.
 
-/// Bytes that are taken at once.
+/// Number of bytes per step.
 const STEP: usize = 16;
 
 static TABLES: [[u32; 256]; STEP] = tables();
@@ -10,7 +10,7 @@ const fn tables() -> [[u32; 256]; STEP] {
     let mut tables = [[0; 256]; STEP];
     let mut byte = 0;
     while byte < 256 {
-        #[expect(clippy::cast_possible_truncation, reason = "below 256")]
+        #[expect(clippy::cast_possible_truncation, reason = "the value is below 256")]
         let mut value = byte as u32;
         let mut bit = 0;
         while bit < 8 {
@@ -33,17 +33,17 @@ const fn tables() -> [[u32; 256]; STEP] {
     tables
 }
 
-/// A checksum in the making.
+/// An unfinished checksum.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crc(u32);
 
 impl Crc {
-    /// Of nothing yet.
+    /// Returns the initial state, before any bytes were appended.
     pub(super) const fn new() -> Self {
         Self(!0)
     }
 
-    /// With `bytes` behind.
+    /// Returns the state after `bytes` were appended.
     #[must_use]
     pub(super) fn with(self, bytes: &[u8]) -> Self {
         let mut crc = self.0;
@@ -65,7 +65,7 @@ impl Crc {
         Self(crc)
     }
 
-    /// The checksum.
+    /// Returns the checksum of all bytes so far.
     pub(super) const fn value(self) -> u32 {
         !self.0
     }
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn crc_in_any_pieces_equals_known_value() {
-        // The check value of CRC-32/ISO-HDLC.
+        // The standard check value of CRC-32/ISO-HDLC.
         assert_eq!(Crc::new().with(b"123456789").value(), 0xcbf4_3926);
         let bytes: Vec<u8> = (0..=255).cycle().take(1000).collect();
         let whole = Crc::new().with(&bytes).value();

@@ -1,111 +1,116 @@
-//! What goes wrong on request, and when.
+//! The faults that an emulated board can inject, and when.
 
 use daq_core::config::nearest;
 use std::fmt;
 use std::str::FromStr;
 
-/// What the number behind a fault's name counts.
+/// The event that the number after a fault's name counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Packets of a sensor, from 0, including packets that faults suppress. Never restarts.
+    /// The number of a packet of the sensor, counted from 0. Packets that faults suppress are counted too. The count
+    /// never restarts.
     Packet,
-    /// Frames of a sensor, from 0.
+    /// The number of a frame of the sensor, counted from 0.
     Frame,
-    /// Control requests, from 0.
+    /// The number of a control request, counted from 0.
     Request,
 }
 
-/// Each fault: its name, what its number counts, its meaning.
+/// Each fault: its name, the unit of its number, and its description.
 pub const FAULTS: &[(&str, Unit, &str)] = &[
     (
         "drop",
         Unit::Packet,
-        "the packet is lost; with :COUNT so many from there on",
+        "the packet is not sent; with :COUNT, COUNT consecutive packets are not sent",
     ),
     (
         "gap",
         Unit::Packet,
-        "the same: COUNT packets from there on are lost",
+        "another name for drop: with :COUNT, COUNT consecutive packets are not sent",
     ),
     (
         "reorder",
         Unit::Packet,
-        "the packet comes behind the next one",
+        "the packet is sent after the next packet",
     ),
     (
         "duplicate",
         Unit::Packet,
-        "the packet comes twice; with :COUNT so many times more",
+        "the packet is sent twice; with :COUNT, COUNT additional copies are sent",
     ),
     (
         "bad-va",
         Unit::Packet,
-        "its address lies behind the last page",
+        "the packet's target address is beyond the last page",
     ),
-    ("bad-rkey", Unit::Packet, "its remote key is another one"),
+    (
+        "bad-rkey",
+        Unit::Packet,
+        "the packet has a wrong remote key",
+    ),
     (
         "bad-length",
         Unit::Packet,
-        "it claims 128 bytes more than it has",
+        "the length in the packet's header exceeds the payload by 128 bytes",
     ),
     (
         "bad-opcode",
         Unit::Packet,
-        "its opcode is none of a write (0x04)",
+        "the packet's opcode is 0x04, which is not an RDMA write",
     ),
     (
         "bad-icrc",
         Unit::Packet,
-        "its invariant checksum does not fit",
+        "the packet's invariant CRC (ICRC) is wrong",
     ),
     (
         "no-metadata",
         Unit::Frame,
-        "the frame ends with its last data, without metadata",
+        "the frame ends with its last data packet; its metadata is not sent",
     ),
     (
         "late-immediate",
         Unit::Frame,
-        "the frame's last packet comes behind the first of the next frame",
+        "the last packet of the frame is sent after the first packet of the next frame",
     ),
     (
         "replay",
         Unit::Frame,
-        "all packets of the frame come once more behind it",
+        "all packets of the frame are sent again after the frame",
     ),
     (
         "silent",
         Unit::Frame,
-        "this frame and all later ones are not sent until the sensor is armed again",
+        "this frame and all later frames are not sent until the sensor is armed again",
     ),
     (
         "restart",
         Unit::Frame,
-        "packet and frame numbers restart, as after a reset",
+        "the packet and frame numbers restart at this frame, as after a reset",
     ),
     (
         "reboot",
         Unit::Frame,
-        "the board restarts at this frame of sensor 0: registers are lost, requests are not answered for a while",
+        "the board restarts at this frame of sensor 0; the board loses all register values and does not answer requests for a while",
     ),
     (
         "ecb-silent",
         Unit::Request,
-        "the request is carried out and not answered; with :COUNT so many",
+        "the request is executed but not answered; with :COUNT, COUNT consecutive requests are not answered",
     ),
     (
         "ecb-sequence",
         Unit::Request,
-        "the reply carries another sequence number",
+        "the reply has a wrong sequence number",
     ),
     (
         "ecb-status",
         Unit::Request,
-        "the request is refused: invalid address",
+        "the request is rejected with the status \"invalid address\"",
     ),
 ];
 
-/// A fault, and what meets it.
+/// A fault with the numbers at which it occurs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultOption {
     name: &'static str,
@@ -115,7 +120,7 @@ pub struct FaultOption {
 }
 
 impl FaultOption {
-    /// The fault's name.
+    /// Returns the fault's name.
     pub const fn name(&self) -> &'static str {
         self.name
     }
@@ -127,7 +132,7 @@ impl FromStr for FaultOption {
     fn from_str(text: &str) -> Result<Self, String> {
         let malformed = || {
             format!(
-                "{text:?} is not a fault and the packet, frame or request that meets it; try \"drop@50\" or \"gap@50:3\""
+                "{text:?} is not of the form NAME@N or NAME@N:COUNT, where N is the number of a packet, frame or request; try \"drop@50\" or \"gap@50:3\""
             )
         };
         let (name, when) = text.split_once('@').ok_or_else(malformed)?;
@@ -146,7 +151,10 @@ impl FromStr for FaultOption {
             }),
             None => Err(match nearest(name, &names) {
                 Some(near) => format!("there is no fault `{name}`; did you mean `{near}`?"),
-                None => format!("there is no fault `{name}`; there are {}", names.join(", ")),
+                None => format!(
+                    "there is no fault `{name}`; available: {}",
+                    names.join(", ")
+                ),
             }),
         }
     }
@@ -162,7 +170,7 @@ impl fmt::Display for FaultOption {
     }
 }
 
-/// The faults of a sensor, or of the control plane.
+/// The faults of a sensor or of the control plane.
 #[derive(Clone, Debug)]
 pub(super) struct Faults(Vec<FaultOption>);
 
@@ -171,14 +179,15 @@ impl Faults {
         Self(all.to_vec())
     }
 
-    /// Whether `name` meets number `at`.
+    /// Returns true if the fault `name` occurs at number `at`.
     pub(super) fn hits(&self, name: &str, at: u64) -> bool {
         self.0.iter().any(|fault| {
             fault.name == name && at.checked_sub(fault.at).is_some_and(|n| n < fault.count)
         })
     }
 
-    /// The count of `name` at exactly `at`.
+    /// Returns the number of occurrences of the fault `name` that first occurs at number `at`; `None` if no such fault
+    /// exists.
     pub(super) fn count(&self, name: &str, at: u64) -> Option<u64> {
         let found = self
             .0
@@ -187,7 +196,7 @@ impl Faults {
         found.map(|fault| fault.count)
     }
 
-    /// Whether any fault meets frame `frame`, which has the packets from `first` on, `packets` of them.
+    /// Returns true if any fault affects frame `frame`, whose packets are the `packets` packets starting at `first`.
     pub(super) fn touch(&self, frame: u64, first: u64, packets: u64) -> bool {
         self.0.iter().any(|fault| {
             let (from, to) = match fault.unit {
@@ -239,7 +248,7 @@ mod tests {
         assert!(!faults.hits("drop", 50));
         assert_eq!(faults.count("gap", 50), Some(3));
         assert_eq!(faults.count("gap", 51), None);
-        // Frames of ten packets.
+        // Frames of ten packets each.
         let touched: Vec<u64> = (0..10)
             .filter(|frame| faults.touch(*frame, frame * 10, 10))
             .collect();

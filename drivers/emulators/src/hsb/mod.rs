@@ -3,23 +3,24 @@
 //! ```text
 //!   discovery: announces its address once a second ──▶ hosts
 //!   control:   one request at a time ◀──▶ host ──▶ registers ──▶ arms and disarms
-//!   stream:    a thread a sensor: frames ──▶ packets of RoCE v2 in UDP ──▶ what the registers name
-//!              or writes by a queue pair of a card
+//!   stream:    one thread per sensor: frames ──▶ packets of RoCE v2 in UDP ──▶ the destination in the registers
+//!              or RDMA writes by a queue pair of a NIC
 //! ```
-//! Written from the vendor's documentation of the protocol, independently of the source `hsb`. They share no constants,
-//! so that a mistake does not cancel out. The emulator also checks the host: requests that a real board would accept
-//! silently, and that would make it write to wrong memory, are counted and logged.
+//! The emulator is written from the vendor's documentation of the protocol, independently of the source `hsb`. The two
+//! share no constants, so that the same mistake is unlikely to be in both and stay undetected. The emulator also checks
+//! the host. It counts and logs requests that a real board would accept without an error, but that would make the board
+//! write to wrong memory.
 //!
-//! What it does not do: the invariant checksum is right for IP packets that carry identification 0 and must not be
-//! fragmented; what the kernel really puts there a UDP socket cannot know, so a card that checks it against the IP
-//! header drops the packets.
+//! Limitation: the invariant checksum is valid only for IP packets with identification 0 and the don't-fragment flag. A
+//! UDP socket cannot read the identification that Linux sets, so a NIC that verifies the checksum with the IP header
+//! drops the packets.
 
 mod announce;
-mod card;
 mod control;
 mod counts;
 mod crc;
 mod faults;
+mod nic;
 mod packet;
 pub mod pattern;
 mod registers;
@@ -45,43 +46,43 @@ use stream::Line;
 pub const CONTROL: u16 = 8192;
 /// The UDP port that announcements are sent to.
 pub const ANNOUNCE: u16 = 12_267;
-/// The most sensors of a board: bits of a mask.
+/// The maximum number of sensors of a board: the number of bits of a mask.
 pub const MAX_SENSORS: usize = 32;
-/// The most planes of a board.
+/// The maximum number of planes of a board.
 pub const MAX_PLANES: usize = 8;
 
 /// Options of an emulated board.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where its control plane listens; data comes from the same address.
+    /// The address of the control plane; data packets use the same source address.
     pub listen: SocketAddrV4,
-    /// Where it announces itself; nowhere without it.
+    /// The destination of announcements; with `None`, the board sends no announcements.
     pub announce: Option<SocketAddrV4>,
-    /// Sensors, 1 to 32.
+    /// Number of sensors, 1 to 32.
     pub sensors: usize,
-    /// Planes, 1 to 8: each has a mask of the sensors that it sends for.
+    /// Number of planes, 1 to 8. Each plane has a mask of the sensors whose packets the plane sends.
     pub planes: usize,
-    /// Payload of each sensor; without it, as fast as it goes.
+    /// Payload rate of each sensor; with `None`, sensors send as fast as possible.
     pub rate: Option<BitRate>,
-    /// Each sensor falls silent after so many frames.
+    /// Number of frames after which each sensor stops sending; `None` means no limit.
     pub frames: Option<u64>,
-    /// What the payload is.
+    /// The contents of the payload.
     pub pattern: Pattern,
-    /// Metadata in the last data packet where there is room, instead of always in a packet of its own.
+    /// True: metadata is appended to the last data packet if it fits. False: metadata is always in a separate packet.
     pub embedded: bool,
-    /// Only the low 20 bits of packet sequence numbers are kept.
+    /// True: packet sequence numbers have only 20 bits.
     pub psn20: bool,
-    /// The first packet sequence number, below 2^24.
+    /// The first packet sequence number (PSN); must be below 2^24.
     pub psn: u32,
-    /// Whether the kernel cuts bursts into packets.
+    /// True: Linux splits bursts into packets (UDP segmentation offload).
     pub offload: bool,
-    /// The card by whose queue pairs it writes, as a configuration names it; without it, packets go by UDP.
+    /// The name of the NIC whose queue pairs send the packets; `None` sends UDP packets through a socket.
     pub nic: Option<String>,
-    /// Address that control requests are answered from; without it, the one of `listen`.
+    /// Source address of control replies; `None` uses the address of `listen`.
     pub answer_from: Option<Ipv4Addr>,
-    /// Sensors that can be armed and send nothing.
+    /// Sensors that can be armed but send nothing.
     pub dead: Vec<usize>,
-    /// What goes wrong, and when.
+    /// The faults that the board injects.
     pub faults: Vec<FaultOption>,
 }
 
@@ -107,25 +108,25 @@ impl Default for Options {
     }
 }
 
-/// Why a board cannot be started.
+/// Error: a board cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SensorError {
-    /// The options are wrong.
+    /// The options are invalid.
     #[error("{0}")]
     Options(String),
     /// A socket cannot be opened.
     #[error(
-        "{what} on {address}: {source}; each board takes an address of its own; on the loopback interface 127.0.0.2, 127.0.0.3 and so on"
+        "{what} on {address}: {source}; each board needs its own address; on the loopback interface use 127.0.0.2, 127.0.0.3 and so on"
     )]
     Socket {
-        /// Which.
+        /// The purpose of the socket.
         what: &'static str,
-        /// Where.
+        /// The address of the socket.
         address: SocketAddrV4,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The card cannot be opened.
+    /// The NIC cannot be opened.
     #[error(transparent)]
     Nic(#[from] VerbsError),
     /// A thread cannot be started.
@@ -133,7 +134,7 @@ pub enum SensorError {
     Thread(io::Error),
 }
 
-/// A board that runs, until it is dropped or stopped.
+/// A running board, which stops when this value is dropped.
 #[derive(Debug)]
 pub struct Board {
     address: SocketAddrV4,
@@ -144,7 +145,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Starts a board; when it returns, the control plane is there.
+    /// Starts a board. When this function returns, the control plane accepts requests.
     pub fn start(options: &Options) -> Result<Self, SensorError> {
         check(options)?;
         let nic = options.nic.as_deref().map(nics::open).transpose()?;
@@ -199,7 +200,7 @@ impl Board {
         Ok(board)
     }
 
-    /// Where the control plane listens.
+    /// Returns the address of the control plane.
     pub const fn address(&self) -> SocketAddrV4 {
         self.address
     }
@@ -209,12 +210,12 @@ impl Board {
         self.shared.reboot();
     }
 
-    /// What has happened so far.
+    /// Returns the current counters.
     pub fn counts(&self) -> Counts {
         self.shared.counts()
     }
 
-    /// Whether a host has armed it and all its sensors are disarmed again.
+    /// Returns true if a host has armed the board and all sensors are disarmed again.
     pub fn is_left(&self) -> bool {
         let counts = self.counts();
         let arms: u64 = counts.sensors.iter().map(|sensor| sensor.arms).sum();
@@ -222,7 +223,7 @@ impl Board {
         arms > 0 && arms == disarms
     }
 
-    /// Stops the board and returns its counts.
+    /// Stops the board and returns its counters.
     pub fn stop(mut self) -> Counts {
         self.end();
         self.counts()
@@ -234,7 +235,7 @@ impl Board {
             line.end();
         }
         for thread in self.threads.drain(..) {
-            // The panic was already logged.
+            // The panic of a thread was already logged.
             let _ = thread.join();
         }
     }
@@ -259,7 +260,7 @@ impl Drop for Board {
     }
 }
 
-/// What every board wants of its options.
+/// Checks that the options are valid.
 fn check(options: &Options) -> Result<(), SensorError> {
     let wrong = |why: String| Err(SensorError::Options(why));
     if !(1..=MAX_SENSORS).contains(&options.sensors) {
@@ -276,23 +277,23 @@ fn check(options: &Options) -> Result<(), SensorError> {
     }
     if let Some(dead) = options.dead.iter().find(|dead| **dead >= options.sensors) {
         return wrong(format!(
-            "dead sensor {dead} of a board with {} sensors; they count from 0",
+            "dead sensor {dead} does not exist; the board has {} sensors, numbered from 0",
             options.sensors
         ));
     }
     if options.psn >= 1 << 24 {
         return wrong(format!(
-            "a first sequence number of {}: it has 24 bits, so it is below {}",
+            "the first packet sequence number is {}, but must be below {} (24 bits)",
             options.psn,
             1 << 24
         ));
     }
-    let is_impossible = |fault: &&FaultOption| card::IMPOSSIBLE.contains(&fault.name());
+    let is_impossible = |fault: &&FaultOption| nic::IMPOSSIBLE.contains(&fault.name());
     if options.nic.is_some()
         && let Some(fault) = options.faults.iter().find(is_impossible)
     {
         return wrong(format!(
-            "no card makes a packet with the fault {}; leave the card out",
+            "a NIC cannot send a packet with the fault {}; remove this fault or `nic`",
             fault.name()
         ));
     }
@@ -300,7 +301,7 @@ fn check(options: &Options) -> Result<(), SensorError> {
         && !(rate.is_finite() && rate > 0.0)
     {
         return wrong(format!(
-            "a rate of {} sends nothing; leave it out for as fast as it goes",
+            "the rate is {}, but must be greater than 0; omit the rate to send as fast as possible",
             BitRate(rate)
         ));
     }

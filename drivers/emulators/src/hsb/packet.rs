@@ -1,37 +1,37 @@
-//! One packet of the data plane: RoCE v2, an RDMA write of an unreliable connection, whole in one packet.
+//! A packet of the data plane: RoCE v2, an RDMA write of an unreliable connection that fits into one packet.
 //!
 //! ```text
-//!   base header 12 │ RDMA header 16 │ immediate 4, at a frame's end │ payload │ checksum 4
+//!   base header 12 │ RDMA header 16 │ immediate 4 (last packet of a frame) │ payload │ checksum 4
 //! ```
 //! Field layout and invariant checksum: InfiniBand Architecture Specification 1, sections 9.2, 9.3 and annex A17.
 
 use super::crc::Crc;
 use std::net::SocketAddrV4;
 
-/// RDMA write, only packet, unreliable connection.
+/// Opcode of an RDMA write on an unreliable connection whose message has only this packet.
 pub(super) const WRITE: u8 = 0x2a;
-/// The same, with an immediate.
+/// Opcode of an RDMA write with immediate data on an unreliable connection whose message has only this packet.
 pub(super) const WRITE_IMMEDIATE: u8 = 0x2b;
-/// Bytes of metadata.
+/// Size of the metadata in bytes.
 pub(super) const METADATA: usize = 128;
-/// What addresses, packets and metadata are multiples of.
+/// Addresses and the sizes of packets and metadata are multiples of this number of bytes.
 pub(super) const PAGE: usize = 128;
-/// Bytes of a packet beside payload and immediate.
+/// Size of a packet in bytes without payload and immediate data.
 pub(super) const OVERHEAD: usize = 12 + 16 + 4;
 
-/// The default partition.
+/// Partition key of the default partition.
 const PARTITION: u16 = 0xffff;
 const IP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
 
-/// Addresses of a flow.
+/// Source and destination address of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flow {
     pub(super) from: SocketAddrV4,
     pub(super) to: SocketAddrV4,
 }
 
-/// The headers of a packet.
+/// The header fields of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Headers {
     pub(super) opcode: u8,
@@ -39,14 +39,15 @@ pub(super) struct Headers {
     pub(super) psn: u32,
     pub(super) address: u64,
     pub(super) key: u32,
-    /// Bytes written, as claimed.
+    /// Number of bytes in the header field for the length. A fault can make this number differ from the size of the
+    /// payload.
     pub(super) length: u32,
     pub(super) immediate: Option<u32>,
-    /// Flips a bit of the checksum.
+    /// True: one bit of the checksum is inverted.
     pub(super) is_broken: bool,
 }
 
-/// Appends a packet to `into`; `payload` writes the payload's `bytes` bytes.
+/// Appends a packet to `into`; `payload` writes the `bytes` payload bytes.
 pub(super) fn push(
     into: &mut Vec<u8>,
     flow: &Flow,
@@ -72,18 +73,19 @@ pub(super) fn push(
     into.extend(sum.to_le_bytes());
 }
 
-/// The invariant checksum of `packet`, which begins with its base header and ends before the checksum: over everything
-/// from the IP header on, with ones for what may change on the way.
+/// Returns the invariant checksum of `packet`, which starts with its base header and ends before the checksum. The
+/// checksum covers all bytes from the IP header on. For the calculation, all bits of fields that may change on the way
+/// are set to 1.
 pub(super) fn checksum(flow: &Flow, packet: &[u8]) -> u32 {
     let udp = u16::try_from(UDP_HEADER + packet.len() + 4).unwrap_or(u16::MAX);
     let ip = u16::try_from(IP_HEADER + UDP_HEADER + packet.len() + 4).unwrap_or(u16::MAX);
-    // In place of a local route header.
+    // Eight bytes of ones replace the local route header.
     let mut masked = Vec::with_capacity(8 + IP_HEADER + UDP_HEADER);
     masked.extend([0xff; 8]);
-    // Version and header length, type of service (masked).
+    // Version and header length; type of service (masked).
     masked.extend([0x45, 0xff]);
     masked.extend(ip.to_be_bytes());
-    // Identification 0; not to be fragmented.
+    // Identification 0; don't-fragment flag.
     masked.extend([0, 0, 0x40, 0]);
     // Time to live (masked), UDP, header checksum (masked).
     masked.extend([0xff, 17, 0xff, 0xff]);
@@ -92,14 +94,14 @@ pub(super) fn checksum(flow: &Flow, packet: &[u8]) -> u32 {
     masked.extend(flow.from.port().to_be_bytes());
     masked.extend(flow.to.port().to_be_bytes());
     masked.extend(udp.to_be_bytes());
-    // Checksum (masked).
+    // UDP checksum (masked).
     masked.extend([0xff, 0xff]);
     let (before, rest) = packet.split_at(packet.len().min(4));
     let (_, after) = rest.split_at(rest.len().min(1));
     Crc::new()
         .with(&masked)
         .with(before)
-        // The reserved byte with the congestion bits.
+        // The reserved byte, which contains the congestion bits, is masked.
         .with(&[0xff])
         .with(after)
         .value()
@@ -108,20 +110,20 @@ pub(super) fn checksum(flow: &Flow, packet: &[u8]) -> u32 {
 /// The metadata of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Metadata {
-    /// The sequence number of the packet with the immediate.
+    /// The sequence number of the packet with the immediate data.
     pub(super) psn: u32,
-    /// When the frame began: seconds and nanoseconds.
+    /// Start time of the frame: seconds and nanoseconds.
     pub(super) start: (u64, u32),
-    /// Bytes of the frame.
+    /// Size of the frame in bytes.
     pub(super) bytes: u64,
-    /// The frame's number.
+    /// The frame number.
     pub(super) frame: u16,
-    /// When the metadata was made: seconds and nanoseconds.
+    /// Creation time of the metadata: seconds and nanoseconds.
     pub(super) made: (u64, u32),
 }
 
 impl Metadata {
-    /// As it is sent. The frame's checksum is left 0: the sensor's own data generator makes none either.
+    /// Encodes the metadata. The frame checksum is 0, as in the sensor's own data generator.
     pub(super) fn bytes(&self) -> [u8; METADATA] {
         let mut bytes = [0; METADATA];
         let fields: [&[u8]; 10] = [
@@ -147,7 +149,8 @@ impl Metadata {
     }
 }
 
-/// The immediate of a frame in page `page` that ends with packet `psn`: 12 bits and the number's low 20.
+/// Returns the immediate data of a frame in page `page` that ends with packet `psn`: bits 0 to 11 are the page, bits 12
+/// to 31 the low 20 bits of the sequence number.
 pub(super) const fn immediate(page: u32, psn: u32) -> u32 {
     (page & 0xfff) | (psn << 12)
 }
@@ -209,7 +212,8 @@ mod tests {
             into.copy_from_slice(&[1, 2, 3, 4]);
         });
         let (body, sum) = packet.split_at(packet.len() - 4);
-        // A whole packet from the IP header on, with what may change replaced by ones, as one piece.
+        // Compute the checksum in one step over the whole packet, starting at the IP header, with the variable fields
+        // masked by ones.
         let mut masked = vec![0xff; 8];
         masked.extend([
             0x45, 0xff, 0, 64, 0, 0, 0x40, 0, 0xff, 17, 0xff, 0xff, 192, 168, 0, 2, 192, 168, 0,

@@ -1,27 +1,27 @@
-//! What frames contain, so that every byte can be checked from sensor, frame number and place alone.
+//! The contents of frames: every byte can be verified from the sensor, the frame number and the position.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a word.
+/// Size of a word in bytes.
 const WORD: usize = 8;
-/// Bits of a word's place in its frame.
+/// Number of bits for the position of a word in its frame.
 const PLACE: u32 = 24;
-/// Bits of a frame's number in a word.
+/// Number of bits for the frame number in a word.
 const FRAME: u32 = 32;
 
-/// Maximum bytes of a frame, so that all its words are distinct.
+/// Maximum size of a frame in bytes, so that all its words are distinct.
 pub const LARGEST_FRAME: u64 = (WORD as u64) << PLACE;
 
-/// What the 64-bit little-endian words of a frame are.
+/// The contents of the 64-bit little-endian words of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(rename = "SensorPattern")]
 pub enum Pattern {
-    /// Bits 56 to 63 the sensor, 24 to 55 the frame's number, 0 to 23 the word's place in the frame.
+    /// Bits 56 to 63: sensor; bits 24 to 55: frame number; bits 0 to 23: position of the word in the frame.
     #[default]
     Counter,
-    /// The same, scattered over all bits.
+    /// The words of `counter`, mixed so that every bit of a word changes irregularly.
     Noise,
 }
 
@@ -35,7 +35,7 @@ impl Pattern {
     }
 }
 
-/// One to one, so that no two words are alike: the finalizer of SplitMix64.
+/// Mixes the bits of a word with the finalizer of SplitMix64, which maps distinct words to distinct words.
 const fn scatter(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -46,7 +46,7 @@ fn base(sensor: u8, frame: u64) -> u64 {
     (u64::from(sensor) << (PLACE + FRAME)) | ((frame & ((1 << FRAME) - 1)) << PLACE)
 }
 
-/// Makes the bytes of frame `frame` of sensor `sensor` from its byte `at` on.
+/// Fills `into` with the bytes of frame `frame` of sensor `sensor`, starting at byte `at`.
 pub fn fill(pattern: Pattern, sensor: u8, frame: u64, at: u64, into: &mut [u8]) {
     let base = base(sensor, frame);
     let mut place = at / WORD as u64;
@@ -69,7 +69,8 @@ pub fn fill(pattern: Pattern, sensor: u8, frame: u64, at: u64, into: &mut [u8]) 
     tail.copy_from_slice(&pattern.word(base, place).to_le_bytes()[..left]);
 }
 
-/// The first byte at which `bytes`, which begin at byte `at` of the frame, differ from it.
+/// Returns the position of the first byte in which `bytes`, which start at byte `at` of the frame, differ from the
+/// pattern.
 ///
 /// ```
 /// use daq_emulators::hsb::pattern::{Pattern, fill, verify};
@@ -94,7 +95,7 @@ pub fn verify(pattern: Pattern, sensor: u8, frame: u64, at: u64, bytes: &[u8]) -
     None
 }
 
-/// Sensor and number of the frame that a whole word of pattern `counter` belongs to.
+/// Returns the sensor and the frame number of a whole word of the pattern `counter`.
 pub fn whose(word: [u8; WORD]) -> (u8, u64) {
     let word = u64::from_le_bytes(word);
     let [.., sensor] = word.to_le_bytes();

@@ -1,9 +1,11 @@
-//! The registers of a board, and whether a host writes them in the right order.
+//! The registers of a board, with checks that a host writes them in the right order.
 //!
-//! A plane (at 0x0200_0300, each 0x1_0000 further): +04 bytes of a packet in units of 128, +08 the UDP port that data
-//! comes from, +0C a mask of the sensors that it sends for. A sensor's virtual port (at 0x1000, each 0x40 further):
-//! +00 queue pair, +04 remote key, +08 and +0C the address of page 0, +10 from page to page in units of 128, +14 the last
-//! page, +18 bytes of a frame, +20 and +24 Ethernet address, +28 IP address, +2C UDP port.
+//! Registers of a plane (the first at 0x0200_0300, distance 0x1_0000): +04 packet size in units of 128 bytes, +08 UDP
+//! source port of the data, +0C mask of the sensors that the plane sends for.
+//!
+//! Registers of a sensor's virtual port (the first at 0x1000, distance 0x40): +00 queue pair, +04 remote key, +08 and
+//! +0C address of page 0, +10 distance of pages in units of 128 bytes, +14 last page, +18 frame size in bytes, +20 and
+//! +24 Ethernet address, +28 IP address, +2C UDP port.
 
 use super::announce::GATEWARE;
 use super::packet::{METADATA, PAGE};
@@ -16,15 +18,15 @@ const PACKET: u32 = 0x04;
 const FROM: u32 = 0x08;
 const MASK: u32 = 0x0c;
 
-/// The version of the gateware and its date, which can be read only.
+/// Addresses of the read-only registers that contain the gateware version and the gateware date.
 const VERSION: u32 = 0x80;
 const DATE: u32 = 0x84;
-/// Gateware of this date.
+/// The gateware date.
 const BUILT: u32 = 0x2026_0215;
 
 const SENSORS: u32 = 0x1000;
 const SENSOR: u32 = 0x40;
-/// The virtual port's registers: place and meaning.
+/// The offset and the name of each register of a virtual port.
 const PORT: [(u32, &str); 11] = [
     (0x00, "queue pair"),
     (0x04, "remote key"),
@@ -38,48 +40,49 @@ const PORT: [(u32, &str); 11] = [
     (0x28, "IP address"),
     (0x2c, "UDP port"),
 ];
-/// Which of them is the UDP port.
+/// The index of the UDP port in [`PORT`].
 const HOST_PORT: usize = 10;
-/// The UDP port that data comes from until a host chooses another.
+/// The UDP source port of the data until a host selects another port.
 const DATA: u16 = 12_288;
-/// The largest UDP payload over IPv4, less the headers of a packet, an immediate and metadata.
+/// Maximum payload of a packet in bytes: the largest UDP payload over IPv4, minus packet headers, immediate data and
+/// metadata.
 const MAX_PAYLOAD: usize = 65_507 - 36 - METADATA;
 
-/// Why a request is refused.
+/// The reason why a register access is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// There is no such register.
+    /// The register does not exist.
     Address,
 }
 
-/// Where a sensor streams to.
+/// The destination and the format of a sensor's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) to: SocketAddrV4,
-    /// UDP port of the board.
+    /// UDP source port of the board.
     pub(super) from: u16,
     pub(super) queue: u32,
     pub(super) key: u32,
-    /// Address of page 0.
+    /// Device address of page 0.
     pub(super) base: u64,
-    /// Bytes from page to page.
+    /// Distance in bytes between the starts of consecutive pages.
     pub(super) increment: u64,
     pub(super) last_page: u32,
     pub(super) frame: usize,
-    /// Payload bytes of a packet, at most.
+    /// Maximum number of payload bytes per packet.
     pub(super) packet: usize,
 }
 
-/// What follows from a write.
+/// The effect of a register write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// A sensor begins; without a target, what the registers say cannot be sent to.
+    /// A sensor was armed. The target is `None` if the registers contain no valid target.
     Armed(usize, Option<Target>),
-    /// A sensor ends.
+    /// A sensor was disarmed.
     Disarmed(usize),
-    /// A mistake of the host.
+    /// The host made a mistake, which the text describes.
     Mistake(String),
-    /// A register was changed that a sensor is using: a mistake too.
+    /// The host changed a register of an armed sensor, which is a mistake too.
     Changed(String),
 }
 
@@ -94,18 +97,18 @@ struct Plane {
 #[derive(Clone, Copy, Debug, Default)]
 struct Sensor {
     values: [u32; PORT.len()],
-    /// A bit a register: written since the sensor was last disarmed.
+    /// One bit per register, which is set if the register was written since the sensor was last disarmed.
     written: u16,
 }
 
-/// All of them.
+/// All registers of a board.
 #[derive(Clone, Debug)]
 pub(super) struct Registers {
     planes: Vec<Plane>,
     sensors: Vec<Sensor>,
 }
 
-/// A register that there is.
+/// An existing register, with the index of its plane or of its sensor.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Packet(usize),
@@ -141,7 +144,7 @@ impl Registers {
         })
     }
 
-    /// Writes a register; what follows goes to `effects` in order.
+    /// Writes a register. Appends the effects to `effects` in order.
     pub(super) fn write(
         &mut self,
         address: u32,
@@ -170,8 +173,8 @@ impl Registers {
                     && !self.planes.iter().any(|plane| plane.is_packet_written)
                 {
                     effects.push(Effect::Mistake(format!(
-                        "sensor {sensor}: the UDP port was written before the packet size: boards that send from then on send \
-                         empty packets"
+                        "sensor {sensor}: the UDP port was written before the packet size; a board that starts to send at this \
+                         write sends empty packets"
                     )));
                 }
                 let armed = self.planes.iter().fold(0, |all, plane| all | plane.mask);
@@ -207,7 +210,7 @@ impl Registers {
         found.ok_or(Refusal::Address)
     }
 
-    /// Sets everything to `initial`; every armed sensor ends.
+    /// Sets all registers to `initial`. Returns the effects: every armed sensor is disarmed.
     pub(super) fn reset(&mut self, initial: Self) -> Vec<Effect> {
         let armed = self.planes.iter().fold(0, |all, plane| all | plane.mask);
         *self = initial;
@@ -217,12 +220,12 @@ impl Registers {
             .collect()
     }
 
-    /// A mistake for each sensor of `armed`.
+    /// Adds a mistake for each armed sensor in the mask `armed`.
     fn check_idle(&self, armed: u32, what: &str, effects: &mut Vec<Effect>) {
         for sensor in 0..self.sensors.len() {
             if armed & (1 << sensor) != 0 {
                 effects.push(Effect::Changed(format!(
-                    "sensor {sensor}: {what} was written while the mask bit was set"
+                    "sensor {sensor}: {what} was written while the sensor was armed (mask bit set)"
                 )));
             }
         }
@@ -234,7 +237,7 @@ impl Registers {
         let known = u32::MAX >> (32 - self.sensors.len().clamp(1, 32));
         if value & !known != 0 {
             effects.push(Effect::Mistake(format!(
-                "plane {plane}: mask {value:#x} names sensors that are not there"
+                "plane {plane}: mask {value:#x} selects sensors that do not exist"
             )));
         }
         for sensor in 0..self.sensors.len() {
@@ -249,7 +252,7 @@ impl Registers {
                     .count();
                 if other > 0 {
                     effects.push(Effect::Mistake(format!(
-                        "sensor {sensor}: two planes are to send for it"
+                        "sensor {sensor}: two planes select this sensor, but only one may"
                     )));
                     continue;
                 }
@@ -268,7 +271,7 @@ impl Registers {
             .collect();
         if !missing.is_empty() {
             effects.push(Effect::Mistake(format!(
-                "sensor {sensor}: the mask bit was set before these were written: {}",
+                "sensor {sensor}: the mask bit was set before these registers were written: {}",
                 missing.join(", ")
             )));
         }
@@ -282,7 +285,7 @@ impl Registers {
         effects.push(Effect::Armed(sensor, target));
     }
 
-    /// What the registers say, or why that cannot be.
+    /// Returns the target that the registers describe, or the reason why the target is invalid.
     fn target(&self, plane: usize, sensor: usize) -> Result<Target, String> {
         let [
             queue,
@@ -301,25 +304,31 @@ impl Registers {
         let bytes = |pages: u32| u64::from(pages) * PAGE as u64;
         let udp = |value: u32, what: &str| match u16::try_from(value) {
             Ok(port) if port > 0 => Ok(port),
-            _ => Err(format!("{what} {value} is none")),
+            _ => Err(format!("{what} is {value}, but must be 1 to 65535")),
         };
         if ip == 0 {
-            return Err("no IP address is given".to_owned());
+            return Err("the destination IP address is not set".to_owned());
         }
         let packet = usize::try_from(bytes(plane.packet)).unwrap_or(usize::MAX);
         if packet == 0 || packet > MAX_PAYLOAD {
-            return Err(format!("packets of {packet} bytes cannot be sent"));
+            return Err(format!(
+                "the packet size is {packet} bytes, but must be 1 to {MAX_PAYLOAD} bytes"
+            ));
         }
         if frame == 0 || u64::from(frame) > LARGEST_FRAME {
-            return Err(format!("frames of {frame} bytes cannot be made"));
+            return Err(format!(
+                "the frame size is {frame} bytes, but must be 1 to {LARGEST_FRAME} bytes"
+            ));
         }
         if last_page > 0xfff {
-            return Err(format!("last page {last_page} is beyond 4095"));
+            return Err(format!(
+                "the last page is {last_page}, but must be at most 4095"
+            ));
         }
         let room = u64::from(frame).next_multiple_of(PAGE as u64) + METADATA as u64;
         if last_page > 0 && bytes(increment) < room {
             return Err(format!(
-                "pages are {} bytes apart, a frame with its metadata takes {room}",
+                "the page distance of {} bytes is too small: a frame with its metadata needs {room} bytes",
                 bytes(increment)
             ));
         }
@@ -328,7 +337,9 @@ impl Registers {
             + u128::from(bytes(increment)) * u128::from(last_page)
             + u128::from(room);
         if end > 1 << 64 {
-            return Err(format!("pages from {base:#x} on go beyond all addresses"));
+            return Err(format!(
+                "the pages from {base:#x} exceed the 64-bit address space"
+            ));
         }
         Ok(Target {
             to: SocketAddrV4::new(Ipv4Addr::from(ip), udp(port, "UDP port")?),
@@ -338,7 +349,9 @@ impl Registers {
             base,
             increment: bytes(increment),
             last_page,
-            frame: usize::try_from(frame).map_err(|_| "the frame is too large".to_owned())?,
+            frame: usize::try_from(frame).map_err(|_| {
+                format!("a frame of {frame} bytes exceeds the address space of this host")
+            })?,
             packet,
         })
     }
@@ -348,7 +361,7 @@ impl Registers {
 mod tests {
     use super::*;
 
-    /// All of sensor 1's registers, with a target that can be sent to.
+    /// Returns writes of all registers of sensor 1, with a valid target.
     fn whole() -> Vec<(u32, u32)> {
         vec![
             (0x0200_0304, 11),
@@ -393,7 +406,7 @@ mod tests {
             packet: 1408,
         };
         assert_eq!(effects, [Effect::Armed(1, Some(target))]);
-        // Nothing changes where nothing changes.
+        // A write of the same value has no effect.
         assert_eq!(write(&mut registers, &[(0x0200_030c, 2)]), []);
         let effects = write(&mut registers, &[(0x0200_030c, 0), (0x1068, 0)]);
         assert_eq!(effects, [Effect::Disarmed(1)]);
@@ -407,12 +420,12 @@ mod tests {
                 .filter(|effect| matches!(effect, Effect::Mistake(_) | Effect::Changed(_)))
                 .count()
         };
-        // Each register that is not written is missed; what it was at the last arming does not count.
+        // Each missing register write is detected. Values from before the last disarming do not count.
         for left_out in 0..whole().len() {
             let mut registers = Registers::new(2, 1);
             let mut some = whole();
             some.remove(left_out);
-            // Without a packet size, the UDP port is written too early.
+            // Without a packet size, the UDP port is also written too early.
             let early = usize::from(left_out == 0);
             assert_eq!(mistakes(&write(&mut registers, &some)), early);
             let effects = write(&mut registers, &[(0x0200_030c, 2)]);
@@ -421,7 +434,7 @@ mod tests {
         let mut registers = Registers::new(2, 1);
         write(&mut registers, &whole());
         assert_eq!(mistakes(&write(&mut registers, &[(0x0200_030c, 2)])), 0);
-        // Those of the plane are shared: to write what they are is none.
+        // The registers of a plane are shared by its sensors, so writing the same values again is not a mistake.
         assert_eq!(
             write(&mut registers, &[(0x0200_0304, 11), (0x0200_0308, 12_288)]),
             []

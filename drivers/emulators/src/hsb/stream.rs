@@ -1,9 +1,9 @@
-//! The data plane of a sensor: a thread that makes frames, and sends them as packets while it is armed.
+//! The data plane of a sensor: a thread that generates frames and sends them as packets while the sensor is armed.
 
 use super::Options;
-use super::card::Writer;
 use super::counts::Shared;
 use super::faults::Faults;
+use super::nic::Writer;
 use super::packet::{
     self, Flow, Headers, METADATA, Metadata, OVERHEAD, PAGE, WRITE, WRITE_IMMEDIATE, immediate,
 };
@@ -18,16 +18,16 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Bytes of packets that are sent at once: what the kernel cuts in one go.
+/// Maximum number of bytes per burst, which is the maximum that Linux splits in one call.
 const BURST: usize = 60 << 10;
-/// Packets that the kernel cuts in one go, at most.
+/// Maximum number of packets per burst, which is the maximum that Linux splits in one call.
 const BURST_PACKETS: usize = 64;
-/// An opcode of reliable connections, which no sensor uses.
+/// An opcode of reliable connections, which sensors never send unless a fault requires it.
 const FOREIGN: u8 = 0x04;
-/// Limits log messages about a host that cannot be reached.
+/// Limits log messages about unreachable hosts.
 static LIMIT: LogLimit = LogLimit::new();
 
-/// What control and data plane of a sensor share: where it streams to.
+/// State that the control plane and the data plane of a sensor share.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     state: Mutex<State>,
@@ -37,16 +37,16 @@ pub(super) struct Line {
 #[derive(Debug, Default)]
 struct State {
     target: Option<Target>,
-    /// Counts arming.
+    /// Number of times that the sensor was armed.
     armed: u64,
-    /// Counts restarts of the board.
+    /// Number of restarts of the board.
     reboots: u64,
     is_streaming: bool,
     is_ended: bool,
 }
 
 impl Line {
-    /// Begins.
+    /// Arms the sensor.
     pub(super) fn arm(&self, target: Target) {
         let mut state = self.lock();
         state.target = Some(target);
@@ -55,12 +55,12 @@ impl Line {
         self.changed.notify_all();
     }
 
-    /// The board has restarted: the stream begins again when it is armed.
+    /// Records a restart of the board: the stream starts from the beginning when the sensor is armed again.
     pub(super) fn reboot(&self) {
         self.lock().reboots += 1;
     }
 
-    /// Ends; when it returns, nothing more is sent.
+    /// Disarms the sensor. When this function returns, no more packets are sent.
     pub(super) fn disarm(&self) {
         self.lock().target = None;
         self.changed.notify_all();
@@ -71,13 +71,13 @@ impl Line {
         drop(waited);
     }
 
-    /// Has the thread end.
+    /// Makes the sensor's thread end.
     pub(super) fn end(&self) {
         self.lock().is_ended = true;
         self.changed.notify_all();
     }
 
-    /// Waits until it is armed another time than `last`; `None` when it is to end.
+    /// Waits until the sensor is armed again after arming number `last`. Returns `None` when the thread must end.
     fn wait_armed(&self, last: u64) -> Option<(Target, u64, u64)> {
         let mut state = self
             .changed
@@ -98,7 +98,7 @@ impl Line {
         self.changed.notify_all();
     }
 
-    /// Waits until `due`; whether it is still armed then.
+    /// Waits until `due`. Returns false if the sensor is no longer armed.
     fn wait_due(&self, due: Option<Instant>) -> bool {
         let mut state = self.lock();
         loop {
@@ -114,26 +114,26 @@ impl Line {
         }
     }
 
-    /// The state is valid even if a thread panicked while it held the lock.
+    /// Locks the state, which is valid even if a thread panicked while it held the lock.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Why a stream ends.
+/// The reason why a stream ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It was disarmed.
+    /// The sensor was disarmed.
     Disarmed,
-    /// Nothing more is to come.
+    /// All frames were sent, or a fault ended the stream.
     Done,
 }
 
-/// The thread's own.
+/// The state of a sensor's thread.
 pub(super) struct Worker {
     sensor: usize,
     address: Ipv4Addr,
-    /// Bits a second of payload.
+    /// Payload rate in bits per second.
     rate: Option<f64>,
     frames: Option<u64>,
     pattern: Pattern,
@@ -141,19 +141,19 @@ pub(super) struct Worker {
     psn_mask: u32,
     first_psn: u32,
     offload: bool,
-    /// The card that it writes by, with its name.
+    /// The NIC that sends the packets, with its configured name.
     nic: Option<(Arc<dyn Nic>, String)>,
     faults: Faults,
     shared: Arc<Shared>,
 }
 
-/// How packets leave.
-enum Way {
+/// The method by which packets are sent.
+enum Transmitter {
     Socket(Sender),
     Card(Box<Writer>),
 }
 
-impl Way {
+impl Transmitter {
     fn send_packets(&mut self, bytes: &[u8], size: usize) -> io::Result<()> {
         match self {
             Self::Socket(sender) => sender.send_packets(bytes, size),
@@ -162,38 +162,38 @@ impl Way {
     }
 }
 
-/// The position of a stream. It continues from there when the sensor is armed again, like a sensor that never stops.
+/// The position of a stream. The stream continues from this position when the sensor is armed again.
 struct Stream {
-    /// Number of the frame, counted over everything.
+    /// Number of the next frame, counted from the start of the board.
     frame: u64,
-    /// Number of the frame's first packet, counted over everything.
+    /// Number of the next packet, counted from the start of the board.
     packet: u64,
-    /// The same two at the last restart.
+    /// The frame number and the packet number at the last restart of the numbers.
     restarted: (u64, u64),
     page: u32,
 }
 
-/// How a frame is cut.
+/// The division of a frame into packets.
 #[derive(Clone, Copy)]
 struct Cut {
-    /// Packets of data.
+    /// Number of data packets.
     data: u64,
-    /// All packets.
+    /// Number of all packets.
     all: u64,
-    /// Whether the last packet of data is the frame's last one.
+    /// True if the last data packet is the last packet of the frame.
     ends_with_data: bool,
     has_metadata: bool,
 }
 
-/// One burst's outlet: sends what is due, and counts.
+/// Sends packets at the configured rate while the sensor is armed, and counts the sent packets.
 struct Outlet<'a> {
     worker: &'a Worker,
     line: &'a Line,
-    way: Way,
+    transmitter: Transmitter,
     start: Instant,
-    /// Bytes of frames since `start`.
+    /// Number of payload bytes since `start`.
     bytes: u64,
-    /// Packets that are to come behind the next ones.
+    /// Delayed packets that are sent after the next packet.
     held: Vec<Vec<u8>>,
 }
 
@@ -243,17 +243,17 @@ impl Worker {
                 from: SocketAddrV4::new(self.address, target.from),
                 to: target.to,
             };
-            match self.way(&target, &flow) {
-                Ok(way) => {
+            match self.transmitter(&target, &flow) {
+                Ok(transmitter) => {
                     let mut outlet = Outlet {
                         worker: self,
                         line,
-                        way,
+                        transmitter,
                         start: Instant::now(),
                         bytes: 0,
                         held: Vec::new(),
                     };
-                    // A host may choose other pages each time.
+                    // A host may select other pages each time it arms the sensor.
                     stream.page = 0;
                     while self.frame(&mut stream, &target, &flow, &mut outlet) != Err(End::Done)
                         && line.wait_due(None)
@@ -276,14 +276,14 @@ impl Worker {
         }
     }
 
-    fn way(&self, target: &Target, flow: &Flow) -> Result<Way, Box<dyn Error>> {
+    fn transmitter(&self, target: &Target, flow: &Flow) -> Result<Transmitter, Box<dyn Error>> {
         Ok(match &self.nic {
-            None => Way::Socket(Sender::bound(flow.from, flow.to, self.offload)?),
-            Some((nic, name)) => Way::Card(Box::new(Writer::connect(nic, name, target)?)),
+            None => Transmitter::Socket(Sender::bound(flow.from, flow.to, self.offload)?),
+            Some((nic, name)) => Transmitter::Card(Box::new(Writer::connect(nic, name, target)?)),
         })
     }
 
-    /// Sends a frame.
+    /// Sends the next frame, with the faults that are due.
     fn frame(
         &self,
         stream: &mut Stream,
@@ -297,7 +297,7 @@ impl Worker {
             return Err(End::Done);
         }
         if self.faults.count("silent", number).is_some() {
-            // Once: when armed again, it continues with the next frame.
+            // The fault occurs only once: when armed again, the sensor continues with the next frame.
             stream.frame += 1;
             self.shared
                 .sensor(self.sensor, |counts| counts.silences += 1);
@@ -305,7 +305,7 @@ impl Worker {
             return Err(End::Done);
         }
         if self.sensor == 0 && self.faults.count("reboot", number).is_some() {
-            // This frame is never sent: the board goes on with the next one once it is armed again.
+            // This frame is never sent. The board continues with the next frame once the sensor is armed again.
             stream.frame += 1;
             self.shared.reboot();
             outlet.flush();
@@ -329,7 +329,7 @@ impl Worker {
             began: now(),
         };
         let first = stream.packet;
-        // What is left of a frame that is cut short is never sent, and its numbers are not used.
+        // The rest of a truncated frame is never sent, and its sequence numbers are not used.
         let mut used = 0;
         // A delayed packet is sent after one packet, not after a burst.
         let is_special = self.faults.touch(number, first, cut.all) || !outlet.held.is_empty();
@@ -373,11 +373,11 @@ impl Worker {
         }
     }
 
-    /// Sends a frame whose packets all go as they should.
+    /// Sends a frame without faults in bursts.
     fn by_burst(make: &Make<'_>, outlet: &mut Outlet<'_>, used: &mut u64) -> Result<(), End> {
         let one = make.target.packet + OVERHEAD;
         let burst = (BURST / one).clamp(1, BURST_PACKETS) as u64;
-        // The last packet has another size where it carries more than its data.
+        // The last packet has a different size if it also contains metadata.
         let alike = make.cut.data - u64::from(make.cut.ends_with_data);
         let mut packets = Vec::with_capacity(one * 65);
         while *used < make.cut.all {
@@ -398,7 +398,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Sends a frame packet by packet, with what is to go wrong.
+    /// Sends a frame packet by packet, with faults.
     fn by_packet(
         &self,
         make: &Make<'_>,
@@ -453,7 +453,7 @@ impl Worker {
     }
 }
 
-/// What is wrong with a packet.
+/// The damage of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Damage {
     Address,
@@ -464,7 +464,7 @@ enum Damage {
 }
 
 impl Damage {
-    /// All of them, by the names of the faults.
+    /// All kinds of damage, with the names of the faults.
     const ALL: [(&'static str, Self); 5] = [
         ("bad-va", Self::Address),
         ("bad-rkey", Self::Key),
@@ -474,14 +474,14 @@ impl Damage {
     ];
 }
 
-/// Makes the packets of a frame.
+/// Builds the packets of a frame.
 struct Make<'a> {
     worker: &'a Worker,
     target: &'a Target,
     flow: &'a Flow,
     cut: Cut,
     number: u64,
-    /// Sequence number of the first packet.
+    /// Packet sequence number (PSN) of the frame's first packet.
     first_psn: u32,
     /// The frame number in the metadata.
     metadata_number: u64,
@@ -490,7 +490,7 @@ struct Make<'a> {
 }
 
 impl Make<'_> {
-    /// Appends packet `index`; how many bytes of the frame are in it.
+    /// Appends packet `index` to `into`. Returns the number of frame bytes in the packet.
     fn push(&self, into: &mut Vec<u8>, index: u64, damage: Option<Damage>) -> usize {
         let target = self.target;
         let is_data = index < self.cut.data;
@@ -508,7 +508,7 @@ impl Make<'_> {
         } else {
             data
         };
-        // Both below 2^32: the index of a packet in a frame, and a number of at most 24 bits.
+        // Both values are below 2^32: the index of a packet in a frame, and a sequence number of at most 24 bits.
         let ahead = u32::try_from(index).unwrap_or(0);
         let psn = self.first_psn.wrapping_add(ahead) & self.worker.psn_mask;
         let page = u64::from(self.page) * target.increment;
@@ -563,8 +563,8 @@ impl Make<'_> {
 }
 
 impl Outlet<'_> {
-    /// Sends `packets` packets of `size` bytes each (the last may be shorter) when they are due, then the delayed packets.
-    /// `payload` is the number of payload bytes in them.
+    /// Waits until `packets` packets of `size` bytes each (the last may be shorter) are due. Sends them, followed by
+    /// the delayed packets. `payload` is the number of payload bytes in these packets.
     fn send(&mut self, bytes: &[u8], size: usize, packets: u64, payload: usize) -> Result<(), End> {
         let due = self
             .worker
@@ -574,21 +574,21 @@ impl Outlet<'_> {
             return Err(End::Disarmed);
         }
         self.bytes += payload as u64;
-        let sent = self.way.send_packets(bytes, size);
+        let sent = self.transmitter.send_packets(bytes, size);
         self.count(&sent, packets, payload);
         self.flush();
         Ok(())
     }
 
-    /// Has everything be on its way.
+    /// Waits until all packets were sent.
     fn finish(&mut self) {
-        if let Way::Card(writer) = &mut self.way
+        if let Transmitter::Card(writer) = &mut self.transmitter
             && let Err(error) = writer.finish()
         {
             LIMIT.run(|suppressed| {
                 tracing::warn!(
                     sensor = self.worker.sensor,
-                    "cannot write: {error}{suppressed}"
+                    "cannot send the packets through the NIC: {error}{suppressed}"
                 );
             });
         }
@@ -597,7 +597,7 @@ impl Outlet<'_> {
     /// Sends the delayed packets.
     fn flush(&mut self) {
         for packet in std::mem::take(&mut self.held) {
-            let sent = self.way.send_packets(&packet, packet.len());
+            let sent = self.transmitter.send_packets(&packet, packet.len());
             self.count(&sent, 1, 0);
         }
     }
@@ -607,7 +607,7 @@ impl Outlet<'_> {
             LIMIT.run(|suppressed| {
                 tracing::warn!(
                     sensor = self.worker.sensor,
-                    "cannot send: {error}{suppressed}"
+                    "cannot send packets: {error}{suppressed}"
                 );
             });
         }
@@ -623,7 +623,7 @@ impl Outlet<'_> {
     }
 }
 
-/// Seconds and nanoseconds of this machine's clock.
+/// Returns seconds and nanoseconds of the system clock.
 fn now() -> (u64, u32) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A host of the simplest kind against a board.
+//! Tests of a board with a minimal host.
 
 use super::pattern::verify;
 use super::*;
@@ -6,24 +6,24 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// How long something may take before it counts as hanging.
+/// Time after which an operation counts as hanging.
 const TIMEOUT: Duration = Duration::from_mins(1);
 const PAGE_0: u64 = 0x0012_3456_7800_0000;
 const KEY: u32 = 0x0bad_cafe;
 const FRAME: u32 = 10_000;
 const PACKET: u32 = 1024;
-/// From page to page, in units of 128.
+/// Distance of pages in units of 128 bytes.
 const INCREMENT: u32 = 100;
 const LAST_PAGE: u32 = 2;
 
-/// A host, by hand.
+/// A minimal host.
 struct Host {
     control: UdpSocket,
     data: UdpSocket,
     sequence: u16,
 }
 
-/// A packet, taken apart.
+/// A decoded packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Packet {
     opcode: u8,
@@ -51,7 +51,7 @@ impl Host {
         }
     }
 
-    /// One access; status and value.
+    /// Performs one register access; returns the status and the value.
     fn access(&mut self, command: u8, address: u32, value: u32) -> (u8, u32) {
         self.sequence += 1;
         let mut request = vec![command, 1];
@@ -79,7 +79,7 @@ impl Host {
 
     fn arm(&mut self, sensor: u32) {
         let SocketAddr::V4(to) = self.data.local_addr().unwrap() else {
-            panic!("it is an IPv4 socket");
+            panic!("the socket must have an IPv4 address");
         };
         self.write(0x0200_030c, 0);
         self.write(0x0200_0304, PACKET / 128);
@@ -125,7 +125,7 @@ impl Host {
         }
     }
 
-    /// All packets until `frames` frames have ended.
+    /// Receives all packets until `frames` frames have ended.
     fn frames(&self, frames: usize) -> Vec<Packet> {
         let mut packets = Vec::new();
         let mut ended = 0;
@@ -142,7 +142,7 @@ fn options(faults: &[&str]) -> Options {
     Options {
         listen: "127.0.0.1:0".parse().unwrap(),
         sensors: 2,
-        // A frame in 0.4 ms: this socket's buffer holds the frames of a test.
+        // One frame takes 0.4 ms; the socket buffer can hold all frames of a test.
         rate: Some(BitRate(200e6)),
         frames: Some(6),
         faults: faults.iter().map(|fault| fault.parse().unwrap()).collect(),
@@ -150,10 +150,10 @@ fn options(faults: &[&str]) -> Options {
     }
 }
 
-/// Ten packets of data, the last one shorter, and one of metadata.
+/// Number of packets per frame: ten data packets, the last one shorter, and one packet with metadata.
 const PACKETS: u32 = 11;
 
-/// Checks a frame of which all packets came in order.
+/// Checks a frame whose packets all arrived in order.
 fn check_frame(packets: &[Packet], frame: u64, psn: u32, embedded: bool) {
     let page = PAGE_0 + frame % 3 * 12_800;
     let count = if embedded { 10 } else { 11 };
@@ -236,7 +236,7 @@ fn sensor_disarmed_stops_sending() {
         host.frames(2);
         host.write(0x0200_030c, 0);
         let sent = board.counts().sensors[1].packets;
-        // The next requests give it time to be wrong; nothing is lost if it is slow.
+        // These requests give a wrong board time to send more packets.
         for _ in 0..100 {
             assert_eq!(host.access(0x14, 0x0200_030c, 0), (0, 0));
         }
@@ -251,7 +251,7 @@ fn sensor_disarmed_stops_sending() {
 
 #[test]
 fn packet_faults_are_applied() {
-    // The second packet of frame 1, alone or with what follows.
+    // The fault affects the second packet of frame 1, alone or with the following packets.
     let at = u64::from(PACKETS) + 1;
     let received = |fault: &str| {
         let fault = fault.replace('N', &at.to_string());
@@ -316,7 +316,7 @@ fn frame_faults_are_applied() {
     let restarted: Vec<u32> = (0..22).chain(0..44).collect();
     assert_eq!(received("restart@2", 6), restarted);
 
-    // Silent until the sensor is armed again, then with the next frame.
+    // The sensor is silent until it is armed again, and then continues with the next frame.
     let board = Board::start(&options(&["silent@2"])).unwrap();
     let mut host = Host::new(&board);
     host.arm(1);
@@ -356,7 +356,7 @@ fn control_plane_rejects_invalid_requests() {
     assert_eq!(host.access(0x24, 0x1000, 0).0, 0x04);
     host.write(0x1000, 77);
     assert_eq!(host.access(0x14, 0x1000, 0), (0, 77));
-    // Two accesses in a request that has one, and in one that may have more.
+    // The first request must have one access but has two; the second may have several.
     let ask = |request: &[u8]| {
         host.control.send(request).unwrap();
         let mut reply = vec![0; 100];
@@ -369,7 +369,7 @@ fn control_plane_rejects_invalid_requests() {
         ask(&[&[0x14, 0, 0, 9, 0, 0][..], &accesses].concat())[4],
         0x04
     );
-    // The fault of request 7.
+    // The fault affects request 7.
     assert_eq!(
         ask(&[&[0x19, 0, 0, 9, 0, 0][..], &accesses].concat())[4],
         0x03
@@ -378,7 +378,7 @@ fn control_plane_rejects_invalid_requests() {
     assert_eq!(reply[..6], [0x99, 0, 1, 10, 0, 0]);
     assert_eq!(reply[10..14], [0, 0, 0, 77]);
     assert_eq!(reply[18..], [0, 0, 0x30, 0, 0, 10]);
-    // Flags that there are none, and a number out of sequence.
+    // Undefined flags, and a sequence number that is out of sequence.
     let access = &accesses[..8];
     assert_eq!(
         ask(&[&[0x14, 4, 0, 11, 0, 0][..], access].concat())[4],
@@ -392,7 +392,7 @@ fn control_plane_rejects_invalid_requests() {
         ask(&[&[0x14, 2, 0, 14, 0, 0][..], access].concat())[4],
         0x00
     );
-    // A write that is not to be answered is not.
+    // A write without the answer flag gets no reply.
     host.control.send(&[1, 2, 3]).unwrap();
     host.control
         .send(&[&[0x04, 0, 0, 15, 0, 0][..], &[0, 0, 0x10, 0, 0, 0, 0, 9]].concat())
@@ -409,9 +409,9 @@ fn announcements_are_sent() {
     let listener = UdpSocket::bind("127.0.0.1:0").unwrap();
     listener.set_read_timeout(Some(TIMEOUT)).unwrap();
     let SocketAddr::V4(to) = listener.local_addr().unwrap() else {
-        panic!("it is an IPv4 socket");
+        panic!("the socket must have an IPv4 address");
     };
-    // An address that no other test announces from.
+    // No other test announces from this address.
     let board = Board::start(&Options {
         listen: "127.65.3.7:0".parse().unwrap(),
         announce: Some(to),
@@ -459,7 +459,7 @@ fn numbers(packets: &[Packet]) -> Vec<u32> {
     packets.iter().map(|packet| packet.psn).collect()
 }
 
-/// Whether two packets differ at most in what the time of day is in.
+/// Returns true if two packets are equal except for the times of day.
 fn is_alike(one: &Packet, other: &Packet) -> bool {
     let (mut one, mut other) = (one.clone(), other.clone());
     if one.opcode == 0x2b && other.opcode == 0x2b {

@@ -1,14 +1,18 @@
-//! An emulated LitePCIe card with one DMA channel. The channel has only the writer, from the card to the host.
+//! An emulated LitePCIe device with one DMA channel, which has only a writer from the device to the host.
 //!
 //! ```text
 //!   stream ─▶ writer ──payload──▶ host memory
 //!               ▲   └──interrupt (MSI)──▶
 //!        cyclic table of descriptors
 //! ```
-//! [`CSR`] has the addresses of the registers. Their behaviour follows LitePCIe's gateware, and the repository's tests
-//! compare both. In loop mode the writer has no backpressure: a slow reader is overrun, and detects it only from the loop
-//! count. `loop_status` shows the **last** finished descriptor, so it reads 0 before and after the first. The stream
-//! restarts whenever the writer is enabled, and does not mark the ends of packets.
+//! [`CSR`] contains the register addresses. The behaviour follows LitePCIe's gateware, and the repository's tests
+//! compare the emulated device with the gateware.
+//!
+//! - In loop mode the writer has no backpressure. A slow reader is overrun, and detects the overrun only from the loop
+//!   count.
+//! - `loop_status` shows the **last** finished descriptor, so it reads 0 both before and after the first descriptor is
+//!   finished.
+//! - The stream restarts when the writer is enabled, and does not mark the ends of packets.
 
 mod table;
 
@@ -19,14 +23,14 @@ use daq_drivers::fpga::transports::emulated::{EmulatedOptions, FaultKind};
 use std::time::Instant;
 use table::Table;
 
-/// The `csr.csv` of this card: where its registers are.
+/// The register addresses of this device in the format of `csr.csv`.
 pub const CSR: &str = include_str!("csr.csv");
 
-/// Everything that can go wrong on request.
+/// The faults that can be injected.
 pub const FAULTS: &[FaultKind] = &[
     (
         "overrun",
-        "a burst of more than a whole round, faster than any reader",
+        "the DMA writer fills, in one burst, more slots than its table contains, so that no reader can keep up",
     ),
     ("stuck", "the writer hangs until a reset"),
     ("remove", "the card is removed"),
@@ -40,11 +44,12 @@ pub const FAULTS: &[FaultKind] = &[
     ),
 ];
 
-/// What is written at once; whole payloads of the bus.
+/// Maximum number of bytes per memory write; a multiple of [`PAYLOAD`].
 const PIECE: usize = 64 << 10;
-/// Payload of one write on the bus: less than that, or than a descriptor's rest, waits in the writer.
+/// Payload of one bus write in bytes. The writer buffers fewer bytes until the payload is complete, except for the last
+/// bytes of a descriptor.
 const PAYLOAD: usize = 256;
-/// Bytes of a step.
+/// Maximum number of bytes per step.
 const STEP: usize = 4 * PIECE;
 
 const SCRATCH: u64 = 0x0004;
@@ -60,10 +65,10 @@ const STATUS: u64 = 0x3814;
 const LEVEL: u64 = 0x3818;
 const RESET: u64 = 0x381c;
 
-/// The writer's bit in the registers of interrupts.
+/// The writer's bit in the interrupt registers.
 const WRITER: u32 = 1 << 0;
 
-/// The card.
+/// An emulated LitePCIe device.
 #[derive(Debug)]
 pub struct LitePcie {
     options: EmulatedOptions,
@@ -71,20 +76,20 @@ pub struct LitePcie {
     stream: Stream,
     table: Table,
     is_enabled: bool,
-    /// The descriptor under way.
+    /// The current transfer.
     current: Option<Transfer>,
-    /// What was taken of the stream and waits to be written.
+    /// Bytes that were read from the stream and wait to be written.
     buffer: Box<[u8]>,
     held: usize,
-    /// Transfers that were done since the last reset of the card.
+    /// Number of completed transfers since the last reset of the device.
     transfers: u64,
-    /// Transfers of a burst that are left.
+    /// Number of remaining transfers of a burst.
     burst: u64,
     is_stuck: bool,
     is_removed: bool,
     msi_enable: u32,
     msi_vector: u32,
-    /// What registers read that are only written to.
+    /// Values of registers that only store what is written.
     scratch: u32,
     msi_clear: u32,
     value: [u32; 2],
@@ -92,28 +97,29 @@ pub struct LitePcie {
     reset: u32,
 }
 
-/// A descriptor under way, cut into writes of the bus.
+/// The rest of the current descriptor's transfer.
 #[derive(Clone, Copy, Debug)]
 struct Transfer {
     address: u32,
     left: usize,
+    /// True if the fault `lie` applies: the device completes the transfer without writing the data to host memory.
     is_lie: bool,
     has_interrupt: bool,
 }
 
-/// A card as `options` say.
+/// Creates a device with these options.
 pub fn build(options: &EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String> {
     Ok(Box::new(LitePcie::new(options)?))
 }
 
 impl LitePcie {
-    /// A card as `options` say; the error says what is wrong with them, and what helps.
+    /// Creates a device with these options. The error explains the invalid option and the fix.
     pub fn new(options: &EmulatedOptions) -> Result<Self, String> {
         options.check(FAULTS)?;
         Ok(Self::after_power_on(options))
     }
 
-    /// At least so many bytes of the stream come at once, before their time.
+    /// Makes at least this number of bytes of the stream available immediately, earlier than the stream's rate allows.
     pub fn hurry(&mut self, bytes: u64) {
         self.stream.hurry(bytes);
     }
@@ -147,7 +153,7 @@ impl LitePcie {
             self.stream = Stream::new(&self.options);
         }
         if !is_enabled {
-            // What was not yet written of its descriptor never is; the descriptor stays in the table.
+            // The unwritten rest of the current transfer is discarded; its descriptor stays in the table.
             self.current = None;
             self.held = 0;
             self.burst = 0;
@@ -155,7 +161,7 @@ impl LitePcie {
         self.is_enabled = is_enabled;
     }
 
-    /// Takes up the next descriptor as soon as there is one, and the faults that it meets.
+    /// Starts the transfer of the next descriptor, if any, with the faults that are due.
     fn begin(&mut self) {
         if !self.is_enabled || self.current.is_some() {
             return;
@@ -165,7 +171,7 @@ impl LitePcie {
         };
         let due = self.transfers;
         self.is_removed |= self.faults.take("remove", due);
-        // A length that is not of whole words makes packets that no bus takes.
+        // A length that is not a multiple of the word size creates invalid bus packets, so the emulated device hangs.
         let is_whole = descriptor.length > 0 && descriptor.length.is_multiple_of(8);
         self.is_stuck |= self.faults.take("stuck", due) || !is_whole;
         if self.faults.take("overrun", due) {
@@ -182,7 +188,7 @@ impl LitePcie {
         });
     }
 
-    /// Does a piece of work: bytes moved, or when there will be more to do.
+    /// Performs a piece of work. Returns the number of moved bytes, or the time of the next work.
     fn advance(&mut self, host: &dyn Host, now: Instant) -> Result<usize, Step> {
         if self.is_removed {
             return Err(Step::Removed);
@@ -212,20 +218,20 @@ impl LitePcie {
         Ok(taken)
     }
 
-    /// Writes the first bytes of what is held; ends the transfer with its last.
+    /// Writes the first `bytes` buffered bytes. Completes the transfer if these are the last bytes of the transfer.
     fn emit(&mut self, transfer: Transfer, bytes: usize, host: &dyn Host) {
         if bytes == 0 {
             return;
         }
         if !transfer.is_lie {
-            // The endpoint counts faults; the device is not notified.
+            // The endpoint counts DMA faults; the device is not notified.
             let _ = host.write(transfer.address.into(), &self.buffer[..bytes]);
         }
         self.buffer.copy_within(bytes..self.held, 0);
         self.held -= bytes;
         let left = transfer.left - bytes;
-        // No more than 24 bits.
-        #[expect(clippy::cast_possible_truncation, reason = "at most a piece")]
+        // `bytes` has at most 24 bits.
+        #[expect(clippy::cast_possible_truncation, reason = "at most PIECE")]
         let address = transfer.address.wrapping_add(bytes as u32);
         self.current = (left > 0).then_some(Transfer {
             address,
@@ -237,8 +243,8 @@ impl LitePcie {
         }
         self.transfers += 1;
         self.burst = self.burst.saturating_sub(1);
-        // Whether there is an interrupt says what the table shows at the end. After a reset of the table that is another
-        // descriptor, and one that was put in meanwhile is gone with this one.
+        // The table's output at the end of the transfer decides whether an interrupt is raised. After a reset of the
+        // table the output is a different descriptor, and a descriptor added meanwhile is removed with this one.
         let is_silent = self.table.shown().is_silent;
         self.table.pop();
         if !is_silent && transfer.has_interrupt && self.msi_enable & WRITER != 0 {
@@ -274,7 +280,7 @@ impl EmulatedDevice for LitePcie {
             (0, MSI_ENABLE) => self.msi_enable,
             (0, MSI_CLEAR) => self.msi_clear,
             (0, MSI_VECTOR) => self.msi_vector,
-            // Between two writes on the bus it is idle, and a register is read between two.
+            // Register accesses occur only between two bus writes, when the writer is idle.
             (0, ENABLE) => 2 | u32::from(self.is_enabled),
             (0, VALUE_HIGH) => self.value[0],
             (0, VALUE_LOW) => self.value[1],
@@ -319,7 +325,7 @@ impl EmulatedDevice for LitePcie {
     }
 
     fn reset(&mut self) {
-        // What was to go wrong once has done so.
+        // The faults that were already injected must not be repeated after the reset.
         let faults = std::mem::take(&mut self.faults);
         *self = Self::after_power_on(&std::mem::take(&mut self.options));
         self.faults = faults;
@@ -328,7 +334,7 @@ impl EmulatedDevice for LitePcie {
     fn step(&mut self, host: &dyn Host) -> Step {
         let now = Instant::now();
         let mut moved = 0;
-        // A burst is one step, however long: no read may occur between its transfers.
+        // A burst is one step of any length: no register read may occur between its transfers.
         while moved < STEP || self.burst > 0 {
             match self.advance(host, now) {
                 Ok(bytes) => moved += bytes,

@@ -1,39 +1,40 @@
-//! The writer's table of descriptors: a FIFO that software fills, and that in loop mode fills itself.
+//! The writer's descriptor table: a FIFO that software fills. In loop mode the table refills itself.
 
-/// Descriptors that it holds.
+/// Maximum number of descriptors in the table.
 pub const DEPTH: usize = 256;
 
-/// One transfer's work.
+/// A descriptor of one transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Where the transfer goes: 32 bits, as the design has no more.
+    /// Destination address; the design supports only 32 bits.
     pub address: u32,
-    /// Bytes: 24 bits.
+    /// Number of bytes, 24 bits.
     pub length: u32,
-    /// Its end raises no interrupt.
+    /// True: no interrupt is raised at the end of the transfer.
     pub is_silent: bool,
-    /// It was put into an empty table: a round begins with it.
+    /// True: the descriptor was added to an empty table, so a loop starts with this descriptor.
     is_first: bool,
 }
 
-/// The table and the state of its rounds.
+/// The table and the state of its loops.
 #[derive(Debug)]
 pub struct Table {
-    /// As a memory with two pointers, because the output shows what is under the one even when the table is empty.
+    /// A memory with two pointers, because the output shows the entry at the read pointer even when the table is empty.
     memory: [Descriptor; DEPTH],
     produced: usize,
     consumed: usize,
     level: usize,
-    /// What is consumed goes in again.
+    /// Loop mode: descriptors are added again after they were used.
     loops: bool,
-    /// No round has begun since a reset.
+    /// True: no loop has started since the last reset.
     is_fresh: bool,
     index: u16,
     count: u16,
 }
 
 impl Table {
-    /// As after power-on. Only a reset of the table makes it fresh: without one the first round counts.
+    /// Creates a table in its state after power-on. Only a reset sets `is_fresh`, so without a reset the first loop is
+    /// counted too.
     pub const fn new() -> Self {
         Self {
             memory: [Descriptor {
@@ -52,8 +53,7 @@ impl Table {
         }
     }
 
-    /// Puts in a descriptor, by the words `value` and `address` of the registers; without effect in loop mode and on a
-    /// full table.
+    /// Adds a descriptor from the register words `value` and `address`. No effect in loop mode or if the table is full.
     pub fn push(&mut self, value: u32, address: u32) {
         if !self.loops {
             self.produce(Descriptor {
@@ -65,17 +65,17 @@ impl Table {
         }
     }
 
-    /// The next descriptor.
+    /// Returns the next descriptor.
     pub fn next(&self) -> Option<Descriptor> {
         (self.level > 0).then(|| self.shown())
     }
 
-    /// What the output shows: the next descriptor, or what was once where the next will be.
+    /// Returns the table's output: the next descriptor, or a stale entry if the table is empty.
     pub const fn shown(&self) -> Descriptor {
         self.memory[self.consumed]
     }
 
-    /// The next descriptor is done with.
+    /// Removes the next descriptor, which was completed. In loop mode, the descriptor is added again.
     pub fn pop(&mut self) {
         let Some(done) = self.next() else {
             return;
@@ -87,7 +87,7 @@ impl Table {
         }
         if self.loops && done.is_first {
             self.index = 0;
-            // The first round is number 0, as is the last descriptor's index before anything was done.
+            // The first loop has number 0. The index of the last descriptor is also 0 before any was completed.
             self.count = self.count.wrapping_add(u16::from(!self.is_fresh));
             self.is_fresh = false;
         } else {
@@ -96,29 +96,29 @@ impl Table {
         }
     }
 
-    /// Empties it, and begins counting again.
+    /// Empties the table and resets the loop count.
     pub fn reset(&mut self) {
         (self.produced, self.consumed, self.level) = (0, 0, 0);
         (self.index, self.count) = (0, 0);
         self.is_fresh = true;
     }
 
-    /// Switches loop mode on or off.
+    /// Enables or disables loop mode.
     pub fn set_loops(&mut self, loops: bool) {
         self.loops = loops;
     }
 
-    /// Whether loop mode is on.
+    /// Returns true if loop mode is enabled.
     pub const fn loops(&self) -> bool {
         self.loops
     }
 
-    /// Descriptors in it, the one under way among them.
+    /// Returns the number of descriptors in the table, including the current descriptor.
     pub const fn level(&self) -> usize {
         self.level
     }
 
-    /// The rounds, and in the low half the last descriptor that was done.
+    /// Returns the loop count in the high half and the index of the last completed descriptor in the low half.
     pub fn status(&self) -> u32 {
         u32::from(self.count) << 16 | u32::from(self.index)
     }

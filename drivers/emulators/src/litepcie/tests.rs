@@ -1,5 +1,4 @@
-//! The card, driven by its registers alone. That they are those of the real thing is tested against its gateware, in the
-//! repository's tests.
+//! Tests of the device through its registers. The repository's tests compare the registers with LitePCIe's gateware.
 
 use super::*;
 use crate::Fault;
@@ -55,7 +54,7 @@ impl Bench {
         self.card.write(0, offset, value, &self.memory);
     }
 
-    /// Starts it going round over all slots, with interrupts.
+    /// Starts the writer in loop mode over all slots, with interrupts.
     fn start(&mut self) {
         for (offset, value) in [(ENABLE, 0), (RESET, 1), (LOOPS, 0), (MSI_ENABLE, 1)] {
             self.write(offset, value);
@@ -73,7 +72,7 @@ impl Bench {
         self.write(ENABLE, 1);
     }
 
-    /// Steps until there is nothing to do at once.
+    /// Runs steps until there is no more immediate work.
     fn run(&mut self) -> Step {
         loop {
             let step = self.card.step(&self.memory);
@@ -88,11 +87,11 @@ impl Bench {
         self.memory.bytes.borrow()[at..at + SLOT as usize].to_vec()
     }
 
-    /// The transfer whose bytes are in a slot.
+    /// Returns the number of the transfer whose bytes are in a slot.
     fn transfer(&self, slot: u32) -> Option<u64> {
         let bytes = self.slot(slot);
         let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-        // Bytes that nothing has written are no place in the stream.
+        // Bytes that were never written are not a valid position in the stream.
         let at = first.checked_mul(8)?;
         verify(Pattern::Counter, 8, at, &bytes)
             .is_none()
@@ -105,7 +104,7 @@ impl Bench {
     }
 }
 
-/// A stream that ends after so many transfers, with faults.
+/// Options for a stream that ends after this number of transfers, with faults.
 fn ending(transfers: u64, faults: &[&str]) -> EmulatedOptions {
     EmulatedOptions {
         packet: Some(ByteSize(SLOT.into())),
@@ -165,7 +164,7 @@ fn loop_counter_wraps() {
     bench.write(ENABLE, 1);
     bench.run();
     assert_eq!(bench.status(), (0, 0));
-    assert_eq!(bench.memory.interrupts.get(), 0, "none are enabled");
+    assert_eq!(bench.memory.interrupts.get(), 0, "interrupts are disabled");
 }
 
 #[test]
@@ -176,7 +175,7 @@ fn stuck_writer_keeps_running_until_reset() {
     assert_eq!(bench.status(), (0, 2));
     bench.start();
     assert_eq!(bench.run(), Step::Idle);
-    assert_eq!(bench.status(), (0, 0), "a start is no reset");
+    assert_eq!(bench.status(), (0, 0), "a start does not reset the counter");
     bench.card.reset();
     bench.start();
     assert_eq!(bench.run(), Step::Idle);
@@ -204,7 +203,8 @@ fn false_completion_is_reported_without_write() {
     assert!(bench.slot(1).iter().all(|byte| *byte == 0xa5));
 }
 
-/// A burst is one step of more than a round, also where the stream has a rate; its data are those of the stream.
+/// A burst must write more than one loop in a single step, even if the stream has a rate. The burst must contain the
+/// data of the stream.
 #[test]
 fn burst_overruns_every_reader() {
     for rate in [None, Some(BitRate(1e-6))] {
@@ -217,7 +217,7 @@ fn burst_overruns_every_reader() {
         let (round, _) = bench.status();
         assert!(round >= 1, "{rate:?}");
         if rate.is_some() {
-            // Seven in one step: a round, its half, and one.
+            // Seven transfers in one step: a whole loop, half a loop, and one.
             assert_eq!(bench.status(), (1, 2));
             assert_eq!(bench.transfer(2), Some(6));
             assert!(matches!(bench.run(), Step::After(_)));
@@ -240,10 +240,10 @@ fn full_bus_packets_are_written_before_end_of_transfer() {
     bench.write(ENABLE, 0);
     bench.write(ENABLE, 1);
     bench.run();
-    assert_eq!(bench.slot(0), slot, "the same again");
+    assert_eq!(bench.slot(0), slot, "the stream restarts");
 }
 
-/// What the registers are called in `csr.csv` is where they are.
+/// The names in `csr.csv` must have the addresses that the device uses.
 #[test]
 fn register_names_match_csr_csv() {
     let address = |name: &str| {

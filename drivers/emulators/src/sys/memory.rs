@@ -1,4 +1,4 @@
-//! Memory that is mapped for an emulated device, by device address.
+//! Memory that is mapped for an emulated device, by its device address.
 
 use daq_core::dma::Guard;
 use daq_core::gpu::bar_mapping::BarMapping;
@@ -12,59 +12,59 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Bytes of a page.
+/// Page size in bytes.
 pub const PAGE: u64 = 4096;
 
-/// Why memory could not be given to a card.
+/// Error: memory cannot be mapped for a device.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// It is empty, passes the end of the addresses, or overlaps what the card has.
+    /// The range is empty, exceeds the address space, or overlaps another mapping.
     #[error(
         "cannot map {bytes} bytes at {address:#x}: the range is empty, too long, or overlaps another mapping"
     )]
     InvalidRange {
-        /// Its first address.
+        /// First device address of the range.
         address: u64,
-        /// How many.
+        /// Size of the range in bytes.
         bytes: u64,
     },
-    /// The CPU cannot reach it.
+    /// The CPU cannot access the memory.
     #[error("the CPU cannot access this memory")]
     Unreachable,
-    /// The file does not hold so much.
-    #[error("the file has {have} bytes, but the mapping ends at {end}")]
+    /// The file is too short.
+    #[error("the file has {have} bytes, but the mapping ends at byte {end}")]
     Short {
-        /// Bytes of the file.
+        /// Size of the file in bytes.
         have: u64,
-        /// Where the memory ends in it.
+        /// Offset in the file at which the mapping ends.
         end: u64,
     },
-    /// The system refused to map the file.
+    /// The system failed to map the file.
     #[error("cannot map the file: {0}")]
     System(#[from] Errno),
-    /// It cannot be guarded against being cut off below us.
+    /// The mapping cannot be protected against a truncation of the file.
     #[error("{0}")]
     GuardError(#[from] daq_core::dma::GuardError),
 }
 
-/// What a card may reach. The owner of this value does every access, so unmapped memory is not
-/// written afterwards.
+/// The memory that an emulated device may access. Only the owner of this value accesses the memory, so memory is not
+/// written after it was unmapped.
 #[derive(Debug, Default)]
 pub struct DeviceMemory {
-    /// By their first address.
+    /// The mappings, by their first device address.
     pieces: BTreeMap<u64, Piece>,
 }
 
-/// Memory of another process that is reached by messages to it; addresses are those of the card.
+/// Memory of another process that is accessed by messages. Addresses are device addresses.
 pub trait Remote: fmt::Debug + Send + Sync {
-    /// Writes `bytes`; whether that was done.
+    /// Writes `bytes`. Returns true on success.
     fn write(&self, address: u64, bytes: &[u8]) -> bool;
 
-    /// Reads `bytes`; whether that was done.
+    /// Reads `bytes`. Returns true on success.
     fn read(&self, address: u64, bytes: &mut [u8]) -> bool;
 }
 
-/// Memory that a card is given.
+/// Memory that can be mapped for a device.
 #[derive(Debug)]
 pub struct Piece {
     bytes: u64,
@@ -75,31 +75,31 @@ pub struct Piece {
 
 #[derive(Debug)]
 enum Memory {
-    /// Host memory of this process, which is kept.
+    /// Host memory of this process; the region is kept alive.
     Host {
         address: NonNull<u8>,
         _region: Arc<Region>,
     },
-    /// A GPU's, through its mapping.
+    /// GPU memory, accessed through its BAR mapping.
     Gpu(Arc<BarMapping>),
-    /// A file of another process.
+    /// A mapped file of another process.
     File(FileMap),
     /// Memory of another process without a file.
     Remote(Arc<dyn Remote>),
 }
 
-// SAFETY: the pointers are to memory that is not bound to a thread, and only the owner of the value uses them.
+// SAFETY: the memory behind the pointers is not bound to a thread, and only the owner of the value uses the pointers.
 unsafe impl Send for Memory {}
 
 impl DeviceMemory {
-    /// Gives `piece`, from `address` on.
+    /// Maps `piece` at `address`.
     pub fn map(&mut self, address: u64, piece: Piece) -> Result<(), MapError> {
         self.check(address, piece.bytes)?;
         self.pieces.insert(address, piece);
         Ok(())
     }
 
-    /// Takes away what was given at `address`; false if that is not `bytes` bytes.
+    /// Removes the mapping at `address`. Returns false if no mapping at `address` has exactly `bytes` bytes.
     pub fn unmap(&mut self, address: u64, bytes: u64) -> bool {
         let is_whole = self
             .pieces
@@ -108,23 +108,23 @@ impl DeviceMemory {
         is_whole && self.pieces.remove(&address).is_some()
     }
 
-    /// Takes everything away.
+    /// Removes all mappings.
     pub fn clear(&mut self) {
         self.pieces.clear();
     }
 
-    /// How many pieces there are.
+    /// Returns the number of mappings.
     pub fn len(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if no memory is mapped.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Writes what of `bytes` can be reached up to the first byte that cannot; whether that was all. It is visible to
-    /// others before what is written after it.
+    /// Writes `bytes` up to the first byte that is not accessible. Returns true if all bytes were written.
+    /// The bytes become visible before the bytes of later writes.
     pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
         let (mut address, mut rest) = (address, bytes);
         while !rest.is_empty() {
@@ -136,16 +136,21 @@ impl DeviceMemory {
             }
             let (now, later) = rest.split_at(length);
             let is_done = match &piece.memory {
-                // SAFETY: `find` says that the bytes lie in the piece, which is mapped: the piece keeps the region
-                // of host memory. No reference to it is made.
+                // SAFETY:
+                // - `find` returns only ranges inside the piece.
+                // - The piece keeps the region of host memory mapped.
+                // - No reference to the memory is created.
                 Memory::Host { address, .. } => unsafe {
                     store(address.as_ptr().wrapping_add(offset), now);
                     true
                 },
                 Memory::Gpu(mapped) => mapped.copy_to(offset, now).is_ok(),
                 Memory::Remote(remote) => remote.write(address, now),
-                // SAFETY: the same; a file is mapped until its value is dropped, and if the file was truncated below the
-                // mapping the guard puts other pages there.
+                // SAFETY:
+                // - `find` returns only ranges inside the piece.
+                // - The file is mapped until its value is dropped. If the file is truncated, the guard replaces the
+                //   missing pages.
+                // - No reference to the memory is created.
                 Memory::File(file) => unsafe {
                     store(file.address.as_ptr().wrapping_add(offset), now);
                     !file.guard.is_lost()
@@ -160,7 +165,7 @@ impl DeviceMemory {
         true
     }
 
-    /// Reads memory; false if some of it cannot be reached.
+    /// Reads memory. Returns false if a part of the memory is not accessible.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
         let (mut address, mut rest) = (address, bytes);
         while !rest.is_empty() {
@@ -172,14 +177,14 @@ impl DeviceMemory {
             }
             let (now, later) = rest.split_at_mut(length);
             let is_done = match &piece.memory {
-                // SAFETY: as in `write`.
+                // SAFETY: the conditions in `write` apply.
                 Memory::Host { address, .. } => unsafe {
                     load(address.as_ptr().wrapping_add(offset), now);
                     true
                 },
                 Memory::Gpu(mapped) => mapped.copy_from(offset, now).is_ok(),
                 Memory::Remote(remote) => remote.read(address, now),
-                // SAFETY: as in `write`.
+                // SAFETY: the conditions in `write` apply.
                 Memory::File(file) => unsafe {
                     load(file.address.as_ptr().wrapping_add(offset), now);
                     !file.guard.is_lost()
@@ -194,12 +199,13 @@ impl DeviceMemory {
         true
     }
 
-    /// The piece that `address` lies in, where in it, and how many of `most` bytes lie there.
-    fn find(&self, address: u64, most: usize) -> Option<(&Piece, usize, usize)> {
+    /// Returns the piece that contains `address`, the offset of `address` in the piece, and how many of the next `max`
+    /// bytes are inside the piece.
+    fn find(&self, address: u64, max: usize) -> Option<(&Piece, usize, usize)> {
         let (first, piece) = self.pieces.range(..=address).next_back()?;
         let offset = address - first;
         let left = piece.bytes.checked_sub(offset).filter(|left| *left > 0)?;
-        let length = usize::try_from(left).map_or(most, |left| left.min(most));
+        let length = usize::try_from(left).map_or(max, |left| left.min(max));
         Some((piece, usize::try_from(offset).ok()?, length))
     }
 
@@ -217,7 +223,7 @@ impl DeviceMemory {
 }
 
 impl Piece {
-    /// All of `region`, which is kept until the card has it no more.
+    /// Returns a piece for all of `region`, which is kept alive until the piece is dropped.
     pub fn of(region: &Arc<Region>) -> Result<Self, MapError> {
         let memory = match (region.mapping(), region.cpu_address()) {
             (Some(mapped), _) => Memory::Gpu(mapped.clone()),
@@ -235,7 +241,7 @@ impl Piece {
         })
     }
 
-    /// `bytes` bytes that are reached through `remote`, for reading, writing or both.
+    /// Returns a piece of `bytes` bytes that are accessed through `remote`, for reading, writing or both.
     pub const fn of_remote(
         remote: Arc<dyn Remote>,
         bytes: u64,
@@ -249,7 +255,7 @@ impl Piece {
         }
     }
 
-    /// `bytes` bytes of `file` from `offset` on, for reading, writing or both.
+    /// Returns a piece for `bytes` bytes of `file` starting at `offset`, for reading, writing or both.
     pub fn of_file(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -266,13 +272,13 @@ impl Piece {
     }
 }
 
-/// A part of a file, mapped and guarded: the client may truncate the file at any time.
+/// A mapped part of a file. A guard protects accesses, because the client may truncate the file at any time.
 #[derive(Debug)]
 struct FileMap {
-    /// Dropped before the mapping, because afterwards the addresses may be reused.
+    /// Dropped before the mapping, because the addresses may be reused after unmapping.
     guard: Guard,
     address: NonNull<u8>,
-    /// What was mapped, from page to page.
+    /// The mapping, extended to whole pages.
     _mapped: Mapping,
 }
 
@@ -302,8 +308,9 @@ impl FileMap {
         } else {
             ProtFlags::READ
         };
-        // SAFETY: a null hint lets the kernel choose an address, so no existing mapping is replaced; that others write
-        // the memory at any time is why no reference to it is ever made.
+        // SAFETY:
+        // - With a null hint Linux selects a free address, so no existing mapping is replaced.
+        // - Other processes may write the memory at any time, so no reference to it is ever created.
         let start = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
@@ -319,13 +326,14 @@ impl FileMap {
             start,
             bytes: length,
         };
-        // SAFETY: the mapping was just made and stays until `mapped` is dropped, after the guard; its bytes are reached
-        // by pointers alone, by `store` and `load`, to which pages of zeros are as good as others.
+        // SAFETY:
+        // - The mapping was just created and exists until `mapped` is dropped, which is after the guard.
+        // - Its bytes are accessed only through pointers by `store` and `load`, which accept replaced pages of zeros.
         let guard = unsafe { Guard::new(start, length) }?;
         let lead = usize::try_from(lead).map_err(|_| Errno::OVERFLOW)?;
         Ok(Self {
             guard,
-            // SAFETY: `lead` is less than the bytes mapped.
+            // SAFETY: `lead` is less than the number of mapped bytes.
             address: unsafe { start.add(lead) },
             _mapped: mapped,
         })
@@ -334,44 +342,47 @@ impl FileMap {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: address and length are those of the one mapping made in `FileMap::new`, and the only pointer to it
-        // goes with the value that this is a part of.
+        // SAFETY: address and length are those of the mapping created in `FileMap::new`. The only pointer to it is in
+        // the value that contains this mapping, so it is dropped too.
         let result = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(result.is_ok(), "unmapping a file failed: {result:?}");
     }
 }
 
-/// Copies `from` to `to`. Words of 4 and 8 bytes are stored whole, as a device stores them, and after everything that
-/// was stored before; a thread that sees one sees that too.
+/// Copies `from` to `to`. Aligned words of 4 and 8 bytes are stored atomically, as a device does, and after all earlier
+/// stores. A thread that reads such a word also sees these earlier stores.
 ///
 /// # Safety
-/// `to` is valid for writes of as many bytes, though others may access them meanwhile.
+/// `to` must be valid for writes of `from.len()` bytes. Other threads and devices may access the memory concurrently.
 unsafe fn store(to: *mut u8, from: &[u8]) {
-    #[expect(clippy::cast_ptr_alignment, reason = "looked at before each use")]
+    #[expect(
+        clippy::cast_ptr_alignment,
+        reason = "the alignment is checked before each use"
+    )]
     let (short, long) = (to.cast::<u32>(), to.cast::<u64>());
     if let Ok(bytes) = from.try_into()
         && short.is_aligned()
     {
-        // SAFETY: valid by the caller's word, aligned as just checked.
+        // SAFETY: the caller guarantees validity, and the alignment was just checked.
         unsafe { AtomicU32::from_ptr(short) }.store(u32::from_ne_bytes(bytes), Ordering::Release);
     } else if let Ok(bytes) = from.try_into()
         && long.is_aligned()
     {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees validity, and the alignment was just checked.
         unsafe { AtomicU64::from_ptr(long) }.store(u64::from_ne_bytes(bytes), Ordering::Release);
     } else {
         fence(Ordering::Release);
-        // SAFETY: valid by the caller's word; `from` is memory of this process that cards cannot reach.
+        // SAFETY: the caller guarantees validity. `from` is memory of this process that is not mapped for a device.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
 }
 
-/// Copies `from` to `to`, with what others wrote before it.
+/// Copies `from` to `to`, with acquire ordering: later reads see everything that was written before the copied data.
 ///
 /// # Safety
-/// `from` is valid for reads of as many bytes, though others may write them meanwhile.
+/// `from` must be valid for reads of `to.len()` bytes. Other threads and devices may write the memory concurrently.
 unsafe fn load(from: *const u8, to: &mut [u8]) {
-    // SAFETY: valid by the caller's word; `to` is memory of this process that cards cannot reach.
+    // SAFETY: the caller guarantees validity. `to` is memory of this process that is not mapped for a device.
     unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
     fence(Ordering::Acquire);
 }
@@ -404,7 +415,7 @@ mod tests {
         assert!(!memory.write(0xffff, &[1]));
         assert!(!memory.write(0x10000 + 2 * PAGE - 1, &[1, 2]));
         assert!(!memory.read(0x10000 + 2 * PAGE, &mut [0]));
-        // The CPU's address is not the card's.
+        // CPU addresses are not device addresses.
         assert!(!memory.write(a.address().addr().get() as u64, &[1]));
         assert!(memory.unmap(0x10000, PAGE) && !memory.unmap(0x10000, PAGE));
         assert!(!memory.write(0x10000, &[1]));
@@ -415,7 +426,7 @@ mod tests {
         let region = region(4 * PAGE);
         let file = region.file().unwrap();
         let mut memory = DeviceMemory::default();
-        // Not from the beginning of a page.
+        // The range does not start at a page boundary.
         memory
             .map(
                 0x5000,

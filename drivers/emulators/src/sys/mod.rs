@@ -1,3 +1,3 @@
-//! The emulators' foreign calls, and the only `unsafe` of this crate.
+//! System calls and raw memory accesses of the emulators; the only `unsafe` code of this crate.
 
 pub mod memory;

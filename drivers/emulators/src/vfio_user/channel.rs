@@ -1,7 +1,8 @@
-//! The connection of an emulated card to its client, with requests in both directions.
+//! The connection of an emulated device to its client, with requests in both directions.
 //!
-//! The client asks for registers; the card asks for memory that the client mapped without a file descriptor. Requests of the
-//! client that arrive while the card waits for an answer are kept and handled afterwards, in order.
+//! The client sends register accesses. The device sends accesses to memory that the client mapped without a file
+//! descriptor. Requests of the client that arrive while the device waits for a reply are stored and handled afterwards
+//! in order.
 
 use crate::sys::memory::Remote;
 use daq_drivers::fpga::transports::vfio_user::socket::{ConnectionError, Received, Receiver, send};
@@ -15,12 +16,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum time that a client may take to answer a request for its memory.
+/// Maximum time for a client to reply to an access to its memory.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of messages that are kept while the card waits for an answer.
+/// Maximum number of messages that are stored while the device waits for a reply.
 const MAX_PENDING: usize = 256;
 
-/// A whole message.
+/// A complete message.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) header: Header,
@@ -28,7 +29,7 @@ pub(super) struct Message {
     pub(super) files: Vec<OwnedFd>,
 }
 
-/// One connection.
+/// A connection to a client.
 #[derive(Debug)]
 pub(super) struct Channel {
     stream: UnixStream,
@@ -62,19 +63,19 @@ impl Channel {
         })
     }
 
-    /// Sets the maximum number of bytes of one access to the client's memory, as the client said.
+    /// Sets the maximum number of bytes per access to the client's memory, as requested by the client.
     pub(super) fn set_max_data(&self, bytes: u64) {
         let bytes = usize::try_from(bytes).unwrap_or(MAX_DATA);
         self.lock().max_data = bytes.clamp(1, MAX_DATA);
     }
 
-    /// Whether a message waits that was received earlier.
+    /// Returns true if a stored message is pending.
     pub(super) fn has_pending(&self) -> bool {
         let state = self.lock();
         !state.pending.is_empty() || state.broken.is_some()
     }
 
-    /// The next message, if one is there.
+    /// Returns the next message, if one is available.
     pub(super) fn next(&self) -> Result<Option<Message>, ConnectionError> {
         let mut state = self.lock();
         if let Some(message) = state.pending.pop_front() {
@@ -86,8 +87,8 @@ impl Channel {
         state.receive(&self.stream)
     }
 
-    /// Asks the client and has `read` understand its answer; false where it refuses, does not answer, or answers
-    /// otherwise.
+    /// Sends a request to the client and decodes the reply with `read`. Returns false if the client rejects the
+    /// request, does not reply, or sends an invalid reply.
     fn ask(
         &self,
         command: Command,
@@ -127,7 +128,7 @@ impl State {
         })
     }
 
-    /// Sends a request and waits for the answer to it.
+    /// Sends a request and waits for its reply.
     fn answer(
         &mut self,
         stream: &UnixStream,
@@ -155,7 +156,7 @@ impl State {
     }
 }
 
-/// Waits until something can be received, `deadline` at the latest.
+/// Waits until the stream is readable, but at most until `deadline`.
 fn wait(stream: &UnixStream, deadline: Instant) -> Result<(), ConnectionError> {
     let left = deadline.saturating_duration_since(Instant::now());
     let left = Timespec::try_from(left).ok();
@@ -166,7 +167,7 @@ fn wait(stream: &UnixStream, deadline: Instant) -> Result<(), ConnectionError> {
     }
 }
 
-/// Address and number of bytes of an access, as both requests begin.
+/// Returns the header of an access request: the address and the number of bytes.
 fn head(address: u64, bytes: usize) -> [u8; 16] {
     let mut head = [0; 16];
     head[..8].copy_from_slice(&address.to_le_bytes());

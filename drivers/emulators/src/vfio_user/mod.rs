@@ -1,12 +1,12 @@
-//! A card behind a vfio-user socket, for one user after the other.
+//! Serves an emulated device over a vfio-user socket, to one client at a time.
 //!
 //! ```text
-//!   user ──messages──▶ Session ──▶ Endpoint ──▶ card
-//!            memory, events (as files)
-//!        ◀── reads and writes of memory that was mapped without a file ──┘
+//!   client ──messages──▶ Session ──▶ Endpoint ──▶ device
+//!              memory and events (as file descriptors)
+//!          ◀── reads and writes of memory that was mapped without a file ──┘
 //! ```
-//! When a user leaves, however it does, nothing of it is left: its memory is unmapped before its connection is closed, and
-//! the card is as after power-on for the next one.
+//! When a client disconnects for any reason, its memory is unmapped before the connection is closed. The device is then
+//! reset to its state after power-on for the next client.
 
 mod channel;
 
@@ -33,28 +33,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a user may take to accept an answer.
+/// Maximum time for a client to accept a reply.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Messages that are handled between two steps of the card.
+/// Maximum number of messages that are handled between two steps of the device.
 const MESSAGES: u32 = 64;
 
-/// Why a card cannot be served.
+/// Error: a device cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Another process serves at this path.
-    #[error("{}: another process serves at this path; choose another path, or stop it", .0.display())]
+    /// Another process serves a device at this path.
+    #[error("{}: another process already serves a device at this path; choose another path, or stop that process", .0.display())]
     Live(PathBuf),
-    /// Something else is there.
+    /// The path exists but is not a socket.
     #[error("{}: not a socket; choose another path", .0.display())]
     NoSocket(PathBuf),
-    /// The socket could not be made, or failed.
+    /// The socket cannot be created, or has failed.
     #[error("{}: {action}: {source}", path.display())]
     System {
-        /// Where.
+        /// The path of the socket.
         path: PathBuf,
-        /// What was done.
+        /// The action that failed.
         action: &'static str,
-        /// The system's answer.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -66,7 +66,7 @@ static FAULTS: LogLimit = LogLimit::new();
 static REJECTED: LogLimit = LogLimit::new();
 static REFUSED: LogLimit = LogLimit::new();
 
-/// A socket that a card is served at; removed when this is dropped.
+/// A socket at which a device is served. The socket file is removed on drop.
 #[derive(Debug)]
 pub struct Server {
     listener: UnixListener,
@@ -96,14 +96,14 @@ impl Server {
         let listener = private(path).map_err(|errno| failed("listening")(errno.into()))?;
         listener
             .set_nonblocking(true)
-            .map_err(failed("listening without waiting"))?;
+            .map_err(failed("making the socket non-blocking"))?;
         Ok(Self {
             listener,
             path: path.to_owned(),
         })
     }
 
-    /// Serves `card` to one user after the other until `stop` can be read, or to one alone.
+    /// Serves `card` to one client after another until `stop` is readable, or only to a single client.
     pub fn serve(
         &self,
         card: Box<dyn EmulatedDevice>,
@@ -146,7 +146,8 @@ impl Server {
             let (was_user, ended) =
                 serve_connection(&mut endpoint, &stream, stop, Some(&self.listener));
             let faults = endpoint.faults();
-            // Before the connection is closed: a user that finds it closed may free its memory.
+            // Detach before the connection is closed, because a client may free its memory once the connection is
+            // closed.
             endpoint.detach();
             drop(stream);
             match ended {
@@ -161,7 +162,9 @@ impl Server {
             }
             if faults > 0 {
                 FAULTS.run(|suppressed| {
-                    tracing::warn!("{faults} DMA faults of the emulated device{suppressed}");
+                    tracing::warn!(
+                        "the emulated device had {faults} DMA faults on this connection{suppressed}"
+                    );
                 });
             }
             if is_once && was_user {
@@ -171,7 +174,7 @@ impl Server {
     }
 }
 
-/// A socket at `path` of which this user alone has the rights, from its first moment on: those of the socket that is bound.
+/// Creates a socket at `path` that only this user can access. The access rights apply from the creation of the socket.
 fn private(path: &Path) -> rustix::io::Result<UnixListener> {
     let address = SocketAddrUnix::new(path)?;
     let kind = (
@@ -192,9 +195,9 @@ impl Drop for Server {
     }
 }
 
-/// Serves one connection until the user leaves or breaks the protocol, or until `stop` can be read, which alone is no
-/// error. Returns whether the client spoke the protocol, and how the connection ended. The mappings of the client still
-/// exist. Other connections to `others` are rejected at once.
+/// Serves one connection until the client disconnects, the client violates the protocol, or `stop` becomes readable. A
+/// readable `stop` is not an error. Returns whether the client used the protocol, and how the connection ended. When
+/// this function returns, the client's mappings still exist. Other connections to `others` are rejected immediately.
 pub fn serve_connection(
     endpoint: &mut Endpoint,
     stream: &UnixStream,
@@ -209,13 +212,13 @@ pub fn serve_connection(
     (session.has_version, ended)
 }
 
-/// One user.
+/// The session of one client.
 struct Session<'a> {
     endpoint: &'a mut Endpoint,
     stream: &'a UnixStream,
     channel: Arc<Channel>,
     has_version: bool,
-    /// Data of the answer in work.
+    /// Data of the current reply.
     data: Vec<u8>,
 }
 
@@ -230,7 +233,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Serves until the user leaves, or until `stop` can be read, which alone is no error.
+    /// Serves the client until the client disconnects or `stop` becomes readable. A readable `stop` is not an error.
     fn run(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -249,7 +252,7 @@ impl<'a> Session<'a> {
             let mut fds = [
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
                 PollFd::new(self.stream, PollFlags::IN),
-                // Without a listener, polls `stop` twice.
+                // Without a listener, `stop` is polled twice.
                 PollFd::from_borrowed_fd(others.map_or(stop, AsFd::as_fd), PollFlags::IN),
             ];
             wait(&mut fds, limit)?;
@@ -271,7 +274,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Rejects another connection, unless the client disconnected before it: then the device is free.
+    /// Rejects another connection, unless the current client has already disconnected, because the device is then free.
     fn reject_connection(&self, others: &UnixListener) -> Result<(), ConnectionError> {
         let mut fds = [PollFd::new(self.stream, PollFlags::IN)];
         wait(&mut fds, Some(Duration::ZERO))?;
@@ -285,7 +288,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Answers a message.
+    /// Handles a message and sends the reply.
     fn answer(&mut self, message: Message) -> Result<(), ConnectionError> {
         let Message {
             header,
@@ -293,7 +296,7 @@ impl<'a> Session<'a> {
             files,
         } = message;
         if !header.is_request() {
-            // An answer to nothing that was asked.
+            // A reply without a matching request is ignored.
             return Ok(());
         }
         let done = Request::parse(header.command, &payload)
@@ -309,7 +312,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Does what is asked for; returns the answer's payload, behind which comes `self.data`.
+    /// Executes a request. Returns the payload of the reply, which is followed by `self.data`.
     fn execute(&mut self, request: Request<'_>, files: Vec<OwnedFd>) -> Result<Vec<u8>, u32> {
         self.data.clear();
         match request {
@@ -481,7 +484,7 @@ impl<'a> Session<'a> {
             }
             IRQ_DATA_EVENT if files.len() == count as usize => {
                 for (vector, file) in range.zip(files) {
-                    // A user that fills its event up must not hold the card.
+                    // A client that lets its event counter overflow must not block the device.
                     let flags = rustix::fs::fcntl_getfl(&file).map_err(number)?;
                     rustix::fs::fcntl_setfl(&file, flags | rustix::fs::OFlags::NONBLOCK)
                         .map_err(number)?;
@@ -511,12 +514,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The bytes of a region that an access is to, as an offset and a count.
+    /// Returns the part of a region that an access affects, as an offset and a number of bytes.
     fn inside(&self, access: Access) -> Result<(usize, usize), u32> {
         let bytes = self.region_bytes(access.region).ok_or(errno::INVALID)?;
         let end = access.offset.checked_add(access.count.into());
         let is_inside = end.is_some_and(|end| end <= bytes);
-        // Registers are words; the configuration space is bytes.
+        // Registers are accessed as words, the configuration space as bytes.
         let is_whole = access.region == CONFIG_REGION
             || (access.offset | u64::from(access.count)).is_multiple_of(4);
         let offset = usize::try_from(access.offset).ok();
@@ -558,7 +561,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Waits until one of `fds` has something, or `limit` has passed.
+/// Waits until one of `fds` is ready or `limit` has passed.
 fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> Result<(), Errno> {
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     match poll(fds, limit.as_ref()) {
@@ -567,7 +570,7 @@ fn wait(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> Result<(), Errno> {
     }
 }
 
-/// An error of the system as the protocol carries it.
+/// Converts a system error to an error number of the protocol.
 fn number(errno: Errno) -> u32 {
     errno.raw_os_error().unsigned_abs()
 }

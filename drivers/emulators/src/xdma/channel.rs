@@ -1,4 +1,5 @@
-//! A channel from the card to the host: it takes descriptors and puts a stream where they say.
+//! A channel from the device to the host: fetches descriptors and writes a stream to the destinations in the
+//! descriptors.
 
 use super::descriptor::{BYTES, Descriptor, PAGE};
 use super::{BITS, LATE, MARK, State, VERSION};
@@ -8,18 +9,18 @@ use daq_drivers::fpga::transports::emulated::EmulatedOptions;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// Bytes that are moved at once: small enough for the cache near the core.
+/// Maximum number of bytes that are moved in one step; small enough for the cache of a CPU core.
 pub const PIECE: usize = 128 << 10;
-/// Where the bits of these channels begin in the registers that both directions share.
+/// Position of the bits of these channels in the registers that both directions share.
 pub const COMMON_SHIFT: usize = 16;
 
-/// Control register.
+/// Bits of the control register.
 const RUN: u32 = 1;
 const POLL_WRITE_BACK: u32 = 1 << 26;
-/// Bits of the control register that there are.
+/// Mask of the implemented bits of the control register.
 const CONTROL: u32 = 0x0ef8_3e7f;
 
-/// Status register; each bit but the first is logged if the control register has it.
+/// Bits of the status register. Each bit except `BUSY` is set only if the control register enables it.
 const BUSY: u32 = 1;
 const STOPPED: u32 = 1 << 1;
 const COMPLETED: u32 = 1 << 2;
@@ -27,22 +28,24 @@ const ALIGN: u32 = 1 << 3;
 const MAGIC: u32 = 1 << 4;
 const LENGTH: u32 = 1 << 5;
 const IDLE: u32 = 1 << 6;
-/// The first kind of error of fetching descriptors: no response.
+/// Status bit: a descriptor fetch got no response. This is the first of the bits for descriptor fetch errors.
 const FETCH: u32 = 1 << 19;
 
-/// What payload addresses are multiples of.
+/// Required alignment of payload addresses in bytes.
 const ALIGNMENT: u64 = 64;
-/// Alignments of addresses and lengths in bytes, and bits of an address.
+/// Value of the alignment register: alignment of addresses and lengths in bytes, and the number of address bits.
 const ALIGNMENTS: u32 = 64 << 16 | 1 << 8 | 64;
-/// The most credits at a time.
+/// The maximum number of credits.
 const MAX_CREDITS: u32 = 0x3ff;
-/// The count that is written back, and what marks an error in it.
+/// Mask of the number of completed descriptors in the word that is written back.
 const COUNT: u32 = 0x00ff_ffff;
+/// Error bit in the word that is written back.
 const COUNT_ERROR: u32 = 1 << 31;
-/// What marks a result.
+/// Magic number in the high half of the first word of a result. A result is the stream writeback of PG195: the status
+/// and the length of a transfer.
 const RESULT: u32 = 0x52b4 << 16;
 
-/// One channel.
+/// A DMA channel from the device to the host.
 #[derive(Debug)]
 pub struct Channel {
     number: usize,
@@ -55,27 +58,29 @@ pub struct Channel {
     first_adjacent: u32,
     credits: u32,
     is_busy: bool,
-    /// The descriptor that comes next, and how many lie behind it.
+    /// The address of the next descriptor.
     next: u64,
+    /// Number of descriptors adjacent to the next descriptor.
     adjacent: u32,
-    /// Descriptors that were fetched with one that was needed, by their addresses.
+    /// Descriptors that were prefetched together with an earlier descriptor, with the address of each.
     fetched: VecDeque<(u64, Descriptor)>,
     current: Option<Current>,
     stream: Stream,
 }
 
-/// The descriptor in work.
+/// The current descriptor.
 #[derive(Debug)]
 struct Current {
     descriptor: Descriptor,
-    /// Bytes that were moved.
+    /// Number of bytes of the descriptor that were moved.
     done: u32,
-    /// Whether nothing is really written.
+    /// True if the fault `lie` applies: the engine reports this descriptor as complete without
+    /// writing the data to host memory.
     is_lie: bool,
 }
 
 impl Channel {
-    /// Channel `number` as after power-on.
+    /// Creates channel `number` in its state after power-on.
     pub fn new(number: usize, options: &EmulatedOptions) -> Self {
         Self {
             number,
@@ -96,7 +101,7 @@ impl Channel {
         }
     }
 
-    /// A register of the channel.
+    /// Reads a register of the channel.
     pub fn read(&mut self, offset: u64) -> u32 {
         match offset {
             0x00 => self.id(1),
@@ -116,7 +121,7 @@ impl Channel {
         }
     }
 
-    /// Sets a register of the channel.
+    /// Writes a register of the channel.
     pub fn write(&mut self, offset: u64, value: u32) {
         match offset {
             0x04 => self.set_control(value),
@@ -131,7 +136,7 @@ impl Channel {
         }
     }
 
-    /// A register of the channel's descriptors.
+    /// Reads a descriptor (SGDMA) register of the channel.
     pub fn sgdma_read(&self, offset: u64) -> u32 {
         match offset {
             0x00 => self.id(5),
@@ -143,7 +148,7 @@ impl Channel {
         }
     }
 
-    /// Sets a register of the channel's descriptors.
+    /// Writes a descriptor (SGDMA) register of the channel.
     pub fn sgdma_write(&mut self, offset: u64, value: u32, state: &State) {
         match offset {
             0x80 => set_low(&mut self.first, value),
@@ -156,19 +161,19 @@ impl Channel {
         }
     }
 
-    /// Credits do not outlive their mode.
+    /// Clears the credits if the credit mode was disabled.
     pub fn credit_mode_changed(&mut self, state: &State) {
         if !self.has_credit_mode(state) {
             self.credits = 0;
         }
     }
 
-    /// Whether a cause of interrupts is there.
+    /// Returns true if an enabled interrupt cause is pending.
     pub const fn wants_interrupt(&self) -> bool {
         self.status & self.mask & !BUSY != 0
     }
 
-    /// A piece of work.
+    /// Performs a piece of work.
     pub fn step(&mut self, state: &mut State, host: &dyn Host, now: Instant) -> Step {
         if !self.is_busy || state.is_stuck {
             return Step::Idle;
@@ -179,7 +184,7 @@ impl Channel {
                 .as_ref()
                 .is_none_or(|current| current.done == 0)
         {
-            // Only a transfer that has begun is finished.
+            // Only a transfer that has already started is finished.
             self.current = None;
             self.is_busy = false;
             self.log(IDLE);
@@ -201,7 +206,7 @@ impl Channel {
         }
     }
 
-    /// Takes the next descriptor; false if there is none, or one that is wrong.
+    /// Starts the next descriptor. Returns false if no descriptor is available or the descriptor is invalid.
     fn begin(&mut self, state: &mut State, host: &dyn Host) -> bool {
         let holds_credits = self.has_credit_mode(state);
         if state.halted >> self.common_bit() & 1 != 0 || holds_credits && self.credits == 0 {
@@ -254,7 +259,7 @@ impl Channel {
         true
     }
 
-    /// The descriptor that comes next: one that was fetched before, or the first of a block that is fetched now.
+    /// Returns the next descriptor: a prefetched descriptor, or the first descriptor of a block that is fetched now.
     fn fetch(&mut self, holds_credits: bool, host: &dyn Host) -> Option<Descriptor> {
         if self.fetched.front().is_none_or(|(at, _)| *at != self.next) {
             self.fetched.clear();
@@ -281,7 +286,7 @@ impl Channel {
         Some(descriptor)
     }
 
-    /// Moves a piece of the stream.
+    /// Moves a piece of the stream to the host.
     fn transfer(&mut self, state: &mut State, host: &dyn Host, now: Instant) {
         let Some(current) = &mut self.current else {
             return;
@@ -290,7 +295,7 @@ impl Channel {
         let room = left.min(state.buffer.len());
         let (moved, is_end) = self.stream.take(&mut state.buffer[..room]);
         if !current.is_lie {
-            // A posted write: the device is not notified of a fault.
+            // This is a posted write, so the device is not notified of a fault.
             let at = current.descriptor.destination + u64::from(current.done);
             let _ = host.write(at, &state.buffer[..moved]);
         }
@@ -326,7 +331,7 @@ impl Channel {
         }
     }
 
-    /// Stops for an error.
+    /// Stops the channel with an error.
     fn fail(&mut self, bit: u32, host: &dyn Host) {
         self.is_busy = false;
         self.current = None;
@@ -349,7 +354,7 @@ impl Channel {
             self.next = self.first;
             self.adjacent = self.first_adjacent;
             self.fetched.clear();
-            // One that has begun is finished first.
+            // A transfer that has already started is finished first.
             self.current.take_if(|current| current.done == 0);
             self.is_busy = true;
         }
@@ -367,7 +372,7 @@ impl Channel {
     }
 
     fn id(&self, block: u32) -> u32 {
-        /// Of the stream kind.
+        /// Bit of a stream channel in the identifier.
         const STREAM: u32 = 1 << 15;
         let number = u32::try_from(self.number).unwrap_or(0);
         MARK | block << 16 | STREAM | number << 8 | VERSION

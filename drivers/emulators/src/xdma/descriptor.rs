@@ -1,29 +1,30 @@
-//! A descriptor: what a channel is to do next.
+//! A descriptor of a channel.
 
-/// Bytes of a descriptor.
+/// Size of a descriptor in bytes.
 pub const BYTES: usize = 32;
-/// Bytes of a page, which no block of descriptors may cross.
+/// Page size in bytes; no block of descriptors may cross a page boundary.
 pub const PAGE: usize = 4096;
 
-/// What is at the top of its first word.
+/// The high half of a descriptor's first word.
 const MAGIC: u32 = 0xad4b;
 
-/// A descriptor as it was fetched.
+/// A decoded descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     control: u32,
-    /// Bytes of the slot: 28 bits.
+    /// Size of the slot in bytes, 28 bits.
     pub bytes: u32,
-    /// Where the result goes; a stream has no source.
+    /// Address to which the result is written. A stream channel needs no source address, so this address is in the
+    /// field for the source address.
     pub result: u64,
-    /// Where the payload goes.
+    /// Address to which the payload is written.
     pub destination: u64,
-    /// The next one.
+    /// Address of the next descriptor.
     pub next: u64,
 }
 
 impl Descriptor {
-    /// Reads one.
+    /// Decodes a descriptor.
     pub fn parse(bytes: &[u8; BYTES]) -> Self {
         let (words, _) = bytes.as_chunks::<4>();
         let word = |place: usize| u32::from_le_bytes(words[place]);
@@ -37,22 +38,22 @@ impl Descriptor {
         }
     }
 
-    /// Whether it is one.
+    /// Returns true if the descriptor has the valid magic number.
     pub const fn has_magic(&self) -> bool {
         self.control >> 16 == MAGIC
     }
 
-    /// How many descriptors lie behind the next one, side by side.
+    /// Returns the number of descriptors that are adjacent to the next descriptor.
     pub const fn adjacent(&self) -> u32 {
         self.control >> 8 & 0x3f
     }
 
-    /// Whether the channel stops after it.
+    /// Returns true if the channel stops after this descriptor.
     pub const fn stops(&self) -> bool {
         self.control & 1 != 0
     }
 
-    /// Whether its completion is reported.
+    /// Returns true if the completion of the descriptor is reported.
     pub const fn is_reported(&self) -> bool {
         self.control & 2 != 0
     }

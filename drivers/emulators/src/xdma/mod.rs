@@ -1,18 +1,21 @@
-//! A card with AMD's DMA/Bridge Subsystem for PCI Express (XDMA, PG195), AXI stream, four channels from the card to the
-//! host.
+//! An emulated device with AMD's DMA/Bridge Subsystem for PCI Express (XDMA, PG195), in AXI stream mode, with four
+//! channels from the device to the host.
 //!
 //! ```text
 //!   stream ─▶ channel 0..3 ──payload, result, count──▶ host memory
 //!                  ▲                └────interrupt──▶
 //!             descriptors, credits
 //! ```
-//! Base address register 0 is the user's: an id, a switch for the streams, a scratch word. Register 1 is the DMA
-//! subsystem's. There are no channels from the host to the card: their ids read 0, and interrupts of channel `n` are bit
-//! `n`.
+//! Base address register (BAR) 0 contains the user's registers: an id, a switch for the streams, and a scratch word.
+//! BAR 1 contains the registers of the DMA subsystem. The device has no channels from the host to the device, so their
+//! ids read as 0. Bit `n` of the interrupt registers belongs to channel `n`.
 //!
-//! Stricter than some silicon, where a driver's mistake would otherwise show on the card alone: status bits are logged only
-//! where the control register enables them, an interrupt is raised only when its cause rises, a block of descriptors may not
-//! cross a page.
+//! The emulation is stricter than some hardware, so that it detects driver mistakes that would otherwise show only on
+//! specific hardware:
+//!
+//! - Status bits are set only if they are enabled in the control register.
+//! - An interrupt is raised only on the rising edge of its cause.
+//! - A block of descriptors must not cross a page boundary.
 
 mod channel;
 mod descriptor;
@@ -23,45 +26,58 @@ use channel::Channel;
 use daq_drivers::fpga::transports::emulated::{EmulatedOptions, FaultKind};
 use std::time::{Duration, Instant};
 
-/// Channels from the card to the host.
+/// Number of channels from the device to the host.
 const CHANNELS: usize = 4;
 
-/// The user's registers.
+/// Index of the BAR with the user's registers.
 const USER: usize = 0;
 const USER_ID: u64 = 0x0;
 const USER_STREAM: u64 = 0x4;
 const USER_SCRATCH: u64 = 0x8;
-/// What the id of the user's registers reads: `DAQ1`.
+/// The id of the user's registers: `DAQ1` in ASCII.
 const USER_MARK: u32 = 0x3151_4144;
 
-/// The subsystem's registers.
+/// Index of the BAR with the subsystem's registers.
 const SUBSYSTEM: usize = 1;
-/// What is at the top of each block's id, and its version at the bottom.
+/// The high bits of the id of each register block.
 const MARK: u32 = 0x1fc0_0000;
+/// The version in the low bits of the id of each register block.
 const VERSION: u32 = 0x06;
 
-/// Everything that can go wrong on request.
+/// The faults that can be injected.
 pub const FAULTS: &[FaultKind] = &[
-    ("align", "status bit 3: source or destination not aligned"),
+    (
+        "align",
+        "status bit 3: the source or destination address is not aligned",
+    ),
     (
         "descriptor-magic",
-        "status bit 4: a descriptor without its magic number",
+        "status bit 4: the magic number of a descriptor is wrong",
     ),
     (
         "invalid-length",
-        "status bit 5: a descriptor with an invalid length",
+        "status bit 5: the length of a descriptor is invalid",
     ),
     (
         "read-decode",
-        "status bit 9: read error of the stream, decode error",
+        "status bit 9: stream read error, decode error",
     ),
     (
         "read-slave",
-        "status bit 10: read error of the stream, slave error",
+        "status bit 10: stream read error, slave error",
     ),
-    ("read-2", "status bit 11: read error of the stream, bit 2"),
-    ("read-3", "status bit 12: read error of the stream, bit 3"),
-    ("read-4", "status bit 13: read error of the stream, bit 4"),
+    (
+        "read-2",
+        "status bit 11: stream read error, bit 2 of the read error field",
+    ),
+    (
+        "read-3",
+        "status bit 12: stream read error, bit 3 of the read error field",
+    ),
+    (
+        "read-4",
+        "status bit 13: stream read error, bit 4 of the read error field",
+    ),
     (
         "descriptor-unsupported",
         "status bit 19: descriptor fetch error, unsupported request",
@@ -72,7 +88,7 @@ pub const FAULTS: &[FaultKind] = &[
     ),
     (
         "descriptor-parity",
-        "status bit 21: descriptor fetch error, parity",
+        "status bit 21: descriptor fetch error, parity error",
     ),
     (
         "descriptor-poisoned",
@@ -92,7 +108,7 @@ pub const FAULTS: &[FaultKind] = &[
     ("late", "the result is written some milliseconds late"),
 ];
 
-/// The status bits that faults set, by name.
+/// The status bits that faults set, by fault name.
 const BITS: &[(&str, u32)] = &[
     ("align", 1 << 3),
     ("descriptor-magic", 1 << 4),
@@ -109,13 +125,13 @@ const BITS: &[(&str, u32)] = &[
     ("descriptor-unexpected", 1 << 23),
 ];
 
-/// The most pieces of work of a channel a step, where they are small.
+/// Maximum number of pieces of work that a channel performs per step.
 const ROUNDS: u32 = 32;
 
-/// How late a late result is.
+/// Delay of a result that the fault `late` delays.
 const LATE: Duration = Duration::from_millis(5);
 
-/// The card.
+/// An emulated XDMA device.
 #[derive(Debug)]
 pub struct Xdma {
     options: EmulatedOptions,
@@ -125,41 +141,41 @@ pub struct Xdma {
     scratch: u32,
 }
 
-/// What the channels share.
+/// The state that all channels share.
 #[derive(Debug)]
 struct State {
     faults: Faults,
-    /// Transfers that ended, of all channels.
+    /// Number of completed transfers of all channels.
     transfers: u64,
-    /// Whether the user's design sends.
+    /// True if the user's design produces a stream.
     has_stream: bool,
-    /// Channels that fetch no descriptors, by the bits of the halt register.
+    /// Channels that must not fetch descriptors, as in the halt register.
     halted: u32,
-    /// Channels that fetch a descriptor for a credit each, by the bits of the mode register.
+    /// Channels that need one credit per descriptor fetch, as in the mode register.
     credit_mode: u32,
-    /// Results to be written when their time comes.
+    /// Delayed results, each with the time of the write, the address and the bytes.
     late: Vec<(Instant, u64, [u8; 8])>,
     is_stuck: bool,
     is_removed: bool,
-    /// Bytes that a channel has moved in this step.
+    /// Number of bytes that a channel has moved in this step.
     moved: usize,
-    /// Payload on its way.
+    /// Buffer for payload that is being moved.
     buffer: Box<[u8]>,
 }
 
-/// The block of interrupts.
+/// The interrupt block.
 #[derive(Debug, Default)]
 struct Irq {
-    /// Channels that may interrupt.
+    /// Channels whose interrupts are enabled.
     enabled: u32,
-    /// Channels that want to.
+    /// Channels with a pending interrupt cause.
     requested: u32,
     user_enabled: u32,
     vectors: [u32; 2],
     user_vectors: [u32; 4],
 }
 
-/// A card as `options` say.
+/// Creates a device with these options.
 pub fn build(options: &EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String> {
     options.check(FAULTS)?;
     Ok(Box::new(Xdma::new(options)))
@@ -187,13 +203,13 @@ impl Xdma {
         }
     }
 
-    /// Raises the vectors of channels whose cause has risen.
+    /// Raises the vectors of channels whose interrupt cause became true.
     fn interrupt(&mut self, host: &dyn Host) {
         let requested = self.requests();
         let rising = requested & self.irq.enabled & !self.irq.requested;
         self.irq.requested = requested & self.irq.enabled;
         for channel in (0..CHANNELS).filter(|channel| rising >> channel & 1 != 0) {
-            // Four fields of 5 bits a word, one a byte.
+            // Each word contains four 5-bit fields, one per byte.
             let field = self.irq.vectors[channel / 4] >> (8 * (channel % 4)) & 0x1f;
             host.interrupt(u16::try_from(field).unwrap_or(0));
         }
@@ -295,7 +311,7 @@ impl EmulatedDevice for Xdma {
             (6, 0) => self.common_read(within),
             _ => 0,
         };
-        // What was read may have been cleared by that, and its interrupt with it.
+        // The read may have cleared the status and thus its interrupt cause.
         self.irq.requested &= self.requests();
         value
     }
@@ -323,7 +339,7 @@ impl EmulatedDevice for Xdma {
     }
 
     fn reset(&mut self) {
-        // What was to go wrong once has done so.
+        // The faults that were already injected must not be repeated after the reset.
         let faults = std::mem::take(&mut self.state.faults);
         *self = Self::new(&std::mem::take(&mut self.options));
         self.state.faults = faults;
@@ -334,7 +350,7 @@ impl EmulatedDevice for Xdma {
         let mut next = Step::Idle;
         self.state.late.retain(|(due, address, word)| {
             if *due <= now {
-                // A refusal is counted where it is met.
+                // The endpoint counts DMA faults.
                 let _ = host.write(*address, word);
             }
             *due > now
@@ -361,7 +377,7 @@ impl EmulatedDevice for Xdma {
     }
 }
 
-/// The one that has work first.
+/// Returns the step that has its next work earlier.
 fn sooner(a: Step, b: Step) -> Step {
     match (a, b) {
         (Step::Removed, _) | (_, Step::Removed) => Step::Removed,
@@ -371,12 +387,12 @@ fn sooner(a: Step, b: Step) -> Step {
     }
 }
 
-/// Which word of a few an offset is.
+/// Returns the index of the register word at `offset`.
 fn word(offset: u64) -> usize {
     usize::try_from(offset / 4).unwrap_or(usize::MAX)
 }
 
-/// Which block of 256 bytes, inside of its 4 KiB, an offset is in.
+/// Returns the index of the 256-byte block at `offset` within its 4 KiB.
 fn block(offset: u64) -> usize {
     usize::try_from(offset >> 8 & 0xf).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! The card, driven by its registers alone.
+//! Tests of the device through its registers.
 
 use super::*;
 use crate::Fault;
@@ -8,17 +8,17 @@ use std::cell::RefCell;
 
 const RUN: u32 = 1;
 const POLL: u32 = 1 << 26;
-/// Everything is logged.
+/// Mask that enables all status bits.
 const LOG: u32 = 0x00f8_3e7e;
 const SLOT: usize = 4096;
 const SLOTS: usize = 8;
-/// Where things lie in the memory of these tests.
+/// Addresses in the memory of these tests.
 const DESCRIPTORS: u64 = 0x1000;
 const RESULTS: u64 = 0x2000;
 const COUNT: u64 = 0x3000;
 const PAYLOAD: u64 = 0x1_0000;
 
-/// Memory, what was done to it in which order, and interrupts.
+/// Memory with a record of all writes in order, and the raised interrupts.
 struct Memory {
     bytes: RefCell<Vec<u8>>,
     writes: RefCell<Vec<(u64, usize)>>,
@@ -83,13 +83,13 @@ impl Host for Memory {
     }
 }
 
-/// A card and a ring of [`SLOTS`] slots for its channel 1.
+/// A device and a ring of [`SLOTS`] slots for its channel 1.
 struct Bench {
     card: Xdma,
     memory: Memory,
 }
 
-/// The channel under test: not the first, so that a mistake in the arithmetic of offsets shows.
+/// The channel under test. This is not the first channel, so that errors in offset calculations are detected.
 const CHANNEL: u64 = 1;
 
 impl Bench {
@@ -105,7 +105,7 @@ impl Bench {
         this
     }
 
-    /// Writes descriptor `slot` of the ring, changed by `change`.
+    /// Writes descriptor `slot` of the ring, modified by `change`.
     fn descriptor(&self, slot: usize, change: impl FnOnce(&mut [u32; 8])) {
         let low = |address: u64| u32::try_from(address).unwrap();
         let next = (slot + 1) % SLOTS;
@@ -155,7 +155,7 @@ impl Bench {
         self.get(0x1048 + 0x100 * CHANNEL)
     }
 
-    /// Steps until there is nothing to do at once.
+    /// Runs steps until there is no more immediate work.
     fn run(&mut self) -> Step {
         for _ in 0..10_000 {
             let step = self.card.step(&self.memory);
@@ -223,7 +223,7 @@ fn credits_apply_backpressure_and_ring_wraps() {
         }
     }
     assert_eq!((bench.completed(), bench.memory.word(COUNT)), (19, 19));
-    // Payload first, then the result, then the count.
+    // The required order is payload, result, count.
     let writes = bench.memory.writes.borrow();
     assert_eq!(
         writes[..4],
@@ -247,14 +247,14 @@ fn ring_without_credits_is_free_running() {
     assert_eq!(
         bench.get(0x508c + 0x100 * CHANNEL),
         0,
-        "there is no such mode"
+        "credits are ignored without credit mode"
     );
     assert_eq!(bench.run(), Step::Idle);
     assert_eq!(bench.memory.word(COUNT), 20);
-    // The end of a stream ends a packet.
+    // The end of the stream ends a packet.
     assert_eq!(bench.result(19 % 8).0, 0x52b4_0001);
     assert_eq!(bench.result(18 % 8).0, 0x52b4_0000);
-    assert_eq!(bench.status() & 1, 1, "it waits for more");
+    assert_eq!(bench.status() & 1, 1, "the channel waits for more data");
     bench.set(0x100c + 0x100 * CHANNEL, RUN);
     bench.run();
     assert_eq!(bench.status(), 1 << 6 | 1 << 2);
@@ -308,7 +308,7 @@ fn enabled_error_bits_are_logged_and_stop_channel() {
             assert_eq!(bench.status(), expected, "{name}");
             assert_eq!(bench.memory.word(COUNT), 1 << 31 | 2);
             assert_eq!(bench.result(2), (0, 0));
-            // Reading it clears it; it does not come again.
+            // Reading the status clears it, and it is not set again.
             assert_eq!(bench.get(0x1044 + 0x100 * CHANNEL), expected);
             assert_eq!(bench.status(), 0);
             bench.set(0x1004 + 0x100 * CHANNEL, 0);
@@ -337,7 +337,7 @@ fn invalid_descriptor_is_rejected() {
         assert_eq!(bench.run(), Step::Idle);
         assert_eq!(bench.status() & !(1 << 2), bit);
     }
-    // A block that crosses a page.
+    // This block of descriptors crosses a page boundary.
     let mut bench = Bench::new(&EmulatedOptions::default());
     bench.start(true, LOG);
     bench.set(0x1004 + 0x100 * CHANNEL, 0);
@@ -360,7 +360,7 @@ fn stop_descriptor_stops_channel() {
 #[test]
 fn only_started_transfer_is_finished_after_stop() {
     let options = EmulatedOptions {
-        // A packet a second, of which the first two are there after the clock has run for two.
+        // One packet per second; two packets are available after two seconds.
         rate: Some(BitRate(8.0 * 1024.0)),
         packet: Some(ByteSize(1024)),
         ..EmulatedOptions::default()
@@ -369,7 +369,7 @@ fn only_started_transfer_is_finished_after_stop() {
     bench.start(false, LOG);
     assert!(matches!(bench.run(), Step::After(_)));
     bench.set(0x1004 + 0x100 * CHANNEL, LOG);
-    assert_eq!(bench.status() & 1, 1, "it looks at the next step");
+    assert_eq!(bench.status() & 1, 1, "the channel is still busy");
     assert_eq!(bench.run(), Step::Idle);
     assert_eq!(bench.status(), 1 << 6);
 }
@@ -377,7 +377,7 @@ fn only_started_transfer_is_finished_after_stop() {
 #[test]
 fn interrupt_is_raised_on_rising_status() {
     let mut bench = Bench::new(&EmulatedOptions::default());
-    // Vector 9 for channel 1, and not before it is enabled.
+    // Vector 9 for channel 1; not raised before it is enabled.
     bench.set(0x20a0, 9 << 8 | 3);
     bench.set(0x1094 + 0x100 * CHANNEL, 1 << 2);
     bench.start(true, LOG);
@@ -387,7 +387,7 @@ fn interrupt_is_raised_on_rising_status() {
     assert_eq!((bench.get(0x2044), bench.get(0x204c)), (2, 0));
     bench.set(0x2014, 2);
     assert_eq!(*bench.memory.interrupts.borrow(), [9]);
-    // Still up: nothing new.
+    // The cause is still set, so no new interrupt is raised.
     bench.credit(1);
     bench.run();
     assert_eq!(bench.memory.interrupts.borrow().len(), 1);

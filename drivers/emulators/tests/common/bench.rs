@@ -1,4 +1,4 @@
-//! Channel 0 of a card of XDMA, driven by its registers, over whatever it is reached by.
+//! Drives channel 0 of an emulated XDMA device by its registers, over any transport.
 
 use daq_core::dma::{DmaBuffer, DmaMap};
 use daq_core::region::{HostOptions, Region};
@@ -8,16 +8,16 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long something may take before it counts as hanging: far longer than anything takes on a slow machine.
+/// Time after which an operation counts as hanging; far longer than any operation takes on a slow machine.
 const TIMEOUT: Duration = Duration::from_mins(5);
 
-/// Run, log everything, write the count back.
+/// Value of the control register: run, enable all status bits, write the count back.
 const CONTROL: u32 = 1 | 0x00f8_3e7e | 1 << 26;
-/// Where results, and the count, lie behind the descriptors.
+/// Offsets of the results and of the count after the descriptors.
 const RESULTS: usize = 0x1000;
 const COUNT: usize = 0x2000;
 
-/// A ring of slots and the channel that fills it.
+/// A ring of slots, and the channel that fills the ring.
 pub struct Bench {
     pub device: Arc<dyn Device>,
     pub registers: Arc<dyn Registers>,
@@ -80,7 +80,7 @@ impl Bench {
         self.registers.write(0x508c, credits);
     }
 
-    /// Clears RUN and waits until nothing is under way.
+    /// Clears RUN and waits until no transfer is in progress.
     pub fn stop(&self) {
         self.registers.write(0x100c, 1);
         until("the channel to stop", || {
@@ -88,7 +88,7 @@ impl Bench {
         });
     }
 
-    /// The count that was written back.
+    /// Returns the count that was written back.
     pub fn count(&self) -> u32 {
         self.notes.read32(COUNT)
     }
@@ -97,14 +97,14 @@ impl Bench {
         until("a count", || self.count() >= count);
     }
 
-    /// Bytes of the result of `slot`, once it is there.
+    /// Waits for the result of `slot` and returns its length in bytes.
     pub fn length(&self, slot: usize) -> usize {
         let word = self.notes.read64(RESULTS + 32 * slot);
         assert_eq!(word >> 16 & 0xffff, 0x52b4, "{word:#x}");
         usize::try_from(word >> 32).unwrap()
     }
 
-    /// What lies in `slot`.
+    /// Returns the contents of `slot`.
     pub fn payload(&self, slot: usize) -> Vec<u8> {
         let mut bytes = vec![0; self.slot];
         let at = (slot % self.slots * self.slot) as u64;
@@ -112,7 +112,7 @@ impl Bench {
         bytes
     }
 
-    /// Overwrites the ring.
+    /// Overwrites the ring with zeros.
     pub fn clear(&self) {
         let zeros = vec![0; self.slots * self.slot];
         self.file.write_all_at(&zeros, 0).unwrap();
@@ -123,7 +123,7 @@ impl Bench {
     }
 }
 
-/// Waits until `is_so` returns true; `what` is for the error.
+/// Waits until `is_so` returns true; `what` describes the condition in the error.
 pub fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {

@@ -1,6 +1,6 @@
 //! Prints Rust bindings of libibverbs, librdmacm and libmlx5 that the crate `daq-rdma` uses.
 //!
-//! Needs libclang and the headers of rdma-core (Debian: libclang-dev, libibverbs-dev, librdmacm-dev).
+//! The program needs libclang and the headers of rdma-core (Debian: libclang-dev, libibverbs-dev, librdmacm-dev).
 
 use bindgen::callbacks::{DeriveTrait, ImplementsTrait, ParseCallbacks};
 use bindgen::{Builder, Formatter};
@@ -18,7 +18,7 @@ const HEAD: &str = "\
 
 ";
 
-/// Functions that are called. Their parameters bring in most of the types.
+/// Functions to bind. Their parameters pull in most of the types.
 const FUNCTIONS: &[&str] = &[
     "ibv_ack_async_event",
     "ibv_ack_cq_events",
@@ -67,7 +67,7 @@ const FUNCTIONS: &[&str] = &[
     "rdma_resolve_route",
 ];
 
-/// Types that no function above names.
+/// Types that none of the functions above uses.
 const TYPES: &[&str] = &[
     "ibv_access_flags",
     "ibv_port_attr",
@@ -79,10 +79,10 @@ const TYPES: &[&str] = &[
     "mlx5dv_qp_init_attr_mask",
 ];
 
-/// Constants.
+/// Constants outside enumerations.
 const CONSTANTS: &[&str] = &["IBV_LINK_LAYER_ETHERNET"];
 
-/// Flags that are combined.
+/// Enumerations whose values are bit flags and can be combined.
 const FLAGS: &[&str] = &[
     "ibv_access_flags",
     "ibv_qp_attr_mask",
@@ -93,7 +93,8 @@ const FLAGS: &[&str] = &[
     "mlx5dv_qp_init_attr_mask",
 ];
 
-/// Enumerations of which one value is taken. Newer libraries may return further values, so these are integers.
+/// Enumerations with exclusive values. The bindings represent them as integers because newer libraries may return
+/// further values.
 const ENUMERATIONS: &[&str] = &[
     "ibv_event_type",
     "ibv_mtu",
@@ -107,7 +108,7 @@ const ENUMERATIONS: &[&str] = &[
     "rdma_port_space",
 ];
 
-/// Types that are only pointed to, or whose fields are not used: their size is enough.
+/// Types that are used only through pointers, or whose fields are not used. Only their size matters.
 const OPAQUE: &[&str] = &[
     "_compat_ibv_port_attr",
     "_ibv_device_ops",
@@ -125,11 +126,11 @@ const OPAQUE: &[&str] = &[
     "rdma_ib_addr",
 ];
 
-/// Types of the C library, which come from the crate `libc`.
+/// Regular expression for types of the C library, which the crate `libc` provides.
 const FROM_LIBC: &str =
     "_*pthread_.*|__atomic_wide_counter.*|sockaddr.*|sa_family_t|in_addr.*|in6_addr.*|in_port_t";
 
-/// Declares to bindgen that structures of `libc` can be copied, so that unions of these can.
+/// Marks structures of `libc` as `Copy` for bindgen, so that unions that contain them can be `Copy` too.
 #[derive(Debug)]
 struct Libc;
 
@@ -178,7 +179,7 @@ fn main() -> ExitCode {
     }
     match builder.generate() {
         Ok(bindings) => {
-            // `functions!` opens the library at run time instead of linking it.
+            // The generated macro `functions!` loads the library at run time instead of linking it.
             let text = bindings.to_string();
             print!(
                 "{HEAD}{}",

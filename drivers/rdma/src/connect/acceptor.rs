@@ -1,5 +1,5 @@
-//! Pending peers at a TCP port. A peer is accepted when its whole greeting has arrived, and rejected if the greeting is
-//! late or invalid. The number of pending peers is bounded.
+//! Accepts peers on a TCP port and reads their greetings. A peer is accepted when its whole greeting has arrived, and
+//! rejected if the greeting is late or invalid. The number of pending peers is bounded.
 
 use super::access::Allows;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -7,17 +7,18 @@ use std::io::{self, ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Maximum number of pending peers. One more closes the oldest.
+/// Maximum number of pending peers. A further peer replaces the oldest pending peer.
 const MAX_PENDING: usize = 64;
-/// Maximum time for a peer's greeting.
+/// Maximum time until a peer's greeting has arrived completely.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the door stays shut where the process is out of file descriptors or memory.
+/// Pause before the next `accept` call after the process ran out of file descriptors or memory.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Returns the known length of a greeting that starts with these bytes; `None` if it is invalid.
+/// Function that returns the length in bytes of a greeting from its first bytes. If these bytes are too few, the
+/// function returns the number of bytes that it needs. Returns `None` if the greeting is invalid.
 pub(crate) type GreetingLength = fn(&[u8]) -> Option<usize>;
 
-/// One that has said its greeting.
+/// A peer whose whole greeting has arrived.
 pub(crate) struct HandshakenPeer {
     pub stream: TcpStream,
     pub peer: SocketAddr,
@@ -33,7 +34,7 @@ pub(crate) struct Acceptor {
     listener: TcpListener,
     pending: Vec<PendingPeer>,
     greeting_length: GreetingLength,
-    /// Which addresses may connect; `None` = every one.
+    /// Predicate for the addresses that may connect; `None` allows every address.
     allows: Option<Allows>,
     greeting_timeout: Duration,
 }
@@ -56,14 +57,15 @@ impl Acceptor {
         })
     }
 
-    /// From now on closes connections from addresses that `allows` does not allow, before a byte is read.
+    /// Sets `allows` as the address filter: connections from other addresses are closed before any byte is read.
     pub(crate) fn restrict(&mut self, allows: Allows) {
         self.allows = Some(allows);
     }
 
-    /// The next guest; `None` if there was none within `limit`. An error is one of the port itself.
+    /// Returns the next peer with a complete greeting, or `None` if no peer completed a greeting within `limit`.
+    /// Returns an error only if the listening port itself fails.
     pub(crate) fn next(&mut self, limit: Option<Duration>) -> io::Result<Option<HandshakenPeer>> {
-        // A limit beyond all clocks is none.
+        // If the deadline exceeds the range of the clock, the wait has no limit.
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut is_paused = false;
         loop {
@@ -79,7 +81,7 @@ impl Acceptor {
                 until.map(|until| until.saturating_duration_since(now)),
                 is_paused,
             )?;
-            // Last to first, so that places stay what they are.
+            // Iterates backwards, so that a removal does not change the indices of the remaining peers.
             for at in (0..ready.len().saturating_sub(1)).rev() {
                 if !ready[at + 1] {
                     continue;
@@ -97,7 +99,7 @@ impl Acceptor {
         }
     }
 
-    /// Which of the port and the strangers have something to say.
+    /// Waits for events. Returns one flag for the listener, followed by one flag per pending peer; true means readable.
     fn wait(&self, limit: Option<Duration>, is_paused: bool) -> io::Result<Vec<bool>> {
         let none = PollFlags::empty();
         let listen = if is_paused { none } else { PollFlags::IN };
@@ -112,7 +114,7 @@ impl Acceptor {
         Ok(all.iter().map(|one| !one.revents().is_empty()).collect())
     }
 
-    /// Takes all who wait outside; false where there is no room for a file descriptor.
+    /// Accepts all waiting connections. Returns false if the process is out of file descriptors or memory.
     fn accept_pending(&mut self) -> io::Result<bool> {
         for _ in 0..MAX_PENDING {
             let (stream, peer) = match self.listener.accept() {
@@ -123,7 +125,7 @@ impl Acceptor {
                     }
                     Some(libc::EINVAL | libc::EBADF | libc::ENOTSOCK) => return Err(error),
                     _ if error.kind() == ErrorKind::WouldBlock => return Ok(true),
-                    // That stranger was gone before it was let in.
+                    // The peer disconnected before it was accepted.
                     _ => continue,
                 },
             };
@@ -194,7 +196,7 @@ mod tests {
 
     #[test]
     fn silent_peers_are_dropped_for_active_ones() {
-        // Of any length that this test would see the end of.
+        // Longer than the run time of this test.
         let (mut acceptor, address) = acceptor(10 * LONG);
         let silent: Vec<_> = (0..2 * MAX_PENDING)
             .map(|_| TcpStream::connect(address).unwrap())
@@ -205,7 +207,7 @@ mod tests {
         assert_eq!(handshaken.greeting, b"word");
         assert_eq!(handshaken.peer, speaks.local_addr().unwrap());
         assert!(acceptor.pending.len() <= MAX_PENDING);
-        // Nothing behind the greeting was taken.
+        // The acceptor must not read bytes beyond the greeting.
         handshaken.stream.set_nonblocking(false).unwrap();
         let mut rest = [0; 9];
         handshaken.stream.read_exact(&mut rest).unwrap();

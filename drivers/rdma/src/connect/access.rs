@@ -1,7 +1,7 @@
-//! Who may connect to a listener: peers of allowed addresses that know a shared token.
+//! Access control for a listener: only peers with an allowed address and the shared token may connect.
 //!
-//! The token follows the greeting of each rail, in the clear. It refuses senders that can reach the port, but not those that
-//! can also read the network.
+//! The token follows the greeting of each rail and is not encrypted. The token keeps out senders that can connect to
+//! the port, but not senders that can also read the network traffic.
 
 use super::{ConnectError, Connector, Incoming, Link, Listener, Prepare};
 use crate::stream::wire::Hello;
@@ -19,10 +19,11 @@ use std::time::{Duration, Instant};
 /// Valid lengths of a token in bytes.
 pub const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
 
-/// Decides whether a peer's address is allowed; called for every peer that connects.
+/// Predicate that decides whether a peer's address is allowed. The listener calls this predicate for every peer that
+/// connects.
 pub type Allows = Arc<dyn Fn(SocketAddr) -> bool + Send + Sync>;
 
-/// A secret that both sides of a connection share. Its `Debug` form does not show it.
+/// A secret that both sides of a connection share. The `Debug` form does not show the secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(Vec<u8>);
 
@@ -33,7 +34,7 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// Returns a token of these bytes without the white space around them; `None` if its length is not in
+    /// Returns a token of these bytes without the white space around them; `None` if the length of the token is not in
     /// [`TOKEN_BYTES`].
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.trim_ascii();
@@ -42,7 +43,7 @@ impl Token {
             .then(|| Self(bytes.to_owned()))
     }
 
-    /// Returns whether `other` is equal. The time does not depend on where they differ.
+    /// Compares two tokens in constant time: the duration does not depend on the position of a difference.
     fn is(&self, other: &[u8]) -> bool {
         let pairs = self.0.iter().zip(other);
         let differs = pairs.fold(0, |differs, (a, b)| std::hint::black_box(differs | (a ^ b)));
@@ -50,7 +51,7 @@ impl Token {
     }
 }
 
-/// A token as it is written in a configuration. Its `Debug` form does not show it.
+/// A token as it is written in a configuration. The `Debug` form does not show the token.
 #[derive(Clone, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -61,41 +62,45 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The keys `token` and `token_file` of a section.
+/// The configuration keys `token` and `token_file` of a section.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenKeys {
-    /// The token itself.
+    /// The key `token`: the text of the token.
     pub token: Option<Secret>,
-    /// A file that holds it.
+    /// The key `token_file`: the path of the file that contains the token.
     pub file: Option<PathBuf>,
 }
 
 impl TokenKeys {
-    /// What is wrong with them and how to fix it; the token is not in the text.
+    /// Returns what is wrong with the keys and how to fix it, or `None` if the keys are valid. The text never contains
+    /// the token.
     pub fn problem(&self, is_tcp: bool) -> Option<(&'static str, &'static str)> {
-        let (least, most) = (TOKEN_BYTES.start(), TOKEN_BYTES.end());
-        debug_assert_eq!((*least, *most), (16, 64));
+        let (min, max) = (TOKEN_BYTES.start(), TOKEN_BYTES.end());
+        debug_assert_eq!((*min, *max), (16, 64));
         let is_short = |token: &Secret| Token::new(token.0.as_bytes()).is_none();
         if self.token.is_some() && self.file.is_some() {
             Some((
-                "`token` and `token_file` exclude each other",
-                "leave one of them out",
+                "`token` and `token_file` cannot both be set",
+                "remove one of them",
             ))
         } else if self.token.as_ref().is_some_and(is_short) {
-            let help = "make one with `openssl rand -hex 32`, or name a file that holds it in `token_file`";
+            let help = "create a token with `openssl rand -hex 32`, or set `token_file` to a file that contains the token";
             Some(("`token` must have 16 to 64 bytes", help))
         } else if (self.token.is_some() || self.file.is_some()) && !is_tcp {
-            let help = "use connection = \"tcp\" on both sides, or leave the token out";
-            Some(("requests of rdma_cm have no room for a token", help))
+            let help = "use connection = \"tcp\" on both hosts, or remove the token";
+            Some((
+                "the connection requests of rdma_cm cannot carry a token",
+                help,
+            ))
         } else {
             None
         }
     }
 
-    /// The token, read from its file where it is in one; `None` where neither key is set.
+    /// Returns the token, read from its file if `token_file` is set; `None` if neither key is set.
     ///
     /// # Errors
-    /// If the file cannot be read or holds no token.
+    /// If the file cannot be read or contains no valid token.
     pub fn read(&self, directory: &Path) -> io::Result<Option<Token>> {
         let bytes = match (&self.token, &self.file) {
             (Some(token), _) => token.0.clone().into_bytes(),
@@ -104,24 +109,24 @@ impl TokenKeys {
             (None, None) => return Ok(None),
         };
         Token::new(&bytes).map(Some).ok_or_else(|| {
-            io::Error::other("token_file must hold a token of 16 to 64 bytes: make one with `openssl rand -hex 32`")
+            io::Error::other("token_file must contain a token of 16 to 64 bytes: create one with `openssl rand -hex 32`")
         })
     }
 }
 
-/// What a listener asks of its peers.
+/// Requirements that a listener sets for its peers.
 pub struct Access {
-    /// The listener's component, for the log.
+    /// Name of the listener's component, for the log.
     pub name: String,
-    /// Which addresses may connect; `None` = every one.
+    /// Predicate for the addresses that may connect; `None` allows every address.
     pub allows: Option<Box<dyn Fn(SocketAddr) -> bool + Send + Sync>>,
-    /// The token that a peer must send; `None` = none.
+    /// The token that a peer must send; `None` if no token is required.
     pub token: Option<Token>,
-    /// Counts peers that are refused.
+    /// Counter of rejected peers.
     pub refused: Counter,
 }
 
-/// Counts and logs refused peers.
+/// Counts and logs rejected peers.
 struct Refusals {
     name: String,
     count: Counter,
@@ -138,7 +143,7 @@ impl Refusals {
     }
 }
 
-/// A listener that refuses peers without access.
+/// A listener that rejects peers without access.
 pub struct Guarded {
     inner: Box<dyn Listener>,
     token: Option<Token>,
@@ -146,7 +151,7 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Guards `inner`.
+    /// Wraps `inner` with access control.
     pub fn new(mut inner: Box<dyn Listener>, access: Access) -> Self {
         let refusals = Arc::new(Refusals {
             name: access.name,
@@ -158,7 +163,7 @@ impl Guarded {
             inner.restrict(Arc::new(move |peer| {
                 let is_allowed = allows(peer);
                 if !is_allowed {
-                    refusals.add(&peer.to_string(), "its address is not in `from`");
+                    refusals.add(&peer.to_string(), "the sender's address is not in `from`");
                 }
                 is_allowed
             }));
@@ -170,7 +175,7 @@ impl Guarded {
         }
     }
 
-    /// Why a peer with these greetings is refused.
+    /// Returns why a peer with these greetings is rejected, or `None` if the peer is accepted.
     fn refuses(&self, greetings: &[Vec<u8>]) -> Option<&'static str> {
         let token = self.token.as_ref()?;
         let sent = |greeting: &Vec<u8>| {
@@ -181,16 +186,18 @@ impl Guarded {
         let has_none = greetings
             .iter()
             .all(|greeting| greeting.len() <= Hello::BYTES);
-        // Compares the tokens of all rails, so that the time does not reveal which one is wrong.
+        // All tokens are compared, so that the duration does not reveal which rail's token is wrong.
         let is_right = greetings
             .iter()
             .fold(true, |right, greeting| sent(greeting) & right);
         match (is_right && !greetings.is_empty(), has_none) {
             (true, _) => None,
-            (false, true) => Some("it sent no token: set the `token` of this source in its sink"),
-            (false, false) => {
-                Some("it sent another token: set the `token` of this source in its sink")
-            }
+            (false, true) => Some(
+                "the sender sent no token: set the `token` of this source in the sender's sink",
+            ),
+            (false, false) => Some(
+                "the sender sent a wrong token: set the `token` of this source in the sender's sink",
+            ),
         }
     }
 }
@@ -212,7 +219,7 @@ impl Listener for Guarded {
             };
             self.refusals.add(&incoming.peer(), why);
             incoming.refuse(why);
-            // The caller must return to its other work however many peers are refused.
+            // Return even if peers keep being rejected, so that the caller can do its other work.
             if start.elapsed() >= limit {
                 return Ok(None);
             }
@@ -220,14 +227,14 @@ impl Listener for Guarded {
     }
 }
 
-/// A connector that sends a token with its greetings.
+/// A connector that appends a token to its greetings.
 pub struct WithToken {
     inner: Box<dyn Connector>,
     token: Token,
 }
 
 impl WithToken {
-    /// Adds `token` to the greetings of `inner`.
+    /// Creates a connector that appends `token` to each greeting and connects with `inner`.
     pub fn new(inner: Box<dyn Connector>, token: Token) -> Self {
         Self { inner, token }
     }
@@ -238,7 +245,7 @@ impl Connector for WithToken {
         self.inner.cancel_with(is_cancelled);
     }
 
-    fn dial(
+    fn connect(
         &mut self,
         nics: &[Arc<dyn Nic>],
         options: &QueuePairOptions,
@@ -250,7 +257,8 @@ impl Connector for WithToken {
             .iter()
             .map(|greeting| [greeting.as_slice(), &self.token.0].concat())
             .collect();
-        self.inner.dial(nics, options, &greetings, prepare, limit)
+        self.inner
+            .connect(nics, options, &greetings, prepare, limit)
     }
 }
 
@@ -318,7 +326,7 @@ mod tests {
             with("0"),
             with(right),
         ];
-        let said = Arc::new(Mutex::new(Vec::new()));
+        let output = Arc::new(Mutex::new(Vec::new()));
         let access = Access {
             name: "source link".to_owned(),
             allows: None,
@@ -326,18 +334,21 @@ mod tests {
             refused: Counter::default(),
         };
         let refused = access.refused.clone();
-        let mut guarded = Guarded::new(Box::new(Peers(peers, said.clone())), access);
+        let mut guarded = Guarded::new(Box::new(Peers(peers, output.clone())), access);
         let none = guarded.accept(&[], Duration::ZERO).unwrap();
-        assert!(none.is_none(), "the limit ends the wait after each refusal");
+        assert!(
+            none.is_none(),
+            "accept returns at the limit even after a rejection"
+        );
         assert_eq!(refused.get(), 1);
         let incoming = guarded.accept(&[], Duration::from_mins(5)).unwrap();
         assert_eq!(incoming.unwrap().greetings(), [with(right)]);
-        let said = said.lock().unwrap();
-        assert_eq!((refused.get(), said.len()), (4, 4));
+        let output = output.lock().unwrap();
+        assert_eq!((refused.get(), output.len()), (4, 4));
         assert!(
-            said[0].contains("no token") && said[1..].iter().all(|why| why.contains("another"))
+            output[0].contains("no token") && output[1..].iter().all(|why| why.contains("wrong"))
         );
-        assert!(said.iter().all(|why| !why.contains(right)));
+        assert!(output.iter().all(|why| !why.contains(right)));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Connects hosts by rdma_cm: one connection per rail, with greetings as private data.
 //!
 //! ```text
-//!   connector ── request: greeting, queue pair ──▶ listener     for every rail, before any is answered
-//!           ◀── response: greeting, queue ──              its queue is connected already
-//!           ── ready ──▶                                  so is the connector's
+//!   connector ── request: greeting, queue pair ──▶ listener     for every rail, before the first answer
+//!           ◀── response: greeting, queue pair ──         the listener's queue pair is already connected
+//!           ── ready ──▶                                  the connector's queue pair is connected too
 //! ```
-//! rdma_cm selects the NIC by the addresses. If the configuration names a different NIC, the connection is rejected. Private data are padded with zeros on their way.
+//! rdma_cm selects the NIC by the addresses. If the configuration names a different NIC, the connection is rejected.
+//! rdma_cm pads private data with zeros.
 
 use super::access::Allows;
 use super::{
@@ -24,25 +25,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a peer that has begun may take to go on.
+/// Maximum time for each step of the handshake after the peer's first message.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is seen whether the waiting is to end.
+/// Interval at which a waiting thread checks whether its operation was cancelled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Requests that wait to be looked at.
+/// Maximum number of requests that rdma_cm queues until the listener accepts them.
 const BACKLOG: i32 = 64;
-/// Maximum number of requests of connectors whose rails are incomplete.
+/// Maximum number of pending requests from connectors that have not yet sent requests for all rails.
 const MAX_INCOMPLETE: usize = 64;
-/// Bytes of a refusal, of which rdma_cm carries no more.
+/// Maximum size of a rejection reason in bytes, set by rdma_cm.
 const MAX_REFUSAL: usize = 148;
 
-/// Goes to a listener.
+/// Connects to a listener by rdma_cm.
 #[derive(Clone, Debug)]
 pub struct CmConnector {
     addresses: Vec<SocketAddr>,
     is_cancelled: Option<Arc<AtomicBool>>,
 }
 
-/// One that goes to the listener at `address`, which is that of a card there.
+/// Returns a connector to the listener at `address`, which must be the address of one of the listener's NICs.
 pub fn connector(address: SocketAddr) -> CmConnector {
     CmConnector {
         addresses: vec![address],
@@ -51,8 +52,8 @@ pub fn connector(address: SocketAddr) -> CmConnector {
 }
 
 impl CmConnector {
-    /// The same with one more address of the listener's host: rail `i` goes to the `i`-th, round and round. A listener with
-    /// several cards has one for each.
+    /// Adds an address of the listener's host. Rail `i` uses address number `i` modulo the number of addresses. A
+    /// listener with several NICs needs one address per NIC.
     #[must_use]
     pub fn and(mut self, address: SocketAddr) -> Self {
         self.addresses.push(address);
@@ -60,16 +61,16 @@ impl CmConnector {
     }
 }
 
-/// Accepts connectors.
+/// Accepts connectors by rdma_cm.
 pub struct CmListener {
     listener: Id,
-    /// Requests of connectors whose rails are incomplete.
+    /// Requests of connectors that have not yet sent requests for all rails.
     incomplete: Vec<Request>,
-    /// Which addresses may connect; `None` = every one.
+    /// Predicate for the addresses that may connect; `None` allows every address.
     allows: Option<Allows>,
 }
 
-/// One that waits at `address`; an unspecified one is that of all cards.
+/// Creates a listener at `address`; an unspecified address listens on all NICs.
 pub fn listener(address: SocketAddr) -> Result<CmListener, ConnectError> {
     let listener = Id::new(&Events::new()?)?;
     listener.listen(address, BACKLOG)?;
@@ -81,20 +82,20 @@ pub fn listener(address: SocketAddr) -> Result<CmListener, ConnectError> {
 }
 
 impl CmListener {
-    /// Where it waits.
+    /// Returns the local address of the listener.
     pub fn address(&self) -> Option<SocketAddr> {
         self.listener.local_address()
     }
 }
 
-/// A rail on its way.
+/// A rail that is being connected.
 struct CmRail {
     id: Id,
     queue_pair: Box<dyn QueuePair>,
 }
 
 impl CmRail {
-    /// Makes a queue of `nic`, which must be the card that rdma_cm has chosen.
+    /// Creates a queue pair on `nic`. Fails if rdma_cm has selected a different NIC.
     fn new(id: Id, nic: &dyn Nic, options: &QueuePairOptions) -> Result<Self, VerbsError> {
         check(&id, nic)?;
         Ok(Self {
@@ -103,7 +104,7 @@ impl CmRail {
         })
     }
 
-    /// Connects the queue as rdma_cm says.
+    /// Connects the queue pair with the parameters from rdma_cm.
     fn connect(&mut self, nic: &dyn Nic) -> Result<(), VerbsError> {
         let (receive, send) = self.id.transitions()?;
         let queue_pair: &mut dyn Any = &mut *self.queue_pair;
@@ -123,7 +124,7 @@ fn nic_error(nic: &dyn Nic, why: impl Into<String>) -> VerbsError {
     }
 }
 
-/// Whether a connection goes by the card that was declared.
+/// Returns an error if rdma_cm has selected a NIC other than the configured NIC.
 fn check(id: &Id, nic: &dyn Nic) -> Result<(), VerbsError> {
     let port = nic.port()?.number;
     match id.card() {
@@ -150,7 +151,7 @@ fn network(peer: String, action: &'static str, source: io::Error) -> ConnectErro
     }
 }
 
-/// What an event that was not hoped for means.
+/// Converts an unexpected event into an error.
 fn failed(event: &Event, peer: String, action: &'static str) -> ConnectError {
     match event.kind {
         EventKind::Rejected => ConnectError::Refused {
@@ -167,7 +168,7 @@ fn failed(event: &Event, peer: String, action: &'static str) -> ConnectError {
     }
 }
 
-/// The words of a refusal: the other side's own, or what the number of its reason means.
+/// Returns the reason of a rejection: the peer's own text, or a text for the reason number.
 fn rejection_reason(reason: i32, private: &[u8]) -> String {
     /// `IB_CM_REJ_INVALID_SERVICE_ID`.
     const INVALID_SERVICE_ID: i32 = 8;
@@ -178,19 +179,20 @@ fn rejection_reason(reason: i32, private: &[u8]) -> String {
     match (reason, words) {
         (INVALID_SERVICE_ID, _) => "no rdma_cm listener at that port".to_owned(),
         (STALE, _) => {
-            "it still has an earlier connection with this queue pair number; try again".to_owned()
+            "the peer still has an earlier connection with this queue pair number; try again"
+                .to_owned()
         }
-        (reason, []) => format!("reason {reason} of rdma_cm"),
+        (reason, []) => format!("rdma_cm reports the reason code {reason}"),
         (_, words) => sanitized(words),
     }
 }
 
-/// As much of `why` as a refusal carries, cut between characters.
+/// Truncates `why` at a character boundary to the maximum size of a rejection reason.
 fn truncated(why: &str) -> &[u8] {
     &why.as_bytes()[..why.floor_char_boundary(MAX_REFUSAL)]
 }
 
-/// The next event, until `end`.
+/// Returns the next event; fails if no event arrives before `end`.
 fn next(
     events: &Arc<Events>,
     end: Instant,
@@ -213,7 +215,7 @@ fn next(
     }
 }
 
-/// Waits for `kind` of the connection `of`; events without a meaning pass.
+/// Waits for an event of type `kind` for the connection `of`. Ignores events of type `Other`.
 fn await_kind(
     events: &Arc<Events>,
     of: usize,
@@ -237,7 +239,7 @@ fn check_service(nics: &[Arc<dyn Nic>], options: &QueuePairOptions) -> Result<()
         Some(nic) if options.service != Service::Rc => Err(nic_error(
             &**nic,
             format!(
-                "it connects rc alone, and {} was asked for: connect by TCP",
+                "rdma_cm supports only rc, not {}: use connection = \"tcp\" on both hosts",
                 options.service.name()
             ),
         )),
@@ -245,21 +247,26 @@ fn check_service(nics: &[Arc<dyn Nic>], options: &QueuePairOptions) -> Result<()
     }
 }
 
-/// Whether greetings are of a size that is carried.
+/// Checks that the number of greetings equals the number of NICs, and that each greeting fits into the private data
+/// (`max` bytes).
 fn check_greetings(
     nics: &[Arc<dyn Nic>],
     greetings: &[Vec<u8>],
-    most: usize,
+    max: usize,
 ) -> Result<(), VerbsError> {
     let longest = greetings.iter().map(Vec::len).max().unwrap_or(0);
     match nics.first() {
         Some(nic) if greetings.len() != nics.len() => Err(nic_error(
             &**nic,
-            format!("{} greetings for {} rails", greetings.len(), nics.len()),
+            format!(
+                "there must be one greeting per rail, but there are {} greetings for {} rails",
+                greetings.len(),
+                nics.len()
+            ),
         )),
-        Some(nic) if longest > most => Err(nic_error(
+        Some(nic) if longest > max => Err(nic_error(
             &**nic,
-            format!("a greeting of {longest} bytes; it carries {most}"),
+            format!("a greeting has {longest} bytes, but rdma_cm can carry at most {max}"),
         )),
         _ => Ok(()),
     }
@@ -270,7 +277,7 @@ impl Connector for CmConnector {
         self.is_cancelled = Some(is_cancelled);
     }
 
-    fn dial(
+    fn connect(
         &mut self,
         nics: &[Arc<dyn Nic>],
         options: &QueuePairOptions,
@@ -288,10 +295,10 @@ impl Connector for CmConnector {
             let peer = address.to_string();
             let left = || end.saturating_duration_since(Instant::now());
             let id = Id::new(&events)?;
-            // From the card's own address, so that it is this card and no other.
+            // Binds to the NIC's own address, so that rdma_cm selects exactly this NIC.
             let own = device::ip(nic.port()?.gid).filter(|ip| ip.is_ipv4() == address.is_ipv4());
             id.resolve(own, address, left())?;
-            let action = "looking for the card there";
+            let action = "resolving the peer's address";
             await_kind(
                 &events,
                 id.address(),
@@ -301,7 +308,7 @@ impl Connector for CmConnector {
                 action,
             )?;
             id.route(left())?;
-            let action = "looking for the way there";
+            let action = "resolving the route to the peer";
             await_kind(&events, id.address(), EventKind::Route, end, &peer, action)?;
             let mut rail = CmRail::new(id, &**nic, options)?;
             prepare(i, &mut *rail.queue_pair)?;
@@ -370,8 +377,8 @@ impl Request {
     }
 }
 
-/// Returns the requests of one connector in the order of its rails, if all rails have arrived. The stream number
-/// identifies the connector.
+/// Returns the requests of one connector in the order of its rails, if the requests of all rails have arrived. The
+/// stream number identifies the connector.
 fn complete(greetings: &[Option<(u64, usize)>], rails: usize) -> Option<Vec<usize>> {
     let streams = greetings.iter().flatten().map(|(stream, _)| *stream);
     streams.into_iter().find_map(|stream| {
@@ -381,19 +388,20 @@ fn complete(greetings: &[Option<(u64, usize)>], rails: usize) -> Option<Vec<usiz
     })
 }
 
-/// The stream and the rail of a greeting that wants `rails` of them.
+/// Returns the stream number and the rail index of a greeting. Fails if the number of rails in the greeting is not
+/// `rails`.
 fn stream_and_rail(greeting: &[u8], rails: usize) -> Result<(u64, usize), String> {
     let hello = Hello::decode(greeting).map_err(|error| error.to_string())?;
     if usize::from(hello.rails) != rails {
         return Err(format!(
-            "it has {} rails, this side has {rails}: set as many cards in `nics` on both hosts",
+            "the peer has {} rails, but this host has {rails}: set the same number of NICs in `nics` on both hosts",
             hello.rails
         ));
     }
     Ok((hello.stream, hello.rail.into()))
 }
 
-/// Maximum number of incomplete requests; at least the rails of one connector.
+/// Returns the maximum number of incomplete requests, which is at least the number of rails of one connector.
 const fn max_incomplete(rails: usize) -> usize {
     if rails > MAX_INCOMPLETE {
         rails
@@ -408,9 +416,10 @@ fn is_late(since: Duration) -> bool {
 }
 
 impl CmListener {
-    /// Accepts or rejects a request for a rail. Returns all requests of its connector once they are complete.
+    /// Accepts or rejects a request for a rail. Returns all requests of the connector once the requests of all its
+    /// rails have arrived.
     fn begin(&mut self, request: Request, nics: &[Arc<dyn Nic>]) -> Option<Vec<Request>> {
-        // With one rail there is nothing to put in order, so any greeting will do.
+        // With a single rail nothing has to be ordered, so every greeting is valid.
         let found = match nics {
             [_] => Ok((0, 0)),
             _ => stream_and_rail(&request.greeting, nics.len()),
@@ -440,7 +449,7 @@ impl CmListener {
         self.take(nics.len())
     }
 
-    /// Takes the requests of a complete connector.
+    /// Removes and returns the requests of a connector, if the requests of all its rails have arrived.
     fn take(&mut self, rails: usize) -> Option<Vec<Request>> {
         let places: Vec<_> = self
             .incomplete
@@ -479,7 +488,8 @@ impl Listener for CmListener {
                 continue;
             };
             let Some(id) = event.request else {
-                // Either a connector gave up, whose request is dropped, or the listener's NIC was removed, which is an error.
+                // Either a connector has stopped, and its request is dropped, or the listener's NIC was removed, which
+                // is an error.
                 self.incomplete
                     .retain(|request| request.id.address() != event.of);
                 if event.kind == EventKind::Removed {
@@ -499,7 +509,7 @@ impl Listener for CmListener {
             } else if let Some(requests) = self.begin(request, nics) {
                 return Ok(Some(Box::new(CmIncoming::new(requests, nics)?)));
             }
-            // The caller must return to its other work however many peers are refused.
+            // Return even if peers keep being rejected, so that the caller can do its other work.
             if Instant::now() >= end {
                 return Ok(None);
             }
@@ -507,7 +517,7 @@ impl Listener for CmListener {
     }
 }
 
-/// A connector that waits for an answer.
+/// A connector that waits for the listener's answer.
 struct CmIncoming {
     ids: Vec<Id>,
     greetings: Vec<Vec<u8>>,
@@ -585,7 +595,7 @@ impl Incoming for CmIncoming {
         let end = Instant::now() + STEP_TIMEOUT;
         let mut waiting: Vec<usize> = rails.iter().map(|rail| rail.id.address()).collect();
         while !waiting.is_empty() {
-            let action = "waiting until it is ready";
+            let action = "waiting until the peer is ready";
             if is_aborted.load(Ordering::Acquire) {
                 let error = io::ErrorKind::Interrupted.into();
                 return Err(network(peer, action, error));
@@ -616,7 +626,7 @@ impl Incoming for CmIncoming {
     }
 }
 
-/// Looks whether the other side of a link is still there.
+/// Detects that the peer of a link has disconnected.
 struct CmMonitor {
     ids: Vec<Id>,
     events: Arc<Events>,
@@ -629,7 +639,9 @@ impl PeerMonitor for CmMonitor {
         if self.disconnect.is_none() {
             let why = match self.events.next() {
                 Ok(Some(event)) => match event.kind {
-                    EventKind::Disconnected => Some("it closed the connection or its process died"),
+                    EventKind::Disconnected => {
+                        Some("the peer closed the connection or its process died")
+                    }
                     EventKind::Removed => Some("the NIC was removed"),
                     EventKind::Failed => Some("the connection has failed"),
                     _ => None,
@@ -666,7 +678,10 @@ mod tests {
             "the ring is full"
         );
         assert!(rejection_reason(8, &[0; 148]).contains("no rdma_cm listener"));
-        assert_eq!(rejection_reason(24, &[0; 148]), "reason 24 of rdma_cm");
+        assert_eq!(
+            rejection_reason(24, &[0; 148]),
+            "rdma_cm reports the reason code 24"
+        );
         assert_eq!(rejection_reason(28, b"no\x1b[2J\nroom\0"), "no [2J room");
     }
 
@@ -686,7 +701,7 @@ mod tests {
         assert!(std::str::from_utf8(truncated).is_ok());
     }
 
-    /// Rails of several connectors arrive in any order; each connector gets its own in order.
+    /// Rails of several connectors may arrive in any order; each connector must get only its own rails, in order.
     #[test]
     fn rails_of_one_connector_are_grouped() {
         let incomplete = [Some((7, 1)), Some((9, 0)), None, Some((9, 2)), Some((7, 0))];
@@ -703,7 +718,7 @@ mod tests {
             mode: crate::stream::wire::Mode::Write,
             rail: 1,
             rails: 2,
-            places: 0,
+            packets_per_frame: 0,
             stream: 77,
             first: 0,
             slot: 4096,
@@ -716,17 +731,17 @@ mod tests {
         assert!(
             stream_and_rail(&bytes, 3)
                 .unwrap_err()
-                .contains("as many cards")
+                .contains("the same number of NICs")
         );
         assert!(stream_and_rail(&[0; MAX_HELLO], 2).is_err());
     }
 
-    /// Where there is no librdmacm, or no kernel's part of it, a sentence says so.
+    /// Without librdmacm or the rdma_cm device, the error must contain an explanation.
     #[test]
     fn missing_library_is_reported() {
         let address = "127.0.0.1:0".parse().unwrap();
         match listener(address) {
-            Ok(_) => println!("this host has rdma_cm: nothing to be refused"),
+            Ok(_) => println!("this host has rdma_cm, so there is no error to check"),
             Err(error) => assert!(error.to_string().contains("rdma_cm"), "{error}"),
         }
     }

@@ -1,11 +1,12 @@
-//! The frames of the TCP exchange; all numbers are little-endian. Lengths are checked before anything is read.
+//! The messages of the handshake over TCP. A frame in this module is such a message, not a data frame. All numbers are
+//! little-endian. Lengths are checked before a body is read.
 //!
 //! ```text
 //!   frame    magic u32 │ version u16 │ kind u8 │ 0 │ bytes u32 │ body
 //!   body     rails u8 │ service u8 │ 0 0 │ per rail: endpoint (36 bytes) │ length u16 │ greeting     Hello, Answer
-//!            a sentence                                                                               Refusal
-//!            nothing                                                                                  Ready
-//!            frames u64                                                                               Parting
+//!            text of the reason                                                                       Refusal
+//!            empty                                                                                    Ready
+//!            total number of frames: u64                                                              Close
 //! ```
 
 use super::access::TOKEN_BYTES;
@@ -14,51 +15,52 @@ use crate::verbs::{Endpoint, Service};
 
 const MAGIC: u32 = 0x6371_6164;
 const VERSION: u16 = 1;
-/// Bytes before a body.
+/// Size in bytes of the header before the body of a frame.
 pub const HEADER_BYTES: usize = 12;
-/// Bytes of a whole parting.
+/// Size of a whole close frame in bytes.
 pub const CLOSE_BYTES: usize = HEADER_BYTES + 8;
 const ENDPOINT_BYTES: usize = 36;
 const RAIL_BYTES: usize = ENDPOINT_BYTES + 2;
-/// Most bytes of a greeting with a token.
+/// Maximum size of a connector's greeting with a token, in bytes.
 const MAX_HELLO: usize = super::MAX_HELLO + *TOKEN_BYTES.end();
 /// Maximum size of a rejection reason in bytes.
 pub const MAX_REASON: usize = 160;
-/// Most bytes of a body.
+/// Maximum size in bytes of the body of a frame.
 pub const MAX_BODY: usize = 4 + u8::MAX as usize * (RAIL_BYTES + MAX_OFFER);
 
-/// What one end says.
+/// A message of the TCP handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// The connector's rails.
+    /// The first message, from the connector: the connector's rails.
     Hello(Rails),
-    /// The listener's.
+    /// The reply of the listener: the listener's rails.
     Answer(Rails),
     /// The listener rejects the connector, with a reason.
     Refusal(String),
     /// The connector's queue pairs are connected.
     Ready,
-    /// The sender closes the stream, after this number of frames.
+    /// The sender closes the stream. The value is the total number of frames of the stream.
     Close(u64),
 }
 
-/// Queues and greetings, one a rail.
+/// Endpoints of queue pairs and greetings: one endpoint and one greeting per rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rails {
-    /// The service of all of them.
+    /// The transport service of all rails.
     pub service: Service,
-    /// The queues.
+    /// The endpoints of the queue pairs, one per rail.
     pub endpoints: Vec<Endpoint>,
-    /// What is said with each.
+    /// The greetings, one per rail.
     pub greetings: Vec<Vec<u8>>,
 }
 
-/// Bytes of the whole frame that `bytes` begin, as far as they tell.
+/// Returns the length in bytes of the frame that starts with `bytes`. If `bytes` does not contain the whole header,
+/// returns the length of the header.
 pub fn frame_length(bytes: &[u8]) -> Result<usize, String> {
     let magic = MAGIC.to_le_bytes();
     let known = bytes.len().min(magic.len());
     if bytes[..known] != magic[..known] {
-        return Err("the first bytes are not a daq frame".to_owned());
+        return Err("the first bytes are not a handshake message of daq".to_owned());
     }
     let Some(head) = bytes.first_chunk::<HEADER_BYTES>() else {
         return Ok(HEADER_BYTES);
@@ -66,17 +68,20 @@ pub fn frame_length(bytes: &[u8]) -> Result<usize, String> {
     let version = u16::from_le_bytes([head[4], head[5]]);
     if version != VERSION {
         return Err(format!(
-            "its protocol version is {version}, the version here is {VERSION}: run the same version of daq on both hosts"
+            "the peer's protocol version is {version}, but this host uses version {VERSION}: run the same version of daq on both hosts"
         ));
     }
     let length = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;
     if length > max_body(head[6]) {
-        return Err(format!("kind {} with {length} bytes", head[6]));
+        return Err(format!(
+            "a handshake message of kind {} cannot have {length} bytes",
+            head[6]
+        ));
     }
     Ok(HEADER_BYTES + length)
 }
 
-/// Most bytes of a body of this kind.
+/// Returns the maximum size of a body of this kind in bytes.
 const fn max_body(kind: u8) -> usize {
     match kind {
         1 => 4 + u8::MAX as usize * (RAIL_BYTES + MAX_HELLO),
@@ -88,10 +93,10 @@ const fn max_body(kind: u8) -> usize {
 }
 
 impl Frame {
-    /// The bytes.
+    /// Encodes the frame.
     ///
     /// # Panics
-    /// If there are more than 255 rails, or not as many greetings as endpoints.
+    /// If there are more than 255 rails, or if the numbers of greetings and endpoints differ.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, body) = match self {
             Self::Hello(rails) => (1, rails.encode()),
@@ -109,21 +114,24 @@ impl Frame {
         out
     }
 
-    /// What it is, for messages: what it says is the peer's.
+    /// Returns the name of the frame's kind for error messages. The name contains nothing that the peer can choose.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Hello(_) => "a greeting",
             Self::Answer(_) => "an answer",
-            Self::Refusal(_) => "a refusal",
-            Self::Ready => "readiness",
-            Self::Close(_) => "a parting",
+            Self::Refusal(_) => "a rejection",
+            Self::Ready => "a ready message",
+            Self::Close(_) => "a close message",
         }
     }
 
-    /// What the bytes of a whole frame say.
+    /// Decodes the bytes of a whole frame.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() < HEADER_BYTES || frame_length(bytes)? != bytes.len() {
-            return Err(format!("a frame of {} bytes is not whole", bytes.len()));
+            return Err(format!(
+                "a handshake message of {} bytes is incomplete",
+                bytes.len()
+            ));
         }
         let body = &bytes[HEADER_BYTES..];
         match bytes[6] {
@@ -134,13 +142,13 @@ impl Frame {
             5 => body
                 .try_into()
                 .map(|frames| Self::Close(u64::from_le_bytes(frames)))
-                .map_err(|_| format!("a parting of {} bytes", body.len())),
-            kind => Err(format!("kind {kind}")),
+                .map_err(|_| format!("a close message cannot have {} bytes", body.len())),
+            kind => Err(format!("unknown kind of handshake message: {kind}")),
         }
     }
 }
 
-/// As much of a sentence as may be sent.
+/// Truncates a text at a character boundary to the maximum size of a rejection reason.
 fn truncated(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_REASON)]
 }
@@ -158,7 +166,7 @@ impl Rails {
             out.extend(endpoint.gid);
             out.extend(endpoint.mtu.to_le_bytes());
             out.extend(endpoint.qkey.to_le_bytes());
-            let length = u16::try_from(greeting.len()).expect("greetings are short");
+            let length = u16::try_from(greeting.len()).expect("a greeting has at most 65535 bytes");
             out.extend(length.to_le_bytes());
             out.extend(greeting);
         }
@@ -166,16 +174,16 @@ impl Rails {
     }
 
     fn decode(body: &[u8], max_bytes: usize) -> Result<Self, String> {
-        let short = || "rails are missing".to_owned();
+        let short = || "the handshake message is truncated".to_owned();
         let (head, mut rest) = body.split_first_chunk::<4>().ok_or_else(short)?;
         let service = match head[1] {
             0 => Service::Rc,
             1 => Service::Uc,
             2 => Service::Ud,
-            other => return Err(format!("service {other}")),
+            other => return Err(format!("unknown service {other}")),
         };
         if head[0] == 0 {
-            return Err("no rails".to_owned());
+            return Err("the number of rails is 0".to_owned());
         }
         let (mut endpoints, mut greetings) = (Vec::new(), Vec::new());
         for _ in 0..head[0] {
@@ -196,7 +204,7 @@ impl Rails {
             let length = usize::from(u16::from_le_bytes([rail[36], rail[37]]));
             if length > max_bytes {
                 return Err(format!(
-                    "a greeting of {length} bytes, {max_bytes} are the most"
+                    "a greeting has {length} bytes, but the maximum is {max_bytes}"
                 ));
             }
             let (greeting, after) = after.split_at_checked(length).ok_or_else(short)?;
@@ -204,7 +212,10 @@ impl Rails {
             rest = after;
         }
         if !rest.is_empty() {
-            return Err(format!("{} bytes too many", rest.len()));
+            return Err(format!(
+                "the handshake message is {} bytes too long",
+                rest.len()
+            ));
         }
         Ok(Self {
             service,

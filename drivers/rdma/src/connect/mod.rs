@@ -1,12 +1,13 @@
-//! Connects two hosts: the connector sends a greeting, the listener answers with its own, and both get connected queue pairs.
+//! Connects two hosts. The connector sends a greeting, the listener answers with its own greeting, and both sides get
+//! connected queue pairs.
 //!
 //! ```text
 //!   connector ── greeting, endpoints of its queue pairs ──▶ listener
 //!           ◀── greeting, endpoints of its queue pairs ──
-//!           ══ queue pairs, one per rail ══ PeerMonitor: is the peer still connected?
+//!           ══ queue pairs, one per rail ══ PeerMonitor: detects that the peer has disconnected
 //! ```
-//! With `rdma_cm` greetings are the private data of the connections, one connection per rail. With TCP they use one
-//! stream, which stays open, so that the end of the peer is detected immediately.
+//! With `rdma_cm` the greetings are the private data of the connections, and each rail has one connection. With TCP all
+//! greetings use one stream. The stream stays open, so that a peer that ends is detected immediately.
 
 pub(crate) mod acceptor;
 pub mod access;
@@ -22,71 +23,72 @@ use std::time::Duration;
 
 /// Maximum size of a connector's greeting in bytes: the limit of an `rdma_cm` request.
 pub const MAX_HELLO: usize = 56;
-/// Most bytes of a listener's greeting, a rail: what `rdma_cm` carries with a reply.
+/// Maximum size of a listener's greeting per rail in bytes: the limit of an `rdma_cm` reply.
 pub const MAX_OFFER: usize = 196;
 
 /// Error of a connection attempt.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The card refused.
+    /// A verbs call failed.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// The network did.
+    /// A network call failed.
     #[error("{peer}: {action}: {source}")]
     Network {
-        /// The other side's address, or ours.
+        /// The peer's address, or the local address.
         peer: String,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// The answer.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The other side did.
+    /// The peer rejected the connection.
     #[error("{peer} rejected the connection: {why}")]
     Refused {
-        /// The other side's address.
+        /// The peer's address.
         peer: String,
-        /// Its words.
+        /// The reason that the peer sent.
         why: String,
     },
     /// The two sides have different settings.
     #[error("{peer}: {why}")]
     Mismatch {
-        /// The other side's address.
+        /// The peer's address.
         peer: String,
         /// What differs, and what to change on which host.
         why: String,
     },
-    /// This side has stopped meanwhile.
+    /// The connection attempt was cancelled because this side has stopped.
     #[error("{peer}: connection attempt cancelled because this side has stopped")]
     Cancelled {
-        /// The other side's address.
+        /// The peer's address.
         peer: String,
     },
-    /// The peer sent something that is not a greeting of this protocol.
+    /// The peer sent data that is not a greeting of this protocol.
     #[error("{peer} does not use daq's protocol: {why}")]
     Foreign {
-        /// The other side's address.
+        /// The peer's address.
         peer: String,
-        /// What was wrong.
+        /// The invalid part of the data.
         why: String,
     },
 }
 
-/// How two hosts find each other.
+/// The protocol by which two hosts connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Connection {
-    /// By a plain exchange over TCP.
+    /// An exchange over plain TCP.
     #[default]
     Tcp,
-    /// By `rdma_cm`.
+    /// `rdma_cm`.
     Cm,
 }
 
 impl Connection {
-    /// What of a stream by these cards and of this service cannot be connected in this way, where anything: the key of a
-    /// configuration that says so, what is wrong and what helps. It is the same on both sides.
+    /// Checks whether this protocol can connect a stream with these NICs and this service. Returns the invalid
+    /// configuration key, the problem and the fix, or `None` if the combination is valid. Both sides get the same
+    /// result.
     pub fn problem(
         self,
         nics: &[String],
@@ -114,7 +116,7 @@ impl Connection {
         None
     }
 
-    /// One that goes to the listener at `address` in this way.
+    /// Returns a connector to the listener at `address`.
     pub fn connector(self, address: SocketAddr) -> Box<dyn Connector> {
         match self {
             Self::Tcp => Box::new(tcp::connector(address)),
@@ -122,10 +124,10 @@ impl Connection {
         }
     }
 
-    /// One that waits at `address` in this way.
+    /// Returns a listener at `address`.
     ///
     /// # Errors
-    /// The address cannot be bound, or librdmacm is absent.
+    /// If the address cannot be bound, or librdmacm is absent.
     pub fn listener(self, address: SocketAddr) -> Result<Box<dyn Listener>, ConnectError> {
         match self {
             Self::Tcp => Ok(Box::new(tcp::listener(address)?)),
@@ -134,29 +136,32 @@ impl Connection {
     }
 }
 
-/// Called with the index and the queue of each rail before the peer may send: the place to post receives.
+/// Function called with the index and the queue pair of each rail before the peer may send. The function should post
+/// the receives.
 pub type Prepare<'a> = &'a mut dyn FnMut(usize, &mut dyn QueuePair) -> Result<(), VerbsError>;
 
-/// Makes an operation of another thread fail soon; has no effect once it has finished.
+/// Function that aborts an operation of another thread, so that the operation fails soon. Calling this function has no
+/// effect after the operation has finished.
 pub type AbortHandle = Box<dyn Fn() + Send>;
 
-/// Connected queue pairs.
+/// A connection to a peer: connected queue pairs, and the peer's greetings.
 pub struct Link {
-    /// One a rail.
+    /// The queue pairs, one per rail.
     pub rails: Vec<Box<dyn QueuePair>>,
     /// The peer's greetings, one per rail.
     pub greetings: Vec<Vec<u8>>,
-    /// Whether it is still there.
+    /// Detects when the peer disconnects.
     pub monitor: Box<dyn PeerMonitor>,
 }
 
-/// Why the peer disconnected.
+/// The reason why the peer disconnected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disconnect {
-    /// Where it has said that it ends on purpose: how many frames of the stream there are in all as far as it knows.
-    /// `rdma_cm` carries no such word: a process that ends on purpose looks like one that dies.
+    /// Total number of frames of the stream as the peer reported it in a close message; `None` if the peer sent no
+    /// close message. Always `None` with `rdma_cm`, which cannot transfer this number, so that an end on purpose looks
+    /// like a crash.
     pub final_frames: Option<u64>,
-    /// A sentence.
+    /// The reason as a sentence.
     pub why: String,
 }
 
@@ -168,15 +173,15 @@ impl std::fmt::Display for Disconnect {
 
 /// Detects that the peer has disconnected.
 pub trait PeerMonitor: Send {
-    /// Why it is not; `None` while it is. One system call at most, and none where the connection has its own thread; never
-    /// waits.
+    /// Returns why the peer is disconnected; `None` while the peer is connected. Makes at most one system call, and no
+    /// system call if a separate thread watches the connection. Never blocks.
     fn poll_disconnect(&mut self) -> Option<Disconnect>;
 
     /// Sends the peer a close message with the total number of frames of the stream that this side knows of.
     fn close(&mut self, frames: u64);
 }
 
-/// A peer's words as they are shown to people, in logs and terminals: without control characters, and of at most 160 bytes.
+/// Returns a peer's text for logs and terminals: at most 160 bytes, with unprintable characters replaced by spaces.
 fn sanitized(words: &[u8]) -> String {
     let text = String::from_utf8_lossy(words);
     let mut sanitized: String = text
@@ -187,22 +192,23 @@ fn sanitized(words: &[u8]) -> String {
     sanitized
 }
 
-/// Whether a character is one that a terminal shows, and in its place: no control character, and none that turns the
-/// direction of writing or is invisible.
+/// Returns true if a terminal can show the character safely. Control characters, invisible characters and characters
+/// that change the writing direction are excluded.
 fn is_printable(c: char) -> bool {
     !c.is_control()
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// Connects to a listener.
+/// The connecting side of a handshake, which connects to a [`Listener`].
 pub trait Connector: Send {
     /// Cancels the attempt if `is_cancelled` becomes true before the last message of the handshake.
     fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
         drop(is_cancelled);
     }
 
-    /// Connects one queue for each of `nics`, with a greeting for each, within `limit`.
-    fn dial(
+    /// Connects one queue pair for each of `nics`, with one greeting per queue pair. Fails if the connection is not
+    /// established within `limit`.
+    fn connect(
         &mut self,
         nics: &[Arc<dyn Nic>],
         options: &QueuePairOptions,
@@ -212,14 +218,15 @@ pub trait Connector: Send {
     ) -> Result<Link, ConnectError>;
 }
 
-/// Accepts connectors.
+/// The accepting side of a handshake, which accepts connections from a [`Connector`].
 pub trait Listener: Send {
-    /// From now on refuses peers whose address `allows` does not allow.
+    /// Sets `allows` as the address filter: peers from other addresses are rejected.
     fn restrict(&mut self, allows: access::Allows) {
         drop(allows);
     }
 
-    /// The next one, with as many rails as there are `nics`; `None` if there was none within `limit`.
+    /// Returns the next connector, which has one rail for each of `nics`; `None` if no connector arrived within
+    /// `limit`.
     fn accept(
         &mut self,
         nics: &[Arc<dyn Nic>],
@@ -227,18 +234,18 @@ pub trait Listener: Send {
     ) -> Result<Option<Box<dyn Incoming>>, ConnectError>;
 }
 
-/// A connector that waits for an answer.
+/// A connector that waits for the listener's answer.
 pub trait Incoming: Send {
-    /// Who, for messages.
+    /// Returns the peer's address for messages.
     fn peer(&self) -> String;
 
-    /// Its greetings, one a rail.
+    /// Returns the connector's greetings, one per rail.
     fn greetings(&self) -> &[Vec<u8>];
 
     /// Returns a handle that makes a waiting [`accept`](Self::accept) fail.
     fn abort_handle(&self) -> AbortHandle;
 
-    /// Answers with a greeting a rail; the queues are connected when this returns.
+    /// Answers with one greeting per rail. The queue pairs are connected when this method returns.
     fn accept(
         self: Box<Self>,
         options: &QueuePairOptions,
@@ -246,7 +253,7 @@ pub trait Incoming: Send {
         prepare: Prepare<'_>,
     ) -> Result<Link, ConnectError>;
 
-    /// Rejects it with a reason of at most 160 bytes.
+    /// Rejects the connector with a reason of at most 160 bytes.
     fn refuse(self: Box<Self>, why: &str);
 }
 

@@ -1,10 +1,10 @@
-//! Connects hosts by plain TCP: endpoints and greetings use one stream, which stays open, so that each side detects
-//! the end of the other immediately.
+//! Connects hosts by plain TCP. Endpoints and greetings use one stream. The stream stays open, so that each side
+//! detects immediately when the other side ends.
 //!
 //! ```text
-//!   connector ── Hello ──▶ listener   its queue pairs exist, receives are posted
-//!           ◀── Answer ──             so do the listener's, and they are connected
-//!           ── Ready ──▶              all are connected: the listener may send
+//!   connector ── Hello ──▶ listener   the connector has created its queue pairs and posted receives
+//!           ◀── Answer ──             the listener has done the same, and its queue pairs are connected
+//!           ── Ready ──▶              all queue pairs are connected: the listener may send
 //! ```
 
 use super::acceptor::{Acceptor, HandshakenPeer};
@@ -23,27 +23,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a peer that has begun may take to go on.
+/// Maximum time for each step of the handshake after the peer's first message.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
-/// No limit is longer, so that each has an end that clocks can name: a year.
+/// Longest supported timeout. The limit prevents an overflow of the clock.
 const MAX_TIMEOUT: Duration = Duration::from_hours(365 * 24);
-/// After so long without a word the kernel asks the peer whether it is there, again each second, three times.
+/// Idle time after which Linux starts to send TCP keepalive probes: one per second, at most three.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
 
-/// Goes to the listener at an address.
+/// Connects to the listener at an address by TCP.
 #[derive(Clone, Debug)]
 pub struct TcpConnector {
     address: SocketAddr,
     is_cancelled: Option<Arc<AtomicBool>>,
 }
 
-/// Waits at an address.
+/// Accepts connectors at an address by TCP.
 pub struct ExchangeListener {
     acceptor: Acceptor,
     address: SocketAddr,
 }
 
-/// One that goes to the listener at `address`.
+/// Returns a connector to the listener at `address`.
 pub const fn connector(address: SocketAddr) -> TcpConnector {
     TcpConnector {
         address,
@@ -66,13 +66,13 @@ pub fn listener(address: SocketAddr) -> Result<ExchangeListener, ConnectError> {
 }
 
 impl ExchangeListener {
-    /// Where it waits.
+    /// Returns the local address of the listener.
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-/// A stream of frames with a peer.
+/// A TCP stream that carries frames of the exchange.
 struct FrameConnection {
     stream: TcpStream,
     peer: String,
@@ -86,7 +86,7 @@ impl FrameConnection {
         };
         connection
             .prepare()
-            .map_err(|source| connection.network_error("setting up the stream", source))?;
+            .map_err(|source| connection.network_error("setting up the TCP connection", source))?;
         Ok(connection)
     }
 
@@ -149,7 +149,7 @@ impl FrameConnection {
         }
     }
 
-    /// The next frame, and no byte more.
+    /// Reads exactly one frame.
     fn receive_frame(&mut self, end: Instant) -> Result<Frame, ConnectError> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         loop {
@@ -175,7 +175,7 @@ impl FrameConnection {
     }
 }
 
-/// A queue for each card, prepared.
+/// Creates and prepares one queue pair for each NIC.
 fn create_queue_pairs(
     nics: &[Arc<dyn Nic>],
     options: &QueuePairOptions,
@@ -220,7 +220,7 @@ impl Connector for TcpConnector {
         self.is_cancelled = Some(is_cancelled);
     }
 
-    fn dial(
+    fn connect(
         &mut self,
         nics: &[Arc<dyn Nic>],
         options: &QueuePairOptions,
@@ -228,7 +228,7 @@ impl Connector for TcpConnector {
         prepare: Prepare<'_>,
         limit: Duration,
     ) -> Result<Link, ConnectError> {
-        // A limit of nothing is none that a connection accepts.
+        // `TcpStream::connect_timeout` rejects a timeout of zero.
         let limit = limit.clamp(Duration::from_millis(1), MAX_TIMEOUT);
         let end = Instant::now() + limit;
         let stream = TcpStream::connect_timeout(&self.address, limit).map_err(|source| {
@@ -256,9 +256,11 @@ impl Connector for TcpConnector {
         };
         if answer.endpoints.len() != queue_pairs.len() || answer.service != options.service {
             let why = format!(
-                "it answered with {} rails and service {}",
+                "the answer has {} rails and service {}, but this host has {} rails and service {}",
                 answer.endpoints.len(),
-                answer.service.name()
+                answer.service.name(),
+                queue_pairs.len(),
+                options.service.name()
             );
             return Err(connection.protocol_error(why));
         }
@@ -321,14 +323,14 @@ impl Listener for ExchangeListener {
                 Ok(Frame::Hello(hello)) => {
                     let (theirs, ours) = (hello.endpoints.len(), nics.len());
                     let why = format!(
-                        "the receiver has {ours} rails, this sink has {theirs}: set as many cards in `nics` on both hosts"
+                        "the receiver has {ours} rails, but this sink has {theirs}: set the same number of NICs in `nics` on both hosts"
                     );
                     refuse(&mut connection, &why);
                 }
-                // A peer with another protocol is not answered.
+                // A peer that uses another protocol gets no answer.
                 Ok(_) | Err(_) => {}
             }
-            // The caller must return to its other work however many peers are refused.
+            // Return even if peers keep being rejected, so that the caller can do its other work.
             if Instant::now() >= end {
                 return Ok(None);
             }
@@ -337,7 +339,8 @@ impl Listener for ExchangeListener {
 }
 
 fn refuse(connection: &mut FrameConnection, why: &str) {
-    // The few bytes fit into the send buffer of a new stream. A peer that does not wait misses them.
+    // The short message fits into the send buffer of a new stream, so this does not block. A peer that closes early
+    // does not get it.
     let _ = connection.send_frame(&Frame::Refusal(why.to_owned()), Instant::now());
     let _ = connection.stream.shutdown(Shutdown::Write);
 }
@@ -361,7 +364,7 @@ impl Incoming for TcpIncoming {
         let stream = self.connection.stream.try_clone();
         Box::new(move || {
             if let Ok(stream) = &stream {
-                // It may be shut down already.
+                // An error is expected if the stream was shut down before.
                 let _ = stream.shutdown(Shutdown::Both);
             }
         })
@@ -382,13 +385,13 @@ impl Incoming for TcpIncoming {
         if hello.service != options.service {
             let (theirs, ours) = (hello.service.name(), options.service.name());
             let why = format!(
-                "the receiver has service = \"{ours}\", this sink \"{theirs}\": set the same on both hosts"
+                "the receiver has service = \"{ours}\", but this sink has \"{theirs}\": set the same service on both hosts"
             );
             refuse(&mut connection, &why);
             return Err(ConnectError::Mismatch {
                 peer: connection.peer,
                 why: format!(
-                    "its sink has service = \"{theirs}\", this source \"{ours}\": set the same on both hosts"
+                    "the sender's sink has service = \"{theirs}\", but this source has \"{ours}\": set the same service on both hosts"
                 ),
             });
         }
@@ -425,7 +428,7 @@ impl Incoming for TcpIncoming {
     }
 }
 
-/// The stream, after the queues are connected.
+/// Detects from the TCP stream that the peer has disconnected, once the queue pairs are connected.
 struct TcpMonitor {
     connection: FrameConnection,
     received: Vec<u8>,
@@ -441,7 +444,7 @@ impl TcpMonitor {
         }
     }
 
-    /// What the peer's end, or a word of it, means.
+    /// Reads the peer's close message or the end of the stream; `None` while the peer is connected.
     fn read_close(&mut self) -> Option<Disconnect> {
         let ended = |why: String| Disconnect {
             final_frames: None,
@@ -490,7 +493,7 @@ impl PeerMonitor for TcpMonitor {
     }
 
     fn close(&mut self, frames: u64) {
-        // Where the peer takes no more bytes it sees the end without a word.
+        // If the peer does not receive this message, it detects the end of the stream instead.
         let _ = self
             .connection
             .send_frame(&Frame::Close(frames), Instant::now());

@@ -1,4 +1,4 @@
-//! The exchange by TCP, with peers that mean well and with others.
+//! Tests of the exchange by TCP, with valid and invalid peers.
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 use super::exchange::{Frame, MAX_REASON, Rails};
@@ -38,7 +38,7 @@ fn greetings(word: &str, count: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn dial(
+fn connect(
     to: SocketAddr,
     rails: usize,
     options: QueuePairOptions,
@@ -46,13 +46,13 @@ fn dial(
     std::thread::spawn(move || {
         let nics = nics(rails);
         let greetings = greetings("hello", rails);
-        tcp::connector(to).dial(&nics, &options, &greetings, &mut |_, _| Ok(()), LONG)
+        tcp::connector(to).connect(&nics, &options, &greetings, &mut |_, _| Ok(()), LONG)
     })
 }
 
-/// Both sides of a connection with `rails` rails.
+/// Returns both sides of a connection with `rails` rails.
 fn linked(listener: &mut ExchangeListener, rails: usize) -> (Link, Link) {
-    let connecting = dial(listener.address(), rails, OPTIONS);
+    let connecting = connect(listener.address(), rails, OPTIONS);
     let nics = nics(rails);
     let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
     assert_eq!(incoming.greetings(), greetings("hello", rails));
@@ -76,7 +76,7 @@ fn poll_disconnect(monitor: &mut dyn PeerMonitor) -> Disconnect {
             assert_eq!(
                 monitor.poll_disconnect(),
                 Some(why.clone()),
-                "it changed its mind"
+                "the reported reason must not change"
             );
             return why;
         }
@@ -97,7 +97,7 @@ fn rails_are_connected_and_monitored() {
     );
     here.monitor.close(7);
     assert_eq!(poll_disconnect(&mut *there.monitor).final_frames, Some(7));
-    // The same listener takes the next one, whose end comes without a word.
+    // The same listener accepts the next connector, which ends without a close message.
     let (mut here, there) = linked(&mut listener, 1);
     drop(there);
     let disconnect = poll_disconnect(&mut *here.monitor);
@@ -130,12 +130,12 @@ fn accept_without_peer_times_out() {
     assert!(listener.accept(&nics(1), Duration::ZERO).unwrap().is_none());
     let short = Duration::from_millis(20);
     assert!(listener.accept(&nics(1), short).unwrap().is_none());
-    // Bound, so that no other test gets the port, but not listening.
+    // The socket is bound, so that no other test gets the port, but it does not listen.
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&socket, &SocketAddr::new(LOOPBACK, 0)).unwrap();
     let address = rustix::net::getsockname(&socket).unwrap();
     let address = SocketAddr::try_from(address).unwrap();
-    let error = dial(address, 1, OPTIONS).join().unwrap().err().unwrap();
+    let error = connect(address, 1, OPTIONS).join().unwrap().err().unwrap();
     assert!(
         matches!(
             error,
@@ -158,19 +158,19 @@ fn sentence(error: ConnectError) -> String {
 #[test]
 fn rejected_connector_gets_reason() {
     let mut listener = waiting();
-    let connecting = dial(listener.address(), 2, OPTIONS);
+    let connecting = connect(listener.address(), 2, OPTIONS);
     let short = Duration::from_millis(100);
     while !connecting.is_finished() {
-        // A connector with another number of rails is rejected.
+        // The listener rejects a connector with a different number of rails.
         assert!(listener.accept(&nics(1), short).unwrap().is_none());
     }
     let why = sentence(connecting.join().unwrap().err().unwrap());
     assert_eq!(
         why,
-        "the receiver has 1 rails, this sink has 2: set as many cards in `nics` on both hosts"
+        "the receiver has 1 rails, but this sink has 2: set the same number of NICs in `nics` on both hosts"
     );
 
-    let connecting = dial(listener.address(), 1, OPTIONS);
+    let connecting = connect(listener.address(), 1, OPTIONS);
     let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
     incoming.refuse(&"ä\n".repeat(200));
     let why = sentence(connecting.join().unwrap().err().unwrap());
@@ -183,17 +183,21 @@ fn rejected_connector_gets_reason() {
         service: Service::Uc,
         ..OPTIONS
     };
-    let connecting = dial(listener.address(), 1, other);
+    let connecting = connect(listener.address(), 1, other);
     let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
     let error = incoming.accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()));
     let Err(error @ ConnectError::Mismatch { .. }) = error else {
         panic!("the services differ")
     };
-    assert!(error.to_string().contains("its sink has service = \"uc\""));
+    assert!(
+        error
+            .to_string()
+            .contains("the sender's sink has service = \"uc\"")
+    );
     let why = sentence(connecting.join().unwrap().err().unwrap());
     assert_eq!(
         why,
-        "the receiver has service = \"rc\", this sink \"uc\": set the same on both hosts"
+        "the receiver has service = \"rc\", but this sink has \"uc\": set the same service on both hosts"
     );
 }
 
@@ -202,19 +206,19 @@ fn pending_peers_do_not_block_connector() {
     let mut listener = waiting();
     let address = listener.address();
     let hello = hello(1).encode();
-    let mut strangers = Vec::new();
+    let mut pending_peers = Vec::new();
     for i in 0..200_usize {
-        let mut stranger = TcpStream::connect(address).unwrap();
+        let mut pending_peer = TcpStream::connect(address).unwrap();
         let bytes = match i % 4 {
-            // Nothing; garbage; half a greeting; a length that would take all memory.
+            // In order: no bytes, garbage, half a greeting, a length that would exhaust the memory.
             0 => Vec::new(),
             1 => vec![7; 100],
             2 => hello[..i.min(hello.len() - 1)].to_vec(),
             _ => [&hello[..8], &u32::MAX.to_le_bytes()].concat(),
         };
-        // A connector that was already rejected gets the error here.
-        let _ = stranger.write_all(&bytes);
-        strangers.push(stranger);
+        // The write fails if the listener has already rejected this peer.
+        let _ = pending_peer.write_all(&bytes);
+        pending_peers.push(pending_peer);
         if i % 50 == 0 {
             assert!(listener.accept(&nics(1), Duration::ZERO).unwrap().is_none());
         }
@@ -240,20 +244,24 @@ fn hello(rails: usize) -> Frame {
 #[test]
 fn connector_disconnect_during_handshake_is_error() {
     let mut listener = waiting();
-    let mut stranger = TcpStream::connect(listener.address()).unwrap();
-    stranger.write_all(&hello(1).encode()).unwrap();
+    let mut pending_peer = TcpStream::connect(listener.address()).unwrap();
+    pending_peer.write_all(&hello(1).encode()).unwrap();
     let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
-    assert_eq!(incoming.peer(), stranger.local_addr().unwrap().to_string());
-    drop(stranger);
+    assert_eq!(
+        incoming.peer(),
+        pending_peer.local_addr().unwrap().to_string()
+    );
+    drop(pending_peer);
     let result = incoming.accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()));
-    // The emulated NIC may have found no peer at the endpoint before.
+    // The emulated NIC may fail earlier because the endpoint has no peer.
     assert!(matches!(
         result,
         Err(ConnectError::Network { .. } | ConnectError::Verbs(_))
     ));
 }
 
-/// The connector's error if a listener replies `bytes` and then sends nothing, or disconnects.
+/// Returns the connector's error if a listener replies `bytes` and then either disconnects (`ends`) or sends nothing
+/// more.
 fn answered(bytes: &[u8], ends: bool, limit: Duration) -> ConnectError {
     let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -263,7 +271,7 @@ fn answered(bytes: &[u8], ends: bool, limit: Duration) -> ConnectError {
         let (mut stream, _) = listener.accept().unwrap();
         let mut hello = vec![0; self::hello(1).encode().len()];
         stream.read_exact(&mut hello).unwrap();
-        // It may have left in the middle.
+        // The connector may have disconnected already.
         let _ = stream.write_all(&bytes);
         if !ends {
             wait.recv().unwrap_err();
@@ -271,7 +279,7 @@ fn answered(bytes: &[u8], ends: bool, limit: Duration) -> ConnectError {
     });
     let hello = greetings("hello", 1);
     let result =
-        tcp::connector(address).dial(&nics(1), &OPTIONS, &hello, &mut |_, _| Ok(()), limit);
+        tcp::connector(address).connect(&nics(1), &OPTIONS, &hello, &mut |_, _| Ok(()), limit);
     drop(done);
     thread.join().unwrap();
     result.err().unwrap()
@@ -283,14 +291,14 @@ fn connector_detects_foreign_listener() {
         ConnectError::Foreign { why, .. } => why,
         other => panic!("{other}"),
     };
-    assert!(foreign(b"HTTP/1.1 400 Bad Request\r\n\r\n").contains("not a daq frame"));
+    assert!(foreign(b"HTTP/1.1 400 Bad Request\r\n\r\n").contains("not a handshake message"));
     let mut other = Frame::Ready.encode();
     other[4] = 9;
     assert!(foreign(&other).contains("version is 9"));
     assert!(foreign(&Frame::Ready.encode()).contains("instead of an answer"));
     assert!(foreign(&hello(1).encode()).contains("instead of an answer"));
     let Frame::Hello(rails) = hello(2) else {
-        panic!("it is one")
+        panic!("the frame must be a greeting")
     };
     assert!(foreign(&Frame::Answer(rails).encode()).contains("2 rails"));
     let mut long = Frame::Ready.encode();
@@ -358,5 +366,5 @@ fn peer_text_is_printed_without_control_characters() {
     assert_eq!(sanitized(b"\xff"), "\u{fffd}");
     assert!(sanitized("ä".repeat(500).as_bytes()).len() <= exchange::MAX_REASON);
     let refusal = exchange::Frame::Refusal("\x1b]0;secret\x07".to_owned());
-    assert_eq!(refusal.kind(), "a refusal");
+    assert_eq!(refusal.kind(), "a rejection");
 }

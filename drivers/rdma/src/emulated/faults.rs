@@ -13,12 +13,19 @@ const DEFAULT_PEER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The faults of an emulated NIC. Clones share their state, so a test can change the faults later.
 ///
-/// As text: a list with commas of `cut@N` (the link of the queue is cut once the card has sent N messages),
-/// `cut-received@N` (once it has received N), `lose@N` (the N-th message sent is lost; with `rc` nothing is, for it would
-/// be sent again), `kill@N` (the queue fails once the card has sent N), `delay=MS` (each message sent waits so many
-/// milliseconds), `peer_timeout=MS` (how long work waits for a peer or its receives; 4000), `completions=N` (most entries of a
-/// completion queue), `hold` (nothing received is acknowledged), `down` (the port is down), `dma-buf=ERRNO`,
-/// `peer=ERRNO`, `host=ERRNO` (memory is not registered in this way). Messages are counted from 1 on, over all queues.
+/// The text form is a list of faults, separated by commas. Messages are counted from 1 over all queue pairs.
+///
+/// - `cut@N`: the link of a queue pair is cut after the NIC has sent N messages.
+/// - `cut-received@N`: the link is cut after the NIC has received N messages.
+/// - `lose@N`: the N-th sent message is lost. No effect with `rc`, which would retransmit the message.
+/// - `kill@N`: the queue pair fails after the NIC has sent N messages.
+/// - `delay=MS`: delay of each sent message in milliseconds.
+/// - `timeout=MS`: time that a request waits until the peer is connected and has posted a receive, in milliseconds
+///   (default 4000).
+/// - `completions=N`: maximum number of entries of a completion queue.
+/// - `hold`: received messages are not acknowledged.
+/// - `down`: the port is down.
+/// - `dma-buf=ERRNO`, `peer=ERRNO`, `host=ERRNO`: this registration method fails with this error number.
 ///
 /// ```
 /// use daq_rdma::emulated::Faults;
@@ -47,7 +54,7 @@ struct FaultPlan {
     nics: Vec<Weak<EmulatedNic>>,
 }
 
-/// Error: a text does not name a fault.
+/// Error: a text is not a valid fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a fault of an emulated NIC; valid faults are cut@N, cut-received@N, lose@N, kill@N, delay=MS, timeout=MS, completions=N, hold, down, dma-buf=ERRNO, peer=ERRNO, host=ERRNO"
@@ -111,14 +118,14 @@ impl FaultPlan {
 pub(super) struct SendFault {
     pub is_lost: bool,
     pub delay: Duration,
-    /// After it.
+    /// True if the link is cut after the message.
     pub cuts: bool,
-    /// After it.
+    /// True if the queue pair fails after the message.
     pub kills: bool,
 }
 
 impl Faults {
-    /// None.
+    /// Returns an empty set of faults.
     pub fn none() -> Self {
         Self::default()
     }
@@ -127,14 +134,14 @@ impl Faults {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on nothing is registered in this way, but refused with `errno`; `None` takes that back.
+    /// Makes the registration method fail with `errno`; `None` removes this fault.
     pub fn refuse(&self, method: RegistrationMethod, errno: Option<i32>) {
         let mut plan = self.plan();
         plan.refused.retain(|(refused, _)| *refused != method);
         plan.refused.extend(errno.map(|errno| (method, errno)));
     }
 
-    /// From now on nothing received is acknowledged, or all of it again.
+    /// If `holds` is true, received messages are no longer acknowledged; if false, all of them are acknowledged again.
     pub fn hold(&self, holds: bool) {
         self.plan().holds = holds;
         for nic in self.nics() {
@@ -142,7 +149,7 @@ impl Faults {
         }
     }
 
-    /// The port goes down or comes up; the links of all queues are cut as it goes down.
+    /// Sets the state of the port. When the port goes down, the links of all queue pairs are cut.
     pub fn port(&self, is_up: bool) {
         self.plan().is_down = !is_up;
         for nic in self.nics() {
@@ -155,7 +162,7 @@ impl Faults {
         }
     }
 
-    /// Cuts the links of all queues now; new ones can be connected.
+    /// Cuts the links of all queue pairs now. New links can be connected.
     pub fn cut(&self) {
         for nic in self.nics() {
             nic.for_each_pair(Pair::cut);
@@ -201,7 +208,7 @@ impl Faults {
         self.plan().completions
     }
 
-    /// What happens to the next message.
+    /// Counts a message about to be sent and returns its faults.
     pub(super) fn sending(&self) -> SendFault {
         let mut plan = self.plan();
         plan.sent += 1;
@@ -214,7 +221,7 @@ impl Faults {
         }
     }
 
-    /// Whether the link is cut after a message that has come.
+    /// Counts a received message. Returns true if the link must be cut after this message.
     pub(super) fn received(&self) -> bool {
         let mut plan = self.plan();
         plan.received += 1;

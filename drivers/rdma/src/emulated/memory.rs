@@ -7,14 +7,15 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// One registration. It may be held after its key was dropped, but not used.
+/// One memory registration. A reference to this value may exist after the registration has ended, but then gives no
+/// access to the memory.
 #[derive(Debug)]
 pub(super) struct Registration {
     region: Arc<Region>,
     pub access: Access,
     pub local: u32,
     pub remote: u32,
-    /// How the peer names the first byte.
+    /// Remote address of the first byte.
     pub base: u64,
     uses: Mutex<Uses>,
     unused: Condvar,
@@ -26,7 +27,7 @@ struct Uses {
     now: u32,
 }
 
-/// While it lives, the key's dropping waits.
+/// Marks an access in progress. [`Registration::end`] waits until all of these are dropped.
 struct Use<'a>(&'a Registration);
 
 impl Drop for Use<'_> {
@@ -60,7 +61,7 @@ impl Registration {
         }
     }
 
-    /// Ends it: waits for what is under way, none begins later.
+    /// Ends the registration: waits for accesses in progress and makes later accesses fail.
     pub(super) fn end(&self) {
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
         uses.has_ended = true;
@@ -81,14 +82,15 @@ impl Registration {
         Ok(Use(self))
     }
 
-    /// Where `bytes` bytes from the peer's `address` on lie, if they are all inside.
+    /// Returns the offset in the region of the peer's `address`; `None` if the `bytes` bytes starting there are not
+    /// completely inside the region.
     pub(super) fn offset(&self, address: u64, bytes: usize) -> Option<usize> {
         let offset = usize::try_from(address.checked_sub(self.base)?).ok()?;
         let end = offset.checked_add(bytes)?;
         (end <= self.region.bytes()).then_some(offset)
     }
 
-    /// As [`sys::receive`].
+    /// Calls [`sys::receive`] for this memory; fails if the registration has ended.
     pub(super) fn receive(
         &self,
         socket: BorrowedFd<'_>,
@@ -99,14 +101,14 @@ impl Registration {
         sys::receive(socket, &self.region, offset, bytes)
     }
 
-    /// As [`sys::store`].
+    /// Calls [`sys::store`] for this memory; fails if the registration has ended.
     pub(super) fn store(&self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         let _using = self.begin()?;
         sys::store(&self.region, offset, bytes)
     }
 }
 
-/// A part of registered memory, bounds checked when it was made.
+/// A range of registered memory, whose bounds were checked when the value was created.
 #[derive(Clone, Debug)]
 pub(super) struct MemorySlice {
     pub registration: Arc<Registration>,
@@ -114,7 +116,7 @@ pub(super) struct MemorySlice {
     pub bytes: usize,
 }
 
-/// Sends `head` and then what lies at `slices`, without the first `skip` bytes of all that; never waits.
+/// Sends `head` followed by the contents of `slices`, without the first `skip` bytes of this sequence. Never blocks.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     head: &[u8],
@@ -141,11 +143,11 @@ pub(super) fn send(
     sys::send(socket, head, &sges).map_err(SendError::Network)
 }
 
-/// Why nothing was sent.
+/// The reason why nothing was sent.
 #[derive(Debug)]
 pub(super) enum SendError {
-    /// The socket did not take it.
+    /// The socket returned an error.
     Network(io::Error),
-    /// The memory's key was dropped.
+    /// The memory registration has ended.
     Memory,
 }

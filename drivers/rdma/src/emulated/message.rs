@@ -1,8 +1,8 @@
 //! The protocol of two emulated NICs over TCP; all numbers are little-endian.
 //!
 //! ```text
-//!   once a stream:  Preamble                which queues it connects
-//!   then:           Header, payload …       work; or Header alone: acknowledgements, receives posted, a refusal
+//!   once per stream:  Preamble              the queue pairs that the stream connects
+//!   afterwards:       Header, payload …     a request; or only a Header: acknowledgements, posted receives, a refusal
 //! ```
 
 use crate::verbs::{Service, Status};
@@ -13,9 +13,9 @@ const VERSION: u16 = 1;
 /// The queue pairs that a stream connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Preamble {
-    /// Number and first packet of the queue that is wanted.
+    /// Number and first PSN of the destination queue pair.
     pub to: (u32, u32),
-    /// Those of the queue that wants it.
+    /// Number and first PSN of the queue pair that opens the stream.
     pub from: (u32, u32),
     pub service: Service,
     /// The Q_Key that the receiving queue pair expects (UD); otherwise 0.
@@ -37,7 +37,7 @@ impl Preamble {
         out
     }
 
-    /// Returns `None` if the bytes are invalid.
+    /// Decodes the bytes; returns `None` if they are invalid.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let mut words = bytes.chunks_exact(4).map(word);
@@ -68,18 +68,18 @@ fn word(bytes: &[u8]) -> u32 {
 /// The header of the next message on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
-    /// A payload for registered memory.
+    /// A write: the payload of this message is stored in registered memory of the receiving side.
     Write {
         address: u64,
         rkey: u32,
         bytes: u64,
         immediate: Option<u32>,
     },
-    /// A payload for the next posted receive.
+    /// A send: the payload of this message is stored in the next posted receive.
     Send { bytes: u64, immediate: Option<u32> },
-    /// How many messages were done in all, and how many receives were posted in all.
+    /// Total number of completed messages, and total number of posted receives.
     Control { done: u64, receives: u64 },
-    /// Message `number` was refused; all before it were done.
+    /// Message `number` was rejected; all earlier messages have completed.
     Refusal { number: u64, status: Status },
 }
 
@@ -116,7 +116,7 @@ impl Header {
         out
     }
 
-    /// Returns `None` if the bytes are invalid.
+    /// Decodes the bytes; returns `None` if they are invalid.
     pub(super) fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let long = |at: usize| {
             u64::from(word(&bytes[at..at + 4])) | u64::from(word(&bytes[at + 4..at + 8])) << 32

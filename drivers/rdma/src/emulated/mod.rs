@@ -1,14 +1,17 @@
 //! An emulated NIC, for tests and for hosts without RDMA hardware: the verbs over TCP.
 //!
 //! ```text
-//!   card ── listens on a TCP port of its own ──▶ each pair of queues: one stream, on each side two threads
-//!             sending    acknowledgements, receives posted, then work in order
-//!             receiving  writes into registered memory, sends into posted receives, answers
+//!   NIC ── listens on its own TCP port ──▶ one stream per connection of two queue pairs; each side has two threads:
+//!             sending    sends acknowledgements, the number of posted receives, and then requests in order
+//!             receiving  writes into registered memory, stores sends into posted receives, handles answers
 //! ```
-//! An unreliable queue pair with peer number 0 accepts any peer that knows its number, as hardware does. Sensor bridges need this.
-//! It checks keys, bounds and access rights as hardware does, and injects [`Faults`]. In contrast to hardware it
-//! takes locks and makes system calls, and can access only memory that the CPU can access. It does not emulate:
-//! speed, reordered packets, the 40-byte header before a datagram, and datagrams from several queue pairs.
+//! An unreliable queue pair with peer number 0 accepts any peer that knows its number, as hardware does. Sensor bridges
+//! need this.
+//!
+//! The emulated NIC checks keys, bounds and access rights as hardware does, and injects [`Faults`]. In contrast to
+//! hardware it takes locks and makes system calls, and can access only memory that the CPU can access. It does not
+//! emulate the speed of hardware, reordered packets, the 40-byte header before a datagram, or datagrams from several
+//! queue pairs.
 
 mod faults;
 mod memory;
@@ -39,9 +42,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Bytes of payload of one packet: the most that InfiniBand has.
+/// Maximum payload of a packet in bytes: the largest MTU of InfiniBand.
 const MTU: u32 = 4096;
-/// Events that wait to be read; later ones are forgotten.
+/// Maximum number of unread events; later events are dropped.
 const MAX_EVENTS: usize = 64;
 
 const LIMITS: Limits = Limits {
@@ -58,7 +61,7 @@ pub struct EmulatedNic {
     name: String,
     address: SocketAddr,
     faults: Faults,
-    /// Shut down when the card is dropped, which ends the thread that listens.
+    /// The listening socket. It is shut down when the NIC is dropped, which ends the listening thread.
     listening: OwnedFd,
     tables: Mutex<Tables>,
     weak_self: Weak<EmulatedNic>,
@@ -72,7 +75,7 @@ struct Tables {
     events: VecDeque<NicEvent>,
 }
 
-/// Ends a registration when it is dropped.
+/// Ends the registration of memory when this value is dropped.
 struct RegistrationGuard {
     nic: Arc<EmulatedNic>,
     registration: Arc<Registration>,
@@ -89,12 +92,12 @@ impl Drop for RegistrationGuard {
 }
 
 impl EmulatedNic {
-    /// A card that peers reach at `address`, one of this host's.
+    /// Creates a NIC that listens at `address`, which must be an address of this host.
     #[expect(
         clippy::needless_pass_by_value,
-        reason = "a card keeps its faults; those who have none to change make them here"
+        reason = "callers without faults pass a temporary value"
     )]
-    #[expect(clippy::new_ret_no_self, reason = "cards are used as what they are")]
+    #[expect(clippy::new_ret_no_self, reason = "callers need only the trait object")]
     pub fn new(address: IpAddr, faults: Faults) -> Result<Arc<dyn Nic>, VerbsError> {
         let refused = |call: &str, error: std::io::Error| VerbsError {
             nic: "emulated".to_owned(),
@@ -123,7 +126,7 @@ impl EmulatedNic {
         faults.attach(&nic);
         let weak_self = Weak::clone(&nic.weak_self);
         std::thread::Builder::new()
-            .name("emulated-nic-listen".to_owned())
+            .name("daq-nic-listen".to_owned())
             .spawn(move || listen(acceptor, &weak_self))
             .map_err(|error| refused("starting a thread for", error))?;
         Ok(nic)
@@ -142,7 +145,8 @@ impl EmulatedNic {
         }
     }
 
-    /// The peer's `bytes` bytes at `address`, if `key` names memory that it may write and they are all inside.
+    /// Returns the memory of the peer's `address` if `rkey` names memory that the peer may write and all `bytes` bytes
+    /// are inside.
     fn remote(&self, rkey: u32, address: u64, bytes: u64) -> Option<MemorySlice> {
         let registration = Arc::clone(self.tables().remote.get(&rkey)?);
         let bytes = usize::try_from(bytes).ok()?;
@@ -174,7 +178,8 @@ impl EmulatedNic {
 
     fn wake(&self) {
         self.for_each_pair(|queue| {
-            // Threads that read the state before the change are waiting by now.
+            // Taking the lock ensures that every thread that read the old state is waiting already and gets the
+            // notification.
             drop(queue.lock());
             queue.changed.notify_all();
         });
@@ -194,7 +199,7 @@ impl EmulatedNic {
     }
 }
 
-/// Hands the streams that peers open to their queues, until the card is gone.
+/// Passes each stream that a peer opens to the queue pair that the peer names, until the NIC is dropped.
 fn listen(mut acceptor: Acceptor, nic: &Weak<EmulatedNic>) {
     while let Ok(peer) = acceptor.next(None) {
         let Some(nic) = nic.upgrade() else {
@@ -208,12 +213,13 @@ fn listen(mut acceptor: Acceptor, nic: &Weak<EmulatedNic>) {
 
 impl Drop for EmulatedNic {
     fn drop(&mut self) {
-        // The thread that listens is woken by it and ends.
+        // The shutdown wakes the listening thread, which then ends.
         let _ = rustix::net::shutdown(&self.listening, rustix::net::Shutdown::Both);
     }
 }
 
-/// A random number of `bits` bits, not 0. The standard library's maps are keyed with what the kernel calls random.
+/// Returns a random number of `bits` bits that is not 0. The standard library seeds its hash maps from the random
+/// generator of Linux.
 fn random(bits: u32) -> u64 {
     loop {
         let number = RandomState::new().build_hasher().finish() >> (64 - bits);
@@ -225,7 +231,7 @@ fn random(bits: u32) -> u64 {
 
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "so many bits are asked for"
+    reason = "`random` returns no more bits than requested"
 )]
 fn random_word(bits: u32) -> u32 {
     random(bits.min(32)) as u32
@@ -276,7 +282,7 @@ impl Nic for EmulatedNic {
         let Some(nic) = self.weak_self.upgrade() else {
             return Err(self.refused(call, libc::ENODEV, "the NIC is being closed"));
         };
-        // Different from the CPU address, so that confusing the two is detected.
+        // The remote address differs from the CPU address, so that code that confuses the two fails.
         let base = random(34) << 12;
         let mut tables = self.tables();
         let (local, remote) = loop {
@@ -314,7 +320,7 @@ impl Nic for EmulatedNic {
             || options.sges > LIMITS.max_sges
         {
             let why = format!(
-                "the limits are {} requests per direction and {} scatter/gather elements",
+                "the queue pair exceeds the limits of {} requests per direction and {} scatter/gather elements",
                 LIMITS.max_work, LIMITS.max_sges
             );
             return Err(self.refused(call, libc::EINVAL, why));

@@ -1,4 +1,4 @@
-//! One queue pair: what was posted, what is done, and the streams' two threads that move it.
+//! The state of one queue pair: posted requests, completions, and the two threads of its stream.
 
 use super::EmulatedNic;
 use super::memory::MemorySlice;
@@ -10,13 +10,13 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Maximum number of streams accepted before this side is connected; more are rejected.
+/// Maximum number of streams that wait until this side is connected; further streams are rejected.
 const MAX_WAITING: usize = 8;
 
-/// Peer number that accepts any peer: the first peer that knows the number of this queue pair may write by an
-/// unreliable connection, as with hardware. That peer uses [`UNKNOWN_PSN`].
+/// Peer number that accepts any peer of an unreliable connection, as hardware does: the first peer that knows the
+/// number of this queue pair may write. That peer uses [`UNKNOWN_PSN`].
 pub(super) const ANY_PEER: u32 = 0;
-/// The number of no queue's first packet: for a peer whose queue takes [anyone](ANY_PEER).
+/// First PSN that a peer sends to a queue pair that accepts [any peer](ANY_PEER). No queue pair has this PSN.
 pub(super) const UNKNOWN_PSN: u32 = 0;
 
 /// A posted request that has not completed.
@@ -27,7 +27,7 @@ pub(super) struct Posted {
     pub is_signaled: bool,
 }
 
-/// A request that was not sent yet.
+/// A request that has not been sent yet.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub posted: Posted,
@@ -37,7 +37,7 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Whether the peer must have posted a receive.
+    /// Returns true if the peer must have posted a receive.
     pub(super) fn needs_receive(&self) -> bool {
         match self.header {
             Header::Send { .. } => true,
@@ -57,36 +57,40 @@ pub(super) struct Receive {
 #[derive(Debug, Default)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "a stream can be over and the queue go on, or the other way round"
+    reason = "the stream and the queue pair end independently of each other"
 )]
 pub(super) struct State {
     pub peer: Option<Endpoint>,
     pub socket: Option<Arc<TcpStream>>,
     waiting: Vec<(TcpStream, Preamble)>,
     threads: Vec<JoinHandle<()>>,
-    /// The queue is being dropped.
+    /// True if the queue pair is being dropped.
     pub is_ending: bool,
-    /// The stream is at its end, or was cut.
+    /// True if the stream has ended or was cut.
     pub is_cut: bool,
     pub has_failed: bool,
-    /// Work that was posted in all, and how much of it was handed back.
+    /// Total number of posted requests.
     pub posted: u64,
+    /// Number of requests that no longer occupy the send queue, because their completion or the completion of a later
+    /// request was collected.
     pub reclaimed: u64,
     pub outgoing: VecDeque<Outgoing>,
-    /// Being sent, or not acknowledged (RC).
+    /// Requests that are being sent or, for RC, are not acknowledged yet.
     pub unanswered: VecDeque<Posted>,
-    /// The link is being cut: from this work on no acknowledgement is heard.
+    /// Number of the first request whose acknowledgement is ignored; set when the link is being cut.
     pub ignore_acks_from: Option<u64>,
     pub receives: VecDeque<Receive>,
-    /// Receives whose completion was not collected yet, beside those posted.
+    /// Number of used receives whose completions were not collected yet.
     received: u32,
-    /// Receives posted in all by this side and, as far as known, by the peer; how many the latter work has used.
+    /// Total number of receives that this side has posted.
     pub receives_posted: u64,
+    /// Total number of receives that the peer has posted, as last reported by the peer.
     pub peer_receives: u64,
+    /// Number of the peer's receives that requests of this side have used.
     pub peer_used: u64,
-    /// Messages of the peer that are done.
+    /// Number of the peer's messages that have completed.
     pub done: u64,
-    /// The numbers of finished messages and posted receives that were last reported to the peer.
+    /// The numbers of completed messages and of posted receives that were last reported to the peer.
     pub last_reported: (u64, u64),
     pub refusal: Option<Header>,
     completions: VecDeque<(WorkCompletion, u64)>,
@@ -145,7 +149,7 @@ impl Pair {
         matches!(self.options.service, Service::Rc)
     }
 
-    /// Takes a stream that a peer has opened to this queue.
+    /// Accepts a stream that a peer has opened to this queue pair.
     pub(super) fn deliver(self: &Arc<Self>, stream: TcpStream, preamble: Preamble) {
         let mut state = self.lock();
         if self.is_of(&state, &preamble) {
@@ -171,7 +175,7 @@ impl Pair {
             && preamble.qkey == self.qkey
     }
 
-    /// Goes with `peer`: by `stream` if this side has opened one, else by one that the peer opens.
+    /// Connects to `peer`: over `stream` if this side has opened one, otherwise over a stream that the peer opens.
     pub(super) fn start_with(self: &Arc<Self>, peer: Endpoint, stream: Option<TcpStream>) {
         let mut state = self.lock();
         state.peer = Some(peer);
@@ -204,7 +208,7 @@ impl Pair {
         self.changed.notify_all();
     }
 
-    /// A thread of this queue; where there is none to be had, the queue fails.
+    /// Starts a thread of this queue pair. The queue pair fails if no thread can be started.
     fn spawn(&self, state: &mut State, what: &str, run: impl FnOnce() + Send + 'static) {
         let name = format!("{}-{what}", self.nic.name);
         match std::thread::Builder::new().name(name).spawn(run) {
@@ -216,7 +220,7 @@ impl Pair {
         }
     }
 
-    /// Adds a completion. `number` is that of work, and of no meaning for receives.
+    /// Adds a completion. `number` is the number of the request and is ignored for receives.
     pub(super) fn complete(&self, state: &mut State, done: WorkCompletion, number: u64) {
         if state.completions.len() < state.max_completions {
             state.completions.push_back((done, number));
@@ -227,14 +231,14 @@ impl Pair {
         self.completed.notify_all();
     }
 
-    /// Work is done.
+    /// Completes a request successfully, with a completion if the request asked for one.
     pub(super) fn succeed(&self, state: &mut State, posted: Posted) {
         if posted.is_signaled {
             self.complete(state, sent(posted.id, Status::Success), posted.number);
         }
     }
 
-    /// A receive is used up.
+    /// Completes a receive successfully.
     pub(super) fn complete_receive(
         &self,
         state: &mut State,
@@ -247,14 +251,14 @@ impl Pair {
             id,
             side: Side::Received,
             status: Status::Success,
-            // The length of a message was looked at when its header came.
+            // The message length was checked when the header was received.
             bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
             immediate,
         };
         self.complete(state, done, 0);
     }
 
-    /// A receive is used up by a message that does not fit.
+    /// Completes a receive with an error because the message does not fit into the receive.
     pub(super) fn fail_receive(&self, state: &mut State, id: u64) {
         state.received += 1;
         let mut done = sent(id, Status::Local);
@@ -262,7 +266,8 @@ impl Pair {
         self.complete(state, done, 0);
     }
 
-    /// The queue fails: work `number`, or the first that is not done, with `status`, all other work is flushed.
+    /// Makes the queue pair fail. Request `number`, or else the first pending request, completes with `status`; all
+    /// others are flushed.
     pub(super) fn fail(&self, state: &mut State, number: Option<u64>, status: Status) {
         if state.has_failed {
             return;
@@ -283,7 +288,7 @@ impl Pair {
         self.changed.notify_all();
     }
 
-    /// Ends all posted receives of a queue that has failed.
+    /// Flushes all posted receives of a failed queue pair.
     pub(super) fn flush_receives(&self, state: &mut State) {
         while let Some(receive) = state.receives.pop_front() {
             state.received += 1;
@@ -293,11 +298,11 @@ impl Pair {
         }
     }
 
-    /// The stream is over. Only work that wants an answer notices.
+    /// Ends the stream. The queue pair fails only if reliable requests are pending.
     pub(super) fn end_stream(&self, state: &mut State) {
         state.is_cut = true;
         if let Some(socket) = &state.socket {
-            // It may have been shut down by the peer already.
+            // An error is expected if the peer has shut the stream down already.
             let _ = socket.shutdown(Shutdown::Both);
         }
         if self.is_reliable() && !(state.unanswered.is_empty() && state.outgoing.is_empty()) {
@@ -314,14 +319,14 @@ impl Pair {
         self.stop(Status::Other(0));
     }
 
-    /// The queue fails, its first work that is not done with `status`.
+    /// Makes the queue pair fail; its first pending request completes with `status`.
     pub(super) fn stop(&self, status: Status) {
         let mut state = self.lock();
         self.fail(&mut state, None, status);
         self.end_stream(&mut state);
     }
 
-    /// A receive was not used up after all.
+    /// Puts back a receive that was not used.
     pub(super) fn return_receive(&self, receive: Receive) {
         let mut state = self.lock();
         state.receives.push_front(receive);
@@ -330,7 +335,7 @@ impl Pair {
         }
     }
 
-    /// Whether there is room for another receive.
+    /// Returns true if another receive may be posted.
     pub(super) fn has_room(&self, state: &State) -> bool {
         state.receives.len() + (state.received as usize) < self.options.receives as usize
     }
@@ -351,20 +356,21 @@ impl Pair {
         state.completions.is_empty() && !state.is_overrun
     }
 
-    /// Ends it: when this returns nothing is written for it any more.
+    /// Ends the queue pair. When this function returns, the threads of the queue pair have ended and write no more
+    /// memory.
     pub(super) fn end(&self) {
         let mut state = self.lock();
         state.is_ending = true;
         state.waiting.clear();
         if let Some(socket) = &state.socket {
-            // It may have been shut down already.
+            // An error is expected if the stream was shut down already.
             let _ = socket.shutdown(Shutdown::Both);
         }
         self.changed.notify_all();
         let threads = std::mem::take(&mut state.threads);
         drop(state);
         for thread in threads {
-            // A panic of a thread was printed by it.
+            // The panic handler has already printed the panic of a thread.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! The queue pair of an emulated NIC, as its user sees it.
+//! The public side of an emulated NIC's queue pair.
 
 use super::LIMITS;
 use super::memory::MemorySlice;
@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a peer's card may take to answer a connection.
+/// Maximum time for a peer's NIC to accept a TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct EmulatedQueuePair {
@@ -65,7 +65,7 @@ impl EmulatedQueuePair {
             self.refused(
                 &format!("connecting to {to}"),
                 error.raw_os_error().unwrap_or(libc::ETIMEDOUT),
-                "both ends must be emulated NICs with addresses that the other can reach",
+                "both hosts must use emulated NICs, and each NIC's address must be reachable from the other host",
             )
         })
     }
@@ -84,7 +84,7 @@ impl QueuePair for EmulatedQueuePair {
             return Err(self.refused("connecting", libc::ENETDOWN, "the port is down"));
         }
         let order = |endpoint: &Endpoint| (endpoint.gid, endpoint.lid, endpoint.number);
-        // Both know without a word which of them opens the stream.
+        // Both sides derive from the endpoints which of them opens the stream, without exchanging a message.
         let opens_stream = match self.pair.options.service {
             Service::Uc if peer.number == pair::ANY_PEER => false,
             Service::Uc if peer.psn == pair::UNKNOWN_PSN => true,
@@ -98,20 +98,20 @@ impl QueuePair for EmulatedQueuePair {
     fn post_send(&mut self, work: &WorkRequest<'_>) -> Result<(), VerbsError> {
         let call = "posting work";
         let bytes = work.payload.bytes() as u64;
-        let max_completions = match self.pair.options.service {
+        let max_bytes = match self.pair.options.service {
             Service::Ud => u64::from(super::MTU),
             Service::Rc | Service::Uc => LIMITS.max_message,
         };
-        if bytes > max_completions {
-            let why = format!("{bytes} bytes, but a message has {max_completions} at most");
+        if bytes > max_bytes {
+            let why = format!("a message of {bytes} bytes exceeds the maximum of {max_bytes}");
             return Err(self.refused(call, libc::EINVAL, why));
         }
         let (inline, slices) = match work.payload {
             Payload::Inline(bytes) => {
-                let max_completions = self.pair.options.inline.min(LIMITS.max_inline) as usize;
-                if bytes.len() > max_completions {
+                let max_bytes = self.pair.options.inline.min(LIMITS.max_inline) as usize;
+                if bytes.len() > max_bytes {
                     let why = format!(
-                        "{} bytes inline, the queue takes {max_completions}",
+                        "{} inline bytes exceed the maximum of {max_bytes}",
                         bytes.len()
                     );
                     return Err(self.refused(call, libc::EINVAL, why));
@@ -120,7 +120,11 @@ impl QueuePair for EmulatedQueuePair {
             }
             Payload::Memory(sges) => {
                 if sges.len() > LIMITS.max_sges as usize {
-                    let why = format!("{} pieces, it takes {}", sges.len(), LIMITS.max_sges);
+                    let why = format!(
+                        "{} scatter/gather elements exceed the maximum of {}",
+                        sges.len(),
+                        LIMITS.max_sges
+                    );
                     return Err(self.refused(call, libc::EINVAL, why));
                 }
                 (Vec::new(), self.slices(call, sges)?)
@@ -131,7 +135,7 @@ impl QueuePair for EmulatedQueuePair {
                 return Err(self.refused(
                     call,
                     libc::EOPNOTSUPP,
-                    "datagrams do not support writes",
+                    "a datagram queue pair (ud) does not support RDMA writes",
                 ));
             }
             Verb::Write {
@@ -182,7 +186,7 @@ impl QueuePair for EmulatedQueuePair {
         let call = "posting a receive";
         if into.len() > self.pair.options.sges as usize {
             let why = format!(
-                "{} pieces, the queue takes {}",
+                "{} scatter/gather elements exceed the maximum of {}",
                 into.len(),
                 self.pair.options.sges
             );

@@ -1,4 +1,5 @@
-//! The thread of a queue that receives: does what the peer asks for, and takes its answers.
+//! The receiving thread of a queue pair: executes the peer's requests and handles the peer's acknowledgements and
+//! rejections.
 
 use super::memory::{MemorySlice, Registration};
 use super::message::Header;
@@ -10,7 +11,8 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Bytes that are read ahead; payloads up to this go through them, larger ones straight into their place.
+/// Size of the read-ahead buffer in bytes. Payloads up to this size are copied through the buffer; larger payloads are
+/// received directly into their destination.
 const READ_AHEAD: usize = 8192;
 
 pub(super) fn run(pair: &Arc<Pair>, socket: &TcpStream) {
@@ -20,7 +22,7 @@ pub(super) fn run(pair: &Arc<Pair>, socket: &TcpStream) {
         from: 0,
         to: 0,
     };
-    // Where it ends, the stream does.
+    // An error ends the stream too, so the result is not needed.
     let _ = process_input(pair, &mut input);
     pair.end_stream(&mut pair.lock());
 }
@@ -53,10 +55,11 @@ fn process_input(pair: &Pair, input: &mut Input<'_>) -> io::Result<()> {
                         state.refusal = Some(Header::Refusal { number, status });
                         pair.fail(&mut state, None, Status::Flushed);
                         drop(state);
-                        // A stream that is closed with bytes unread loses what it was to carry last.
+                        // Linux resets a stream that is closed with unread bytes, and the refusal would be lost. So
+                        // read everything first.
                         return input.drain();
                     }
-                    // Lost, without a word.
+                    // An unreliable message is lost without a report to the sender.
                     Err(_) => {}
                 }
                 if pair.nic.faults.received() {
@@ -75,7 +78,7 @@ fn answered(pair: &Pair, done: u64, receives: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// All work before number `done` is done.
+/// Completes all requests with a number below `done`.
 fn acknowledge(pair: &Pair, state: &mut State, done: u64) -> io::Result<()> {
     let heard = state.ignore_acks_from.map_or(done, |deaf| done.min(deaf));
     while let Some(posted) = state.unanswered.front().copied()
@@ -90,7 +93,7 @@ fn acknowledge(pair: &Pair, state: &mut State, done: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Executes one message. The inner error is reported to the sender, after the payload was skipped.
+/// Executes one message. The inner error is the status that is reported to the sender of the message.
 fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Result<(), Status>> {
     let (slices, bytes, receive, immediate) = match header {
         Header::Write {
@@ -100,7 +103,7 @@ fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Res
             immediate,
         } => {
             let found = pair.nic.remote(rkey, address, bytes);
-            // A write of nothing touches no memory.
+            // A write of zero bytes accesses no memory, so its key need not be valid.
             let slices = match found {
                 Some(slice) => vec![slice],
                 None if bytes == 0 => Vec::new(),
@@ -131,7 +134,7 @@ fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Res
     match deposit(input, into, bytes) {
         Ok(()) => {}
         Err(Failed::Network(error)) => {
-            // The message never came to its end, so the receive is still there.
+            // The message did not arrive completely, so its receive remains posted.
             if let Some(receive) = receive {
                 pair.return_receive(receive);
             }
@@ -161,7 +164,8 @@ fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Res
     Ok(Ok(()))
 }
 
-/// Passes over a payload that goes nowhere. Where the queue is to fail, the rest of its stream is anyway.
+/// Rejects a message. An unreliable queue pair skips the payload. A reliable queue pair fails and drains its stream, so
+/// the payload need not be skipped.
 fn refuse(
     pair: &Pair,
     input: &mut Input<'_>,
@@ -174,7 +178,7 @@ fn refuse(
     Ok(Err(status))
 }
 
-/// A message does not fit into the receive that was posted for it.
+/// Rejects a message that is larger than its posted receive.
 fn too_long(
     pair: &Pair,
     input: &mut Input<'_>,
@@ -194,7 +198,7 @@ fn too_long(
 
 enum Failed {
     Network(io::Error),
-    /// The key was dropped; so many bytes were not read yet.
+    /// The registration has ended; the value is the number of bytes not yet read.
     Memory(u64),
 }
 
@@ -221,7 +225,7 @@ fn deposit(input: &mut Input<'_>, slices: &[MemorySlice], bytes: u64) -> Result<
     Ok(())
 }
 
-/// A stream with what was read of it ahead.
+/// A stream with a read-ahead buffer.
 struct Input<'a> {
     socket: &'a TcpStream,
     ahead: Box<[u8; READ_AHEAD]>,
@@ -230,7 +234,7 @@ struct Input<'a> {
 }
 
 impl Input<'_> {
-    /// Reads until at least `bytes` lie ahead.
+    /// Reads until the buffer holds at least `bytes` bytes.
     fn fill(&mut self, bytes: usize) -> io::Result<()> {
         if self.to - self.from >= bytes {
             return Ok(());
@@ -249,7 +253,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// After `error`, until there is more to read.
+    /// Waits until the stream is readable if `error` is `WouldBlock`; returns other errors.
     fn wait(&self, error: io::Error) -> io::Result<()> {
         match error.kind() {
             ErrorKind::WouldBlock => {
@@ -268,7 +272,8 @@ impl Input<'_> {
         taken.ok_or_else(|| ErrorKind::UnexpectedEof.into())
     }
 
-    /// Moves 1 to `bytes` bytes to `offset` of the memory; small rests at once, so that words stay whole.
+    /// Moves 1 to `bytes` bytes to `offset` of the memory. Ranges up to the buffer size are moved in one step, so that
+    /// words are stored atomically.
     fn some(
         &mut self,
         registration: &Registration,
@@ -310,7 +315,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// Reads to the end.
+    /// Reads and discards everything up to the end of the stream.
     fn drain(&mut self) -> io::Result<()> {
         self.skip(u64::MAX)
     }

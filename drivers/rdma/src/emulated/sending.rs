@@ -1,4 +1,5 @@
-//! The thread of a queue that sends: acknowledgements first, then work in the order in which it was posted.
+//! The sending thread of a queue pair: sends acknowledgements first, then requests in the order in which they were
+//! posted.
 
 use super::memory::{self, MemorySlice, SendError};
 use super::message::Header;
@@ -12,7 +13,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
 
 pub(super) fn run(pair: &Arc<Pair>) {
-    // Since when the first work waits for the peer.
+    // Time at which the first request started to wait for the peer.
     let mut waits = None;
     let mut state = pair.lock();
     while !state.is_ending {
@@ -25,7 +26,7 @@ pub(super) fn run(pair: &Arc<Pair>) {
                 if sent.is_err() {
                     pair.end_stream(&mut state);
                 } else if is_last {
-                    // The peer reads the refusal, then the end.
+                    // The peer first reads the refusal and then the end of the stream.
                     let _ = socket.shutdown(Shutdown::Write);
                 }
                 continue;
@@ -40,7 +41,7 @@ pub(super) fn run(pair: &Arc<Pair>) {
     }
 }
 
-/// Returns the control message to send now.
+/// Returns the control message that must be sent now, if any.
 fn push_event(pair: &Pair, state: &mut State) -> Option<Header> {
     if let Some(refusal) = state.refusal.take() {
         return Some(refusal);
@@ -63,7 +64,7 @@ fn push_event(pair: &Pair, state: &mut State) -> Option<Header> {
     })
 }
 
-/// Takes the next request if the peer can accept it.
+/// Removes and returns the next request, if the peer can accept it.
 fn next(pair: &Pair, state: &mut State) -> Option<Outgoing> {
     let needs_receive = state.outgoing.front()?.needs_receive() && pair.is_reliable();
     if needs_receive && state.peer_receives <= state.peer_used {
@@ -73,7 +74,7 @@ fn next(pair: &Pair, state: &mut State) -> Option<Outgoing> {
     if needs_receive {
         state.peer_used += 1;
     }
-    // Before it is sent, for the answer may come at once.
+    // The request is added before it is sent because the answer may arrive immediately.
     state.unanswered.push_back(work.posted);
     Some(work)
 }
@@ -96,7 +97,7 @@ fn send<'a>(
     }
     let is_lost = fault.is_lost && !pair.is_reliable();
     if fault.cuts {
-        // The message arrives, its acknowledgement never does, however soon it comes.
+        // The message is sent, but its acknowledgement must never be processed, even if it arrives before the cut.
         state.ignore_acks_from = Some(work.posted.number);
     }
     let mut sent = Ok(());
@@ -109,7 +110,7 @@ fn send<'a>(
     if let Err(SendError::Memory) = sent {
         pair.fail(&mut state, Some(work.posted.number), Status::Local);
     } else if !pair.is_reliable() && state.unanswered.pop_front().is_some() {
-        // Whether it came, its sender does not learn.
+        // The sender of an unreliable message gets no information about its arrival.
         pair.succeed(&mut state, work.posted);
     }
     if sent.is_err() {
@@ -165,7 +166,7 @@ fn wait<'a>(
         .0
 }
 
-/// Sends all of it; ends early only with the stream.
+/// Sends all bytes. Fails only if the stream ends or the memory registration has ended.
 fn transmit(socket: &TcpStream, head: &[u8], slices: &[MemorySlice]) -> Result<(), SendError> {
     let bytes = head.len() + slices.iter().map(|slice| slice.bytes).sum::<usize>();
     let mut done = 0;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   host memory   ibv_reg_mr
-//!   a GPU's       its dma-buf ──refused──▶ nvidia-peermem ──refused──▶ none: the caller stages through host memory
+//!   GPU memory    its dma-buf ──refused──▶ nvidia-peermem ──refused──▶ none: the caller stages through host memory
 //! ```
 //! Every method that failed or was skipped is recorded with the reason and the fix.
 
@@ -77,13 +77,13 @@ impl PeerFacts {
 /// A registration method that failed or was skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The way.
+    /// The registration method.
     pub method: RegistrationMethod,
-    /// The errno that the kernel returned; 0 if the method was skipped.
+    /// The errno that Linux returned; 0 if the method was skipped.
     pub errno: i32,
-    /// The reason.
+    /// The reason why the method failed or was skipped.
     pub why: String,
-    /// The fix.
+    /// The action that fixes the problem.
     pub remedy: String,
 }
 
@@ -98,19 +98,19 @@ impl fmt::Display for Refusal {
 pub struct Registered {
     /// The registration.
     pub region: MemoryRegion,
-    /// Preferred methods that failed.
+    /// Methods that were preferred to the one used, but failed or were skipped.
     pub refused: Vec<Refusal>,
 }
 
 /// Error: every method to register a region failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{nic} cannot reach memory on {placement}: {}", join_refusals(.refused))]
+#[error("{nic} cannot access memory on {placement}: {}", join_refusals(.refused))]
 pub struct UnregistrableError {
-    /// The card.
+    /// The NIC.
     pub nic: String,
     /// The location of the region.
     pub placement: Placement,
-    /// Every method in the order of the attempts.
+    /// Every method in the order of the attempts, with the reason why it failed or was skipped.
     pub refused: Vec<Refusal>,
 }
 
@@ -151,7 +151,7 @@ pub fn register_words(
     register_region(nic, region, access, &PeerFacts::default()).map(|registered| registered.region)
 }
 
-/// Tries the methods, the best one first.
+/// Tries the methods in order of preference.
 fn try_methods<K>(
     placement: Placement,
     facts: &PeerFacts,
@@ -197,7 +197,7 @@ fn known_failure(method: RegistrationMethod, facts: &PeerFacts) -> Option<Refusa
         ),
         RegistrationMethod::Peer if facts.peer_module.is_none() => (
             "the kernel module nvidia-peermem is not loaded",
-            "run modprobe nvidia-peermem; if it fails with \"Invalid argument\", the kernel has no peer-memory interface: install MLNX_OFED or DOCA-OFED, then reinstall the GPU driver",
+            "run modprobe nvidia-peermem; if it fails with \"Invalid argument\", this Linux version has no peer-memory interface: install MLNX_OFED or DOCA-OFED, then reinstall the GPU driver",
         ),
         RegistrationMethod::DmaBuf | RegistrationMethod::Peer | RegistrationMethod::Host => {
             return None;
@@ -211,8 +211,8 @@ fn known_failure(method: RegistrationMethod, facts: &PeerFacts) -> Option<Refusa
     })
 }
 
-/// `ENOTSUPP`: an error number of the kernel's own, which it should not return to programs and which `libc` does not define.
-/// NVIDIA's driver answers it when it refuses to attach a card to a dma-buf.
+/// `ENOTSUPP`: an internal error number of Linux, which system calls should not return and `libc` does not define.
+/// NVIDIA's driver returns this number when the driver refuses to attach a NIC to a dma-buf.
 const ENOTSUPP: i32 = 524;
 
 /// Returns the fix for `errno`.

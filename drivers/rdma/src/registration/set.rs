@@ -1,6 +1,8 @@
-//! Memory registered with the card of every rail, under keys that a link takes with it and that die with the link.
+//! Memory that is registered with the NICs of all rails. A link acquires the registrations, and the end of the link
+//! revokes them.
 //!
-//! A link is whatever keeps a peer able to write: the connection of a stream, or a queue that a sensor writes through.
+//! A link is anything that allows a peer to write: the connection of a stream, or a queue pair that a sensor writes
+//! through.
 
 use crate::registration::{self, PeerFacts};
 use crate::verbs::{Access, MemoryRegion, Nic};
@@ -8,25 +10,26 @@ use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Ends the links of a [`RegistrationSet`], whatever they are doing; an error says which did not end.
+/// Function that closes all links that use a [`RegistrationSet`], including links that are still being established. An
+/// error names the link that could not be closed.
 pub type CloseLinks = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// The keys of one region, of each card one.
+/// The registrations of one region, one for each NIC.
 #[derive(Debug)]
 pub struct RailRegions {
-    /// One a card.
+    /// The registrations, one per NIC.
     keys: Vec<MemoryRegion>,
-    /// The card of each rail.
+    /// For each rail, the index of its NIC.
     cards: Arc<[usize]>,
 }
 
 impl RailRegions {
-    /// The key for a rail.
+    /// Returns the registration for a rail.
     pub fn of(&self, rail: usize) -> &MemoryRegion {
         &self.keys[self.cards[rail]]
     }
 
-    /// In which ways, for the log.
+    /// Returns the registration methods, for the log.
     pub fn methods(&self) -> String {
         let mut methods: Vec<_> = self.keys.iter().map(|key| key.method().name()).collect();
         methods.dedup();
@@ -37,13 +40,13 @@ impl RailRegions {
 struct Mapped {
     address: u64,
     region: Arc<Region>,
-    /// Keys that no link has had.
+    /// Registrations that no link has used yet.
     unused: Option<RailRegions>,
-    /// Those that the last link has, or had.
+    /// The registrations of the current or last link.
     in_use: Weak<RailRegions>,
 }
 
-/// Registers regions with the cards of all rails, and stands for them as the device of an engine.
+/// Registers regions with the NICs of all rails. A DMA engine uses the set as its device.
 pub struct RegistrationSet {
     name: String,
     nics: Vec<Arc<dyn Nic>>,
@@ -54,8 +57,8 @@ pub struct RegistrationSet {
 }
 
 impl RegistrationSet {
-    /// For the cards of `rails`, of which one may stand for several rails. `end` is asked to end what still has keys when
-    /// memory must go.
+    /// Creates a set for the NICs of `rails`; several rails may use the same NIC. When memory must be unmapped, `end`
+    /// is called to close the links that still use the memory.
     pub fn new(rails: &[Arc<dyn Nic>], access: Access, end: CloseLinks) -> Arc<Self> {
         let mut nics: Vec<Arc<dyn Nic>> = Vec::new();
         let cards = rails
@@ -108,7 +111,7 @@ impl RegistrationSet {
         })
     }
 
-    /// The address and the bytes of what is mapped around `address`.
+    /// Returns the address and the number of bytes of the mapped region that contains `address`.
     pub fn find_containing(&self, address: u64) -> Option<(u64, usize)> {
         let mapped = self.mapped();
         let found = mapped.iter().find(|mapped| {
@@ -120,22 +123,23 @@ impl RegistrationSet {
         Some((found.address, found.region.bytes()))
     }
 
-    /// Keys of what is mapped at `address` that no link has had: what names it for an earlier peer names nothing any more.
+    /// Returns registrations of the region mapped at `address` that no other link has used, so that the remote keys of
+    /// an earlier peer do not give access to the memory.
     ///
     /// # Errors
-    /// Where nothing is mapped there, an earlier link still lives, or a card refuses.
+    /// If no region is mapped at `address`, an earlier link still exists, or a NIC fails to register the memory.
     pub fn acquire(&self, address: u64) -> Result<Arc<RailRegions>, DmaError> {
         let mut mapped = self.mapped();
         let refused = |why: &str| DmaError::Refused {
             device: self.name.clone(),
-            action: format!("keys for the memory at {address:#x}"),
+            action: format!("registering the memory at {address:#x}"),
             why: why.to_owned(),
         };
         let Some(mapped) = mapped.iter_mut().find(|mapped| mapped.address == address) else {
-            return Err(refused("it is not mapped"));
+            return Err(refused("no region is mapped at this address"));
         };
         if mapped.in_use.strong_count() > 0 {
-            return Err(refused("an earlier link still has some"));
+            return Err(refused("an earlier link still uses the registration"));
         }
         let keys = match mapped.unused.take() {
             Some(keys) => keys,
@@ -154,7 +158,8 @@ impl DmaDevice for RegistrationSet {
 
     fn map(&self, region: &Arc<Region>) -> Result<u64, DmaError> {
         let keys = self.register(region)?;
-        // Keys of dma-bufs count from 0 on; this is ours to choose, for each link names addresses by its own keys.
+        // Remote addresses of dma-buf registrations start at 0, so this set identifies a region by its CPU address.
+        // Each link uses the addresses of its own registrations.
         let address = region.address().as_ptr().addr() as u64;
         self.mapped().push(Mapped {
             address,
@@ -174,7 +179,7 @@ impl DmaDevice for RegistrationSet {
             return Err(DmaError::Refused {
                 device: self.name.clone(),
                 action: format!("unmapping {address:#x}"),
-                why: "a link still has its keys".to_owned(),
+                why: "a link still uses the registration".to_owned(),
             });
         }
         mapped.swap_remove(at);
@@ -184,7 +189,7 @@ impl DmaDevice for RegistrationSet {
     fn disable_and_reset(&self) -> Result<(), DmaError> {
         (self.end)().map_err(|why| DmaError::Refused {
             device: self.name.clone(),
-            action: "ending what still has its keys".to_owned(),
+            action: "ending the links that use the registrations".to_owned(),
             why,
         })
     }

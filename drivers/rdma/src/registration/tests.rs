@@ -4,7 +4,7 @@ use daq_core::region::HostOptions;
 use std::sync::Mutex;
 
 const GPU: Placement = Placement::Cuda(0);
-/// What a registration can answer; 0 is success.
+/// Error numbers that a registration can return; 0 is success.
 const ANSWERS: [i32; 13] = [
     0,
     libc::EPERM,
@@ -65,7 +65,9 @@ fn registration_falls_back_to_best_remaining_method() {
                     let errno = match method {
                         RegistrationMethod::DmaBuf => by_buffer,
                         RegistrationMethod::Peer => by_peer,
-                        RegistrationMethod::Host => panic!("a GPU's memory is no host memory"),
+                        RegistrationMethod::Host => {
+                            panic!("GPU memory must not be registered as host memory")
+                        }
                     };
                     if errno == 0 {
                         Ok(method)
@@ -156,7 +158,7 @@ impl Nic for FakeNic {
     }
 
     fn limits(&self) -> Limits {
-        unreachable!("a registration needs none")
+        unreachable!("registering memory does not read the limits")
     }
 
     fn port(&self) -> Result<Port, VerbsError> {

@@ -1,4 +1,4 @@
-//! Frames over queue pairs.
+//! Frame streams over queue pairs.
 
 pub mod receiver;
 pub mod sender;

@@ -1,49 +1,49 @@
-//! The wire format of a stream; all numbers are little-endian.
+//! The wire format of a stream. All numbers are little-endian.
 //!
 //! ```text
-//!   sender ── Hello ──▶ receiver        once a rail: who sends, what its frames are, where credits go
-//!          ◀── Offer ──                  once a rail: which frame is wanted next, where slots and records lie
+//!   sender ── Hello ──▶ receiver        once per rail: stream, format of the frames, address of the credit word
+//!          ◀── Offer ──                  once per rail: next requested frame, addresses of slots and records
 //!
-//!   a frame, by writes:  payload ─▶ slot (n - next + turn) % slots;  Record ─▶ the record of that slot, with the immediate n
-//!     where messages are lost (UC):  Record first;  payload in one message, with the immediate n
-//!   a frame, by sends:   [Record │ payload] ─▶ the next posted receive
-//!   credits:             receiver writes one word: frames that may have been sent in all
+//!   a frame by writes:   payload ─▶ slot (n - next + first_slot) % slots; Record ─▶ that slot's record, immediate n
+//!     on UC, which can lose messages: Record first; then the payload in one message, immediate n
+//!   a frame by sends:    [Record │ payload] ─▶ the next posted receive
+//!   credits:             the receiver writes one word: total number of frames that may be sent
 //! ```
-//! A frame has a number, which counts what its sender has handed to the stream since the sender began; frame `n` goes by
-//! rail `n % rails`. After a break the receiver says which one it wants next, so none comes twice; slots are advertised
-//! under new keys, so that nothing of before lands in them.
+//! Frames are numbered in the order in which the sender passes them to the stream, starting when the sender starts.
+//! Frame `n` uses rail `n % rails`. After an interruption the receiver requests the next frame that it needs, so no
+//! frame is delivered twice. Slots are offered with new remote keys, so that no earlier write can reach them.
 
 use crate::verbs::Service;
 use daq_core::frame::{Clock, Timestamp};
 
-/// The first word of a greeting: `daqR`.
+/// The magic number of a greeting: `daqR`.
 pub const MAGIC: u32 = 0x5271_6164;
-/// The version of all of this. Both ends must have the same.
+/// The protocol version. Both sides must have the same version.
 pub const VERSION: u16 = 1;
-/// Most rails of a stream.
+/// Maximum number of rails of a stream.
 pub const MAX_RAILS: u8 = u8::MAX;
-/// Most places of a frame: beyond it, a record would be larger than frames are.
-pub const MAX_PLACES: u32 = 1 << 20;
-/// Most bytes of a packet of RDMA.
+/// Maximum number of packets per frame. With more packets, a record would be larger than a frame.
+pub const MAX_PACKETS_PER_FRAME: u32 = 1 << 20;
+/// Maximum payload of an RDMA packet in bytes.
 const PACKET: usize = 4096;
-/// No number of a frame, and no count of frames, is as large: so the sum of two does not overflow.
+/// Upper bound of frame numbers and frame counts, so that the sum of two such numbers does not overflow.
 pub const END: u64 = 1 << 63;
 
-/// How frames go.
+/// The transfer mode of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Mode {
-    /// Written into the receiver's slots.
+    /// Frames are written into the receiver's slots.
     #[default]
     Write = 0,
-    /// Sent as messages into what the receiver has posted.
+    /// Frames are sent as messages into the receiver's posted receives.
     Send = 1,
 }
 
 impl Mode {
-    /// What of this mode cannot go by this service and so many rails, where anything: what is wrong with the service and
-    /// what helps. It is the same on both sides.
+    /// Checks whether this mode supports this service and number of rails. Returns the problem and the fix, or `None`
+    /// if the combination is valid. Both sides get the same result.
     pub fn problem(self, service: Service, rails: usize) -> Option<(&'static str, &'static str)> {
         match (self, service) {
             (Self::Write, Service::Ud) => Some((
@@ -62,13 +62,14 @@ impl Mode {
         }
     }
 
-    /// What is wrong with frames of `bytes` bytes, and what helps, where one goes in one packet and is too long for any.
+    /// Checks whether frames of `bytes` bytes are too long for a service that sends a frame in one packet. Returns the
+    /// problem and the fix.
     pub fn too_long(self, service: Service, bytes: usize) -> Option<(String, &'static str)> {
-        let most = PACKET - Record::bytes(1);
-        (self == Self::Send && service == Service::Ud && bytes > most).then(|| {
+        let max = PACKET - Record::bytes(1);
+        (self == Self::Send && service == Service::Ud && bytes > max).then(|| {
             (
                 format!(
-                    "frames of {bytes} bytes do not fit into a packet: a datagram carries at most {most} bytes"
+                    "frames of {bytes} bytes do not fit into a packet: a datagram carries at most {max} bytes"
                 ),
                 "use smaller frames, or service = \"rc\"",
             )
@@ -76,74 +77,74 @@ impl Mode {
     }
 }
 
-/// Why a greeting or a record cannot be read.
+/// Error: a greeting or a record cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// It is too short.
+    /// The data is too short.
     #[error("{what} has {found} bytes, expected {wanted}")]
     Short {
-        /// What should be there.
+        /// Name of the expected structure.
         what: &'static str,
-        /// Its bytes.
+        /// Number of received bytes.
         found: usize,
-        /// Bytes needed.
+        /// Number of required bytes.
         wanted: usize,
     },
-    /// It is none of this protocol.
-    #[error("the first bytes are not those of {0}")]
+    /// The data does not belong to this protocol.
+    #[error("the data does not start with the identifier of {0}")]
     Foreign(&'static str),
-    /// It is of another version.
+    /// The peer has a different protocol version.
     #[error(
-        "its protocol version is {found}, the version here is {VERSION}: run the same version of daq on both hosts"
+        "the peer's protocol version is {found}, but this host uses version {VERSION}: run the same version of daq on both hosts"
     )]
     Version {
         /// The peer's version.
         found: u16,
     },
-    /// A field holds what cannot be.
+    /// A field has an invalid value.
     #[error("{what} has the invalid value {found}")]
     Field {
-        /// The field.
+        /// The name of the field.
         what: &'static str,
-        /// What it holds.
+        /// The value of the field.
         found: u64,
     },
 }
 
-/// What a sender says first, on each rail. 52 bytes, for `rdma_cm` carries 56.
+/// The first message of a sender on each rail. The message has 52 bytes; `rdma_cm` can carry 56.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// How frames go.
+    /// The transfer mode.
     pub mode: Mode,
-    /// This rail, from 0 on.
+    /// The index of this rail, starting at 0.
     pub rail: u8,
-    /// Rails in all, at least 1.
+    /// Number of rails, at least 1.
     pub rails: u8,
-    /// Most places of a frame; 0 where frames have none.
-    pub places: u32,
-    /// Random number of this run of the sender: with a new one, frame numbers restart.
+    /// Maximum number of packets per frame; 0 if frames do not consist of packets.
+    pub packets_per_frame: u32,
+    /// Random number that identifies this run of the sender. A new stream number restarts the frame numbers.
     pub stream: u64,
-    /// The first frame that can still be sent.
+    /// Number of the first frame that the sender can still send.
     pub first: u64,
-    /// Most bytes of a frame's payload.
+    /// Maximum payload of a frame in bytes.
     pub slot: u64,
-    /// Where the word for credits lies, as the receiver is to name it.
+    /// Remote address of the credit word, for the receiver.
     pub credit_address: u64,
-    /// What names it.
+    /// Remote key of the credit word.
     pub credit_rkey: u32,
 }
 
 impl Hello {
-    /// Bytes of one.
+    /// Size of the encoded greeting in bytes.
     pub const BYTES: usize = 52;
 
-    /// The bytes.
+    /// Encodes the greeting.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Self::BYTES);
         out.extend(MAGIC.to_le_bytes());
         out.extend(VERSION.to_le_bytes());
         out.extend([self.mode as u8, self.rail, self.rails, 0, 0, 0]);
-        out.extend(self.places.to_le_bytes());
+        out.extend(self.packets_per_frame.to_le_bytes());
         for word in [self.stream, self.first, self.slot, self.credit_address] {
             out.extend(word.to_le_bytes());
         }
@@ -152,7 +153,7 @@ impl Hello {
         out
     }
 
-    /// What `bytes` say; more bytes than that are left alone, for `rdma_cm` pads.
+    /// Decodes a greeting. Additional bytes are ignored, because `rdma_cm` adds padding.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields::begin("a greeting", bytes, Self::BYTES)?;
         let mode = match fields.u8() {
@@ -177,48 +178,50 @@ impl Hello {
             mode,
             rail,
             rails,
-            places: places(fields.u32())?,
+            packets_per_frame: packets_per_frame(fields.u32())?,
             stream: fields.u64(),
             first: number("the first frame", fields.u64())?,
-            slot: number("the bytes of a frame", fields.u64())?,
-            credit_address: extent("the address of credits", fields.u64(), 8, 1)?,
+            slot: number("the frame size", fields.u64())?,
+            credit_address: extent("the credit address", fields.u64(), 8, 1)?,
             credit_rkey: fields.u32(),
         })
     }
 }
 
-/// What a receiver answers, on each rail.
+/// The receiver's reply to [`Hello`], sent on each rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The frame that is wanted next, at least [`Hello::first`].
+    /// Number of the next requested frame, at least [`Hello::first`].
     pub next: u64,
-    /// Slots; frame `n` goes to slot `(n - next + first_slot) % slots`.
+    /// Number of slots. Frame `n` is stored in slot `(n - next + first_slot) % slots`.
     pub slots: u32,
-    /// The slot of frame `next`.
+    /// Index of the slot of frame `next`.
     pub first_slot: u32,
-    /// Payload bytes of each slot.
+    /// Payload size of each slot in bytes.
     pub slot: u64,
-    /// Bytes from one slot to the next.
+    /// Distance in bytes between the starts of consecutive slots.
     pub stride: u64,
-    /// Where slot 0 lies.
+    /// Remote address of slot 0.
     pub slot_address: u64,
-    /// Where record 0 lies; records lie one behind the other, each of [`Record::bytes`] for `places`.
+    /// Remote address of record 0. Records are contiguous, and each has the size [`Record::bytes`] for
+    /// `packets_per_frame`.
     pub record_address: u64,
-    /// What names the slots.
+    /// Remote key of the slots.
     pub slot_rkey: u32,
-    /// What names the records.
+    /// Remote key of the records.
     pub record_rkey: u32,
-    /// Most places of a frame of the receiver's ring; 0 where frames have none.
-    pub places: u32,
-    /// Frames from `next` on that may be sent at once; later ones when the credit word says so, which counts from `next`.
+    /// Maximum number of packets per frame in the receiver's ring; 0 if frames do not consist of packets.
+    pub packets_per_frame: u32,
+    /// Number of frames, counted from `next`, that may be sent immediately. The credit word, which also counts from
+    /// `next`, raises this number.
     pub credits: u64,
 }
 
 impl Offer {
-    /// Bytes of one.
+    /// Size of the encoded offer in bytes.
     pub const BYTES: usize = 80;
 
-    /// The bytes.
+    /// Encodes the offer.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Self::BYTES);
         out.extend(MAGIC.to_le_bytes());
@@ -238,14 +241,14 @@ impl Offer {
         }
         out.extend(self.slot_rkey.to_le_bytes());
         out.extend(self.record_rkey.to_le_bytes());
-        out.extend(self.places.to_le_bytes());
+        out.extend(self.packets_per_frame.to_le_bytes());
         out.extend([0; 4]);
         out.extend(self.credits.to_le_bytes());
         debug_assert_eq!(out.len(), Self::BYTES);
         out
     }
 
-    /// What `bytes` say; more bytes than that are left alone.
+    /// Decodes an offer. Additional bytes are ignored.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields::begin("an offer", bytes, Self::BYTES)?;
         fields.skip(2);
@@ -260,16 +263,16 @@ impl Offer {
         let (slot, stride) = (fields.u64(), fields.u64());
         if slot > stride {
             return Err(WireError::Field {
-                what: "the distance of slots",
+                what: "the slot distance",
                 found: stride,
             });
         }
-        let slot_address = extent("the distance of slots", fields.u64(), stride, slots)?;
+        let slot_address = extent("the slot address", fields.u64(), stride, slots)?;
         let record_address = fields.u64();
         let (slot_rkey, record_rkey) = (fields.u32(), fields.u32());
-        let places = places(fields.u32())?;
-        let record = Record::bytes(places) as u64;
-        let record_address = extent("the address of records", record_address, record, slots)?;
+        let packets_per_frame = packets_per_frame(fields.u32())?;
+        let record = Record::bytes(packets_per_frame) as u64;
+        let record_address = extent("the record address", record_address, record, slots)?;
         fields.skip(4);
         Ok(Self {
             next,
@@ -281,13 +284,13 @@ impl Offer {
             record_address,
             slot_rkey,
             record_rkey,
-            places,
+            packets_per_frame,
             credits: number("the credits", fields.u64())?,
         })
     }
 }
 
-/// A number that no sum of two makes overflow.
+/// Checks that a number is below [`END`], so that the sum of two such numbers does not overflow.
 const fn number(what: &'static str, found: u64) -> Result<u64, WireError> {
     if found < END {
         Ok(found)
@@ -296,17 +299,17 @@ const fn number(what: &'static str, found: u64) -> Result<u64, WireError> {
     }
 }
 
-/// Places of a frame.
-const fn places(found: u32) -> Result<u32, WireError> {
-    if found <= MAX_PLACES {
+/// Checks a number of packet slots per frame.
+const fn packets_per_frame(found: u32) -> Result<u32, WireError> {
+    if found <= MAX_PACKETS_PER_FRAME {
         Ok(found)
     } else {
-        let (what, found) = ("the places of a frame", found as u64);
+        let (what, found) = ("the number of packets per frame", found as u64);
         Err(WireError::Field { what, found })
     }
 }
 
-/// An address behind which `count` times `stride` bytes lie without coming round to 0.
+/// Checks that `count` times `stride` bytes fit into the address space after `address`.
 fn extent(what: &'static str, address: u64, stride: u64, count: u32) -> Result<u64, WireError> {
     let end = stride
         .checked_mul(count.into())
@@ -320,40 +323,41 @@ fn extent(what: &'static str, address: u64, stride: u64, count: u32) -> Result<u
     }
 }
 
-/// The metadata of a frame; a bitmap of the arrived packets follows it.
+/// The record of a frame: the metadata, followed in the encoded form by a bitmap of the packet slots that arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The frame's number in the stream.
     pub number: u64,
-    /// Its number in its producer's counting.
+    /// The frame's sequence number at its producer.
     pub sequence: u64,
-    /// Changes whenever the producer's numbering restarts.
+    /// The frame's epoch, which changes whenever the producer's numbering restarts.
     pub epoch: u64,
-    /// When.
+    /// Timestamp of the frame.
     pub timestamp: Timestamp,
-    /// Valid bytes.
+    /// Number of valid payload bytes of the frame.
     pub length: u64,
-    /// [`Flags`](daq_core::frame::Flags).
+    /// The [`Flags`](daq_core::frame::Flags) of the frame.
     pub flags: u32,
-    /// Places that make it up.
-    pub places: u32,
-    /// Places that arrived.
+    /// Number of packet slots of the frame.
+    pub packets_per_frame: u32,
+    /// Number of packet slots that arrived.
     pub arrived: u32,
 }
 
 impl Record {
-    /// Bytes of one without the words that follow.
+    /// Size in bytes of a record without the bitmap.
     pub const HEAD: usize = 64;
 
-    /// Bytes of a record of a frame with up to `places` places: a multiple of 64, so that none shares a line.
-    pub const fn bytes(places: u32) -> usize {
-        (Self::HEAD + (places as usize).div_ceil(64) * 8).next_multiple_of(64)
+    /// Returns the size in bytes of a record of a frame with up to `packets_per_frame` packets. The size is a multiple
+    /// of 64, so that no two records share a cache line.
+    pub const fn bytes(packets_per_frame: u32) -> usize {
+        (Self::HEAD + (packets_per_frame as usize).div_ceil(64) * 8).next_multiple_of(64)
     }
 
-    /// Writes the record, and which places arrived, to `out`.
+    /// Encodes the record and the bitmap of packet slots that arrived into `out`.
     ///
     /// # Panics
-    /// If `out` is shorter than [`bytes`](Self::bytes) for so many words.
+    /// If `out` is too short for the record and its bitmap.
     pub fn encode(&self, present: impl Iterator<Item = u64>, out: &mut [u8]) {
         let words = [
             u64::from(MAGIC) | u64::from(self.timestamp.clock as u8) << 32,
@@ -362,7 +366,7 @@ impl Record {
             self.epoch,
             self.timestamp.ns,
             self.length,
-            u64::from(self.flags) | u64::from(self.places) << 32,
+            u64::from(self.flags) | u64::from(self.packets_per_frame) << 32,
             u64::from(self.arrived),
         ];
         let mut at = 0;
@@ -372,7 +376,7 @@ impl Record {
         }
     }
 
-    /// What `bytes` say of a frame.
+    /// Decodes the record of a frame.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         if bytes.len() < Self::HEAD {
             return Err(WireError::Short {
@@ -401,17 +405,17 @@ impl Record {
             timestamp: Timestamp { ns, clock },
             length,
             flags: fields.u32(),
-            places: fields.u32(),
+            packets_per_frame: fields.u32(),
             arrived: fields.u32(),
         })
     }
 }
 
-/// Reads fields one after the other. The caller has checked the length.
+/// Reads consecutive fields. The caller must have checked the length.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// Behind the head of a greeting of so many bytes, if it is one.
+    /// Checks the header of a greeting with `wanted` bytes and returns the fields after it.
     fn begin(what: &'static str, bytes: &'a [u8], wanted: usize) -> Result<Self, WireError> {
         let found = bytes.len();
         if found < wanted {
@@ -465,11 +469,11 @@ mod tests {
         #[test]
         fn greetings_round_trip(
             (stream, first, slot, credit_address) in (any::<u64>(), 0..END, 0..END, 0..=u64::MAX - 8),
-            (places, credit_rkey, rails) in (0..=MAX_PLACES, any::<u32>(), 1..=u8::MAX),
+            (packets_per_frame, credit_rkey, rails) in (0..=MAX_PACKETS_PER_FRAME, any::<u32>(), 1..=u8::MAX),
             is_send: bool,
         ) {
             let mode = if is_send { Mode::Send } else { Mode::Write };
-            let hello = Hello { mode, rail: rails - 1, rails, places, stream, first, slot, credit_address, credit_rkey };
+            let hello = Hello { mode, rail: rails - 1, rails, packets_per_frame, stream, first, slot, credit_address, credit_rkey };
             let mut bytes = hello.encode();
             bytes.extend([7; 4]);
             prop_assert!(bytes.len() <= crate::connect::MAX_HELLO);
@@ -480,34 +484,34 @@ mod tests {
         fn offers_round_trip(
             (next, slot_address, record_address, credits) in (0..END, 0..END, 0..END, 0..END),
             (slot, more) in (0..1_u64 << 40, 0..64_u64),
-            (slots, slot_rkey, record_rkey, places) in (1..1_u32 << 20, any::<u32>(), any::<u32>(), 0..=MAX_PLACES),
+            (slots, slot_rkey, record_rkey, packets_per_frame) in (1..1_u32 << 20, any::<u32>(), any::<u32>(), 0..=MAX_PACKETS_PER_FRAME),
         ) {
             let offer = Offer {
                 next, slots, first_slot: slots - 1, slot, stride: slot + more, slot_address, record_address, slot_rkey,
-                record_rkey, places, credits,
+                record_rkey, packets_per_frame, credits,
             };
             let bytes = offer.encode();
             prop_assert!(bytes.len() <= crate::connect::MAX_OFFER);
             prop_assert_eq!(Offer::decode(&bytes), Ok(offer));
         }
 
-        /// What is computed with an offer that was read does not overflow, whatever the peer says.
+        /// Calculations with a decoded offer must not overflow for any values that a peer sends.
         #[test]
         fn parsed_offer_does_not_overflow(
             words in proptest::collection::vec(prop_oneof![any::<u64>(), 0..1_u64 << 20, Just(u64::MAX), Just(END - 1)], 6),
-            (slots, first_slot, places) in (any::<u32>(), any::<u32>(), any::<u32>()),
+            (slots, first_slot, packets_per_frame) in (any::<u32>(), any::<u32>(), any::<u32>()),
             small: bool,
         ) {
             let slots = if small { slots % 64 + 1 } else { slots };
             let offer = Offer {
                 next: words[0], slots, first_slot: first_slot % slots.max(1), slot: words[1].min(words[2]), stride: words[2],
                 slot_address: words[3], record_address: words[4], slot_rkey: 1, record_rkey: 2,
-                places: places >> if small { 12 } else { 0 }, credits: words[5],
+                packets_per_frame: packets_per_frame >> if small { 12 } else { 0 }, credits: words[5],
             };
             if let Ok(read) = Offer::decode(&offer.encode()) {
                 prop_assert_eq!(read, offer);
                 let last = u64::from(slots - 1);
-                let record = Record::bytes(read.places) as u64;
+                let record = Record::bytes(read.packets_per_frame) as u64;
                 prop_assert!(read.next.checked_add(read.credits).is_some());
                 prop_assert!(read.next.checked_add(u64::from(MAX_RAILS)).is_some());
                 let slot = last.checked_mul(read.stride).and_then(|at| at.checked_add(read.slot_address));
@@ -520,10 +524,10 @@ mod tests {
         #[test]
         fn records_round_trip(
             (number, sequence, epoch, ns, length) in any::<(u64, u64, u64, u64, u64)>(),
-            (flags, places, arrived) in any::<(u32, u32, u32)>(),
+            (flags, packets_per_frame, arrived) in any::<(u32, u32, u32)>(),
         ) {
             let timestamp = Timestamp { ns, clock: Clock::Kernel };
-            let record = Record { number, sequence, epoch, timestamp, length, flags, places, arrived };
+            let record = Record { number, sequence, epoch, timestamp, length, flags, packets_per_frame, arrived };
             let mut bytes = vec![0; Record::bytes(65)];
             record.encode([1, 2].into_iter(), &mut bytes);
             prop_assert_eq!(Record::decode(&bytes), Ok(record));
@@ -544,7 +548,7 @@ mod tests {
             mode: Mode::Write,
             rail: 0,
             rails: 1,
-            places: 0,
+            packets_per_frame: 0,
             stream: 1,
             first: 2,
             slot: 3,

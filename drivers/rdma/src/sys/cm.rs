@@ -1,4 +1,4 @@
-//! rdma_cm's identifiers and events.
+//! Wrappers for the identifiers and events of rdma_cm.
 
 use super::context;
 use super::errno::{Call, last, refused};
@@ -12,32 +12,32 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What happened to a connection.
+/// The type of an rdma_cm event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// The other side's address was found, and with it the card that leads there.
+    /// The peer's address was resolved, which selected the local NIC.
     Address,
-    /// The way there was found.
+    /// The route to the peer was resolved.
     Route,
     /// A peer requests a connection; the event carries the new identifier.
     Request,
-    /// The listener accepts.
+    /// The listener has accepted the request.
     Response,
     /// Both sides are connected.
     Established,
-    /// The listener refuses.
+    /// The listener has rejected the request.
     Rejected,
-    /// The other side ended the connection, or is gone.
+    /// The peer closed the connection or is no longer available.
     Disconnected,
-    /// The card was removed.
+    /// The NIC was removed.
     Removed,
-    /// It could not be done; the event's status says why.
+    /// The operation failed; the event's status contains the errno.
     Failed,
-    /// Of no meaning here.
+    /// An event that daq ignores.
     Other,
 }
 
-/// The kind of that number of `enum rdma_cm_event_type`.
+/// Converts a value of `enum rdma_cm_event_type`.
 const fn kind(event: is::Type) -> EventKind {
     match event {
         is::RDMA_CM_EVENT_ADDR_RESOLVED => EventKind::Address,
@@ -56,87 +56,90 @@ const fn kind(event: is::Type) -> EventKind {
     }
 }
 
-/// An event, copied and acknowledged.
+/// An event. Its contents were copied, and the original was acknowledged.
 pub struct Event {
-    /// Its kind.
+    /// The type of the event.
     pub kind: EventKind,
-    /// The connection that it is of ([`Id::address`]); of a request, the listener's.
+    /// The address of the event's identifier ([`Id::address`]); for a request, the address of the listener's
+    /// identifier.
     pub of: usize,
-    /// Its status: a negative errno, or the reason of a refusal.
+    /// A negative errno, or the reason number of a rejection.
     pub status: i32,
-    /// What the other side sent along; padded with zeros.
+    /// Private data from the peer, padded with zeros.
     pub private: Vec<u8>,
-    /// The connection that is asked for.
+    /// The identifier of the requested connection; only set for a request.
     pub request: Option<Id>,
 }
 
-/// Where events come in.
+/// An event channel.
 pub struct Events {
     channel: NonNull<ib::rdma_event_channel>,
 }
 
 // SAFETY: librdmacm allows calls on a channel from any thread.
 unsafe impl Send for Events {}
-// SAFETY: as above; the pointer does not change.
+// SAFETY: librdmacm allows calls from any thread, and the pointer does not change.
 unsafe impl Sync for Events {}
 
-/// The error of a call of rdma_cm.
-fn error(said: impl Into<String>, errno: i32) -> VerbsError {
-    refused("rdma_cm", Call::Manager, said, errno)
+/// Creates the error of a failed rdma_cm call.
+fn error(call: impl Into<String>, errno: i32) -> VerbsError {
+    refused("rdma_cm", Call::Manager, call, errno)
 }
 
-fn checked(answer: c_int, said: impl Into<String>) -> Result<(), VerbsError> {
+fn checked(answer: c_int, call: impl Into<String>) -> Result<(), VerbsError> {
     if answer == 0 {
         Ok(())
     } else {
-        Err(error(said, last()))
+        Err(error(call, last()))
     }
 }
 
 impl Events {
-    /// A new channel, which does not block.
+    /// Creates a non-blocking channel.
     pub fn new() -> Result<Arc<Self>, VerbsError> {
-        // SAFETY: the call takes nothing.
+        // SAFETY: the call has no arguments and no preconditions.
         let channel = unsafe { ib::rdma_create_event_channel() };
         let channel =
             NonNull::new(channel).ok_or_else(|| error("rdma_create_event_channel", last()))?;
         let parts = Self { channel };
-        context::nonblocking(parts.fd()).map_err(|errno| error("fcntl of its events", errno))?;
+        context::nonblocking(parts.fd())
+            .map_err(|errno| error("fcntl of the event channel", errno))?;
         Ok(Arc::new(parts))
     }
 
     fn fd(&self) -> c_int {
-        // SAFETY: the channel lives as long as `self`; its descriptor does not change.
+        // SAFETY: the channel exists as long as `self`, and its descriptor does not change.
         unsafe { (*self.channel.as_ptr()).fd }
     }
 
-    /// Waits until an event may be there or `limit` has passed.
+    /// Waits until an event may be available or `limit` has passed.
     pub fn wait(&self, limit: Duration) -> Result<(), VerbsError> {
         context::wait(self.fd(), limit)
             .map(drop)
-            .map_err(|errno| error("poll of its events", errno))
+            .map_err(|errno| error("poll of the event channel", errno))
     }
 
-    /// The next event; never waits.
+    /// Returns the next event. Never blocks.
     pub fn next(self: &Arc<Self>) -> Result<Option<Event>, VerbsError> {
         let mut event = null_mut();
-        // SAFETY: the channel lives and does not block; the pointer lives through the call.
+        // SAFETY: the channel exists and does not block; the pointer is valid during the call.
         if unsafe { ib::rdma_get_cm_event(self.channel.as_ptr(), &raw mut event) } != 0 {
             return match last() {
                 libc::EAGAIN | libc::EINTR => Ok(None),
                 errno => Err(error("rdma_get_cm_event", errno)),
             };
         }
-        // SAFETY: the call has given an event, which lives until it is acknowledged, below.
+        // SAFETY: the call has returned an event, which is valid until it is acknowledged below.
         let given = unsafe { &*event };
         let kind = kind(given.event);
-        // SAFETY: identifiers are made for the port space TCP alone (`Id::new`), whose events carry this part of the union.
+        // SAFETY: identifiers are created only for the port space TCP (`Id::new`), whose events use this field of the
+        // union.
         let sent = unsafe { given.param.conn };
         let private = if sent.private_data.is_null() {
             Vec::new()
         } else {
             let length = usize::from(sent.private_data_len);
-            // SAFETY: the library says that so many bytes are there; they belong to the event.
+            // SAFETY: the library guarantees that the event contains this number of private bytes.
             unsafe { std::slice::from_raw_parts(sent.private_data.cast::<u8>(), length) }.to_vec()
         };
         let is_request = kind == EventKind::Request;
@@ -155,7 +158,7 @@ impl Events {
                 events: Arc::clone(self),
             }),
         };
-        // SAFETY: the event was got and is acknowledged this once; nothing refers to it any more.
+        // SAFETY: the event is acknowledged exactly once, and no reference to it remains.
         unsafe { ib::rdma_ack_cm_event(event) };
         Ok(Some(copied))
     }
@@ -163,26 +166,27 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        // SAFETY: identifiers keep the channel, so none is left; ended this once.
+        // SAFETY: every identifier keeps the channel alive, so none exists any more. The channel is destroyed only
+        // here.
         unsafe { ib::rdma_destroy_event_channel(self.channel.as_ptr()) };
     }
 }
 
-/// A connection, or one that is to be, or a listener.
+/// An rdma_cm identifier: a connection, a connection attempt or a listener.
 pub struct Id {
     id: NonNull<ib::rdma_cm_id>,
-    /// Kept until the identifier is gone.
+    /// Must be dropped after the identifier is destroyed.
     events: Arc<Events>,
 }
 
-// SAFETY: librdmacm allows calls on an identifier from any thread; this type is used by its owner alone.
+// SAFETY: librdmacm allows calls on an identifier from any thread, and only the owner of this value uses it.
 unsafe impl Send for Id {}
 
 impl Id {
-    /// A new one.
+    /// Creates an identifier.
     pub fn new(events: &Arc<Events>) -> Result<Self, VerbsError> {
         let mut id = null_mut();
-        // SAFETY: the channel lives as long as `events`; the pointer lives through the call.
+        // SAFETY: the channel exists as long as `events`; the pointer is valid during the call.
         let answer = unsafe {
             ib::rdma_create_id(
                 events.channel.as_ptr(),
@@ -200,28 +204,28 @@ impl Id {
         }
     }
 
-    /// What its events name it by.
+    /// Returns the address of the identifier. Events contain this address to name the identifier.
     pub fn address(&self) -> usize {
         self.id.as_ptr().addr()
     }
 
-    /// Its events.
+    /// Returns the event channel of the identifier.
     pub const fn events(&self) -> &Arc<Events> {
         &self.events
     }
 
-    /// Listens at `address`.
+    /// Listens at `address` with a queue of at most `waiting` requests.
     pub fn listen(&self, address: SocketAddr, waiting: c_int) -> Result<(), VerbsError> {
         let mut at = SockAddr::new(address);
-        // SAFETY: the identifier lives; the address lives through the call, which copies it.
+        // SAFETY: the identifier exists; the address is valid during the call, which copies it.
         let answer = unsafe { ib::rdma_bind_addr(self.id.as_ptr(), at.pointer()) };
         checked(answer, format!("rdma_bind_addr {address}"))?;
-        // SAFETY: the identifier lives.
+        // SAFETY: the identifier exists.
         let answer = unsafe { ib::rdma_listen(self.id.as_ptr(), waiting) };
         checked(answer, format!("rdma_listen {address}"))
     }
 
-    /// Looks for the card that leads from `source`, if one is wanted, to `address`; ends in [`EventKind::Address`].
+    /// Selects the NIC for the path from `source`, if given, to `address`; completes with [`EventKind::Address`].
     pub fn resolve(
         &self,
         source: Option<IpAddr>,
@@ -230,7 +234,7 @@ impl Id {
     ) -> Result<(), VerbsError> {
         let mut from = source.map(|ip| SockAddr::new(SocketAddr::new(ip, 0)));
         let mut to = SockAddr::new(address);
-        // SAFETY: the identifier lives; the addresses live through the call, which copies them.
+        // SAFETY: the identifier exists; the addresses are valid during the call, which copies them.
         let answer = unsafe {
             ib::rdma_resolve_addr(
                 self.id.as_ptr(),
@@ -243,88 +247,89 @@ impl Id {
         checked(answer, format!("rdma_resolve_addr {address}{source}"))
     }
 
-    /// Looks for the way there; ends in [`EventKind::Route`].
+    /// Resolves the route to the peer; completes with [`EventKind::Route`].
     pub fn route(&self, limit: Duration) -> Result<(), VerbsError> {
-        // SAFETY: the identifier lives.
+        // SAFETY: the identifier exists.
         let answer = unsafe { ib::rdma_resolve_route(self.id.as_ptr(), milliseconds(limit)) };
         checked(answer, "rdma_resolve_route")
     }
 
-    /// Asks for a connection of the queue pair `number`; ends in [`EventKind::Response`] or a refusal.
+    /// Requests a connection for the queue pair `number`; completes with [`EventKind::Response`] or a rejection.
     pub fn connect(&self, number: u32, greeting: &[u8]) -> Result<(), VerbsError> {
         let mut attributes_ = attributes_(number, greeting);
-        // SAFETY: the identifier lives; the wish and the greeting live through the call, which copies them.
+        // SAFETY: the identifier exists; the parameters and the greeting are valid during the call, which copies them.
         let answer = unsafe { ib::rdma_connect(self.id.as_ptr(), &raw mut attributes_) };
         checked(answer, "rdma_connect")
     }
 
-    /// Says that this side is ready after a response.
+    /// Confirms to the listener that this side is ready; called after a response.
     pub fn establish(&self) -> Result<(), VerbsError> {
-        // SAFETY: the identifier lives.
+        // SAFETY: the identifier exists.
         let answer = unsafe { ib::rdma_establish(self.id.as_ptr()) };
         checked(answer, "rdma_establish")
     }
 
-    /// Accepts a request with the queue pair `number`; ends in [`EventKind::Established`].
+    /// Accepts a request with the queue pair `number`; completes with [`EventKind::Established`].
     pub fn accept(&self, number: u32, greeting: &[u8]) -> Result<(), VerbsError> {
         let mut attributes_ = attributes_(number, greeting);
-        // SAFETY: as for `connect`.
+        // SAFETY: the identifier exists; the parameters and the greeting are valid during the call, which copies them.
         let answer = unsafe { ib::rdma_accept(self.id.as_ptr(), &raw mut attributes_) };
         checked(answer, "rdma_accept")
     }
 
-    /// Turns a request away, with at most 148 bytes.
+    /// Rejects a request, with a reason of at most 148 bytes.
     pub fn reject(&self, why: &[u8]) -> Result<(), VerbsError> {
         let length = u8::try_from(why.len()).unwrap_or(0);
-        // SAFETY: the identifier lives; the bytes live through the call, which copies them.
+        // SAFETY: the identifier exists; the bytes are valid during the call, which copies them.
         let answer = unsafe { ib::rdma_reject(self.id.as_ptr(), why.as_ptr().cast(), length) };
         checked(answer, "rdma_reject")
     }
 
     /// Disconnects and notifies the peer.
     pub fn disconnect(&self) -> Result<(), VerbsError> {
-        // SAFETY: the identifier lives.
+        // SAFETY: the identifier exists.
         let answer = unsafe { ib::rdma_disconnect(self.id.as_ptr()) };
         checked(answer, "rdma_disconnect")
     }
 
-    /// The card that it goes by, and its port; `None` before that is known.
+    /// Returns the name and the port of the selected NIC; `None` until the NIC is known.
     pub fn card(&self) -> Option<(String, u8)> {
-        // SAFETY: the identifier lives and belongs to this thread now; its context is the library's and stays open.
+        // SAFETY: the identifier exists and is used only by this thread; its context belongs to the library and stays
+        // open.
         let (context, port) = unsafe { ((*self.id.as_ptr()).verbs, (*self.id.as_ptr()).port_num) };
         let context = NonNull::new(context)?;
-        // SAFETY: as above; an open context has its device.
+        // SAFETY: the context is open, so its device pointer is valid.
         let name = unsafe { ib::ibv_get_device_name((*context.as_ptr()).device) };
         if name.is_null() {
             return None;
         }
-        // SAFETY: the library's names end with a zero and live as long as the device.
+        // SAFETY: the library's names are NUL-terminated and valid as long as the device.
         let name = unsafe { CStr::from_ptr(name) };
         Some((name.to_string_lossy().into_owned(), port))
     }
 
-    /// The other side's address; of a listener none.
+    /// Returns the peer's address; `None` for a listener.
     pub fn peer(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier lives; the union is of addresses of the size of the largest, and was zeroed or filled.
+        // SAFETY: the identifier exists; this field covers the whole union of addresses, which is zeroed or filled.
         let storage = unsafe { (*self.id.as_ptr()).route.addr.__bindgen_anon_2.dst_storage };
         SockAddr(storage).address()
     }
 
-    /// This side's address.
+    /// Returns the local address.
     pub fn local_address(&self) -> Option<SocketAddr> {
-        // SAFETY: as for `peer`.
+        // SAFETY: the identifier exists; this field covers the whole union of addresses, which is zeroed or filled.
         let storage = unsafe { (*self.id.as_ptr()).route.addr.__bindgen_anon_1.src_storage };
         SockAddr(storage).address()
     }
 
-    /// The steps by which a queue pair gets ready to receive and to send.
+    /// Returns the transitions to ready-to-receive and ready-to-send for the queue pair.
     pub fn transitions(&self) -> Result<(Transition, Transition), VerbsError> {
         let step = |state: ib::ibv_qp_state::Type| {
-            // SAFETY: the structure is of integers alone, for which 0 is a value.
+            // SAFETY: the structure consists only of integers, for which zero is a valid value.
             let mut attributes: ib::ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
             attributes.qp_state = state;
             let mut mask = 0;
-            // SAFETY: the identifier lives; structure and mask live through the call.
+            // SAFETY: the identifier exists; the structure and the mask are valid during the call.
             let answer = unsafe {
                 ib::rdma_init_qp_attr(self.id.as_ptr(), &raw mut attributes, &raw mut mask)
             };
@@ -337,19 +342,20 @@ impl Id {
         ))
     }
 
-    /// The same with another channel for its events.
+    /// Returns the identifier with `events` as its event channel.
     pub fn migrated(self, events: &Arc<Events>) -> Result<Self, VerbsError> {
-        // SAFETY: both live, and all events got were acknowledged, for which the call would wait.
+        // SAFETY: both exist. All received events were acknowledged; otherwise the call would block.
         let answer = unsafe { ib::rdma_migrate_id(self.id.as_ptr(), events.channel.as_ptr()) };
         checked(answer, "rdma_migrate_id")?;
         let id = self.id;
-        // The raw identifier lives on in the new value. What the old value kept is freed after the new one keeps its own.
+        // The new value takes the raw identifier. The old channel must be released only after the new value holds its
+        // own.
         let mut old = ManuallyDrop::new(self);
         let migrated = Self {
             id,
             events: Arc::clone(events),
         };
-        // SAFETY: `old` is not used, nor dropped, afterwards.
+        // SAFETY: `old` is neither used nor dropped afterwards.
         unsafe { std::ptr::drop_in_place(&raw mut old.events) };
         Ok(migrated)
     }
@@ -357,8 +363,11 @@ impl Id {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: made by the library, ended this once. Events that were got are acknowledged; those that were not are
-        // dropped by the kernel. A connection is ended by it, a request refused.
+        // SAFETY:
+        // - The library created the identifier, and it is destroyed only here.
+        // - All received events were acknowledged; Linux drops the others.
+        //
+        // This closes a connection and rejects a request.
         let answer = unsafe { ib::rdma_destroy_id(self.id.as_ptr()) };
         if answer != 0 {
             tracing::warn!("rdma_destroy_id: {}", std::io::Error::last_os_error());
@@ -366,7 +375,7 @@ impl Drop for Id {
     }
 }
 
-/// What a connection is to be like.
+/// Returns the connection parameters.
 fn attributes_(number: u32, greeting: &[u8]) -> ib::rdma_conn_param {
     let (retry_count, rnr_retry_count) = cm_retries();
     ib::rdma_conn_param {
@@ -388,12 +397,12 @@ fn milliseconds(limit: Duration) -> c_int {
         .max(1)
 }
 
-/// An address as the system's calls have it.
+/// An address in the format of system calls.
 struct SockAddr(libc::sockaddr_storage);
 
 impl SockAddr {
     fn new(address: SocketAddr) -> Self {
-        // SAFETY: the structure is of integers alone, for which 0 is a value.
+        // SAFETY: the structure consists only of integers, for which zero is a valid value.
         let mut storage: libc::sockaddr_storage = unsafe { MaybeUninit::zeroed().assume_init() };
         let at = (&raw mut storage).cast::<u8>();
         match address {
@@ -406,7 +415,7 @@ impl SockAddr {
                     },
                     sin_zero: [0; 8],
                 };
-                // SAFETY: the storage is large enough for every address and aligned for it.
+                // SAFETY: the storage is large enough and aligned for every address type.
                 unsafe { at.cast::<libc::sockaddr_in>().write_unaligned(address) };
             }
             SocketAddr::V6(v6) => {
@@ -419,7 +428,7 @@ impl SockAddr {
                     },
                     sin6_scope_id: v6.scope_id(),
                 };
-                // SAFETY: as above.
+                // SAFETY: the storage is large enough and aligned for every address type.
                 unsafe { at.cast::<libc::sockaddr_in6>().write_unaligned(address) };
             }
         }
@@ -434,13 +443,15 @@ impl SockAddr {
         let at = (&raw const self.0).cast::<u8>();
         match c_int::from(self.0.ss_family) {
             libc::AF_INET => {
-                // SAFETY: the storage is large enough for every address, and any bits are values of these integers.
+                // SAFETY: the storage is large enough for every address type, and every bit pattern is valid for these
+                // integers.
                 let v4 = unsafe { at.cast::<libc::sockaddr_in>().read_unaligned() };
                 let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
                 Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
             }
             libc::AF_INET6 => {
-                // SAFETY: as above.
+                // SAFETY: the storage is large enough for every address type, and every bit pattern is valid for these
+                // integers.
                 let v6 = unsafe { at.cast::<libc::sockaddr_in6>().read_unaligned() };
                 Some(SocketAddr::V6(SocketAddrV6::new(
                     Ipv6Addr::from(v6.sin6_addr.s6_addr),
@@ -454,7 +465,7 @@ impl SockAddr {
     }
 }
 
-/// An address family as addresses carry it.
+/// Converts an address family to the type of its field in an address.
 fn family(family: c_int) -> libc::sa_family_t {
     libc::sa_family_t::try_from(family).unwrap_or(0)
 }
@@ -469,7 +480,7 @@ mod tests {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(SockAddr::new(address).address(), Some(address));
         }
-        // SAFETY: as in `SockAddr::new`.
+        // SAFETY: the structure consists only of integers, for which zero is a valid value.
         let none = SockAddr(unsafe { MaybeUninit::zeroed().assume_init() });
         assert_eq!(none.address(), None);
     }

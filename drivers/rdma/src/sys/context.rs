@@ -1,4 +1,4 @@
-//! A card, opened: its context, its protection domain, and what happens to it.
+//! An opened NIC: its context, its protection domain and its asynchronous events.
 
 use super::errno::{Call, found, last, refused};
 use super::ffi as ib;
@@ -10,10 +10,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Maximum number of queued events; older ones are dropped.
+/// Maximum number of queued events; the oldest events are dropped.
 const MAX_EVENTS: usize = 64;
 
-/// The list of devices that libibverbs gives, freed at the end.
+/// The device list of libibverbs, freed on drop.
 struct DeviceList {
     first: NonNull<*mut ib::ibv_device>,
     count: usize,
@@ -22,7 +22,7 @@ struct DeviceList {
 impl DeviceList {
     fn new() -> Result<Self, VerbsError> {
         let mut count: c_int = 0;
-        // SAFETY: the call fills `count`, which lives through it.
+        // SAFETY: `count` is valid during the call, which fills it.
         let first = unsafe { ib::ibv_get_device_list(&raw mut count) };
         match NonNull::new(first) {
             Some(first) => Ok(Self {
@@ -40,14 +40,14 @@ impl DeviceList {
 
     fn iter(&self) -> impl Iterator<Item = (NonNull<ib::ibv_device>, String)> {
         (0..self.count).filter_map(|i| {
-            // SAFETY: the library's array has `count` entries and lives until `self` is dropped.
+            // SAFETY: the library's array has `count` entries and exists until `self` is dropped.
             let device = NonNull::new(unsafe { *self.first.as_ptr().add(i) })?;
-            // SAFETY: the device is one of the list's, which lives.
+            // SAFETY: the device is an entry of the list, which exists.
             let name = unsafe { ib::ibv_get_device_name(device.as_ptr()) };
             if name.is_null() {
                 return None;
             }
-            // SAFETY: the library's names end with a zero and live as long as the list.
+            // SAFETY: the library's names are NUL-terminated and valid as long as the list.
             let name = unsafe { CStr::from_ptr(name) };
             Some((device, name.to_string_lossy().into_owned()))
         })
@@ -56,17 +56,17 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: the array came from ibv_get_device_list and is freed this once; devices that were opened stay open.
+        // SAFETY: the array came from `ibv_get_device_list` and is freed only here. Opened devices stay open.
         unsafe { ib::ibv_free_device_list(self.first.as_ptr()) };
     }
 }
 
-/// The names of the cards that libibverbs has a driver for.
+/// Returns the names of the NICs for which libibverbs has a driver.
 pub fn names() -> Result<Vec<String>, VerbsError> {
     Ok(DeviceList::new()?.iter().map(|(_, name)| name).collect())
 }
 
-/// An opened card with a protection domain of its own.
+/// An opened NIC with its own protection domain.
 pub struct Context {
     name: String,
     raw: NonNull<ib::ibv_context>,
@@ -74,29 +74,31 @@ pub struct Context {
     events: Mutex<Events>,
 }
 
-/// What has happened, and whom it concerns.
+/// Pending events, and the completion queues that must be notified of failures.
 #[derive(Default)]
 struct Events {
     pending: VecDeque<NicEvent>,
-    /// Whether a completion queue has failed, by its address.
+    /// For each completion queue, by its address: the flag that is set when the queue fails.
     queues: BTreeMap<usize, Arc<AtomicBool>>,
 }
 
-// SAFETY: libibverbs allows every call on a context, a domain and what is made from them from any thread; what must not be
-// used by two at a time (a queue) is behind `&mut` elsewhere. The pointers do not change until drop.
+// SAFETY:
+// - libibverbs allows calls on a context, a domain and the objects created from them from any thread.
+// - Objects that only one thread at a time may use, such as a queue pair, require `&mut`.
+// - The pointers do not change until drop.
 unsafe impl Send for Context {}
-// SAFETY: as above; `events` is behind a mutex.
+// SAFETY: the conditions for `Send` apply, and a mutex protects `events`.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Opens the card `name`.
+    /// Opens the NIC `name`.
     pub fn open(name: &str) -> Result<Arc<Self>, VerbsError> {
         let list = DeviceList::new()?;
         let Some((device, _)) = list.iter().find(|(_, found)| found == name) else {
             let names: Vec<String> = list.iter().map(|(_, name)| name).collect();
             return Err(found(
                 name,
-                "opening it",
+                "opening the NIC",
                 if names.is_empty() {
                     "libibverbs found no RDMA NIC on this host: check `rdma link`; rdma-core contains the user-space drivers (Debian: ibverbs-providers)"
                         .to_owned()
@@ -105,7 +107,7 @@ impl Context {
                 },
             ));
         };
-        // SAFETY: the device is one of a list that lives.
+        // SAFETY: the device is an entry of a list that exists.
         let context = unsafe { ib::ibv_open_device(device.as_ptr()) };
         let Some(context) = NonNull::new(context) else {
             return Err(refused(name, Call::Open, "ibv_open_device", last()));
@@ -124,79 +126,81 @@ impl Context {
             domain,
             events: Mutex::new(Events::default()),
         };
-        // SAFETY: the context is open, and its descriptor is the library's, which no one here closes.
+        // SAFETY: the context is open. Its descriptor belongs to the library, and this crate does not close it.
         let fd = unsafe { (*context.as_ptr()).async_fd };
-        nonblocking(fd).map_err(|errno| refused(name, Call::Open, "fcntl of its events", errno))?;
+        nonblocking(fd)
+            .map_err(|errno| refused(name, Call::Open, "fcntl of the event descriptor", errno))?;
         Ok(Arc::new(opened))
     }
 
-    /// The card's name.
+    /// Returns the NIC's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The library's context; open as long as `self` lives.
+    /// Returns the library's context, which stays open as long as `self` exists.
     pub const fn raw(&self) -> *mut ib::ibv_context {
         self.raw.as_ptr()
     }
 
-    /// The protection domain; there as long as `self` lives.
+    /// Returns the protection domain, which exists as long as `self`.
     pub const fn domain(&self) -> *mut ib::ibv_pd {
         self.domain.as_ptr()
     }
 
-    /// What the card can do.
+    /// Returns the NIC's attributes.
     pub fn attributes(&self) -> Result<ib::ibv_device_attr, VerbsError> {
         let mut attributes = MaybeUninit::<ib::ibv_device_attr>::zeroed();
-        // SAFETY: the context is open; the structure lives through the call.
+        // SAFETY: the context is open; the structure is valid during the call.
         let answer = unsafe { ib::ibv_query_device(self.raw(), attributes.as_mut_ptr()) };
         self.checked(answer, "ibv_query_device")?;
-        // SAFETY: it was zeroed, which is a value of all of its fields, and then filled.
+        // SAFETY: the structure was zeroed, which is valid for all its fields, and then filled.
         Ok(unsafe { attributes.assume_init() })
     }
 
-    /// The state of its port `number`.
+    /// Returns the state of port `number`.
     pub fn port(&self, number: u8) -> Result<ib::ibv_port_attr, VerbsError> {
         let mut attributes = MaybeUninit::<ib::ibv_port_attr>::zeroed();
-        // SAFETY: as for `attributes`.
+        // SAFETY: the context is open; the structure is valid during the call.
         let answer = unsafe { ib::query_port(self.raw(), number, attributes.as_mut_ptr()) };
         self.checked(answer, format!("ibv_query_port {number}"))?;
-        // SAFETY: as for `attributes`.
+        // SAFETY: the structure was zeroed, which is valid for all its fields, and then filled.
         Ok(unsafe { attributes.assume_init() })
     }
 
-    /// Entry `index` of the table of addresses of port `number`.
+    /// Returns entry `index` of the GID table of port `number`.
     pub fn gid(&self, number: u8, index: u8) -> Result<[u8; 16], VerbsError> {
         let mut gid = ib::ibv_gid { raw: [0; 16] };
-        // SAFETY: the context is open; the union lives through the call.
+        // SAFETY: the context is open; the union is valid during the call.
         let answer = unsafe { ib::ibv_query_gid(self.raw(), number, index.into(), &raw mut gid) };
         if answer != 0 {
-            let said = format!("ibv_query_gid {index} of port {number}");
-            return Err(refused(&self.name, Call::Query, said, last()));
+            let call = format!("ibv_query_gid {index} of port {number}");
+            return Err(refused(&self.name, Call::Query, call, last()));
         }
-        // SAFETY: every bit pattern is a value of the array.
+        // SAFETY: every bit pattern is valid for the array.
         Ok(unsafe { gid.raw })
     }
 
-    fn checked(&self, answer: c_int, said: impl Into<String>) -> Result<(), VerbsError> {
+    fn checked(&self, answer: c_int, call: impl Into<String>) -> Result<(), VerbsError> {
         if answer == 0 {
             return Ok(());
         }
-        // Some drivers answer -1 and leave errno, others answer with it.
+        // Some drivers return -1 and set errno; others return the errno.
         let errno = if answer > 0 { answer } else { last() };
-        Err(refused(&self.name, Call::Query, said, errno))
+        Err(refused(&self.name, Call::Query, call, errno))
     }
 
     fn lock(&self) -> MutexGuard<'_, Events> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `failed` set when the completion queue at `address` fails.
+    /// Registers the flag `failed`, which is set when the completion queue at `address` fails.
     pub fn register_cq(&self, address: usize, failed: Arc<AtomicBool>) {
         self.lock().queues.insert(address, failed);
     }
 
-    /// Ends [`register_cq`](Self::register_cq); to be called before the queue is destroyed, for another may get its address.
+    /// Reverts [`register_cq`](Self::register_cq). Must be called before the completion queue is destroyed, because a
+    /// new queue can get the same address.
     pub fn unregister_cq(&self, address: usize) {
         self.lock().queues.remove(&address);
     }
@@ -208,7 +212,8 @@ impl Context {
         events.pending.pop_front()
     }
 
-    /// Collects what has happened, so that queues learn of it. Another thread that does so already is left alone.
+    /// Collects pending events, so that the flags of failed completion queues are set. Does nothing if another thread
+    /// is collecting events.
     pub fn poll_events(&self) {
         if let Ok(mut events) = self.events.try_lock() {
             self.collect(&mut events);
@@ -218,21 +223,22 @@ impl Context {
     fn collect(&self, events: &mut Events) {
         loop {
             let mut event = MaybeUninit::<ib::ibv_async_event>::zeroed();
-            // SAFETY: the context is open, its descriptor does not block, and the structure lives through the call.
+            // SAFETY: the context is open, its descriptor does not block, and the structure is valid during the call.
             if unsafe { ib::ibv_get_async_event(self.raw(), event.as_mut_ptr()) } != 0 {
                 return;
             }
-            // SAFETY: the call has filled the structure, of whose integer every pattern is a value.
+            // SAFETY: the call has filled the structure, and every bit pattern is valid for the integer.
             let kind = unsafe { (*event.as_ptr()).event_type };
             if kind == CQ_ERR {
-                // SAFETY: events of this kind carry the completion queue; the pointer is compared, never followed.
+                // SAFETY: events of this type contain the completion queue. The pointer is only compared, never
+                // dereferenced.
                 let address = unsafe { (*event.as_ptr()).element.cq }.addr();
                 if let Some(failed) = events.queues.get(&address) {
                     failed.store(true, Ordering::Release);
                 }
             }
-            // SAFETY: the event was got by ibv_get_async_event and is acknowledged this once. Destroying what it is of
-            // waits for that, so its pointer still stands for what it was got for.
+            // SAFETY: the event came from `ibv_get_async_event` and is acknowledged exactly once. Its object still
+            // exists, because the library destroys an object only after all its events were acknowledged.
             unsafe { ib::ibv_ack_async_event(event.as_mut_ptr()) };
             if events.pending.len() == MAX_EVENTS {
                 events.pending.pop_front();
@@ -244,8 +250,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: all that is made from the domain and the context keeps `self`, so nothing is left of it; each is ended
-        // this once, the domain first.
+        // SAFETY: every object created from the domain or the context keeps `self` alive, so none exists any more. Each
+        // of the two is destroyed only here, the domain first.
         let (domain, context) = unsafe {
             (
                 ib::ibv_dealloc_pd(self.domain.as_ptr()),
@@ -254,17 +260,17 @@ impl Drop for Context {
         };
         if domain != 0 || context != 0 {
             tracing::warn!(
-                "{}: closing it: ibv_dealloc_pd answers {domain}, ibv_close_device {context}",
+                "{}: cannot close the NIC: ibv_dealloc_pd returned {domain}, ibv_close_device returned {context}",
                 self.name
             );
         }
     }
 }
 
-/// `IBV_EVENT_CQ_ERR`.
+/// `IBV_EVENT_CQ_ERR`: the event of a completion queue that failed.
 const CQ_ERR: u32 = ib::ibv_event_type::IBV_EVENT_CQ_ERR;
 
-/// The event of that number of `enum ibv_event_type`.
+/// Converts a value of `enum ibv_event_type`.
 fn named(kind: u32) -> NicEvent {
     use ib::ibv_event_type as is;
     const FATAL: u32 = is::IBV_EVENT_DEVICE_FATAL;
@@ -305,18 +311,18 @@ fn named(kind: u32) -> NicEvent {
     }
 }
 
-/// Makes reads of `fd`, which is open, return at once.
+/// Makes reads of the open descriptor `fd` non-blocking.
 pub fn nonblocking(fd: c_int) -> Result<(), i32> {
-    // SAFETY: the call takes no memory of ours, and a number that is no descriptor is an error.
+    // SAFETY: the call accesses no memory of the process, and an invalid descriptor is an error.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    // SAFETY: as above.
+    // SAFETY: the call accesses no memory of the process, and an invalid descriptor is an error.
     if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
         return Err(last());
     }
     Ok(())
 }
 
-/// Waits until `fd` can be read or `limit` has passed; a signal ends it early. Times beyond 24 days are that.
+/// Waits until `fd` is readable or `limit` has passed. A signal ends the wait early. The maximum is about 24 days.
 pub fn wait(fd: c_int, limit: std::time::Duration) -> Result<bool, i32> {
     let mut one = libc::pollfd {
         fd,
@@ -324,7 +330,7 @@ pub fn wait(fd: c_int, limit: std::time::Duration) -> Result<bool, i32> {
         revents: 0,
     };
     let ms = c_int::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX);
-    // SAFETY: the structure is one, lives through the call, and its number is only looked at.
+    // SAFETY: the array has one structure, which is valid during the call. The descriptor is only polled.
     let ready = unsafe { libc::poll(&raw mut one, 1, ms) };
     match ready {
         0 => Ok(false),

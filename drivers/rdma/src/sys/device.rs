@@ -1,21 +1,21 @@
-//! Lists NICs from sysfs: ports, addresses, PCI location.
+//! Lists NICs from sysfs with their ports, addresses and PCI locations.
 
 use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-/// Where the kernel shows its RDMA devices.
+/// Directory in which Linux lists its RDMA devices.
 pub const SYSFS: &str = "/sys/class/infiniband";
-/// Entries of a port's table of addresses that are looked at; the longest tables have 256.
+/// Maximum number of entries that are read from a port's GID table; the largest tables have 256.
 const MAX_ADDRESSES: u16 = 256;
 
-/// What an entry of a port's table of addresses is.
+/// The type of an entry in a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressKind {
-    /// InfiniBand's.
+    /// An address of an InfiniBand port.
     InfiniBand,
-    /// RoCE in Ethernet frames, which no router passes on.
+    /// RoCE in Ethernet frames, which are not routable.
     RoceV1,
     /// RoCE in UDP packets.
     RoceV2,
@@ -31,63 +31,63 @@ impl fmt::Display for AddressKind {
     }
 }
 
-/// An entry of a port's table of addresses.
+/// An entry of a port's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Its place in the table.
+    /// The index of this entry in the GID table.
     pub index: u8,
-    /// The address.
+    /// The GID: the address of the port.
     pub gid: [u8; 16],
-    /// Its kind.
+    /// The type of the address.
     pub kind: AddressKind,
-    /// The network device that it is of.
+    /// The network device of the address.
     pub netdev: Option<String>,
 }
 
 impl Address {
-    /// The IPv4 address that it stands for.
+    /// Returns the IPv4 address that the GID contains, if any.
     pub fn ipv4(&self) -> Option<Ipv4Addr> {
         Ipv6Addr::from(self.gid).to_ipv4_mapped()
     }
 }
 
-/// A port of a card.
+/// A port of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInfo {
-    /// Its number, from 1 on.
+    /// Port number, starting at 1.
     pub number: u8,
-    /// Whether it is up.
+    /// True if the port is up.
     pub is_active: bool,
-    /// Whether it is Ethernet (RoCE); else InfiniBand.
+    /// True for Ethernet (RoCE), false for InfiniBand.
     pub is_ethernet: bool,
-    /// Its speed in the kernel's words, as in `100 Gb/sec (4X EDR)`.
+    /// The speed as Linux reports it, as in `100 Gb/sec (4X EDR)`.
     pub rate: String,
-    /// Local identifier; 0 with Ethernet.
+    /// Local identifier (LID); 0 on Ethernet.
     pub lid: u16,
-    /// Its addresses.
+    /// The entries of the GID table.
     pub addresses: Vec<Address>,
 }
 
-/// A card.
+/// A NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its name, as in `mlx5_0`.
+    /// The name of the NIC, as in `mlx5_0`.
     pub name: String,
-    /// Its GUID, as in `b83f:d203:00a1:b2c4`.
+    /// The GUID, as in `b83f:d203:00a1:b2c4`.
     pub guid: String,
     /// Firmware version; empty if unknown.
     pub firmware: String,
-    /// The kernel's driver, as in `mlx5_core`; empty where none stands behind it, as with soft-RoCE.
+    /// The Linux driver, as in `mlx5_core`; empty for a software device such as soft-RoCE.
     pub driver: String,
-    /// Its PCI address, as in `0000:3b:00.0`; none of a software device.
+    /// The PCI address, as in `0000:3b:00.0`; `None` for a software device.
     pub pci: Option<String>,
-    /// Its NUMA node, where it has one.
+    /// The NUMA node, if known.
     pub node: Option<u32>,
-    /// Its ports.
+    /// The ports of the NIC.
     pub ports: Vec<PortInfo>,
 }
 
-/// What sysfs under `root` says of the card `name`; what it does not say is left empty.
+/// Reads the attributes of the NIC `name` from sysfs under `root`. Missing attributes stay empty.
 pub fn info(root: &Path, name: &str) -> DeviceInfo {
     let at = root.join(name);
     let device = at.join("device");
@@ -121,7 +121,7 @@ pub fn info(root: &Path, name: &str) -> DeviceInfo {
     }
 }
 
-/// Whether it is a PCI address with its domain: `0000:3b:00.0`.
+/// Returns true for a PCI address with its domain, as in `0000:3b:00.0`.
 fn is_pci(name: &str) -> bool {
     let mut parts = name.split([':', '.']);
     let hex = |part: Option<&str>, digits: usize| {
@@ -177,9 +177,9 @@ fn port(at: &Path, number: u8) -> PortInfo {
     }
 }
 
-/// The entry of a port's table of addresses that is used where none was asked for: on Ethernet the first RoCE v2 address
-/// that stands for an IPv4 address, else the first of RoCE v2 that is not of the link alone, else the first of RoCE v2; on
-/// InfiniBand the first there is.
+/// Returns the default entry of a port's GID table. On Ethernet the default is the first RoCE v2 entry with an IPv4
+/// address, or else the first RoCE v2 entry that is not link-local, or else the first RoCE v2 entry. On InfiniBand the
+/// default is the first entry.
 pub fn choose(port: &PortInfo) -> Option<&Address> {
     if !port.is_ethernet {
         return port.addresses.first();
@@ -194,7 +194,7 @@ pub fn choose(port: &PortInfo) -> Option<&Address> {
         .or_else(|| v2().next())
 }
 
-/// The IP address that a RoCE address stands for; none of an InfiniBand subnet's or of the link alone.
+/// Returns the IP address that a GID contains; `None` for an unspecified or link-local address.
 pub fn ip(gid: [u8; 16]) -> Option<IpAddr> {
     let address = Ipv6Addr::from(gid);
     match address.to_ipv4_mapped() {
@@ -232,7 +232,7 @@ mod tests {
     fn best_gid_is_selected() {
         use AddressKind::{InfiniBand, RoceV1, RoceV2};
         let link = "fe80::b83f:d2ff:fea1:b2c4";
-        let usual = vec![
+        let typical = vec![
             address(0, link, RoceV1),
             address(1, link, RoceV2),
             address(2, "::ffff:10.0.0.1", RoceV1),
@@ -240,18 +240,18 @@ mod tests {
             address(4, "2001:db8::1", RoceV2),
         ];
         let index = |port: &PortInfo| choose(port).map(|address| address.index);
-        assert_eq!(index(&port_of(true, usual.clone())), Some(3));
-        let six: Vec<Address> = usual
+        assert_eq!(index(&port_of(true, typical.clone())), Some(3));
+        let six: Vec<Address> = typical
             .iter()
             .filter(|address| address.ipv4().is_none())
             .cloned()
             .collect();
         assert_eq!(index(&port_of(true, six)), Some(4));
-        assert_eq!(index(&port_of(true, usual[..2].to_vec())), Some(1));
+        assert_eq!(index(&port_of(true, typical[..2].to_vec())), Some(1));
         assert_eq!(
-            index(&port_of(true, usual[..1].to_vec())),
+            index(&port_of(true, typical[..1].to_vec())),
             None,
-            "v1 is not chosen"
+            "RoCE v1 must not be chosen"
         );
         assert_eq!(index(&port_of(true, vec![])), None);
         let infiniband = vec![address(0, "fe80::1", InfiniBand)];
@@ -344,7 +344,7 @@ mod tests {
         );
     }
 
-    /// A card that sysfs does not show, as when it was just removed, is no reason to panic.
+    /// A NIC without sysfs attributes, for example because it was just removed, must not cause a panic.
     #[test]
     fn removed_nic_has_no_attributes() {
         let info = info(Path::new("/proc/none"), "mlx5_9");

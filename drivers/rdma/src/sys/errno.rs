@@ -6,34 +6,34 @@ use crate::verbs::{Status, VerbsError};
 /// Kinds of calls whose errors have different explanations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// List the devices.
+    /// Listing the devices.
     DeviceList,
-    /// Opening one.
+    /// Opening a device.
     Open,
-    /// Asking one for its attributes.
+    /// Querying a device.
     Query,
     /// Registering host memory.
     Host,
-    /// Registering a GPU's memory by its address.
+    /// Registering GPU memory by its address.
     Peer,
-    /// Registering a GPU's memory by its dma-buf.
+    /// Registering GPU memory by its dma-buf.
     DmaBuf,
-    /// Create a completion queue, a channel, a queue pair or an address handle.
+    /// Creating a completion queue, a channel, a queue pair or an address handle.
     Make,
     /// Connecting a queue pair.
     Connect,
-    /// Posting work.
+    /// Posting a request.
     Post,
-    /// rdma_cm.
+    /// A call of rdma_cm.
     Manager,
 }
 
-/// Explains `errno` of `call` and names a fix; empty if there is nothing to add to the system's message.
+/// Explains `errno` of `call` and names a fix. Empty if the system's error message is sufficient.
 pub fn why(call: Call, errno: i32) -> &'static str {
     use Call::{Connect, DeviceList, DmaBuf, Host, Make, Manager, Open, Peer, Post, Query};
     match (call, errno) {
         (DeviceList | Open, libc::ENOSYS) => {
-            "the kernel's RDMA modules are not loaded: run modprobe ib_uverbs, and load the NIC's module (mlx5_ib, bnxt_re, irdma, rdma_rxe …)"
+            "the RDMA modules of Linux are not loaded: run modprobe ib_uverbs, and load the NIC's module (mlx5_ib, bnxt_re, irdma, rdma_rxe …)"
         }
         (DeviceList, libc::EOPNOTSUPP) => {
             "libibverbs is not installed, or too old: install rdma-core (Debian: libibverbs1 ibverbs-providers)"
@@ -55,7 +55,7 @@ pub fn why(call: Call, errno: i32) -> &'static str {
             "no answer: check the address, the link state and that no firewall blocks UDP port 4791"
         }
         (DeviceList | Open | Manager, libc::EACCES | libc::EPERM) => {
-            "this user may not open /dev/infiniband: add the user to the group that owns it, or run as root"
+            "this user is not allowed to open /dev/infiniband: add the user to the group that owns it, or run as root"
         }
         (Open | Query, libc::ENODEV | libc::EIO) => {
             "the NIC was removed or has failed: check dmesg; the driver or firmware may need a restart"
@@ -66,32 +66,32 @@ pub fn why(call: Call, errno: i32) -> &'static str {
         (DmaBuf, libc::EINVAL) => {
             "the dma-buf was rejected: address and offset must have the same alignment, and the GPU driver must be NVIDIA's open kernel modules"
         }
-        (DmaBuf, libc::EBADF) => "the descriptor is not a dma-buf",
+        (DmaBuf, libc::EBADF) => "the file descriptor is not a dma-buf",
         (Peer, libc::EFAULT | libc::EINVAL | libc::EOPNOTSUPP) => {
-            "the NIC driver cannot resolve this GPU address: run modprobe nvidia-peermem, which needs a kernel with the peer-memory interface (MLNX_OFED, DOCA); or use dma-buf"
+            "the NIC driver cannot resolve this GPU address: run modprobe nvidia-peermem, which needs a Linux version with the peer-memory interface (MLNX_OFED, DOCA); or use dma-buf"
         }
         (DmaBuf, libc::ENOMEM | libc::ENOSPC) => {
             "the GPU's BAR1 (see `nvidia-smi -q`) or the NIC's translation table is full: use fewer or smaller slots"
         }
         (Host, libc::EOPNOTSUPP) => {
-            "libibverbs or the NIC does not support relaxed ordering: turn it off"
+            "libibverbs or the NIC does not support relaxed ordering: turn relaxed ordering off"
         }
         (Host, libc::EFAULT) => {
-            "a NIC cannot access this memory of the process; it may be the BAR of a device"
+            "a NIC cannot access this memory of the process; the memory may be the BAR of a device"
         }
         (Make, libc::ENOMEM) => {
             "the NIC cannot create a queue pair of this size: lower `depth` or `inline` of the sink, or the number of slots of the source's ring"
         }
         (Host | Peer, libc::ENOMEM) | (Host | Peer | Make, libc::EAGAIN | libc::EPERM) => {
-            "the limit of locked memory or of the NIC is reached: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit), or use fewer or smaller slots"
+            "the limit of locked memory or of the NIC is reached: raise the memory limit (ulimit -l unlimited, LimitMEMLOCK=infinity in the systemd unit), or use fewer or smaller slots"
         }
         (Host, libc::EINVAL) => {
-            "the NIC cannot register this size, or does not support this access"
+            "the NIC cannot register a region of this size, or does not support these access rights"
         }
         (Make, libc::EINVAL) => {
             "the request exceeds the NIC's limits: lower the number of slots or of scatter/gather elements"
         }
-        (Make | Post, libc::EOPNOTSUPP) => "the NIC does not support this",
+        (Make | Post, libc::EOPNOTSUPP) => "the NIC does not support this operation",
         (Connect, libc::EINVAL) => {
             "an attribute was rejected: check that both hosts use addresses of the same kind (RoCE v2) and that the port is up"
         }
@@ -106,21 +106,21 @@ pub fn why(call: Call, errno: i32) -> &'static str {
     }
 }
 
-/// Creates the error of a failed `call`; `said` is the text that names the call.
-pub fn refused(nic: &str, call: Call, said: impl Into<String>, errno: i32) -> VerbsError {
+/// Creates the error of a failed `call`; `output` is the text that names the call.
+pub fn refused(nic: &str, call: Call, output: impl Into<String>, errno: i32) -> VerbsError {
     VerbsError {
         nic: nic.to_owned(),
-        call: said.into(),
+        call: output.into(),
         errno,
         why: why(call, errno).to_owned(),
     }
 }
 
-/// Creates an error that daq itself detected, without an errno.
-pub fn found(nic: &str, said: impl Into<String>, why: impl Into<String>) -> VerbsError {
+/// Creates an error that daq itself detected. Such an error has no errno.
+pub fn found(nic: &str, output: impl Into<String>, why: impl Into<String>) -> VerbsError {
     VerbsError {
         nic: nic.to_owned(),
-        call: said.into(),
+        call: output.into(),
         errno: 0,
         why: why.into(),
     }
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Common errors name a fix that the user can type.
+    /// The texts for common errors must name a command or setting as the fix.
     #[test]
     fn errors_name_fix() {
         let expected = [

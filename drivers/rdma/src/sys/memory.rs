@@ -1,4 +1,4 @@
-//! Memory registered with a card.
+//! Registers memory with a NIC.
 
 use super::context::Context;
 use super::errno::{Call, found, last, refused};
@@ -10,26 +10,27 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes of the smallest page, in which a dma-buf and the address that stands for it must lie alike.
+/// Smallest page size in bytes. A dma-buf and its remote address must have the same offset within a page.
 const PAGE: u64 = 4096;
 
-/// A registration, which ends when it is dropped.
+/// A memory registration, which is revoked on drop.
 pub struct MrHandle {
     context: Arc<Context>,
     region: NonNull<ib::ibv_mr>,
 }
 
-// SAFETY: the library's registration is bound to no thread; it is only read here, and ended once.
+// SAFETY: the library's registration is not bound to a thread. It is only read here, and destroyed once.
 unsafe impl Send for MrHandle {}
-// SAFETY: as above; nothing of it changes.
+// SAFETY: the registration does not change after its creation.
 unsafe impl Sync for MrHandle {}
 
 impl MrHandle {
-    /// Registers `bytes` bytes from `address` on.
+    /// Registers `bytes` bytes starting at `address`.
     ///
     /// # Safety
-    /// They are mapped in this process or are a GPU's, stay so until this is dropped, and may be read and, with write access,
-    /// written by the card at any time until then: no references into them exist.
+    /// - The memory must be mapped in this process or be GPU memory, and must stay valid until this value is dropped.
+    /// - Until then the NIC may read the memory at any time and, with write access, write it. No references to
+    ///   the memory may exist.
     pub unsafe fn new(
         context: &Arc<Context>,
         address: u64,
@@ -38,14 +39,16 @@ impl MrHandle {
     ) -> Result<Self, i32> {
         let pointer =
             std::ptr::without_provenance_mut::<c_void>(usize::try_from(address).unwrap_or(0));
-        // `iova2` is what the header's ibv_reg_mr calls: it leaves relaxed ordering away where the card does not have it.
-        // rdma-core before version 28 has neither.
+        // The inline `ibv_reg_mr` in the header calls `ibv_reg_mr_iova2`, which omits relaxed ordering if the NIC does
+        // not support it. rdma-core before version 28 supports neither.
         let region = if ib::is_present("ibv_reg_mr_iova2") {
-            // SAFETY: the domain is there as long as the context; the card checks the rest, and the caller says that the
-            // memory may be registered. The address is handed on, not followed.
+            // SAFETY:
+            // - The domain exists as long as the context.
+            // - The caller guarantees that the memory may be registered; the NIC checks the other arguments.
+            // - The address is only passed on, never dereferenced.
             unsafe { ib::ibv_reg_mr_iova2(context.domain(), pointer, bytes, address, access) }
         } else {
-            // SAFETY: as above.
+            // SAFETY: the conditions above apply here too.
             unsafe {
                 ib::ibv_reg_mr(
                     context.domain(),
@@ -66,20 +69,21 @@ impl MrHandle {
         })
     }
 
-    /// What names it locally and for the peer.
+    /// Returns the local and the remote key.
     pub fn keys(&self) -> (u32, u32) {
-        // SAFETY: the registration lives, and its keys do not change.
+        // SAFETY: the registration exists, and its keys do not change.
         unsafe { ((*self.region.as_ptr()).lkey, (*self.region.as_ptr()).rkey) }
     }
 }
 
 impl Drop for MrHandle {
     fn drop(&mut self) {
-        // SAFETY: the registration was made by the library and is ended this once; the context lives until after.
+        // SAFETY: the library created the registration, and it is destroyed only here. The context exists until after
+        // this call.
         let errno = unsafe { ib::ibv_dereg_mr(self.region.as_ptr()) };
         if errno != 0 {
-            // The kernel holds the pages, or the dma-buf, until the context is closed: the card reaches no memory that was
-            // given to another user.
+            // Linux keeps the pages or the dma-buf until the context is closed, so the NIC cannot access memory that
+            // was given to another user.
             tracing::error!(
                 "{}: ibv_dereg_mr: {}; the memory stays registered until the NIC is closed",
                 self.context.name(),
@@ -89,7 +93,7 @@ impl Drop for MrHandle {
     }
 }
 
-/// The flags of the verbs. What the peer writes must be writable locally too.
+/// Converts access rights to the flags of the verbs API. Remote write access requires local write access.
 pub const fn flags(access: Access) -> u32 {
     use ib::ibv_access_flags as is;
     let mut flags = 0;
@@ -105,12 +109,12 @@ pub const fn flags(access: Access) -> u32 {
     flags
 }
 
-/// `access` without relaxed ordering, which old versions of the library refuse.
+/// Returns `access` without relaxed ordering, which old versions of the library reject.
 const fn required(access: u32) -> u32 {
     access & !ib::ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0
 }
 
-/// Registers all of `region`.
+/// Registers all of `region` with `method`.
 pub fn register(
     context: &Arc<Context>,
     region: &Arc<Region>,
@@ -122,29 +126,36 @@ pub fn register(
     let gpu = region.address().as_ptr().addr() as u64;
     let (address, registered) = match method {
         RegistrationMethod::Host => {
-            let said = format!("ibv_reg_mr of {bytes} bytes of {}", region.placement());
+            let call = format!("ibv_reg_mr of {bytes} bytes of {}", region.placement());
             let Some(address) = region.cpu_address() else {
                 return Err(found(
                     context.name(),
-                    said,
+                    call,
                     "the CPU cannot access this GPU memory; register it by dma-buf or nvidia-peermem",
                 ));
             };
             let address = address.as_ptr().addr() as u64;
-            // SAFETY: the region is mapped as long as it lives; the key that is made keeps it and ends the registration
-            // before it frees it. No references into a region that a device may write exist.
+            // SAFETY:
+            // - The region is mapped as long as it exists. The memory region created below keeps it alive and revokes
+            //   the registration before it frees the region.
+            // - No references into a region that a device may write exist.
             let registered = unsafe { MrHandle::new(context, address, bytes, flags) }
-                .map_err(|errno| refused(context.name(), Call::Host, said, errno))?;
+                .map_err(|errno| refused(context.name(), Call::Host, call, errno))?;
             (address, registered)
         }
         RegistrationMethod::Peer => {
-            let said = format!("ibv_reg_mr of {bytes} bytes of {}", region.placement());
+            let call = format!("ibv_reg_mr of {bytes} bytes of {}", region.placement());
             if region.placement() == Placement::Host {
-                return Err(found(context.name(), said, "this is not GPU memory"));
+                return Err(found(
+                    context.name(),
+                    call,
+                    "nvidia-peermem can register only GPU memory",
+                ));
             }
-            // SAFETY: as for host memory; the address is the GPU's, which the kernel resolves or refuses.
+            // SAFETY: the conditions for host memory apply. The address belongs to the GPU, and Linux resolves or
+            // rejects it.
             let registered = unsafe { MrHandle::new(context, gpu, bytes, flags) }
-                .map_err(|errno| refused(context.name(), Call::Peer, said, errno))?;
+                .map_err(|errno| refused(context.name(), Call::Peer, call, errno))?;
             (gpu, registered)
         }
         RegistrationMethod::DmaBuf => (gpu, register_dma_buf(context, region, gpu, flags)?),
@@ -166,23 +177,25 @@ fn register_dma_buf(
     flags: u32,
 ) -> Result<MrHandle, VerbsError> {
     let bytes = region.bytes();
-    let said = format!(
+    let call = format!(
         "ibv_reg_dmabuf_mr of {bytes} bytes of {}",
         region.placement()
     );
     let fd = region
         .dma_buf()
-        .map_err(|why| found(context.name(), said.as_str(), why.to_string()))?;
-    // The dma-buf begins where the region does.
+        .map_err(|why| found(context.name(), call.as_str(), why.to_string()))?;
+    // The dma-buf starts at the region's first byte, so the region must be page-aligned.
     if !address.is_multiple_of(PAGE) {
         return Err(found(
             context.name(),
-            said,
+            call,
             format!("the region's address {address:#x} is not page-aligned"),
         ));
     }
-    // SAFETY: the domain is there as long as the context. The descriptor is open through the call, after which the kernel
-    // holds the dma-buf by itself. The region stays until the registration has ended, as for host memory.
+    // SAFETY:
+    // - The domain exists as long as the context.
+    // - The descriptor is open during the call; afterwards Linux holds its own reference to the dma-buf.
+    // - The region exists until the registration is revoked, as for host memory.
     let parts = unsafe {
         ib::ibv_reg_dmabuf_mr(
             context.domain(),
@@ -194,7 +207,7 @@ fn register_dma_buf(
         )
     };
     MrHandle::checked(context, parts)
-        .map_err(|errno| refused(context.name(), Call::DmaBuf, said, errno))
+        .map_err(|errno| refused(context.name(), Call::DmaBuf, call, errno))
 }
 
 #[cfg(test)]
@@ -204,7 +217,7 @@ mod tests {
     #[test]
     fn registration_uses_requested_access() {
         let none = Access::default();
-        assert_eq!(flags(none), 0, "the card may read alone");
+        assert_eq!(flags(none), 0, "without rights the NIC may only read");
         let received = Access {
             local_write: true,
             ..none
@@ -217,7 +230,7 @@ mod tests {
         assert_eq!(
             flags(written),
             1 | 2,
-            "what the peer writes is writable here"
+            "remote write access includes local write access"
         );
         let relaxed = Access {
             relaxed: true,

@@ -1,26 +1,27 @@
-//! Network cards by libibverbs and librdmacm, which are opened at run time. Other `unsafe` of this
-//! crate is in `emulated/sys`, which moves bytes between sockets and memory, and in `stream/sys`, memory that cards share.
+//! Hardware NICs by libibverbs and librdmacm, which are loaded at run time. The other `unsafe` code of this crate is in
+//! `emulated/sys`, which moves bytes between sockets and memory, and in `stream/sys`, which accesses memory shared with
+//! NICs.
 //!
 //! ```text
-//!   device.rs   which cards there are, their ports and addresses
-//!   context.rs  a card, opened; its protection domain; what happens to it
-//!   nic.rs           the seam's `Nic` over it
-//!     ├─ memory.rs      registrations
-//!     ├─ queue_pair.rs  work, completions, waiting
+//!   device.rs         lists NICs with their ports and addresses
+//!   context.rs        an opened NIC: protection domain, asynchronous events
+//!   nic.rs            implements the trait `Nic`
+//!     ├─ memory.rs      memory registrations
+//!     ├─ queue_pair.rs  requests, completions, waiting
 //!     ├─ objects.rs     queue pair, completion queue, channel, address handle
-//!     └─ modify.rs      from made to connected, by an endpoint or by what rdma_cm says
-//!   cm.rs            rdma_cm's identifiers and events
-//!   errno.rs    what a refusal means and what helps
-//!   ffi/        the libraries' types, constants and functions
+//!     └─ modify.rs      queue pair state transitions, with an endpoint or with attributes from rdma_cm
+//!   cm.rs             identifiers and events of rdma_cm
+//!   errno.rs          explanations and fixes for errors
+//!   ffi/              types, constants and functions of the libraries
 //! ```
-//! Ownership: a queue pair and a registration keep the NIC alive, the NIC keeps its context. So they are destroyed in
-//! this order: queue pair, completion queue, channel, protection domain, context.
+//! Queue pairs and registrations keep the NIC alive, and the NIC keeps its context alive. Objects are therefore
+//! destroyed in this order: queue pair, completion queue, channel, protection domain, context.
 //!
-//! This has run on soft-RoCE (Linux 6.12, rdma-core 44), and not yet on a ConnectX or another card of hardware: the
-//! registration of a GPU's memory, InfiniBand, and what is mlx5's own are therefore unproven.
+//! Tested only on soft-RoCE (Linux 6.12, rdma-core 44), not on hardware such as a ConnectX. The registration of GPU
+//! memory, InfiniBand and the code for mlx5 are therefore untested.
 //!
-//! The calls are those of the C libraries, without a published wrapper: none of them has the private data of rdma_cm and
-//! a device's events.
+//! This module calls the C libraries directly, because no published wrapper supports the private data of rdma_cm and
+//! the events of a device.
 
 pub(crate) mod cm;
 pub mod device;
@@ -40,7 +41,7 @@ use std::sync::Arc;
 pub use device::{Address, AddressKind, DeviceInfo, PortInfo};
 pub use queue_pair::VerbsQueuePair;
 
-/// The cards there are. An error where libibverbs or the kernel's part is absent says so in a sentence.
+/// Returns all NICs. If libibverbs or the RDMA support of Linux is missing, the error names what to install or load.
 pub fn devices() -> Result<Vec<DeviceInfo>, VerbsError> {
     let names = context::names()?;
     Ok(names
@@ -49,15 +50,16 @@ pub fn devices() -> Result<Vec<DeviceInfo>, VerbsError> {
         .collect())
 }
 
-/// Opens the card `name` at `port`, with an entry of that port's table of addresses, or the best one there
-/// ([`device::choose`]).
+/// Opens the NIC `name` at `port`, with an entry of the port's GID table. Without an index the entry is chosen by
+/// [`device::choose`].
 pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Arc<dyn Nic>, VerbsError> {
     Ok(Arc::new(nic::VerbsNic::open(name, port, gid_index)?))
 }
 
 #[cfg(test)]
 mod tests {
-    /// Without libibverbs, or without the kernel's part, there is a sentence with what to install or load; never a panic.
+    /// If libibverbs or the RDMA support of Linux is missing, the error must name what to install or load, without a
+    /// panic.
     #[test]
     fn missing_library_is_reported() {
         match super::devices() {

@@ -1,46 +1,47 @@
-//! A queue pair's way from made to connected: the attributes of each step.
+//! The state transitions of a queue pair from creation to connected, with the attributes of each transition.
 
 use super::ffi::{self as ib, ibv_qp_attr_mask as mask};
 use crate::verbs::{Endpoint, Service};
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
-/// Local acknowledge timeout, 4.096 µs · 2^14 = 67 ms: with [`RETRIES`] a dead peer is known within a second or a few, as
-/// cards may wait up to four times as long.
+/// Local acknowledge timeout: 4.096 µs · 2^14 = 67 ms. With [`RETRIES`], a dead peer is detected within one to a few
+/// seconds, because NICs may wait up to four times as long.
 const TIMEOUT: u8 = 14;
-/// Repetitions of what is not acknowledged. 7 is the most, and for soft-RoCE it means for ever.
+/// Number of retransmissions without an acknowledgement. The maximum is 7, but soft-RoCE retries without limit for 7.
 const RETRIES: u8 = 6;
-/// Repetitions where the peer has no receive posted. 7 would mean for ever, so that a hanging peer is never reported;
-/// with credits a receive is always posted, so that one that is missing is a fault, and a few milliseconds are enough.
+/// Number of retries if the peer has no receive posted. 7 would mean unlimited retries, so that a peer that hangs is
+/// never reported. Credits ensure that a receive is always posted. A missing receive is therefore a fault, and a few
+/// milliseconds suffice.
 const NOT_READY_RETRIES: u8 = 6;
 /// Time that the peer waits before a retry if no receive is posted: 1.28 ms.
 const NOT_READY_WAIT: u8 = 14;
-/// Routers that a packet may pass.
+/// Maximum number of routers that a packet may pass.
 const HOPS: u8 = 64;
 
-/// The port that a queue pair is of.
+/// The port that a queue pair uses.
 #[derive(Clone, Copy, Debug)]
 pub struct PortRef {
     /// The port's number.
     pub port: u8,
-    /// The entry of its table of addresses.
+    /// The index of the used entry in the port's GID table.
     pub gid_index: u8,
-    /// Whether it is Ethernet.
+    /// True for Ethernet, false for InfiniBand.
     pub is_ethernet: bool,
 }
 
-/// One step: attributes, and which of them count.
+/// One state transition: attributes, and a mask of the attributes that are set.
 pub struct Transition {
-    /// The attributes.
+    /// The attributes of the transition.
     pub attributes: ib::ibv_qp_attr,
-    /// Which count.
+    /// Mask of the attributes that are set.
     pub mask: c_int,
 }
 
 impl Transition {
-    /// To `state`, with nothing else said yet.
+    /// Creates a transition to `state` without other attributes.
     fn to(state: ib::ibv_qp_state::Type) -> Self {
-        // SAFETY: the structure is of integers alone, for which 0 is a value.
+        // SAFETY: the structure consists only of integers, for which zero is a valid value.
         let mut attributes: ib::ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
         attributes.qp_state = state;
         Self {
@@ -56,7 +57,7 @@ impl Transition {
     }
 }
 
-/// The first step, after which receives may be posted.
+/// Returns the transition to the initialised state, in which receives may be posted.
 pub fn init(service: Service, port_ref: PortRef, qkey: u32) -> Transition {
     let mut step = Transition::to(ib::ibv_qp_state::IBV_QPS_INIT)
         .with(mask::IBV_QP_PKEY_INDEX)
@@ -73,7 +74,7 @@ pub fn init(service: Service, port_ref: PortRef, qkey: u32) -> Transition {
     }
 }
 
-/// The second, after which it receives.
+/// Returns the transition to the ready-to-receive state.
 pub fn receive(service: Service, port_ref: PortRef, own_mtu: u32, peer: &Endpoint) -> Transition {
     let mut step = Transition::to(ib::ibv_qp_state::IBV_QPS_RTR);
     if service == Service::Ud {
@@ -103,7 +104,7 @@ pub fn receive(service: Service, port_ref: PortRef, own_mtu: u32, peer: &Endpoin
     step
 }
 
-/// The last, after which it sends.
+/// Returns the transition to the ready-to-send state.
 pub fn send(service: Service, psn: u32) -> Transition {
     let mut step = Transition::to(ib::ibv_qp_state::IBV_QPS_RTS).with(mask::IBV_QP_SQ_PSN);
     step.attributes.sq_psn = psn;
@@ -118,12 +119,12 @@ pub fn send(service: Service, psn: u32) -> Transition {
     step
 }
 
-/// From any state to the last one, in which all that is posted is flushed.
+/// Returns the transition from any state to the error state, in which all posted requests are flushed.
 pub fn error() -> Transition {
     Transition::to(ib::ibv_qp_state::IBV_QPS_ERR)
 }
 
-/// Sets the same timeouts for every connection.
+/// Sets the timeouts and retry counts, which are the same for every connection.
 pub fn set_timeouts(mut step: Transition) -> Transition {
     step.attributes.timeout = TIMEOUT;
     step.attributes.retry_cnt = RETRIES;
@@ -132,14 +133,14 @@ pub fn set_timeouts(mut step: Transition) -> Transition {
     step
 }
 
-/// The retry counts for rdma_cm.
+/// Returns the retry count and the receiver-not-ready retry count for rdma_cm.
 pub const fn cm_retries() -> (u8, u8) {
     (RETRIES, NOT_READY_RETRIES)
 }
 
-/// How packets get to `peer`.
+/// Returns the address vector for packets to `peer`.
 pub fn route(port_ref: PortRef, peer: &Endpoint) -> ib::ibv_ah_attr {
-    // With Ethernet there are addresses alone; in an InfiniBand subnet the local identifier is enough.
+    // Ethernet uses only global addresses (GIDs). Within an InfiniBand subnet the LID is sufficient.
     let by_address = port_ref.is_ethernet || peer.lid == 0;
     ib::ibv_ah_attr {
         grh: ib::ibv_global_route {
@@ -158,7 +159,7 @@ pub fn route(port_ref: PortRef, peer: &Endpoint) -> ib::ibv_ah_attr {
     }
 }
 
-/// Bytes of `enum ibv_mtu`.
+/// Returns the number of bytes for a value of `enum ibv_mtu`.
 pub const fn mtu_bytes(code: ib::ibv_mtu::Type) -> u32 {
     match code {
         1..=5 => 128 << code,
@@ -166,7 +167,7 @@ pub const fn mtu_bytes(code: ib::ibv_mtu::Type) -> u32 {
     }
 }
 
-/// The largest value of `enum ibv_mtu` that is no more than `bytes`.
+/// Returns the largest value of `enum ibv_mtu` that does not exceed `bytes`.
 pub const fn mtu_code(bytes: u32) -> ib::ibv_mtu::Type {
     match bytes {
         0..512 => ib::ibv_mtu::IBV_MTU_256,
@@ -213,14 +214,19 @@ mod tests {
         assert_eq!(
             mtu(4096, &peer()),
             ib::ibv_mtu::IBV_MTU_1024,
-            "the peer's is less"
+            "the peer's MTU is smaller"
         );
-        assert_eq!(mtu(512, &peer()), ib::ibv_mtu::IBV_MTU_512, "ours is less");
+        assert_eq!(
+            mtu(512, &peer()),
+            ib::ibv_mtu::IBV_MTU_512,
+            "the local MTU is smaller"
+        );
         let empty_polls = Endpoint { mtu: 0, ..peer() };
         assert_eq!(mtu(2048, &empty_polls), ib::ibv_mtu::IBV_MTU_2048);
     }
 
-    /// What each service needs and no more: the kernel refuses attributes that a step does not take.
+    /// Each service must set exactly the required attributes, because Linux rejects attributes that a transition does
+    /// not use.
     #[test]
     fn each_service_sets_required_attributes() {
         let masks = |service| {
@@ -253,14 +259,15 @@ mod tests {
         );
     }
 
-    /// 7 is for ever: of receivers that are not ready for every card, of silence for soft-RoCE.
+    /// The retry counts must be below 7. 7 means unlimited retries: of not-ready receivers on every NIC, and of missing
+    /// acknowledgements on soft-RoCE.
     #[test]
     fn receiver_not_ready_retries_are_limited() {
         let step = send(Service::Rc, 1).attributes;
         assert!(step.rnr_retry < 7, "{}", step.rnr_retry);
         assert!(step.retry_cnt < 7, "{}", step.retry_cnt);
         assert!(cm_retries().0 < 7 && cm_retries().1 < 7);
-        assert_ne!(step.timeout, 0, "0 is to wait for ever");
+        assert_ne!(step.timeout, 0, "0 means no timeout");
     }
 
     #[test]

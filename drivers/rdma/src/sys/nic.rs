@@ -1,4 +1,4 @@
-//! A card as the seam has it.
+//! Implements [`Nic`] for hardware NICs.
 
 use super::context::Context;
 use super::device::{self, DeviceInfo};
@@ -15,10 +15,10 @@ use daq_core::region::{HostOptions, Region};
 use std::fmt;
 use std::sync::Arc;
 
-/// Bytes inline that are tried for, the most first.
+/// Inline sizes in bytes that are tried, largest first.
 const INLINE: [u32; 4] = [512, 256, 128, 64];
 
-/// An opened card at one of its ports.
+/// An opened NIC with one of its ports.
 pub struct VerbsNic {
     context: Arc<Context>,
     port: u8,
@@ -38,7 +38,7 @@ impl fmt::Debug for VerbsNic {
 }
 
 impl VerbsNic {
-    /// Opens it.
+    /// Opens a NIC at a port. Without `gid_index` the default GID is used.
     pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Self, VerbsError> {
         let context = Context::open(name)?;
         let info = device::info(device::SYSFS.as_ref(), name);
@@ -68,7 +68,8 @@ impl VerbsNic {
         Ok(card)
     }
 
-    /// Returns the inline limit, found by trying, because no call returns it.
+    /// Returns the maximum number of inline bytes. No verbs call returns this number, so daq finds it by creating
+    /// queue pairs.
     fn inline(&self) -> u32 {
         INLINE
             .into_iter()
@@ -110,12 +111,12 @@ impl VerbsNic {
         VerbsQueuePair::new(parts, options)
     }
 
-    /// Room for the header of datagrams.
+    /// Registers a buffer for the header of datagrams.
     fn header(&self) -> Result<MemoryRegion, VerbsError> {
         let region = Region::host(GRH_BYTES as usize, HostOptions::default()).map_err(|why| {
             found(
                 self.context.name(),
-                "memory for the header of datagrams",
+                "allocating memory for the header of datagrams",
                 why.to_string(),
             )
         })?;
@@ -127,22 +128,22 @@ impl VerbsNic {
     }
 }
 
-/// The entry of the table of addresses that is used where none was asked for.
+/// Returns the default index in the GID table of port `number`.
 fn default_gid_index(info: &DeviceInfo, number: u8) -> Result<u8, VerbsError> {
     let name = info.name.as_str();
     let Some(port) = info.ports.iter().find(|port| port.number == number) else {
         return Err(found(
             name,
-            format!("port {number}"),
-            format!("it has {} ports, numbered from 1", info.ports.len()),
+            format!("cannot use port {number}"),
+            format!("the NIC has {} ports, numbered from 1", info.ports.len()),
         ));
     };
     match device::choose(port) {
         Some(address) => Ok(address.index),
         None if port.is_ethernet => Err(found(
             name,
-            format!("an address of port {number}"),
-            "it has no RoCE v2 address: bring its network device up (`ip link set … up`) and assign an IP address",
+            format!("cannot select a GID of port {number}"),
+            "the port has no RoCE v2 address: bring the port's network device up (`ip link set … up`) and assign an IP address",
         )),
         None => Ok(0),
     }
@@ -225,7 +226,7 @@ mod tests {
         let error = default_gid_index(&info, 1).unwrap_err().to_string();
         assert!(error.contains("ip link set"), "{error}");
         let error = default_gid_index(&info, 2).unwrap_err().to_string();
-        assert!(error.contains("it has 1 ports"), "{error}");
+        assert!(error.contains("the NIC has 1 ports"), "{error}");
         info.ports[0].addresses[0].kind = AddressKind::RoceV2;
         assert_eq!(default_gid_index(&info, 1).unwrap(), 0);
         info.ports[0].is_ethernet = false;
@@ -233,7 +234,7 @@ mod tests {
         assert_eq!(
             default_gid_index(&info, 1).unwrap(),
             0,
-            "InfiniBand goes by its identifier"
+            "InfiniBand uses the LID"
         );
     }
 }

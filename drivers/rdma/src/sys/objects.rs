@@ -1,5 +1,6 @@
-//! What a queue is made of: channel, completion queue, queue pair, address handle. Each ends what it stands for when it is
-//! dropped, and keeps the card until then; who holds several declares them in the order in which they must end.
+//! Wrappers of the library's objects for a queue pair: channel, completion queue, queue pair, address handle. Each
+//! wrapper destroys the library's object on drop, and keeps the NIC alive until then. A structure with several wrappers
+//! must declare them in the order in which they must be destroyed.
 
 use super::context::{self, Context};
 use super::errno::{Call, last, refused};
@@ -14,13 +15,13 @@ use std::sync::atomic::AtomicBool;
 
 /// A channel that signals new completions.
 pub struct Channel {
-    /// The library's.
+    /// The library's object.
     pub raw: NonNull<ib::ibv_comp_channel>,
     context: Arc<Context>,
 }
 
 impl Channel {
-    /// A new one, which does not block.
+    /// Creates a non-blocking channel.
     pub fn new(context: &Arc<Context>) -> Result<Self, VerbsError> {
         // SAFETY: the context is open.
         let channel = unsafe { ib::ibv_create_comp_channel(context.raw()) };
@@ -36,21 +37,28 @@ impl Channel {
             raw: channel,
             context: Arc::clone(context),
         };
-        context::nonblocking(parts.fd())
-            .map_err(|errno| refused(context.name(), Call::Make, "fcntl of a channel", errno))?;
+        context::nonblocking(parts.fd()).map_err(|errno| {
+            refused(
+                context.name(),
+                Call::Make,
+                "fcntl of the completion channel",
+                errno,
+            )
+        })?;
         Ok(parts)
     }
 
-    /// Its descriptor, readable when events are there.
+    /// Returns the descriptor, which is readable when events are pending.
     pub fn fd(&self) -> c_int {
-        // SAFETY: the channel lives as long as `self`; its descriptor does not change.
+        // SAFETY: the channel exists as long as `self`, and its descriptor does not change.
         unsafe { (*self.raw.as_ptr()).fd }
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: the completion queue that used it is gone: it is declared before. Ended this once.
+        // SAFETY: the completion queue that used the channel is destroyed already, because it is declared before. The
+        // channel is destroyed only here.
         let errno = unsafe { ib::ibv_destroy_comp_channel(self.raw.as_ptr()) };
         warn_of(errno, &self.context, "ibv_destroy_comp_channel");
     }
@@ -68,15 +76,15 @@ fn warn_of(errno: c_int, context: &Context, call: &str) {
 
 /// A completion queue.
 pub struct CompletionQueue {
-    /// The library's.
+    /// The library's object.
     pub raw: NonNull<ib::ibv_cq>,
-    /// Whether the card has said that it has failed.
+    /// True if the NIC has reported that the completion queue failed.
     pub failed: Arc<AtomicBool>,
     context: Arc<Context>,
 }
 
 impl CompletionQueue {
-    /// Creates one for at least `depth` completions, which signals `channel`.
+    /// Creates a completion queue for at least `depth` completions, which signals `channel`.
     pub fn new(
         context: &Arc<Context>,
         depth: u32,
@@ -84,11 +92,12 @@ impl CompletionQueue {
     ) -> Result<Self, VerbsError> {
         let to = channel.map_or(null_mut(), |channel| channel.raw.as_ptr());
         let entries = c_int::try_from(depth).unwrap_or(c_int::MAX);
-        // SAFETY: the context is open; the channel, if there is one, is of it and outlives the queue, as fields are declared.
+        // SAFETY: the context is open. The channel, if any, belongs to it and outlives the queue by the order of the
+        // fields.
         let queue = unsafe { ib::ibv_create_cq(context.raw(), entries, null_mut(), to, 0) };
         let queue = NonNull::new(queue).ok_or_else(|| {
-            let said = format!("ibv_create_cq of {depth}");
-            refused(context.name(), Call::Make, said, last())
+            let call = format!("ibv_create_cq of {depth}");
+            refused(context.name(), Call::Make, call, last())
         })?;
         let failed = Arc::new(AtomicBool::new(false));
         context.register_cq(queue.as_ptr().addr(), Arc::clone(&failed));
@@ -103,7 +112,8 @@ impl CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         self.context.unregister_cq(self.raw.as_ptr().addr());
-        // SAFETY: the queue pair that used it is gone: it is declared before. All events got were acknowledged. Ended once.
+        // SAFETY: the queue pair that used the completion queue is destroyed already, because it is declared before.
+        // All received events were acknowledged. The queue is destroyed only here.
         let errno = unsafe { ib::ibv_destroy_cq(self.raw.as_ptr()) };
         warn_of(errno, &self.context, "ibv_destroy_cq");
     }
@@ -111,16 +121,16 @@ impl Drop for CompletionQueue {
 
 /// A queue pair.
 pub struct QueuePairHandle {
-    /// The library's.
+    /// The library's object.
     pub raw: NonNull<ib::ibv_qp>,
-    /// What the card made of the wishes.
+    /// The capacities that the NIC granted.
     pub cap: ib::ibv_qp_cap,
-    /// Its card.
+    /// The NIC's context.
     pub context: Arc<Context>,
 }
 
 impl QueuePairHandle {
-    /// One whose work completes in `completions`.
+    /// Creates a queue pair whose requests complete in `completions`.
     pub fn new(
         context: &Arc<Context>,
         completions: &CompletionQueue,
@@ -128,7 +138,7 @@ impl QueuePairHandle {
         cap: ib::ibv_qp_cap,
         is_mlx5: bool,
     ) -> Result<Self, VerbsError> {
-        // SAFETY: the structure is of integers and pointers alone, for which 0 is a value.
+        // SAFETY: the structure consists only of integers and pointers, for which zero is a valid value.
         let mut attributes_: ib::ibv_qp_init_attr_ex =
             unsafe { MaybeUninit::zeroed().assume_init() };
         attributes_.send_cq = completions.raw.as_ptr();
@@ -158,18 +168,20 @@ impl QueuePairHandle {
                 qp_type: attributes_.qp_type,
                 sq_sig_all: 0,
             };
-            // SAFETY: the domain lives as long as the context; the completion queue is of it and outlives the pair, as
-            // fields are declared; the structure lives through the call.
+            // SAFETY:
+            // - The domain exists as long as the context.
+            // - The completion queue belongs to the context and outlives the pair by the order of the fields.
+            // - The structure is valid during the call.
             let pair = unsafe { ib::ibv_create_qp(context.domain(), &raw mut plain) };
             let pair = NonNull::new(pair).ok_or_else(|| {
-                let said = format!(
-                    "ibv_create_qp ({}) of {} sends and {} receives of {} pieces",
+                let call = format!(
+                    "ibv_create_qp ({}) with {} sends and {} receives of {} scatter/gather elements",
                     service.name(),
                     cap.max_send_wr,
                     cap.max_recv_wr,
                     cap.max_recv_sge
                 );
-                refused(context.name(), Call::Make, said, last())
+                refused(context.name(), Call::Make, call, last())
             })?;
             (pair, plain.cap)
         };
@@ -180,14 +192,15 @@ impl QueuePairHandle {
         })
     }
 
-    /// A queue pair of an mlx5 card that puts no received bytes into completions: the library would copy them on by the
-    /// CPU, which does not reach a GPU's memory. `MLX5_SCATTER_TO_CQE=0` does the same for all of a process; but setting it
-    /// from here would not be sound while other threads may read the environment.
+    /// Creates a queue pair of an mlx5 NIC that does not write received bytes into completions. Otherwise the library
+    /// would copy these bytes with the CPU, which cannot access GPU memory. The environment variable
+    /// `MLX5_SCATTER_TO_CQE=0` has the same effect for the whole process, but setting the variable here would be
+    /// unsound while other threads may read the environment.
     fn without_scatter(
         context: &Arc<Context>,
         attributes_: &mut ib::ibv_qp_init_attr_ex,
     ) -> Option<NonNull<ib::ibv_qp>> {
-        // SAFETY: as above.
+        // SAFETY: the structure consists only of integers, for which zero is a valid value.
         let mut local_address: ib::mlx5dv_qp_init_attr =
             unsafe { MaybeUninit::zeroed().assume_init() };
         local_address.comp_mask =
@@ -196,15 +209,15 @@ impl QueuePairHandle {
                 .into();
         local_address.create_flags =
             ib::mlx5dv_qp_create_flags::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE.0;
-        // SAFETY: as for ibv_create_qp; the library checks that the context is of an mlx5 card.
+        // SAFETY: the conditions for `ibv_create_qp` apply. The library checks that the context belongs to an mlx5 NIC.
         let pair = unsafe {
             ib::mlx5dv_create_qp(context.raw(), &raw mut *attributes_, &raw mut local_address)
         };
         let pair = NonNull::new(pair);
         if pair.is_none() {
             tracing::warn!(
-                "{}: mlx5dv_create_qp: {}; set MLX5_SCATTER_TO_CQE=0 in the environment before short messages are received \
-                 into a GPU's memory",
+                "{}: mlx5dv_create_qp failed: {}; if this queue pair receives short messages into GPU memory, set \
+                 MLX5_SCATTER_TO_CQE=0 in the environment and restart",
                 context.name(),
                 std::io::Error::from_raw_os_error(last())
             );
@@ -212,54 +225,55 @@ impl QueuePairHandle {
         pair
     }
 
-    /// Its number.
+    /// Returns the queue pair number.
     pub fn number(&self) -> u32 {
-        // SAFETY: the pair lives as long as `self`; its number does not change.
+        // SAFETY: the pair exists as long as `self`, and its number does not change.
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
-    /// Goes one step, which errors call `to`.
+    /// Performs one state transition. `to` is the name of the new state in error messages.
     pub fn transition(&self, mut step: Transition, to: &str) -> Result<(), VerbsError> {
-        // SAFETY: the pair lives; the structure lives through the call.
+        // SAFETY: the pair exists; the structure is valid during the call.
         let errno =
             unsafe { ib::ibv_modify_qp(self.raw.as_ptr(), &raw mut step.attributes, step.mask) };
         if errno == 0 {
             return Ok(());
         }
         let errno = if errno > 0 { errno } else { last() };
-        let said = format!("ibv_modify_qp of {:#x} to {to}", self.number());
-        Err(refused(self.context.name(), Call::Connect, said, errno))
+        let call = format!("ibv_modify_qp of {:#x} to {to}", self.number());
+        Err(refused(self.context.name(), Call::Connect, call, errno))
     }
 }
 
 impl Drop for QueuePairHandle {
     fn drop(&mut self) {
-        // SAFETY: made by the library, ended this once. After it the card does nothing for the pair any more.
+        // SAFETY: the library created the pair, and it is destroyed only here. Afterwards the NIC no longer processes
+        // its requests.
         let errno = unsafe { ib::ibv_destroy_qp(self.raw.as_ptr()) };
         warn_of(errno, &self.context, "ibv_destroy_qp");
     }
 }
 
-/// Where datagrams go.
+/// The destination of datagrams.
 pub struct AddressHandle {
-    /// The library's.
+    /// The library's object.
     pub raw: NonNull<ib::ibv_ah>,
-    /// The queue pair's number there.
+    /// The number of the peer's queue pair.
     pub number: u32,
-    /// What it takes datagrams by.
+    /// The Q_Key that the peer's queue pair expects.
     pub key: u32,
     context: Arc<Context>,
 }
 
 impl AddressHandle {
-    /// The way to `peer`.
+    /// Creates the address handle of `peer`.
     pub fn new(
         context: &Arc<Context>,
         port_ref: PortRef,
         peer: &Endpoint,
     ) -> Result<Self, VerbsError> {
         let mut route = modify::route(port_ref, peer);
-        // SAFETY: the domain lives as long as the context; the structure lives through the call.
+        // SAFETY: the domain exists as long as the context; the structure is valid during the call.
         let handle = unsafe { ib::ibv_create_ah(context.domain(), &raw mut route) };
         let handle = NonNull::new(handle)
             .ok_or_else(|| refused(context.name(), Call::Connect, "ibv_create_ah", last()))?;
@@ -274,7 +288,8 @@ impl AddressHandle {
 
 impl Drop for AddressHandle {
     fn drop(&mut self) {
-        // SAFETY: the pair whose work names it is gone: it is declared before. Ended this once.
+        // SAFETY: the pair whose requests use the handle is destroyed already, because it is declared before. The
+        // handle is destroyed only here.
         let errno = unsafe { ib::ibv_destroy_ah(self.raw.as_ptr()) };
         warn_of(errno, &self.context, "ibv_destroy_ah");
     }

@@ -1,4 +1,4 @@
-//! Queue pairs, their completions, and waiting for these.
+//! Queue pairs: requests, completions, and waiting for completions.
 
 use super::context::{self, Context};
 use super::errno::{self, Call, found, last, refused};
@@ -17,68 +17,68 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Most pieces of one work.
+/// Maximum number of scatter/gather elements per request.
 pub const MAX_SGES: usize = 16;
-/// Bytes before each datagram that is received: the global route header, or the room for it.
+/// Number of bytes before each received datagram, reserved for the global route header.
 pub const GRH_BYTES: u32 = 40;
-/// Completions that are collected by one call of the library.
+/// Maximum number of completions that one call of the library collects.
 const BATCH: usize = 64;
-/// Polls that find nothing after which the card's events are looked at, one system call: a completion queue that was
-/// overrun may be silent for ever, and many cards tell of it by an event alone.
+/// Number of empty polls after which the NIC's events are checked by one system call. Many NICs report the overrun of a
+/// completion queue only by an event, and the queue then returns no completions.
 const EMPTY_POLLS: u32 = 1 << 12;
 
-/// What of a card a queue is made from.
+/// The NIC's properties from which a queue pair is created.
 pub struct QueuePairParts<'a> {
-    /// The card.
+    /// The NIC's context.
     pub context: &'a Arc<Context>,
-    /// Its port.
+    /// The NIC's port.
     pub port_ref: PortRef,
-    /// What the peer must know of that port.
+    /// The port's parameters for the peer.
     pub endpoint: Endpoint,
-    /// Whether the card is one of the driver mlx5.
+    /// True if the NIC uses the driver mlx5.
     pub is_mlx5: bool,
-    /// Room for the header of datagrams.
+    /// Buffer for the header of datagrams.
     pub header: Option<MemoryRegion>,
 }
 
-/// A queue of a card. Its parts end in the order in which they stand here.
+/// A queue pair of a hardware NIC. Its fields are dropped in the order of their declaration.
 pub struct VerbsQueuePair {
     pair: QueuePairHandle,
     destination: Option<AddressHandle>,
     completions: CompletionQueue,
     channel: Option<Channel>,
-    /// Buffer for the header of every datagram; its content is not used.
+    /// Buffer for the header of every datagram; the content of the header is not used.
     header: Option<MemoryRegion>,
     service: Service,
     port_ref: PortRef,
     endpoint: Endpoint,
     is_connected: bool,
-    /// Whether the next completion raises an event.
+    /// True if the next completion raises an event.
     is_armed: bool,
-    /// Polls since the last that found something.
+    /// Number of consecutive empty polls.
     empty_polls: u32,
-    /// Whether a poll failed after it had found completions; the next poll reports the error.
+    /// True if the last poll collected completions and then failed; the next poll reports the error.
     has_failed: bool,
     scratch: Box<[ib::ibv_wc]>,
 }
 
-// SAFETY: libibverbs binds none of its objects to a thread; only the owner of the queue uses the pointers.
+// SAFETY: libibverbs binds none of its objects to a thread, and only the owner of the queue pair uses the pointers.
 unsafe impl Send for VerbsQueuePair {}
 
 impl VerbsQueuePair {
-    /// Makes one; receives may be posted from then on.
+    /// Creates a queue pair. Receives may be posted immediately.
     pub fn new(parts: QueuePairParts<'_>, options: &QueuePairOptions) -> Result<Self, VerbsError> {
         let context = parts.context;
         let channel = options.events.then(|| Channel::new(context)).transpose()?;
-        // Each work completes once at most, so this is enough for a card that frees its place in the queue when the
-        // completion is collected; soft-RoCE frees it earlier.
+        // Each request completes at most once, so this depth suffices if the NIC frees a queue entry when its
+        // completion is collected. Soft-RoCE frees the entry earlier.
         let depth = options.sends.saturating_add(options.receives).max(1);
         let completions = CompletionQueue::new(context, depth, channel.as_ref())?;
         let sges = options.sges.max(1);
         let cap = ib::ibv_qp_cap {
             max_send_wr: options.sends.max(1),
             max_recv_wr: options.receives.max(1),
-            // A message is a record and its payload.
+            // A message consists of a record and its payload.
             max_send_sge: sges.max(2),
             max_recv_sge: sges + u32::from(parts.header.is_some()),
             max_inline_data: options.inline,
@@ -88,7 +88,7 @@ impl VerbsQueuePair {
         let endpoint = Endpoint {
             number: pair.number(),
             psn: any(0xff_ffff),
-            // The uppermost bit would ask for the key of the receiving queue, which is a privilege.
+            // With the top bit set, the NIC would use the receiving queue pair's Q_Key, which requires a privilege.
             qkey: if options.service == Service::Ud {
                 any(0x7fff_ffff)
             } else {
@@ -100,7 +100,7 @@ impl VerbsQueuePair {
             modify::init(options.service, parts.port_ref, endpoint.qkey),
             "INIT",
         )?;
-        // SAFETY: the structure is of integers alone, for which 0 is a value.
+        // SAFETY: the structure consists only of integers, for which zero is a valid value.
         let empty: ib::ibv_wc = unsafe { MaybeUninit::zeroed().assume_init() };
         Ok(Self {
             pair,
@@ -119,12 +119,12 @@ impl VerbsQueuePair {
         })
     }
 
-    /// Bytes that go inline.
+    /// Returns the maximum number of inline bytes.
     pub const fn inline(&self) -> u32 {
         self.pair.cap.max_inline_data
     }
 
-    /// Connects it by steps that rdma_cm has made.
+    /// Connects the queue pair by the transitions that rdma_cm has prepared.
     pub(crate) fn connect_with(
         &mut self,
         receive: Transition,
@@ -140,19 +140,19 @@ impl VerbsQueuePair {
         self.pair.context.name()
     }
 
-    /// Work that is not handed to the card.
-    fn invalid(&self, said: String) -> VerbsError {
+    /// Returns the error for a request that is invalid and was not posted.
+    fn invalid(&self, call: String) -> VerbsError {
         VerbsError {
             nic: self.nic().to_owned(),
-            call: said,
+            call,
             errno: libc::EINVAL,
             why: String::new(),
         }
     }
 
-    /// Asks for an event with the next completion.
+    /// Requests an event for the next completion.
     fn arm(&mut self) -> Result<(), VerbsError> {
-        // SAFETY: the completion queue lives, and its context's operations are the driver's.
+        // SAFETY: the completion queue exists, and its context's operation table belongs to the driver.
         let errno = unsafe { ib::ibv_req_notify_cq(self.completions.raw.as_ptr(), 0) };
         if errno != 0 {
             let errno = if errno > 0 { errno } else { last() };
@@ -162,12 +162,12 @@ impl VerbsQueuePair {
         Ok(())
     }
 
-    /// Takes the events that have come.
+    /// Reads and acknowledges pending events.
     fn take_events(&mut self, channel: NonNull<ib::ibv_comp_channel>) {
         let mut count = 0;
         loop {
             let (mut queue, mut context) = (null_mut(), null_mut());
-            // SAFETY: the channel lives and does not block; the pointers live through the call.
+            // SAFETY: the channel exists and does not block; the pointers are valid during the call.
             let answer =
                 unsafe { ib::ibv_get_cq_event(channel.as_ptr(), &raw mut queue, &raw mut context) };
             if answer != 0 {
@@ -176,7 +176,8 @@ impl VerbsQueuePair {
             count += 1;
         }
         if count > 0 {
-            // SAFETY: `count` events of this completion queue, the only one of the channel, were got and not acknowledged.
+            // SAFETY: `count` events were received and not yet acknowledged. All belong to this queue, the only one of
+            // the channel.
             unsafe { ib::ibv_ack_cq_events(self.completions.raw.as_ptr(), count) };
             self.is_armed = false;
         }
@@ -191,8 +192,9 @@ impl VerbsQueuePair {
     }
 }
 
-/// Fills `completed` by calls of `poll`, which fills what it is given and says how much of it; how many there are, and
-/// whether a call has failed. Completions collected before the failure are returned, because the NIC reports each only once.
+/// Fills `completed` by repeated calls of `poll`, which returns the number of entries or a negative error. Returns the
+/// number of completions and whether a call failed. Completions collected before the failure are returned, because the
+/// NIC reports each completion only once.
 fn collect(
     completed: &mut [WorkCompletion],
     scratch: &mut [ib::ibv_wc],
@@ -217,13 +219,15 @@ fn collect(
     (count, false)
 }
 
-/// Any number of the bits of `mask`. So that no packet of an earlier connection passes for one of this.
+/// Returns a random number within the bits of `mask`. Random values prevent that packets of an earlier connection are
+/// accepted.
 fn any(mask: u32) -> u32 {
     let word = RandomState::new().hash_one(std::process::id());
     u32::try_from(word & u64::from(mask)).unwrap_or(0)
 }
 
-/// `sges` as the card takes them, after `first`.
+/// Returns the list of `first`, if given, and `sges` in the library's format. Returns `None` if the list would have too
+/// many elements, or if an element is too long.
 fn sge_list(
     first: Option<ib::ibv_sge>,
     sges: &[Sge<'_>],
@@ -248,7 +252,7 @@ fn sge_list(
     Some((list, count))
 }
 
-/// A completion as the library gives it.
+/// Converts a completion from the library's format.
 fn done(wc: &ib::ibv_wc, header: u32) -> WorkCompletion {
     let side = if wc.opcode & ib::ibv_wc_opcode::IBV_WC_RECV == 0 {
         Side::Sent
@@ -264,7 +268,7 @@ fn done(wc: &ib::ibv_wc, header: u32) -> WorkCompletion {
         bytes: wc.byte_len.saturating_sub(header),
         immediate: (status == Status::Success && has_immediate && side == Side::Received).then(
             || {
-                // SAFETY: both readings of the union are of 32 bits, for which every pattern is a value.
+                // SAFETY: both variants of the union are 32-bit integers, for which every bit pattern is valid.
                 u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data })
             },
         ),
@@ -292,12 +296,12 @@ impl QueuePair for VerbsQueuePair {
     fn post_send(&mut self, work: &WorkRequest<'_>) -> Result<(), VerbsError> {
         let bytes = work.payload.bytes();
         if !self.is_connected {
-            return Err(self.invalid("ibv_post_send before it is connected".to_owned()));
+            return Err(self.invalid("ibv_post_send: the queue pair is not connected".to_owned()));
         }
         if self.service == Service::Ud && bytes > self.endpoint.mtu as usize {
             let mtu = self.endpoint.mtu;
             return Err(self.invalid(format!(
-                "ibv_post_send of a datagram of {bytes} bytes, of which packets take {mtu}"
+                "ibv_post_send: a datagram of {bytes} bytes exceeds the MTU of {mtu} bytes"
             )));
         }
         let (mut list, count, inline) = match work.payload {
@@ -308,7 +312,7 @@ impl QueuePair for VerbsQueuePair {
                     _ => {
                         let sges = sges.len();
                         return Err(self.invalid(format!(
-                            "ibv_post_send of {sges} pieces, {bytes} bytes; it takes {max} pieces"
+                            "ibv_post_send of {bytes} bytes: {sges} scatter/gather elements exceed the maximum of {max}"
                         )));
                     }
                 }
@@ -318,7 +322,7 @@ impl QueuePair for VerbsQueuePair {
                 let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
                 if length > max {
                     return Err(self.invalid(format!(
-                        "ibv_post_send of {bytes} bytes inline; it takes {max}"
+                        "ibv_post_send: {bytes} inline bytes exceed the maximum of {max}"
                     )));
                 }
                 let mut list = [ib::ibv_sge {
@@ -335,7 +339,7 @@ impl QueuePair for VerbsQueuePair {
                 )
             }
         };
-        // SAFETY: the structure is of integers, pointers and unions of these, for which 0 is a value.
+        // SAFETY: the structure consists of integers, pointers and unions of these, for which zero is a valid value.
         let mut request: ib::ibv_send_wr = unsafe { MaybeUninit::zeroed().assume_init() };
         request.wr_id = work.id;
         request.sg_list = list.as_mut_ptr();
@@ -352,7 +356,7 @@ impl QueuePair for VerbsQueuePair {
             } => {
                 if self.service == Service::Ud {
                     return Err(self.invalid(
-                        "ibv_post_send of a write by datagram, which carries sends alone"
+                        "ibv_post_send: a datagram queue pair (ud) does not support RDMA writes"
                             .to_owned(),
                     ));
                 }
@@ -387,16 +391,19 @@ impl QueuePair for VerbsQueuePair {
             request.__bindgen_anon_1.imm_data = immediate.to_be();
         }
         let mut bad = null_mut();
-        // SAFETY: the pair lives, and is connected. Request and list live through the call, which copies them, and inline
-        // bytes too. Pieces lie in registered memory; where a key is dropped while the work waits, the card refuses it.
+        // SAFETY:
+        // - The pair exists and is connected.
+        // - The request and its list are valid during the call, which copies them and the inline bytes.
+        // - Elements are in registered memory. If a registration ends while the request is pending, the NIC rejects the
+        //   access.
         let errno =
             unsafe { ib::ibv_post_send(self.pair.raw.as_ptr(), &raw mut request, &raw mut bad) };
         if errno == 0 {
             return Ok(());
         }
         let errno = if errno > 0 { errno } else { last() };
-        let said = format!("ibv_post_send of {bytes} bytes");
-        Err(refused(self.nic(), Call::Post, said, errno))
+        let call = format!("ibv_post_send of {bytes} bytes");
+        Err(refused(self.nic(), Call::Post, call, errno))
     }
 
     fn post_receive(&mut self, id: u64, into: &[Sge<'_>]) -> Result<(), VerbsError> {
@@ -410,7 +417,7 @@ impl QueuePair for VerbsQueuePair {
         else {
             let sges = into.len();
             return Err(self.invalid(format!(
-                "ibv_post_recv of {sges} pieces; it takes {}",
+                "ibv_post_recv: {sges} scatter/gather elements exceed the maximum of {}",
                 max - usize::from(header.is_some())
             )));
         };
@@ -421,8 +428,11 @@ impl QueuePair for VerbsQueuePair {
             num_sge: c_int::try_from(count).unwrap_or(0),
         };
         let mut bad = null_mut();
-        // SAFETY: the pair lives and is beyond RESET since it was made. Request and list live through the call, which copies
-        // them. Pieces lie in registered memory, as above.
+        // SAFETY:
+        // - The pair exists and left the RESET state when it was created.
+        // - The request and its list are valid during the call, which copies them.
+        // - Elements are in registered memory. If a registration ends while the request is pending, the NIC rejects the
+        //   access.
         let errno =
             unsafe { ib::ibv_post_recv(self.pair.raw.as_ptr(), &raw mut request, &raw mut bad) };
         if errno == 0 {
@@ -440,7 +450,7 @@ impl QueuePair for VerbsQueuePair {
         let queue = self.completions.raw.as_ptr();
         let (count, has_failed) = collect(completed, &mut self.scratch, header, |scratch| {
             let max = c_int::try_from(scratch.len()).unwrap_or(c_int::MAX);
-            // SAFETY: the completion queue lives; the scratch has at least as many entries as are asked for.
+            // SAFETY: the completion queue exists, and `scratch` has room for the requested number of entries.
             unsafe { ib::ibv_poll_cq(queue, max, scratch.as_mut_ptr()) }
         });
         self.has_failed = has_failed;
@@ -472,12 +482,19 @@ impl QueuePair for VerbsQueuePair {
         };
         let (fd, channel) = (channel.fd(), channel.raw);
         if !self.is_armed {
-            // What came before the queue was armed raises no event, so it is polled once more before anybody sleeps.
+            // Completions that arrived before the queue was armed raise no event, so the caller must poll once more
+            // before it blocks.
             self.arm()?;
             return Ok(true);
         }
-        context::wait(fd, limit)
-            .map_err(|errno| refused(self.nic(), Call::Query, "poll of a channel", errno))?;
+        context::wait(fd, limit).map_err(|errno| {
+            refused(
+                self.nic(),
+                Call::Query,
+                "poll of the completion channel",
+                errno,
+            )
+        })?;
         self.take_events(channel);
         self.pair.context.poll_events();
         Ok(true)
@@ -521,7 +538,7 @@ mod tests {
         assert_eq!(
             (datagram.bytes, datagram.immediate),
             (100, None),
-            "without its header"
+            "the length must exclude the header"
         );
         let mut failed = wc(is::IBV_WC_RECV, 2, 5);
         failed.status = ib::ibv_wc_status::IBV_WC_WR_FLUSH_ERR;
@@ -529,7 +546,7 @@ mod tests {
         assert_eq!((failed.status, failed.immediate), (Status::Flushed, None));
     }
 
-    /// What was collected before a poll fails is not lost.
+    /// Completions that were collected before a poll failed must not be lost.
     #[test]
     fn poll_failure_keeps_earlier_completions() {
         let mut completed = [done(&wc(0, 0, 0), 0); 5];

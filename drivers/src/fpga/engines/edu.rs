@@ -15,7 +15,7 @@ use daq_core::dma::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The registry entry.
+/// The registry entry of the engine.
 pub const ENTRY: EngineEntry = EngineEntry {
     name: "edu",
     summary: "QEMU's educational device",
@@ -37,35 +37,36 @@ pub const ENTRY: EngineEntry = EngineEntry {
     open: |opening| Ok(Box::new(Edu::open(opening)?)),
 };
 
-/// Vendor and device.
+/// PCI vendor and device identifiers.
 const IDS: (u16, u16) = (0x1234, 0x11e8);
-/// Bytes of a copy: half of the device's buffer. QEMU before version 8 exits if a copy reaches the end of the buffer.
+/// Size of a copy in bytes: half of the device's buffer. QEMU before version 8 exits if a copy extends to the end of
+/// the buffer.
 const COPY: usize = 2048;
 /// Address of the buffer in the device's own address space.
 const BUFFER_AT: u32 = 0x4_0000;
-/// Maximum bytes of a slot; larger ones would take minutes at 20 KiB per second.
+/// Maximum size of a slot in bytes. At 20 KiB per second, a larger slot would take minutes.
 const MAX_SLOT: usize = 1 << 20;
 const MAX_SLOTS: usize = 1024;
-/// Registers are written as 32-bit words, and the upper half of an address cannot be written.
+/// Width of DMA addresses in bits: registers are written as 32-bit words, and the upper half of an address cannot be written.
 const ADDRESS_BITS: u32 = 32;
 
 /// Registers in BAR 0.
 mod register {
-    /// 0xVVvv00ed: the version.
+    /// Identification register: 0xVVvv00ed, where VVvv is the version.
     pub const ID: u64 = 0x00;
-    /// Causes of interrupts.
+    /// Pending interrupt causes.
     pub const CAUSES: u64 = 0x24;
-    /// Causes written as 1 are cleared.
+    /// Acknowledge register: clears the pending causes whose bits are written as 1.
     pub const ACKNOWLEDGE: u64 = 0x64;
     /// Source address.
     pub const SOURCE: u64 = 0x80;
     /// Destination address.
     pub const TARGET: u64 = 0x88;
-    /// How many bytes.
+    /// Number of bytes to copy.
     pub const BYTES: u64 = 0x90;
-    /// Run [0], from the device to memory [1], interrupt at the end [2].
+    /// Bit 0: run. Bit 1: copy from the device to memory. Bit 2: raise an interrupt at the end.
     pub const COMMAND: u64 = 0x98;
-    /// End of them.
+    /// Offset of the first byte after the registers.
     pub const END: u64 = 0xa0;
 }
 
@@ -77,10 +78,10 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
     if config.channel == 0 {
         return Vec::new();
     }
-    vec![Problem::at("channel", "`edu` has one channel").help("remove it")]
+    vec![Problem::at("channel", "`edu` has one channel").help("remove `channel`")]
 }
 
-/// The device's one engine.
+/// The DMA engine of the device.
 pub struct Edu {
     device: Arc<dyn DmaDevice>,
     registers: Arc<dyn Registers>,
@@ -91,9 +92,9 @@ pub struct Edu {
     credits: u64,
     /// Number of filled slots.
     filled: u64,
-    /// Copied bytes of the slot in progress.
+    /// Number of bytes that were already copied to the slot in progress.
     copied: usize,
-    /// Bytes of the copy in progress; 0 = none.
+    /// Size in bytes of the copy in progress; 0 if no copy is in progress.
     in_flight: usize,
 }
 
@@ -177,7 +178,7 @@ impl Edu {
             .write(register::COMMAND, RUN | TO_MEMORY | interrupt);
     }
 
-    /// Reads the device and updates the state if the copy in progress has finished. Returns whether it has.
+    /// Reads the device and updates the state if the copy in progress has finished. Returns whether the copy has finished.
     fn finish_copy(&mut self) -> Result<bool, EngineError> {
         let command = self.registers.read(register::COMMAND);
         if command == GONE {

@@ -33,34 +33,34 @@ pub struct Limits {
 
 /// Context for opening an engine.
 pub struct Opening<'a> {
-    /// Its device.
+    /// The device on which the engine is opened.
     pub device: Arc<dyn Device>,
-    /// The source's keys.
+    /// The keys of the source.
     pub config: &'a FpgaConfig,
-    /// The directory that relative paths are relative to.
+    /// Base directory of relative paths.
     pub directory: &'a Path,
 }
 
-/// An engine as `engine = "…"` names it.
+/// A registry entry of an engine, selected by `engine = "…"`.
 #[derive(Clone, Copy)]
 pub struct EngineEntry {
-    /// The name.
+    /// The name of the engine in the configuration.
     pub name: &'static str,
-    /// One sentence without a full stop.
+    /// A summary of one sentence, without a full stop.
     pub summary: &'static str,
-    /// The limits.
+    /// The limits of the engine.
     pub limits: Limits,
-    /// The faults that it can report by name.
+    /// The names of the faults that the engine can report.
     pub faults: &'static [&'static str],
-    /// Keys of the source that only some engines support, this one among them.
+    /// The engine-specific keys of the source that this engine supports.
     pub keys: &'static [&'static str],
     /// Whether the engine supports backpressure with this configuration.
     pub supports_backpressure: fn(&FpgaConfig) -> bool,
-    /// Whether the engine can write its count to a given address as the last write of each transfer.
+    /// Whether the engine can write the number of finished transfers to a given address after each transfer.
     pub rings: fn(&FpgaConfig) -> bool,
     /// Checks the keys of the configuration.
     pub problems: fn(&FpgaConfig) -> Vec<Problem>,
-    /// Whether identity or registers show that the device has this engine. False if they do not identify it.
+    /// Returns whether the identity or the registers of the device show that it has this engine.
     pub recognises: fn(&dyn Device) -> bool,
     /// Opens the engine of a device without changing the state of the design.
     pub open: fn(&Opening) -> Result<Box<dyn Engine>, EngineError>,
@@ -99,7 +99,7 @@ impl From<DeviceError> for EngineError {
     }
 }
 
-/// The current host time, for completions.
+/// Returns the current host time, for completions.
 pub fn now() -> Timestamp {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     Timestamp {
@@ -136,7 +136,7 @@ pub fn disable_and_reset(device: &Arc<dyn DmaDevice>) {
     }
 }
 
-/// Extends a device counter that wraps.
+/// Extends the value of a wrapping device counter to 64 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Count {
     total: u64,
@@ -144,17 +144,18 @@ pub struct Count {
 }
 
 impl Count {
-    /// A counter at 0 that wraps at `modulus`, at least 1.
+    /// Creates a counter with the value 0 that wraps at `modulus`, which must be at least 1.
     pub const fn new(modulus: u64) -> Self {
         Self { total: 0, modulus }
     }
 
-    /// The last value.
+    /// Returns the last extended value.
     pub const fn total(&self) -> u64 {
         self.total
     }
 
-    /// The extended value of `raw`, if the counter has grown by less than the modulus since the last value.
+    /// Returns the extended value of `raw`. The counter must have advanced by less than the modulus since the last
+    /// value.
     pub const fn peek(&self, raw: u64) -> u64 {
         let known = self.total % self.modulus;
         let raw = raw % self.modulus;
@@ -166,7 +167,7 @@ impl Count {
         self.total + grown
     }
 
-    /// Updates and returns the extended value.
+    /// Updates the counter with the raw value `raw`, and returns the extended value.
     pub const fn advance(&mut self, raw: u64) -> u64 {
         self.total = self.peek(raw);
         self.total
@@ -195,11 +196,14 @@ pub fn check_slots(
         ));
     }
     if *first >= count {
-        return refuse(format!("slot {first} of {count} cannot be the first slot"));
+        return refuse(format!(
+            "slot {first} cannot be the first slot, because the ring has {count} slots"
+        ));
     }
     if *bytes == 0 || *bytes > caps.max_transfer || !(*bytes as u64).is_multiple_of(alignment) {
         return refuse(format!(
-            "slots of {bytes} bytes are not supported; this engine needs multiples of {alignment} up to {}: change `slot` of the ring",
+            "slots of {bytes} bytes are not supported; this engine needs multiples of {alignment} bytes, up to {} bytes: change \
+             `slot` of the ring",
             caps.max_transfer
         ));
     }
@@ -210,7 +214,7 @@ pub fn check_slots(
     for address in addresses {
         if !address.is_multiple_of(alignment) {
             return refuse(format!(
-                "the slot address {address:#x} is not aligned; this engine needs multiples of {alignment}"
+                "the slot address {address:#x} is not aligned; this engine needs multiples of {alignment} bytes"
             ));
         }
         if address
@@ -218,7 +222,8 @@ pub fn check_slots(
             .is_none_or(|last| last > limit)
         {
             return refuse(format!(
-                "the slot at {address:#x} is beyond the engine's addresses of {address_bits} bits: reduce the size of the ring, or build the design with wider DMA addresses"
+                "the slot at {address:#x} exceeds the engine's {address_bits}-bit addresses: reduce the size of the \
+                 ring, or build the design with wider DMA addresses"
             ));
         }
     }
@@ -275,7 +280,7 @@ mod tests {
             (&|slots| slots.bytes = 4160, "up to 4096"),
             (&|slots| slots.bytes = 96, "multiples of 64"),
             (&|slots| slots.doorbell = Some(0), "doorbell"),
-            (&|slots| slots.addresses[0] += 64, "addresses of 32 bits"),
+            (&|slots| slots.addresses[0] += 64, "32-bit addresses"),
         ];
         for (change, expected) in bad {
             let error = check(change).unwrap_err();

@@ -18,11 +18,11 @@ pub use crate::sys::dmabuf::Segment;
 /// The device file of the module.
 const PATH: &str = "/dev/daq_dmabuf";
 
-/// Why memory could not be mapped.
+/// Error: memory cannot be mapped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct DmabufError {
-    /// The module, or the device.
+    /// The module or the device that the error concerns.
     pub what: String,
     /// What happened and how to fix it.
     pub why: String,
@@ -33,11 +33,11 @@ pub struct DmabufError {
 /// The address of a PCI function, such as `0000:3b:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Domain, 0 on most machines.
+    /// PCI domain; 0 on most machines.
     pub domain: u32,
-    /// Bus.
+    /// PCI bus number.
     pub bus: u8,
-    /// Device number · 8 + function.
+    /// Device number × 8 + function number.
     pub devfn: u8,
 }
 
@@ -75,11 +75,11 @@ impl fmt::Display for Function {
 /// The direction of the accesses to the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The device reads it.
+    /// The device reads the memory.
     ToDevice,
-    /// The device writes it.
+    /// The device writes the memory.
     FromDevice,
-    /// Both.
+    /// The device reads and writes the memory.
     Both,
 }
 
@@ -108,13 +108,13 @@ pub enum Reason {
 /// The distance between memory and device that Linux reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distance {
-    /// Number of PCIe ports between the two.
+    /// Number of PCIe ports between the memory and the device.
     Ports(u32),
     /// Unknown, because Linux was built without PCI_P2PDMA.
     Unknown,
     /// Linux does not support peer-to-peer access on this path.
     Refused,
-    /// Host memory.
+    /// The memory is host memory.
     Host,
 }
 
@@ -168,7 +168,8 @@ impl Module {
         )
     }
 
-    /// As [`map`](Self::map), with an eventfd of [`revocation_eventfd`] that several attachments may share.
+    /// Maps the dma-buf `memory` as [`map`](Self::map) does, with an eventfd of [`revocation_eventfd`] that several attachments
+    /// may share.
     pub fn map_with_eventfd(
         &self,
         memory: BorrowedFd<'_>,
@@ -227,15 +228,16 @@ pub fn revocation_eventfd() -> Result<Arc<OwnedFd>, DmabufError> {
 /// Explains an error number of the map call and how to fix it.
 fn why(errno: Errno, address_bits: Option<u16>) -> String {
     let text = match errno {
-        Errno::NODEV => "no such PCI device, or it does not respond: check with lspci -D",
+        Errno::NODEV => "the PCI device does not exist or does not respond: check with lspci -D",
         Errno::BUSY => {
-            "the device is bound to a driver that manages its DMA (vfio-pci, pci-stub, a PCIe port), or it is already \
-             attached with another address width: bind its own driver, unbind it, or use an engine over VFIO"
+            "the device is bound to a driver that manages DMA itself (vfio-pci, pci-stub, pcieport): bind the device \
+             to its own driver, unbind the device, or use an engine over VFIO. Or another attachment of the device has \
+             a different address width: set the same `address_bits` for all of them"
         }
         Errno::EXIST => {
             "a driver is bound to the device and sets the address width: remove `address_bits`"
         }
-        Errno::BADF => "the memory is not an open descriptor",
+        Errno::BADF => "the file descriptor of the memory is not open",
         Errno::INVAL => {
             return format!(
                 "the memory is not a dma-buf, the device is a bridge, or the address width of {} bits is not between 1 and 64",
@@ -247,17 +249,17 @@ fn why(errno: Errno, address_bits: Option<u16>) -> String {
              width, or are in a bounce buffer; set path = \"staged\""
         }
         Errno::STALE => "the memory was revoked while it was mapped: try again",
-        Errno::NOSPC => "more than 65535 attachments: lower `slots` of the ring",
+        Errno::NOSPC => "the maximum of 65535 attachments is reached: lower `slots` of the ring",
         errno => {
             return format!(
-                "the exporter of the memory or Linux refused to map it for this device: {errno}"
+                "the exporter of the memory or Linux refused to map the memory for this device: {errno}"
             );
         }
     };
     text.to_owned()
 }
 
-/// A dma-buf that a device may access. It is unmapped on drop; stop the device's engine first.
+/// A dma-buf that a device may access. Dropping the attachment unmaps the memory; stop the device's engine first.
 #[derive(Debug)]
 pub struct Attachment {
     file: Arc<OwnedFd>,
@@ -269,25 +271,25 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Bytes of the dma-buf.
+    /// Returns the size of the dma-buf in bytes.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The bus addresses of the memory. Consecutive ranges are merged into one segment.
+    /// Returns the bus addresses of the memory. Consecutive ranges are merged into one segment.
     ///
     /// The total may be larger than the dma-buf, because the exporter rounds up.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The bus address of the byte at `offset` and the number of bytes with consecutive addresses from it on; `None` beyond
-    /// the end. One transfer can fill a slot only within such a range.
+    /// Returns the bus address of the byte at `offset`, and the number of bytes with consecutive addresses from
+    /// this byte on; `None` beyond the end. One transfer can fill a slot only within such a range.
     pub fn contiguous_from(&self, offset: u64) -> Option<(u64, u64)> {
         contiguous_from(&self.segments, self.bytes, offset)
     }
 
-    /// Whether the addresses are still valid.
+    /// Returns whether the addresses are still valid.
     pub fn state(&self) -> Result<State, DmabufError> {
         let state = self.query()?;
         if state.state != dmabuf::REVOKED {
@@ -301,7 +303,7 @@ impl Attachment {
         }))
     }
 
-    /// The distance between memory and device.
+    /// Returns the distance between memory and device.
     pub fn distance(&self) -> Result<Distance, DmabufError> {
         let distance = self.query()?.p2p_distance;
         Ok(match (u32::try_from(distance), distance) {
@@ -312,7 +314,7 @@ impl Attachment {
         })
     }
 
-    /// An eventfd that becomes readable when the attachment is revoked.
+    /// Returns an eventfd that becomes readable when the attachment is revoked.
     pub fn revoked(&self) -> BorrowedFd<'_> {
         self.revoked.as_fd()
     }
@@ -348,7 +350,7 @@ impl Drop for Attachment {
     }
 }
 
-/// See [`Attachment::contiguous_from`]; for memory of `bytes` bytes.
+/// Implements [`Attachment::contiguous_from`] for memory of `bytes` bytes.
 fn contiguous_from(segments: &[Segment], bytes: u64, offset: u64) -> Option<(u64, u64)> {
     let left = bytes.checked_sub(offset).filter(|left| *left > 0)?;
     let mut start = 0;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// The emulated devices that a program offers under `device = "emulated:NAME"`.
 pub trait EmulatedDevices {
-    /// All devices.
+    /// All emulated devices of the program.
     const DEVICES: &'static [EmulatedDeviceEntry];
 }
 
@@ -28,9 +28,10 @@ pub struct EmulatedDeviceEntry {
     pub name: &'static str,
     /// A summary of one sentence, without a full stop.
     pub summary: &'static str,
-    /// The faults that it can emulate.
+    /// The faults that the device can inject.
     pub faults: &'static [FaultKind],
-    /// Checks that its frames carry the numbers that `sequence` describes, in slots of the given number of bytes.
+    /// Checks that the frames of the device contain the numbers that `sequence` describes, in slots of the given number
+    /// of bytes.
     pub check_sequence: fn(&FpgaConfig, usize) -> Result<(), Problem>,
     /// Starts the device of this name.
     pub open: OpenEmulated,
@@ -79,7 +80,8 @@ pub struct EmulatedOptions {
     pub faults: Vec<FaultOption>,
 }
 
-/// A fault and the number of the transfer in which it occurs, counted from 0 over all channels since the last reset.
+/// A fault, and the number of the transfer in which it occurs. Transfers are counted from 0 over all channels since the
+/// last reset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultOption {
     /// The name of a fault that the device supports.
@@ -88,14 +90,14 @@ pub struct FaultOption {
     pub transfer: u64,
 }
 
-/// A kind of fault: name and meaning.
+/// A kind of fault: its name and its description.
 pub type FaultKind = (&'static str, &'static str);
 
 /// Packet size in bytes of a stream without `packet`.
 const DEFAULT_PACKET: u64 = 4096;
 
 impl EmulatedOptions {
-    /// The packet size in bytes.
+    /// Returns the packet size in bytes.
     pub fn packet_bytes(&self) -> u64 {
         self.packet.map_or(DEFAULT_PACKET, |ByteSize(bytes)| bytes)
     }

@@ -5,9 +5,10 @@ use std::ops::RangeInclusive;
 
 /// The first address. Lower addresses are used by firmware and old devices, and are common targets of mistakes.
 const FIRST: u64 = 2 << 20;
-/// The end of 32-bit addresses.
+/// First address that needs more than 32 bits.
 const NARROW: u64 = 1 << 32;
-/// Alignment of ranges and minimum gap between them. A device that writes beyond a range then faults.
+/// Alignment of ranges and minimum gap between them. Because of the gap, a device that writes beyond a range causes an IOMMU
+/// fault.
 const STEP: u64 = 1 << 20;
 /// Alignment of ranges of at least this size, so that the IOMMU can use large pages.
 const LARGE_PAGE: u64 = 2 << 20;
@@ -34,7 +35,7 @@ pub struct IovaAllocator {
 struct SearchRange {
     first: u64,
     last: u64,
-    /// The start of the next search.
+    /// Address at which the next search starts.
     next: u64,
 }
 
@@ -55,7 +56,7 @@ impl Default for IovaAllocator {
 }
 
 impl IovaAllocator {
-    /// Creates an allocator for `valid`. Default: all 39-bit addresses except those of interrupts.
+    /// Creates an allocator for the address ranges `valid`. `None` allows all 39-bit addresses except those of interrupts.
     pub fn new(valid: Option<Vec<RangeInclusive<u64>>>) -> Self {
         let mut valid =
             valid.unwrap_or_else(|| vec![0..=INTERRUPTS.start() - 1, INTERRUPTS.end() + 1..=LAST]);
@@ -68,7 +69,7 @@ impl IovaAllocator {
         }
     }
 
-    /// Allocates `bytes` addresses and returns the first; `None` if no range is free.
+    /// Allocates a range of `bytes` bytes and returns its first address, or `None` if no range is free.
     pub fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let below = self.find(&self.below, bytes);
         let begin = below.or_else(|| self.find(&self.above, bytes))?;
@@ -82,18 +83,18 @@ impl IovaAllocator {
         Some(begin)
     }
 
-    /// The size of the range that starts at `begin`.
+    /// Returns the size of the range that starts at `begin`.
     #[cfg(test)]
     pub fn bytes(&self, begin: u64) -> Option<u64> {
         self.taken.get(&begin).copied()
     }
 
-    /// Gives back what [`allocate`](Self::allocate) took.
+    /// Frees a range that [`allocate`](Self::allocate) returned.
     pub fn free(&mut self, begin: u64) {
         self.taken.remove(&begin);
     }
 
-    /// All allocated ranges: first address and size.
+    /// Returns all allocated ranges: first address and size.
     #[cfg(test)]
     pub fn taken(&self) -> impl Iterator<Item = (u64, u64)> {
         self.taken.iter().map(|(&begin, &bytes)| (begin, bytes))
@@ -132,7 +133,7 @@ impl IovaAllocator {
     }
 }
 
-/// The first address after a range that another range may use.
+/// Returns the first address after a range that another range may use.
 const fn behind(begin: u64, bytes: u64) -> u64 {
     begin.saturating_add(bytes).saturating_add(STEP)
 }
@@ -152,7 +153,7 @@ mod tests {
         iovas.free(first);
         assert_eq!(iovas.bytes(first), None);
         assert!(iovas.allocate(4096).unwrap() > second);
-        // Where nothing fits below, there is more above.
+        // If no range below 4 GiB is large enough, a higher range is used.
         assert!(iovas.allocate(5 << 30).unwrap() >= NARROW);
         for too_much in [0, LAST + 1, u64::MAX] {
             assert_eq!(iovas.allocate(too_much), None, "{too_much:#x}");
@@ -173,20 +174,20 @@ mod tests {
     #[test]
     fn iova_interrupt_range_is_not_allocated() {
         let mut iovas = IovaAllocator::default();
-        // What does not fit below them fits behind.
+        // A range that does not fit below the interrupt addresses is allocated above them.
         assert_eq!(iovas.allocate(*INTERRUPTS.start()), Some(NARROW));
         while let Some(begin) = iovas.allocate(STEP)
             && begin < NARROW
         {
             assert!(begin + STEP <= *INTERRUPTS.start() || begin > *INTERRUPTS.end());
         }
-        // The very last addresses can be taken, and nothing overflows behind them.
+        // The highest addresses can be allocated, and computations beyond them do not overflow.
         let mut last = IovaAllocator::new(Some(vec![u64::MAX - STEP + 1..=u64::MAX]));
         assert_eq!(last.allocate(STEP), Some(u64::MAX - STEP + 1));
         assert_eq!(last.allocate(4096), None);
     }
 
-    /// Whether a range is free, computed by the rules and not by the search.
+    /// Returns true if a range is free. Computed directly from the rules, independently of the search.
     fn is_free(
         begin: u64,
         bytes: u64,
@@ -212,7 +213,7 @@ mod tests {
             starts in prop::collection::btree_set(0u64..40, 2..8),
             is_high in any::<bool>(),
         ) {
-            // Around the end of what 32 bits reach, or below it.
+            // Ranges around the 4 GiB boundary, or at the lowest addresses.
             let base = if is_high { NARROW - 20 * STEP } else { 0 };
             let starts: Vec<u64> = starts.into_iter().map(|step| base + step * STEP).collect();
             let valid: Vec<_> = starts.chunks_exact(2).map(|pair| pair[0]..=pair[1] - 1).collect();
@@ -239,7 +240,7 @@ mod tests {
         fn iova_freed_range_is_reused_late(bytes in prop::collection::vec(1u64..(16 << 20), 1..40)) {
             let mut iovas = IovaAllocator::default();
             let mut last = 0;
-            // All of it together fits below several times.
+            // The low addresses have room for several times the total size.
             for bytes in bytes {
                 let begin = iovas.allocate(bytes).unwrap();
                 prop_assert!(begin > last && begin < NARROW);

@@ -1,9 +1,11 @@
-//! A card that keeps its own driver. The Linux module `daq_dmabuf` maps memory for it; daq does not access its registers.
+//! A card that keeps its own driver. The Linux module `daq_dmabuf` maps memory for the card; daq does not access its
+//! registers.
 //!
 //! ```text
 //!   Region ── dma-buf (udmabuf, or the GPU's driver) ──▶ daq_dmabuf ──▶ bus addresses
 //! ```
-//! Linux chooses the bus addresses. With an IOMMU the addresses of a region are consecutive; without one, only within a page.
+//! Linux selects the bus addresses. With an IOMMU the addresses of a region are consecutive; without one, only within a
+//! page.
 
 use super::dmabuf::{
     Attachment, Direction, DmabufError, Function, Module, Reason, State, revocation_eventfd,
@@ -26,15 +28,15 @@ use std::time::Duration;
 
 /// The device that creates a dma-buf from host memory.
 const UDMABUF: &str = "/dev/udmabuf";
-/// `PCI_COMMAND` in a configuration space, and its bits that let the device answer and do DMA (PCI Local Bus
-/// Specification 3.0, 6.2.2).
+/// Offset of `PCI_COMMAND` in the configuration space, and its bits that enable memory accesses and bus mastering (PCI
+/// Local Bus Specification 3.0, section 6.2.2).
 const COMMAND: u64 = 4;
 const MEMORY: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 /// Maximum time for the module to disable bus mastering after its file was closed.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// A PCI device that keeps its driver, or has none.
+/// A PCI device that keeps its driver, or that has no driver.
 #[derive(Debug)]
 pub struct KernelDriverDevice {
     name: String,
@@ -50,9 +52,9 @@ pub struct KernelDriverDevice {
 
 #[derive(Debug)]
 struct Maps {
-    /// `None` after bus mastering was disabled.
+    /// The module; `None` after bus mastering was disabled.
     module: Option<Module>,
-    /// By the address of their first byte.
+    /// The attachments, by the address of their first byte.
     attachments: BTreeMap<u64, Attachment>,
 }
 
@@ -157,7 +159,7 @@ impl DmaDevice for KernelDriverDevice {
             )
             .map_err(|error| self.refused(region, error.why))?;
         let Some((address, _)) = attachment.contiguous_from(0) else {
-            return Err(self.refused(region, "Linux returned no addresses for it"));
+            return Err(self.refused(region, "Linux returned no addresses for the memory"));
         };
         tracing::debug!(
             "{}: mapped {:#x} bytes of {} in {} segments at {address:#x}; distance {:?}",
@@ -168,7 +170,7 @@ impl DmaDevice for KernelDriverDevice {
             attachment.distance()
         );
         if maps.attachments.contains_key(&address) {
-            let why = format!("it is already mapped at {address:#x}");
+            let why = format!("the memory is already mapped at {address:#x}");
             return Err(self.refused(region, why));
         }
         maps.attachments.insert(address, attachment);
@@ -234,21 +236,22 @@ impl Device for KernelDriverDevice {
     fn registers(&self, _: usize) -> Result<Arc<dyn Registers>, DeviceError> {
         Err(DeviceError::new(
             &self.name,
-            "the registers belong to the card's driver; write them in the command",
+            "daq cannot access the registers, because the card's driver owns them; let the program in `command` write \
+             the registers",
         ))
     }
 
     fn interrupts(&self, _: usize) -> Result<Vec<Interrupt>, DeviceError> {
         Err(DeviceError::new(
             &self.name,
-            "the interrupts belong to the card's driver; set completion = \"poll\"",
+            "daq cannot use the interrupts, because the card's driver owns them; set completion = \"poll\"",
         ))
     }
 
     fn reset(&self) -> Result<(), DeviceError> {
         Err(DeviceError::new(
             &self.name,
-            "the card's driver must reset the card; do it in the command",
+            "daq cannot reset a card that has its own driver; let the program in `command` reset the card",
         ))
     }
 
@@ -298,13 +301,14 @@ fn udmabuf(memory: BorrowedFd<'_>, bytes: u64) -> Result<OwnedFd, String> {
         .open(UDMABUF)
         .map_err(|error| {
             format!(
-                "cannot open {UDMABUF}: {error}; run modprobe udmabuf and give this user access"
+                "cannot open {UDMABUF}: {error}; run modprobe udmabuf and give this user access to this file"
             )
         })?;
     sys::udmabuf(device.as_fd(), memory, bytes).map_err(|errno| {
         let fix = match errno {
             Errno::INVAL => {
-                "the size is limited by /sys/module/udmabuf/parameters/size_limit_mb, 64 MiB by default: raise it, or lower `slots` or `slot` of the ring"
+                "the size is limited by /sys/module/udmabuf/parameters/size_limit_mb, 64 MiB by default: raise this \
+                 limit, or lower `slots` or `slot` of the ring"
             }
             Errno::NOMEM => "lower `slots` or `slot` of the ring",
             _ => "see dmesg | tail",
@@ -313,13 +317,15 @@ fn udmabuf(memory: BorrowedFd<'_>, bytes: u64) -> Result<OwnedFd, String> {
     })
 }
 
-/// Explains that `found`, the consecutive bus addresses, are too few, and how to fix it.
+/// Explains that the range `found` of consecutive bus addresses is too small, and how to fix it.
 fn scattered(found: Option<(u64, u64)>) -> String {
     found.map_or_else(
         || "nothing is mapped at this address".to_owned(),
         |(address, room)| {
             format!(
-                "only {room} bytes have consecutive bus addresses, from {address:#x} on; lower `slot` of the ring to at most that, enable IOMMU translation (enable the IOMMU in the firmware and remove iommu=pt from the Linux command line), or use a ring in GPU memory"
+                "only {room} bytes from {address:#x} on have consecutive bus addresses; lower `slot` of the ring to at \
+                 most {room} B, enable IOMMU translation (enable the IOMMU in the firmware and remove iommu=pt from \
+                 the Linux command line), or use a ring in GPU memory"
             )
         },
     )
@@ -328,10 +334,10 @@ fn scattered(found: Option<(u64, u64)>) -> String {
 /// Explains why the mappings were revoked, and how to fix it.
 fn why_revoked(reason: Option<Reason>) -> String {
     let happened = match reason {
-        Some(Reason::Moved) => "the driver of the memory moved or revoked it",
+        Some(Reason::Moved) => "the driver of the memory moved or revoked the memory",
         Some(Reason::Rebound) => "a driver was bound to the card or unbound from it",
         Some(Reason::Removed) => "the card was removed",
-        Some(Reason::Other(_)) | None => "daq_dmabuf revoked them",
+        Some(Reason::Other(_)) | None => "daq_dmabuf revoked the mappings",
     };
     format!(
         "the bus addresses of the slots are no longer valid: {happened}; the engine is stopped. Restart after the intended driver is bound to the card"
@@ -367,7 +373,7 @@ mod tests {
 
     #[test]
     fn kernel_driver_obstacle_is_reported_with_fix() {
-        assert!(scattered(Some((0x1000, 4096))).contains("at most that"));
+        assert!(scattered(Some((0x1000, 4096))).contains("at most 4096 B"));
         assert!(scattered(None).contains("nothing is mapped"));
         assert!(why_revoked(Some(Reason::Moved)).contains("moved"));
         assert!(why_revoked(Some(Reason::Rebound)).contains("unbound"));

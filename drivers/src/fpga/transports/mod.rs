@@ -17,7 +17,7 @@ use vfio::VfioDevice;
 /// Context for opening a card.
 #[derive(Clone, Copy)]
 pub struct Open<'a> {
-    /// The directory that relative paths are relative to.
+    /// Base directory of relative paths.
     pub directory: &'a Path,
     /// The emulated devices that the program offers.
     pub emulated: &'a [EmulatedDeviceEntry],

@@ -1,4 +1,4 @@
-//! Registers the ring with the NIC, connects the queue pair and arms the sensor, and reverses that.
+//! Registers the ring with the NIC, connects the queue pair and arms the sensor. Disarming reverses these steps.
 
 use super::super::pages::{ALIGNMENT, Pages};
 use super::{MAX_PAGES, MIN_PAGES, MIN_RECEIVES, QueuePair, Ring, tracker};
@@ -31,13 +31,13 @@ impl QueuePair {
             .all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
         if !is_even || stride < slots.bytes || !stride.is_multiple_of(ALIGNMENT) {
             return Err(self.unfit(format!(
-                "slots are {stride} bytes apart: a sensor needs a multiple of {ALIGNMENT}"
+                "slots are {stride} bytes apart, but a sensor needs a multiple of {ALIGNMENT} bytes"
             )));
         }
         let (memory, _) = self
             .registrations
             .find_containing(base)
-            .ok_or_else(|| self.unfit("its slots are not registered with the NIC"))?;
+            .ok_or_else(|| self.unfit("the ring's slots are not registered with the NIC"))?;
         let keys = self.registrations.acquire(memory)?;
         let key = keys.of(0);
         let offset = usize::try_from(base - memory).unwrap_or(usize::MAX);
@@ -46,7 +46,7 @@ impl QueuePair {
             .checked_mul(stride)
             .is_none_or(|last| last + slots.bytes > room)
         {
-            return Err(self.unfit("its slots exceed the registered memory region"));
+            return Err(self.unfit("the ring's slots exceed the registered memory region"));
         }
         let pages = Pages {
             base: key.address() + offset as u64,
@@ -58,7 +58,7 @@ impl QueuePair {
         if !pages.base.is_multiple_of(ALIGNMENT as u64) {
             let base = pages.base;
             return Err(self.unfit(format!(
-                "pages start at {base:#x}: a sensor needs a multiple of {ALIGNMENT}"
+                "pages start at {base:#x}, but a sensor needs a multiple of {ALIGNMENT} bytes"
             )));
         }
         let ring = Ring {
@@ -70,7 +70,7 @@ impl QueuePair {
         };
         if ring.region.cpu_address().is_none() {
             return Err(self.unfit(
-                "the CPU cannot access its pages, so missing packets cannot be detected: set path = \"staged\"",
+                "the CPU cannot access the ring's memory, so missing packets cannot be detected: set path = \"staged\"",
             ));
         }
         let limits = self.nic.limits();
@@ -78,7 +78,8 @@ impl QueuePair {
         self.receives = MIN_RECEIVES.max(2 * pages.count).min(max);
         if self.receives < 2 * pages.count {
             return Err(self.unfit(format!(
-                "{count} slots exceed the NIC's limit: its queues hold at most {max} completions, and each slot needs two; set at most {} `slots`",
+                "{count} slots exceed the NIC's limit: the NIC's queues hold at most {max} completions, and each slot \
+                 needs two; set at most {} `slots`",
                 max / 2
             )));
         }
@@ -166,7 +167,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Reverses an arming.
+    /// Disarms the sensor, closes the queue pair and ends the registration.
     pub(super) fn end(&mut self) {
         self.supervisor.disarm();
         self.deferred = None;

@@ -5,7 +5,7 @@ use super::{End, Ended, Fault, PAGE_BITS, QueuePair, UNREPORTED};
 use daq_rdma::verbs::{Side, Status, WorkCompletion};
 
 impl QueuePair {
-    /// Returns the transfer below which pages may have been, or are being, overwritten.
+    /// Returns the bound below which the pages of transfers may have been, or are being, overwritten.
     pub(super) fn bound(&self) -> u64 {
         let pages = self.ring.as_ref().map_or(0, |ring| ring.pages);
         let begun = self.newest.map_or(0, |(newest, _)| newest + 2 + UNREPORTED);
@@ -15,7 +15,7 @@ impl QueuePair {
     /// Writes markers to the pages whose frames were copied since the last poll.
     pub(super) fn make_ready(&mut self) {
         if self.queue.is_none() {
-            // The sensor does not write any more.
+            // Without a connection, the sensor does not write any more.
             return;
         }
         let before = self.bound();
@@ -43,7 +43,7 @@ impl QueuePair {
         }
     }
 
-    /// Handles all available completions and updates the packet statistics; returns their number.
+    /// Handles all available completions and updates the packet statistics. Returns the number of completions.
     pub(super) fn collect(&mut self) -> usize {
         let count = self.poll_completions();
         if count > 0 {
@@ -57,7 +57,7 @@ impl QueuePair {
         count
     }
 
-    /// Polls and handles completions; returns their number.
+    /// Polls and handles completions. Returns the number of handled completions.
     fn poll_completions(&mut self) -> usize {
         let mut all = 0;
         while self.failure.is_none() {
@@ -86,7 +86,7 @@ impl QueuePair {
         all
     }
 
-    /// Posts the used receives again.
+    /// Posts the consumed receives again.
     pub(super) fn post(&mut self) {
         let Some(queue) = &mut self.queue else {
             return;
@@ -101,7 +101,7 @@ impl QueuePair {
 
     pub(super) fn completed(&mut self, done: WorkCompletion) {
         if done.status != Status::Success {
-            let why = format!("its queue failed: {}", done.status.name());
+            let why = format!("the queue pair failed: {}", done.status.name());
             self.has_stopped = true;
             return self.halt(Fault::Queue, &why);
         }

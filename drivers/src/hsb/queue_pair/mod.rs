@@ -5,7 +5,8 @@
 //!     ▲                                        └─ the write that ends a frame ─▶ completion: page, PSN
 //!     └─ armed with the queue pair's number, the pages' addresses and their key
 //! ```
-//! The sensor has no flow control: it overwrites the pages in turn, and frames that it may have overwritten are discarded.
+//! The sensor has no flow control: it overwrites the pages in cyclic order, and frames that it may have overwritten are
+//! discarded.
 //!
 //! # Frame numbers
 //! A completion contains the page and the low 20 bits of the PSN of the packet that ended the frame. From the distance to the
@@ -29,8 +30,8 @@
 //! # How far the sensor may have written
 //! After the newest completed frame the sensor may already be writing the next frame, and a frame whose end was lost is not
 //! reported. Up to [`UNREPORTED`] such frames in a row are allowed for. If more frame ends are lost within one copy, on all
-//! remaining pages, a damaged frame goes undetected unless its metadata were overwritten too; more pages make this less
-//! likely. If an old frame end names a page other than the next, or if more frames end at once than receives are posted, no
+//! remaining pages, a damaged frame goes undetected unless its metadata were overwritten too; more pages make this less likely.
+//! If an old frame end names a page other than the next, or if more frames end in quick succession than receives are posted, no
 //! page is known to be intact: all completed frames are discarded. The same applies if the NIC or its completions fail while
 //! the sensor may continue, and if the sensor does not stop sending when it is disarmed.
 //!
@@ -73,7 +74,7 @@ pub(super) const MAX_PAGES: usize = 4096;
 pub(super) const UNREPORTED: u64 = 1;
 /// Minimum number of posted receives; at least twice the number of pages.
 const MIN_RECEIVES: u32 = 4096;
-/// Number of completions that are polled at once.
+/// Maximum number of completions that one call polls.
 const BATCH: usize = 64;
 /// Number of polls without a completion after which the NIC's asynchronous events are read.
 const EVENT_POLLS: u32 = 1024;
@@ -96,18 +97,19 @@ pub(super) struct Parts {
     pub(super) target: Target,
     /// Frame and packet sizes of the sensor.
     pub(super) pages: Pages,
-    /// Silence after which the registers are read back; zero = never.
+    /// Silence after which the registers are read back; zero disables this check.
     pub(super) rearm_after: Duration,
     /// Whether PCIe writes may be reordered.
     pub(super) relaxed: bool,
-    /// In the order of `COUNTS`.
+    /// Counters in the order of `COUNTS`.
     pub(super) counters: Counters,
 }
 
 /// A queue pair and the pages that a sensor writes through it.
 pub(super) struct QueuePair {
     name: String,
-    // Dropped in this order: the sensor is disarmed, then the queue pair ends all writes, then the memory keys are released.
+    // Fields are dropped in this order: the sensor is disarmed, the queue pair ends all writes, then the memory keys
+    // are released.
     supervisor: Supervisor,
     queue: Option<Box<dyn verbs::QueuePair>>,
     keys: Option<Arc<RailRegions>>,
@@ -118,7 +120,7 @@ pub(super) struct QueuePair {
     /// The pages for an arming that waits until the device is found.
     deferred: Option<Pages>,
     is_emulated_nic: bool,
-    /// Total number of receives, and the number that must be posted again.
+    /// Total number of receives, and the number of receives that must be posted again.
     receives: u32,
     unposted: u32,
     collected: [WorkCompletion; BATCH],
@@ -136,7 +138,8 @@ pub(super) struct QueuePair {
     /// Number of frames discarded to make room, and the slots and frames skipped before them.
     overrun: u64,
     carried_over: (u64, u64),
-    /// Number of frames that had ended when the sensor was armed again, and of those missing before them.
+    /// Number of ended frames that were discarded because the sensor was armed again, and number of frames missing
+    /// before them.
     discarded: (u64, u64),
     sentinel: Sentinel,
     /// For each page, the transfer for which markers were written to it.
@@ -152,7 +155,7 @@ pub(super) struct QueuePair {
     idle: u32,
     /// The current run of old frame ends that continue each other.
     old_ends: Option<Run>,
-    /// Transfers below it may have been overwritten.
+    /// Transfers below this bound may have been overwritten.
     floor: u64,
     seen: Statistics,
     /// Number of frames that ended, for the supervisor.
@@ -187,7 +190,7 @@ impl QueuePair {
         // The only link is a queue pair, which `quiesce` always destroys.
         let registrations =
             RegistrationSet::new(std::slice::from_ref(&nic), access, Box::new(|| Ok(())));
-        let places = pages.packets();
+        let packets_per_frame = pages.packets();
         let none = WorkCompletion {
             id: 0,
             side: Side::Received,
@@ -224,7 +227,7 @@ impl QueuePair {
             marked: Vec::new(),
             reported: 0,
             ready: 0,
-            present: vec![0; places.div_ceil(64)],
+            present: vec![0; packets_per_frame.div_ceil(64)],
             faults: [0; FAULTS.len()],
             failure: None,
             has_stopped: false,
@@ -254,7 +257,7 @@ impl QueuePair {
         self.halt(fault, why);
     }
 
-    /// Records a failure after which nothing is written.
+    /// Records a failure after which the sensor cannot write any more.
     fn halt(&mut self, fault: Fault, why: &str) {
         if self.failure.is_none() {
             tracing::warn!("{}: {}: {why}", self.name, self.nic.name());
@@ -262,13 +265,13 @@ impl QueuePair {
         }
     }
 
-    /// Offsets of the packets in a page.
+    /// Returns the offsets of the packets in a page.
     fn packet_offsets(&self) -> impl Iterator<Item = usize> + use<> {
         let Pages { frame, packet, .. } = self.pages;
         (0..frame).step_by(packet)
     }
 
-    /// Writes markers to the page of `transfer`; false if the CPU cannot access it.
+    /// Writes markers to the page of `transfer`. Returns false if the CPU cannot access the page.
     fn mark(&self, ring: &Ring, transfer: u64) -> bool {
         let at = ring.at(transfer);
         ring.region.cpu_address().is_some()
@@ -284,7 +287,7 @@ impl QueuePair {
                 NicEvent::Fatal => self.fail(Fault::Nic, "the NIC has failed; see dmesg"),
                 NicEvent::CompletionOverrun => self.fail(
                     Fault::Queue,
-                    "more frames ended than fit its completion queue",
+                    "the completion queue was overrun: more frames ended than the queue can hold",
                 ),
                 NicEvent::PortDown => tracing::warn!(
                     "{}: the port of {} is down: frames are lost until the port is up",
@@ -302,7 +305,7 @@ impl QueuePair {
 /// Returns a tracker for the frames of a sensor with `pages` pages.
 fn tracker(sensor: &Pages, pages: usize) -> PsnTracker {
     let packets = u32::try_from(sensor.packets()).unwrap_or(u32::MAX);
-    // Packets never arrive late over a queue pair, and one completion is sufficient evidence.
+    // Packets never arrive late over a queue pair, so one completion is sufficient evidence.
     let tracker = PsnTracker::new(u32::try_from(pages).unwrap_or(u32::MAX), packets, 0, 1);
     // Restarts with old PSNs are detected in `handle_old`.
     tracker.ignore_old_restarts()
@@ -336,7 +339,7 @@ impl Engine for QueuePair {
         true
     }
 
-    fn place_bytes(&self) -> usize {
+    fn packet_bytes(&self) -> usize {
         self.pages.packet
     }
 
@@ -360,7 +363,7 @@ impl Engine for QueuePair {
             // A device that has lost its registers writes nothing; the frames that ended before are intact.
             self.halt(
                 Fault::Restarted,
-                "the sensor's device has lost its registers",
+                "the sensor's device has lost its register values",
             );
         }
         done.skip(std::mem::take(&mut self.overrun));
@@ -386,7 +389,7 @@ impl Engine for QueuePair {
         match self.failure {
             Some(fault) if self.ended.is_empty() => Err(EngineError::Faulted {
                 device: self.nic.name().to_owned(),
-                engine: "the queue pair of its sensor",
+                engine: "the queue pair that receives from the sensor",
                 faults: vec![FAULTS[fault as usize]],
             }),
             _ => Ok(()),
@@ -419,7 +422,7 @@ impl Engine for QueuePair {
         let deadline = last_completion + timeout;
         let mut is_silent = self.queue.is_none() || self.has_stopped;
         while !is_silent && self.failure.is_none() {
-            // Read the time before polling: later completions are not seen by this poll.
+            // The time is read before polling, because this poll cannot see later completions.
             let now = Instant::now();
             let count = self.collect();
             if now >= deadline {

@@ -21,12 +21,12 @@ impl Ring {
         ((self.first + transfer % self.pages) % self.pages) as usize
     }
 
-    /// Offset of the page of `transfer` in the region.
+    /// Returns the offset of the page of `transfer` in the region.
     pub(super) const fn at(&self, transfer: u64) -> usize {
         self.offset + self.page(transfer) * self.stride
     }
 
-    /// Number of transfers from `newest` to the next one that uses `page`, at least 1.
+    /// Returns the number of transfers from `newest` to the next one that uses `page`, at least 1.
     pub(super) const fn ahead(&self, newest: u64, page: u64) -> u64 {
         let own = self.page(newest) as u64;
         match (page + self.pages - own) % self.pages {
@@ -42,15 +42,15 @@ pub(super) struct End {
     pub(super) page: u64,
     /// The low bits of the PSN of the last packet.
     pub(super) psn: u32,
-    /// Whether that packet contained only metadata.
+    /// Whether the last packet contained only metadata.
     pub(super) alone: bool,
     pub(super) metadata: Option<Metadata>,
     pub(super) is_overwritten: bool,
-    /// Whether that packet contained data, and fewer bytes than the last packet of a full frame.
+    /// Whether the last packet contained data, and fewer bytes than the last packet of a full frame.
     pub(super) is_short: bool,
 }
 
-/// How a sensor ends its frames, as far as observed.
+/// The way in which a sensor ends its frames, as far as observed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EndPattern {
     /// Metadata arrive in a separate packet.
@@ -82,17 +82,17 @@ pub(super) struct Ended {
     pub(super) transfer: u64,
     pub(super) frame: u64,
     pub(super) epoch: u64,
-    /// Metadata that arrived with its end.
+    /// Metadata that arrived with the frame's end.
     pub(super) metadata: Option<Metadata>,
-    /// Whether its page holds other metadata than those that arrived.
+    /// Whether the page contains metadata other than the metadata that arrived.
     pub(super) is_overwritten: bool,
-    /// Whether the packet that ended it was shorter than the last packet of a full frame.
+    /// Whether the frame's last packet was shorter than that of a full frame.
     pub(super) is_short: bool,
     pub(super) passed: u64,
     pub(super) missing: u64,
 }
 
-/// Faults that the engine counts besides frames.
+/// Faults that the engine counts in addition to frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The queue pair failed, or its completion queue overflowed.
@@ -105,7 +105,7 @@ pub(super) enum Fault {
     Order,
     /// A frame end that had arrived before.
     Repeated,
-    /// Metadata that arrived are no longer in their page: it was overwritten.
+    /// The metadata that arrived are no longer in their page, because the page was overwritten.
     Metadata,
     /// A frame in a page that the sensor may have used before it was prepared, or may have overwritten.
     Overtaken,

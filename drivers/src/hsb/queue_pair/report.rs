@@ -1,4 +1,4 @@
-//! Reports frames that ended: which packets arrived, and whether the frame is intact.
+//! Reports frames that ended: which of their packets arrived, and whether the page is intact.
 
 use super::super::metadata::{self, Metadata};
 use super::super::pages::Pages;
@@ -8,7 +8,7 @@ use daq_core::dma::{Completions, Done, Origin};
 use daq_core::frame::{Flags, Timestamp};
 
 impl QueuePair {
-    /// Reads the metadata of the page at offset `at`; `None` if the CPU cannot access it.
+    /// Reads the metadata of the page at offset `at`. Returns `None` if the CPU cannot access the page.
     pub(super) fn read_metadata(&self, ring: &Ring, at: usize) -> Option<Metadata> {
         let mut bytes = [0; metadata::BYTES];
         let behind = at + Pages::metadata_at(self.pages.frame);
@@ -23,7 +23,7 @@ impl QueuePair {
         self.present.fill(0);
         let (mut arrived, mut last) = (0, None);
         for (i, place) in self.packet_offsets().enumerate() {
-            let seen = self.sentinel.look(&ring.region, at + place, 8, 8)?;
+            let seen = self.sentinel.inspect(&ring.region, at + place, 8, 8)?;
             let is_inside = frame.min(place + packet) as u64 <= written;
             if seen.unwritten == 0 && is_inside {
                 self.present[i / 64] |= 1 << (i % 64);
@@ -43,7 +43,7 @@ impl QueuePair {
             return;
         };
         let at = ring.at(ended.transfer);
-        let places = u32::try_from(self.pages.packets()).unwrap_or(u32::MAX);
+        let packets_per_frame = u32::try_from(self.pages.packets()).unwrap_or(u32::MAX);
         let is_marked = self.marked[ring.page(ended.transfer)] == Some(ended.transfer);
         let is_intact = !ended.is_overwritten
             && ended
@@ -61,10 +61,10 @@ impl QueuePair {
         if !is_intact || arrived.is_none() {
             self.count(Fault::Overtaken);
         }
-        // A frame without any packet besides its end is bad.
+        // A frame of which only the end arrived is bad.
         let is_bad = !is_intact || arrived.is_none_or(|arrived| arrived == 0);
         let arrived = arrived.filter(|_| !is_bad).unwrap_or(0);
-        let is_whole = arrived >= places;
+        let is_whole = arrived >= packets_per_frame;
         let metadata = ended.metadata.filter(|_| is_intact);
         if let Some(metadata) = metadata.filter(|_| self.epoch == ended.epoch) {
             let bytes = self.pages.frame;
@@ -89,7 +89,7 @@ impl QueuePair {
                 } else {
                     Flags::INCOMPLETE
                 },
-                places,
+                packets_per_frame,
                 arrived,
             }),
         };

@@ -5,23 +5,24 @@ use super::super::pages::{PacketPosition, Pages};
 use super::super::psn::PsnMatch;
 use super::{End, Fault, LastMetadata, MAX_OLD_ENDS, PAGE_BITS, QueuePair, Run, UNREPORTED};
 
-/// PSN bits in an immediate, and in metadata.
+/// Number of PSN bits in an immediate and in metadata.
 const SHORT_PSN_BITS: u32 = 32 - PAGE_BITS;
 const FULL_PSN_BITS: u32 = 24;
-/// Range of the frame numbers in metadata, and of PSNs.
+/// Number of distinct frame numbers in metadata, and number of distinct PSNs.
 const FRAME_NUMBERS: u64 = 1 << 16;
 const PSNS: u64 = 1 << FULL_PSN_BITS;
 /// Distance in packets from which the PSN bits of an immediate are ambiguous.
 const HALF: u64 = 1 << (SHORT_PSN_BITS - 1);
 
-/// The result of assigning a frame end.
+/// The frame to which a received frame end (the packet that completes a frame) is assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It ends the frame with this number.
+    /// The frame end belongs to the frame with this number.
     Frame(u64),
-    /// It belongs to an old frame.
+    /// The frame end belongs to an old frame.
     Old,
-    /// It ends the first frame of a restarted count; this many frame ends before it were treated as old.
+    /// The frame end belongs to the first frame after the sensor restarted its frame count. The value is the number of earlier
+    /// frame ends of the new count that were treated as old.
     Restarted(u64),
 }
 
@@ -68,8 +69,8 @@ impl QueuePair {
     /// Assigns `end` to a frame, where `frame` is the newest frame.
     pub(super) fn step(&mut self, end: &End, frame: u64) -> Step {
         let position = self.position(end);
-        let course = self.tracker.find(end.psn, &position);
-        let next = match course {
+        let classification = self.tracker.find(end.psn, &position);
+        let next = match classification {
             PsnMatch::Frame(next) if next > frame => Some(next),
             _ => None,
         };
@@ -85,15 +86,15 @@ impl QueuePair {
             }
             _ => next,
         };
-        match (found, course) {
+        match (found, classification) {
             (Some(next), _) => Step::Frame(next),
             (None, PsnMatch::Frame(_) | PsnMatch::Old) if next.is_none() => self.handle_old(end),
             _ => Step::Restarted(0),
         }
     }
 
-    /// Whether `metadata` are consistent with a frame `frames` after `last`. The sensor may have numbered more frames than it
-    /// sent.
+    /// Returns whether `metadata` are consistent with a frame `frames` after `last`. The sensor may have numbered more
+    /// frames than it sent.
     fn is_consistent(&self, last: &LastMetadata, frames: u64, metadata: &Metadata) -> bool {
         let ours = u64::from(distance(last.metadata.psn, metadata.psn, FULL_PSN_BITS));
         let off = ours.wrapping_sub(frames.wrapping_mul(self.stride())) % PSNS;
@@ -131,14 +132,14 @@ impl QueuePair {
         if self.pattern.wide && packets < PSNS / 2 && fits(ahead) && is_numbered(ahead) {
             return Some(last.frame + ahead);
         }
-        // A frame number behind the last one belongs to an old frame.
+        // A frame number before the last one belongs to an old frame.
         let is_ahead = self.pattern.numbered && (1..FRAME_NUMBERS / 2).contains(&numbered);
         let mut rounds = (0..PSNS / FRAME_NUMBERS).map(|round| round * FRAME_NUMBERS + numbered);
         let found = is_ahead.then(|| rounds.find(|frames| fits(*frames)))??;
         Some(last.frame + found)
     }
 
-    /// Packets per frame.
+    /// Returns the number of packets per frame.
     fn stride(&self) -> u64 {
         self.pages.packets() as u64 + u64::from(self.pattern.alone)
     }
@@ -189,7 +190,7 @@ impl QueuePair {
         let page = usize::try_from(end.page).unwrap_or(usize::MAX);
         let is_known = end.metadata.is_some() || ring.page(newest) == page;
         if is_known && self.ends.get(page) == Some(&Some(*end)) {
-            // The same frame end again: it has not overwritten anything.
+            // The same frame end arrived again, so nothing was overwritten.
             self.count(Fault::Repeated);
             return Step::Old;
         }

@@ -1,18 +1,18 @@
-//! Places datagrams in frames; shared by the sources `udp`, `xdp` and `replay`.
+//! Parses datagrams and places their payload in frames; used by the sources `udp`, `xdp` and `replay`.
 
-pub(crate) mod held;
-mod learning;
+mod detection;
+pub(crate) mod pending;
 
-pub(crate) use learning::hold_bytes;
+pub(crate) use detection::hold_bytes;
 
 use crate::packet::spead::Recut;
 use crate::packet::{Control, Format, Parsed, Part, Reject};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
-use learning::Learning;
+use detection::Detection;
 
-/// Parses datagrams and places their payload in the window.
+/// Parses datagrams and places their payload in the reorder window.
 #[derive(Debug)]
 pub struct Placer {
     /// The source's name, for messages.
@@ -20,12 +20,12 @@ pub struct Placer {
     format: Format,
     has_time: bool,
     rejections: Rejections,
-    /// Whether heaps without data were logged; logged once, because every packet may belong to one.
+    /// Whether a heap of another length was logged. Only the first such heap is logged, because there may be many.
     is_other_heap_logged: bool,
-    /// Whether heaps without the declared time were logged.
+    /// Whether a missing timestamp was logged.
     is_missing_time_logged: bool,
-    /// Set while the format is detected, and until the packets received meanwhile are placed.
-    learning: Option<Box<Learning>>,
+    /// Set while the format is detected, and until the packets stored meanwhile are placed.
+    detection: Option<Box<Detection>>,
     recut: Option<Box<Recut>>,
 }
 
@@ -35,19 +35,19 @@ enum Put {
     Done,
     /// The packet had already arrived.
     Duplicate,
-    /// It carries a message instead of data.
+    /// The packet contains a message instead of data.
     Control(Control),
     /// The packet must wait for a free slot.
-    Held,
+    PendingDatagrams,
 }
 
 impl Placer {
-    /// For the source `name`; each thread has its own.
+    /// Creates a placer for the source `name`. Each thread needs its own placer.
     pub fn new(name: &str, format: Format) -> Self {
         let has_time = format.time_scale().is_some();
         Self {
             name: name.to_owned(),
-            learning: Learning::new(&format).map(Box::new),
+            detection: Detection::new(&format).map(Box::new),
             recut: None,
             format,
             has_time,
@@ -57,26 +57,26 @@ impl Placer {
         }
     }
 
-    /// Counts what it rejects by reason in `rejections`, which all threads of the source share.
+    /// Counts rejected packets by reason in `rejections`, which all threads of the source share.
     #[must_use]
     pub fn with_rejections(mut self, rejections: Rejections) -> Self {
         self.rejections = rejections;
         self
     }
 
-    /// The format, which detects sizes from the packets.
+    /// Returns the format, including the sizes detected so far.
     pub fn format(&self) -> &Format {
         &self.format
     }
 
-    /// The format, which detects sizes from the packets.
+    /// Returns the format, including the sizes detected so far.
     pub fn format_mut(&mut self) -> &mut Format {
         &mut self.format
     }
 
-    /// Returns the timestamp of a packet that carries `ticks` and was received at `received`.
+    /// Returns the timestamp of a packet that contains `ticks` and was received at `received`.
     ///
-    /// If the format contains timestamps, the receive time is never used instead.
+    /// If the format contains timestamps, the receive time is not used, even for a packet without a timestamp.
     #[inline]
     pub fn time(&self, ticks: Option<u64>, received: Timestamp) -> Timestamp {
         if !self.has_time {
@@ -91,14 +91,14 @@ impl Placer {
         }
     }
 
-    /// Places every datagram, each with the time when it was received. Returns the index of the last one whose place had
-    /// arrived already, if there was any.
+    /// Places datagrams, each with its receive time. Returns the index of the last duplicate datagram, or `None` if there was
+    /// no duplicate.
     pub fn place<'d>(
         &mut self,
         window: &mut ReorderWindow,
         datagrams: impl IntoIterator<Item = (&'d [u8], Timestamp)>,
     ) -> Option<usize> {
-        if self.learning.is_some() {
+        if self.detection.is_some() {
             self.place_later(window, datagrams);
             return None;
         }
@@ -113,7 +113,7 @@ impl Placer {
                         duplicate = Some(i);
                         None
                     }
-                    Put::Done | Put::Held => None,
+                    Put::Done | Put::PendingDatagrams => None,
                 }
             });
             drop(batch);
@@ -124,7 +124,7 @@ impl Placer {
         }
     }
 
-    /// Counts a control message, and removes its unit from the expected ones.
+    /// Counts a control message, and removes the unit of the message from the expected units.
     fn handle_control(&mut self, window: &mut ReorderWindow, control: Control) {
         window.control(1);
         let unit = match control {
@@ -140,20 +140,20 @@ impl Placer {
         window.skip(unit);
     }
 
-    /// Places a datagram, unless a frame would be refused a slot for it, see [`Batch::has_room_for`]: then false.
+    /// Places a datagram if its frame can get a slot, see [`Batch::has_room_for`]; otherwise returns false.
     pub fn place_with_room(
         &mut self,
         window: &mut ReorderWindow,
         bytes: &[u8],
         received: Timestamp,
     ) -> bool {
-        if self.learning.is_some() {
+        if self.detection.is_some() {
             return self.place_later_with_room(window, bytes, received);
         }
         self.place_one(window, bytes, received, true)
     }
 
-    /// Places one datagram; `holds` = only if there is room for it, else false.
+    /// Places one datagram. If `holds` is true and there is no room for the datagram, returns false instead.
     fn place_one(
         &mut self,
         window: &mut ReorderWindow,
@@ -161,15 +161,17 @@ impl Placer {
         received: Timestamp,
         holds: bool,
     ) -> bool {
-        // Asked and put in one batch: between batches the window moves on over frames that are complete.
+        // Check for room and place the packet in the same batch, because the window advances past complete frames
+        // between batches.
         let put = self.put(&mut window.batch(), bytes, received, holds);
         if let Put::Control(control) = put {
             self.handle_control(window, control);
         }
-        put != Put::Held
+        put != Put::PendingDatagrams
     }
 
-    /// Puts one datagram; `holds` = only if there is room for it.
+    /// Parses one datagram and places its payload. If `holds` is true and there is no room for the payload, returns
+    /// [`Put::Held`] instead.
     #[inline]
     fn put(
         &mut self,
@@ -185,13 +187,13 @@ impl Placer {
                     sub: packet.sub,
                 };
                 if holds && !batch.has_room_for_bytes(id, packet.payload.len()) {
-                    return Put::Held;
+                    return Put::PendingDatagrams;
                 }
                 if self.has_time && packet.timestamp.is_none() && packet.sub == 0 {
                     self.log_missing_time(bytes);
                 }
                 let time = self.time(packet.timestamp, received);
-                // Within the datagram: the parser has checked its length.
+                // The range is inside the datagram, because the parser checked its length.
                 let outcome = batch.put(id, &bytes[packet.payload], time);
                 match outcome {
                     Outcome::Rejected | Outcome::Kept => self.log_placement(id),
@@ -210,7 +212,7 @@ impl Placer {
         }
     }
 
-    /// Puts the places that `part` makes whole.
+    /// Places the packet slots that `part` completes.
     #[cold]
     fn put_part(
         &mut self,
@@ -244,7 +246,7 @@ impl Placer {
             self.log_placement(id);
         }
         match placed {
-            false => Put::Held,
+            false => Put::PendingDatagrams,
             true if is_duplicate => Put::Duplicate,
             true => Put::Done,
         }
@@ -267,11 +269,11 @@ impl Placer {
     #[cold]
     fn log_other_heap(&mut self, unit: u64, bytes: u64) {
         self.is_other_heap_logged = true;
-        let wanted = self.format.places().unit_bytes;
+        let wanted = self.format.packet_layout().unit_bytes;
         tracing::info!(
-            "source {}: heap {unit} has {bytes} bytes, not {wanted}, so it is not a frame: its packets are counted as \
-             `control`, as those of descriptors are, and so are more of the kind. If it carries samples, have the sender \
-             send descriptors in separate heaps, or set `heap = {bytes}`",
+            "source {}: heap {unit} has {bytes} bytes, not {wanted}, so it is not a frame. Its packets and those of \
+             further such heaps are counted as `control`, like the packets of descriptors. If the heap contains \
+             samples, configure the sender to send descriptors in separate heaps, or set `heap = {bytes}`",
             self.name,
         );
     }
@@ -295,21 +297,23 @@ impl Placer {
     #[cold]
     fn log_placement(&self, id: PacketId) {
         let message = format_args!(
-            "the number {} is far from the packets before it; check the position of the number in the format, and whether \
-             two senders share the port",
+            "the number {} is far from the numbers of the previous packets; check the position of the number in the \
+             format, and whether two senders share the port",
             id.unit
         );
-        // The window counts them, once it is known that they are rejected.
+        // The window counts the packets when they are finally rejected.
         if self.rejections.count(FAR_NUMBER, 0, message) {
             tracing::warn!(
-                "source {}: a packet is rejected ({FAR_NUMBER}) unless later ones are consistent with it: {message}. Further ones are only counted",
+                "source {}: a packet is rejected ({FAR_NUMBER}) unless later packets are consistent with it: \
+                 {message}. Further such packets are only counted",
                 self.name,
             );
         }
     }
 }
 
-/// The datagrams of a message, of `segment` bytes each but the last; an empty message is one empty datagram.
+/// Splits a message into its datagrams of `segment` bytes each; the last may be shorter. An empty message is one empty
+/// datagram.
 pub(crate) fn packets(bytes: &[u8], segment: usize) -> impl Iterator<Item = &[u8]> {
     bytes
         .is_empty()

@@ -1,21 +1,21 @@
-//! From a captured frame to the payload of the UDP datagram in it.
+//! Finds the UDP payload in a captured network frame.
 
 use pcap_file::DataLink;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
-/// Why a captured frame yields no datagram.
+/// Reason why a captured frame contains no usable datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Skip {
-    /// Another protocol.
+    /// The frame uses another protocol.
     NotUdp,
-    /// A piece of a datagram.
+    /// The frame contains a fragment of a datagram.
     Fragment,
-    /// The capture kept only the beginning of it.
+    /// The capture contains only the beginning of the frame.
     CutShort,
-    /// A link layer that is not known here.
+    /// The link layer is not supported.
     UnknownLink,
-    /// Its own lengths contradict each other.
+    /// The length fields of the frame contradict each other.
     Malformed,
 }
 
@@ -24,22 +24,22 @@ pub(super) enum Skip {
 pub(super) struct Found {
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
-    /// Its checksum; 0 = none.
+    /// UDP checksum; 0 if the sender computed none.
     pub(super) checksum: u16,
-    /// Where its payload lies in the frame.
+    /// Byte range of the payload in the frame.
     pub(super) payload: Range<usize>,
 }
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
-/// Tags of virtual networks: 802.1Q, 802.1ad, and the older doubled one.
+/// EtherTypes of VLAN tags: 802.1Q, 802.1ad, and the older type for double tags.
 const ETHERTYPE_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 const PROTOCOL_UDP: u8 = 17;
 const UDP_HEADER: usize = 8;
 
-/// Finds the datagram in `frame`, which was `wire` bytes long before the capture cut it.
+/// Finds the datagram in `frame`. `wire` is the frame's original size in bytes before the capture truncated it.
 pub(super) fn dissect(link: DataLink, frame: &[u8], wire: usize) -> Result<Found, Skip> {
-    // Whatever ends too early was cut by the capture, or was never whole.
+    // A frame that ends too early was either truncated by the capture or is malformed.
     let short = if frame.len() < wire {
         Skip::CutShort
     } else {
@@ -53,9 +53,10 @@ pub(super) fn dissect(link: DataLink, frame: &[u8], wire: usize) -> Result<Found
             tag if ETHERTYPE_VLAN.contains(&tag) => after_tags(frame, 22, short)?,
             _ => return Err(Skip::NotUdp),
         },
-        // The family before the packet is in the byte order of some machine; the packet says its version itself.
+        // The address family before the packet has the byte order of the capturing host. It is skipped, because the IP
+        // header contains the version.
         DataLink::NULL | DataLink::LOOP => 4,
-        // Some systems number raw IP by their own link type: 12 and 14.
+        // Some systems use their own link types for raw IP: 12 and 14.
         DataLink::RAW | DataLink::IPV4 | DataLink::IPV6 | DataLink::Unknown(12 | 14) => 0,
         _ => return Err(Skip::UnknownLink),
     };
@@ -70,7 +71,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// Where the network header begins, with the protocol word at `at` and any number of tags before it.
+/// Returns the offset of the network header. The EtherType is at `at`, and any number of VLAN tags may precede it.
 fn after_tags(frame: &[u8], mut at: usize, short: Skip) -> Result<usize, Skip> {
     loop {
         match word(frame, at).ok_or(short)? {
@@ -91,14 +92,14 @@ fn ipv4(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
     if header[9] != PROTOCOL_UDP {
         return Err(Skip::NotUdp);
     }
-    // More fragments, or not the first one.
+    // More fragments follow, or this is not the first fragment.
     if u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0 {
         return Err(Skip::Fragment);
     }
     let address = |at: usize| {
         let octets: [u8; 4] = *header[at..]
             .first_chunk()
-            .expect("4 bytes lie behind 12 and 16 of 20");
+            .expect("a header of 20 bytes has 4 bytes at offsets 12 and 16");
         IpAddr::V4(Ipv4Addr::from(octets))
     };
     let (source, destination) = (address(12), address(16));
@@ -111,7 +112,7 @@ fn ipv6(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
     let address = |at: usize| {
         let octets: [u8; 16] = *header[at..]
             .first_chunk()
-            .expect("16 bytes lie behind 8 and 24 of 40");
+            .expect("a header of 40 bytes has 16 bytes at offsets 8 and 24");
         IpAddr::V6(Ipv6Addr::from(octets))
     };
     let (source, destination) = (address(8), address(24));
@@ -120,17 +121,17 @@ fn ipv6(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
         let extension = || frame.get(at..)?.first_chunk::<4>();
         match next {
             PROTOCOL_UDP => return udp(frame, at, source, destination, short),
-            // Hop-by-hop, routing and destination options: length in units of 8, not counting the first.
+            // Hop-by-hop, routing and destination options: length in units of 8 bytes, not counting the first 8 bytes.
             0 | 43 | 60 => {
                 let header = extension().ok_or(short)?;
                 (next, at) = (header[0], at + (usize::from(header[1]) + 1) * 8);
             }
-            // Authentication: length in units of 4, not counting the first two.
+            // Authentication header: length in units of 4 bytes, not counting the first 8 bytes.
             51 => {
                 let header = extension().ok_or(short)?;
                 (next, at) = (header[0], at + (usize::from(header[1]) + 2) * 4);
             }
-            // A fragment header on an unfragmented packet is allowed.
+            // Accept a fragment header on an unfragmented packet.
             44 => {
                 let header = extension().ok_or(short)?;
                 if u16::from_be_bytes([header[2], header[3]]) & 0xfff9 != 0 {
@@ -157,7 +158,8 @@ fn udp(
     let [s0, s1, d0, d1, l0, l1, c0, c1] = *header;
     let start = at + UDP_HEADER;
     let end = match usize::from(u16::from_be_bytes([l0, l1])) {
-        // What a sending host captures before its card cuts it may be too long for the field.
+        // A host captures its own packets before the NIC segments them, so they can be too long for the length field,
+        // which is then 0.
         0 => frame.len(),
         length if length < UDP_HEADER => return Err(Skip::Malformed),
         length => at + length,

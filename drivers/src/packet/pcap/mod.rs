@@ -1,7 +1,8 @@
-//! Captured traffic: the UDP datagrams in a pcap or pcapng file, one after the other.
+//! Reads the UDP datagrams of a pcap or pcapng file in order.
 //!
-//! The file is read as a stream; memory does not grow with it. What is no whole UDP datagram is skipped and
-//! counted by reason. A capture taken with segmentation offload holds several datagrams as one: `replay` splits them.
+//! The file is read as a stream, so memory use is independent of its size. Frames that contain no complete UDP datagram
+//! are skipped and counted by reason. A capture taken with segmentation offload stores several datagrams as one; the
+//! source `replay` splits them.
 
 mod dissect;
 
@@ -16,43 +17,43 @@ use std::io::{self, Chain, Cursor, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// Why a capture cannot be read (on).
+/// Reason why reading a capture failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PcapError {
     /// The file cannot be opened.
     #[error("cannot open the capture {}: {source}", path.display())]
     Open {
-        /// Which file.
+        /// Path of the capture.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Not a capture.
+    /// The file is not a capture.
     #[error("{} is neither pcap nor pcapng (it begins with {found:02x?}): `file` shows its type; decompress it first if it is compressed", path.display())]
     NotCapture {
-        /// Which file.
+        /// Path of the capture.
         path: PathBuf,
-        /// Its first bytes.
+        /// The first bytes of the file.
         found: Vec<u8>,
     },
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the capture {} after {frames} frames: {source}", path.display())]
     Read {
-        /// Which file.
+        /// Path of the capture.
         path: PathBuf,
-        /// Frames read before.
+        /// Number of frames read before the error.
         frames: u64,
-        /// The system's answer.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Its structure is broken.
+    /// The structure of the file is damaged.
     #[error("the capture {} is damaged after {frames} frames: {what}; `pcapfix` may repair it", path.display())]
     Damaged {
-        /// Which file.
+        /// Path of the capture.
         path: PathBuf,
-        /// Frames read before.
+        /// Number of frames read before the error.
         frames: u64,
-        /// What is wrong.
+        /// Description of the damage.
         what: String,
     },
 }
@@ -60,20 +61,21 @@ pub enum PcapError {
 /// One captured datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// When it was captured: nanoseconds since 1970, 0 where the capture does not tell.
+    /// Capture time in nanoseconds since 1970; 0 if the capture does not contain it.
     pub timestamp_ns: u64,
-    /// Who sent it.
+    /// Address and port of the sender.
     pub source: SocketAddr,
-    /// To whom it was sent.
+    /// Address and port of the receiver.
     pub destination: SocketAddr,
-    /// The UDP checksum as captured; 0 = none.
+    /// UDP checksum as captured; 0 if the sender computed none.
     pub checksum: u16,
-    /// What it carried.
+    /// UDP payload.
     pub payload: &'a [u8],
 }
 
 impl Datagram<'_> {
-    /// Whether it has a checksum and that one is right. Where a network card is to complete the checksum, it is not.
+    /// Returns whether the datagram has a valid checksum. The checksum is invalid if the sender's NIC was to compute it
+    /// after the capture (checksum offload).
     pub fn has_valid_checksum(&self) -> bool {
         const UDP: u64 = 17;
         let length = self.payload.len() as u64 + 8;
@@ -82,7 +84,7 @@ impl Datagram<'_> {
             IpAddr::V6(address) => sum(&address.octets()),
         };
         let ports = u64::from(self.source.port()) + u64::from(self.destination.port());
-        // The length counts twice: in the pseudo header and in the header.
+        // The length is added twice, because it is in the pseudo-header and in the UDP header.
         let header = UDP + 2 * length + ports + u64::from(self.checksum);
         let total =
             address(self.source.ip()) + address(self.destination.ip()) + header + sum(self.payload);
@@ -90,7 +92,7 @@ impl Datagram<'_> {
     }
 }
 
-/// The sum of 16-bit words in network byte order, the last one padded with a zero.
+/// Adds 16-bit words in network byte order. The last word is padded with a zero byte.
 fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<2>();
     let last = rest.first().map_or(0, |last| u64::from(*last) << 8);
@@ -100,23 +102,23 @@ fn sum(bytes: &[u8]) -> u64 {
     words.sum::<u64>() + last
 }
 
-/// Frames of a capture that yielded no datagram, by reason.
+/// Number of captured frames without a usable datagram, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
-    /// Another protocol.
+    /// Number of frames of another protocol.
     pub not_udp: u64,
-    /// Pieces of fragmented datagrams.
+    /// Number of frames that contain a fragment of a datagram.
     pub fragment: u64,
-    /// Frames of which the capture kept only the beginning (`tcpdump -s`).
+    /// Number of frames that the capture truncated (`tcpdump -s`).
     pub cut_short: u64,
-    /// Frames of a link layer that is not known here.
+    /// Number of frames of a link layer that is not supported.
     pub unknown_link: u64,
-    /// Frames whose lengths contradict each other.
+    /// Number of frames whose length fields contradict each other.
     pub malformed: u64,
 }
 
 impl Skipped {
-    /// All of them.
+    /// Returns the number of all skipped frames.
     pub const fn total(&self) -> u64 {
         self.not_udp + self.fragment + self.cut_short + self.unknown_link + self.malformed
     }
@@ -132,7 +134,7 @@ impl Skipped {
     }
 }
 
-/// The first bytes, read to tell the kinds of file apart, then the rest.
+/// The first four bytes, which identify the file type, followed by the rest of the file.
 type Stream<R> = Chain<Cursor<[u8; 4]>, R>;
 
 enum Inner<R: Read> {
@@ -140,7 +142,7 @@ enum Inner<R: Read> {
     PcapNg(Box<PcapNg<Stream<R>>>),
 }
 
-/// A capture being read.
+/// Reader of a capture.
 pub struct Capture<R: Read = File> {
     path: PathBuf,
     inner: Inner<R>,
@@ -163,7 +165,7 @@ impl Capture<File> {
 }
 
 impl<R: Read> Capture<R> {
-    /// Reads a capture from `reader`; `path` is its name in errors.
+    /// Starts reading a capture from `reader`. `path` is used in error messages.
     pub fn new(path: &Path, mut reader: R) -> Result<Self, PcapError> {
         let mut magic = [0; 4];
         let mut filled = 0;
@@ -213,14 +215,14 @@ impl<R: Read> Capture<R> {
         })
     }
 
-    /// The next datagram, or `None` at the end. After an error there is nothing more to read.
+    /// Returns the next datagram, or `None` at the end and after an error.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<Datagram<'_>>, PcapError> {
         let found = loop {
             if self.ended {
                 return Ok(None);
             }
-            // Stays so where reading fails: beyond a damaged record nothing can be found again.
+            // If reading fails, this stays true, because no record can be located after a damaged one.
             self.ended = true;
             let record = match &mut self.inner {
                 Inner::Pcap(reader) => next_pcap(reader),
@@ -267,17 +269,17 @@ impl<R: Read> Capture<R> {
         }))
     }
 
-    /// Frames read so far.
+    /// Returns the number of frames read so far.
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Frames skipped so far.
+    /// Returns the frames skipped so far.
     pub fn skipped(&self) -> Skipped {
         self.skipped
     }
 
-    /// Whether the file ended in the middle of a record, as after a killed capture.
+    /// Returns whether the file ends within a record, for example because the capturing process was killed.
     pub fn is_torn(&self) -> bool {
         self.torn
     }
@@ -290,7 +292,7 @@ fn broken(path: &Path, frames: u64, error: FileError) -> PcapError {
             PcapError::Damaged {
                 path,
                 frames,
-                what: "it ends within its first header".to_owned(),
+                what: "the file ends within its first header".to_owned(),
             }
         }
         FileError::IoError(source) => PcapError::Read {
@@ -306,7 +308,7 @@ fn broken(path: &Path, frames: u64, error: FileError) -> PcapError {
     }
 }
 
-/// What a file holds next.
+/// One record of a capture file.
 enum Record<'a> {
     Frame {
         timestamp_ns: u64,
@@ -314,7 +316,7 @@ enum Record<'a> {
         wire: usize,
         bytes: &'a [u8],
     },
-    /// Something without a frame.
+    /// A record without a frame.
     Other,
 }
 
@@ -341,12 +343,12 @@ fn next_pcap<R: Read>(
     }))
 }
 
-/// What a pcapng file says of an interface.
+/// An interface description of a pcapng file.
 #[derive(Clone, Copy)]
 struct Interface {
     link: DataLink,
     snaplen: usize,
-    /// Timestamp units of a second.
+    /// Timestamp units per second.
     units: u64,
     offset_s: u64,
 }
@@ -366,7 +368,7 @@ impl Interface {
         };
         for option in &block.options {
             match *option {
-                // The top bit says that the exponent is of 2, not of 10.
+                // If the top bit is set, the exponent is to base 2, otherwise to base 10.
                 InterfaceDescriptionOption::IfTsResol(code) => {
                     let exponent = u32::from(code & 0x7f);
                     let base: u64 = if code & 0x80 == 0 { 10 } else { 2 };
@@ -386,7 +388,7 @@ impl Interface {
     }
 }
 
-/// Block types of pcapng; the crate keeps their numbers to itself.
+/// Block types of pcapng, which the crate does not export.
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE_DESCRIPTION: u32 = 1;
 const PACKET: u32 = 2;
@@ -397,7 +399,7 @@ struct PcapNg<R: Read> {
     reader: pcap_file::pcapng::PcapNgReader<R>,
     interfaces: Vec<Interface>,
     big_endian: bool,
-    /// The last block changed what the two fields above were made from.
+    /// Whether the last block changed the section or its interfaces, so that the two fields above are outdated.
     stale: bool,
 }
 
@@ -431,7 +433,7 @@ impl<R: Read> PcapNg<R> {
     }
 }
 
-/// The frame in a block, if it is of a type that has one.
+/// Returns the frame of a block, if the block type contains one.
 fn packet<'a>(
     kind: u32,
     body: &'a [u8],
@@ -455,7 +457,7 @@ fn packet<'a>(
     match kind {
         ENHANCED_PACKET | PACKET => {
             let id = match (kind, big) {
-                // The older block has 16 bits of interface, then 16 bits of drops.
+                // The older packet block has a 16-bit interface number, then a 16-bit drop count.
                 (PACKET, true) => word(0)? >> 16,
                 (PACKET, false) => word(0)? & 0xffff,
                 _ => word(0)?,
@@ -475,7 +477,7 @@ fn packet<'a>(
         }
         SIMPLE_PACKET => {
             let (wire, interface) = (word(0)? as usize, interface(0)?);
-            // The block does not say how much was captured, and is padded.
+            // The block does not state the captured length, and its data is padded.
             let bytes = &body[4..];
             let bytes = &bytes[..bytes.len().min(wire).min(interface.snaplen)];
             Ok(Record::Frame {

@@ -10,12 +10,12 @@ fn udp(payload: &[u8]) -> Vec<u8> {
     [&[0x30, 0x39, 0x13, 0x56][..], &length, &[0, 0], payload].concat()
 }
 
-/// An IPv4 packet with the given protocol and fragment word.
+/// Builds an IPv4 packet with the given protocol and fragment word.
 fn ipv4(protocol: u8, fragment: u16, body: &[u8]) -> Vec<u8> {
     let length = u16::try_from(body.len() + 24).unwrap().to_be_bytes();
     let mut packet = vec![0x46, 0, length[0], length[1], 0, 1];
     packet.extend(fragment.to_be_bytes());
-    // One word of options, so that the header is longer than usual.
+    // One word of options makes the header longer than 20 bytes.
     packet.extend([64, protocol, 0, 0, 10, 0, 0, 1, 239, 1, 2, 3, 1, 1, 1, 0]);
     packet.extend(body);
     packet
@@ -131,7 +131,7 @@ fn pcap_incomplete_datagrams_are_classified() {
     }
 }
 
-/// A pcapng block.
+/// Builds a pcapng block.
 fn block(kind: u32, body: &[u8], big: bool) -> Vec<u8> {
     let length = u32::try_from(body.len().next_multiple_of(4) + 12).unwrap();
     let word = |value: u32| {
@@ -152,7 +152,8 @@ fn block(kind: u32, body: &[u8], big: bool) -> Vec<u8> {
     .concat()
 }
 
-/// A pcapng file: two interfaces of different resolutions, and every block that holds a packet.
+/// Builds a pcapng file with two interfaces of different timestamp resolutions and every block type that contains a
+/// packet.
 fn pcapng(big: bool, frame: &[u8]) -> Vec<u8> {
     let word = |value: u32| {
         if big {
@@ -170,7 +171,7 @@ fn pcapng(big: bool, frame: &[u8]) -> Vec<u8> {
     };
     let header = [&word(0x1a2b_3c4d)[..], &half(1), &half(0), &[0xff; 8]].concat();
     let length = word(u32::try_from(frame.len()).unwrap());
-    // Nanoseconds, and 100 seconds of offset; then binary 2^-10 seconds.
+    // First interface: nanoseconds with an offset of 100 seconds. Second interface: units of 2^-10 seconds.
     let offset = if big {
         100u64.to_be_bytes()
     } else {
@@ -235,7 +236,7 @@ fn pcapng(big: bool, frame: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// Timestamp, destination, payload.
+/// Timestamp, destination and payload of a datagram.
 type Seen = (u64, SocketAddr, Vec<u8>);
 
 fn read_all(bytes: &[u8]) -> (Vec<Seen>, Capture<Cursor<Vec<u8>>>) {
@@ -264,7 +265,7 @@ fn pcapng_in_both_byte_orders_with_sections_is_read() {
             "big endian: {big}"
         );
     }
-    // Two files one after the other are one file of two sections.
+    // Two concatenated files are one file with two sections.
     let (both, capture) = read_all(&[pcapng(false, &frame), pcapng(true, &frame)].concat());
     assert_eq!(both, [expected.clone(), expected].concat());
     assert_eq!(
@@ -277,7 +278,7 @@ fn pcapng_in_both_byte_orders_with_sections_is_read() {
     );
 }
 
-/// A pcap file of raw IP frames with the given magic number.
+/// Builds a pcap file of raw IP frames with the given magic number.
 fn pcap(magic: u32, frames: &[(u32, u32, &[u8])]) -> Vec<u8> {
     let mut file = magic.to_le_bytes().to_vec();
     file.extend([2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 101, 0, 0, 0]);
@@ -339,7 +340,7 @@ fn pcap_invalid_file_is_reported() {
     assert!(error(b"").contains("neither pcap nor pcapng (it begins with [])"));
     assert!(
         error(&pcap(0xa1b2_c3d4, &[])[..20])
-            .contains("damaged after 0 frames: it ends within its first header")
+            .contains("damaged after 0 frames: the file ends within its first header")
     );
     let error = Capture::open(Path::new("/nonexistent/x.pcap"))
         .err()
@@ -382,7 +383,8 @@ proptest! {
     }
 }
 
-/// What `tcpdump` with `options` wrote of datagrams sent over the loopback interface; `None` where it may not run.
+/// Returns the output of `tcpdump` with `options` for datagrams sent over the loopback interface, or `None` if
+/// `tcpdump` has no permission to capture.
 fn captured(options: &[&str], payloads: &[Vec<u8>]) -> Option<(Vec<u8>, SocketAddr)> {
     let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
     let to = receiver.local_addr().unwrap();
@@ -411,13 +413,13 @@ fn captured(options: &[&str], payloads: &[Vec<u8>]) -> Option<(Vec<u8>, SocketAd
             return None;
         }
     };
-    // It says that it listens before anything is captured; without the right to, it ends.
-    let mut said = String::new();
+    // `tcpdump` reports that it listens before it captures. Without permission it exits.
+    let mut output = String::new();
     let mut stderr = io::BufReader::new(tcpdump.stderr.take().unwrap());
-    while !said.contains("listening on") {
-        if io::BufRead::read_line(&mut stderr, &mut said).unwrap() == 0 {
+    while !output.contains("listening on") {
+        if io::BufRead::read_line(&mut stderr, &mut output).unwrap() == 0 {
             let _ = tcpdump.wait();
-            println!("skipped: tcpdump may not capture here: {said}");
+            println!("skipped: tcpdump may not capture here: {output}");
             return None;
         }
     }

@@ -4,29 +4,29 @@
 //!   | 53 04 pw aw 00 00 nn nn | item pointer 0 | ... | item pointer n-1 | payload |
 //!   item pointer: 1 bit immediate, 63-a bits identifier, a bits value (or address); big endian
 //! ```
-//! One heap is one frame. A heap of another length than the others carries descriptors or other items: its counter is
-//! used, its bytes are not.
+//! One heap is one frame. A heap of a different length contains descriptors or other items. Its heap counter is used,
+//! but its data is skipped.
 //!
-//! Senders put all item pointers into a heap's first packet only (unless set to repeat them), so that packet has a longer
-//! header and less payload: `first`. What the configuration does not give is learned from the first heaps, see the module `learn`.
+//! By default, senders put all item pointers into a heap's first packet only. That packet has a longer header and less
+//! payload: `first`. Sizes that are not configured are detected from the first heaps, see the module `detect`.
 //! Source: SPEAD protocol document of the SKA South Africa project, and the packets of PyPI's `spead2`.
 
-mod learn;
+mod detect;
 mod recut;
 mod step;
 
-pub(crate) use learn::hold_bytes;
-pub use learn::{Given, Learner, Progress};
+pub(crate) use detect::hold_bytes;
+pub use detect::{Detector, Given, Progress};
 pub use recut::Recut;
 
 use super::{
-    Control, FormatEntry, Numbering, Packet, Parsed, Part, Places, Reject, Split, TimeScale,
+    Control, FormatEntry, Numbering, Packet, PacketLayout, Parsed, Part, Reject, Split, TimeScale,
 };
-use learn::{Extent, Learned};
+use detect::{Detected, Extent};
 use std::sync::Arc;
 use step::StepCheck;
 
-/// The registry's line for this format.
+/// The registry entry of this format.
 pub(super) const ENTRY: FormatEntry = FormatEntry {
     name: "spead",
     summary: "SPEAD-64-40/48 heaps, as radio telescopes send them",
@@ -40,83 +40,83 @@ pub(super) const ENTRY: FormatEntry = FormatEntry {
 
 /// First byte of every packet.
 const MAGIC: u8 = 0x53;
-/// Second byte: the protocol's version.
+/// Second byte of every packet: the protocol version.
 const VERSION: u8 = 4;
-/// Bytes before the item pointers, and of each item pointer.
+/// Size in bytes of the header before the item pointers, and of each item pointer.
 const WORD: usize = 8;
-/// Mode bit of an item pointer: its value follows at once.
+/// Mode bit of an item pointer: set if the pointer contains the value itself.
 const IMMEDIATE: u64 = 1 << 63;
-/// Value of the stream control item that ends a stream.
+/// Value of the stream control item that marks the end of a stream.
 const STREAM_STOP: u64 = 2;
 
-/// Identifiers of the items that the protocol itself defines.
+/// Identifiers of the items that the protocol defines.
 pub mod item {
-    /// Number of the heap.
+    /// Heap counter: the sequence number of the heap.
     pub const HEAP_COUNTER: u64 = 1;
-    /// Bytes of the heap's payload.
+    /// Number of payload bytes in the heap.
     pub const HEAP_LENGTH: u64 = 2;
-    /// Where in the heap this packet's payload begins.
+    /// Offset of this packet's payload in the heap, in bytes.
     pub const HEAP_OFFSET: u64 = 3;
-    /// Bytes of this packet's payload.
+    /// Number of payload bytes in this packet.
     pub const PAYLOAD_LENGTH: u64 = 4;
     /// A descriptor of another item.
     pub const DESCRIPTOR: u64 = 5;
     /// Start (0) or end (2) of the stream.
     pub const STREAM_CONTROL: u64 = 6;
-    /// The identifier that builders give to the samples.
+    /// The identifier that the `build` functions use for the samples.
     pub const SAMPLES: u64 = 0x3300;
 }
 
-/// Heaps of SPEAD, and what was learned of their sender's headers.
+/// The SPEAD format, with the header sizes of the sender's last packets.
 #[derive(Clone, Debug)]
 pub struct Spead {
     address_bits: u32,
-    places: Places,
+    layout: PacketLayout,
     step: u64,
     timestamp: Option<u64>,
     scale: Option<TimeScale>,
-    /// Bytes before the frame's payload in the last first packet of a heap.
+    /// Size in bytes of the header of the last packet that was the first of its heap.
     first_header: usize,
-    /// The same of the last other packet.
+    /// Size in bytes of the header of the last packet that was not the first of its heap.
     rest_header: usize,
-    /// The heaps whose packets are the places of frames.
+    /// Extent of the frame in heaps with the regular packet boundaries.
     regular: Extent,
-    /// Heaps of the same frames, with descriptors and packets that are cut elsewhere.
+    /// Extent of the frame in heaps that also contain descriptors and therefore have other packet boundaries.
     described: Option<Extent>,
-    /// What the configuration gives, while the rest is to be learned.
+    /// The configured values, if the other values must be detected.
     given: Option<Given>,
-    /// What learns the rest, while the source runs.
-    learner: Option<Arc<Learner>>,
-    /// Whether later heaps agree with the step that was learned.
+    /// Detects the values that are not configured while the source runs.
+    detector: Option<Arc<Detector>>,
+    /// Checks whether later heaps match the detected step.
     step_check: Option<Box<StepCheck>>,
 }
 
 impl Spead {
-    /// Heaps of `places`, with values of `address_bits` bits (40 or 48), counted in steps of `step`.
-    pub fn new(address_bits: u32, places: Places, step: u64) -> Self {
+    /// Creates a format of heaps with `layout`. Heap counters have `address_bits` bits (40 or 48) and grow by `step`.
+    pub fn new(address_bits: u32, layout: PacketLayout, step: u64) -> Self {
         let address_bits = address_bits.clamp(8, 56);
-        // Counter, length, offset, payload length; the first packet also points to the samples.
+        // Counter, length, offset and payload length. The first packet also has a pointer to the samples.
         let rest_header = WORD + 4 * WORD;
         let first_header = rest_header + WORD;
         Self {
             address_bits,
-            places,
+            layout,
             step: step.max(1),
             timestamp: None,
             scale: None,
             first_header,
             rest_header,
-            regular: Extent::whole(places.unit_bytes as u64),
+            regular: Extent::whole(layout.unit_bytes as u64),
             described: None,
             given: None,
-            learner: None,
+            detector: None,
             step_check: None,
         }
     }
 
-    /// Heaps of which only `given` is known; the rest is to be learned from the first heaps.
-    pub fn learning(given: Given) -> Self {
-        let places = Places {
+    /// Creates a format of which only the values `given` are known. The other values are detected from the first heaps.
+    pub fn detecting(given: Given) -> Self {
+        let layout = PacketLayout {
             unit_bytes: given.heap.unwrap_or(0),
             first: 1,
             rest: 1,
@@ -124,90 +124,90 @@ impl Spead {
         let address_bits = given.address_bits.unwrap_or(40);
         Self {
             given: Some(given),
-            ..Self::new(address_bits, places, given.step.unwrap_or(1))
+            ..Self::new(address_bits, layout, given.step.unwrap_or(1))
         }
     }
 
-    /// What is known before the rest is learned; `None` where everything is known.
+    /// Returns the configured values while the other values are not detected, or `None` if all values are known.
     pub fn given(&self) -> Option<&Given> {
         self.given.as_ref()
     }
 
-    /// The same format, ready to learn: clones of it learn together.
+    /// Returns a clone that detects the unknown values. All clones of the result detect them together.
     ///
-    /// Frames have at most `max_frame` bytes and `max_places` packets; `threads` receive.
+    /// Frames have at most `max_frame` bytes and `max_packets` packets; `threads` threads receive.
     #[must_use]
-    pub fn start_learning(&self, max_frame: usize, max_places: u32, threads: usize) -> Self {
-        let learner = self
+    pub fn start_detection(&self, max_frame: usize, max_packets: u32, threads: usize) -> Self {
+        let detector = self
             .given
-            .map(|given| Arc::new(Learner::new(given, max_frame, max_places, threads)));
+            .map(|given| Arc::new(Detector::new(given, max_frame, max_packets, threads)));
         Self {
-            learner,
+            detector,
             ..self.clone()
         }
     }
 
-    /// What learns for this format and its clones, until it is [pinned](Self::pin).
-    pub fn learner(&self) -> Option<&Arc<Learner>> {
-        self.learner.as_ref()
+    /// Returns the shared detector of this format and its clones, until the format is [pinned](Self::pin).
+    pub fn detector(&self) -> Option<&Arc<Detector>> {
+        self.detector.as_ref()
     }
 
-    /// Takes over what was learned, for the source `name`; false if nothing was yet.
+    /// Applies the detected values for the source `name`. Returns false if they are not detected yet.
     pub fn pin(&mut self, name: &str) -> bool {
-        let Some(learner) = self.learner.take() else {
+        let Some(detector) = self.detector.take() else {
             return false;
         };
-        let Some(learned) = learner.learned().copied() else {
-            self.learner = Some(learner);
+        let Some(detected) = detector.detected().copied() else {
+            self.detector = Some(detector);
             return false;
         };
-        let Learned {
+        let Detected {
             address_bits,
             regular,
             described,
-            places,
+            layout,
             step,
             ..
-        } = learned;
-        let pinned = Self::new(address_bits, places, step);
+        } = detected;
+        let pinned = Self::new(address_bits, layout, step);
         *self = Self {
             timestamp: self.timestamp,
             scale: self.scale,
             regular,
             described,
-            step_check: learner.step_check(name).map(Box::new),
+            step_check: detector.step_check(name).map(Box::new),
             ..pinned
         };
         true
     }
 
-    /// What puts the bytes of heaps with descriptors together, where such heaps were seen.
+    /// Returns the reassembly buffer for heaps with descriptors, if such heaps were detected.
     pub fn recut(&self) -> Option<Recut> {
-        self.described.map(|_| Recut::new(self.places))
+        self.described.map(|_| Recut::new(self.layout))
     }
 
-    /// Bytes of the whole packet, as its header states; `None` where it is no packet of a heap.
+    /// Returns the size in bytes of the whole packet as its header states, or `None` if it is not a packet of a heap.
     pub fn packet_len(packet: &[u8]) -> Option<usize> {
         let bits = Self::flavour(packet)?;
         let items = Self::item_words(packet)?;
         let fields = Fields::read(items, bits, None);
-        // Messages of the stream may have no payload.
+        // Stream control messages may have no payload.
         let payload = fields.payload.or(fields.control.map(|_| 0))?;
         usize::try_from(payload)
             .ok()?
             .checked_add(WORD + items.len())
     }
 
-    /// Whether it is a message of the stream: its start or its end.
+    /// Returns whether the packet is a stream control message: the start or the end of the stream.
     pub fn is_message(packet: &[u8]) -> bool {
         Self::flavour(packet)
             .zip(Self::item_words(packet))
             .is_some_and(|(bits, items)| Fields::read(items, bits, None).control.is_some())
     }
 
-    /// Why bytes that have no flavour are no packet.
+    /// Returns the reason to reject bytes that are not a SPEAD packet of a supported flavour.
     fn refuse(packet: &[u8]) -> Reject {
-        let places = Places {
+        let layout = PacketLayout {
             unit_bytes: 1,
             first: 1,
             rest: 1,
@@ -216,13 +216,13 @@ impl Spead {
             need: WORD,
             got: packet.len(),
         };
-        Self::new(40, places, 1)
+        Self::new(40, layout, 1)
             .parse(packet)
             .err()
             .unwrap_or(short)
     }
 
-    /// Bits of an address in the packet.
+    /// Returns the number of address bits in the packet, or `None` for other formats and unsupported flavours.
     fn flavour(packet: &[u8]) -> Option<u32> {
         let [magic, version, pointer, address, ..] = *packet.first_chunk::<WORD>()?;
         let is_known = (magic, version) == (MAGIC, VERSION)
@@ -231,13 +231,13 @@ impl Spead {
         is_known.then(|| u32::from(address) * 8)
     }
 
-    /// The item pointers of the packet.
+    /// Returns the item pointers of the packet.
     fn item_words(packet: &[u8]) -> Option<&[u8]> {
         let [.., high, low] = *packet.first_chunk::<WORD>()?;
         packet.get(WORD..WORD + WORD * usize::from(u16::from_be_bytes([high, low])))
     }
 
-    /// With a timestamp in the item `id`, in ticks of `scale`.
+    /// Adds a timestamp in the item `id`, whose ticks have the time scale `scale`.
     #[must_use]
     pub fn timestamped(self, id: u64, scale: TimeScale) -> Self {
         Self {
@@ -248,7 +248,7 @@ impl Spead {
         }
     }
 
-    /// Why `packet`, the first of a heap, has no time; `None` where no time is expected.
+    /// Returns why `packet`, the first of a heap, has no timestamp, or `None` if no timestamp is expected.
     pub(crate) fn why_no_time(&self, packet: &[u8]) -> Option<String> {
         let id = self.timestamp?;
         let items = Self::item_words(packet).unwrap_or_default();
@@ -260,8 +260,8 @@ impl Spead {
         let is_addressed = |word: u64| word & IMMEDIATE == 0 && word >> self.address_bits == id;
         Some(if words.clone().any(is_addressed) {
             format!(
-                "the item {id:#x} is in the payload of the heap, not in its item pointer: configure the sender to make it immediate \
-                 (spead2: shape `()`, format `[('u', {})]`)",
+                "the item {id:#x} is in the payload of the heap, not in its item pointer: configure the sender to send \
+                 an immediate item (spead2: shape `()`, format `[('u', {})]`)",
                 self.address_bits
             )
         } else {
@@ -271,12 +271,12 @@ impl Spead {
         })
     }
 
-    /// Bits of a value: the width of heap counter and timestamp.
+    /// Returns the number of bits of an immediate value. Heap counter and timestamp have this width.
     pub fn address_bits(&self) -> u32 {
         self.address_bits
     }
 
-    /// Header bytes to expect of the packet of place `sub`, from the last packet like it.
+    /// Returns the expected header size in bytes of packet `sub`, from the last packet of the same kind.
     #[inline]
     pub fn header_len(&self, sub: u32) -> usize {
         if sub == 0 {
@@ -286,21 +286,21 @@ impl Spead {
         }
     }
 
-    /// Heaps are numbered by their counter; packets of a heap are its places.
+    /// Returns the numbering: the heap counter is the number, and a unit has as many packets as a heap.
     pub fn numbering(&self) -> Numbering {
         Numbering {
             width: self.address_bits,
             step: self.step,
-            places_per_unit: self.places.count(),
+            packets_per_unit: self.layout.count(),
         }
     }
 
-    /// How the heap is cut into packets.
-    pub fn places(&self) -> Places {
-        self.places
+    /// Returns the layout of the packets of a heap.
+    pub fn packet_layout(&self) -> PacketLayout {
+        self.layout
     }
 
-    /// What the timestamp's ticks mean.
+    /// Returns the time scale of timestamps, or `None` if heaps have no timestamp.
     pub fn time_scale(&self) -> Option<TimeScale> {
         self.scale
     }
@@ -317,7 +317,7 @@ impl Spead {
         }
     }
 
-    /// Parses a datagram whose first bytes are `header`, with `rest` bytes more elsewhere.
+    /// Parses a datagram whose first bytes are in `header`; `rest` more bytes follow.
     #[inline]
     pub fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
         let length = header.len().saturating_add(rest);
@@ -379,7 +379,8 @@ impl Spead {
                 Control::OtherHeap { unit, bytes: 0 }
             }));
         }
-        // Length 0 stands for "not known yet": such a heap cannot be placed before it has ended.
+        // Heap length 0 means "not known yet". Such a heap cannot be placed before it has ended, so it is not
+        // supported.
         let heap = items
             .heap
             .filter(|heap| *heap > 0)
@@ -400,18 +401,18 @@ impl Spead {
         let mut sub = 0;
         if is_regular && (!is_beside || offset >= heap) {
             sub = self
-                .places
+                .layout
                 .at(at as u64)
                 .ok_or(Reject::Misplaced { offset })?;
-            let place = self.places.range(sub);
-            if end > heap || end.min(extent.end) - begin != place.len() as u64 {
+            let range = self.layout.range(sub);
+            if end > heap || end.min(extent.end) - begin != range.len() as u64 {
                 return Err(Reject::PayloadLength {
                     offset,
-                    expected: place.len(),
+                    expected: range.len(),
                     got,
                 });
             }
-            at = place.start;
+            at = range.start;
         } else if end > heap {
             return Err(Reject::Misplaced { offset });
         }
@@ -432,7 +433,7 @@ impl Spead {
             _ if is_beside => return Ok(Parsed::Control(Control::Beside)),
             _ => {}
         }
-        // Within the packet, as was just checked.
+        // The range is inside the packet, as checked above.
         let narrow = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let payload =
             header + narrow(begin - offset)..header + narrow(end.min(extent.end) - offset);
@@ -463,8 +464,8 @@ impl Spead {
         }))
     }
 
-    /// Appends the packet of place `sub` of heap `unit` to `out`; a timestamp and the samples' pointer are
-    /// in the first packet of a heap only.
+    /// Appends packet `sub` of heap `unit` to `out`. Only the first packet of a heap contains the timestamp and the
+    /// pointer to the samples.
     pub fn build(
         &self,
         unit: u64,
@@ -475,8 +476,8 @@ impl Spead {
     ) {
         let mut items = vec![
             Item::immediate(item::HEAP_COUNTER, unit),
-            Item::immediate(item::HEAP_LENGTH, self.places.unit_bytes as u64),
-            Item::immediate(item::HEAP_OFFSET, self.places.range(sub).start as u64),
+            Item::immediate(item::HEAP_LENGTH, self.layout.unit_bytes as u64),
+            Item::immediate(item::HEAP_OFFSET, self.layout.range(sub).start as u64),
             Item::immediate(item::PAYLOAD_LENGTH, payload.len() as u64),
         ];
         if sub == 0 {
@@ -505,7 +506,7 @@ impl Spead {
     }
 }
 
-/// The items that place a packet.
+/// The items that determine the position of a packet.
 #[derive(Default)]
 struct Fields {
     counter: Option<u64>,
@@ -541,19 +542,19 @@ impl Fields {
     }
 }
 
-/// One item pointer of a packet to build.
+/// An item pointer of a packet to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Identifier; bits that do not fit are dropped.
+    /// Identifier; excess high bits are dropped.
     pub id: u64,
-    /// Value, or address in the heap; bits that do not fit are dropped.
+    /// Value, or address in the heap; excess high bits are dropped.
     pub value: u64,
-    /// Whether `value` is the value itself.
+    /// Whether the pointer contains the value itself.
     pub immediate: bool,
 }
 
 impl Item {
-    /// An item whose value is in its pointer.
+    /// Creates an item whose value is in its pointer.
     pub const fn immediate(id: u64, value: u64) -> Self {
         Self {
             id,
@@ -563,9 +564,9 @@ impl Item {
     }
 }
 
-/// Appends a packet of any items to `out`: for senders of tests, the hostile ones too.
+/// Appends a packet with arbitrary items to `out`. Test senders use it, also to build invalid packets.
 ///
-/// `address_bits` is 40 or 48 in valid packets; the number of items is cut to 16 bits.
+/// `address_bits` is 40 or 48 in valid packets. The number of items is truncated to 16 bits.
 pub fn build_packet(address_bits: u32, items: &[Item], payload: &[u8], out: &mut Vec<u8>) {
     let address_bits = address_bits.clamp(8, 56);
     let address = u8::try_from(address_bits / 8).unwrap_or(u8::MAX);

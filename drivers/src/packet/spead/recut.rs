@@ -1,19 +1,19 @@
-//! Frames of heaps that are cut into other packets than most: those that also carry descriptors.
+//! Reassembles heaps whose packet boundaries differ from the regular layout because they also contain descriptors.
 
-use super::super::{Part, Places};
+use super::super::{PacketLayout, Part};
 use std::ops::Range;
 
-/// Heaps that are put together at a time.
+/// Number of heaps that are reassembled at the same time.
 const HEAPS: usize = 2;
 
-/// Puts the bytes of such heaps together until places of the regular cut are whole.
+/// Collects the bytes of heaps with other packet boundaries, and outputs the bytes in the packet slots of the regular layout.
 ///
-/// The two heaps begun last are kept; a place of an older one that is not whole yet stays missing.
+/// The two most recently started heaps are kept. Incomplete packet slots of an older heap count as missing.
 #[derive(Debug)]
 pub struct Recut {
-    places: Places,
+    layout: PacketLayout,
     heaps: [Heap; HEAPS],
-    /// The heap begun last.
+    /// Index of the most recently started heap.
     newest: usize,
 }
 
@@ -21,35 +21,35 @@ pub struct Recut {
 struct Heap {
     unit: Option<u64>,
     bytes: Box<[u8]>,
-    /// A bit for each byte that has arrived.
+    /// One bit per byte: set if the byte has arrived.
     arrived: Box<[u64]>,
-    /// Bytes that each place still lacks.
+    /// Number of missing bytes of each packet slot.
     lacking: Box<[usize]>,
     is_placed: Box<[bool]>,
 }
 
 impl Heap {
-    fn new(places: Places) -> Self {
-        let count = places.count() as usize;
+    fn new(layout: PacketLayout) -> Self {
+        let count = layout.count() as usize;
         Self {
             unit: None,
-            bytes: vec![0; places.unit_bytes].into(),
-            arrived: vec![0; places.unit_bytes.div_ceil(64)].into(),
+            bytes: vec![0; layout.unit_bytes].into(),
+            arrived: vec![0; layout.unit_bytes.div_ceil(64)].into(),
             lacking: vec![0; count].into(),
             is_placed: vec![false; count].into(),
         }
     }
 
-    fn begin(&mut self, unit: u64, places: Places) {
+    fn begin(&mut self, unit: u64, layout: PacketLayout) {
         self.unit = Some(unit);
         self.arrived.fill(0);
         self.is_placed.fill(false);
         for (sub, lacking) in (0..).zip(&mut self.lacking) {
-            *lacking = places.range(sub).len();
+            *lacking = layout.range(sub).len();
         }
     }
 
-    /// Notes that `range`, which lies in place `sub`, has arrived.
+    /// Records that the bytes `range`, which are in packet slot `sub`, have arrived.
     fn note(&mut self, sub: usize, range: Range<usize>) {
         for byte in range {
             let (word, bit) = (&mut self.arrived[byte / 64], 1 << (byte % 64));
@@ -62,16 +62,17 @@ impl Heap {
 }
 
 impl Recut {
-    pub(super) fn new(places: Places) -> Self {
+    pub(super) fn new(layout: PacketLayout) -> Self {
         Self {
-            places,
-            heaps: [Heap::new(places), Heap::new(places)],
+            layout,
+            heaps: [Heap::new(layout), Heap::new(layout)],
             newest: 0,
         }
     }
 
-    /// Adds `payload`, the bytes of `part`, and calls `place` with each place that is whole and was not accepted before;
-    /// `place` returns whether it accepts it, and is not called again if not. Returns whether it accepted all.
+    /// Adds `payload`, the bytes of `part`, and calls `place` for each packet slot that is complete and was not accepted
+    /// before. `place` returns whether it accepted the slot. If `place` returns false, this function does not call it again and
+    /// returns false.
     pub fn add(
         &mut self,
         part: &Part,
@@ -85,7 +86,7 @@ impl Recut {
         let index = known.unwrap_or((self.newest + 1) % HEAPS);
         let heap = &mut self.heaps[index];
         if known.is_none() {
-            heap.begin(part.unit, self.places);
+            heap.begin(part.unit, self.layout);
             self.newest = index;
         }
         let end = part.offset.saturating_add(payload.len());
@@ -93,11 +94,11 @@ impl Recut {
             return true;
         };
         into.copy_from_slice(payload);
-        let Places { first, rest, .. } = self.places;
+        let PacketLayout { first, rest, .. } = self.layout;
         let from = part.offset.checked_sub(first);
         let from = from.map_or(0, |after| after / rest.max(1) + 1);
         for (sub, number) in (from..heap.lacking.len()).zip((0..).skip(from)) {
-            let extent = self.places.range(number);
+            let extent = self.layout.range(number);
             if extent.start >= end {
                 break;
             }

@@ -1,24 +1,25 @@
-//! The step of heap counters: a vote of the received counters, and a check that continues after the step is fixed.
+//! Detects the step of heap counters by majority vote, and checks it afterwards.
 
 use super::Numbering;
 use std::sync::Arc;
 
-/// Counters that vote.
+/// Maximum number of counters in a vote.
 pub(super) const MAX_COUNTERS: usize = 16;
-/// Counters that are enough where they are not evenly spaced; and the fewest of which some may be outvoted.
+/// Number of unevenly spaced counters that make a vote certain, and minimum number of counters that must agree (all
+/// counters if there are fewer).
 const SUFFICIENT_COUNTERS: usize = 8;
 const MIN_VOTES: usize = 4;
 
-/// Different heap counters, in the order of their arrival.
+/// Distinct heap counters in order of arrival.
 #[derive(Clone, Debug)]
 pub(super) struct Counters(Vec<u64>);
 
 /// The result of a vote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Vote {
-    /// What the counters grow by; 0 where there are not two of them.
+    /// The common increment of the counters; 0 if there are fewer than two counters.
     pub(super) step: u64,
-    /// Whether more counters would hardly change it.
+    /// Whether more counters are unlikely to change the step.
     pub(super) is_certain: bool,
 }
 
@@ -29,7 +30,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Adds a counter, unless it was added before or there are enough.
+    /// Adds a counter, unless it is already present or the list is full.
     pub(super) fn add(&mut self, counter: u64) {
         if self.0.len() < MAX_COUNTERS && !self.0.contains(&counter) {
             self.0.push(counter);
@@ -44,8 +45,9 @@ impl Counters {
         self.0.len() == MAX_COUNTERS
     }
 
-    /// The largest step that two thirds of the counters agree on: lost heaps leave gaps in the count, forged ones and heaps with
-    /// a count of their own lie beside it.
+    /// Returns the largest step for which at least two thirds of the counters differ from each other by multiples of
+    /// the step. Lost heaps do not change the step. A minority of counters that do not fit, such as forged counters or
+    /// those of heaps with their own numbering, is ignored.
     pub(super) fn vote(&self, address_bits: u32) -> Vote {
         let numbering = Numbering {
             width: address_bits,
@@ -60,7 +62,8 @@ impl Counters {
         at.sort_unstable();
         let apart = |a: i64, b: i64| a.abs_diff(b);
         let needed = (2 * at.len()).div_ceil(3).max(MIN_VOTES.min(at.len()));
-        // The step of those that lie on the grid of `a` and `divisor`, where they are enough.
+        // Returns the step of the counters that differ from `a` by a multiple of `divisor`, if they are a sufficient
+        // majority.
         let step_of = |a: i64, divisor: u64| {
             let on_grid = || at.iter().filter(|n| apart(a, **n).is_multiple_of(divisor));
             let step = on_grid().fold(0, |step, n| gcd(step, apart(a, *n)));
@@ -85,14 +88,15 @@ impl Counters {
     }
 }
 
-/// Compares heap counters with the step that was learned, and logs once that they contradict it.
+/// Compares heap counters with the detected step, and logs a contradiction once.
 #[derive(Clone, Debug)]
 pub(super) struct StepCheck {
-    /// The source's name.
+    /// Name of the source.
     name: Arc<str>,
     step: u64,
     address_bits: u32,
-    /// Whether this thread receives every heap: else a multiple of the step is what the other threads leave.
+    /// Whether this thread receives every heap. Otherwise it sees only some of them, so multiples of the step are
+    /// normal.
     sees_all: bool,
     last: Option<u64>,
     counters: Counters,
@@ -112,7 +116,7 @@ impl StepCheck {
         }
     }
 
-    /// Looks at the counter of a heap that begins.
+    /// Checks the counter of a heap that begins.
     #[inline]
     pub(super) fn see(&mut self, counter: u64) {
         let last = self.last.replace(counter);
@@ -123,7 +127,8 @@ impl StepCheck {
         }
     }
 
-    /// Adds a counter that is not the one expected; where all of late were not, they vote.
+    /// Records an unexpected counter. If [`MAX_COUNTERS`] different counters arrived without an expected counter, they vote on
+    /// the step.
     #[cold]
     fn collect(&mut self, counter: u64) {
         self.counters.add(counter);
@@ -132,16 +137,16 @@ impl StepCheck {
         }
         if let Some(step) = self.contradiction() {
             self.is_logged = true;
-            let (name, learned) = (&self.name, self.step);
+            let (name, detected) = (&self.name, self.step);
             tracing::warn!(
-                "source {name}: heap counters grow by {step}, but a step of {learned} was detected from the first heaps, so frames \
+                "source {name}: heap counters grow by {step}, but a step of {detected} was detected from the first heaps, so frames \
                  are wrongly counted as lost or rejected: set `step = {step}` in [source.{name}.format] and restart"
             );
         }
         self.counters.clear();
     }
 
-    /// The step that the counters show, where it is another than the one learned.
+    /// Returns the step that the counters show, if it contradicts the detected step.
     fn contradiction(&self) -> Option<u64> {
         let step = self.counters.vote(self.address_bits).step;
         let is_explained = step == self.step || step.is_multiple_of(self.step) && !self.sees_all;
@@ -174,13 +179,13 @@ mod tests {
             (&[1, 2, 3, 4], 1, true),
             (&[8, 4, 0, 12], 4, true),
             (&[top - 4, top - 2, 0, 2], 2, true),
-            // Lost heaps.
+            // Lost heaps leave gaps.
             (&[0, 1, 3, 4], 1, false),
             (&[0, 4, 6, 10, 16, 18, 20, 24], 2, true),
-            // A forged counter between the others, and a distant one.
+            // One forged counter between the others, and one distant counter.
             (&[0, 2, 3, 4, 6], 2, false),
             (&[5, 1 << 30, 7, 9, 11, 13], 2, false),
-            // Heaps of descriptors with a count of their own.
+            // Heaps of descriptors use a separate count.
             (&[0, 1 << 35, 16, 32, 1 << 35 | 1, 48, 64, 80, 96], 16, true),
         ] {
             assert_eq!(vote(counters), Vote { step, is_certain }, "{counters:?}");
@@ -202,7 +207,7 @@ mod tests {
         assert!(seen(2, 4, 0..40));
         assert!(!seen(1, 4, (0..40).map(|n| 2 * n)));
         assert!(!seen(2, 1, (0..400).map(|n| 2 * n)));
-        // Lost heaps, forged heaps and restarts contradict nothing.
+        // Lost heaps, forged heaps and restarts do not contradict the step.
         assert!(!seen(1, 1, (0..400).filter(|n| n % 3 != 0)));
         assert!(!seen(
             2,

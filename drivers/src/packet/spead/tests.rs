@@ -8,7 +8,7 @@ const SCALE: TimeScale = TimeScale {
     origin_ns: None,
 };
 
-/// The datagrams of one case of the recorded ones.
+/// Returns the recorded datagrams of one case.
 fn recorded(case: &str) -> Vec<Vec<u8>> {
     let text = include_str!("../../../tests/data/spead2.hex");
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
@@ -22,10 +22,10 @@ fn recorded(case: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// A heap: counter, bytes, timestamp.
+/// A heap: heap counter, bytes and timestamp.
 type Heap = (u64, Vec<u8>, Option<u64>);
 
-/// Puts packets where they say they belong; heap counter → bytes and timestamp, and the messages.
+/// Reassembles packets by the offsets that they state. Returns the heaps and the control messages.
 fn assemble(spead: &mut Spead, packets: &[Vec<u8>]) -> (Vec<Heap>, Vec<Control>) {
     let mut heaps: Vec<Heap> = Vec::new();
     let mut messages = Vec::new();
@@ -35,7 +35,7 @@ fn assemble(spead: &mut Spead, packets: &[Vec<u8>]) -> (Vec<Heap>, Vec<Control>)
             Parsed::Part(part) => panic!("cut otherwise: {part:?}"),
             Parsed::Data(data) => {
                 if heaps.last().is_none_or(|heap| heap.0 != data.unit) {
-                    heaps.push((data.unit, vec![0xee; spead.places.unit_bytes], None));
+                    heaps.push((data.unit, vec![0xee; spead.layout.unit_bytes], None));
                 }
                 let heap = heaps.last_mut().unwrap();
                 heap.1[data.offset..][..data.payload.len()].copy_from_slice(&packet[data.payload]);
@@ -54,12 +54,12 @@ fn sent(heap: usize) -> Vec<u8> {
 
 #[test]
 fn recorded_heap_with_descriptors_differs() {
-    let places = Places {
+    let layout = PacketLayout {
         unit_bytes: 400,
         first: 144,
         rest: 160,
     };
-    let mut spead = Spead::new(40, places, 1).timestamped(0x1600, SCALE);
+    let mut spead = Spead::new(40, layout, 1).timestamped(0x1600, SCALE);
     let (heaps, messages) = assemble(&mut spead, &recorded("64-40 descriptors"));
     assert_eq!(heaps, [(2, sent(1), Some(1001))]);
     let mut expected = vec![
@@ -75,12 +75,12 @@ fn recorded_heap_with_descriptors_differs() {
 
 #[test]
 fn recorded_repeated_pointers_give_equal_packets() {
-    let places = Places {
+    let layout = PacketLayout {
         unit_bytes: 400,
         first: 144,
         rest: 144,
     };
-    let mut spead = Spead::new(40, places, 1).timestamped(0x1600, SCALE);
+    let mut spead = Spead::new(40, layout, 1).timestamped(0x1600, SCALE);
     let (heaps, messages) = assemble(&mut spead, &recorded("64-40 start"));
     assert_eq!(heaps, [(2, sent(0), Some(1000)), (3, sent(1), Some(1001))]);
     assert_eq!(
@@ -95,16 +95,16 @@ fn recorded_repeated_pointers_give_equal_packets() {
 
 #[test]
 fn recorded_wider_addresses_are_parsed() {
-    let places = Places {
+    let layout = PacketLayout {
         unit_bytes: 400,
         first: 152,
         rest: 160,
     };
     let packets = recorded("64-48");
-    let (heaps, messages) = assemble(&mut Spead::new(48, places, 1), &packets);
+    let (heaps, messages) = assemble(&mut Spead::new(48, layout, 1), &packets);
     assert_eq!(heaps, [(1, sent(0), None), (2, sent(1), None)]);
     assert_eq!(messages, [Control::EndOfStream { unit: 3 }]);
-    let other = Spead::new(40, places, 1).parse(&packets[0]).unwrap_err();
+    let other = Spead::new(40, layout, 1).parse(&packets[0]).unwrap_err();
     assert_eq!(
         other,
         Reject::Flavour {
@@ -121,13 +121,13 @@ fn recorded_wider_addresses_are_parsed() {
 
 #[test]
 fn recorded_packets_of_other_size_name_keys() {
-    let places = Places {
+    let layout = PacketLayout {
         unit_bytes: 400,
         first: 160,
         rest: 160,
     };
     let packets = recorded("64-48");
-    let mut spead = Spead::new(48, places, 1);
+    let mut spead = Spead::new(48, layout, 1);
     assert_eq!(
         spead.parse(&packets[0]),
         Err(Reject::PayloadLength {
@@ -144,22 +144,22 @@ fn recorded_packets_of_other_size_name_keys() {
 
 #[test]
 fn built_packets_equal_recorded_packets() {
-    let places = Places {
+    let layout = PacketLayout {
         unit_bytes: 400,
         first: 152,
         rest: 160,
     };
-    let spead = Spead::new(48, places, 1);
+    let spead = Spead::new(48, layout, 1);
     let mut at = 0;
     let recorded = recorded("64-48");
     for heap in 0..2 {
-        for sub in 0..places.count() {
+        for sub in 0..layout.count() {
             let mut packet = Vec::new();
             spead.build(
                 heap as u64 + 1,
                 sub,
                 None,
-                &sent(heap)[places.range(sub)],
+                &sent(heap)[layout.range(sub)],
                 &mut packet,
             );
             assert_eq!(packet, recorded[at], "heap {heap} packet {sub}");
@@ -173,7 +173,7 @@ fn parse(items: &[Item], payload: usize) -> Result<Parsed, Reject> {
     build_packet(40, items, &vec![0; payload], &mut packet);
     Spead::new(
         40,
-        Places {
+        PacketLayout {
             unit_bytes: 100,
             first: 40,
             rest: 40,
@@ -223,7 +223,7 @@ fn missing_items_are_named() {
         name(&[counter, heap, offset]),
         "the packet has no packet payload length (item 4)"
     );
-    // An address is no value.
+    // An item with an address instead of an immediate value has no value.
     assert_eq!(
         name(&[
             Item {
@@ -251,7 +251,7 @@ fn truncated_or_damaged_packet_is_not_data() {
     let mut packet = Vec::new();
     let mut spead = Spead::new(
         40,
-        Places {
+        PacketLayout {
             unit_bytes: 100,
             first: 40,
             rest: 40,
@@ -287,18 +287,18 @@ proptest! {
         unit: u64, ticks: u64, heap in 1usize..5000, first in 1usize..1500, rest in 1usize..1500, wide: bool, cut in 0usize..200,
     ) {
         let bits = if wide { 48 } else { 40 };
-        let places = Places { unit_bytes: heap, first, rest };
-        let mut format = Format::Spead(Spead::new(bits, places, 1).timestamped(0x1600, SCALE));
+        let layout = PacketLayout { unit_bytes: heap, first, rest };
+        let mut format = Format::Spead(Spead::new(bits, layout, 1).timestamped(0x1600, SCALE));
         let mask = format.unit_mask();
-        for sub in 0..places.count() {
-            let payload = vec![u8::try_from(sub % 256).unwrap(); places.range(sub).len()];
+        for sub in 0..layout.count() {
+            let payload = vec![u8::try_from(sub % 256).unwrap(); layout.range(sub).len()];
             let mut packet = Vec::new();
             format.build(unit & mask, sub, Some(ticks & mask), &payload, &mut packet);
             let header = packet.len() - payload.len();
             let expected = Parsed::Data(Packet {
                 unit: unit & mask,
                 sub,
-                offset: places.range(sub).start,
+                offset: layout.range(sub).start,
                 payload: header..packet.len(),
                 timestamp: (sub == 0).then_some(ticks & mask),
             });

@@ -33,7 +33,7 @@ pub struct SimConfig {
     /// Sine waves, added together.
     #[serde(default)]
     pub tones: Vec<Tone>,
-    /// Pulses of a particle detector, added together. With complex samples they are in the real part.
+    /// Pulses of a particle detector, added together. With complex samples, the pulses are in the real part.
     #[serde(default)]
     pub pulses: Vec<Pulses>,
     /// Gaussian noise: rms of each number relative to full scale.
@@ -42,28 +42,28 @@ pub struct SimConfig {
     /// Seed of noise and pulses. Faults have their own seed.
     #[serde(default)]
     pub seed: u64,
-    /// Payload bytes of a packet; default `"8 KiB"` if slots are a multiple of that, otherwise a whole slot.
+    /// Number of payload bytes in a packet; default `"8 KiB"` if the slot size is a multiple of 8 KiB, otherwise a whole slot.
     pub packet: Option<ByteSize>,
     /// Number of frames open at the same time, at least 2.
     #[serde(default = "four")]
     pub window: usize,
-    /// Data rate: `"realtime"`, at `samples.rate` (default if that is set); `"free"`, as fast as the ring accepts data (default
-    /// otherwise); or a payload rate such as `"100 Mbit/s"`.
+    /// Data rate: `"realtime"`, at `samples.rate` (default if `samples.rate` is set); `"free"`, as fast as the ring accepts
+    /// data (default otherwise); or a payload rate such as `"100 Mbit/s"`.
     pub pace: Option<Pace>,
-    /// Factor by which the data rate is multiplied. Timestamps stay those of the samples.
+    /// Factor by which the data rate is multiplied. The timestamps of the samples do not change.
     #[serde(default = "normal")]
     pub speed: f64,
-    /// Whether the source waits for free slots (default for `pace = "free"`) or continues without, like an instrument (default
-    /// otherwise); packets without a slot are counted as `ring_full`.
+    /// Whether the source waits for free slots (true, default for `pace = "free"`) or continues like an instrument (false,
+    /// default otherwise). If false, packets without a free slot are counted as `ring_full`.
     pub backpressure: Option<bool>,
-    /// End after this number of packets, including those that faults remove.
+    /// Number of packets after which the stream ends, including packets that faults remove.
     pub packets: Option<u64>,
-    /// End after the packets of this number of frames.
+    /// Number of frames after which the stream ends.
     pub frames: Option<u64>,
-    /// The first packet's sequence number.
+    /// Sequence number of the first packet.
     #[serde(default)]
     pub start: u64,
-    /// Number of bits of the sequence number in a packet, 8 to 64; it wraps.
+    /// Width in bits of the sequence number in a packet, 8 to 64. The number wraps at 2 to the power of this width.
     #[serde(default = "sixty_four")]
     pub sequence_bits: u32,
     /// Number of packets after which the sequence number restarts at 0, as after a power cycle.
@@ -105,8 +105,8 @@ impl SimConfig {
         must(
             self.samples.rate.is_none_or(|rate| rate.0 > 0.0),
             "samples.rate",
-            "a rate of 0 would never produce a sample".into(),
-            "set a rate such as \"1 MHz\", or omit it",
+            "the sample rate must be above 0".into(),
+            "set a rate such as \"1 MHz\", or omit `rate`",
         );
         let plain = self.tones.is_empty() && self.pulses.is_empty() && self.noise == 0.0;
         must(
@@ -125,10 +125,10 @@ impl SimConfig {
             (2..=MAX_WINDOW).contains(&self.window),
             "window",
             format!(
-                "a window of {} frames is not between 2 and {MAX_WINDOW}",
+                "`window` must be 2 to {MAX_WINDOW} frames, not {}",
                 self.window
             ),
-            "4 is sufficient in max cases",
+            "set 4 frames, which is sufficient in most cases",
         );
         must(
             self.pace != Some(Pace::Realtime) || self.samples.rate.is_some(),
@@ -153,19 +153,20 @@ impl SimConfig {
             self.speed == 1.0 || self.pace() != Pace::Free,
             "speed",
             "`speed` has no effect with `pace = \"free\"`".into(),
-            "set `rate` in `samples`, or `pace`",
+            "remove `speed`, or set `rate` in `samples` or another `pace`",
         );
         must(
             self.packets.is_none() || self.frames.is_none(),
             "frames",
-            "`packets` and `frames` both set the end".into(),
-            "set only one of them",
+            "`packets` and `frames` are both set, but only one can limit the length of the stream"
+                .into(),
+            "set only `packets` or only `frames`",
         );
         must(
             (8..=64).contains(&self.sequence_bits),
             "sequence_bits",
             format!(
-                "a sequence number of {} bits is not between 8 and 64",
+                "a sequence number must have 8 to 64 bits, not {}",
                 self.sequence_bits
             ),
             "set the number of bits of the sequence number in a packet",
@@ -174,7 +175,10 @@ impl SimConfig {
         must(
             self.start < half.saturating_mul(2) && self.start < 1 << 62,
             "start",
-            format!("{} does not fit {} bits", self.start, self.sequence_bits),
+            format!(
+                "{} does not fit into {} bits",
+                self.start, self.sequence_bits
+            ),
             "lower `start` or raise `sequence_bits`",
         );
         if let Some(jump) = self.jump {
@@ -198,7 +202,7 @@ impl SimConfig {
             self.restart_at != Some(0),
             "restart_at",
             "a restart before the first packet has no effect".into(),
-            "set at least 1",
+            "set the number of a later packet, at least 1",
         );
         if self.samples.channels > 0 && self.samples.rate.is_none_or(|rate| rate.0 > 0.0) {
             found.extend(self.signal_config().problems());
@@ -207,7 +211,7 @@ impl SimConfig {
         found
     }
 
-    /// The parameters of the signal.
+    /// Returns the parameters of the signal.
     pub fn signal_config(&self) -> SignalConfig {
         SignalConfig {
             samples: self.samples.clone(),
@@ -219,7 +223,7 @@ impl SimConfig {
         }
     }
 
-    /// The pace, with the default applied.
+    /// Returns the pace, with the default applied.
     pub fn pace(&self) -> Pace {
         self.pace.unwrap_or(if self.samples.rate.is_some() {
             Pace::Realtime
@@ -228,32 +232,32 @@ impl SimConfig {
         })
     }
 
-    /// Whether the source waits for slots, with the default applied.
+    /// Returns whether the source waits for free slots, with the default applied.
     pub fn backpressure(&self) -> bool {
         self.backpressure.unwrap_or(self.pace() == Pace::Free)
     }
 
-    /// Packets per second with `geometry`; `None` = as fast as possible.
+    /// Returns the number of packets per second with `geometry`, or `None` for as fast as possible.
     pub fn packet_rate(&self, geometry: &Geometry) -> Option<f64> {
         let bytes = match self.pace() {
             Pace::Free => return None,
             Pace::Realtime => self.samples.rate?.0 * point_bytes(&self.samples) as f64,
             Pace::Payload(rate) => rate.0 / 8.0,
         };
-        Some(bytes * self.speed / geometry.place_bytes as f64)
+        Some(bytes * self.speed / geometry.packet_bytes as f64)
     }
 
-    /// Nanoseconds of signal per packet, if the rate is known.
+    /// Returns the signal duration of a packet in nanoseconds, if the rate is known.
     pub fn packet_ns(&self, geometry: &Geometry) -> Option<f64> {
         let bytes = match (self.samples.rate, self.pace()) {
             (Some(rate), _) => rate.0 * point_bytes(&self.samples) as f64,
             (None, Pace::Payload(rate)) => rate.0 / 8.0,
             (None, _) => return None,
         };
-        Some(geometry.place_bytes as f64 / bytes * 1e9)
+        Some(geometry.packet_bytes as f64 / bytes * 1e9)
     }
 
-    /// Default payload bytes of a slot.
+    /// Returns the default payload bytes of a slot.
     pub fn preferred_slot(&self) -> usize {
         let unit = self
             .packet
@@ -263,7 +267,7 @@ impl SimConfig {
         (DEFAULT_SLOT / unit).max(1).saturating_mul(unit)
     }
 
-    /// How frames are divided into packets in slots of `slot_bytes`.
+    /// Returns how frames are divided into packets in slots of `slot_bytes`.
     pub fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
         let slot = ByteSize(slot_bytes as u64);
         let point = point_bytes(&self.samples);
@@ -279,7 +283,7 @@ impl SimConfig {
         };
         if packet == 0 {
             let message = format!(
-                "one point of all channels has {point} bytes and does not fit into a slot of {slot}"
+                "one sample of all channels has {point} bytes and does not fit into a slot of {slot}"
             );
             return Err(Problem::at("samples", message)
                 .help("enlarge the ring's `slot` or lower `channels`"));
@@ -296,48 +300,54 @@ impl SimConfig {
         let (atom, name) = if planar {
             (sample, "samples")
         } else {
-            (point, "points of all channels")
+            (point, "a sample of all channels")
         };
         if !packet.is_multiple_of(atom) {
             let better = ByteSize((packet / atom).max(1) as u64 * atom as u64);
-            let message =
-                format!("a packet of {size} is not a whole number of {name} of {atom} bytes");
-            return Err(Problem::at("packet", message)
-                .help(format!("set a multiple, such as \"{better}\"")));
+            let message = format!(
+                "the packet size {size} is not a multiple of {atom} bytes, the size of {name}"
+            );
+            return Err(Problem::at("packet", message).help(format!(
+                "set a multiple of {atom} bytes, such as \"{better}\""
+            )));
         }
         let unit = lcm(packet, point).unwrap_or(usize::MAX);
         let frame = slot_bytes / unit * unit;
         if frame == 0 {
             let unit = ByteSize(unit as u64);
             let message = format!(
-                "packets of {size} contain whole points only every {unit}, which exceeds a slot of {slot}"
+                "packets of {size} hold whole samples of all channels only in multiples of {unit}, which exceeds a \
+                 slot of {slot}"
             );
             return Err(
                 Problem::at("packet", message).help(format!("set a multiple of {point} bytes"))
             );
         }
-        let Ok(places) = u32::try_from(frame / packet) else {
-            let message = format!("a slot of {slot} has too many packets of {size}");
+        let Ok(packets_per_frame) = u32::try_from(frame / packet) else {
+            let message = format!(
+                "a slot of {slot} holds more packets of {size} than the maximum of {}",
+                u32::MAX
+            );
             return Err(Problem::at("packet", message).help("set larger packets"));
         };
-        // Every number in the window must be nearer than half of the number range.
-        let reach = (2 * self.window as u64 + 1) * u64::from(places);
+        // Every two numbers in the window must differ by less than half of the number range.
+        let reach = (2 * self.window as u64 + 1) * u64::from(packets_per_frame);
         if reach >= 1 << (self.sequence_bits - 1) {
             let message = format!(
-                "sequence numbers of {} bits are too narrow for a window of {} frames of {places} packets",
+                "sequence numbers of {} bits are too narrow for a window of {} frames of {packets_per_frame} packets",
                 self.sequence_bits, self.window
             );
             return Err(Problem::at("sequence_bits", message)
                 .help("set more bits, larger packets or a smaller window"));
         }
-        let max = (self.window as u64 - 1) * u64::from(places);
+        let max = (self.window as u64 - 1) * u64::from(packets_per_frame);
         if let Some(by) = self
             .faults
             .reorder_by
             .filter(|by| self.faults.reorders() && *by > max)
         {
             let message = format!(
-                "a packet delayed by {by} packets is late for a window of {} frames",
+                "a packet delayed by {by} packets would be late for a window of {} frames",
                 self.window
             );
             let help = format!("set at most {max}, enlarge `window`, or use `late`");
@@ -349,11 +359,11 @@ impl SimConfig {
                 ..Numbering::PLAIN
             },
             window: self.window,
-            ..Geometry::new(places, packet)
+            ..Geometry::new(packets_per_frame, packet)
         })
     }
 
-    /// The packets that the sender produces for a ring of `geometry`.
+    /// Returns the packets that the sender produces for a ring of `geometry`.
     pub fn schedule(&self, geometry: &Geometry) -> Schedule {
         let count = Count {
             start: self.start,
@@ -362,24 +372,24 @@ impl SimConfig {
         };
         let packets = self.packets.or(self
             .frames
-            .map(|frames| frames.saturating_mul(u64::from(geometry.places))));
+            .map(|frames| frames.saturating_mul(u64::from(geometry.packets_per_frame))));
         Schedule::new(count, &self.faults, packets)
     }
 
-    /// The packets in the order of their arrival.
+    /// Returns the packets in the order of their arrival.
     pub fn arrivals(&self, geometry: &Geometry) -> Arrivals {
-        let max = (geometry.window as u64 - 1) * u64::from(geometry.places);
+        let max = (geometry.window as u64 - 1) * u64::from(geometry.packets_per_frame);
         let by = self.faults.reorder_by.unwrap_or(DEFAULT_REORDER).min(max);
         Arrivals::new(
             self.schedule(geometry),
-            geometry.places,
+            geometry.packets_per_frame,
             geometry.window,
             by,
         )
     }
 }
 
-/// The least common multiple, if it is small enough.
+/// Returns the least common multiple, if it is small enough.
 fn lcm(a: usize, b: usize) -> Option<usize> {
     fn gcd(a: usize, b: usize) -> usize {
         if b == 0 { a.max(1) } else { gcd(b, a % b) }

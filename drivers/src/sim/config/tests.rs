@@ -1,4 +1,4 @@
-//! Keys, and the geometry they make.
+//! Tests of the keys and of the resulting geometry.
 
 use super::*;
 use daq_core::layout::Scalar;
@@ -26,7 +26,11 @@ fn empty_section_is_a_free_running_ramp() {
     assert_eq!(config.samples.scalar, Scalar::Int8);
     let geometry = config.geometry(1 << 20).unwrap();
     assert_eq!(
-        (geometry.places, geometry.place_bytes, geometry.window),
+        (
+            geometry.packets_per_frame,
+            geometry.packet_bytes,
+            geometry.window
+        ),
         (128, 8192, 4)
     );
     assert_eq!(config.preferred_slot(), 1 << 20);
@@ -46,7 +50,7 @@ fn rate_disables_waiting() {
         (Pace::Realtime, false)
     );
     let geometry = config.geometry(1 << 16).unwrap();
-    // 1 MHz in two channels of 4 bytes.
+    // The sample rate is 1 MHz in two channels of 4 bytes, so 8 MB/s.
     assert_eq!(config.packet_rate(&geometry), Some(2.0 * 8e6 / 8192.0));
     assert_eq!(config.packet_ns(&geometry), Some(1_024_000.0));
     let paced: SimConfig =
@@ -61,7 +65,7 @@ fn rate_disables_waiting() {
 
 #[test]
 fn frames_hold_complete_packets_and_points() {
-    // (samples, packet, slot) and (places, place_bytes, frame_bytes)
+    // (samples, packet, slot) and (packets per frame, packet bytes, frame bytes)
     let cases = [
         ("", "", 10_000, (1, 10_000, 10_000)),
         (
@@ -88,7 +92,11 @@ fn frames_hold_complete_packets_and_points() {
         let config = config(&format!("samples = {{ {samples} }}\n{packet}"));
         let geometry = config.geometry(slot).unwrap();
         assert_eq!(
-            (geometry.places, geometry.place_bytes, geometry.frame_bytes),
+            (
+                geometry.packets_per_frame,
+                geometry.packet_bytes,
+                geometry.frame_bytes
+            ),
             expected,
             "{samples} {packet}"
         );

@@ -13,7 +13,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Separates the random number streams of the pulse tables from each other and from the noise.
+/// Separates the random numbers of the pulse tables from each other and from the noise.
 const STREAM_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Pulses at random times.
@@ -31,8 +31,8 @@ pub struct Pulses {
     pub decay: Period,
     /// Channels, counted from 0, in the order in which they are neighbours; default all.
     pub channels: Option<Vec<u32>>,
-    /// Probability, 0 to 1, that the next neighbour on either side sees an event too, and so on from there. It sees 50 % to
-    /// 100 % of the height.
+    /// Probability, 0 to 1, that the next neighbour on each side also sees an event; the same probability applies to each
+    /// further neighbour. A neighbour sees 50 % to 100 % of the height.
     #[serde(default)]
     pub shared: f64,
 }
@@ -41,7 +41,7 @@ pub struct Pulses {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Hit {
     channel: usize,
-    /// Start, in points of the table.
+    /// Start of the pulse, in points of the table.
     at: f64,
     height: f64,
 }
@@ -65,8 +65,11 @@ impl Pulses {
         must(
             self.rate.0 > 0.0 && rate.is_none_or(|rate| self.rate.0 <= rate),
             "rate",
-            format!("{} events per second are not possible", self.rate.0),
-            "set more than 0 and at most `samples.rate`, such as \"1 kHz\"",
+            format!(
+                "the event rate must be above 0 and at most the sample rate, not {} Hz",
+                self.rate.0
+            ),
+            "set a rate up to `samples.rate`, such as \"1 kHz\"",
         );
         must(
             self.amplitude.is_finite(),
@@ -78,7 +81,7 @@ impl Pulses {
             self.rise < self.decay,
             "rise",
             format!(
-                "a rise of {} is not shorter than the decay of {}",
+                "`rise` is {}, but must be shorter than `decay`, which is {}",
                 self.rise, self.decay
             ),
             "lower `rise` or raise `decay`",
@@ -87,21 +90,21 @@ impl Pulses {
             (0.0..=1.0).contains(&self.shared),
             "shared",
             format!("{} is not a probability", self.shared),
-            "set 0 to 1, such as 0.5",
+            "set a probability from 0 to 1, such as 0.5",
         );
         if let Some(channels) = &self.channels {
             must(
                 !channels.is_empty(),
                 "channels",
                 "`channels` must not be empty".into(),
-                "list channels, or omit it for all",
+                "list at least one channel, or omit `channels` for all channels",
             );
             for channel in channels {
                 must(
                     *channel < samples.channels,
                     "channels",
                     format!(
-                        "channel {channel} does not exist: `samples` has {}, counted from 0",
+                        "channel {channel} does not exist: `samples.channels` is {}, and channels are counted from 0",
                         samples.channels
                     ),
                     "raise `samples.channels` or list other channels",
@@ -111,18 +114,19 @@ impl Pulses {
         found
     }
 
-    /// Number of events in a table of `period` points at `rate` points per second: the average number, at least one.
+    /// Returns the number of events in a table of `period` points at `rate` points per second: the average number, at
+    /// least one.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "at most one per point"
+        reason = "there is at most one event per point"
     )]
     pub(super) fn events(&self, period: usize, rate: f64) -> usize {
         (self.rate.0 / rate * period as f64).round().max(1.0) as usize
     }
 
-    /// Returns the signals of the events in a table of `period` points, for the channels of `samples`. `index` gives several
-    /// pulse tables with one seed different random numbers.
+    /// Returns the signals of the events in a table of `period` points, for the channels of `samples`. Pulse tables
+    /// with the same seed have different values of `index`, so that they get different random numbers.
     pub(super) fn hits(
         &self,
         samples: &Samples,
@@ -144,7 +148,7 @@ impl Pulses {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "below the number of channels"
+                reason = "the index is not negative and less than the number of channels"
             )]
             let middle = (uniform(&mut random) * channels.len() as f64) as usize;
             hits.push(Hit {
@@ -184,8 +188,8 @@ impl Pulses {
     }
 }
 
-/// The maximum of `exp(-t / decay) - exp(-t / rise)`: at `ln(decay / rise) · rise · decay / (decay - rise)`, where
-/// its derivative is 0.
+/// Returns the maximum of `exp(-t / decay) - exp(-t / rise)`, which is at `ln(decay / rise) · rise · decay / (decay -
+/// rise)`, where the derivative is 0.
 fn peak(rise: f64, decay: f64) -> f64 {
     if rise <= 0.0 {
         return 1.0;
@@ -204,13 +208,14 @@ fn add(numbers: &mut [f64], hits: &[Hit], channel: usize, tau: f64, scale: f64) 
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "at most a table's length"
+            reason = "the value is at most the length of a table"
         )]
         let point = first as usize % period;
         tails[point] += scale * hit.height * (-(first - hit.at) / tau).exp();
     }
     let factor = (-1.0 / tau).exp();
-    // Level at the end of the table, which continues at its start, summed over all previous periods.
+    // The level at the end of the table, summed over all previous periods, because the end continues at the start of
+    // the table.
     let round = tails
         .iter()
         .fold(0.0, |level, begins| level * factor + begins);

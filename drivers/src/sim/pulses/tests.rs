@@ -1,4 +1,4 @@
-//! Pulses against their closed form, and their statistics.
+//! Compares pulses with their closed form, and checks their statistics.
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn table_is_the_sum_of_all_periods() {
             pulses.add(&mut table, &hits, channel, RATE);
             for (point, value) in table.iter().enumerate() {
                 let mut expected = 0.125;
-                // Periods that have decayed to zero.
+                // Number of periods after which pulses have decayed to zero.
                 for round in 0..200 {
                     for hit in hits.iter().filter(|hit| hit.channel == channel) {
                         let t = point as f64 + 100.0 * f64::from(round) - hit.at;
@@ -103,7 +103,7 @@ fn random_events_repeat_with_seed() {
     events.dedup();
     assert_eq!(events.len(), pulses.events(period, RATE));
     assert_eq!(events.len(), 10_000);
-    // Between the events of a random process as much time passes as with probability exp(-t).
+    // In a Poisson process, the time between events is distributed as exp(-t).
     events.sort_by(f64::total_cmp);
     let long = events
         .windows(2)
@@ -111,7 +111,8 @@ fn random_events_repeat_with_seed() {
         .count() as f64
         / events.len() as f64;
     assert!((long - (-2.0_f64).exp()).abs() < 0.015, "{long}");
-    // With neighbours every other time, and at the edges only on one side.
+    // Each neighbour sees an event with probability 0.5, and so on from there. Channels at the edges have neighbours on
+    // one side only.
     let seen = hits.len() as f64 / events.len() as f64;
     let ends: f64 = (0..8)
         .map(|channel| {
@@ -199,7 +200,7 @@ fn times_of_a_few_picoseconds_are_accepted() {
         ..samples(1)
     };
     assert!(pulses.problems("pulses", &fast).is_empty());
-    // The sum of a pulse's points is its area in points, 2.5 for each of its height.
+    // The sum of a pulse's points is its area, which is 2.5 points times its height.
     let mut table = vec![0.0; 1000];
     let hit = Hit {
         channel: 0,

@@ -19,9 +19,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use std::f64::consts::TAU;
 
-/// Bytes of a table with noise, which determines its period: fits the cache of a server core.
+/// Size in bytes of a table with noise, which determines its period; the table fits into the cache of a server core.
 const MAX_TABLE_BYTES: usize = 2 << 20;
-/// Bytes of a table without noise: small enough for the cache, large enough for large copies.
+/// Size in bytes of a table without noise: small enough for the cache, large enough for efficient copies.
 const DEFAULT_TABLE_BYTES: usize = 128 << 10;
 /// Minimum number of points of a table, for any number of channels.
 const MIN_POINTS: usize = 1024;
@@ -32,15 +32,15 @@ const RAMP: usize = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tone {
-    /// Frequency: at most half of `samples.rate`. For complex samples below the rate; the upper half represents negative
-    /// frequencies.
+    /// Frequency: at most half of `samples.rate`. For complex samples, the frequency must be below `samples.rate`; the upper
+    /// half represents negative frequencies.
     pub frequency: Frequency,
-    /// Amplitude relative to full scale: 1 is the largest integer, or 1.0. Integers clip beyond it.
+    /// Amplitude relative to full scale: 1 is the largest integer, or the float 1.0. Larger integers are clipped.
     pub amplitude: f64,
     /// Phase at the first sample in degrees: 0 is the cosine.
     #[serde(default)]
     pub phase: f64,
-    /// Channel, counted from 0; default all.
+    /// Index of the channel, counted from 0; default: all channels.
     pub channel: Option<u32>,
 }
 
@@ -49,11 +49,11 @@ pub struct Tone {
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
     /// Samples count up in memory order: integers from 0 to 65535, wrapped to the range of their type; floats from -1 up to 1
-    /// in 65536 steps. The imaginary part is the negative.
+    /// in 65536 steps. The imaginary part is the negated real part.
     Ramp,
     /// A 64-bit little-endian counter over the stream's groups of 8 bytes, for any sample type.
     Counter,
-    /// Zeros; 128 for `uint8`.
+    /// All samples are 0, or 128 for `uint8`.
     Silence,
 }
 
@@ -74,7 +74,7 @@ pub struct SignalConfig {
     pub seed: u64,
 }
 
-/// The size of a table: its length and the number of whole cycles of each tone.
+/// The size of a table: its length in points, and the number of whole cycles of each tone.
 #[derive(Clone, Debug, PartialEq)]
 struct Cycles {
     period: usize,
@@ -86,7 +86,7 @@ impl SignalConfig {
         !self.tones.is_empty() || self.is_random()
     }
 
-    /// Whether the table should be as long as possible, because its content is random.
+    /// Returns whether the table should be as long as possible, because its content is random.
     fn is_random(&self) -> bool {
         !self.pulses.is_empty() || self.noise > 0.0
     }
@@ -95,7 +95,7 @@ impl SignalConfig {
         self.samples.rate.map_or(1.0, |rate| rate.0)
     }
 
-    /// Returns every problem, with its key.
+    /// Returns every problem with its key.
     pub fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         if !(self.noise.is_finite() && self.noise >= 0.0) {
@@ -116,7 +116,9 @@ impl SignalConfig {
             }
             if !tone.phase.is_finite() {
                 let message = format!("{} is not a valid phase", tone.phase);
-                found.push(Problem::at(key("phase"), message).help("set degrees, such as 90"));
+                found.push(
+                    Problem::at(key("phase"), message).help("set an angle in degrees, such as 90"),
+                );
             }
             if let Some(channel) = tone
                 .channel
@@ -124,7 +126,8 @@ impl SignalConfig {
             {
                 let channels = self.samples.channels;
                 let message = format!(
-                    "channel {channel} does not exist: `samples` has {channels}, counted from 0"
+                    "channel {channel} does not exist: `samples.channels` is {channels}, and channels are counted \
+                     from 0"
                 );
                 found.push(
                     Problem::at(key("channel"), message)
@@ -161,7 +164,7 @@ impl SignalConfig {
         found
     }
 
-    /// Describes how the generated signal deviates from the request.
+    /// Returns notes on how the generated signal deviates from the configured one.
     pub fn notes(&self) -> Vec<String> {
         if !self.has_table() {
             return Vec::new();
@@ -202,7 +205,7 @@ impl SignalConfig {
             (DEFAULT_TABLE_BYTES / point).clamp(1, max)
         };
         let rate = millihertz(self.rate());
-        // The shortest period that holds whole cycles of all tones.
+        // The shortest period that contains whole cycles of all tones.
         let exact = self.tones.iter().try_fold(1_u64, |period, tone| {
             let (rate, frequency) = (rate?, millihertz(tone.frequency.0)?);
             let closes = rate / gcd(rate, frequency);
@@ -215,7 +218,7 @@ impl SignalConfig {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "at most a table's length"
+                reason = "the value is at most the length of a table"
             )]
             let cycles = (tone.frequency.0 * period as f64 / self.rate()).round() as u64;
             cycles
@@ -350,24 +353,24 @@ impl SignalConfig {
 /// A generated signal, ready to be copied.
 #[derive(Clone, Debug)]
 pub struct Signal {
-    /// Planes, one after another; empty for the counter.
+    /// Planes of the table, one after another; empty for the pattern `counter`.
     table: Vec<u8>,
-    /// Bytes of one entry.
+    /// Size of one entry in bytes.
     unit: usize,
-    /// Bytes of one plane of the table.
+    /// Size of one plane of the table in bytes.
     period: usize,
-    /// Bytes of one plane in a frame.
+    /// Size of one plane of a frame in bytes.
     run: usize,
     frame_bytes: usize,
 }
 
 impl Signal {
-    /// Bytes of memory in use.
+    /// Returns the memory use in bytes.
     pub const fn bytes(&self) -> usize {
         self.table.len()
     }
 
-    /// Passes the bytes `extent` of frame `frame` to `out`, in pieces.
+    /// Passes the bytes `extent` of frame `frame` to `out` in pieces.
     pub fn write(&self, frame: u64, extent: std::ops::Range<usize>, mut out: impl FnMut(&[u8])) {
         if self.table.is_empty() {
             let first = frame
@@ -377,7 +380,10 @@ impl Signal {
         }
         let entries = (self.period / self.unit) as u64;
         let frame_phase = (frame % entries) * ((self.run / self.unit) as u64 % entries) % entries;
-        #[expect(clippy::cast_possible_truncation, reason = "below the table's length")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the value is less than the table's length"
+        )]
         let frame_phase = frame_phase as usize * self.unit;
         let mut at = extent.start;
         while at < extent.end {
@@ -392,7 +398,7 @@ impl Signal {
     }
 }
 
-/// Bytes of one point of all channels.
+/// Returns the size in bytes of one point of all channels.
 pub(super) fn point_bytes(samples: &Samples) -> usize {
     samples.scalar.bytes() * if samples.complex { 2 } else { 1 } * samples.channels.max(1) as usize
 }
@@ -400,7 +406,7 @@ pub(super) fn point_bytes(samples: &Samples) -> usize {
 fn add_tone(numbers: &mut [f64], parts: usize, tone: &Tone, cycles: u64, period: usize) {
     let phase = tone.phase.to_radians();
     for (point, values) in numbers.chunks_exact_mut(parts).enumerate() {
-        // Reduced as an integer, so that the end of the table continues at its start without a step.
+        // The phase is reduced as an integer, so that the end of the table continues at its start without a step.
         let turned = (point as u64 * cycles) % period as u64;
         let angle = TAU * turned as f64 / period as f64 + phase;
         values[0] += tone.amplitude * angle.cos();
@@ -410,7 +416,7 @@ fn add_tone(numbers: &mut [f64], parts: usize, tone: &Tone, cycles: u64, period:
     }
 }
 
-/// Sample `i` of the ramp.
+/// Writes sample `i` of the ramp.
 fn ramp(i: usize, scalar: Scalar, out: &mut [u8]) {
     let i = i64::try_from(i % RAMP).expect("below 2^16");
     for (number, sign) in out.chunks_exact_mut(scalar.bytes()).zip([1, -1]) {
@@ -459,7 +465,7 @@ fn millihertz(frequency: f64) -> Option<u64> {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "checked"
+        reason = "the range was checked"
     )]
     (near && (0.0..9e15).contains(&scaled)).then_some(scaled.round() as u64)
 }

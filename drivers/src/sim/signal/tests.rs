@@ -1,4 +1,4 @@
-//! Signals against their closed forms.
+//! Compares signals with their closed forms.
 
 use super::*;
 use daq_core::layout::Layout;
@@ -44,7 +44,7 @@ fn tone(frequency: f64, amplitude: f64, phase: f64, channel: Option<u32>) -> Ton
     }
 }
 
-/// One number as a part of full scale, and the width of its steps.
+/// Returns a number relative to full scale, and its resolution.
 fn decode(scalar: Scalar, bytes: &[u8]) -> (f64, f64) {
     match scalar {
         Scalar::Int8 => (
@@ -71,7 +71,7 @@ fn decode(scalar: Scalar, bytes: &[u8]) -> (f64, f64) {
     }
 }
 
-/// Where number `part` of point `point` of `channel` lies in a frame.
+/// Returns the position in a frame of number `part` of point `point` of `channel`.
 fn position(layout: &Layout, point: usize, channel: usize, part: usize) -> usize {
     let sample = match layout.order {
         Order::Interleaved => point * layout.channels as usize + channel,
@@ -87,7 +87,7 @@ fn bytes(signal: &Signal, frame: u64, extent: std::ops::Range<usize>) -> Vec<u8>
 }
 
 proptest! {
-    /// Any sample of any frame is the sum of the tones there, whatever the type.
+    /// Every sample of every frame must be the sum of the tones at its time, for every sample type.
     #[test]
     fn tones_have_declared_amplitude_and_frequency(
         scalar in prop::sample::select(SCALARS.to_vec()),
@@ -131,7 +131,7 @@ proptest! {
         }
     }
 
-    /// However a frame is cut, its bytes are the same.
+    /// The bytes of a frame must not depend on how it is divided into pieces.
     #[test]
     fn bytes_do_not_depend_on_the_pieces(
         pattern in prop::sample::select(vec![Pattern::Ramp, Pattern::Counter, Pattern::Silence]),
@@ -219,7 +219,7 @@ fn noise_is_gaussian_independent_and_repeatable() {
         "{mean} {variance}"
     );
     assert!((beyond - 0.0455).abs() < 0.003, "{beyond}: not Gaussian");
-    // Real against imaginary part, and one channel against the other.
+    // Compare real with imaginary parts, and one channel with the other.
     let parts: f64 = numbers
         .chunks_exact(2)
         .map(|pair| pair[0] * pair[1])
@@ -287,7 +287,8 @@ fn pulses_are_added_to_the_real_part_of_their_channels() {
             .map(|bytes| decode(Scalar::Float64, bytes).0)
             .collect()
     };
-    // Channel 0 as a pair, then channel 1.
+    // Each point has a complex number of channel 0, then one of channel 1. Only the real part of channel 1 (index 2)
+    // contains pulses.
     let mut sum = 0.0;
     for (with, without) in numbers(&pulsed)
         .chunks_exact(4)
@@ -300,7 +301,7 @@ fn pulses_are_added_to_the_real_part_of_their_channels() {
         assert!(with[2] >= without[2]);
         sum += with[2] - without[2];
     }
-    // A hundred events, each of mean height 0.5 and a decay of 10 points.
+    // About a hundred events, each with a mean height of 0.5 and a decay of 10 points.
     assert!((200.0..1000.0).contains(&sum), "{sum}");
     signal_config.pulses[0].channels = Some(vec![2]);
     let key = signal_config.problems().remove(0).key;

@@ -14,9 +14,9 @@ use std::net::{IpAddr, SocketAddr};
 // Registers, named after their contents.
 const RESULT: u8 = 0;
 const ARGUMENT_1: u8 = 1;
-/// The packet, later the second argument.
+/// Register that holds the start of the packet, and later the second argument.
 const PACKET: u8 = 2;
-/// The packet's end, later the third argument.
+/// Register that holds the end of the packet, and later the third argument.
 const END: u8 = 3;
 const SCRATCH: u8 = 4;
 const TYPE: u8 = 5;
@@ -38,10 +38,10 @@ const DATA_END: i16 = 4;
 const QUEUE: i16 = 16;
 /// The helper `bpf_redirect_map`.
 const REDIRECT_MAP: i32 = 51;
-/// In the source register of a load: the constant is the descriptor of a map.
+/// Value of `src_reg` in a 64-bit immediate load, if the immediate is the file descriptor of a map (`BPF_PSEUDO_MAP_FD`).
 const MAP_DESCRIPTOR: u8 = 1;
 
-/// Target of a jump.
+/// Target of jumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Label(usize);
 
@@ -60,7 +60,7 @@ enum If {
     Unequal = 0x50,
 }
 
-/// Puts instructions one after the other, and finds where jumps go in the end.
+/// Collects instructions and resolves jump targets at the end.
 #[derive(Debug, Default)]
 struct Assembler {
     code: Vec<Instruction>,
@@ -74,7 +74,7 @@ impl Assembler {
         Label(self.labels.len() - 1)
     }
 
-    /// Says that `label` is here.
+    /// Places `label` before the next instruction.
     fn here(&mut self, label: Label) {
         self.labels[label.0] = Some(self.code.len());
     }
@@ -119,18 +119,18 @@ impl Assembler {
         self.push(0x05, 0, 0, 0, 0);
     }
 
-    /// Jumps if the low 32 bits of `what` are, or are not, `value`.
+    /// Jumps if the low 32 bits of register `what` are equal (or unequal) to `value`.
     fn jump_if(&mut self, what: u8, is: If, value: u32, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.push(0x06 | is as u8, what, 0, 0, value.cast_signed());
     }
 
-    /// Jumps if the packet has fewer than `bytes` bytes: the verifier then knows of the others that they are there.
+    /// Jumps if the packet has fewer than `bytes` bytes. After this check, the verifier accepts reads of these bytes.
     fn need(&mut self, bytes: i32, or: Label) {
         self.copy(SCRATCH, PACKET);
         self.add(SCRATCH, bytes);
         self.jumps.push((self.code.len(), or));
-        // 64 bits: these are addresses.
+        // A 64-bit comparison, because the operands are addresses.
         self.push(0x2d, SCRATCH, END, 0, 0);
     }
 
@@ -142,22 +142,22 @@ impl Assembler {
         self.push(0x95, 0, 0, 0, 0);
     }
 
-    /// The program.
+    /// Returns the program.
     ///
     /// # Panics
-    /// When a label is nowhere, or a jump is too long: programs of this module are neither.
+    /// Panics if a label was not placed or a jump is too long. Programs of this module have neither.
     fn finish(mut self) -> Vec<Instruction> {
         for (at, label) in self.jumps {
-            let target = self.labels[label.0].expect("every label of a program is somewhere");
+            let target = self.labels[label.0].expect("every label of a program has been placed");
             let distance = target.cast_signed() - (at.cast_signed() + 1);
-            self.code[at].offset =
-                i16::try_from(distance).expect("there are at most MAX_ADDRESSES addresses");
+            self.code[at].offset = i16::try_from(distance)
+                .expect("jumps are short, because there are at most MAX_ADDRESSES addresses");
         }
         self.code
     }
 }
 
-/// Bytes as the kernel's machine loads them from a packet.
+/// Converts bytes of a packet to the value that a load instruction returns on this host.
 fn half(bytes: [u8; 2]) -> u32 {
     u16::from_ne_bytes(bytes).into()
 }
@@ -168,12 +168,12 @@ fn word(bytes: &[u8]) -> u32 {
         .map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Addresses and ports that one program can look for.
+/// Maximum number of addresses that one program can compare.
 pub(super) const MAX_ADDRESSES: usize = 64;
 
-/// The program that hands what is sent to one of `addresses` to the socket that the map of descriptor `map` has for the
-/// packet's queue, and everything else to the kernel's stack, which also gets what the map has no socket for. Where `from`
-/// is not empty, packets to `addresses` from other senders are dropped.
+/// Assembles a program that redirects packets for one of `addresses` to the socket of the packet's queue. `map` is the
+/// file descriptor of the map from queues to sockets. All other packets, and packets of queues without a socket,
+/// continue to the Linux network stack. If `from` is not empty, packets for `addresses` from other senders are dropped.
 pub(super) fn assemble(addresses: &[SocketAddr], from: &[Allowed], map: i32) -> Vec<Instruction> {
     let mut a = Assembler::default();
     let [pass, take, tagged, network, six] = std::array::from_fn(|_| a.label());
@@ -189,7 +189,7 @@ pub(super) fn assemble(addresses: &[SocketAddr], from: &[Allowed], map: i32) -> 
     a.here(tagged);
     a.need(18, pass);
     a.load(Size::Half, TYPE, PACKET, 16);
-    // From here on the header of the network begins at 14, tag or not.
+    // From here on, the network header begins at offset 14 with or without a tag.
     a.add(PACKET, 4);
     a.here(network);
     a.jump_if(TYPE, If::Equal, half([0x86, 0xdd]), six);
@@ -203,14 +203,14 @@ pub(super) fn assemble(addresses: &[SocketAddr], from: &[Allowed], map: i32) -> 
     a.here(take);
     a.load(Size::Word, PACKET, CONTEXT, QUEUE);
     a.load_map(ARGUMENT_1, map);
-    // What to answer if the map has no socket for this queue.
+    // Return value if the map has no socket for this queue.
     a.set(END, PASS);
     a.call(REDIRECT_MAP);
     a.exit();
     a.finish()
 }
 
-/// IPv4: header at 14, addresses at 26 and 30, UDP at 34.
+/// Selects IPv4 packets: header at offset 14, addresses at 26 and 30, UDP at 34.
 fn four(a: &mut Assembler, addresses: &[SocketAddr], from: &[Allowed], pass: Label, take: Label) {
     let ours = a.label();
     a.need(42, pass);
@@ -218,7 +218,7 @@ fn four(a: &mut Assembler, addresses: &[SocketAddr], from: &[Allowed], pass: Lab
     a.jump_if(WORD, If::Unequal, 0x45, pass);
     a.load(Size::Byte, WORD, PACKET, 23);
     a.jump_if(WORD, If::Unequal, 17, pass);
-    // More fragments, or not the first one.
+    // More fragments follow, or this is not the first fragment.
     a.load(Size::Half, WORD, PACKET, 20);
     a.and(WORD, half([0x3f, 0xff]).cast_signed());
     a.jump_if(WORD, If::Unequal, 0, pass);
@@ -240,7 +240,7 @@ fn four(a: &mut Assembler, addresses: &[SocketAddr], from: &[Allowed], pass: Lab
     }
 }
 
-/// Of a packet to one of our addresses: takes it from an allowed sender, and drops it from any other.
+/// Handles a packet for one of the source's addresses: redirects it if its sender is allowed, otherwise drops it.
 fn senders(a: &mut Assembler, from: &[Allowed], is_ipv4: bool, take: Label) {
     let (address, port) = if is_ipv4 { (26_i16, 34) } else { (22, 54) };
     let allowed = from
@@ -250,7 +250,7 @@ fn senders(a: &mut Assembler, from: &[Allowed], is_ipv4: bool, take: Label) {
     for entry in allowed {
         let next = a.label();
         let comparisons = entry.comparisons();
-        // The verifier refuses instructions that are never reached, such as those behind a network of all addresses.
+        // The verifier rejects unreachable instructions, such as those after an entry that matches every sender.
         takes_all |= comparisons.is_empty() && entry.port.is_none();
         if takes_all {
             break;
@@ -278,7 +278,7 @@ fn senders(a: &mut Assembler, from: &[Allowed], is_ipv4: bool, take: Label) {
     }
 }
 
-/// IPv6: header at 14, addresses at 22 and 38, UDP at 54.
+/// Selects IPv6 packets: header at offset 14, addresses at 22 and 38, UDP at 54.
 fn six(a: &mut Assembler, addresses: &[SocketAddr], from: &[Allowed], pass: Label, take: Label) {
     let ours = a.label();
     a.need(62, pass);

@@ -1,4 +1,4 @@
-//! The program, as the kernel runs it: its verifier takes it, and it picks what it should.
+//! Loads the program into Linux: its verifier must accept the program, and the program must select the correct packets.
 
 use super::*;
 use crate::sys::bpf;
@@ -11,23 +11,23 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
-/// A loaded program, and what it needs to pick anything.
+/// A loaded program with its map and socket, which must stay open.
 struct Loaded {
     program: OwnedFd,
     _map: OwnedFd,
     _socket: XdpSocket,
 }
 
-/// The program for `addresses`, with a socket for queue 0 of a loopback interface of its own; `None`, which is logged, where
-/// this process may not, or the kernel has no such thing.
+/// Loads the program for `addresses`, with a socket for queue 0 of a separate loopback interface. Logs the reason and
+/// returns `None` if the process has no permission or Linux has no `AF_XDP`.
 ///
 /// # Panics
-/// When it fails in any other way: the verifier's is one.
+/// Panics on any other error, for example if the verifier rejects the program.
 fn loaded(addresses: &[SocketAddr], pieces: bool) -> Option<Loaded> {
     loaded_from(addresses, &[], pieces)
 }
 
-/// The same that takes packets of the senders `from` alone.
+/// Loads the program as [`loaded`] does, but for packets from the senders `from` only.
 fn loaded_from(addresses: &[SocketAddr], from: &[&str], pieces: bool) -> Option<Loaded> {
     let from: Vec<_> = from.iter().map(|text| text.parse().unwrap()).collect();
     match try_to_load(addresses, &from, pieces) {
@@ -42,7 +42,7 @@ fn loaded_from(addresses: &[SocketAddr], from: &[&str], pieces: bool) -> Option<
 
 fn try_to_load(addresses: &[SocketAddr], from: &[Allowed], pieces: bool) -> Result<Loaded, Errno> {
     let number = |error: std::io::Error| Errno::from_io_error(&error).unwrap();
-    // A loopback interface that no other test takes the queue of.
+    // A separate network namespace has its own loopback interface, so no other test uses its queue.
     own_network::enter()?;
     let interface = Interface::find("lo")?;
     let options = Options {
@@ -62,11 +62,11 @@ fn try_to_load(addresses: &[SocketAddr], from: &[Allowed], pieces: bool) -> Resu
     let mut log = vec![0; 1 << 16];
     let code = assemble(addresses, from, map.as_raw_fd());
     let program = bpf::load(&code, pieces, &mut log).map_err(|error| {
-        let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
+        let output = log.split(|byte| *byte == 0).next().unwrap_or_default();
         assert!(
-            said.is_empty(),
+            output.is_empty(),
             "{error}: {}",
-            String::from_utf8_lossy(said)
+            String::from_utf8_lossy(output)
         );
         number(error)
     })?;
@@ -77,7 +77,7 @@ fn try_to_load(addresses: &[SocketAddr], from: &[Allowed], pieces: bool) -> Resu
     })
 }
 
-/// Runs on a thread of its own, which the network namespace goes with.
+/// Runs `test` on a separate thread. Its network namespace ends with the thread.
 fn apart(test: impl FnOnce() + Send + 'static) {
     std::thread::spawn(test).join().unwrap();
 }
@@ -123,7 +123,7 @@ fn program_drops_packets_of_other_senders() {
                     DROP.cast_unsigned()
                 };
                 assert_eq!(answer(&whole), wanted, "{from:?}, six: {six}");
-                // To another port: not redirected, whatever its sender is.
+                // Packets for another port are not redirected, regardless of their sender.
                 let mut other = whole;
                 let port = headers::payload(&other).unwrap().start - 6;
                 other[port] ^= 0xff;
@@ -150,15 +150,15 @@ fn program_selects_exactly_what_parser_accepts() {
             for tag in [None, Some(0x8100), Some(0x88a8)] {
                 let whole = headers::tests::packet(six, tag, &[7; 100], 0);
                 assert!(picks(&whole), "six: {six}, tag: {tag:?}");
-                // Every other value of every byte before the payload either leaves it a packet that the parser finds the
-                // same payload in, or has it passed on.
+                // Try every other value of every byte before the payload. The packet must either be passed on, or be
+                // one in which the parser finds the same payload.
                 let found = headers::payload(&whole).unwrap();
                 let port = found.start - 6;
                 for at in 12..found.start {
                     for change in [1, 2, 0x10, 0x80, 0xff] {
                         let mut other = whole.clone();
                         other[at] ^= change;
-                        // Lengths that contradict each other are for the ledger, not for the kernel.
+                        // The program does not check length fields. The source counts such packets as rejected.
                         let refused = headers::payload(&other);
                         if refused == Err(headers::Wrong::Other) {
                             assert!(
@@ -172,14 +172,14 @@ fn program_selects_exactly_what_parser_accepts() {
                         }
                     }
                 }
-                // The address: the last 4 or 16 bytes before UDP.
+                // The destination address is the last 4 or 16 bytes before the UDP header.
                 let address = found.start - 8;
                 for at in address - if six { 16 } else { 4 }..address {
                     let mut other = whole.clone();
                     other[at] ^= 1;
                     assert!(!picks(&other), "address byte {at}");
                 }
-                // Cut anywhere, down to the least that Ethernet carries.
+                // Truncate the packet at every length from 14 bytes.
                 for cut in 14..found.start {
                     assert!(!picks(&whole[..cut]), "cut at {cut}");
                 }

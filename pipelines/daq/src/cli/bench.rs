@@ -33,17 +33,17 @@ enum What {
             default_value = "8 KiB,64 KiB,1 MiB,4 MiB"
         )]
         frames: Vec<ByteSize>,
-        /// Number of GPU rings that run at the same time, compared with one. Each ring takes 256 MiB of host and of GPU
-        /// memory.
+        /// Number of GPU rings that run at the same time; a single ring is measured for comparison. Each ring needs
+        /// 256 MiB of host memory and 256 MiB of GPU memory.
         #[arg(long, default_value_t = 8)]
         rings: usize,
         /// How the copy engine threads wait.
         #[arg(long, value_enum, default_value = "adaptive")]
         wait: WaitArg,
-        /// Instead of comparing, stream for this long at a share of the upper limit and count lost frames.
+        /// Instead of the comparison, stream for this time at a share of the upper limit, and count lost frames.
         #[arg(long, value_name = "TIME")]
         soak: Option<Span>,
-        /// The share of the upper limit.
+        /// Share of the upper limit at which --soak streams.
         #[arg(long, default_value_t = 0.9, requires = "soak")]
         share: f64,
     },
@@ -144,8 +144,9 @@ enum What {
         #[arg(long)]
         file: Option<std::path::PathBuf>,
     },
-    /// Measure emulated FPGA cards: throughput, CPU time and latency until a kernel reads a frame. The card runs in this
-    /// process and in another one. It writes to host memory and, if there is a GPU, to GPU memory.
+    /// Measure emulated FPGA cards: throughput, CPU time and latency until a kernel reads a frame. Emulated cards in
+    /// this process and in another process are measured. The cards write to host memory and, if this machine has a GPU,
+    /// to GPU memory.
     Fpga {
         #[command(flatten)]
         shared: Shared,
@@ -156,29 +157,29 @@ enum What {
         #[arg(long, value_delimiter = ',', default_value = "64 KiB,1 MiB,4 MiB")]
         frames: Vec<ByteSize>,
     },
-    /// Measure RDMA between two hosts: bandwidth and latency of host and GPU memory, for queue pairs alone and from ring
-    /// to ring, direct and staged. Start it with --listen on one host, then with --to on the other, which prints the
-    /// results. Without both options, both sides run on this host. The listening side accepts the first connection
-    /// without authentication: use a trusted network.
+    /// Measure RDMA between two hosts: bandwidth and latency of host and GPU memory, for queue pairs alone and from
+    /// ring to ring, direct and staged. Start this command with --listen on one host, then with --to on the other host,
+    /// which prints the results. Without both options, both sides run on this host. The listening side accepts the
+    /// first connection without authentication: use a trusted network.
     Rdma {
         #[command(flatten)]
         shared: Shared,
-        /// Listen at this address for the measuring side. Exits together with it.
+        /// Listen at this address for the measuring side, and exit when the measuring side exits.
         #[arg(long, value_name = "ADDRESS", conflicts_with = "to")]
         listen: Option<std::net::SocketAddr>,
         /// Connect to the listening side at this address and measure.
         #[arg(long, value_name = "ADDRESS")]
         to: Option<std::net::SocketAddr>,
-        /// Network cards, for example `mlx5_0:PORT@GID`. Both sides need the same number of cards.
-        /// `emulated:ADDRESS` is an emulated card. The default is the first card, or an emulated one. Queue pairs alone
-        /// use the first card.
+        /// Network cards, for example `mlx5_0:PORT@GID`. Both sides need the same number of cards. `emulated:ADDRESS`
+        /// is an emulated card. The default is the first card, or an emulated one. The measurements of queue pairs
+        /// alone (without rings) use only the first card.
         #[arg(long, value_delimiter = ',')]
         nics: Vec<String>,
         /// Round trips per method and round.
         #[arg(long, default_value_t = 1000)]
         round_trips: usize,
         /// Save the largest frame size at which the card sends faster from GPU memory than from host memory. A sink
-        /// `rdma` with `path = "auto"` uses this value. For one card at a time.
+        /// `rdma` with `path = "auto"` uses this value. Requires exactly one card.
         #[arg(long, conflicts_with = "listen")]
         keep: bool,
         /// Directory for the saved value. The default is the state directory by the rules of systemd and XDG.
@@ -384,7 +385,7 @@ fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
                 nics: nics.clone(),
                 role: match (listen, to) {
                     (Some(address), _) => Role::Listen(*address),
-                    (None, Some(address)) => Role::Dial(*address),
+                    (None, Some(address)) => Role::Connect(*address),
                     (None, None) => Role::Both,
                 },
                 sizes: bytes(sizes)
@@ -398,7 +399,9 @@ fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
                 return Ok(());
             }
             let measured = measured.ok_or_else(|| {
-                let why = "there is nothing to keep: not both ways out of a GPU were measured, of one card";
+                let why = "there is nothing to keep: --keep needs results of exactly one card, \
+                           with frames in GPU memory sent on both paths, direct and staged; select \
+                           one card with --nics";
                 BenchError::Thread(why.to_owned())
             })?;
             let directory = state::resolve_directory(state_dir.as_deref());
@@ -425,7 +428,7 @@ fn measure(what: &What, publish: Publish<'_>) -> Result<(), BenchError> {
     }
 }
 
-/// What was measured so far: text is shown at once, JSON at the end.
+/// Prints the tables. Text is printed immediately, JSON at the end.
 struct Output {
     is_json: bool,
     tables: Vec<serde_json::Value>,

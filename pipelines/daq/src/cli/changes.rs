@@ -1,13 +1,13 @@
-//! Log messages when a source starts to lose data, and when the loss has ended.
+//! Logs a message when a source starts to lose data, and another when the loss has ended.
 
 use daq_core::ledger::{Report, SourceReport};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Time without loss after which a source counts as no longer losing data.
+/// Time without loss after which the loss of a source counts as ended.
 const RECOVERY_TIME: Duration = Duration::from_secs(10);
 
-/// Sources that are losing data, with the time of their last loss.
+/// The sources that are losing data, each with the time of its last loss.
 #[derive(Debug, Default)]
 pub(super) struct LossChanges {
     losing: BTreeMap<String, Instant>,
@@ -21,7 +21,7 @@ enum Change {
 }
 
 impl LossChanges {
-    /// Logs the changes between two reports; `now` was taken at `at`.
+    /// Logs the changes between two reports. The report `now` was taken at the time `at`.
     pub(super) fn log(&mut self, now: &Report, before: &Report, at: Instant) {
         for change in self.find(now, before, at) {
             match change {

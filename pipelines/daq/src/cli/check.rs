@@ -1,10 +1,10 @@
-//! `daq check`: finds errors of a configuration without running it, and lists what was not checked.
+//! `daq check` finds errors in a configuration without running it, and lists what was not checked.
 
 use super::load::{Hardware, Loaded, Sources};
 use super::{exit, show};
+use daq_core::check::{CheckContext, FileUse};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostic, Diagnostics, Document, Section};
-use daq_core::examine::{Examination, FileUse};
 use daq_core::ledger::{CounterFile, CounterFileError};
 use daq_core::plan::{Config, Plan};
 use daq_core::units::counted;
@@ -13,15 +13,15 @@ use daq_pipelines::http;
 use daq_pipelines::runtime::Ledgers;
 use std::path::Path;
 
-/// Checks and prints the result.
+/// Checks the configuration and prints the result.
 pub(super) fn check(sources: &Sources, no_hardware: bool) -> u8 {
     let hardware = if no_hardware {
         Hardware::None
     } else {
         Hardware::Detect
     };
-    let (loaded, mut unchecked) = match Loaded::examine(sources, hardware) {
-        Ok(examined) => examined,
+    let (loaded, mut unchecked) = match Loaded::check(sources, hardware) {
+        Ok(loaded) => loaded,
         Err(code) => return code,
     };
     let plan = &loaded.plan;
@@ -62,7 +62,7 @@ pub(super) fn check(sources: &Sources, no_hardware: bool) -> u8 {
     show(&text)
 }
 
-/// Facts that only a run can verify: whether ports are free and devices respond.
+/// Returns statements that only a run can verify, for example that ports are free and devices respond.
 fn claims(config: &Config) -> Vec<String> {
     let all = config.claims().flat_map(|(section, claims)| {
         claims.into_iter().filter_map(move |claim| {
@@ -77,10 +77,10 @@ fn claims(config: &Config) -> Vec<String> {
     all.collect()
 }
 
-/// Examines the files that `config` names; returns what was not examined.
+/// Checks the files that `config` names. Returns descriptions of the checks that were skipped.
 ///
-/// Kernels are part of the configuration and are always examined. Other files belong to the machine that runs the
-/// pipeline; they are examined if `is_here`.
+/// Kernels are part of the configuration and are always checked. Other files are located on the machine that runs the
+/// pipeline. They are checked only if `is_here` is true, that is, if that machine is this machine.
 pub(super) fn files(
     config: &Config,
     directory: &Path,
@@ -112,11 +112,11 @@ pub(super) fn files(
         }
     }
     for kernel in &config.kernels {
-        let examination = Examination {
+        let context = CheckContext {
             directory,
             dispatch: kernel.keys.dispatch.unwrap_or_default(),
         };
-        let found = kernel.spec.examine(&examination);
+        let found = kernel.spec.check_files(&context);
         for problem in found.problems {
             diagnostics.push(kernel.section.problem(problem));
         }
@@ -133,12 +133,14 @@ pub(super) fn files(
     unchecked
 }
 
-/// Reports a plan whose counters do not fit into the counter file.
+/// Adds an error if the counters of `plan` do not fit into the counter file.
 pub(super) fn counters(config: &Config, plan: &Plan, diagnostics: &mut Diagnostics) {
     let Err(error) = Ledgers::new(plan, &CounterFile::in_memory()) else {
         return;
     };
-    let diagnostic = Diagnostic::error(format!("this pipeline needs {error}"));
+    let diagnostic = Diagnostic::error(format!(
+        "the counters of this pipeline cannot be stored: {error}"
+    ));
     diagnostics.push(match error {
         CounterFileError::Name { name } => {
             let sections = config.known_keys.iter().map(|outline| &outline.section);
@@ -150,16 +152,17 @@ pub(super) fn counters(config: &Config, plan: &Plan, diagnostics: &mut Diagnosti
             };
             let mut sections = sections.filter(is_in);
             let diagnostic = Diagnostic::error(format!(
-                "the counter `{name}` has a name of {} bytes",
+                "the name of the counter `{name}` is too long ({} bytes)",
                 name.len()
             ))
-            .help("shorten the section's name: 80 bytes always fit");
+            .help("shorten the name of the section to at most 80 bytes");
             match sections.next() {
                 Some(section) => diagnostic.at(section.header()),
                 None => diagnostic,
             }
         }
-        _ => diagnostic
-            .help("split it into several configurations, and run one daq process for each"),
+        _ => diagnostic.help(
+            "split the pipeline into several configurations, and run one daq process for each",
+        ),
     });
 }

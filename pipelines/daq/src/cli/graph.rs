@@ -1,4 +1,4 @@
-//! `daq graph`.
+//! `daq graph` prints a diagram of the pipeline.
 
 use super::load::{Hardware, Loaded, Sources};
 use daq_core::plan::GraphFormat;

@@ -1,4 +1,4 @@
-//! `daq fpga-guard`, the process that stops a card when the daemon that had it was killed.
+//! `daq fpga-guard` is the process that stops a card after the daemon that used it was killed.
 
 /// Guards `device`; returns the exit code.
 pub fn guard(device: &str) -> u8 {

@@ -1,4 +1,4 @@
-//! `daq list`: every name that a configuration can use.
+//! `daq list` prints every source, kernel and sink that a configuration can use.
 
 use daq_core::entry::Entry;
 use daq_pipelines::REGISTRY;

@@ -1,4 +1,4 @@
-//! Output during a run: a live block on a terminal, otherwise periodic log lines.
+//! Shows the state of a run: as a live block on a terminal, otherwise as periodic log lines.
 
 use super::changes::LossChanges;
 use daq_core::gpu::Dispatch;
@@ -8,7 +8,7 @@ use daq_core::units::{ByteSize, counted};
 use daq_pipelines::console;
 use std::time::{Duration, Instant};
 
-/// Interval between two drawings of the block.
+/// Interval at which the block is redrawn.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 /// Width of a ring's bar in characters.
 const BAR_WIDTH: u64 = 20;
@@ -18,7 +18,7 @@ const BAR_WIDTH: u64 = 20;
 pub(super) enum Style {
     /// A live block at the bottom of the terminal.
     Block,
-    /// A log line at this interval.
+    /// One log line per interval of this length.
     Lines(Duration),
 }
 
@@ -45,7 +45,7 @@ impl Live {
         }
     }
 
-    /// Shows the result of `report` if it is due.
+    /// If the next output is due, calls `report` and shows the returned report.
     pub(super) fn show(&mut self, report: impl FnOnce() -> Report) {
         let passed = self.last.1.elapsed();
         let period = match self.style {
@@ -80,7 +80,7 @@ impl Live {
     }
 }
 
-/// Logs restarts of senders, because skipped packets are not part of the ledger's equation.
+/// Logs restarts of senders, because the ledger does not count packets that a restart skips as lost.
 fn log_epochs(now: &Report, before: &Report, limit: &LogLimit) {
     for (name, source) in &now.sources {
         let empty = SourceReport::default();
@@ -98,7 +98,7 @@ fn log_epochs(now: &Report, before: &Report, limit: &LogLimit) {
     }
 }
 
-/// Returns the lines of the block.
+/// Returns the lines of the live block.
 fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
     let mut lines = Vec::new();
     let names = now
@@ -207,7 +207,8 @@ fn lines(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
     lines
 }
 
-/// Describes a copy since `old`, which was taken `passed` ago: rate, mean size, copies in flight and failed copies.
+/// Formats the activity of a copy since the report `old`: rate, mean size, copies in flight and failed copies. `passed`
+/// is the time since that report.
 fn copying(copy: &CopyReport, old: &CopyReport, passed: Duration) -> String {
     let bytes = copy.bytes.saturating_sub(old.bytes);
     let rate = daq_pipelines::systemd::shown_rate(bytes as f64 * 8.0 / passed.as_secs_f64());
@@ -223,13 +224,13 @@ fn copying(copy: &CopyReport, old: &CopyReport, passed: Duration) -> String {
     )
 }
 
-/// Mean size of the copies; 0 if there are none.
+/// Returns the mean size of `copies` copies with `bytes` bytes in total; 0 if `copies` is 0.
 fn mean(bytes: u64, copies: u64) -> ByteSize {
     ByteSize(bytes.checked_div(copies).unwrap_or(0)).rounded()
 }
 
-/// Percentage of `seconds` that `busy_ns` amounts to, at most 100. Work is counted when it is complete, so the counted
-/// time of a short interval can exceed the interval.
+/// Returns the percentage of `seconds` that `busy_ns` represents, at most 100. Work is counted when it is complete.
+/// Therefore the time counted in a short interval can be longer than the interval.
 fn percent(busy_ns: u64, seconds: f64) -> f64 {
     if seconds > 0.0 {
         (busy_ns as f64 / 1e9 / seconds * 100.0).min(100.0)
@@ -238,7 +239,7 @@ fn percent(busy_ns: u64, seconds: f64) -> f64 {
     }
 }
 
-/// GPU use of a kernel during a run of `seconds`.
+/// Describes the GPU use of a kernel during a run of `seconds`.
 fn on_gpu(device: &DeviceReport, seconds: f64) -> String {
     let cost = match device.dispatch {
         Dispatch::Launch => format!(
@@ -395,7 +396,7 @@ mod tests {
     use super::*;
     use daq_core::ledger::KernelReport;
 
-    /// Report of a GPU pipeline after `seconds`, whose counters grow at constant rates.
+    /// Returns the report of a GPU pipeline after `seconds` seconds, with counters that increase at constant rates.
     fn report(seconds: u64, failed: u64) -> Report {
         let copy = CopyReport {
             from: "raw@host".to_owned(),
@@ -456,7 +457,7 @@ mod tests {
             assert!(copy.contains(part), "{part:?} is not in {copy:?}");
         }
         assert!(!copy.contains("failed"), "{copy}");
-        // At rest, and from the start.
+        // If no data flows, the rates are zero. The totals count from the start of the run.
         let still = lines(&report(6, 3), &report(6, 3), passed);
         let copy = line(still.iter().map(String::as_str), "copy   raw ");
         assert!(

@@ -1,4 +1,4 @@
-//! Builds a plan from files, environment and `--set`, and prints all errors.
+//! Builds a plan from files, environment variables and `--set`, and prints all errors.
 
 use super::{check, exit, state, tune};
 use clap::Args;
@@ -34,7 +34,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Creates the sources from other commands' arguments.
+    /// Creates the sources from the arguments of other commands.
     pub(super) fn of(files: &[PathBuf], set: &[String]) -> Self {
         Self {
             files: files.to_vec(),
@@ -44,18 +44,18 @@ impl Sources {
         }
     }
 
-    /// The first file, or the directory.
+    /// Returns the path of the directory or, if no directory is given, the path of the first file.
     pub(super) fn place(&self) -> &Path {
         let path = self.directory.as_ref().or(self.files.first());
         path.map_or(Path::new(""), PathBuf::as_path)
     }
 
-    /// The state directory; `None` if no location is known.
+    /// Returns the state directory; `None` if no directory is configured and the environment defines no default.
     pub(super) fn state(&self) -> Option<PathBuf> {
         state::resolve_directory(self.state_dir.as_deref())
     }
 
-    /// Default name of the pipeline.
+    /// Returns the default name of the pipeline.
     fn name(&self) -> String {
         let path = self.directory.as_ref().or(self.files.first());
         path.and_then(|path| path.file_stem()).map_or_else(
@@ -65,12 +65,12 @@ impl Sources {
     }
 }
 
-/// The hardware that the plan uses.
+/// The hardware that the plan can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hardware<'a> {
     /// No hardware.
     None,
-    /// The devices of this machine, without opening them.
+    /// The devices of this machine, which are not opened.
     Detect,
     /// The devices of this machine. Opens GPUs if the plan depends on CPU stores to their memory.
     Probe,
@@ -83,19 +83,19 @@ pub(super) enum Hardware<'a> {
 pub(super) struct Loaded {
     pub(super) config: Config,
     pub(super) plan: Plan,
-    /// `None` if there is no `[http]` table.
+    /// The section `[http]`; `None` if the configuration has no such section.
     pub(super) http: Option<Http>,
 }
 
 impl Loaded {
-    /// Reads the configuration and plans it. Prints errors and returns the exit code on failure.
+    /// Reads the configuration and computes its plan. On failure, prints the errors and returns the exit code.
     pub(super) fn read(sources: &Sources, hardware: Hardware<'_>) -> Result<Self, u8> {
         Self::load(sources, hardware, None)
     }
 
-    /// Like [`read`](Self::read), but also checks the files that the configuration names. Returns the checks that were
-    /// skipped.
-    pub(super) fn examine(
+    /// Like [`read`](Self::read), but also checks the files that the configuration names. Returns descriptions of the
+    /// checks that were skipped.
+    pub(super) fn check(
         sources: &Sources,
         hardware: Hardware<'_>,
     ) -> Result<(Self, Vec<String>), u8> {
@@ -187,7 +187,7 @@ impl Loaded {
             needs.is_some_and(|needs| needs.device.is_some())
         };
         if hardware == Hardware::Probe && config.sources.iter().any(writes) {
-            daq_diagnostics::doctor::look_at_windows(&mut topology.gpus);
+            daq_diagnostics::doctor::read_bar1_sizes(&mut topology.gpus);
         }
         if hardware == Hardware::Probe
             && let Some(plan) = resolve(&config, &topology, &around, &mut Diagnostics::new())

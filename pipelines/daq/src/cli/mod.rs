@@ -1,4 +1,4 @@
-//! The command line: one file per command.
+//! The command line, with one file per command.
 
 mod bench;
 mod changes;
@@ -26,7 +26,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Exit codes by the BSD convention of `sysexits.h`.
+/// Exit codes, as defined by `sysexits.h` of BSD.
 pub mod exit {
     /// The command line is wrong.
     pub const USAGE: u8 = 64;
@@ -185,7 +185,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Prints to stdout. A closed pipe is not an error.
+/// Prints text to stdout and returns the exit code. A closed pipe is not an error.
 fn show(text: &str) -> u8 {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => exit::IO,
@@ -239,7 +239,7 @@ fn doctor(json: bool, sample: Span) -> u8 {
     show(&text).max(if bad { exit::UNAVAILABLE } else { 0 })
 }
 
-/// Returns the directory of relative paths in a configuration: the working directory.
+/// Returns the directory from which relative paths in a configuration start: the working directory.
 fn directory() -> PathBuf {
     std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))
 }

@@ -1,4 +1,4 @@
-//! `daq new`: builds a starting configuration from the examples of registry entries.
+//! `daq new` builds a starting configuration from the examples of registry entries.
 
 use daq_core::config::nearest;
 use daq_core::entry::Entry;
@@ -6,7 +6,7 @@ use daq_core::plan::FILE_KERNEL;
 use daq_pipelines::REGISTRY;
 use std::fmt::Write;
 
-/// Why no configuration can be built.
+/// Errors that prevent building a configuration.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NewError {
     #[error("no source, kernel or sink is called `{name}`; {help}")]
@@ -23,7 +23,7 @@ pub(super) fn new(parts: &str) -> Result<String, NewError> {
     let mut parts = parts.split('/').filter(|name| !name.is_empty()).peekable();
     while let Some(name) = parts.next() {
         let is_first = source.is_none() && kernels.is_empty() && sink.is_none();
-        // `file` is a kernel unless it is the last part.
+        // `file` is the name of a kernel and of a sink; only the last part is a sink.
         let is_sink = parts.peek().is_none() && find(REGISTRY.sinks, name).is_some();
         if let Some(entry) = find(REGISTRY.sources, name).filter(|_| is_first) {
             source = Some(entry);
@@ -93,7 +93,7 @@ fn find<S: ?Sized>(entries: &'static [Entry<S>], name: &str) -> Option<&'static 
     entries.iter().find(|entry| entry.name == name)
 }
 
-/// Section name of kernel `name`: the same name, unless a sink may use it.
+/// Returns the section name for the kernel `name`. It is the kernel's name, unless a sink can have the same name.
 fn called(name: &str) -> &str {
     if name == FILE_KERNEL {
         "my-kernel"
@@ -118,7 +118,7 @@ fn example<S: ?Sized>(text: &mut String, entry: &Entry<S>, name: &str, input: &s
     text.push('\n');
 }
 
-/// Keys that every reader of a ring has.
+/// Keys that every reader of a ring supports.
 const READER: &str = "\
 # guarantee = true       # true: the ring waits for this reader or counts ring_full; false: the reader may be overrun
 # wait = \"adaptive\"      # or \"busy\", \"event\"
@@ -126,7 +126,7 @@ const READER: &str = "\
 # burst = 16             # maximum number of frames per call
 ";
 
-/// Keys that every kernel has in addition.
+/// Additional keys that every kernel supports.
 const KERNEL: &str = "\
 # dispatch = \"launch\"    # on a GPU: one launch per burst; \"persistent\": the kernel of your .cu file keeps running
 ";

@@ -1,4 +1,4 @@
-//! `daq reference`: prints the schema and the reference pages, which are generated from the registry.
+//! `daq reference` prints the schema and the reference pages, which are generated from the registry.
 
 use clap::ValueEnum;
 use daq_core::entry::Entry;
@@ -75,7 +75,7 @@ fn schema() -> Value {
     })
 }
 
-/// Moves a schema's definitions to the shared definitions.
+/// Moves the definitions of a schema to the shared definitions `definitions`.
 fn hoist(mut schema: Value, definitions: &mut Map<String, Value>) -> Value {
     if let Some(object) = schema.as_object_mut() {
         object.remove("$schema");
@@ -93,7 +93,7 @@ fn hoist(mut schema: Value, definitions: &mut Map<String, Value>) -> Value {
     schema
 }
 
-/// Returns one schema per entry: its own keys, the runtime's keys and the tag.
+/// Returns one schema per entry. Each schema consists of the keys of the entry, the keys of the runtime, and the tag.
 fn variants<S: ?Sized>(
     entries: &[Entry<S>],
     tag: &str,
@@ -107,7 +107,7 @@ fn variants<S: ?Sized>(
             let mut own = hoist((entry.schema)().to_value(), definitions);
             let mut properties = object(&common, "properties");
             properties.extend(object(&own, "properties"));
-            // A kernel file is selected by its key `file` alone.
+            // A kernel file is selected by its key `file`, so its section has no tag.
             let is_named = tag != "use" || entry.name != FILE_KERNEL;
             let mut required = Vec::new();
             if is_named {
@@ -201,7 +201,7 @@ fn group<S: ?Sized>(
     }
 }
 
-/// Returns the text of an entry's documentation after the first paragraph, without code blocks, which are tests.
+/// Returns the text of an entry's documentation after the first paragraph. Omits code blocks, because they are tests.
 fn notes(schema: &Value) -> Option<String> {
     let (_, notes) = schema.get("description")?.as_str()?.split_once("\n\n")?;
     let notes: String = notes.split("```").step_by(2).collect();
@@ -209,7 +209,7 @@ fn notes(schema: &Value) -> Option<String> {
     (!notes.is_empty()).then(|| notes.to_owned())
 }
 
-/// Appends a table of the keys of `schema`; keys of nested tables follow with their path.
+/// Appends a table of the keys of `schema`. Keys of nested tables follow, each with its full path.
 fn keys(text: &mut String, path: &str, schema: &Value, definitions: &Map<String, Value>) {
     if path.is_empty() {
         text.push_str("| key | type | default | meaning |\n|---|---|---|---|\n");
@@ -262,7 +262,7 @@ fn keys(text: &mut String, path: &str, schema: &Value, definitions: &Map<String,
     }
 }
 
-/// Resolves references and options of a schema.
+/// Resolves a reference, or an optional value, to the schema that it contains.
 fn follow<'a>(schema: &'a Value, definitions: &'a Map<String, Value>) -> &'a Value {
     if let Some(name) = schema
         .get("$ref")
@@ -379,11 +379,11 @@ mod tests {
     #[test]
     fn config_keys_are_all_documented() {
         let text = page(Page::Config);
-        let bare: Vec<_> = text
+        let undocumented: Vec<_> = text
             .lines()
             .filter(|line| line.starts_with("| `") && line.ends_with("|  |"))
             .collect();
-        let bare: Vec<_> = bare
+        let undocumented: Vec<_> = undocumented
             .into_iter()
             .filter(|line| {
                 !["`driver`", "`use`", "kind`"]
@@ -391,6 +391,9 @@ mod tests {
                     .any(|tag| line.contains(tag))
             })
             .collect();
-        assert!(bare.is_empty(), "keys without a meaning: {bare:#?}");
+        assert!(
+            undocumented.is_empty(),
+            "keys without a description: {undocumented:#?}"
+        );
     }
 }

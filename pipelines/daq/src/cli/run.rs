@@ -1,4 +1,4 @@
-//! `daq run`.
+//! `daq run` runs a pipeline.
 
 use super::live::{Live, Style, ledger};
 use super::load::{Hardware, Loaded, Sources};
@@ -26,12 +26,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
-/// Stops that take longer than this are logged.
+/// Time after which a message is logged if the pipeline has not stopped.
 const SLOW_STOP: Duration = Duration::from_secs(1);
-/// How often the main thread checks for a stop request.
+/// Interval at which the main thread checks for a stop request.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Interval of the state's log lines without `--verbose`.
+/// Interval of the log lines with the state, without `--verbose`.
 const SUMMARY_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Arguments of `daq run`.
@@ -52,7 +52,7 @@ pub(super) struct Args {
     /// Maximum time to wait at the end for sinks that cannot write.
     #[arg(long, value_name = "TIME", default_value = "10 s")]
     drain: Span,
-    /// Log the state every second. By default it is logged every minute, or shown live on a terminal.
+    /// Log the state every second. By default the state is logged every minute, or shown live on a terminal.
     #[arg(short, long)]
     verbose: bool,
 }
@@ -61,13 +61,14 @@ pub(super) struct Args {
 const AFTER_HELP: &str = "\
 Signals:
   SIGINT, SIGTERM, SIGHUP  stop the sources, drain the rings, close the files, print the report, exit.
-                           A second SIGINT or SIGTERM exits at once with 128 + its number; SIGHUP is not counted.
+                           A second SIGINT or SIGTERM exits immediately with status 128 + signal number.
+                           A SIGHUP does not count as the first signal.
                            A terminal that closes sends SIGHUP; under nohup SIGHUP is ignored and the run continues.
 Environment:
-  DAQ_LOG  what is logged on stderr: error, warn, info (default), debug or trace, for all or by module,
-           as in `DAQ_LOG=warn,daq_rdma=debug`.
-An unread stderr never delays data: messages that do not fit are dropped and counted
-(daq_log_dropped_total).";
+  DAQ_LOG  level of the log on stderr: error, warn, info (default), debug or trace, for all modules or
+           for single modules, as in `DAQ_LOG=warn,daq_rdma=debug`.
+If stderr is not read, data are not delayed: log messages that do not fit into the queue are dropped and
+counted (daq_log_dropped_total).";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
@@ -99,7 +100,7 @@ pub(super) fn run(args: &Args) -> u8 {
             .map(|ring| ring.name.as_str())
             .collect();
         print_error!(
-            "error: --frames names ring `{ring}`; there are {}",
+            "error: --frames: there is no ring `{ring}`; the rings are {}",
             rings.join(", ")
         );
         return exit::USAGE;
@@ -114,7 +115,7 @@ pub(super) fn run(args: &Args) -> u8 {
             return exit::UNAVAILABLE;
         }
     };
-    // Before any file is written: a run that cannot bind its port must leave nothing behind.
+    // Bind the port before any file is written, because a run that cannot bind its port must leave no files behind.
     let listener = match loaded.http.as_ref().map(|http| http::bind(http.listen)) {
         None => None,
         Some(Ok(listener)) => Some(listener),
@@ -180,7 +181,7 @@ pub(super) fn run(args: &Args) -> u8 {
     conclude(args, &report, &failures)
 }
 
-/// Time of day in UTC, for example `18:27:55Z`. It has no date, because terminals have few columns.
+/// Formats the time of day in UTC, for example `18:27:55Z`. The date is omitted, because terminals have few columns.
 struct TimeOfDay;
 
 impl FormatTime for TimeOfDay {
@@ -192,8 +193,8 @@ impl FormatTime for TimeOfDay {
     }
 }
 
-/// Starts the log on stderr: with the time of day on a terminal, without time in the journal (which adds its own),
-/// otherwise with date and time. `DAQ_LOG` sets the level.
+/// Starts the log on stderr. Messages contain the time of day on a terminal, no time in the journal (which adds the
+/// time itself), and otherwise the date and the time. `DAQ_LOG` sets the level.
 pub(super) fn log() {
     use tracing_subscriber::EnvFilter;
     console::start();
@@ -218,27 +219,28 @@ pub(super) fn log() {
     };
 }
 
-/// Signals that end a run. Their handlers only store to atomics. The first signal requests a stop; a second SIGINT or
-/// SIGTERM exits immediately, even if threads are blocked.
+/// Signals that end a run. Their handlers only store to atomic variables. The first signal requests a stop. A second
+/// SIGINT or SIGTERM exits immediately, even if threads are blocked.
 struct Signal {
     came: Arc<AtomicUsize>,
 }
 
 impl Signal {
     fn listen() -> std::io::Result<Self> {
-        // A file that reaches `ulimit -f` causes a write error instead of ending the process.
+        // With a handler, a file that reaches `ulimit -f` causes a write error instead of ending the process.
         flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         let came = Arc::new(AtomicUsize::new(0));
         let again = Arc::new(AtomicBool::new(false));
         for (signal, number) in [(SIGINT, 2), (SIGTERM, 15), (SIGHUP, 1)] {
-            // Under `nohup` the run continues after SIGHUP. A closing terminal can send SIGHUP twice, and a service
-            // manager SIGTERM after it, so SIGHUP neither exits immediately nor makes the next signal do so.
+            // Under `nohup`, the run continues after SIGHUP. A closing terminal can send SIGHUP twice, and a service
+            // manager can send SIGTERM after SIGHUP. So SIGHUP does not exit immediately, and the signal after SIGHUP
+            // does not either.
             if signal == SIGHUP {
                 if crate::sys::signal::is_ignored(SIGHUP) {
                     continue;
                 }
             } else {
-                // Registered first, so that it runs before the flag is set.
+                // Register this handler first, so that it runs before the flag is set.
                 flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
                 flag::register(signal, again.clone())?;
             }
@@ -258,7 +260,7 @@ impl Signal {
     }
 }
 
-/// Services that run beside the data threads.
+/// The services that run in parallel with the data threads, for example the HTTP server.
 struct Side {
     server: Option<Server>,
     watchdog: Option<Watchdog>,
@@ -307,25 +309,25 @@ impl Side {
     }
 }
 
-/// The pipeline state that was last reported.
+/// The state of the pipeline at the last report.
 #[derive(Default)]
 struct Reported {
     ready: bool,
     stopping: bool,
-    /// Messages that could not be sent to systemd because its socket was full.
+    /// Messages to systemd that could not be sent because the socket was full.
     unsent: Vec<&'static str>,
-    /// The last status line and the time it was sent.
+    /// The time of the last status line, and the report that it was computed from.
     status: Option<(Instant, Report)>,
 }
 
 impl Reported {
-    /// Logs state changes, and sends them and the status to systemd.
+    /// Logs changes of the pipeline's state. Sends these changes and the status line to systemd.
     fn update(&mut self, health: &http::Health, pipeline: &Pipeline) {
         if health.ready && !std::mem::replace(&mut self.ready, true) {
             tracing::info!("running: all sources have started");
             self.unsent.push(systemd::READY);
         }
-        // The cause is a signal or a failure.
+        // A signal or a failure has started the stop.
         if health.stopping && !std::mem::replace(&mut self.stopping, true) {
             self.unsent.push(systemd::STOPPING);
         }
@@ -347,7 +349,7 @@ impl Reported {
     }
 }
 
-/// Selects how a run is shown.
+/// Selects how the state of a run is shown.
 fn style(args: &Args) -> Style {
     let interactive = console::is_interactive();
     if args.verbose || (interactive && args.report.is_some()) {
@@ -359,7 +361,7 @@ fn style(args: &Args) -> Style {
     }
 }
 
-/// Runs the main thread while data flows.
+/// Monitors the pipeline on the main thread while data flows.
 fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Failure>) {
     let start = Instant::now();
     let health = pipeline.health();
@@ -399,7 +401,7 @@ fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Fail
             tracing::info!("stopping: draining rings (at most {})", args.drain);
         }
         live.show(|| pipeline.report());
-        // Read here as well, so that stalls are detected even without HTTP requests.
+        // Reading the health here detects stalls even without HTTP requests.
         let health = health();
         reported.update(&health, &pipeline);
         if pipeline.is_state_lost() && !std::mem::replace(&mut is_state_lost, true) {
@@ -420,20 +422,21 @@ fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Fail
 
 /// Returns whether stdout is a terminal that was closed.
 fn is_hangup(error: &std::io::Error) -> bool {
-    // fstat still reports the file type of a closed terminal.
+    // `fstat` still returns the file type of a closed terminal.
     let is_device = rustix::fs::fstat(std::io::stdout())
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice);
     is_device && error.raw_os_error() == Some(libc::EIO)
 }
 
-/// Prints the ledger; returns the exit code.
+/// Prints the final ledger; returns the exit code.
 fn conclude(args: &Args, report: &Report, failures: &[Failure]) -> u8 {
     let text = match args.report {
         Some(Form::Json) => serde_json::to_string(report).unwrap_or_default() + "\n",
         _ => ledger(report),
     };
     let shown = match console::print(text) {
-        // A closed pipe is not an error. An unread report that was not requested is not an error either.
+        // A closed pipe is not an error. If stdout is a closed terminal, the user cannot read the report, which is not
+        // an error either.
         Err(error) if error.kind() == ErrorKind::BrokenPipe || is_hangup(&error) => 0,
         Err(error) if error.kind() == ErrorKind::TimedOut && args.report.is_none() => 0,
         Err(error) => {

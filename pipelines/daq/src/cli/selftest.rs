@@ -1,4 +1,4 @@
-//! `daq selftest`: checks that CPU, GPU and network cards can exchange data.
+//! `daq selftest` verifies that CPU, GPU and network cards can exchange data.
 
 use super::{exit, show};
 use clap::{Subcommand, ValueEnum};
@@ -37,10 +37,10 @@ enum What {
         #[arg(long)]
         json: bool,
     },
-    /// Verify RDMA network cards: registration and writes of host and GPU memory, rejected keys, reconnection, and
-    /// frames from the sink rdma to the source rdma. Each card connects to itself. The report lists passed checks,
-    /// refused operations with their fix, and the findings of `daq doctor`. Attach it to bug reports. Exits with 1 if a
-    /// check fails, with 69 if there is no card.
+    /// Verify RDMA network cards: register and write host and GPU memory, reject invalid keys, reconnect, and send
+    /// frames from an rdma sink to an rdma source. Each card connects to itself. The report lists the passed checks,
+    /// the operations that the system refused with the fix for each, and the findings of `daq doctor`. Attach the
+    /// report to bug reports. Exits with 1 if a check fails, with 69 if there is no card.
     Rdma {
         /// Network cards: `mlx5_0`, `mlx5_0:PORT` or `mlx5_0:PORT@GID`; `emulated` is an emulated card
         /// [default: all cards].

@@ -11,14 +11,15 @@ pub(super) fn resolve_directory(declared: Option<&Path>) -> Option<PathBuf> {
     declared.or_else(|| directory(|name| std::env::var_os(name)))
 }
 
-/// The default directory according to systemd and XDG: `$STATE_DIRECTORY`, `$XDG_STATE_HOME/daq`, `~/.local/state/daq`.
+/// Returns the default directory according to systemd and XDG: `$STATE_DIRECTORY`, `$XDG_STATE_HOME/daq` or
+/// `~/.local/state/daq`.
 fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let get = |name: &str| {
         get(name)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
-    // systemd separates several directories with colons.
+    // systemd separates several directories by colons.
     if let Some(first) = get("STATE_DIRECTORY") {
         let first = first.to_string_lossy();
         return Some(PathBuf::from(first.split(':').next().unwrap_or_default()));
@@ -29,7 +30,8 @@ fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         .map(|path| path.join("daq"))
 }
 
-/// Opens the counter file, or keeps counters in memory if that fails. Also returns the last run if it ended uncleanly.
+/// Opens the counter file. If the file cannot be opened, keeps the counters in memory. Also returns the last run if
+/// that run ended uncleanly.
 pub(super) fn counter_file(directory: Option<&Path>, file: &str) -> (CounterFile, Option<LastRun>) {
     let Some(directory) = directory else {
         tracing::warn!(
@@ -69,7 +71,7 @@ pub(super) fn counter_file(directory: Option<&Path>, file: &str) -> (CounterFile
     }
 }
 
-/// Retries for 1 s: a process that was just killed may still hold its file.
+/// Retries to open the file for 1 s, because a process that was just killed may still hold the lock on the file.
 fn with_retry(
     open: impl Fn() -> Result<CounterFile, CounterFileError>,
 ) -> Result<CounterFile, CounterFileError> {
@@ -82,13 +84,13 @@ fn with_retry(
     open()
 }
 
-/// Returns the name of a pipeline's counter file. Pipelines of the same name in different files have different counter
-/// files.
+/// Returns the name of a pipeline's counter file. The name depends on the configuration's path, so that pipelines with
+/// the same name in different files use different counter files.
 pub(super) fn file_name(pipeline: &str, configuration: &Path) -> String {
     let place = configuration
         .canonicalize()
         .unwrap_or_else(|_| configuration.to_owned());
-    // FNV-1a, because it is the same on every machine and in every version.
+    // FNV-1a is used because its result is the same on every machine and in every version.
     let hash = place
         .as_os_str()
         .as_encoded_bytes()
@@ -113,7 +115,8 @@ pub(super) fn log_last_run(last: &LastRun) {
     }
 }
 
-/// All counters, one line per component; gauges show their last value.
+/// Formats all counters of the last run that are above 0, with one line per component. For gauges, the last value is
+/// shown.
 fn counted(last: &LastRun) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut owner = "";

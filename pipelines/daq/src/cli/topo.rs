@@ -1,4 +1,4 @@
-//! `daq topo`: the PCIe tree and the data path of each source.
+//! `daq topo` shows the PCIe tree and the data path of each source.
 
 use super::load::{Hardware, Loaded, Sources};
 use super::{exit, show};
@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// TOML files of a pipeline, whose data paths are shown. Without files, the paths of all possible source devices.
+    /// TOML files of a pipeline, whose data paths are shown. Without files, the paths of all
+    /// possible source devices are shown.
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Set one value of the files, as in `--set ring.raw.slots=128`.
@@ -28,7 +29,8 @@ pub(super) struct Args {
     /// Size of the ring that a device writes to, if no files are given.
     #[arg(long, value_name = "SIZE", default_value = "64 MiB")]
     ring: ByteSize,
-    /// Save this machine's topology in a new directory, for example for a bug report. It contains no serial numbers.
+    /// Save this machine's topology in a new directory, for example for a bug report. The saved files contain no serial
+    /// numbers.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["from", "files"])]
     record: Option<PathBuf>,
     /// Show the topology that `--record` saved in DIR.
@@ -44,20 +46,20 @@ enum Format {
 
 /// A source or sink with its data path.
 struct Row {
-    /// The path; `None` if no device writes, or no GPU is written.
-    way: Option<DevicePath>,
-    /// The plan's description of the path.
+    /// The data path; `None` if no device writes frames, or if the ring is not on a GPU.
+    device_path: Option<DevicePath>,
+    /// The description of the data path in the plan.
     planned: String,
 }
 
-/// Reads this machine's topology, and queries GPUs for everything that decides a path.
+/// Reads this machine's topology, and queries the GPUs for all properties that determine a data path.
 fn here() -> Topology {
     let mut topology = Topology::detect();
     let gpus = topology.gpus.into_iter();
     topology.gpus = gpus
         .map(|gpu| gpu.with_probed_mappings(&Backend::ALL))
         .collect();
-    daq_diagnostics::doctor::look_at_windows(&mut topology.gpus);
+    daq_diagnostics::doctor::read_bar1_sizes(&mut topology.gpus);
     topology
 }
 
@@ -78,12 +80,14 @@ pub(super) fn topo(args: &Args) -> u8 {
         return record(&topology, dir);
     }
     if args.files.is_empty() {
-        let ways = candidates(&topology, args.ring);
+        let device_paths = candidates(&topology, args.ring);
         return match args.format {
-            Format::Mermaid => show(&topology.mermaid(&ways, args.all)),
+            Format::Mermaid => show(&topology.mermaid(&device_paths, args.all)),
             Format::Text => {
-                let ways = ways.iter().map(|way| format!("\n{}", way.text()));
-                show(&(topology.tree(args.all) + &ways.collect::<String>()))
+                let device_paths = device_paths
+                    .iter()
+                    .map(|device_path| format!("\n{}", device_path.text()));
+                show(&(topology.tree(args.all) + &device_paths.collect::<String>()))
             }
         };
     }
@@ -95,13 +99,16 @@ pub(super) fn topo(args: &Args) -> u8 {
     let rows = rows(&loaded.config, &loaded.plan, &topology);
     match args.format {
         Format::Mermaid => {
-            let ways: Vec<_> = rows.into_iter().filter_map(|row| row.way).collect();
-            show(&topology.mermaid(&ways, args.all))
+            let device_paths: Vec<_> = rows.into_iter().filter_map(|row| row.device_path).collect();
+            show(&topology.mermaid(&device_paths, args.all))
         }
         Format::Text => {
             let rows = rows.iter().map(|row| {
-                let way = row.way.as_ref().map_or_else(String::new, DevicePath::text);
-                format!("\n{way}{}", row.planned)
+                let device_path = row
+                    .device_path
+                    .as_ref()
+                    .map_or_else(String::new, DevicePath::text);
+                format!("\n{device_path}{}", row.planned)
             });
             show(&(topology.tree(args.all) + &rows.collect::<String>()))
         }
@@ -115,17 +122,20 @@ fn record(topology: &Topology, dir: &Path) -> u8 {
     }
     let mut bridges = topology.pci.devices.iter().filter(|d| d.is_bridge());
     let hint = if bridges.any(|bridge| bridge.acs.redirects().is_none()) {
-        "Without root the recording lacks PCIe ACS settings; to include them, run sudo daq topo --record …\n"
+        "Without root, the recording does not contain the PCIe ACS settings; to include these settings, run sudo daq \
+         topo --record …\n"
     } else {
         ""
     };
     let dir = dir.display();
     show(&format!(
-        "topology saved in {dir}, without serial numbers; to pack it, run tar czf machine.tar.gz {dir}\n{hint}"
+        "topology saved in {dir}, without serial numbers; to pack the directory, run tar czf machine.tar.gz \
+         {dir}\n{hint}"
     ))
 }
 
-/// Paths of all devices that could be sources; also the read paths of network cards if they differ.
+/// Returns the paths of all devices that could be sources. For network cards, also returns the path for reads if this
+/// path differs.
 fn candidates(topology: &Topology, ring: ByteSize) -> Vec<DevicePath> {
     let pairs = topology.pci.pairs(&topology.gpus);
     pairs
@@ -133,7 +143,7 @@ fn candidates(topology: &Topology, ring: ByteSize) -> Vec<DevicePath> {
             let judge = |direction| {
                 let ring = (gpu.ordinal, ring.0);
                 let preference = (P2pPreference::Auto, direction);
-                way(topology, String::new(), &device.address, ring, preference)
+                device_path(topology, String::new(), &device.address, ring, preference)
             };
             let write = judge(PeerAccess::Write);
             let read = device
@@ -145,8 +155,9 @@ fn candidates(topology: &Topology, ring: ByteSize) -> Vec<DevicePath> {
         .collect()
 }
 
-/// Path between the device `name` and a ring on a GPU, given by its ordinal and the ring's bytes.
-fn way(
+/// Returns the path between the device `name` and a ring on a GPU. The GPU is given by its ordinal, the ring by its
+/// size in bytes.
+fn device_path(
     topology: &Topology,
     name: String,
     device: &str,
@@ -169,7 +180,7 @@ fn way(
     }
 }
 
-/// The sources of a configuration.
+/// Returns the rows for the sources of a configuration.
 fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
     let sources = config.sources.iter();
     sources
@@ -191,20 +202,20 @@ fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
                 None => claimed.next(),
             };
             let ring = plan.ring(&source.keys.ring)?;
-            let way = match (device, ring.placement) {
+            let device_path = match (device, ring.placement) {
                 (Some(device), Placement::Cuda(gpu)) => {
                     let ring = (gpu, ring.region_bytes as u64);
                     let name = format!("source {name}");
                     let preference = (preference, PeerAccess::Write);
-                    Some(way(topology, name, &device, ring, preference))
+                    Some(device_path(topology, name, &device, ring, preference))
                 }
                 _ => None,
             };
-            // The plan has more information than the machine: the ring's readers and the memory that the device can
-            // use.
-            let is_listed = way
+            // The plan has information that the topology does not have: the readers of the ring, and the memory that
+            // the device can use.
+            let is_listed = device_path
                 .as_ref()
-                .is_some_and(|way| way.path.data_path() == planned.path);
+                .is_some_and(|device_path| device_path.path.data_path() == planned.path);
             let planned = if is_listed {
                 String::new()
             } else {
@@ -214,13 +225,16 @@ fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
                     planned.reason
                 )
             };
-            Some(Row { way, planned })
+            Some(Row {
+                device_path,
+                planned,
+            })
         })
         .chain(readers(config, plan, topology))
         .collect()
 }
 
-/// Sinks whose network card could read a ring on a GPU.
+/// Returns the rows for sinks whose network card can read a ring on a GPU.
 fn readers(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
     let sinks = config.sinks.iter();
     sinks
@@ -235,9 +249,10 @@ fn readers(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
             let device = planned.nic.clone().unwrap_or(declared);
             let ring = (gpu, ring.region_bytes as u64);
             let preference = (P2pPreference::Auto, PeerAccess::Read);
-            let way = way(topology, format!("sink {name}"), &device, ring, preference);
+            let device_path =
+                device_path(topology, format!("sink {name}"), &device, ring, preference);
             Some(Row {
-                way: Some(way),
+                device_path: Some(device_path),
                 planned: String::new(),
             })
         })

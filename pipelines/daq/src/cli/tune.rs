@@ -1,4 +1,4 @@
-//! `daq tune`: measures the copy rates of this machine's GPUs and saves them for later runs.
+//! `daq tune` measures the copy rates of this machine's GPUs and saves them for later runs.
 
 use super::{exit, show, state};
 use daq_core::gpu::driver::{Device, probe};
@@ -21,14 +21,16 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Version file of the driver's kernel module; its first line changes with every update.
+/// File with the version of the NVIDIA kernel module. The first line of this file changes with every update of the
+/// driver.
 const MODULE: &str = "/proc/driver/nvidia/version";
 
-/// Error if there is no directory for the profiles.
+/// Error message if the environment defines no directory for the profiles.
 const NO_DIRECTORY: &str =
     "cannot save the profile: no state directory; set HOME or XDG_STATE_HOME";
 
-/// Returns the key of `gpu`'s profile. It changes with hardware, driver and topology, which invalidates the profile.
+/// Returns the key under which the profile of `gpu` is saved. The key depends on the hardware, the driver and the
+/// topology, so that an outdated profile is not used.
 fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
     let pci = gpu
         .pci
@@ -59,16 +61,17 @@ pub(super) fn known(topology: &Topology, directory: Option<&Path>) -> BTreeMap<u
     .collect()
 }
 
-/// Saves the measurement of a network card in the profile of its GPU. Measures the GPU if it has no profile.
+/// Saves the measurement of a network card in the profile of its GPU. If the GPU has no profile, measures the GPU
+/// first.
 ///
-/// Returns the file, or what failed.
+/// Returns the path of the file, or an error message.
 pub(super) fn save(measured: Measured, directory: Option<&Path>) -> Result<PathBuf, String> {
     let directory = directory.ok_or(NO_DIRECTORY)?;
     let topology = Topology::detect();
     let ordinal = measured.device;
     let mut gpus = topology.gpus.iter();
     let gpu = gpus.find(|gpu| gpu.ordinal == ordinal);
-    let gpu = gpu.ok_or_else(|| format!("cuda:{ordinal} is no longer available"))?;
+    let gpu = gpu.ok_or_else(|| format!("the GPU cuda:{ordinal} is no longer available"))?;
     let fingerprint = fingerprint(&topology, gpu);
     let mut profiles = Profiles::load(directory);
     let mut profile = match profiles.get(&fingerprint) {
@@ -80,7 +83,12 @@ pub(super) fn save(measured: Measured, directory: Option<&Path>) -> Result<PathB
     profile.cards.insert(measured.card, measured.sending);
     profiles.set(fingerprint, profile);
     let kept = profiles.save(directory);
-    kept.map_err(|error| format!("cannot save in {}: {error}", directory.display()))
+    kept.map_err(|error| {
+        format!(
+            "cannot save the profile in {}: {error}",
+            directory.display()
+        )
+    })
 }
 
 pub(super) fn tune(args: &Args) -> u8 {
@@ -134,14 +142,17 @@ pub(super) fn tune(args: &Args) -> u8 {
         Ok(file) if !args.json => show(&format!("saved in {}\n", file.display())),
         Ok(_) => 0,
         Err(error) => {
-            print_error!("error: cannot save in {}: {error}", directory.display());
+            print_error!(
+                "error: cannot save the profiles in {}: {error}",
+                directory.display()
+            );
             exit::IO
         }
     }
 }
 
 fn describe(profile: &Profile) -> String {
-    let way = |name: &str, rates: &Rates| {
+    let method = |name: &str, rates: &Rates| {
         let tuning = rates.tuning();
         let latency = rates.latency_ns as f64 / 1e3;
         let rate = rates.bytes_per_second / 1e9;
@@ -167,5 +178,5 @@ fn describe(profile: &Profile) -> String {
             ByteSize(profile.cpu_store_threshold() as u64)
         ),
     };
-    way("in", &profile.inward) + &way("out", &profile.outward) + &cpu_store_threshold
+    method("in", &profile.inward) + &method("out", &profile.outward) + &cpu_store_threshold
 }

@@ -1,3 +1,3 @@
-//! System calls of this crate: one thin, documented function each.
+//! System calls of this crate, one documented function each.
 
 pub(crate) mod signal;

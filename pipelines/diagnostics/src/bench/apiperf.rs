@@ -9,10 +9,10 @@ use daq_core::units::ByteSize;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Steps whose duration is measured, in milliseconds.
+/// The steps whose duration is measured in milliseconds.
 const STEPS: [&str; 5] = ["allocate", "pin", "map", "all", "unmap + free"];
 
-/// Measures the duration of each step in milliseconds: medians of `rounds`.
+/// Measures the duration of each step in milliseconds, and reports the medians of `rounds` rounds.
 pub fn apiperf(
     device: u32,
     rounds: usize,
@@ -41,7 +41,7 @@ pub fn apiperf(
                         figures.push(time.as_secs_f64() * 1e3);
                     }
                 }
-                // Reports only the smallest of the sizes that cannot be allocated.
+                // Report only the smallest size that cannot be allocated.
                 Err(refusal) => {
                     refused.entry(refusal.to_string()).or_insert(bytes);
                 }

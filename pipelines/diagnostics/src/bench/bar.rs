@@ -1,5 +1,5 @@
-//! CPU stores and loads through a BAR mapping of GPU memory: daq's copy and reference copies, measured alternately on
-//! the same mapping.
+//! Measures CPU stores and reads through a BAR mapping of GPU memory. The copy function of daq and reference copies
+//! alternate on the same mapping.
 
 use super::table::{Cell, Table};
 use super::{BenchError, Common, median};
@@ -11,27 +11,27 @@ use daq_core::units::ByteSize;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Largest store in bytes.
+/// Maximum size of a store in bytes.
 pub(super) const MAX_STORE_BYTES: usize = 4 << 20;
-/// Largest load in bytes. Loads are slow: every few bytes take one round trip over the bus.
+/// Maximum size of a CPU read in bytes. Reads are slow, because every few bytes need one round trip over the bus.
 const MAX_LOAD_BYTES: usize = 64 << 10;
-/// Offsets of target and source from the start of a page, in bytes.
+/// Offsets of the target and of the source from the start of a page, in bytes.
 const SKEWS: [(usize, usize); 4] = [(0, 0), (1, 0), (0, 3), (3, 1)];
-/// Number of turns per round of each method; the methods alternate.
+/// Number of turns of each method per round. The methods alternate.
 const TURNS_PER_ROUND: usize = 8;
-/// Bytes per turn; each turn makes at least one copy and at most [`MAX_COPIES_PER_TURN`] copies.
+/// Number of bytes per turn. Each turn makes at least one copy and at most [`MAX_COPIES_PER_TURN`] copies.
 const TURN_BYTES: usize = 256 << 10;
 const MAX_COPIES_PER_TURN: usize = 256;
-/// Reference copies; daq's copy must not be slower than any of them.
+/// Reference copies. The copy function of daq must not be slower than any reference copy.
 const REFERENCES: [StoreMethod; 3] = [StoreMethod::Memcpy, StoreMethod::Avx2, StoreMethod::Avx512];
 
-/// One row of a table: microseconds per copy of one size.
+/// One row of a table: the time per copy of one size, in microseconds.
 struct Row {
     bytes: usize,
-    /// Offsets of target and source.
+    /// Offsets of the target and of the source in bytes.
     skew: (usize, usize),
     own: f64,
-    /// Microseconds per copy by method; NaN if the processor lacks the instructions that a method needs.
+    /// Time per copy in microseconds, for each method; NaN if the processor lacks instructions that the method needs.
     methods: Vec<(StoreMethod, f64)>,
 }
 
@@ -46,7 +46,8 @@ impl Row {
         }
     }
 
-    /// Time of the fastest reference copy divided by daq's time; 1 or more if daq is at least as fast.
+    /// Returns the time of the fastest reference copy divided by the time of daq's copy. A value of 1 or more means
+    /// that daq is at least as fast.
     fn ratio(&self) -> f64 {
         let references = self
             .methods
@@ -63,7 +64,7 @@ pub(super) fn open(device: &'static Device) -> Result<Arc<BarMapping>, Unmappabl
     BarMapping::new(device, bytes, Writer::Cpu, &Backend::ALL)
 }
 
-/// Lists each backend's reason if no mapping can be opened.
+/// Returns a table with each backend's reason why no mapping can be opened.
 pub(super) fn refusals(unmappable: &Unmappable) -> Table {
     let title = "no backend maps GPU memory for CPU stores; the copy engine does all copies";
     let mut table = Table::new(title, &["backend", "reason"]);
@@ -76,7 +77,7 @@ pub(super) fn refusals(unmappable: &Unmappable) -> Table {
     table
 }
 
-/// Returns microseconds per copy, averaged over `copies` copies.
+/// Returns the mean time per copy in microseconds, measured over `copies` copies.
 fn time(
     copies: usize,
     mut copy: impl FnMut() -> Result<(), BarMappingError>,
@@ -88,7 +89,7 @@ fn time(
     Ok(start.elapsed().as_secs_f64() * 1e6 / copies as f64)
 }
 
-/// Returns source bytes that differ from each other.
+/// Returns source data in which neighbouring bytes differ.
 fn source() -> Vec<u8> {
     (0..=250)
         .cycle()
@@ -108,7 +109,7 @@ fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Ro
             let mut own = Vec::new();
             let mut methods = StoreMethod::ALL.map(|method| (method, Vec::new()));
             for turn in 0..rounds * TURNS_PER_ROUND {
-                // Each method follows a different one in every turn, so that none always benefits from the same
+                // The order of the methods changes in every turn, so that no method always benefits from the same
                 // predecessor.
                 for i in 0..=methods.len() {
                     let at = (i + turn) % (StoreMethod::ALL.len() + 1);
@@ -143,7 +144,7 @@ fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Ro
     Ok(rows)
 }
 
-/// Builds the table; `show` converts each time, which is printed with `digits` decimals.
+/// Builds a table. `show` converts each time to the value that the table shows with `digits` decimals.
 fn table(title: String, rows: &[Row], digits: usize, show: impl Fn(&Row, f64) -> f64) -> Table {
     let mut columns = vec!["store", "daq"];
     columns.extend(StoreMethod::ALL.map(StoreMethod::name));
@@ -168,7 +169,7 @@ fn title(mapped: &BarMapping, common: &Common, unit: &str) -> String {
     )
 }
 
-/// Measures stores by size in GB/s.
+/// Measures the bandwidth of stores by size in GB/s.
 pub(super) fn bandwidth(
     common: &Common,
     mapped: &BarMapping,
@@ -181,7 +182,7 @@ pub(super) fn bandwidth(
     }))
 }
 
-/// Measures stores and loads by size in microseconds.
+/// Measures the latency of stores and loads by size in microseconds.
 pub(super) fn latency(
     common: &Common,
     mapped: &BarMapping,
@@ -198,12 +199,12 @@ fn loads(common: &Common, mapped: &BarMapping, sizes: &[usize]) -> Result<Table,
     let source = source();
     mapped.copy_to(0, &source)?;
     let title = format!(
-        "{}, mapped by {}: microseconds of a CPU load over the bus; medians of {} rounds",
+        "{}, mapped by {}: time of a CPU read over the bus, in microseconds; medians of {} rounds",
         mapped.device().name(),
         mapped.backend(),
         common.rounds
     );
-    let columns = ["load", "daq", "memcpy", "memcpy ÷ daq"];
+    let columns = ["read", "daq", "memcpy", "memcpy ÷ daq"];
     let mut table = Table::new(title, &columns);
     let mut to = vec![0; MAX_LOAD_BYTES];
     for bytes in sizes.iter().filter(|bytes| **bytes <= MAX_LOAD_BYTES) {

@@ -1,4 +1,4 @@
-//! Baseline copies, without rings or pipelines, by size.
+//! Measures baseline copies by size, without rings or pipelines.
 
 use super::place::{Place, slots};
 use super::table::{Cell, Table};
@@ -17,9 +17,9 @@ use daq_core::units::ByteSize;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of each source and target buffer.
+/// Size of each source and target buffer in bytes.
 const BUFFER_BYTES: usize = 64 << 20;
-/// Copies in flight while rates are measured.
+/// Number of copies in flight while rates are measured.
 const DEPTH: usize = 4;
 /// Number of timed copies per round.
 const TIMED_COPIES: usize = 400;
@@ -28,7 +28,8 @@ fn size(bytes: usize) -> Cell {
     ByteSize(bytes as u64).to_string().into()
 }
 
-/// Measures throughput by size: pinned and pageable memory in both directions, then CPU stores with sizes of their own.
+/// Measures throughput by size: first pinned and pageable memory in both directions, then CPU stores, which have their
+/// own list of sizes.
 pub fn bandwidth(
     common: &Common,
     sizes: &[usize],
@@ -79,7 +80,7 @@ pub fn bandwidth(
         "out, pageable",
     ];
     let title = format!(
-        "{}: {DEPTH} copies, then one wait; medians of {} rounds",
+        "{}: throughput of copies between host and GPU, {DEPTH} copies per wait; medians of {} rounds",
         device.identity().name,
         common.rounds
     );
@@ -101,7 +102,7 @@ pub fn bandwidth(
     Ok(())
 }
 
-/// Microseconds of each copy.
+/// The duration of each copy in microseconds.
 type Times = Vec<f64>;
 
 /// Returns two cells per copy method: the median and the 99th percentile.
@@ -119,7 +120,7 @@ fn since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e6
 }
 
-/// Two rings: frames are published in one and expected in the other.
+/// An input ring in which frames are published, and an output ring to which the frames are copied.
 struct Pair {
     source: Producer,
     target: Ring,
@@ -140,7 +141,7 @@ impl Pair {
         })
     }
 
-    /// Publishes single frames and measures the time until `step` has published each frame in the output ring.
+    /// Publishes single frames. Measures the time until `step` has published each frame in the output ring.
     fn time(
         mut source: Producer,
         target: &Ring,
@@ -161,7 +162,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Measures the copy engine, stepped on a dedicated thread.
+    /// Measures the copy engine, which runs on a dedicated thread.
     fn engine(
         self,
         device: &'static Device,
@@ -180,7 +181,8 @@ impl Pair {
         })
     }
 
-    /// Measures an inline copy by the thread that waits for the frame; does nothing if the ring has none.
+    /// Measures an inline copy by the thread that waits for the frame. Does nothing if the ring supports no inline
+    /// copy.
     fn inline_copy(self, bytes: usize, times: &mut Times) -> Result<(), BenchError> {
         let (reader, producer) = self.copied;
         let Some(mut inline_copy) = InlineCopy::new(reader, producer, CopyLedger::default(), 1)
@@ -193,9 +195,9 @@ impl Pair {
     }
 }
 
-/// Measures latency in microseconds by size: copy and wait, copy and poll, and one frame through the copy engine on a
-/// dedicated thread, from its publication in one ring to its publication in the other. Then the same with CPU-mapped
-/// GPU memory, and CPU stores and loads beside reference copies.
+/// Measures latency in microseconds by size. The methods are: copy and wait, copy and poll, and one frame through the
+/// copy engine on a dedicated thread, from its publication in one ring to its publication in the other. Then measures
+/// the last method with CPU-mapped GPU memory, and compares CPU stores and loads with reference copies.
 pub fn latency(
     common: &Common,
     sizes: &[usize],
@@ -260,7 +262,7 @@ pub fn latency(
     };
     publish(stored(common, &place, tuning, &sizes, &waits)?);
     let Some(mapped) = place.gpu.mapping() else {
-        unreachable!("the region was made to be mapped");
+        unreachable!("the region is created with a mapping");
     };
     for table in bar::latency(common, mapped, stores)? {
         publish(table);
@@ -268,7 +270,8 @@ pub fn latency(
     Ok(())
 }
 
-/// Measures frames copied to CPU-mapped GPU memory, in microseconds; `waits` are the times of a copy and a wait.
+/// Measures the time to copy frames to CPU-mapped GPU memory, in microseconds. `waits` contains the times of a copy
+/// that is followed by a wait.
 fn stored(
     common: &Common,
     place: &Place,
@@ -277,7 +280,7 @@ fn stored(
     waits: &[f64],
 ) -> Result<Table, BenchError> {
     let Some(mapped) = place.gpu.mapping() else {
-        unreachable!("the region was made to be mapped");
+        unreachable!("the region is created with a mapping");
     };
     let columns = [
         "frame",

@@ -1,22 +1,22 @@
-//! Cores for the threads of a measurement.
+//! Selects CPU cores for the threads of a measurement.
 
 use super::BenchError;
 use daq_core::gpu::driver::Device;
 use daq_core::topology::Topology;
 use std::thread::ScopedJoinHandle;
 
-/// Cores for the threads of a measurement, one per thread. They are chosen before any thread is pinned, because a
-/// pinned thread and the threads it starts see only their own core.
+/// CPU cores for the threads of a measurement, one core per thread. The cores must be selected before any thread is
+/// pinned, because a pinned thread, and every thread that it starts, can only query its own core.
 #[derive(Clone, Debug)]
 pub(super) struct Cores {
-    /// Empty if the process may use too few cores.
+    /// The selected cores; empty if the process may use too few cores.
     cores: Vec<usize>,
     is_near: bool,
 }
 
 impl Cores {
-    /// Selects the last `count` cores of the GPU's NUMA node that the process may use, or of all nodes if that node has
-    /// too few.
+    /// Selects `count` cores that the process may use: the last cores of the GPU's NUMA node or, if that node has too
+    /// few cores, the last cores of all nodes.
     pub(super) fn near(device: &Device, count: usize) -> Self {
         let topology = Topology::detect();
         let mut gpus = topology.gpus.iter();
@@ -43,18 +43,18 @@ impl Cores {
         Self { cores, is_near }
     }
 
-    /// Pins the calling thread to the `n`-th core; the thread is not pinned if there are too few cores.
+    /// Pins the calling thread to the `n`-th core. Does not pin the thread if there are too few cores.
     pub(super) fn take(&self, n: usize) {
         if let Some(core) = self.cores.get(n)
             && let Err(error) = daq_core::thread::pin(*core)
         {
             tracing::warn!(
-                "cannot pin a measuring thread to core {core}: {error}; its results may vary more"
+                "cannot pin a measuring thread to core {core}: {error}; the results of the thread may vary more"
             );
         }
     }
 
-    /// Describes the core of the thread that takes the `n`-th one.
+    /// Describes the `n`-th core, for the report.
     pub(super) fn place(&self, n: usize) -> String {
         match self.cores.get(n) {
             Some(core) if self.is_near => format!("core {core}, on the GPU's node"),
@@ -63,7 +63,8 @@ impl Cores {
         }
     }
 
-    /// Runs `work` on the first core in a new thread, so that the threads that the caller starts later inherit no core.
+    /// Runs `work` in a new thread on the first core. The calling thread is not pinned, so that threads that it starts
+    /// later are not pinned either.
     pub(super) fn first<T: Send>(
         &self,
         work: impl FnOnce() -> Result<T, BenchError> + Send,
@@ -77,7 +78,7 @@ impl Cores {
     }
 }
 
-/// Returns the result of a measuring thread; an error if the thread panicked.
+/// Returns the result of a measuring thread, or an error if the thread panicked.
 pub(super) fn joined<T>(
     thread: ScopedJoinHandle<'_, Result<T, BenchError>>,
 ) -> Result<T, BenchError> {

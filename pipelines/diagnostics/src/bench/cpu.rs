@@ -1,21 +1,21 @@
-//! CPU time of threads and processes.
+//! Reads the CPU time of threads and processes.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::path::Path;
 use std::time::Duration;
 
-/// Nanoseconds per tick in `stat`; USER_HZ is 100 on all supported systems.
+/// Nanoseconds per clock tick in `/proc/PID/stat`. USER_HZ is 100 on all supported systems.
 const TICK_NS: u64 = 10_000_000;
 
-/// CPU time that this process has used.
+/// Returns the CPU time that this process has used.
 pub(super) fn of_process() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Returns the CPU time of all threads of `process` (a process ID or `self`), or only of the threads called `name`.
-/// `None` if `/proc` does not report it or no such thread exists.
+/// Returns the CPU time of the threads of `process` (a process ID or `self`). If `name` is given, includes only the
+/// threads with this name. Returns `None` if `/proc` does not report the CPU time, or if no thread has this name.
 pub(super) fn of_threads(process: &str, name: Option<&str>) -> Option<Duration> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
     let mut total = None;
@@ -38,8 +38,8 @@ fn of_task(task: &Path) -> Option<Duration> {
     nanos.map(Duration::from_nanos)
 }
 
-/// Returns the ticks in user and kernel mode: fields 14 and 15 of a `stat` file. Field 2 is a name that may contain any
-/// character.
+/// Returns the clock ticks in user and kernel mode, which are fields 14 and 15 of a `stat` file. Field 2 is the
+/// thread's name, which may contain any character.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);

@@ -1,4 +1,4 @@
-//! Doorbells: the round-trip time of a word from the CPU to a waiting kernel and back.
+//! Measures doorbells: the round-trip time of a word from the CPU to a waiting kernel and back.
 
 mod frames;
 
@@ -14,25 +14,26 @@ use daq_core::gpu::{Backend, Writer};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Round trips at the start of each method that are not counted.
+/// Number of warm-up round trips per method, which are not measured.
 const WARM_UP: usize = 1000;
-/// Methods that include launches make this many times fewer round trips, because launches take longer and vary less.
+/// Methods that include launches make this many times fewer round trips, because launches take longer and their
+/// duration varies less.
 const LAUNCH_DIVISOR: usize = 8;
-/// Bytes of a doorbell's memory.
+/// Size of the memory of a doorbell in bytes.
 const DOORBELL_BYTES: usize = 4096;
 
-/// What is measured.
+/// Options of `daq bench doorbell`.
 #[derive(Clone, Debug)]
 pub struct DoorbellArgs {
-    /// CUDA's index of the GPU.
+    /// CUDA device number of the GPU.
     pub device: u32,
     /// Number of rounds; the median is reported.
     pub rounds: usize,
     /// Number of round trips per method and round.
     pub round_trips: usize,
-    /// Sizes of what the CPU stores and the copy engine copies.
+    /// Sizes of CPU stores and of GPU copies in bytes.
     pub sizes: Vec<usize>,
-    /// Sizes of frames that a kernel reads.
+    /// Sizes of the frames that a kernel reads, in bytes.
     pub frames: Vec<usize>,
 }
 
@@ -43,7 +44,7 @@ struct Polling {
     threads: u32,
 }
 
-/// The first entry is how the kernels of pipelines poll.
+/// The polling methods. Kernels of pipelines use the first method.
 const POLLINGS: [Polling; 4] = [
     Polling {
         name: "acquire, release",
@@ -67,7 +68,7 @@ const POLLINGS: [Polling; 4] = [
     },
 ];
 
-/// A reference method: submit work to the GPU and wait for it.
+/// A reference method, which submits work to the GPU and waits for the work.
 struct Reference {
     name: &'static str,
     run: fn(&Bench, u32) -> Result<bool, CudaError>,
@@ -103,14 +104,14 @@ struct Bench {
     upload: Upload,
     nothing: daq_core::gpu::driver::Function,
     echo: Echo,
-    /// One doorbell per backend that supports it.
+    /// One doorbell for each backend that supports doorbells.
     bells: Vec<Arc<BarMapping>>,
     refused: Vec<Refusal>,
 }
 
 impl Bench {
-    /// `most` is the maximum size of a copy in bytes.
-    fn new(device: &'static Device, most: usize) -> Result<Self, BenchError> {
+    /// Allocates the resources. `max` is the maximum size of a copy in bytes.
+    fn new(device: &'static Device, max: usize) -> Result<Self, BenchError> {
         let echo = Echo::new(device)?;
         let (mut bells, mut refused) = (Vec::new(), Vec::new());
         for &backend in Writer::Doorbell.backends() {
@@ -120,7 +121,7 @@ impl Bench {
             }
         }
         Ok(Self {
-            upload: Upload::new(device, most.max(8))?,
+            upload: Upload::new(device, max.max(8))?,
             nothing: echo.module().function("daq_nothing")?,
             echo,
             bells,
@@ -157,7 +158,7 @@ impl Bench {
         Ok(times)
     }
 
-    /// Measures round trips of a reference method; empty if the driver does not support it.
+    /// Measures round trips of a reference method. Returns no values if the driver does not support the method.
     fn reference(&self, reference: &Reference, round_trips: usize) -> Result<Vec<f64>, BenchError> {
         let mut times = Vec::with_capacity(round_trips);
         for i in 0..WARM_UP + round_trips {
@@ -175,7 +176,7 @@ impl Bench {
     }
 }
 
-/// Microseconds that one read of the host's clock takes.
+/// Returns the duration of one read of the host's clock in microseconds.
 fn clock() -> f64 {
     let times: Vec<f64> = (0..10_000)
         .map(|_| Instant::now().elapsed().as_secs_f64() * 1e6)
@@ -183,13 +184,14 @@ fn clock() -> f64 {
     median(&times)
 }
 
-/// Measures round trips through doorbells beside other methods to submit work to a GPU, and CPU stores beside copies.
+/// Measures round trips through doorbells, compared with other methods to submit work to a GPU. Also measures CPU
+/// stores, compared with copies.
 pub fn doorbell(args: &DoorbellArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = Device::open(args.device)?;
     let cores = Cores::near(device, 1);
     cores.first(|| {
-        let most = args.frames.iter().copied().max().unwrap_or(0);
-        let bench = Bench::new(device, most)?;
+        let max = args.frames.iter().copied().max().unwrap_or(0);
+        let bench = Bench::new(device, max)?;
         for table in round_trips(device, &bench, args, &cores.place(0))? {
             publish(table);
         }
@@ -246,7 +248,7 @@ fn round_trips(
         "× host p50",
     ];
     let mut table = Table::new(title, &columns);
-    // The same polling method with the doorbell in host memory.
+    // Uses the given polling method with the doorbell in host memory.
     let host = |polling: usize| {
         bench
             .bells
@@ -277,7 +279,7 @@ fn round_trips(
     }
     let mut tables = vec![table];
     let mut table = Table::new(
-        "ratios of p50, and p99 ÷ p50, of the kernel with the lowest p50",
+        "for each doorbell, the kernel with the lowest p50: p50 relative to a doorbell in host memory, p50 relative to a launch, and p99 ÷ p50",
         &["method", "kernel", "÷ host memory", "÷ launch", "p99 ÷ p50"],
     );
     let best = |figures: &[Figures]| {

@@ -1,13 +1,14 @@
 // Persistent kernels that answer a doorbell, to measure latency and to check CPU stores.
 //
-// The word at `bell` counts up; its highest bit stops the kernel. A kernel writes the value that it has read to the
-// word at `reply`. It ends after `limit` nanoseconds without a change, so that a broken mapping leaves no kernel behind.
+// The host increments the word at `bell`; its highest bit stops the kernel. A kernel writes each value that it reads to
+// the word at `reply`. It ends after `limit` nanoseconds without a change, so that it does not run forever if the
+// mapping does not work.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u64 STOP = 1ull << 63;
-// Looks at the bell between two looks at the clock.
+// Number of polls of the doorbell between two reads of the clock.
 constexpr u32 LOOKS = 4096;
 
 __device__ inline u64 load_acquire(u64 address) {
@@ -36,7 +37,7 @@ __device__ inline u64 nanoseconds() {
     return time;
 }
 
-// Waits until the bell has another value than `last`: that value, or STOP after the limit.
+// Waits until the doorbell differs from `last`. Returns its value, or STOP after `limit` nanoseconds.
 template <bool ACQUIRE>
 __device__ inline u64 hear(u64 bell, u64 last, u64 limit) {
     u64 since = 0;
@@ -73,7 +74,8 @@ extern "C" __global__ void daq_echo_acquire(u64 bell, u64 reply, u64 limit) { ec
 
 extern "C" __global__ void daq_echo_relaxed(u64 bell, u64 reply, u64 limit) { echo<false, false>(bell, reply, limit); }
 
-// The first thread of each warp looks, so that the looks come closer together; the first to see a value answers.
+// The first thread of each warp polls, so that polls follow each other more closely. The first thread that reads a new
+// value replies.
 extern "C" __global__ void daq_echo_warps(u64 bell, u64 reply, u64 limit) {
     __shared__ u64 answered;
     if (threadIdx.x == 0)
@@ -92,8 +94,9 @@ extern "C" __global__ void daq_echo_warps(u64 bell, u64 reply, u64 limit) {
 
 extern "C" __global__ void daq_nothing() {}
 
-// Frame n, of `bytes` bytes, lies at `input + n % slots * stride`. The threads of the one block, whole warps, read it
-// once the bell says more than n; it is written to `output + n * stride`, where `output` is not 0.
+// Reads frames. Frame n has `bytes` bytes and is stored at `input + n % slots * stride`. The grid has one block of
+// whole warps, whose threads read frame n when the doorbell exceeds n. If `output` is not 0, they copy the frame to
+// `output + n * stride`.
 extern "C" __global__ void daq_echo_frames(u64 bell, u64 reply, u64 limit, u64 input, u64 stride, u64 slots, u64 bytes,
                                            u64 output) {
     __shared__ u64 heard;
@@ -104,7 +107,7 @@ extern "C" __global__ void daq_echo_frames(u64 bell, u64 reply, u64 limit, u64 i
         u64 posted = heard;
         if (posted & STOP)
             return;
-        // All threads read one frame; of several, each warp reads its own.
+        // All threads read a single frame together. If there are several frames, each warp reads different frames.
         u32 group = posted - done == 1 ? blockDim.x : 32;
         u32 lane = threadIdx.x % group;
         u32 mixed = 0;
@@ -114,7 +117,8 @@ extern "C" __global__ void daq_echo_frames(u64 bell, u64 reply, u64 limit, u64 i
             u64 wide = (from | (output == 0 ? 0 : to)) % 16 == 0 ? bytes / 16 : 0;
             for (u64 i = lane; i < wide; i += group) {
                 uint4 part;
-                // As plain as a load can be, but never taken from a cache that is not kept up to date, nor left out.
+                // A relaxed system-scope load is as cheap as a plain load, but it never returns stale cached data and
+                // is never optimised away.
                 asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                              : "=r"(part.x), "=r"(part.y), "=r"(part.z), "=r"(part.w)
                              : "l"(from + i * 16)
@@ -130,7 +134,8 @@ extern "C" __global__ void daq_echo_frames(u64 bell, u64 reply, u64 limit, u64 i
                     *(unsigned char*)(to + i) = part;
             }
         }
-        // The values are needed before the barrier, so that the slots have been read when their credit is given.
+        // Makes the compiler complete the loads before the barrier, so that the slots have been read before they are
+        // credited.
         asm volatile("" : : "r"(mixed) : "memory");
         __syncthreads();
         done = posted;
@@ -139,8 +144,8 @@ extern "C" __global__ void daq_echo_frames(u64 bell, u64 reply, u64 limit, u64 i
     }
 }
 
-// Counts the words of `words` words at `input` that are not those of the bell's value when it is seen: word i of
-// value n is n * 0x9e3779b97f4a7c15 + i.
+// Counts the words at `input` that differ from the expected words for the value of the doorbell. `words` words are
+// checked; for doorbell value n, word i must be n * 0x9e3779b97f4a7c15 + i.
 extern "C" __global__ void daq_echo_order(u64 bell, u64 reply, u64 limit, u64 input, u64 words, u64 wrong) {
     __shared__ u64 heard;
     for (u64 last = 0;;) {

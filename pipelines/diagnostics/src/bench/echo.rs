@@ -1,4 +1,4 @@
-//! Persistent kernels that answer a doorbell: the host's side of `echo.cu`.
+//! Persistent kernels that answer a doorbell. This is the host code for `echo.cu`.
 
 use super::BenchError;
 use crate::sys::device_code;
@@ -16,11 +16,12 @@ const CODE: &[u8] = include_bytes!("../../../generated/echo.ptx");
 
 /// Timeout for a reply, and for a kernel to end.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time without a doorbell after which a kernel ends itself, in nanoseconds. Shorter than [`REPLY_TIMEOUT`].
+/// Time without a doorbell after which a kernel ends itself, in nanoseconds. This time must be shorter than
+/// [`REPLY_TIMEOUT`].
 const KERNEL_TIMEOUT_NS: u64 = 3_000_000_000;
 /// The bit of the doorbell that stops a kernel.
 const STOP: u64 = 1 << 63;
-/// Polls of the reply between two reads of the clock.
+/// Number of polls of the reply between two reads of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 1 << 12;
 
 #[derive(Debug)]
@@ -40,8 +41,8 @@ impl Echo {
     }
 
     /// Starts the kernel called `entry` as one block of `threads` threads. Its doorbell is the first word of `bell`.
-    /// `arguments` follow doorbell, reply and time limit; they point into `bell` and `output`, which the result keeps
-    /// alive.
+    /// The kernel's arguments are the doorbell, the reply and the time limit, followed by `arguments`. These must point
+    /// into `bell` or `output`, which the returned value keeps alive.
     pub(crate) fn start(
         &self,
         entry: &str,
@@ -78,7 +79,7 @@ impl Echo {
     }
 }
 
-/// A running kernel. Dropping it stops the kernel.
+/// A running kernel. The kernel stops when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct PersistentKernel {
     device: &'static Device,
@@ -89,12 +90,12 @@ pub(crate) struct PersistentKernel {
     rung: u64,
     is_over: bool,
     _stream: Stream,
-    /// Memory that the kernel writes to.
+    /// Memory that the kernel writes.
     _output: Option<Arc<Memory>>,
 }
 
 impl PersistentKernel {
-    /// Rings the doorbell once; returns the expected answer.
+    /// Rings the doorbell once. Returns the expected answer.
     #[inline]
     pub(crate) fn ring(&mut self) -> Result<u64, BenchError> {
         self.rung += 1;
@@ -102,8 +103,8 @@ impl PersistentKernel {
         Ok(self.rung)
     }
 
-    /// Stores a frame at each of `offsets` in the memory of `bell`, then rings once for all of them; returns the
-    /// expected answer.
+    /// Stores a frame at each of `offsets` in the memory of `bell`, then rings the doorbell once for all frames.
+    /// Returns the expected answer.
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -120,10 +121,10 @@ impl PersistentKernel {
         Ok(self.rung)
     }
 
-    /// Polls until the kernel has answered `at`.
+    /// Polls until the kernel's answer is `at`.
     #[inline]
     pub(crate) fn wait(&self, at: u64) -> Result<(), BenchError> {
-        // No pause between polls, because it would add to the measured time.
+        // The loop has no pause between polls, because a pause would increase the measured time.
         for _ in 0..POLLS_PER_CLOCK_READ {
             if self.credits.has(at) {
                 return Ok(());
@@ -155,7 +156,7 @@ impl PersistentKernel {
         })
     }
 
-    /// Stops the kernel; returns how long that took.
+    /// Stops the kernel. Returns the time until the kernel has stopped.
     pub(crate) fn stop(mut self) -> Result<Duration, BenchError> {
         self.end()
     }
@@ -165,7 +166,7 @@ impl PersistentKernel {
             return Ok(Duration::ZERO);
         }
         let start = Instant::now();
-        // If the mapping cannot be stored to, the kernel ends at its own time limit.
+        // If the CPU cannot store to the mapping, the kernel ends at its own time limit.
         let rung = self.bell.ring(STOP);
         while !self.mark.is_done() {
             if start.elapsed() > REPLY_TIMEOUT {

@@ -3,7 +3,7 @@
 use super::table::Cell;
 use super::{median, quantile};
 
-/// The median, the 99th and the 99.9th percentile of one method, one value of each per round.
+/// The median, the 99th and the 99.9th percentile of one method. Each of the three has one value per round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Figures([Vec<f64>; 3]);
 
@@ -25,12 +25,12 @@ impl Figures {
         median(&self.0[i])
     }
 
-    /// The three percentiles as table cells.
+    /// Returns the three percentiles as table cells.
     pub(super) fn cells(&self) -> [Cell; 3] {
         [0, 1, 2].map(|i| Cell::Number(self.at(i), 3))
     }
 
-    /// Ratio of the 99th percentile to the median.
+    /// Returns the ratio of the 99th percentile to the median.
     pub(super) fn spread(&self) -> f64 {
         self.at(1) / self.at(0)
     }

@@ -1,7 +1,7 @@
-//! Emulated FPGA devices: throughput into rings beside one thread that copies the same bytes, and latency from the last
-//! byte of a payload to a persistent kernel on the GPU. The benchmark runs whole pipelines, as `daq run` builds them,
-//! so the results include everything that a user's pipeline does. An emulated device uses CPU cores, which real
-//! hardware does not; they are reported separately.
+//! Measures emulated FPGA devices: throughput into rings, compared with one thread that copies the same number of
+//! bytes, and latency from the last byte of a payload to a persistent kernel on the GPU. The benchmark runs whole
+//! pipelines, as `daq run` builds them, so the results include all work of a real pipeline. An emulated device uses CPU
+//! cores, but real hardware does not. Therefore the CPU use of the emulated device is reported separately.
 
 mod card;
 mod fixture;
@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Options of `daq bench fpga`.
 #[derive(Clone, Debug)]
 pub struct FpgaArgs {
-    /// Device, number of rounds, duration.
+    /// GPU, number of rounds, and duration per method.
     pub common: Common,
     /// Frame sizes in bytes, multiples of 64.
     pub frames: Vec<usize>,
@@ -33,10 +33,11 @@ pub struct FpgaArgs {
     pub round_trips: usize,
 }
 
-/// Methods that were not measured, with the reason.
+/// The methods that were not measured, with the reason.
 type Refused = BTreeSet<(String, String)>;
 
-/// Measures and publishes tables. Without a GPU, the methods that need one are listed as not measured.
+/// Measures, and passes the result tables to `publish`. Without a GPU, the methods that need a GPU are listed as not
+/// measured.
 pub fn fpga(args: &FpgaArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let mut refused = Refused::new();
     let gpu = match args.common.open() {
@@ -101,7 +102,7 @@ fn rates(
         for ((&frame, floors), all) in args.frames.iter().zip(&mut floors).zip(&mut all) {
             let (copied, core) = floor(frame, window)?;
             floors.add((copied, [core, f64::NAN], [0; 2]));
-            // Rate of the previous method; a device without backpressure runs at half of it.
+            // Rate of the previous method. A device without backpressure runs at half of this rate.
             let mut last = 0.0;
             for (&method, rates) in methods.iter().zip(all) {
                 let to = (args.common.device, last / 2.0);
@@ -121,7 +122,7 @@ fn rates(
     let place = gpu.map_or("no GPU", Device::name);
     let mut table = Table::new(
         format!(
-            "{place}: from an emulated device into a ring, {} per measurement, medians of {} rounds; real hardware does not use the device's cores",
+            "{place}: throughput from an emulated device into a ring, {} per measurement, medians of {} rounds; real hardware needs no CPU cores for the device",
             daq_core::units::Span(window),
             args.common.rounds
         ),
@@ -232,7 +233,7 @@ fn latencies(
 mod tests {
     use super::*;
 
-    /// Fixture for tests without a GPU.
+    /// Returns the options for tests without a GPU.
     pub(super) fn bench() -> Bench {
         super::bench(None).unwrap()
     }

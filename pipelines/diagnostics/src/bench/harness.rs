@@ -1,5 +1,5 @@
-//! Rings with threads at both ends. Slots are filled in advance and only published, so the measurement covers what lies
-//! between the ends and no data generator.
+//! Runs rings with threads at both ends. Slots are filled in advance and only published, so the measurement covers only
+//! the transport and no data generator.
 
 use super::BenchError;
 use super::place::{Place, slots};
@@ -16,40 +16,41 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a waiting thread checks for a stop request.
+/// Interval at which a waiting thread checks for a stop request.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of frames published or released in one batch.
 const BURST: usize = 512;
-/// Steps of the copy engine thread between two reads of its CPU time.
+/// Number of steps of the copy engine thread between two reads of its CPU time.
 const STEPS_PER_CPU_SAMPLE: u64 = 64;
 
 /// The workload of one ring copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) direction: Direction,
-    /// Bytes per frame; a frame fills its slot.
+    /// Number of bytes per frame. A frame fills its slot.
     pub(super) frame: usize,
-    /// Bytes per second to publish. Without a rate, the publisher waits for free slots and publishes as fast as it can.
-    /// With a rate, the publisher does not wait: frames that find no free slot are lost and counted.
+    /// Number of bytes to publish per second. Without a rate, the publisher waits for free slots and publishes as fast
+    /// as possible. With a rate, the publisher does not wait: a frame without a free slot is lost and counted.
     pub(super) rate: Option<f64>,
 }
 
-/// Counters of a running harness. Arrays are indexed by direction: in, out.
+/// Counters of a running harness. Each array has two entries: the first for copies to the GPU, the second for copies
+/// from the GPU.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
-    /// Bytes that have been copied.
+    /// Number of bytes that have been copied.
     pub(super) bytes: [u64; 2],
     /// CPU time of the copy engine thread.
     pub(super) cpu: [Duration; 2],
-    /// Number of copies completed.
+    /// Number of completed copies.
     pub(super) copies: [u64; 2],
-    /// Number of frames that found no free slot or were not copied.
+    /// Number of frames that found no free slot, or that were not copied.
     pub(super) lost: u64,
     /// Number of frames that have been copied.
     pub(super) frames: u64,
 }
 
-/// A direction's index in a [`Sample`].
+/// Returns the index of a direction in a [`Sample`].
 pub(super) const fn index(direction: Direction) -> usize {
     match direction {
         Direction::In => 0,
@@ -70,14 +71,15 @@ struct Shared {
 #[derive(Debug)]
 pub(super) struct Harness {
     shared: Arc<Shared>,
-    /// Each ring copy's index among the loads, its direction and its counters.
+    /// For each ring copy: the index of its load, its direction and its counters.
     copies: Vec<(usize, Direction, CopyLedger)>,
     rings: Vec<RingLedger>,
     threads: Vec<JoinHandle<Result<(), String>>>,
 }
 
 impl Harness {
-    /// Starts one ring copy per load with its regions in `places`, and one copy engine thread per direction.
+    /// Starts one ring copy per load, and one copy engine thread per direction. The regions of the ring copies are in
+    /// `places`.
     pub(super) fn start(
         device: &'static Device,
         places: &[Place],
@@ -91,8 +93,8 @@ impl Harness {
             rings: Vec::new(),
             threads: Vec::new(),
         };
-        let ways = [Direction::In, Direction::Out];
-        for (direction, tuning) in ways.into_iter().zip(tunings) {
+        let directions = [Direction::In, Direction::Out];
+        for (direction, tuning) in directions.into_iter().zip(tunings) {
             let bell = Arc::new(Notifier::default());
             let stream = CopyStream::new(device, direction, tuning.depth)?;
             let mut copy_engine = CopyEngineThread::new(Box::new(stream), tuning, bell.clone());
@@ -183,8 +185,8 @@ impl Harness {
         }
     }
 
-    /// Stops publishing, waits until all frames are copied, and returns the last sample and the number of frames of
-    /// each ring copy in the order of the loads. Frames that were published but not copied count as lost.
+    /// Stops publishing and waits until all frames are copied. Returns the last sample, and the number of copied frames
+    /// for each ring copy, in the order of the loads. Frames that were published but not copied count as lost.
     pub(super) fn stop(mut self) -> Result<(Sample, Vec<u64>), BenchError> {
         self.shared.stop.store(true, Ordering::Release);
         let mut failure = None;
@@ -250,7 +252,7 @@ fn serve(
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "frames that are due are few and positive"
+    reason = "the number of due frames is small and positive"
 )]
 fn publish(mut producer: Producer, load: Load, shared: &Shared) {
     let burst = BURST.min(producer.options().slots / 8).max(1);
@@ -296,8 +298,8 @@ fn take(mut reader: Reader, load: Load, shared: &Shared) {
         let frames = lease.len() as u64;
         let first = lease.frame(0).meta().sequence;
         let last = lease.frame(lease.len() - 1).meta().sequence;
-        // Frames that the publisher could not place are counted as lost. Within a batch and between batches, no frame
-        // may be out of order or arrive twice.
+        // The publisher counts frames without a free slot as lost. Within a batch and between batches, frames must not
+        // be out of order or arrive twice.
         if next.is_some_and(|next| first < next) || last < first || last - first + 1 < frames {
             shared.gaps.fetch_add(1, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! The cost of submitting work to a GPU, and when recording the work once in a graph pays off.
+//! Measures the time to submit work to a GPU, and the number of kernels from which a CUDA graph is faster.
 
 use super::table::{Cell, Table};
 use super::{BenchError, Publish, median, quantile};
@@ -7,13 +7,14 @@ use daq_core::gpu::driver::{Argument, CudaError, Device, Function, Grid, Memory,
 use daq_core::staging::BaselineCopy;
 use std::time::Instant;
 
-/// The built-in kernel `convert`, over frames so small that only the launch takes time.
+/// PTX of the built-in kernel `convert`. The frames are so small that almost all time is spent on the launch.
 const CODE: &[u8] = include_bytes!("../../../generated/convert.ptx");
 const ENTRY: &str = "convert_straight";
-/// Bytes of an input frame: one-byte samples, which are converted to float32.
+/// Size of an input frame in bytes. The samples have one byte and are converted to float32.
 const FRAME: u64 = 64;
 const THREADS: u32 = 64;
-/// Bursts at the start of each method that are not counted, because the first ones initialise the driver.
+/// Number of warm-up bursts per method. The warm-up bursts are not measured, because the first bursts initialise the
+/// driver.
 const WARM_UP: usize = 16;
 
 /// One burst of GPU work.
@@ -21,11 +22,12 @@ struct Work {
     stream: Stream,
     function: Function,
     arguments: [Argument; 12],
-    /// Input and output, which the arguments point to.
+    /// Memory of the input and the output, to which the arguments point.
     _memory: Memory,
 }
 
-/// Times of each burst of one method in microseconds: on the host, and until the GPU has finished.
+/// Times of each burst of one method in microseconds: the time on the host, and the time until the GPU has finished the
+/// burst.
 #[derive(Default)]
 struct Times {
     host: Vec<f64>,
@@ -40,8 +42,8 @@ impl Work {
         Ok(Self {
             stream: Stream::new(device, 2)?,
             function: module.function(ENTRY)?,
-            // One single-slot ring to read and one to write, each given as address, stride, slots and first slot; then
-            // the sample type int8, the number of samples, scale and offset.
+            // The input ring and the output ring have one slot each. Each is given as address, stride, number of slots
+            // and first slot. Then follow the sample type int8, the number of samples, the scale and the offset.
             arguments: [
                 Argument::U64(base),
                 Argument::U64(FRAME),
@@ -68,7 +70,8 @@ impl Work {
         Ok(())
     }
 
-    /// Runs bursts one after another: `put` submits each to the stream, then the host polls until it is complete.
+    /// Runs bursts one after another. `put` submits each burst to the stream; then the host polls until the burst is
+    /// complete.
     fn poll(
         &self,
         bursts: usize,
@@ -81,7 +84,7 @@ impl Work {
     }
 }
 
-/// Runs bursts one after another: `put` submits each to a stream, and `wait` waits until it is complete.
+/// Runs bursts one after another. `put` submits each burst to a stream, and `wait` waits until the burst is complete.
 fn times(
     bursts: usize,
     put: impl Fn() -> Result<(), CudaError>,
@@ -102,8 +105,9 @@ fn times(
     Ok(times)
 }
 
-/// Measures bursts of each number of `kernels` in microseconds: launched one by one, recorded once and replayed, and
-/// launched with a blocking wait of the driver. Only one burst is in flight at a time.
+/// Measures the duration of bursts in microseconds. `kernels` contains the numbers of kernels per burst. The methods
+/// are: single launches, a graph that is recorded once and replayed, and single launches with a blocking wait of the
+/// driver. Only one burst is in flight at a time.
 pub fn launch(
     device: u32,
     rounds: usize,
@@ -114,8 +118,8 @@ pub fn launch(
     let device = Device::open(device)?;
     let work = Work::new(device)?;
     let methods = ["launch", "replay", "launch + synchronise"];
-    // For each number of kernels and method: median and 99th percentile of the host's time and of the total time, per
-    // round.
+    // One entry per number of kernels and method. It contains the median and the 99th percentile of the host's time and
+    // of the total time, with one value per round.
     let mut figures = vec![[const { Vec::new() }; 4]; kernels.len() * methods.len()];
     for _ in 0..rounds {
         let mut cells = figures.iter_mut();
@@ -152,7 +156,7 @@ pub fn launch(
     for (kernels, rows) in kernels.iter().zip(figures.chunks(methods.len())) {
         for (method, row) in methods.iter().zip(rows) {
             let figure = |i: usize| median(&row[i]);
-            // Speed-up over launching the kernels one by one.
+            // Speed-up compared with launching the kernels one by one.
             let gain = |i: usize| Cell::Number(median(&rows[0][i]) / figure(i), 2);
             table.row(vec![
                 (*method).into(),

@@ -1,5 +1,6 @@
-//! `daq bench`: measures this machine's copies and how close the copy engine comes to them. All methods alternate
-//! within several rounds of one run, and medians are shown, so ratios stay meaningful even if absolute values vary.
+//! `daq bench` measures the copies of this machine, and compares the copy engine with these copies. Every round of a
+//! run measures all methods one after another, and the medians of the rounds are reported. So the ratios of methods are
+//! meaningful even if absolute values vary between runs.
 
 mod apiperf;
 mod bar;
@@ -41,7 +42,7 @@ use std::time::{Duration, Instant};
 /// Receives each table as soon as it is measured.
 pub type Publish<'a> = &'a mut (dyn FnMut(Table) + Send);
 
-/// Why a measurement failed.
+/// Errors of a measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// A CUDA call failed.
@@ -61,10 +62,10 @@ pub enum BenchError {
     BarMapping(#[from] BarMappingError),
     /// A persistent kernel did not answer.
     #[error(
-        "no answer from the kernel within {seconds} s: rang {rung} times, last answer {seen}; the GPU may not see CPU stores to this memory"
+        "no answer from the kernel within {seconds} s: the doorbell was rung {rung} times, and the last answer was {seen}; the GPU may not see CPU stores to this memory"
     )]
     Silent {
-        /// Number of times the doorbell was rung.
+        /// Number of times that the doorbell was rung.
         rung: u64,
         /// The last answer of the kernel.
         seen: u64,
@@ -79,10 +80,10 @@ pub enum BenchError {
     Thread(String),
 }
 
-/// Arguments of every measurement.
+/// Options of every measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Common {
-    /// CUDA's index of the GPU.
+    /// CUDA device number of the GPU.
     pub device: u32,
     /// Number of rounds; the median is reported.
     pub rounds: usize,
@@ -96,16 +97,16 @@ impl Common {
     }
 }
 
-/// Median; 0 if there are no values.
+/// Returns the median; 0 if there are no values.
 fn median(figures: &[f64]) -> f64 {
     quantile(figures, 0.5)
 }
 
-/// The `q`-quantile; 0 if there are no values.
+/// Returns the `q`-quantile; 0 if there are no values.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "an index into the figures"
+    reason = "the result is an index into the values"
 )]
 fn quantile(figures: &[f64], q: f64) -> f64 {
     let mut sorted = figures.to_vec();
@@ -114,7 +115,8 @@ fn quantile(figures: &[f64], q: f64) -> f64 {
     sorted.get(at).copied().unwrap_or(0.0)
 }
 
-/// Repeats `work` for about `window`; returns bytes per second, from the number of bytes that each call returns.
+/// Calls `work` repeatedly for about the time `window`. Each call returns the number of bytes that it has transferred.
+/// Returns the bytes per second.
 fn rate(
     window: Duration,
     mut work: impl FnMut() -> Result<usize, CudaError>,

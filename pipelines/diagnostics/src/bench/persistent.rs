@@ -1,5 +1,6 @@
-//! Persistent kernels, run as in a pipeline: latency from a frame committed in host memory to its result in the output
-//! ring, alone and beside copies at full rate, and frames per second.
+//! Measures persistent kernels, which run as in a pipeline. The results are the latency from the commit of a frame in
+//! host memory to its result in the output ring, with and without concurrent copies at full rate, and frames per
+//! second.
 
 mod fixture;
 mod packets;
@@ -22,33 +23,35 @@ use packets::Protocol;
 use rate::RATE_FRAME_BYTES;
 use std::time::{Duration, Instant};
 
-/// The built-in kernel for this benchmark.
+/// Source code of the built-in kernel for this benchmark.
 const CODE: &str = include_str!("touch.cu");
-/// Number of threads that get their own core: the measuring thread, the runtime's thread and a source's thread.
+/// Number of threads that are pinned to a core. These are the measuring thread, the runtime's thread and a source's
+/// thread.
 const CORES: usize = 3;
 /// Maximum packet size in bytes.
 const PACKET: usize = 8 << 10;
-/// Numbers of concurrent frames for which the rate is measured.
+/// The numbers of concurrent frames for which the rate is measured.
 const CONCURRENT_FRAMES: [u32; 4] = [1, 8, 32, 64];
-/// Frame size and memory size per side, in bytes, of the copies that run beside the kernel.
+/// Copies that run concurrently with the kernel: their frame size, and the size of the host memory and of the GPU
+/// memory, in bytes.
 const CONCURRENT_COPIES: (usize, usize) = (1 << 20, 256 << 20);
-/// Longest chunk of those copies: the size measured as best, and shorter ones.
+/// Maximum chunk sizes of the concurrent copies in bytes: the measured best size (`None`), and smaller sizes.
 const CHUNKS: [Option<usize>; 4] = [None, Some(1 << 20), Some(512 << 10), Some(256 << 10)];
 
 /// Options of `daq bench persistent`.
 #[derive(Clone, Debug)]
 pub struct PersistentArgs {
-    /// Device, number of rounds, duration.
+    /// GPU, number of rounds, and duration per method.
     pub common: Common,
     /// Number of frames per method and round.
     pub round_trips: usize,
     /// Frame sizes in bytes, multiples of 16.
     pub frames: Vec<usize>,
-    /// Kernel file to run instead of the built-in kernel, which sums a frame's words.
+    /// Kernel file to run instead of the built-in kernel, which adds up the words of a frame.
     pub file: Option<std::path::PathBuf>,
 }
 
-/// Measures and publishes tables.
+/// Measures, and passes the result tables to `publish`.
 pub fn persistent(args: &PersistentArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = args.common.open()?;
     let bench = Bench {
@@ -136,12 +139,12 @@ fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     };
     let small = *args.frames.first().unwrap_or(&64);
     let mut methods = vec![(Vec::new(), Vec::new(), Figures::default()); CHUNKS.len()];
-    let mut most = Vec::new();
+    let mut max = Vec::new();
     for _ in 0..args.common.rounds {
         for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&mut methods) {
             let tunings = [Direction::In, Direction::Out]
                 .map(|direction| profile.tuning_for(direction, *chunk, None));
-            // Allocate and free memory only while no work is in flight.
+            // Memory is allocated and freed only while no work is in flight.
             let mut running = bench.start(small)?;
             let places = std::slice::from_ref(&place);
             let harness = Harness::start(bench.device, places, &[load], tunings, Wait::Busy)?;
@@ -169,12 +172,12 @@ fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
             harness.stop()?;
             running.end()?;
         }
-        most.push(median(&methods[0].0));
+        max.push(median(&methods[0].0));
     }
-    let most = median(&most);
+    let max = median(&max);
     let mut table = Table::new(
         format!(
-            "{}: latency of frames of {} beside copies at full rate, medians of {} rounds",
+            "{}: latency of frames of {} while other frames are copied at full rate, medians of {} rounds",
             bench.device.name(),
             ByteSize(small as u64),
             args.common.rounds
@@ -207,7 +210,7 @@ fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
             p999,
             Cell::Number(median(both) / 1e9, 2),
             Cell::Number(median(alone) / 1e9, 2),
-            Cell::Number(median(both) / most, 3),
+            Cell::Number(median(both) / max, 3),
         ]);
     }
     Ok(table)
@@ -250,7 +253,7 @@ fn rates(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     }
     let mut table = Table::new(
         format!(
-            "{}: million frames of {} per second, committed by one thread and read by another; medians of {} rounds",
+            "{}: throughput in million frames per second, frame size {}; one thread commits, another reads; medians of {} rounds",
             bench.device.name(),
             ByteSize(RATE_FRAME_BYTES as u64),
             args.common.rounds

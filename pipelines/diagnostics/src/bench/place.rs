@@ -1,4 +1,5 @@
-//! Memory for ring copies, filled with a pattern that shows which bytes were copied and where to.
+//! Allocates memory for ring copies. The memory is filled with a pattern that shows which bytes were copied, and to
+//! which address.
 
 use super::BenchError;
 use daq_core::frame::FrameMeta;
@@ -11,7 +12,7 @@ use daq_core::staging::Direction;
 use daq_core::units::ByteSize;
 use std::sync::Arc;
 
-/// Bytes written or compared per step.
+/// Number of bytes that are written or compared per step.
 const PIECE: usize = 1 << 20;
 
 /// One host region and one GPU region, used by one ring copy after another.
@@ -22,7 +23,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Creates two regions of `bytes` bytes; the host region is pinned and filled with distinct bytes.
+    /// Creates two regions of `bytes` bytes. The host region is pinned and filled with a pattern.
     pub(super) fn new(device: &'static Device, bytes: usize) -> Result<Self, BenchError> {
         let options = HostOptions {
             huge: true,
@@ -36,7 +37,7 @@ impl Place {
         Ok(place)
     }
 
-    /// The same host memory beside CPU-mapped GPU memory.
+    /// Returns the same host region, combined with a new region of CPU-mapped GPU memory.
     pub(super) fn mapped(&self, device: &'static Device) -> Result<Self, BenchError> {
         let gpu = Region::mapped(device, self.gpu.bytes(), Writer::Cpu, &Backend::ALL)?;
         Ok(Self {
@@ -45,7 +46,7 @@ impl Place {
         })
     }
 
-    /// The source and target regions of a ring copy.
+    /// Returns the source and the target region of a ring copy.
     pub(super) const fn ends(&self, direction: Direction) -> (&Arc<Region>, &Arc<Region>) {
         match direction {
             Direction::In => (&self.host, &self.gpu),
@@ -53,8 +54,8 @@ impl Place {
         }
     }
 
-    /// Fills the source region with the pattern of `seed`, so that stale bytes in the target, which have another seed,
-    /// cannot pass as copied.
+    /// Fills the source region with the pattern of `seed`. Stale bytes in the target have the pattern of another seed,
+    /// so they are not mistaken for copied bytes.
     pub(super) fn prepare(&self, direction: Direction, seed: u64) -> Result<(), BenchError> {
         let (from, _) = self.ends(direction);
         let mut bytes = vec![0; PIECE];
@@ -74,8 +75,8 @@ impl Place {
         }
     }
 
-    /// Compares what a ring copy of frames of `frame` bytes wrote to the target with the pattern of `seed`. Slots that
-    /// none of the `frames` frames used are skipped. Returns the number of verified bytes; any difference is an error.
+    /// Compares the target with the pattern of `seed`, for a ring copy of `frames` frames of `frame` bytes. Skips slots
+    /// to which no frame was copied. Returns the number of verified bytes, or an error if any byte differs.
     pub(super) fn verify(
         &self,
         direction: Direction,
@@ -85,7 +86,7 @@ impl Place {
     ) -> Result<u64, BenchError> {
         let (from, to) = self.ends(direction);
         let options = slots(to, frame);
-        // Both rings have as many slots as fit in the smaller region.
+        // Both rings have as many slots as fit into the smaller region.
         let have = options.slots.min(slots(from, frame).slots);
         let used = usize::try_from(frames).map_or(have, |frames| frames.min(have));
         let mut wanted = vec![0; PIECE];
@@ -94,7 +95,7 @@ impl Place {
             let wanted = &mut wanted[..bytes.len()];
             fill(wanted, at, seed);
             let stride = options.stride();
-            // Slots that overlap this step's bytes.
+            // The slots that overlap the bytes of this step.
             for slot in at / stride..(at + bytes.len()).div_ceil(stride).min(used) {
                 let start = (slot * stride).max(at) - at;
                 let end = (slot * stride + frame).min(at + bytes.len()).max(at) - at;
@@ -103,11 +104,11 @@ impl Place {
                 };
                 if bytes[range.clone()] != wanted[range] {
                     return Err(BenchError::Thread(format!(
-                        "wrong bytes in slot {slot} of {used}, copied {} in frames of {}; this is a defect in daq",
+                        "wrong bytes in slot {slot} of {used} after copies {} the GPU in frames of {}; this is a defect in daq",
                         if direction == Direction::In {
-                            "in"
+                            "to"
                         } else {
-                            "out"
+                            "from"
                         },
                         ByteSize(frame as u64),
                     )));
@@ -135,7 +136,7 @@ impl Place {
     }
 }
 
-/// Returns options for as many slots of `frame` bytes as fit in the region.
+/// Returns the options of a ring with as many slots of `frame` bytes as fit into the region.
 pub(super) fn slots(region: &Region, frame: usize) -> RingOptions {
     let one = RingOptions::new("slots", 1, frame);
     RingOptions {
@@ -144,17 +145,17 @@ pub(super) fn slots(region: &Region, frame: usize) -> RingOptions {
     }
 }
 
-/// Fills the bytes at offset `at` of a region with the pattern of `seed`; all words of a region differ.
+/// Fills the bytes at offset `at` of a region with the pattern of `seed`. All words of a region differ.
 fn fill(bytes: &mut [u8], at: usize, seed: u64) {
     let start = (at / 8) as u64;
     for (i, word) in (start..).zip(bytes.as_chunks_mut::<8>().0) {
-        // Odd factors make a permutation of the words.
+        // Multiplication by an odd factor is a permutation of the words, so all words differ.
         let value = (i ^ (seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         *word = value.to_le_bytes();
     }
 }
 
-/// Passes all bytes of a host region to `each`, one piece and its offset at a time, through a ring over the region.
+/// Passes all bytes of a host region to `each`, one piece at a time with its offset, through a ring over the region.
 fn each_piece(
     region: &Arc<Region>,
     mut each: impl FnMut(usize, &mut [u8]) -> Result<(), BenchError>,
@@ -175,7 +176,7 @@ fn each_piece(
 mod tests {
     use super::*;
 
-    /// Copies the first `bytes` bytes of one region to the other, as a ring copy does.
+    /// Copies the first `bytes` bytes of one region to the other, in the same order as a ring copy.
     fn copy(place: &Place, bytes: usize) {
         let mut all = Vec::new();
         each_piece(&place.host, |_, piece| {
@@ -194,22 +195,28 @@ mod tests {
     #[test]
     fn bytes_of_earlier_run_are_rejected() {
         let region = || Region::host(4 * PIECE, HostOptions::default()).unwrap();
-        // A host region stands in for the GPU region, so the test needs no GPU.
+        // A host region replaces the GPU region, so that the test needs no GPU.
         let place = Place {
             host: region(),
             gpu: region(),
         };
-        // Slots whose size divides no piece, with gaps that are not copied.
+        // The slot size is not a divisor of the piece size, and the slots have gaps that are not copied.
         let frame = 1000;
         let stride = 1024;
         for seed in 1..3 {
             place.prepare(Direction::In, seed).unwrap();
             let verify = |frames| place.verify(Direction::In, seed, frame, frames);
             assert_eq!(verify(0).unwrap(), 0);
-            assert!(verify(1).is_err(), "no bytes of this seed were copied");
+            assert!(
+                verify(1).is_err(),
+                "verification must fail, because no bytes of this seed were copied"
+            );
             copy(&place, 1500 * stride);
             assert_eq!(verify(1500).unwrap(), 1500 * 1000);
-            assert!(verify(1501).is_err(), "one slot more than was copied");
+            assert!(
+                verify(1501).is_err(),
+                "verification must fail for one slot more than was copied"
+            );
             copy(&place, 4 * PIECE);
             assert_eq!(verify(u64::MAX).unwrap(), 4096 * 1000);
         }

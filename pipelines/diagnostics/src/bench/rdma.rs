@@ -1,5 +1,6 @@
-//! RDMA between two hosts: tables of size, MB/s and µs. Measures queue pairs and memory alone, and whole pipelines from
-//! ring to ring, as `daq run` builds them; the ratio is the cost of the protocol and the rings.
+//! Measures RDMA between two hosts, and reports tables of size, MB/s and µs. The benchmark measures single queue pairs
+//! that write to memory, and whole pipelines from ring to ring, as `daq run` builds them. The ratio of the two shows
+//! the cost of the protocol and the rings.
 //!
 //! ```text
 //!   connecting side ── requests, one per line ───────▶ listening side     (control: TCP)
@@ -29,31 +30,31 @@ use stream::Bench;
 
 /// Maximum message size in bytes that the listening side accepts.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
-/// Minimum speed-up for which the direct method is preferred.
+/// Minimum speed-up over staging for which the direct path is preferred.
 const MIN_SPEEDUP: f64 = 1.05;
 /// Maximum number of round trips per request that the listening side accepts.
 const MAX_ROUND_TRIPS: usize = 1 << 20;
 
-/// Side of the measurement that this process runs.
+/// The side of the measurement that this process runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Role {
-    /// Waits for the other side, serves one measurement and ends.
+    /// Waits for the other side, serves one measurement, then ends.
     Listen(SocketAddr),
-    /// Connects to the other side, measures and publishes tables.
-    Dial(SocketAddr),
-    /// Runs both sides over this host's loopback.
+    /// Connects to the listening side, measures, and passes the result tables to the caller.
+    Connect(SocketAddr),
+    /// Runs both sides, which communicate over this host's loopback interface.
     Both,
 }
 
 /// Options of `daq bench rdma`.
 #[derive(Clone, Debug)]
 pub struct RdmaArgs {
-    /// Device, number of rounds, duration.
+    /// GPU, number of rounds, and duration per method.
     pub common: Common,
-    /// RDMA devices; measurements of a queue pair alone use the first. If empty, the first device of this host or an
-    /// emulated one.
+    /// RDMA devices. Measurements of a single queue pair use the first device. If the list is empty, the first device
+    /// of this host or an emulated one is used.
     pub nics: Vec<String>,
-    /// Which side this is.
+    /// The side of the measurement that this process runs.
     pub role: Role,
     /// Message sizes in bytes, multiples of 8.
     pub sizes: Vec<usize>,
@@ -61,7 +62,7 @@ pub struct RdmaArgs {
     pub round_trips: usize,
 }
 
-/// Result for a network card that sends from GPU memory.
+/// The result of a network card that sends from GPU memory.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// CUDA's index of the GPU.
@@ -72,17 +73,17 @@ pub struct Measured {
     pub sending: Sending,
 }
 
-/// One method to transfer from memory to memory.
+/// One method to transfer data from memory to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Method {
-    /// Whether the sender's and the receiver's memory is on a GPU.
+    /// Whether the sender's memory and the receiver's memory are on a GPU.
     gpus: [bool; 2],
-    /// `path` of source and sink; `None` for a queue pair alone.
+    /// Value of the key `path` of source and sink; `None` for a single queue pair.
     path: Option<&'static str>,
 }
 
 impl Method {
-    /// All methods: queue pairs alone first, then pipelines.
+    /// Returns all methods: queue pairs first, then pipelines.
     fn all() -> Vec<Self> {
         let gpus = [[false, false], [false, true], [true, false], [true, true]];
         let raw = gpus.map(|gpus| Self { gpus, path: None });
@@ -115,7 +116,7 @@ impl Method {
     }
 }
 
-/// Resources of one side.
+/// The resources of one side.
 struct Host {
     nic: Arc<dyn Nic>,
     gpu: Result<&'static Device, String>,
@@ -147,12 +148,13 @@ impl Host {
         })
     }
 
-    /// Result that plans use; `None` if several devices took part, because the result would belong to none of them.
+    /// Returns the result that later plans use. Returns `None` if several devices took part, because the result cannot
+    /// be assigned to one of them.
     fn measured(&self, turn: Turn, sizes: &[usize]) -> Option<Measured> {
         let staged_from = match turn {
             Turn::Unmeasured => return None,
             Turn::Never => None,
-            // A turning point at the smallest measured size is extended to all smaller sizes.
+            // If staging is as fast from the smallest measured size on, it is assumed to be so for all smaller sizes.
             Turn::From(size) if sizes.iter().min() == Some(&size) => Some(0),
             Turn::From(size) => Some(size),
         };
@@ -163,8 +165,8 @@ impl Host {
         let card = card.unwrap_or_else(|| nics::EMULATED.to_owned());
         let sending = Sending {
             staged_from,
-            most: sizes.iter().max().copied()?,
-            basis: self.bench.topology.card_basis(&card),
+            max_bytes: sizes.iter().max().copied()?,
+            basis: self.bench.topology.measurement_basis(&card),
         };
         Some(Measured {
             device: self.bench.device,
@@ -180,7 +182,7 @@ impl Host {
         self.gpu.clone().map(Some).map_err(failed)
     }
 
-    /// Serves one connected peer until it has no more requests.
+    /// Serves one connected peer until the peer has no more requests.
     fn serve(&self, wire: &mut ControlConnection) -> Result<(), BenchError> {
         let here = wire.ends()?[0].ip();
         loop {
@@ -200,7 +202,7 @@ impl Host {
                     let size = size.clamp(8, MAX_MESSAGE_BYTES);
                     self.bench.serve(wire, here, (is_gpu, size, &path))
                 }),
-                // The message belongs to a measurement that never began.
+                // The message ends a measurement that was never started.
                 Request::End => continue,
                 Request::Bye => return Ok(()),
             };
@@ -213,7 +215,7 @@ impl Host {
         }
     }
 
-    /// Measures bytes per second.
+    /// Measures the bandwidth in bytes per second.
     fn bandwidth(
         &self,
         wire: &mut ControlConnection,
@@ -242,11 +244,11 @@ impl Host {
             round_trips: 0,
         };
         ask(wire, &request, |address| {
-            Raw::dial(&self.nic, gpu, address, size)?.bandwidth(size, window)
+            Raw::connect(&self.nic, gpu, address, size)?.bandwidth(size, window)
         })
     }
 
-    /// Measures half round trips in µs.
+    /// Measures the latency in µs, as half of the round-trip time.
     fn latency(
         &self,
         wire: &mut ControlConnection,
@@ -262,14 +264,14 @@ impl Host {
             round_trips: args.round_trips + warm,
         };
         ask(wire, &request, |address| {
-            let times = Raw::dial(&self.nic, gpu, address, size)?
+            let times = Raw::connect(&self.nic, gpu, address, size)?
                 .round_trips(size, args.round_trips + warm)?;
             Ok(times[warm..].to_vec())
         })
     }
 }
 
-/// Asks the listening side to prepare, measures, and waits until the listening side has finished.
+/// Sends a request to the listening side, measures when that side is ready, and waits until that side has finished.
 fn ask<T>(
     wire: &mut ControlConnection,
     request: &Request,
@@ -300,20 +302,22 @@ fn first_card() -> String {
     nics::EMULATED.to_owned()
 }
 
-/// Measures and publishes tables, or serves the other side's measurement. Returns the result for plans; `None` on the
-/// listening side and if either method to send from a GPU was not measured.
+/// Measures and publishes tables, or serves the other side's measurement. Returns the result that later plans use.
+/// Returns `None` on the listening side, or if one of the two methods to send from a GPU was not measured.
 pub fn rdma(args: &RdmaArgs, publish: Publish<'_>) -> Result<Option<Measured>, BenchError> {
     match args.role {
         Role::Listen(address) => listen(args, &bound(address)?).map(|()| None),
-        Role::Dial(address) => dial(args, address, publish),
+        Role::Connect(address) => connect(args, address, publish),
         Role::Both => {
             let listener = bound((Ipv4Addr::LOCALHOST, 0).into())?;
             let address = listener.local_addr().map_err(failed)?;
             std::thread::scope(|scope| {
-                // The listener is dropped with its side, so the connecting side does not wait for one that failed.
+                // The thread of the listening side drops the listener, so that the connecting side does not wait for a
+                // failed listening side.
                 let there = scope.spawn(move || listen(args, &listener));
-                let here = dial(args, address, publish);
-                // Do not wait for a side that failed before it connected.
+                let here = connect(args, address, publish);
+                // If the connecting side failed before it connected, this connection ends the wait of the listening
+                // side.
                 if here.is_err() {
                     drop(TcpStream::connect(address));
                 }
@@ -337,10 +341,10 @@ fn listen(args: &RdmaArgs, listener: &TcpListener) -> Result<(), BenchError> {
     host.serve(&mut ControlConnection::new(stream)?)
 }
 
-/// Results of one method by size, one value per round; empty if not measured.
+/// Results of one method by size, with one value per round. The list of a size is empty if that size was not measured.
 type Figures = Vec<Vec<f64>>;
 
-fn dial(
+fn connect(
     args: &RdmaArgs,
     address: SocketAddr,
     publish: Publish<'_>,
@@ -378,7 +382,7 @@ fn dial(
                     Ok(()) => {}
                     Err(error) if !method.needs_gpu() => return Err(error),
                     Err(error) => {
-                        // A method that failed once is not measured again.
+                        // A method that has failed once is not measured again.
                         bandwidths[j].fill(Vec::new());
                         refused.insert((method.name(), error.to_string()));
                     }
@@ -442,7 +446,7 @@ fn rates(args: &RdmaArgs, methods: &[Method], figures: &[Figures], about: &str) 
     table
 }
 
-/// Median; NaN if there are no values.
+/// Returns the median; NaN if there are no values.
 fn median_or_nan(figures: &[f64]) -> f64 {
     if figures.is_empty() {
         return f64::NAN;
@@ -476,8 +480,8 @@ fn times(
     table
 }
 
-/// Returns the table of sizes from which frames staged in host memory are as fast as frames that network cards read and
-/// write in GPU memory.
+/// Returns a table of the sizes from which staged frames are about as fast as direct frames. Staged frames are copied
+/// through host memory. Direct frames are read and written in GPU memory by the network cards.
 fn cpu_store_threshold(args: &RdmaArgs, figures: &[Figures]) -> Table {
     let mut table = Table::new("direct or staged", &["memory", "staged is as fast from"]);
     for gpus in [[false, true], [true, false], [true, true]] {
@@ -493,7 +497,8 @@ fn cpu_store_threshold(args: &RdmaArgs, figures: &[Figures]) -> Table {
     table
 }
 
-/// Returns size, staged rate and direct rate between these kinds of memory; NaN if not measured.
+/// Returns the size, the staged rate and the direct rate for these kinds of memory. A rate is NaN if it was not
+/// measured.
 fn pairs(args: &RdmaArgs, figures: &[Figures], gpus: [bool; 2]) -> Vec<(usize, f64, f64)> {
     let methods = Method::all();
     let of = |path: &'static str, i: usize| {
@@ -510,15 +515,15 @@ fn pairs(args: &RdmaArgs, figures: &[Figures], gpus: [bool; 2]) -> Vec<(usize, f
         .collect()
 }
 
-/// The size from which staged is always at least nearly as fast as direct. Staged is preferred, because it works on
-/// every machine.
+/// The message size from which the staged path is never much slower than the direct path. From this size on, the staged
+/// path is preferred, because it works on every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// One of the two was not measured.
+    /// One of the two paths was not measured.
     Unmeasured,
-    /// At no size.
+    /// The staged path is slower even at the largest size.
     Never,
-    /// From this size in bytes.
+    /// From this size in bytes on, the staged path is about as fast.
     From(usize),
 }
 

@@ -1,15 +1,15 @@
-//! A temporary directory for one measurement.
+//! Creates a temporary directory for one measurement.
 
 use super::BenchError;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// A directory for kernel source files; it is removed on drop.
+/// A directory for kernel source files, which is removed on drop.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Creates a directory with a file `name` that contains `code`, or a copy of `file` if given.
+    /// Creates a directory with a file `name`. The file contains `code`, or a copy of `file` if given.
     pub(crate) fn new(name: &str, code: &str, file: Option<&Path>) -> Result<Self, BenchError> {
         let nanos = SystemTime::UNIX_EPOCH
             .elapsed()
@@ -22,7 +22,7 @@ impl Scratch {
                 path.display()
             ))
         };
-        // Fails if the directory exists, so only files of this process are run and removed.
+        // Creating fails if the directory exists, so this process runs and removes only its own files.
         let mut directory = std::fs::DirBuilder::new();
         directory.mode(0o700).create(&path).map_err(failed)?;
         let scratch = Self(path.clone());

@@ -1,4 +1,4 @@
-//! The copy engine beside other methods to copy frames to a GPU; baseline copies give the ceiling.
+//! Compares the copy engine with other methods to copy frames to a GPU. Large baseline copies give the upper limit.
 
 use super::harness::{Harness, Load, Sample, index};
 use super::place::Place;
@@ -13,19 +13,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of every ring, and of the memory that baseline copies cycle through; all methods use the same amount.
+/// Size of every ring in bytes. Baseline copies use the same amount of memory.
 const RING: usize = 256 << 20;
-/// Size in bytes of the copies whose rate is the ceiling.
+/// Size in bytes of the copies whose rate is the upper limit.
 const LARGE: usize = 64 << 20;
 /// Number of copy batches in flight.
 const BATCHES: usize = 4;
-/// Time a harness runs before it is measured.
+/// Time for which a harness runs before the measurement begins.
 const WARM_UP: Duration = Duration::from_millis(150);
 
 /// Options of `daq bench staging`.
 #[derive(Clone, Debug)]
 pub struct StagingArgs {
-    /// Device, number of rounds, duration.
+    /// GPU, number of rounds, and duration per method.
     pub common: Common,
     /// Frame sizes in bytes.
     pub frames: Vec<usize>,
@@ -33,11 +33,12 @@ pub struct StagingArgs {
     pub rings: usize,
     /// How the copy engine threads wait.
     pub wait: Wait,
-    /// Stream for the given time at a share of the ceiling and count lost frames, instead of comparing methods.
+    /// If set, stream for the given time at a share of the upper limit and count lost frames, instead of comparing
+    /// methods.
     pub soak: Option<(Duration, f64)>,
 }
 
-/// One method to copy frames to the GPU or back, with its results per round.
+/// One method to copy frames to or from the GPU, with its results per round.
 struct Method {
     name: String,
     frame: usize,
@@ -45,7 +46,7 @@ struct Method {
     rates: Vec<f64>,
     cores: Vec<f64>,
     copy: f64,
-    /// Bytes verified after the first round.
+    /// Number of bytes that were verified after the first round; `None` before that.
     verified: Option<u64>,
 }
 
@@ -62,7 +63,7 @@ impl Method {
         }
     }
 
-    /// Records the counters between two samples.
+    /// Records the rates that follow from the counters of two samples.
     fn note(&mut self, before: &Sample, after: &Sample, took: f64) {
         let i = index(self.direction);
         let bytes = (after.bytes[i] - before.bytes[i]) as f64;
@@ -73,10 +74,10 @@ impl Method {
     }
 }
 
-const IN_BESIDE: &str = "engine in beside out";
-const OUT_BESIDE: &str = "engine out beside in";
+const IN_BESIDE: &str = "engine in, concurrent out";
+const OUT_BESIDE: &str = "engine out, concurrent in";
 
-/// Measures and publishes tables.
+/// Measures, and passes the result tables to `publish`.
 pub fn staging(args: &StagingArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = args.common.open()?;
     let profile = measure(device)?;
@@ -105,12 +106,12 @@ struct Session<'a> {
     tunings: [Tuning; 2],
     places: Vec<Place>,
     baseline: BaselineCopy,
-    /// Seed of the last pattern that was written.
+    /// Seed of the pattern that was written last.
     seed: u64,
 }
 
 impl Session<'_> {
-    /// Bytes per second of large copies.
+    /// Returns the rate of large copies in bytes per second.
     fn ceiling(&mut self, direction: Direction) -> Result<f64, CudaError> {
         self.baseline.turn(direction);
         let baseline = &self.baseline;
@@ -119,7 +120,7 @@ impl Session<'_> {
         rate(
             self.args.common.window,
             || {
-                // Two copies, so that one is always queued behind the other.
+                // Two copies are in flight, so that one is always queued behind the other.
                 baseline.begin(baseline.walk(LARGE), LARGE)?;
                 baseline.begin(baseline.walk(LARGE), LARGE)?;
                 baseline.finish().map(|()| 2 * LARGE)
@@ -147,7 +148,7 @@ impl Session<'_> {
         rate(
             self.args.common.window,
             || {
-                // Record an event regularly, so the queue does not grow without bound.
+                // Record events regularly, so that the queue does not grow without limit.
                 for _ in 0..BATCH {
                     baseline.begin(baseline.walk(frame), frame)?;
                 }
@@ -157,7 +158,7 @@ impl Session<'_> {
         )
     }
 
-    /// Returns NaN if the driver does not support batched copies.
+    /// Measures the rate of batched copies. Returns NaN if the driver does not support batched copies.
     fn batch(&mut self, frame: usize) -> Result<f64, CudaError> {
         let count = BATCH.min(self.baseline.bytes() / frame);
         self.baseline.turn(Direction::In);
@@ -182,8 +183,8 @@ impl Session<'_> {
         Ok(bytes as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Runs the copy engine for the measurement's duration with `rings` ring copies per method. The first run verifies
-    /// the copied bytes.
+    /// Runs the copy engine for the duration of a measurement, with `rings` ring copies per method. The first run
+    /// verifies the copied bytes.
     fn engine(&mut self, methods: &mut [&mut Method], rings: usize) -> Result<(), BenchError> {
         let loads: Vec<_> = methods
             .iter()
@@ -232,7 +233,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Creates regions for `loads` and fills the sources with a pattern that no target contains.
+    /// Creates regions for `loads`, and fills the sources with a pattern that no target contains.
     fn prepare(&mut self, loads: &[Load]) -> Result<(), BenchError> {
         while self.places.len() < loads.len() {
             self.places.push(Place::new(self.device, RING)?);
@@ -244,7 +245,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Verifies the bytes copied after [`prepare`](Self::prepare); returns the number of bytes per direction.
+    /// Verifies the bytes copied after [`prepare`](Self::prepare). Returns the number of bytes per direction.
     fn verify(&self, loads: &[Load], lanes: &[u64]) -> Result<[u64; 2], BenchError> {
         let mut right = [0; 2];
         for ((load, place), frames) in loads.iter().zip(&self.places).zip(lanes) {
@@ -312,7 +313,7 @@ impl Session<'_> {
         let name = &self.device.identity().name;
         let mut table = Table::new(
             format!(
-                "{name}: ceiling (copies of 64 MiB) {:.2} GB/s in, {:.2} GB/s out; rings of {}; chunks of {} in, {} out, {} and {} in flight; medians of {} rounds",
+                "{name}: maximum rate (64 MiB copies) {:.2} GB/s to GPU, {:.2} GB/s from GPU; ring size {}; chunk size {} to GPU, {} from GPU; chunks in flight {} to GPU, {} from GPU; medians of {} rounds",
                 ceiling[0] / 1e9,
                 ceiling[1] / 1e9,
                 size(RING),
@@ -351,7 +352,7 @@ impl Session<'_> {
                     #[expect(
                         clippy::cast_possible_truncation,
                         clippy::cast_sign_loss,
-                        reason = "a size in bytes"
+                        reason = "the value is a size in bytes"
                     )]
                     let mean = method.copy as u64;
                     ByteSize(mean).rounded().to_string().into()
@@ -374,8 +375,8 @@ impl Session<'_> {
             "Ratios",
             &[
                 "frame",
-                "in beside out ÷ in alone",
-                "out beside in ÷ out alone",
+                "input with concurrent output ÷ input alone",
+                "output with concurrent input ÷ output alone",
                 "rings ÷ one ring",
                 "engine ÷ copy + wait",
                 "cores in",
@@ -410,11 +411,11 @@ impl Session<'_> {
         vec![table, ratios]
     }
 
-    /// Streams at a share of the ceiling and counts lost frames.
+    /// Streams at a share of the upper limit and counts lost frames.
     fn soak(&mut self, time: Duration, share: f64) -> Result<Table, BenchError> {
         let ceiling = self.ceiling(Direction::In)?;
         let title = format!(
-            "{}: {} at {share} of {:.2} GB/s; publishers do not wait for free slots",
+            "{}: {} at {share} of the maximum of {:.2} GB/s; publishers do not wait for free slots",
             self.device.identity().name,
             daq_core::units::Span(time),
             ceiling / 1e9

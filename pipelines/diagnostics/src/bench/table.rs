@@ -1,4 +1,4 @@
-//! Results as aligned text or as JSON.
+//! Formats results as aligned text or as JSON.
 
 use serde_json::{Map, Value, json};
 use std::fmt;
@@ -14,9 +14,9 @@ pub struct Table {
 /// A cell: a value and its format.
 #[derive(Clone, Debug)]
 pub enum Cell {
-    /// Text.
+    /// A text.
     Text(String),
-    /// A number with this many decimals; NaN is shown as a dash.
+    /// A number and the number of decimals to show; NaN is shown as a dash.
     Number(f64, usize),
 }
 
@@ -58,7 +58,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The rows as objects.
+    /// Returns the rows as JSON objects.
     pub fn json(&self) -> Value {
         let rows = self.rows.iter().map(|row| {
             let cells = self.columns.iter().zip(row).map(|(column, cell)| {
@@ -94,7 +94,7 @@ impl fmt::Display for Table {
             let mut cells = self.rows.iter().map(|row| &row[i]);
             cells.all(|cell| matches!(cell, Cell::Text(_)))
         };
-        // Names are left-aligned, sentences are in the last column, numbers are right-aligned.
+        // Names are left-aligned and numbers are right-aligned. Sentences are in the last column.
         let is_left = |i: usize| i + 1 == self.columns.len() && is_text(i);
         writeln!(f, "{}", self.title)?;
         let heads: Vec<String> = self.columns.iter().map(ToString::to_string).collect();

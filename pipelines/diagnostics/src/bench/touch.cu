@@ -1,4 +1,4 @@
-// Adds up the words of a frame, so that every byte is read: threads take 16 bytes each where they can.
+// Sums the words of a frame, so that every byte is read. Threads load 16 bytes at a time where possible.
 
 __device__ inline unsigned of_warp(unsigned sum) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

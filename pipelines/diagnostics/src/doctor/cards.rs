@@ -1,6 +1,6 @@
-//! FPGA devices: the IOMMU, the driver bound to each card, its IOMMU group, its link, and the bridges above it.
+//! Checks FPGA devices: the IOMMU, the driver bound to each card, its IOMMU group, its link, and the bridges above it.
 //!
-//! `daq topo` shows the resulting path. Whether GPU memory can be mapped is reported with each GPU.
+//! `daq topo` shows the resulting data path. The checks of each GPU report whether its memory can be mapped.
 
 use super::root::Root;
 use super::{Finding, Verdict};
@@ -11,7 +11,7 @@ use daq_core::topology::{Gpu, Topology, pci};
 const GROUP: &str = "cards";
 const DEVICES: &str = "/sys/bus/pci/devices";
 const UNITS: &str = "/sys/class/iommu";
-/// The Linux driver that binds a device and does nothing with it.
+/// The Linux driver that is bound to a device only to keep other drivers away.
 const STUB: &str = "pci-stub";
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
@@ -31,7 +31,7 @@ pub(super) fn examine(root: &Root) -> Vec<Finding> {
     findings
 }
 
-/// Whether the IOMMU translates the addresses of devices.
+/// Checks whether the IOMMU translates the addresses of devices.
 fn iommu(tree: &PciTree, is_needed: bool) -> Finding {
     let finding = Finding::new(GROUP, "IOMMU", UNITS);
     match tree.iommu {
@@ -39,7 +39,7 @@ fn iommu(tree: &PciTree, is_needed: bool) -> Finding {
         Iommu::On => finding.read(Verdict::Ok, "on"),
         Iommu::Off if !is_needed => finding
             .read(Verdict::Ok, "off")
-            .why("no FPGA card on this machine requires it"),
+            .why("no FPGA card on this machine requires the IOMMU"),
         Iommu::Off => finding
             .read(Verdict::Warn, "off")
             .why("VFIO needs the IOMMU to give user programs access to cards")
@@ -47,10 +47,10 @@ fn iommu(tree: &PciTree, is_needed: bool) -> Finding {
     }
 }
 
-/// How to enable the IOMMU, by processor vendor.
+/// Returns how to enable the IOMMU, depending on the processor vendor.
 fn turn_on(tree: &PciTree) -> String {
     if tree.processor.is_virtual {
-        return "qemu-system-x86_64 -machine q35,kernel-irqchip=split -device intel-iommu,intremap=on,caching-mode=on …  # the host must give the virtual machine one".to_owned();
+        return "qemu-system-x86_64 -machine q35,kernel-irqchip=split -device intel-iommu,intremap=on,caching-mode=on …  # run this on the host to give the virtual machine an IOMMU".to_owned();
     }
     let (firmware, arguments) = match tree.processor.vendor.as_deref() {
         Some("AuthenticAMD") => ("AMD-Vi, also called IOMMU", "iommu=pt"),
@@ -58,13 +58,13 @@ fn turn_on(tree: &PciTree) -> String {
         _ => ("the IOMMU", "iommu=pt"),
     };
     format!(
-        "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{arguments} /' /etc/default/grub && sudo update-grub && sudo systemctl reboot --firmware-setup  # where {firmware} is enabled"
+        "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{arguments} /' /etc/default/grub && sudo update-grub && sudo systemctl reboot --firmware-setup  # then enable {firmware} in the firmware setup"
     )
 }
 
 /// An FPGA card in the PCI tree.
 pub(super) struct Card<'a> {
-    /// As in `card 0000:3b:00.0`.
+    /// Name of the card in findings, for example `card 0000:3b:00.0`.
     pub(super) name: String,
     pub(super) device: &'a PciDevice,
     pub(super) tree: &'a PciTree,
@@ -76,12 +76,12 @@ impl Card<'_> {
         Finding::new(self.name.clone(), name, from)
     }
 
-    /// The driver bound to the card, and how user programs can access it.
+    /// Checks which driver is bound to the card, and how user programs can access the card.
     fn driver(&self) -> Finding {
         let finding = self.finding("driver", "driver");
         let address = &self.device.address;
         let give = format!(
-            "sudo modprobe {VFIO} && sudo driverctl set-override {address} {VFIO}  # for good; until the next boot: echo {VFIO} | sudo tee {DEVICES}/{address}/driver_override; echo {address} | sudo tee {DEVICES}/{address}/driver/unbind; echo {address} | sudo tee /sys/bus/pci/drivers_probe"
+            "sudo modprobe {VFIO} && sudo driverctl set-override {address} {VFIO}  # permanently; or only until the next boot: echo {VFIO} | sudo tee {DEVICES}/{address}/driver_override; echo {address} | sudo tee {DEVICES}/{address}/driver/unbind; echo {address} | sudo tee /sys/bus/pci/drivers_probe"
         );
         match self.device.driver.as_deref() {
             Some(VFIO) => finding.read(Verdict::Ok, VFIO),
@@ -96,7 +96,7 @@ impl Card<'_> {
         }
     }
 
-    /// Whether VFIO can give the whole IOMMU group to user programs.
+    /// Checks whether VFIO can give user programs access to the whole IOMMU group of the card.
     fn group(&self) -> Finding {
         let finding = self.finding("IOMMU group", "iommu_group");
         let Some(group) = &self.device.group else {
@@ -108,7 +108,7 @@ impl Card<'_> {
                     .why("IOMMU groups exist only if the IOMMU is enabled")
             };
         };
-        // Bridges keep their drivers (`vfio_dev_viable` in Linux's drivers/vfio).
+        // Bridges may keep their drivers (`vfio_dev_viable` in drivers/vfio of Linux).
         let is_free = |other: &PciDevice| {
             other.address == self.device.address
                 || other.is_bridge()
@@ -123,7 +123,10 @@ impl Card<'_> {
             others.push(other.address.as_str());
         }
         if held.is_empty() {
-            return finding.read(Verdict::Ok, format!("{number}: user programs can open it"));
+            return finding.read(
+                Verdict::Ok,
+                format!("{number}: user programs can open the group"),
+            );
         }
         let commands = others
             .iter()
@@ -140,12 +143,13 @@ impl Card<'_> {
             ))
     }
 
-    /// Whether a link above the card is slower than the devices at its ends support.
+    /// Checks whether a link between the card and the processor is slower than the devices at its two ends support.
     pub(super) fn link(&self) -> Finding {
         let finding = self.finding("link", "{current,max}_link_{speed,width}");
         let hops = self.tree.hops(self.device);
         if self.tree.processor.is_virtual || hops.is_empty() {
-            return finding.why("not reported by this machine, for example a virtual machine");
+            return finding
+                .why("this machine does not report the PCIe link; virtual machines often do not");
         }
         let narrow = hops.iter().find_map(|hop| Some((hop, slow(hop)?)));
         let Some((hop, why)) = narrow else {
@@ -157,7 +161,7 @@ impl Card<'_> {
                 hop.below
             )
         } else {
-            "sudo dmidecode -t slot  # move the card to a slot of its width and generation"
+            "sudo dmidecode -t slot  # move the card to a slot that has the card's width and PCIe generation"
                 .to_owned()
         };
         finding
@@ -169,10 +173,10 @@ impl Card<'_> {
             .fix(fix)
     }
 
-    /// Whether PCIe switches above the card redirect peer-to-peer writes to the processor (ACS).
+    /// Checks whether PCIe switches above the card redirect peer-to-peer writes to the processor (ACS).
     fn acs(&self) -> Finding {
         let bridges = self.tree.bridges(self.device);
-        // The root port is passed by upstream traffic in any case.
+        // Ignore the root port, because traffic to the processor passes through it in any case.
         let switches = bridges.split_last().map_or(&[][..], |(_, below)| below);
         let Some(nearest) = switches.first() else {
             return self
@@ -196,7 +200,9 @@ impl Card<'_> {
                 )
                 .why("peer-to-peer writes to a GPU are redirected through the processor, which is slower than through the switch")
         } else if redirects(None).is_some() {
-            finding.why("readable only by root").fix("sudo daq doctor")
+            finding
+                .why("only root can read the PCIe settings")
+                .fix("sudo daq doctor")
         } else {
             finding
                 .read(Verdict::Ok, "no switch redirects writes")
@@ -204,7 +210,7 @@ impl Card<'_> {
         }
     }
 
-    /// Distance to NVIDIA's GPUs.
+    /// Reports the distance from the card to NVIDIA GPUs.
     fn gpus(&self, root: &Root, topology: &Topology) -> Option<Finding> {
         let sys = root.at("/sys");
         let gpus = pci::nvidia_gpus(&sys).filter(|gpus| !gpus.is_empty())?;

@@ -1,16 +1,16 @@
-//! Limits of this process's control groups, version 1 and 2.
+//! Reads the limits of this process's control groups, version 1 and 2.
 
 use super::root::Root;
 
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// Directories of this process's groups for `controller`, innermost first, up to the root group.
+/// Returns the directories of this process's control groups for `controller`, from the innermost to the root group.
 fn directories(root: &Root, controller: &str) -> Vec<String> {
     let Some(text) = root.text("/proc/self/cgroup") else {
         return Vec::new();
     };
     let mut found = Vec::new();
-    // Format of each line: hierarchy:controllers:path. In version 2 the controllers are empty.
+    // The format of each line is hierarchy:controllers:path. In version 2, the controllers are empty.
     for line in text.lines() {
         let mut parts = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
@@ -45,7 +45,8 @@ fn directories(root: &Root, controller: &str) -> Vec<String> {
     found
 }
 
-/// Returns the smallest memory limit in bytes and the file that sets it; `None` without a limit.
+/// Returns the smallest memory limit in bytes, and the file that sets this limit. Returns `None` if memory is not
+/// limited.
 pub(super) fn memory_limit(root: &Root) -> Option<(u64, String)> {
     directories(root, "memory")
         .iter()
@@ -58,9 +59,9 @@ pub(super) fn memory_limit(root: &Root) -> Option<(u64, String)> {
         .min()
 }
 
-/// Returns the smallest CPU quota in cores and the file that sets it; `None` without a quota.
+/// Returns the smallest CPU quota in cores, and the file that sets this quota. Returns `None` if no quota is set.
 pub(super) fn cpu_quota(root: &Root) -> Option<(f64, String)> {
-    let mut least: Option<(f64, String)> = None;
+    let mut min: Option<(f64, String)> = None;
     for directory in directories(root, "cpu") {
         let second = format!("{directory}/cpu.max");
         let first = format!("{directory}/cpu.cfs_quota_us");
@@ -81,14 +82,14 @@ pub(super) fn cpu_quota(root: &Root) -> Option<(f64, String)> {
         if let Some(((quota, period), file)) = quota
             && quota > 0.0
             && period > 0.0
-            && least
+            && min
                 .as_ref()
                 .is_none_or(|(cores, _)| quota / period < *cores)
         {
-            least = Some((quota / period, file));
+            min = Some((quota / period, file));
         }
     }
-    least
+    min
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Packets that Linux has dropped since boot, and whether it is dropping packets now.
+//! Counts packets that Linux has dropped since boot, and detects whether Linux is dropping packets now.
 //!
-//! The counters never decrease, so a total covers the time since boot. They are read twice, and only a counter that
-//! grows between the readings is a warning. The comparison is per core and per network card: a counter that appears,
-//! disappears or restarts at 0 between the readings does not count as a drop.
+//! The counters count from boot and never decrease. `daq doctor` reads the counters twice, and only an increase between
+//! the two readings is a warning. The two readings are compared for each core and each network card. A counter that
+//! appears, disappears or restarts at 0 between the readings does not count as a drop.
 
 use super::network::{BACKLOG_WANTED, CORE, GROUP, RMEM_WANTED};
 use super::root::Root;
@@ -13,58 +13,60 @@ use std::time::Duration;
 
 const SOFTNET: &str = "/proc/net/softnet_stat";
 const SNMP: &str = "/proc/net/snmp";
-const CARDS: &str = "/sys/class/net";
-/// Network cards count packets without a free buffer under either name, depending on the driver.
+const NICS: &str = "/sys/class/net";
+/// Names of the counters of packets that were dropped because no buffer was free. The driver of a network card uses one
+/// of these counters.
 const CARD_DROPS: [&str; 2] = ["rx_missed_errors", "rx_fifo_errors"];
 
-/// Per core: packets received, packets dropped because the backlog was full, and receive rounds that were cut short.
-/// These are the first columns of `/proc/net/softnet_stat`, 32 bits each.
+/// Counters of one core: the number of received packets, the number of packets dropped because the backlog was full,
+/// and the number of receive rounds that ended before all packets were processed. These are the first columns of
+/// `/proc/net/softnet_stat`, with 32 bits each.
 type Core = [u32; 3];
 const PACKETS: usize = 0;
 const BACKLOG: usize = 1;
 const SQUEEZED: usize = 2;
 
-/// Counters at one moment; `None` if a counter cannot be read.
+/// The counters at one point in time; `None` if a counter cannot be read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Drops {
-    /// By core.
+    /// The counters of each core, by the core's number.
     cores: Option<BTreeMap<u32, Core>>,
     sockets: Option<u64>,
-    /// By network card. Virtual devices such as bridges and bonds are excluded, because they count their cards' drops
-    /// again.
+    /// The number of dropped packets of each network card. Virtual devices such as bridges and bonds are excluded,
+    /// because their counters include the drops of the cards below them.
     cards: Option<BTreeMap<String, u64>>,
     /// Time between the two readings; `None` if the counters were read only once.
     watched: Option<Duration>,
 }
 
-/// One counter at two moments.
+/// The change of one counter between two readings.
 #[derive(Debug)]
 pub(super) struct CounterChange {
     pub(super) finding: Finding,
-    /// The counted thing, in the plural.
+    /// What is counted, as a plural noun.
     pub(super) what: &'static str,
     pub(super) total: Option<u64>,
-    /// Growth and the time in which it occurred; `None` if the counter was read only once.
+    /// Increase of the counter, and the time between the two readings; `None` if the counter was read only once.
     pub(super) grown: Option<(u64, Duration)>,
-    /// Minimum growth that is a warning.
-    pub(super) least: u64,
+    /// Minimum increase that causes a warning.
+    pub(super) min: u64,
     pub(super) why: &'static str,
     pub(super) fix: String,
 }
 
 impl Drops {
-    /// Reads the counters.
+    /// Reads all counters once.
     pub(super) fn read(root: &Root) -> Self {
         let card = |name: String| {
             let counts = CARD_DROPS.iter().filter_map(|counter| {
-                root.value::<u64>(&format!("{CARDS}/{name}/statistics/{counter}"))
+                root.value::<u64>(&format!("{NICS}/{name}/statistics/{counter}"))
             });
-            // Some drivers count one packet under both names.
+            // Some drivers count one packet under both names, so use the larger counter.
             Some((name.clone(), counts.max()?))
         };
-        let is_card = |name: &String| root.exists(&format!("{CARDS}/{name}/device"));
+        let is_card = |name: &String| root.exists(&format!("{NICS}/{name}/device"));
         let cards: BTreeMap<_, _> = root
-            .names(CARDS)
+            .names(NICS)
             .into_iter()
             .filter(is_card)
             .filter_map(card)
@@ -77,7 +79,7 @@ impl Drops {
         }
     }
 
-    /// Marks the reading as taken `time` ago.
+    /// Sets the time between this reading and the next reading to `time`.
     pub(super) fn ago(self, time: Duration) -> Self {
         Self {
             watched: Some(time),
@@ -85,7 +87,7 @@ impl Drops {
         }
     }
 
-    /// Returns each counter with its growth until now.
+    /// Reads the counters again and returns each counter with its increase since this reading.
     pub(super) fn watched(&self, root: &Root) -> Vec<CounterChange> {
         let now = Self::read(root);
         let grown = |grown: Option<u64>| Some((grown?, self.watched?));
@@ -97,7 +99,7 @@ impl Drops {
         let mut card_drops = Finding::new(
             GROUP,
             "card drops",
-            format!("{CARDS}/*/statistics/{}", CARD_DROPS[0]),
+            format!("{NICS}/*/statistics/{}", CARD_DROPS[0]),
         );
         if now.cards.is_none() {
             card_drops = card_drops.read(Verdict::Unknown, "no hardware card found");
@@ -108,7 +110,7 @@ impl Drops {
                 what: "packets",
                 total: now.core_total(BACKLOG),
                 grown: grown(cores(BACKLOG)),
-                least: 1,
+                min: 1,
                 why: "Linux dropped packets before they reached a socket, because netdev_max_backlog is too small",
                 fix: format!("sudo sysctl -w net.core.netdev_max_backlog={wanted}"),
             },
@@ -117,8 +119,8 @@ impl Drops {
                 what: "rounds",
                 total: now.core_total(SQUEEZED),
                 grown: grown(cores(SQUEEZED)),
-                // A few occur in every burst; more than one in ten thousand packets reduces throughput.
-                least: 2 + cores(PACKETS).unwrap_or(0) / 10_000,
+                // Single events occur in every burst. More than one event per ten thousand packets reduces throughput.
+                min: 2 + cores(PACKETS).unwrap_or(0) / 10_000,
                 why: "Linux ended a receive round while packets were still waiting, so the card's receive ring can overflow",
                 fix: "sudo sysctl -w net.core.netdev_budget=600 net.core.netdev_budget_usecs=8000"
                     .to_owned(),
@@ -132,10 +134,10 @@ impl Drops {
                         .zip(self.sockets)
                         .map(|(now, then)| now.saturating_sub(then)),
                 ),
-                least: 1,
+                min: 1,
                 why: "packets arrived while the receive buffer of a program (not only daq) was full",
                 fix: format!(
-                    "sudo sysctl -w net.core.rmem_max={RMEM_WANTED}  # if daq lost them: see kernel_drop in its ledger"
+                    "sudo sysctl -w net.core.rmem_max={RMEM_WANTED}  # needed only if daq lost packets, see kernel_drop in daq's ledger"
                 ),
             },
             CounterChange {
@@ -143,7 +145,7 @@ impl Drops {
                 what: "packets",
                 total: now.cards.as_ref().map(|cards| cards.values().sum()),
                 grown: grown(self.cards_grown(&now)),
-                least: 1,
+                min: 1,
                 why: "the network card had no free buffer when the packets arrived",
                 fix: format!(
                     "sudo ethtool -G {0} rx 4096  # or the maximum that `ethtool -g {0}` shows",
@@ -153,25 +155,27 @@ impl Drops {
         ]
     }
 
-    /// Growth of `column` until `now`, over the cores that are in both readings.
+    /// Returns the increase of the counter `column` between this reading and `now`, summed over the cores that are in
+    /// both readings.
     fn cores_grown(&self, now: &Self, column: usize) -> Option<u64> {
         let (then, now) = (self.cores.as_ref()?, now.cores.as_ref()?);
         let grown = then.iter().filter_map(|(core, then)| {
             let grown = now.get(core)?[column].wrapping_sub(then[column]);
-            // The counter wraps at 32 bits. An apparent growth by more than half the range means that the counter was
-            // reset.
+            // The counter wraps around at 32 bits. An apparent increase by more than half the range means that the
+            // counter was reset.
             Some(u64::from(if grown > u32::MAX / 2 { 0 } else { grown }))
         });
         Some(grown.sum())
     }
 
-    /// The sum of `column` over all cores.
+    /// Returns the sum of the counter `column` over all cores.
     fn core_total(&self, column: usize) -> Option<u64> {
         let cores = self.cores.as_ref()?.values();
         Some(cores.map(|core| u64::from(core[column])).sum())
     }
 
-    /// Number of packets dropped until `now` by the network cards that are in both readings.
+    /// Returns the number of packets dropped between this reading and `now`, summed over the network cards that are in
+    /// both readings.
     fn cards_grown(&self, now: &Self) -> Option<u64> {
         let (then, now) = (self.cards.as_ref()?, now.cards.as_ref()?);
         let grown = then
@@ -180,7 +184,7 @@ impl Drops {
         Some(grown.sum())
     }
 
-    /// The network card with the largest growth, or the largest total if none grew.
+    /// Returns the network card with the largest increase, or with the largest total if no counter increased.
     fn worst<'a>(&self, now: &'a Self) -> &'a str {
         let grown = |(name, count): &(&String, &u64)| {
             let then = self.cards.as_ref().and_then(|cards| cards.get(*name));
@@ -198,12 +202,12 @@ impl CounterChange {
         };
         let what = self.what;
         let during = |time: Duration| {
-            // Rounded to a tenth of a second, but at least that.
+            // Round up to a tenth of a second.
             let tenths = u64::try_from(time.as_millis().div_ceil(100)).unwrap_or(u64::MAX);
             Span(Duration::from_millis(tenths.saturating_mul(100)))
         };
         match self.grown {
-            Some((grown, time)) if grown >= self.least => self
+            Some((grown, time)) if grown >= self.min => self
                 .finding
                 .read(
                     Verdict::Warn,
@@ -216,7 +220,7 @@ impl CounterChange {
                 let (grown, why) = match grown {
                     0 => (
                         "none".to_owned(),
-                        "counted earlier; the counter is not growing now",
+                        "the counter grew earlier but is not growing now",
                     ),
                     grown => (
                         grown.to_string(),
@@ -240,7 +244,7 @@ impl CounterChange {
 
 /// Reads the counters of each core.
 fn softnet(root: &Root) -> Option<BTreeMap<u32, Core>> {
-    /// Column in which newer Linux versions report the core's number; cores that are offline have no line.
+    /// The column in which newer Linux versions report the core's number. Cores that are offline have no line.
     const NUMBER: usize = 12;
     let mut cores = BTreeMap::new();
     for (line, text) in (0..).zip(root.text(SOFTNET)?.lines()) {
@@ -254,7 +258,7 @@ fn softnet(root: &Root) -> Option<BTreeMap<u32, Core>> {
     Some(cores)
 }
 
-/// Number of packets dropped because of a full receive buffer.
+/// Returns the number of packets dropped because a receive buffer was full.
 fn sockets(root: &Root) -> Option<u64> {
     let text = root.text(SNMP)?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp:"));
@@ -278,7 +282,7 @@ mod tests {
         )
     }
 
-    /// Returns the finding for a machine that had the files `then` a second ago and has `now`.
+    /// Returns the finding `name` of a machine whose files were `then` one second ago and are `now` at present.
     fn find(then: &[(&str, &str)], now: &[(&str, &str)], name: &str) -> Finding {
         let before = Drops::read(&machine(then).1).ago(SECOND);
         named(&before, now, name)
@@ -345,12 +349,12 @@ mod tests {
             (found.verdict, found.read)
         };
         let read = |verdict, text: &str| (verdict, text.to_owned());
-        // Core 1 continues across the 32-bit wrap and has dropped 3 packets.
+        // The counter of core 1 has wrapped around at 32 bits; core 1 has dropped 3 packets.
         assert_eq!(
             find(&[(0, u32::MAX), (1, 7)], &[(0, 2), (1, 7)]),
             read(Warn, "3 packets in 1 s, 9 since boot")
         );
-        // Drops of core 2 from before it went offline do not count, and core 1 does not hide core 0.
+        // Drops of core 2 from before it went offline do not count. The counter of core 1 does not hide that of core 0.
         assert_eq!(
             find(&[(0, 5), (1, 9)], &[(0, 5), (2, 500)]),
             read(Ok, "none in 1 s, 505 since boot")
@@ -427,13 +431,13 @@ mod tests {
 
     #[test]
     fn interface_with_most_drops_is_named() {
-        let path = |card, counter| format!("{CARDS}/{card}/statistics/{counter}");
+        let path = |card, counter| format!("{NICS}/{card}/statistics/{counter}");
         let (old, new) = (
             path("eth0", "rx_missed_errors"),
             path("eth1", "rx_fifo_errors"),
         );
         let bond = path("bond0", "rx_missed_errors");
-        let device = |card| (format!("{CARDS}/{card}/device/vendor"), "0x15b3\n");
+        let device = |card| (format!("{NICS}/{card}/device/vendor"), "0x15b3\n");
         let devices = [device("eth0"), device("eth1")];
         let find = |then: [&str; 3], now: [&str; 3]| {
             let machine = |[a, b, c]: [&str; 3]| -> Vec<(String, String)> {
@@ -453,7 +457,7 @@ mod tests {
         let then = ["5000\n", "0\n", "5000\n"];
         let found = find(then, then);
         assert_eq!(summary(&found), (Ok, "none in 1 s, 5000 since boot"));
-        // A bond repeats its cards' counters.
+        // A bond repeats the counters of its cards.
         let found = find(then, ["5000\n", "7\n", "5007\n"]);
         assert_eq!(summary(&found), (Warn, "7 packets in 1 s, 5007 since boot"));
         assert!(found.fix.unwrap().contains("ethtool -G eth1 rx"));

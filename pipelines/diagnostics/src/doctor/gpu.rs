@@ -1,4 +1,4 @@
-//! NVIDIA GPUs: driver, link, BAR1 window, memory, GPUDirect support and CPU stores.
+//! Checks NVIDIA GPUs: driver, link, BAR1 window, memory, GPUDirect support and CPU stores.
 
 mod direct;
 mod driver;
@@ -24,23 +24,24 @@ const GROUP: &str = "gpu";
 const PCI: &str = "/sys/bus/pci/devices";
 const INFINIBAND: &str = "/sys/class/infiniband";
 const CPUINFO: &str = "/proc/cpuinfo";
-/// Device file that every program with a GPU opens; it exists even in containers whose `/sys` shows no PCI devices.
+/// Device file that every program opens before it uses a GPU. This file exists even in containers whose `/sys` shows no
+/// PCI devices.
 const CONTROL: &str = "/dev/nvidiactl";
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// One GPU as seen by files, NVML and CUDA.
+/// One GPU, with the data from files, NVML and CUDA.
 struct Card<'a> {
     group: String,
     address: &'a str,
-    /// `None` if `/sys` does not show it, for example in some containers.
+    /// Data of the PCI device; `None` if `/sys` does not show the GPU, for example in some containers.
     pci: Option<PciFacts>,
     nvml: Option<&'a NvmlCard>,
     cuda: Option<&'a CudaFacts>,
     stores: Option<&'a Tried>,
 }
 
-/// CUDA's attributes by PCI address (see [`pci::canonical`]); empty if CUDA was not queried.
+/// CUDA's attributes of the GPUs, by PCI address (see [`pci::canonical`]). Empty if CUDA was not queried.
 #[derive(Default)]
 struct Cuda {
     facts: BTreeMap<String, CudaFacts>,
@@ -52,13 +53,13 @@ impl Card<'_> {
         Finding::new(self.group.clone(), name, from)
     }
 
-    /// Path of one of the GPU's files in `/sys`.
+    /// Returns the path of one of the GPU's files in `/sys`.
     fn file(&self, name: &str) -> String {
         format!("{PCI}/{}/{name}", self.address)
     }
 }
 
-/// Queries CUDA's attributes, and tries every backend for CPU stores on each GPU.
+/// Queries CUDA's attributes of each GPU, and tries every backend for CPU stores on each GPU.
 fn ask_cuda() -> Cuda {
     let mut cuda = Cuda::default();
     for gpu in Identity::all().unwrap_or_default() {
@@ -82,8 +83,9 @@ fn ask_cuda() -> Cuda {
     cuda
 }
 
-/// Queries NVML for the total and free size of each GPU's BAR1 window. Values that NVML does not report stay unchanged.
-pub fn look_at_windows(gpus: &mut [Gpu]) {
+/// Queries NVML for the total and the free size of each GPU's BAR1 window. Keeps the present value if NVML does not
+/// report a size.
+pub fn read_bar1_sizes(gpus: &mut [Gpu]) {
     if gpus.is_empty() {
         return;
     }
@@ -113,7 +115,7 @@ pub(super) fn examine(root: &Root) -> Vec<Finding> {
     }
 }
 
-/// Derives the findings from the files below `root` and the answers of NVML and CUDA, if they were queried.
+/// Derives the findings from the files below `root` and, if NVML and CUDA were queried, from their answers.
 fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -> Vec<Finding> {
     let on_bus = pci::nvidia_gpus(&root.at("/sys"));
     let nvml = asked.and_then(|asked| asked.as_ref().ok());
@@ -153,7 +155,7 @@ fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -
         };
         findings.push(identity(&card, nvml.is_some()));
         if nvml.is_some() && card.nvml.is_none() {
-            // Bound to another driver, or given to another container: daq does not use it.
+            // The GPU is bound to another driver or assigned to another container, so daq does not use it.
             continue;
         }
         findings.extend(slot::examine(root, &card));
@@ -164,7 +166,7 @@ fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -
     findings
 }
 
-/// The card's model and the driver bound to it.
+/// Reports the model of the card and the driver bound to it.
 fn identity(card: &Card, has_answer: bool) -> Finding {
     let address = card.address;
     let holder = card.pci.as_ref().and_then(|pci| pci.driver.as_deref());
@@ -177,7 +179,7 @@ fn identity(card: &Card, has_answer: bool) -> Finding {
             finding.fix(format!("{}  # then reboot", driver::INSTALL))
         } else {
             finding.fix(format!(
-                "sudo driverctl unset-override {address}  # if no virtual machine needs it"
+                "sudo driverctl unset-override {address}  # if no virtual machine needs the GPU"
             ))
         };
     }
@@ -205,7 +207,7 @@ fn identity(card: &Card, has_answer: bool) -> Finding {
             if has_answer {
                 finding
                     .read(Verdict::Unknown, model)
-                    .why("NVML does not list it: it was not passed to this container, or the driver could not start it (see `sudo dmesg | grep -i nvrm`)")
+                    .why("NVML does not list this GPU, because the GPU was not passed to this container or the driver could not start the GPU (see `sudo dmesg | grep -i nvrm`)")
             } else {
                 finding.read(Verdict::Ok, model)
             }
@@ -214,18 +216,18 @@ fn identity(card: &Card, has_answer: bool) -> Finding {
     }
 }
 
-/// Whether this is a virtual machine, whose bridges do not show the physical slots.
+/// Returns whether this is a virtual machine. The bridges of a virtual machine do not show the physical slots.
 fn is_virtual(root: &Root) -> bool {
     root.field(CPUINFO, "flags")
         .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
-/// Whether a network card with RDMA could write GPU memory.
+/// Returns whether this machine has a network card that can write GPU memory by RDMA.
 fn has_rdma(root: &Root) -> bool {
     !root.names(INFINIBAND).is_empty()
 }
 
-/// Formats bytes in a readable unit.
+/// Formats a number of bytes with a suitable unit.
 fn size(bytes: u64) -> String {
     if bytes >= GIB && bytes.is_multiple_of(GIB) {
         format!("{} GiB", bytes / GIB)

@@ -1,5 +1,5 @@
-//! Optional libraries: whether they are installed, their purpose, and the package that contains them. They are found by
-//! name; none is loaded.
+//! Checks which optional libraries are installed, and reports the purpose and the package of each library. Libraries
+//! are searched by file name and not loaded.
 
 use super::root::Root;
 use super::{Finding, Verdict};
@@ -10,7 +10,7 @@ const CACHE: &str = "/etc/ld.so.cache";
 const PCI: &str = "/sys/bus/pci/devices";
 const INFINIBAND: &str = "/sys/class/infiniband";
 const NVIDIA: &str = "0x10de";
-/// The first byte of the PCI class of display and 3D controllers.
+/// First byte of the PCI class of display and 3D controllers.
 const DISPLAY: &str = "0x03";
 
 /// Directories that the dynamic linker searches by default, directories that Debian configures, and CUDA's directories.
@@ -36,7 +36,7 @@ enum Needs {
 
 struct Library {
     name: &'static str,
-    /// Any of these files suffices; the newest is first.
+    /// File names of the library, the newest version first. One of these files is sufficient.
     files: &'static [&'static str],
     needs: Needs,
     purpose: &'static str,
@@ -89,20 +89,20 @@ const LIBRARIES: [Library; 7] = [
         name: "libibverbs",
         files: &["libibverbs.so.1"],
         needs: Needs::Rdma,
-        purpose: "sources over RoCE and InfiniBand",
+        purpose: "`rdma` sources and sinks over RoCE and InfiniBand",
         install: "sudo apt install libibverbs1 ibverbs-providers",
     },
     Library {
         name: "librdmacm",
         files: &["librdmacm.so.1"],
         needs: Needs::Rdma,
-        purpose: "connections by rdma_cm; without it queue pairs are exchanged over TCP",
+        purpose: "connections through rdma_cm; without this library daq exchanges the queue pair parameters over TCP",
         install: "sudo apt install librdmacm1",
     },
 ];
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
-    // Environment variables belong to this process, so they are ignored if another machine's files are examined.
+    // Environment variables belong to this process, so they are ignored if the files of another machine are examined.
     let variable = |name: &str| {
         let value = std::env::var(name).ok().filter(|_| root.is_real());
         value.unwrap_or_default()
@@ -117,8 +117,8 @@ pub(super) fn examine(root: &Root) -> Vec<Finding> {
         .collect()
 }
 
-/// The finding if an environment variable points to the library: `DAQ_NVRTC` (the CUDA compiler only) or
-/// `LD_LIBRARY_PATH`.
+/// Returns the finding if an environment variable points to the library. The variables are `DAQ_NVRTC` (only for the
+/// CUDA compiler) and `LD_LIBRARY_PATH`.
 fn in_environment(library: &Library, [nvrtc, directories]: &[String; 2]) -> Option<Finding> {
     let why = format!("for {}", library.purpose);
     if library.name == "libnvrtc" && !nvrtc.is_empty() {
@@ -188,7 +188,8 @@ fn judge(root: &Root, library: &Library, cached: &[String]) -> Finding {
     }
 }
 
-/// Whether PCI lists a display or 3D controller, of `vendor` if given.
+/// Returns whether the machine has a display or 3D controller on PCI. If `vendor` is given, only controllers of this
+/// vendor count.
 fn gpu(root: &Root, vendor: Option<&str>) -> bool {
     root.names(PCI).iter().any(|device| {
         let is = |file: &str, prefix: &str| {
@@ -199,8 +200,8 @@ fn gpu(root: &Root, vendor: Option<&str>) -> bool {
     })
 }
 
-/// Returns the paths in the dynamic linker's cache. Strings end in NUL and only paths begin with a slash, so the tables
-/// before them need no parsing.
+/// Returns the paths in the dynamic linker's cache. The tables before the paths need not be parsed, because strings end
+/// with NUL and only paths begin with a slash.
 fn cached(root: &Root) -> Vec<String> {
     let bytes = root.bytes(CACHE).unwrap_or_default();
     bytes

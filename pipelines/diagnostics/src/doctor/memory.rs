@@ -1,4 +1,4 @@
-//! Memory: lock limit, huge pages, swap, and available memory.
+//! Checks memory: lock limit, huge pages, swap, and available memory.
 
 use super::cgroup;
 use super::root::Root;
@@ -11,12 +11,12 @@ const MEMINFO: &str = "/proc/meminfo";
 const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const SWAPS: &str = "/proc/swaps";
 const MIB: u64 = 1 << 20;
-/// Rings of a small pipeline: 64 slots of 1 MiB.
+/// Lock limit in bytes that the rings of a small pipeline need: 64 slots of 1 MiB.
 const LOCKED_WANTED: u64 = 64 * MIB;
-/// Less memory than this does not hold small rings and Linux's socket buffers.
+/// Minimum available memory in bytes. Less memory is not sufficient for small rings and the socket buffers of Linux.
 const MIN_AVAILABLE: u64 = 64 * MIB;
 const RECOMMENDED_AVAILABLE: u64 = 1024 * MIB;
-/// Bit of `CAP_IPC_LOCK` in Linux's capability masks.
+/// Bit number of `CAP_IPC_LOCK` in the capability masks of Linux.
 const CAP_IPC_LOCK: u32 = 14;
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
@@ -39,7 +39,7 @@ fn memlock(root: &Root) -> Finding {
         .field("/proc/self/status", "CapEff:")
         .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
         .is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1);
-    // In a user namespace the capability is shown but has no effect; only the initial namespace maps all users.
+    // In a user namespace, Linux shows the capability, but it has no effect. Only the initial namespace maps all users.
     let initial = root
         .text("/proc/self/uid_map")
         .is_some_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
@@ -53,7 +53,10 @@ fn memlock(root: &Root) -> Finding {
     };
     let shown = ByteSize(bytes).to_string();
     if privileged {
-        finding.read(Verdict::Ok, format!("{shown}, lifted by CAP_IPC_LOCK"))
+        finding.read(
+            Verdict::Ok,
+            format!("{shown}, but CAP_IPC_LOCK removes the limit"),
+        )
     } else if bytes >= LOCKED_WANTED {
         finding
             .read(Verdict::Ok, shown)
@@ -62,11 +65,11 @@ fn memlock(root: &Root) -> Finding {
         finding
             .read(Verdict::Warn, shown)
             .why("rings beyond this limit are not locked in RAM and cannot be registered with devices")
-            .fix("sudo prlimit --pid $$ --memlock=unlimited:unlimited  # this shell; LimitMEMLOCK=infinity in a unit")
+            .fix("sudo prlimit --pid $$ --memlock=unlimited:unlimited  # for this shell; LimitMEMLOCK=infinity in a systemd unit")
     }
 }
 
-/// A field of `/proc/meminfo` in KiB.
+/// Returns a field of `/proc/meminfo` in KiB.
 fn meminfo(root: &Root, name: &str) -> Option<u64> {
     root.field(MEMINFO, name)?
         .split_whitespace()
@@ -89,11 +92,11 @@ fn huge_pages(root: &Root) -> Finding {
     if total == 0 {
         let without = "rings use normal pages, or transparent hugepages if enabled";
         finding
-            .read(Verdict::Ok, format!("none of {size} reserved"))
+            .read(Verdict::Ok, format!("none reserved, {size} each"))
             .why(without)
             .fix(fix)
     } else if free == 0 {
-        let used = format!("all {total} of {size} in use");
+        let used = format!("all {total} in use, {size} each");
         finding
             .read(Verdict::Warn, used)
             .why("no huge page is free for rings")
@@ -129,7 +132,7 @@ fn swap(root: &Root) -> Finding {
     let Some(text) = root.text(SWAPS) else {
         return finding;
     };
-    // Columns: file, type, size, used, priority; sizes in KiB.
+    // The columns are file, type, size, used and priority. Sizes are in KiB.
     let column = |line: &str, at: usize| line.split_whitespace().nth(at)?.parse::<u64>().ok();
     let areas: Vec<_> = text
         .lines()
@@ -177,7 +180,7 @@ fn available(root: &Root) -> Finding {
         finding
     } else if limited {
         finding
-            .why("this is the limit of the control group; `daq plan` prints the memory that a pipeline needs")
+            .why("the control group limits the memory; `daq plan` prints the memory that a pipeline needs")
             .fix("sudo systemctl set-property UNIT MemoryMax=infinity  # or: docker update --memory SIZE CONTAINER")
     } else {
         finding
@@ -186,7 +189,7 @@ fn available(root: &Root) -> Finding {
     }
 }
 
-/// Formats a size with one decimal.
+/// Formats a size in bytes with one decimal.
 pub(super) fn about(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, "B");
     for larger in ["KiB", "MiB", "GiB", "TiB"] {
@@ -245,9 +248,9 @@ mod tests {
             format!("HugePages_Total: {total}\nHugePages_Free: {free}\nHugepagesize: 2048 kB\n")
         };
         for (total, free, verdict, read) in [
-            (0, 0, Ok, "none of 2 MiB reserved"),
+            (0, 0, Ok, "none reserved, 2 MiB each"),
             (256, 200, Ok, "200 of 256 free, 2 MiB each"),
-            (256, 0, Warn, "all 256 of 2 MiB in use"),
+            (256, 0, Warn, "all 256 in use, 2 MiB each"),
         ] {
             let (_dir, root) = machine(&[(MEMINFO, &meminfo(total, free))]);
             let found = huge_pages(&root);

@@ -1,11 +1,11 @@
-//! `daq doctor`: diagnoses what prevents lossless data on this machine, with the commands that fix it.
+//! `daq doctor` diagnoses what prevents lossless data on this machine, and shows the commands that fix it.
 //!
-//! Most checks read a few files and change nothing. Libraries are opened only on the running machine, and only if an
-//! NVIDIA GPU or its driver is present: NVML and CUDA, which open the driver's device files and wake a GPU without
-//! persistence mode for a few seconds, and the backends for CPU stores, each of which allocates and frees a small piece
-//! of GPU memory.
-//! Counters of drops and of problems in RDMA networks are read twice, because only growing counters are a warning.
-//! Each finding contains the value, its origin, and the command that fixes it.
+//! Most checks read a few files and change nothing. Libraries are loaded only on the running machine, and only if an
+//! NVIDIA GPU or its driver is present. NVML and CUDA open the driver's device files, and wake a GPU without
+//! persistence mode for a few seconds. Each backend for CPU stores allocates and frees a small piece of GPU memory.
+//!
+//! Counters of drops and of problems in RDMA networks are read twice, because only an increasing counter is a warning.
+//! Each finding contains the value, its origin, and the command that fixes the problem.
 
 mod cards;
 mod cgroup;
@@ -21,7 +21,7 @@ mod system;
 
 use drops::Drops;
 pub use gpu::CudaFacts;
-pub use gpu::look_at_windows;
+pub use gpu::read_bar1_sizes;
 use root::Root;
 use serde::Serialize;
 use std::borrow::Cow;
@@ -33,18 +33,18 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As it should be, or not needed on this machine.
+    /// The value is correct, or does not matter on this machine.
     Ok,
-    /// Cannot be read.
+    /// The value cannot be read.
     Unknown,
-    /// daq runs, but slower or with less margin before it loses packets.
+    /// daq runs, but is slower, or begins to lose packets at lower data rates.
     Warn,
     /// daq cannot run.
     Bad,
 }
 
 impl Verdict {
-    /// The word at the start of the line.
+    /// Returns the word with which the line of a finding begins.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -54,7 +54,7 @@ impl Verdict {
         }
     }
 
-    /// The SGR parameter of its colour.
+    /// Returns the SGR parameter of the verdict's colour on a terminal.
     const fn color(self) -> &'static str {
         match self {
             Self::Ok => "32",
@@ -68,26 +68,27 @@ impl Verdict {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What the finding belongs to, for example `network` or, if there are several devices, `gpu 0000:3b:00.0`.
+    /// The component to which the finding belongs, for example `network` or, if there are several devices, `gpu
+    /// 0000:3b:00.0`.
     pub group: Cow<'static, str>,
-    /// What was checked, for example `rmem_max`.
+    /// The name of the check, for example `rmem_max`.
     pub name: &'static str,
     /// The value in readable form, for example `4 MiB`.
     pub read: String,
     /// The file or call that the value was read from.
     pub from: String,
-    /// The result.
+    /// The verdict of the check.
     pub verdict: Verdict,
-    /// Consequence or reason.
+    /// The consequence of the value, or the reason for the value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// The command that fixes it.
+    /// The command that fixes the problem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
 
 impl Finding {
-    /// Creates a finding whose value is not known yet.
+    /// Creates a finding without a value.
     fn new(
         group: impl Into<Cow<'static, str>>,
         name: &'static str,
@@ -105,12 +106,12 @@ impl Finding {
         }
     }
 
-    /// Whether daq cannot run because of this finding; slow or missing hardware does not count.
+    /// Returns whether daq cannot run because of this finding. Slow or missing hardware does not count.
     pub fn is_bad(&self) -> bool {
         self.verdict == Verdict::Bad
     }
 
-    /// Sets the value and the result.
+    /// Sets the value and the verdict.
     fn read(mut self, verdict: Verdict, read: impl Into<String>) -> Self {
         (self.verdict, self.read) = (verdict, read.into());
         self
@@ -127,10 +128,11 @@ impl Finding {
     }
 }
 
-/// Runs every check on the machine whose file system begins at `root`: `/`, or a directory with a copy of the required
+/// Runs every check on the machine whose file system begins at `root`: `/`, or a directory with copies of the required
 /// files.
 ///
-/// Counters of drops are read twice, `sample` apart. If `sample` is zero, growth is not measured.
+/// Reads the counters of drops twice, with the time `sample` between the two readings. If `sample` is zero, the
+/// increase of the counters is not measured.
 pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
     let root = Root::new(root);
     let mut before = Drops::read(&root);
@@ -154,7 +156,7 @@ pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
     .concat()
 }
 
-/// Renders the findings as aligned lines, one each, and a summary line; with colours if `color`.
+/// Formats the findings as aligned lines, one per finding, followed by a summary line. Uses colours if `color` is true.
 pub fn render(findings: &[Finding], color: bool) -> String {
     let width = |of: fn(&Finding) -> &str| {
         findings
@@ -173,7 +175,7 @@ pub fn render(findings: &[Finding], color: bool) -> String {
     };
     let mut text = String::new();
     let mut group = "";
-    // Writing to a string cannot fail.
+    // Writing to a `String` cannot fail.
     for finding in findings {
         if finding.group != group {
             if !group.is_empty() {
@@ -234,7 +236,7 @@ pub fn render(findings: &[Finding], color: bool) -> String {
             .as_ref()
             .is_some_and(|fix| fix.contains("sysctl -w"))
     }) {
-        text.push_str("sysctl -w changes a value until the next boot; to keep it, add it to /etc/sysctl.d/90-daq.conf.\n");
+        text.push_str("sysctl -w changes a value until the next boot; to keep the value, add it to /etc/sysctl.d/90-daq.conf.\n");
     }
     text
 }

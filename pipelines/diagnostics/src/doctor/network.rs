@@ -1,4 +1,4 @@
-//! Network: Linux's buffers, and the drops it counts.
+//! Checks the network: the buffers of Linux, and the packets that Linux drops.
 
 use super::drops::{CounterChange, Drops};
 use super::root::Root;
@@ -7,17 +7,18 @@ use daq_core::units::ByteSize;
 
 pub(super) const GROUP: &str = "network";
 pub(super) const CORE: &str = "/proc/sys/net/core";
-/// Holds 13 ms of data at 10 Gbit/s, longer than a busy system delays a thread.
+/// Recommended receive buffer in bytes. Such a buffer holds the data of 13 ms at 10 Gbit/s, which is longer than a busy
+/// system delays a thread.
 const RECOMMENDED_RMEM: u64 = 16 << 20;
 pub(super) const RMEM_WANTED: u64 = 64 << 20;
-/// Linux's default; an administrator has set any smaller value.
+/// Default size of a receive buffer in Linux, in bytes. If the value is smaller, an administrator has changed it.
 const RMEM_DEFAULT: u64 = 212_992;
 const BACKLOG_ENOUGH: u64 = 10_000;
 pub(super) const BACKLOG_WANTED: u64 = 30_000;
-/// Linux's default.
+/// Default of the setting `netdev_budget` in Linux.
 const DEFAULT_BUDGET: u64 = 300;
 
-/// `before` are the counters of the first reading.
+/// Returns the findings. `before` contains the counters of the first reading.
 pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
     let mut findings = vec![
         setting(
@@ -34,7 +35,7 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
             RMEM_DEFAULT,
             RMEM_DEFAULT,
             true,
-            "smaller than the Linux default; sources request their own size",
+            "this value is smaller than the Linux default; daq sources are not affected, because they set the size of their receive buffers",
         ),
         setting(
             root,
@@ -50,14 +51,14 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
             DEFAULT_BUDGET,
             2 * DEFAULT_BUDGET,
             false,
-            "maximum number of packets per receive round of Linux",
+            "maximum number of packets that Linux receives per NAPI polling cycle",
         ),
     ];
     findings.extend(before.watched(root).into_iter().map(CounterChange::finding));
     findings
 }
 
-/// A setting in `net.core` that should be at least `enough`.
+/// Checks a setting in `net.core`, which should be at least `enough`.
 fn setting(
     root: &Root,
     name: &'static str,

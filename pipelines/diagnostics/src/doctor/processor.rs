@@ -1,4 +1,4 @@
-//! Processor: cores, clock frequency, idle states, quotas, NUMA.
+//! Checks the processor: cores, clock frequency, idle states, quotas and NUMA.
 
 use super::cgroup;
 use super::root::{Root, list};
@@ -10,7 +10,7 @@ const CPU: &str = "/sys/devices/system/cpu";
 const STATUS: &str = "/proc/self/status";
 const NODES: &str = "/sys/devices/system/node/online";
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
-/// During this wake-up time, a 4 MiB buffer at 100 Gbit/s fills to one third.
+/// Maximum wake-up time in µs. In this time, 100 Gbit/s fill one third of a buffer of 4 MiB.
 const WAKE_US: u64 = 100;
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
@@ -43,7 +43,7 @@ fn cores(root: &Root) -> Finding {
         1 => finding
             .read(Verdict::Warn, read)
             .why("sources, kernels and sinks share one core")
-            .fix("taskset -cp 0-$(($(nproc --all) - 1)) $$  # this shell; AllowedCPUs= in a unit"),
+            .fix("taskset -cp 0-$(($(nproc --all) - 1)) $$  # for this shell; AllowedCPUs= in a systemd unit"),
         _ => finding.read(Verdict::Ok, read),
     }
 }
@@ -58,7 +58,7 @@ fn isolated(root: &Root) -> Finding {
             .why("needed only for the lowest latencies"),
         Some(cores) => finding
             .read(Verdict::Ok, cores)
-            .why("the scheduler does not use these cores: pin data threads to them"),
+            .why("the Linux scheduler does not use these cores; pin data threads to them"),
     }
 }
 
@@ -93,7 +93,7 @@ fn governor(root: &Root) -> Finding {
         } else {
             finding
                 .read(Verdict::Ok, "none")
-                .why("this machine cannot set the clock frequency, for example a virtual machine")
+                .why("this machine does not support setting the clock frequency; this is normal in a virtual machine")
         };
     }
     let read = governors
@@ -111,7 +111,7 @@ fn governor(root: &Root) -> Finding {
     }
 }
 
-/// The enabled idle state with the longest wake-up time, over all cores.
+/// Reports the enabled idle state that has the longest wake-up time, over all cores.
 fn idle(root: &Root) -> Finding {
     let finding = Finding::new(GROUP, "idle states", format!("{CPU}/cpu*/cpuidle"));
     if each_core(root).next().is_none() {
@@ -129,7 +129,7 @@ fn idle(root: &Root) -> Finding {
             let Some((latency, name)) = latency.zip(root.text(&format!("{directory}/name"))) else {
                 continue;
             };
-            if deepest.as_ref().is_none_or(|(most, _)| latency > *most) {
+            if deepest.as_ref().is_none_or(|(max, _)| latency > *max) {
                 deepest = Some((latency, name));
             }
         }
@@ -137,7 +137,7 @@ fn idle(root: &Root) -> Finding {
     let Some((latency, name)) = deepest else {
         return finding
             .read(Verdict::Ok, "none")
-            .why("this machine cannot set idle states, for example a virtual machine");
+            .why("this machine does not support setting idle states; this is normal in a virtual machine");
     };
     let read = format!("{name} wakes in {latency} us");
     if latency <= WAKE_US {
@@ -145,7 +145,7 @@ fn idle(root: &Root) -> Finding {
     } else {
         finding
             .read(Verdict::Warn, read)
-            .why("waking up a core delays the first packets of a burst")
+            .why("the time to wake up a core delays the first packets of a burst")
             .fix(format!(
                 "sudo cpupower idle-set -D {WAKE_US}  # package linux-cpupower"
             ))

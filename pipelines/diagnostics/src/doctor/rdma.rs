@@ -1,7 +1,7 @@
-//! RDMA network cards: Linux modules and libraries they need, their slot relative to GPUs, their ports, and the
-//! network.
+//! Checks RDMA network cards: the required Linux modules and libraries, the PCIe slots of the cards and their distance
+//! to GPUs, the ports, and the network.
 //!
-//! Facts about GPUs are reported with each GPU, locked memory with memory, libraries with libraries.
+//! The groups `gpu`, `memory` and `libraries` report facts about GPUs, locked memory and libraries.
 
 mod counters;
 mod files;
@@ -23,9 +23,9 @@ use daq_core::topology::tree::PciDevice;
 use daq_core::topology::{Gpu, Topology, pci};
 
 const GROUP: &str = "rdma";
-const CARDS: &str = "/sys/class/infiniband";
+const NICS: &str = "/sys/class/infiniband";
 const NET: &str = "/sys/class/net";
-/// Drivers of network cards that support RDMA, and the kernel module that enables it.
+/// Drivers of network cards that can support RDMA, each with the Linux module that adds RDMA to the driver.
 const CAPABLE: [(&str, &str); 6] = [
     ("mlx5_core", "mlx5_ib"),
     ("mlx4_core", "mlx4_ib"),
@@ -39,7 +39,7 @@ const CAPABLE: [(&str, &str); 6] = [
 struct Machine<'a> {
     root: &'a Root,
     topology: Topology,
-    /// MLX5_SCATTER_TO_CQE of this process; `None` if another machine's files are examined.
+    /// Value of MLX5_SCATTER_TO_CQE in this process; `None` if the files of another machine are examined.
     scatter: Option<String>,
 }
 
@@ -47,7 +47,7 @@ struct Machine<'a> {
 struct Card<'a> {
     machine: &'a Machine<'a>,
     nic: &'a Nic,
-    /// Its PCI device; `None` for an emulated card or if `/sys` does not show it.
+    /// The PCI device of the card; `None` for an emulated card, or if `/sys` does not show the device.
     device: Option<&'a PciDevice>,
 }
 
@@ -87,16 +87,17 @@ impl Card<'_> {
         format!("{GROUP} {}", self.nic.name)
     }
 
-    /// A finding about a file of the card.
+    /// Creates a finding about a file of the card.
     fn finding(&self, name: &'static str, file: &str) -> Finding {
         Finding::new(
             self.group(),
             name,
-            format!("{CARDS}/{}/{file}", self.nic.name),
+            format!("{NICS}/{}/{file}", self.nic.name),
         )
     }
 
-    /// A finding about a port; the group names the port if the card has several.
+    /// Creates a finding about a port. If the card has several ports, the group of the finding contains the port
+    /// number.
     fn of_port(&self, port: &NicPort, name: &'static str, from: impl Into<String>) -> Finding {
         let group = if self.nic.ports.len() == 1 {
             self.group()
@@ -106,12 +107,12 @@ impl Card<'_> {
         Finding::new(group, name, from)
     }
 
-    /// Path of a file of the port.
+    /// Returns the path of a file of the port.
     fn port_file(&self, port: &NicPort, file: &str) -> String {
-        format!("{CARDS}/{}/ports/{}/{file}", self.nic.name, port.number)
+        format!("{NICS}/{}/ports/{}/{file}", self.nic.name, port.number)
     }
 
-    /// Whether the card uses the mlx5 driver, for which special rules apply.
+    /// Returns whether the card uses the mlx5 driver, for which special rules apply.
     fn is_mlx5(&self) -> bool {
         self.device
             .and_then(|device| device.driver.as_deref())
@@ -119,7 +120,7 @@ impl Card<'_> {
     }
 }
 
-/// `before` are the counters of the first reading.
+/// Returns the findings. `before` contains the counters of the first reading.
 pub(super) fn examine(root: &Root, before: &Counters) -> Vec<Finding> {
     let machine = Machine::read(root);
     judge(&machine, before)
@@ -150,7 +151,7 @@ fn judge(machine: &Machine<'_>, before: &Counters) -> Vec<Finding> {
 
 /// Lists the RDMA cards, and network cards that could support RDMA.
 fn cards(machine: &Machine<'_>) -> Finding {
-    let finding = Finding::new(GROUP, "cards", CARDS);
+    let finding = Finding::new(GROUP, "cards", NICS);
     let nics = &machine.topology.nics;
     let names: Vec<_> = nics.iter().map(|nic| nic.name.as_str()).collect();
     let names = if names.is_empty() {
@@ -158,7 +159,7 @@ fn cards(machine: &Machine<'_>) -> Finding {
     } else {
         names.join(", ")
     };
-    // Network cards whose network driver is loaded and whose RDMA module is not.
+    // Network cards whose network driver is loaded, but whose RDMA module is not.
     let silent: Vec<_> = machine
         .topology
         .pci
@@ -173,13 +174,13 @@ fn cards(machine: &Machine<'_>) -> Finding {
             (!is_listed).then_some((device.address.as_str(), driver, *module))
         })
         .collect();
-    // All cards of this vendor support RDMA; of other vendors only some models do.
+    // All cards of NVIDIA support RDMA. Of the other vendors, only some models do.
     let sure = silent.iter().find(|(_, driver, _)| *driver == "mlx5_core");
     match (sure, silent.first()) {
         (Some((address, _, module)), _) => finding
             .read(Verdict::Warn, names)
             .why(format!(
-                "{address} supports RDMA, but its RDMA module is not loaded; sources and sinks `rdma` cannot use the card"
+                "{address} supports RDMA, but its RDMA module is not loaded; `rdma` sources and sinks cannot use the card"
             ))
             .fix(format!("sudo modprobe {module} ib_uverbs rdma_ucm")),
         (None, Some((address, _, module))) if nics.is_empty() => finding
@@ -188,12 +189,12 @@ fn cards(machine: &Machine<'_>) -> Finding {
             .fix(format!("sudo modprobe {module}")),
         (None, _) if nics.is_empty() => finding
             .read(Verdict::Ok, names)
-            .why("sources and sinks `rdma` can use an emulated NIC (nics = [\"emulated\"])"),
+            .why("no RDMA card found; `rdma` sources and sinks can use an emulated NIC (nics = [\"emulated\"])"),
         _ => finding.read(Verdict::Ok, names),
     }
 }
 
-/// Model, driver, firmware.
+/// Reports the model, the driver and the firmware of a card.
 fn firmware(card: &Card<'_>) -> Finding {
     let finding = card.finding("firmware", "fw_ver");
     let driver = card.device.and_then(|device| device.driver.clone());
@@ -204,12 +205,12 @@ fn firmware(card: &Card<'_>) -> Finding {
         Some(version) => finding.read(Verdict::Ok, format!("{version} ({what})")),
         None if card.nic.pci.is_none() => finding
             .read(Verdict::Ok, "none")
-            .why("Linux emulates this card; it works correctly but slowly"),
+            .why("Linux emulates this card in software; the card works correctly but slowly"),
         None => finding,
     }
 }
 
-/// Checks of the PCIe slot that also apply to FPGA cards.
+/// Returns the card in the form that the checks of PCIe slots use; FPGA cards use the same checks.
 fn in_slot<'a>(card: &'a Card<'a>) -> Option<cards::Card<'a>> {
     Some(cards::Card {
         name: card.group(),

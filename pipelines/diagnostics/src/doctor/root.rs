@@ -1,4 +1,4 @@
-//! Reads files below a directory that stands for `/`, so that tests can provide their own machine.
+//! Reads files below a directory that represents `/`, so that tests can provide their own machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ impl Root {
         Self(path.to_owned())
     }
 
-    /// Whether this is the running machine, which system calls can query, too.
+    /// Returns whether the file system is that of the running machine, which can also be queried with system calls.
     pub(super) fn is_real(&self) -> bool {
         self.0 == Path::new("/")
     }
@@ -27,12 +27,12 @@ impl Root {
         self.at(path).exists()
     }
 
-    /// Reads the file; `None` if it cannot be read.
+    /// Reads the file; returns `None` if it cannot be read.
     pub(super) fn bytes(&self, path: &str) -> Option<Vec<u8>> {
         fs::read(self.at(path)).ok()
     }
 
-    /// Reads the file as text without surrounding white space; `None` if it cannot be read.
+    /// Reads the file as text without surrounding white space; returns `None` if it cannot be read.
     pub(super) fn text(&self, path: &str) -> Option<String> {
         Some(
             String::from_utf8_lossy(&self.bytes(path)?)
@@ -41,12 +41,12 @@ impl Root {
         )
     }
 
-    /// Parses the file's only value.
+    /// Parses the text of the file as one value; returns `None` if that fails.
     pub(super) fn value<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.parse().ok()
     }
 
-    /// Names in a directory, sorted; empty if it cannot be read.
+    /// Returns the sorted names in a directory; an empty list if the directory cannot be read.
     pub(super) fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.at(path)) else {
             return Vec::new();
@@ -59,7 +59,7 @@ impl Root {
         names
     }
 
-    /// Returns the text that follows `name` on the line of `path` that begins with it.
+    /// Returns the rest of the line that begins with `name` in the file `path`.
     pub(super) fn field(&self, path: &str, name: &str) -> Option<String> {
         let text = self.text(path)?;
         let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -67,7 +67,7 @@ impl Root {
     }
 }
 
-/// Parses a Linux list such as `0-3,8`; entries that are not numbers or too large are skipped.
+/// Parses a Linux list such as `0-3,8`. Skips entries that are not numbers or are too large.
 pub(super) fn list(text: &str) -> Vec<usize> {
     const MAX_NUMBER: usize = 1 << 16;
     let mut numbers = Vec::new();
@@ -86,7 +86,7 @@ pub(super) fn list(text: &str) -> Vec<usize> {
 pub(super) mod tests {
     use super::*;
 
-    /// Creates a machine from `files`; the directory exists as long as the first value.
+    /// Creates a machine with the files `files`. Dropping the first value removes the directory.
     pub(in crate::doctor) fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::new(dir.path());

@@ -1,4 +1,4 @@
-//! The system: Linux version, clock, limits, containers.
+//! Checks the system: Linux version, clock, limits and containers.
 
 use super::root::Root;
 use super::{Finding, Verdict};
@@ -11,19 +11,20 @@ const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const URING: &str = "/proc/sys/kernel/io_uring_disabled";
 const LIMITS: &str = "/proc/self/limits";
 const CLOCKSOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-/// The oldest Linux that Rust's standard library supports.
+/// The oldest Linux version that Rust's standard library supports.
 const MIN_LINUX: (u32, u32) = (3, 2);
-/// The first Linux with UDP_GRO.
+/// The first Linux version with UDP_GRO.
 const UDP_GRO_LINUX: (u32, u32) = (5, 0);
-/// The first Linux with the setting that disables io_uring; before, io_uring is always allowed.
+/// The first Linux version with the setting that disables io_uring. Earlier versions always allow io_uring.
 const URING_SETTING: (u32, u32) = (6, 6);
-/// Enough for a socket and a file for each of some hundred sources and sinks.
+/// Recommended limit on open files. This limit is sufficient for several hundred sources and sinks, each with a socket
+/// and a file.
 const RECOMMENDED_FILES: u64 = 1024;
-/// Fewer do not suffice for the sockets and files of a small pipeline.
+/// Minimum limit on open files. A lower limit is not sufficient for the sockets and files of a small pipeline.
 const MIN_FILES: u64 = 32;
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
-    // Only the running machine has a clock.
+    // The clock can be queried only on the running machine.
     let clock = if root.is_real() {
         clock::state().ok()
     } else {
@@ -55,12 +56,12 @@ fn kernel(root: &Root) -> Finding {
     if version < MIN_LINUX {
         finding
             .read(Verdict::Bad, text)
-            .why("daq requires 3.2 or newer")
+            .why("daq requires Linux 3.2 or newer")
             .fix(fix)
     } else if version < UDP_GRO_LINUX {
         finding
             .read(Verdict::Warn, text)
-            .why("Linux before 5.0 cannot coalesce UDP packets (UDP_GRO): receiving costs about three times as much CPU time")
+            .why("Linux before 5.0 cannot coalesce UDP packets (UDP_GRO), so receiving costs about three times as much CPU time")
             .fix(fix)
     } else {
         finding.read(Verdict::Ok, text)
@@ -71,18 +72,18 @@ fn io_uring(root: &Root) -> Finding {
     let finding = Finding::new(GROUP, "io_uring", URING);
     let fix = "sudo sysctl -w kernel.io_uring_disabled=0";
     // No sink uses io_uring, so this is not a warning.
-    let why = "not needed: files are written with direct I/O";
+    let why = "not needed, because daq writes files with direct I/O";
     match root.value::<u8>(URING) {
         Some(0) => finding.read(Verdict::Ok, "allowed"),
         Some(1) => finding
-            .read(Verdict::Ok, "for privileged processes only")
+            .read(Verdict::Ok, "allowed for privileged processes only")
             .why(why)
             .fix(fix),
         Some(_) => finding.read(Verdict::Ok, "forbidden").why(why).fix(fix),
         None => match release(root) {
             Some((version, _)) if version < URING_SETTING => finding
                 .read(Verdict::Ok, "allowed")
-                .why("this Linux has no setting to disable it"),
+                .why("this Linux has no setting to disable io_uring"),
             _ => finding,
         },
     }
@@ -99,16 +100,16 @@ fn files(root: &Root) -> Finding {
     } else {
         soft.parse().ok()
     };
-    let fix = "ulimit -n 65536  # this shell; LimitNOFILE=65536 in a unit";
+    let fix = "ulimit -n 65536  # for this shell; LimitNOFILE=65536 in a systemd unit";
     match count {
         None => finding,
         Some(..MIN_FILES) => finding
             .read(Verdict::Bad, soft)
-            .why("one source and one sink need more")
+            .why("one source and one sink need more open files than this limit")
             .fix(fix),
         Some(..RECOMMENDED_FILES) => finding
             .read(Verdict::Warn, soft)
-            .why("may not suffice for many sources and sinks")
+            .why("this limit may be too low for many sources and sinks")
             .fix(fix),
         Some(_) => finding.read(Verdict::Ok, soft),
     }
@@ -123,14 +124,14 @@ fn synchronised(clock: Option<ClockState>) -> Finding {
     if !state.synchronised {
         return finding
             .read(Verdict::Warn, "not synchronised")
-            .why("timestamps are as inaccurate as the clock")
+            .why("the clock is not synchronised, so all timestamps have the error of the clock")
             .fix("sudo apt install chrony && sudo systemctl enable --now chrony");
     }
     let read = format!("synchronised within {error}");
     match state.tai_offset {
         0 => finding
             .read(Verdict::Ok, read)
-            .why("the TAI − UTC offset of Linux is not set: timestamps are UTC"),
+            .why("the TAI − UTC offset of Linux is not set, so timestamps are in UTC"),
         offset => finding.read(Verdict::Ok, format!("{read}, TAI − UTC {offset} s")),
     }
 }
@@ -142,7 +143,7 @@ fn clocksource(root: &Root) -> Finding {
         Some(name) if matches!(name.as_str(), "hpet" | "acpi_pm" | "jiffies" | "refined-jiffies" | "pit") => finding
             .read(Verdict::Warn, name)
             .why("every timestamp requires a slow system call")
-            .fix(format!("echo tsc | sudo tee {CLOCKSOURCE}  # `sudo dmesg | grep -i tsc` shows why it was not chosen")),
+            .fix(format!("echo tsc | sudo tee {CLOCKSOURCE}  # `sudo dmesg | grep -i tsc` shows why Linux did not choose tsc")),
         Some(name) => finding.read(Verdict::Ok, name),
     }
 }
@@ -155,8 +156,7 @@ fn container(root: &Root) -> Finding {
         ("libpod", "Podman"),
         ("lxc", "LXC"),
     ];
-    let why =
-        "kernel settings are the host's; devices, cores and the memlock limit must be passed in";
+    let why = "Linux settings are those of the host; pass devices, cores and the memlock limit to the container";
     let fix = "docker run --ulimit memlock=-1 --network host --device /dev/…";
     let found = |name: &str, from: &str| {
         Finding::new(GROUP, "container", from)
@@ -209,7 +209,7 @@ mod tests {
     fn io_uring_disabled_is_reported() {
         for (value, read) in [
             ("0", "allowed"),
-            ("1", "for privileged processes only"),
+            ("1", "allowed for privileged processes only"),
             ("2", "forbidden"),
         ] {
             let found = io_uring(&machine(&[(URING, value)]).1);

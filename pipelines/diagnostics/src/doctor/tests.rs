@@ -1,4 +1,4 @@
-//! The findings as a whole.
+//! Tests the findings as a whole.
 
 use super::root::tests::machine;
 use super::*;
@@ -38,11 +38,11 @@ fn doctor_on_this_machine_does_not_fail() {
         let must_fix = finding.verdict >= Verdict::Warn;
         assert!(
             !must_fix || finding.fix.is_some(),
-            "no command in {finding:?}"
+            "the command is missing in {finding:?}"
         );
         assert!(
             !must_fix || finding.why.is_some(),
-            "no reason in {finding:?}"
+            "the reason is missing in {finding:?}"
         );
     }
 }
@@ -77,7 +77,7 @@ fn finding_line_has_all_parts() {
         warn  rmem_max  4 MiB  (/proc/sys/net/core/rmem_max)  too small  fix: sudo sysctl -w net.core.rmem_max=67108864\n  \
         ok    swap      4 MiB  (/proc/sys/net/core/rmem_max)  optional: sudo swapoff -a\n\n\
         1 warning: daq runs, but slower or with less margin before it loses packets.\n\
-        sysctl -w changes a value until the next boot; to keep it, add it to /etc/sysctl.d/90-daq.conf.\n";
+        sysctl -w changes a value until the next boot; to keep the value, add it to /etc/sysctl.d/90-daq.conf.\n";
     assert_eq!(text, expected);
 }
 

@@ -1,11 +1,11 @@
-//! Checks that bytes arrive and that neighbouring bytes do not change.
+//! Checks that copied bytes arrive and that the bytes next to them do not change.
 
 use super::target::Target;
 use super::{Verdict, expect};
 
-/// Offsets at which copies begin.
+/// Offsets in bytes at which copies begin.
 const OFFSETS: [usize; 11] = [0, 1, 2, 3, 4, 5, 6, 7, 11, 129, 1023];
-/// Lengths of the copies.
+/// Lengths of the copies in bytes.
 const SIZES: [usize; 21] = [
     1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000, 4095, 4097, 70_001,
 ];
@@ -22,7 +22,7 @@ pub(super) fn random(seed: u64, bytes: usize) -> Vec<u8> {
     words.flatten().take(bytes).collect()
 }
 
-/// Fails unless the bytes equal those that were sent; `what` names the place.
+/// Returns an error unless `found` equals `expected`. `what` describes the copy in the error.
 pub(super) fn same(
     expected: &[u8],
     found: &[u8],
@@ -47,7 +47,7 @@ pub(super) fn data(target: &Target) -> Result<(), Verdict> {
     let mut seed = 0;
     for offset in OFFSETS {
         for bytes in SIZES {
-            let at = || format!("{bytes} bytes at {offset}");
+            let at = || format!("{bytes} bytes at offset {offset}");
             seed += 1;
             let sent = random(seed, bytes);
             mapped.copy_to(offset, &sent)?;
@@ -78,7 +78,7 @@ pub(super) fn edges(target: &Target) -> Result<(), Verdict> {
     let mut all = random(0, ROOM);
     target.transfer.write(&mapped, 0, &all)?;
     let mut seed = 0;
-    // In the middle, at the start, and at the end.
+    // Copies in the middle, at the start and at the end of the memory.
     let ends = |bytes: usize| [4096, 0, ROOM - 1023 - bytes];
     for offset in OFFSETS {
         for bytes in SIZES.into_iter().filter(|bytes| *bytes < ROOM / 2) {

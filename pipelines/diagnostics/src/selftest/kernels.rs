@@ -1,4 +1,4 @@
-//! Checks what a kernel reads of the CPU's stores.
+//! Checks that a kernel reads the bytes that the CPU has stored.
 
 use super::bytes::{random, same};
 use super::target::Target;
@@ -7,12 +7,12 @@ use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::{Argument, Memory};
 use std::sync::Arc;
 
-/// Offset of the first frame, after the doorbell.
+/// Offset of the first frame in bytes. The doorbell is stored before the first frame.
 const FRAMES: usize = 4096;
 
-/// Frames that a kernel reads from slots in mapped memory and copies to separate places.
+/// Frames that a kernel reads from slots in mapped memory and copies to an output buffer.
 struct Stretch {
-    /// Offset of the first slot after [`FRAMES`].
+    /// Offset of the first slot, counted from [`FRAMES`].
     offset: usize,
     bytes: usize,
     stride: usize,
@@ -21,7 +21,7 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// Stores the frames as slots become free, and compares the kernel's copies.
+    /// Stores the frames as slots become free, then compares the kernel's copies.
     fn run(&self, target: &Target, mapped: &Arc<BarMapping>) -> Result<(), Verdict> {
         let device = target.method.device;
         let taken = Arc::new(Memory::new(device, self.frames * self.stride)?);
@@ -37,7 +37,7 @@ impl Stretch {
         let output = Some(taken.clone());
         let mut kernel = echo.start("daq_echo_frames", 128, mapped, &arguments, output)?;
         for frame in 0..self.frames {
-            // The credit for the slot's previous frame has been received.
+            // Wait until the credit for the previous frame in this slot has been received.
             if let Some(before) = (frame + 1).checked_sub(self.slots) {
                 kernel.wait(before as u64)?;
             }
@@ -95,7 +95,7 @@ pub(super) fn staging(target: &Target) -> Result<(), Verdict> {
 
 pub(super) fn word_order(target: &Target) -> Result<(), Verdict> {
     const TIMES: u64 = 20_000;
-    /// Number of words stored before the doorbell; more than the CPU's write-combining buffer holds.
+    /// Number of words stored before the doorbell. These words do not fit into the CPU's write-combining buffer.
     const WORDS: u64 = 96;
     let mapped = target.method.map(FRAMES + 4096)?;
     let wrong = Arc::new(Memory::new(target.method.device, 8)?);
@@ -108,7 +108,7 @@ pub(super) fn word_order(target: &Target) -> Result<(), Verdict> {
     let output = Some(wrong.clone());
     let mut kernel = echo.start("daq_echo_order", 96, &mapped, &arguments, output)?;
     for n in 1..=TIMES {
-        // The layout that daq_echo_order expects.
+        // The pattern that daq_echo_order expects.
         let first = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let words = (0..WORDS).map(|i| first.wrapping_add(i));
         let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();

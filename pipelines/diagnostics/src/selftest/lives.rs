@@ -1,4 +1,4 @@
-//! Checks the lifetime of mappings, and concurrent use.
+//! Checks the lifetime and the concurrent use of mappings.
 
 use super::bytes::{random, same};
 use super::target::{KEPT, Target};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 const BYTES: usize = 10_001;
 
-/// Stores bytes through one mapping and compares what CUDA reads through the same or another mapping.
+/// Stores bytes through the mapping `to`, and checks that CUDA reads the same bytes through the mapping `through`.
 fn arrives(
     target: &Target,
     seed: u64,
@@ -28,7 +28,7 @@ fn arrives(
 pub(super) fn two_mappings(target: &Target) -> Result<(), Verdict> {
     let (first, second) = (target.method.map(BYTES)?, target.method.map(BYTES)?);
     let (ours, theirs) = (random(1, BYTES), random(2, BYTES));
-    // Alternating, so that a mixed-up address is detected.
+    // The stores alternate between the mappings, so that mixed-up addresses are detected.
     for (at, (a, b)) in (0..)
         .step_by(777)
         .zip(ours.chunks(777).zip(theirs.chunks(777)))
@@ -51,7 +51,7 @@ pub(super) fn double_map(target: &Target) -> Result<(), Verdict> {
     let again = match first.again() {
         Ok(again) => again,
         Err(refusal) => {
-            // The remaining mapping stays valid.
+            // The first mapping must stay valid after a second one was rejected.
             arrives(target, 1, &first, &first)?;
             return Err(Verdict::Skipped(refusal.why));
         }
@@ -77,7 +77,7 @@ pub(super) fn use_after_free(target: &Target) -> Result<(), Verdict> {
             matches!(answer, Err(BarMappingError::Outside { .. })),
             || {
                 format!(
-                    "{bytes} bytes at {offset} of {all}: expected to be refused, got {answer:?}"
+                    "expected the access to {bytes} bytes at offset {offset} of {all} to be refused, got {answer:?}"
                 )
             },
         )?;
@@ -85,10 +85,12 @@ pub(super) fn use_after_free(target: &Target) -> Result<(), Verdict> {
     let bell = Doorbell::new(mapped.clone(), 0)?;
     let weak = Arc::downgrade(&mapped);
     drop(mapped);
-    // The doorbell keeps the memory alive.
+    // The doorbell must keep the memory alive.
     bell.ring(0x0102_0304_0506_0708)?;
     let held = weak.upgrade().ok_or_else(|| {
-        Verdict::Failed("expected a doorbell to keep its memory, got none".to_owned())
+        Verdict::Failed(
+            "expected a doorbell to keep its memory allocated, got freed memory".to_owned(),
+        )
     })?;
     let read = target.read(&held, 0, 8)?;
     same(&[8, 7, 6, 5, 4, 3, 2, 1], &read, || {
@@ -134,7 +136,7 @@ pub(super) fn fork(target: &Target) -> Result<(), Verdict> {
     arrives(target, 1, &mapped, &mapped)?;
     let child = child_uses(&mapped)?;
     expect(child == Child::Refused, || {
-        format!("expected every use in a child to be refused, got {child:?}")
+        format!("expected every use of the mapping in a child process to be refused, got {child:?}")
     })?;
     let read = target.read(&mapped, 0, BYTES)?;
     same(&random(1, BYTES), &read, || {
@@ -143,7 +145,7 @@ pub(super) fn fork(target: &Target) -> Result<(), Verdict> {
     arrives(target, 2, &mapped, &mapped)
 }
 
-/// Checks a device that was marked as lost.
+/// Checks the operations on a device that was marked as lost.
 pub(super) fn lost(target: &Target) -> Result<(), Verdict> {
     let mapped = &target.kept;
     let bell = Doorbell::new(mapped.clone(), 0)?;
@@ -158,6 +160,6 @@ pub(super) fn lost(target: &Target) -> Result<(), Verdict> {
         answers
             .iter()
             .all(|answer| matches!(answer, Err(BarMappingError::Lost { .. }))),
-        || format!("expected every use to be refused as lost, got {answers:?}"),
+        || format!("expected every use of the mapping to report the lost device, got {answers:?}"),
     )
 }

@@ -1,5 +1,5 @@
-//! `daq selftest gpu`: verifies that data that the CPU and a GPU store for each other arrives, with every backend of
-//! this machine; and `daq selftest rdma`.
+//! `daq selftest gpu` verifies that the CPU and a GPU can exchange data, with every backend of this machine. The module
+//! [`rdma`] contains `daq selftest rdma`.
 
 mod bytes;
 mod kernels;
@@ -22,22 +22,22 @@ use target::{Method, Target};
 /// Options of `daq selftest gpu`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// CUDA's index of the GPU.
+    /// CUDA device number of the GPU.
     pub device: u32,
     /// The backends to test.
     pub backends: Vec<Backend>,
-    /// Names of the checks to run; all if empty.
+    /// Names of the checks to run. An empty list runs all checks.
     pub checks: Vec<String>,
-    /// Timeout for a kernel to stop.
+    /// Maximum time for a kernel to stop.
     pub limit: Duration,
 }
 
-/// Why a check did not succeed.
+/// The reason why a check did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Expected and actual result.
+    /// The expected and the actual result.
     Failed(String),
-    /// Why the check does not apply.
+    /// The reason why the check does not apply.
     Skipped(String),
 }
 
@@ -60,7 +60,7 @@ failures!(
     std::io::Error
 );
 
-/// Fails unless `holds`; `what` returns the expected and actual result.
+/// Returns an error unless `holds` is true. `what` returns the expected and the actual result.
 fn expect(holds: bool, what: impl FnOnce() -> String) -> Result<(), Verdict> {
     if holds {
         return Ok(());
@@ -90,7 +90,7 @@ const CHECKS: [Check; 12] = [
     },
     Check {
         name: "small-buffers",
-        what: "many buffers of 1 B to 4 KiB work at the same time",
+        what: "many buffers of 1 B to 4 KiB can be mapped and used at the same time",
         run: bytes::small_buffers,
     },
     Check {
@@ -105,27 +105,27 @@ const CHECKS: [Check; 12] = [
     },
     Check {
         name: "use-after-free",
-        what: "accesses beyond the end fail; memory stays mapped until its last reference is dropped",
+        what: "accesses beyond the end of a mapping return an error; memory stays mapped until its last reference is dropped",
         run: lives::use_after_free,
     },
     Check {
         name: "concurrent-pinning",
-        what: "threads map, use and unmap concurrently",
+        what: "several threads can map, use and unmap GPU memory concurrently",
         run: lives::concurrent_pinning,
     },
     Check {
         name: "fork",
-        what: "a forked child gets an error, and the parent's stores still arrive",
+        what: "after fork, every use of the mapping in the child returns an error, and stores by the parent still reach GPU memory",
         run: lives::fork,
     },
     Check {
         name: "kernel-sees",
-        what: "a kernel reads data that was stored before its doorbell",
+        what: "a kernel reads the data that the CPU stored before the CPU rang the doorbell",
         run: kernels::kernel_sees,
     },
     Check {
         name: "word-order",
-        what: "data is visible whenever the doorbell is visible",
+        what: "whenever a kernel sees the doorbell, the kernel also sees the data that was stored before the doorbell",
         run: kernels::word_order,
     },
     Check {
@@ -135,24 +135,24 @@ const CHECKS: [Check; 12] = [
     },
     Check {
         name: "persistent-stop",
-        what: "a persistent kernel stops within the limit",
+        what: "a persistent kernel stops within the time limit",
         run: kernels::persistent_stop,
     },
 ];
 
-/// The check that ends the use of the device and therefore runs last.
+/// The check that makes the device unusable for this process. It runs after all other checks.
 const LOST: (&str, &str) = (
     "lost",
-    "after the device is marked as lost, every use returns an error",
+    "after the device is marked as lost, every use of a mapping returns an error",
 );
 
-/// Name and meaning of each check.
+/// Returns the name and the meaning of each check.
 pub fn list() -> Vec<(&'static str, &'static str)> {
     let checks = CHECKS.iter().map(|check| (check.name, check.what));
     checks.chain([LOST]).collect()
 }
 
-/// Runs the requested checks with every mapping method that works. If the check `lost` is among them, this process
+/// Runs the requested checks with every mapping method that works. If the check `lost` is requested, this process
 /// cannot use the device afterwards.
 ///
 /// # Errors
@@ -176,7 +176,7 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
             }
         }
     }
-    // Why the remaining checks do not apply.
+    // The reason why the remaining checks are skipped.
     let mut given_up: Option<String> = None;
     for target in &targets {
         for check in CHECKS.iter().filter(|check| is_wanted(check.name)) {
@@ -185,7 +185,7 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
                 None => run(|| (check.run)(target)),
             };
             report.add(target.method.entry(check.name, outcome));
-            // All later checks would fail for this reason.
+            // If the device hangs, all later checks would fail for this reason.
             if given_up.is_none() && device.is_hung() {
                 let Method {
                     backend, memory, ..
@@ -207,7 +207,7 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
 }
 
 fn run(check: impl FnOnce() -> Result<(), Verdict>) -> Outcome {
-    // A panic in one check does not affect the others.
+    // A panic in one check must not end the other checks.
     match catch_unwind(AssertUnwindSafe(check)) {
         Ok(Ok(())) => Outcome::Ok,
         Ok(Err(Verdict::Failed(why))) => Outcome::Failed(why),

@@ -1,4 +1,4 @@
-//! Results of the checks as text and as JSON.
+//! Formats the results of the checks as text and as JSON.
 
 use super::target::Memory;
 use daq_core::gpu::Backend;
@@ -11,9 +11,9 @@ use std::fmt;
 pub enum Outcome {
     /// The check succeeded.
     Ok,
-    /// Expected and actual result.
+    /// The expected and the actual result.
     Failed(String),
-    /// Why the check does not apply.
+    /// The reason why the check does not apply.
     Skipped(String),
 }
 
@@ -34,7 +34,7 @@ impl Outcome {
     }
 }
 
-/// Result of one check with one mapping method.
+/// The result of one check with one mapping method.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) check: &'static str,
@@ -43,7 +43,7 @@ pub(super) struct Entry {
     pub(super) outcome: Outcome,
 }
 
-/// All results.
+/// The results of all checks.
 #[derive(Clone, Debug)]
 pub struct Report {
     device: String,
@@ -62,7 +62,7 @@ impl Report {
         self.entries.push(entry);
     }
 
-    /// Whether a check failed.
+    /// Returns whether a check failed.
     pub fn has_failed(&self) -> bool {
         self.count("FAILED") > 0
     }
@@ -72,8 +72,8 @@ impl Report {
         entries.filter(|entry| entry.outcome.name() == name).count()
     }
 
-    /// The report as JSON: `device`, `results` with `check`, `backend`, `memory`, `outcome` and `detail` (null if the
-    /// check succeeded), and the counts `ok`, `failed` and `skipped`.
+    /// Returns the report as JSON: `device`, `results` with `check`, `backend`, `memory`, `outcome` and `detail` (null
+    /// if the check succeeded), and the counts `ok`, `failed` and `skipped`.
     pub fn json(&self) -> Value {
         let results = self.entries.iter().map(|entry| {
             json!({

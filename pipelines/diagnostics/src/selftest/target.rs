@@ -1,4 +1,4 @@
-//! One method to map GPU memory.
+//! Describes one method to map GPU memory.
 
 use super::Verdict;
 use super::report::{Entry, Outcome};
@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Size of each target's own mapping in bytes.
+/// Size in bytes of the mapping that each target keeps.
 pub(super) const KEPT: usize = 64 << 10;
 
 /// Kind of memory that is mapped.
@@ -26,7 +26,7 @@ pub(super) enum Memory {
 }
 
 impl Memory {
-    /// Kinds of memory that a backend can map.
+    /// Returns the kinds of memory that a backend can map.
     pub(super) const fn of(backend: Backend) -> &'static [Self] {
         match backend {
             Backend::Gdrapi | Backend::DmaBuf => &[Self::Plain, Self::Virtual],
@@ -49,7 +49,7 @@ impl fmt::Display for Memory {
     }
 }
 
-/// One mapping method.
+/// One method to map GPU memory: a backend and a kind of memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Method {
     pub(super) device: &'static Device,
@@ -67,7 +67,8 @@ impl Method {
             Memory::Virtual if !attributes.vmm => {
                 return Err(Refusal {
                     backend: self.backend,
-                    why: "the device has no virtual memory management".to_owned(),
+                    why: "the GPU or its driver does not support virtual memory management"
+                        .to_owned(),
                 });
             }
             Memory::Virtual => Backing::Mapped {
@@ -92,16 +93,16 @@ impl Method {
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) method: Method,
-    /// Created before the first check.
+    /// A mapping that is created before the first check and kept until the last check.
     pub(super) kept: Arc<BarMapping>,
     pub(super) transfer: Transfer,
     pub(super) echo: Echo,
-    /// Timeout for a kernel to stop.
+    /// Maximum time for a kernel to stop.
     pub(super) limit: Duration,
 }
 
 impl Target {
-    /// Creates the resources for the checks; returns the reason if the method does not work.
+    /// Creates the resources for the checks. If the method does not work, returns the reason.
     pub(super) fn new(method: Method, limit: Duration) -> Result<Self, String> {
         let kept = method.map(KEPT).map_err(|refusal| refusal.why)?;
         Ok(Self {
@@ -113,7 +114,7 @@ impl Target {
         })
     }
 
-    /// Reads bytes through CUDA.
+    /// Reads bytes of a mapping through CUDA.
     pub(super) fn read(
         &self,
         mapped: &BarMapping,

@@ -1,16 +1,16 @@
-//! What a child of this process may do with its BAR mappings.
+//! Tests whether a forked child of this process can use BAR mappings.
 
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError};
 use std::io;
 
-/// Result of a child that used a mapping.
+/// Result of a child that tried to use a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Child {
-    /// Every use was refused because the process is a fork.
+    /// Every use was rejected because the child is a forked process.
     Refused,
     /// A use succeeded, or failed for another reason.
     Allowed,
-    /// The child was ended by this signal.
+    /// The signal with this number ended the child.
     Signal(i32),
 }
 
@@ -18,9 +18,9 @@ pub(crate) enum Child {
 pub(crate) fn child_uses(mapped: &BarMapping) -> io::Result<Child> {
     const REFUSED: i32 = 0;
     const ALLOWED: i32 = 1;
-    // SAFETY: other threads may hold locks at the moment of the fork. The child takes no lock and allocates nothing: it
-    // calls the mapping, whose checks are a few loads and whose errors are numbers, and ends with `_exit`, which runs
-    // no exit handlers.
+    // SAFETY: other threads may hold locks at the time of the fork. The child takes no lock and allocates no memory. It
+    // calls the mapping, whose checks are a few loads and whose errors are numbers. It ends with `_exit`, which runs no
+    // exit handlers.
     let child = unsafe { libc::fork() };
     match child {
         -1 => Err(io::Error::last_os_error()),
@@ -33,13 +33,13 @@ pub(crate) fn child_uses(mapped: &BarMapping) -> io::Result<Child> {
                 && is_refused(mapped.copy_to(0, &[1]))
                 && is_refused(mapped.copy_from(0, &mut byte))
                 && is_refused(mapped.stores().map(|_| ()));
-            // SAFETY: ends the child.
+            // SAFETY: `_exit` has no preconditions; it ends the child.
             unsafe { libc::_exit(if is_all { REFUSED } else { ALLOWED }) }
         }
         child => {
             let mut status = 0;
             loop {
-                // SAFETY: waits for the child just created, with valid memory for the status.
+                // SAFETY: `child` is the child that was just created, and `status` is valid memory for the result.
                 let answer = unsafe { libc::waitpid(child, &raw mut status, 0) };
                 if answer == child {
                     break;

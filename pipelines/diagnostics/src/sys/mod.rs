@@ -1,4 +1,4 @@
-//! Foreign calls of this crate: one thin, documented function each.
+//! Foreign calls of this crate, one documented function each.
 
 pub(crate) mod clock;
 pub(crate) mod device_code;

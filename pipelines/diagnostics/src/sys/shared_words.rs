@@ -1,19 +1,19 @@
-//! Host or GPU memory that network cards read and write, accessed in words.
+//! Host or GPU memory that network cards read and write. The CPU accesses this memory in words of 8 bytes.
 
 use daq_core::gpu::driver::{CudaError, Device, Stream};
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Words copied from or to a GPU per step.
+/// Number of words that are copied from or to a GPU per step.
 const PIECE: usize = 128 << 10;
 const WORD: usize = size_of::<u64>();
 
-/// Memory whose words the CPU can read and write, in host or GPU memory.
+/// Memory on the host or on a GPU whose words the CPU can read and write.
 #[derive(Debug)]
 pub(crate) struct SharedWords {
     region: Arc<Region>,
-    /// Stream and pinned memory for copies from and to GPU memory.
+    /// CUDA stream and pinned memory for copies from and to GPU memory; `None` for host memory.
     copies: Option<(Stream, Arc<Region>)>,
 }
 
@@ -50,7 +50,7 @@ impl SharedWords {
     /// Stores `words` at word index `at`.
     ///
     /// # Panics
-    /// If they exceed the memory.
+    /// If the words exceed the memory.
     pub(crate) fn store(&self, at: usize, words: &[u64]) -> Result<(), CudaError> {
         self.check(at, words.len());
         let Some((stream, bounce)) = &self.copies else {
@@ -60,8 +60,10 @@ impl SharedWords {
         for (i, piece) in words.chunks(PIECE).enumerate() {
             store(bounce, 0, piece);
             let to = self.region.address().addr().get() + (at + i * PIECE) * WORD;
-            // SAFETY: the pinned memory has room for a piece and is used only here, between two waits for its stream.
-            // The target is inside the region, as just checked, and `self` keeps the region; no reference is made.
+            // SAFETY:
+            // - The pinned memory has room for a piece. It is used only here, between two waits for its stream.
+            // - The target is inside the region, as checked above, and `self` keeps the region. No reference to it
+            //   exists.
             unsafe {
                 stream.copy_in(to as u64, bounce.address().as_ptr(), piece.len() * WORD)?;
             }
@@ -73,7 +75,7 @@ impl SharedWords {
     /// Loads `count` words at word index `at`.
     ///
     /// # Panics
-    /// If they exceed the memory.
+    /// If the words exceed the memory.
     pub(crate) fn load(&self, at: usize, count: usize) -> Result<Vec<u64>, CudaError> {
         self.check(at, count);
         let Some((stream, bounce)) = &self.copies else {
@@ -83,7 +85,7 @@ impl SharedWords {
         while words.len() < count {
             let piece = (count - words.len()).min(PIECE);
             let from = self.region.address().addr().get() + (at + words.len()) * WORD;
-            // SAFETY: as in `store`, in the opposite direction.
+            // SAFETY: the same invariants hold as in `store`, with source and target exchanged.
             unsafe {
                 stream.copy_out(bounce.address().as_ptr(), from as u64, piece * WORD)?;
             }
@@ -97,7 +99,7 @@ impl SharedWords {
         let end = at.checked_add(count).and_then(|end| end.checked_mul(WORD));
         assert!(
             end.is_some_and(|end| end <= self.region.bytes()),
-            "{count} words at {at} of {} bytes",
+            "{count} words at word {at} exceed the region of {} bytes",
             self.region.bytes()
         );
     }
@@ -106,22 +108,24 @@ impl SharedWords {
 impl Drop for SharedWords {
     fn drop(&mut self) {
         if let Some((stream, _)) = &self.copies {
-            // After an error, copies may still be in flight.
+            // After an error, copies may still be in flight, so wait for them before the memory is freed.
             let _ = stream.synchronize();
         }
     }
 }
 
-/// Returns word `at` of host memory.
+/// Returns the word with index `at` of host memory.
 fn word(region: &Region, at: usize) -> &AtomicU64 {
     assert!(
         region.placement() == Placement::Host && (at + 1) * WORD <= region.bytes(),
-        "word {at} of {} bytes",
+        "word {at} is outside the host memory of {} bytes",
         region.bytes()
     );
-    // SAFETY: the word is inside host memory, as just checked, and aligned, because regions begin at pages; the region
-    // is borrowed as long as the result. Concurrent writers are a network card, or an emulated device that uses atomic
-    // or plain stores and whose completion is polled before these words are read.
+    // SAFETY:
+    // - The word is inside host memory, as checked above, and it is aligned, because regions begin at a page.
+    // - The region is borrowed for as long as the result.
+    // - Concurrent writers are a network card, or an emulated device that uses atomic or plain stores. Its completion
+    //   is polled before these words are read.
     unsafe { region.address().cast::<AtomicU64>().add(at).as_ref() }
 }
 
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "2 words at 511")]
+    #[should_panic(expected = "2 words at word 511")]
     fn shared_words_outside_are_rejected() {
         let shared = SharedWords::new(None, 4096).unwrap();
         let _ = shared.load(511, 2);

@@ -1,4 +1,4 @@
-//! CUDA copies of CPU-mapped memory: a second method to access the same bytes.
+//! Copies CPU-mapped memory with CUDA, as a second method to access the same bytes.
 
 use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::{CudaError, Device, Stream};
@@ -6,10 +6,10 @@ use daq_core::region::{HostOptions, Region, RegionError};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Bytes copied per step.
+/// Number of bytes that are copied per step.
 const PIECE: usize = 1 << 20;
 
-/// Copies mapped memory as the device sees it, through its own pinned memory.
+/// Copies bytes from and to mapped memory with the GPU, through a separate pinned buffer.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     stream: Stream,
@@ -26,7 +26,7 @@ impl Transfer {
         })
     }
 
-    /// Writes `from` at `offset` and waits.
+    /// Writes `from` to the mapped memory at `offset`, and waits until the copy is complete.
     ///
     /// # Panics
     /// If the range exceeds the memory.
@@ -39,9 +39,10 @@ impl Transfer {
         for (i, piece) in from.chunks(PIECE).enumerate() {
             let to = address(mapped, offset + i * PIECE, piece.len());
             let bounce = self.bounce.address();
-            // SAFETY: the region has room for a piece and is used only here, by the thread that owns the stream,
-            // between two waits for the stream. The target is inside the mapped memory, which the caller keeps; no
-            // reference is made to either.
+            // SAFETY:
+            // - The pinned region has room for a piece. Only the thread that owns the stream uses it, between two waits
+            //   for the stream.
+            // - The target is inside the mapped memory, which the caller keeps. No reference to either memory exists.
             unsafe {
                 bounce.copy_from_nonoverlapping(NonNull::from(piece).cast(), piece.len());
                 self.stream.copy_in(to, bounce.as_ptr(), piece.len())?;
@@ -51,7 +52,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Reads into `to` from `offset` and waits.
+    /// Reads the mapped memory at `offset` into `to`, and waits until the copy is complete.
     ///
     /// # Panics
     /// If the range exceeds the memory.
@@ -64,10 +65,10 @@ impl Transfer {
         for (i, piece) in to.chunks_mut(PIECE).enumerate() {
             let from = address(mapped, offset + i * PIECE, piece.len());
             let bounce = self.bounce.address();
-            // SAFETY: as in `write`, in the opposite direction.
+            // SAFETY: the same invariants hold as in `write`, with source and target exchanged.
             unsafe { self.stream.copy_out(bounce.as_ptr(), from, piece.len()) }?;
             self.stream.synchronize()?;
-            // SAFETY: the copy has ended, and the region has room for a piece.
+            // SAFETY: the copy is complete, and the pinned region has room for a piece.
             unsafe {
                 bounce.copy_to_nonoverlapping(NonNull::from(&mut *piece).cast(), piece.len());
             }
@@ -78,7 +79,7 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        // After an error, copies may still be in flight.
+        // After an error, copies may still be in flight, so wait for them before the memory is freed.
         let _ = self.stream.synchronize();
     }
 }
@@ -87,7 +88,7 @@ fn address(mapped: &BarMapping, offset: usize, bytes: usize) -> u64 {
     let end = offset.checked_add(bytes);
     assert!(
         end.is_some_and(|end| end <= mapped.bytes()),
-        "{bytes} bytes at {offset} of {}",
+        "{bytes} bytes at offset {offset} exceed the mapping of {} bytes",
         mapped.bytes()
     );
     mapped.address() + offset as u64

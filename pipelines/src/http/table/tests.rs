@@ -1,4 +1,4 @@
-//! Every metric is described once and well.
+//! Checks that every metric is described exactly once and completely.
 
 use super::*;
 use daq_core::ledger::Cause;
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 #[test]
 fn metric_names_follow_prometheus_convention() {
     let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
-    assert_eq!(names.len(), METRICS.len(), "a name stands twice");
+    assert_eq!(names.len(), METRICS.len(), "a metric name occurs twice");
     for metric in METRICS {
         let counter = metric.kind == Kind::Counter;
         assert_eq!(metric.name.ends_with("_total"), counter, "{}", metric.name);

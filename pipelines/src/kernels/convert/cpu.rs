@@ -1,4 +1,4 @@
-//! The CPU side of `convert`.
+//! The CPU implementation of `convert`.
 
 use super::super::account::Account;
 use super::super::samples::{Number, Walk, with_number};
@@ -8,7 +8,8 @@ use daq_core::layout::{Layout, Order};
 use daq_core::ring::{Lease, SlotsMut};
 use std::marker::PhantomData;
 
-/// Number of samples per channel that are reordered together, so that their output stays in the L1 cache.
+/// Number of samples per channel that are reordered together. This number is small enough that the output of these
+/// samples stays in the L1 cache.
 const TILE: usize = 512;
 
 pub(super) fn build(input: &Layout, output: &Layout, factor: f64, offset: f64) -> Box<dyn Kernel> {
@@ -31,12 +32,12 @@ struct Shape {
     output_bytes: usize,
     points: usize,
     channels: usize,
-    /// Access patterns of input and output, if the order changes.
+    /// Location of the input's samples and order of the output; `None` if the order does not change.
     reordered: Option<(Walk, Order)>,
     complex: bool,
 }
 
-/// `y = x * factor + offset`.
+/// The conversion `y = x * factor + offset`.
 #[derive(Clone, Copy, Debug)]
 struct Line {
     factor: f64,
@@ -44,7 +45,7 @@ struct Line {
 }
 
 impl Line {
-    /// Returns the function that converts one number, chosen once per frame.
+    /// Returns the function that converts one number. Called once per frame.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
@@ -123,8 +124,8 @@ fn straight<N: Number>(numbers: &[N::Raw], target: &mut [[u8; 4]], line: Line) {
     }
 }
 
-/// Converts sample by sample into the other order, in tiles of points, so that cache lines read once are used for every
-/// channel.
+/// Converts all samples and changes their order. Works in tiles of points, so that each cache line is read once and
+/// used for every channel.
 fn reorder<S: Copy, T: Copy>(
     source: &[S],
     target: &mut [T],

@@ -1,4 +1,4 @@
-//! The CUDA side of `convert`.
+//! The CUDA implementation of `convert`.
 
 use super::super::account::Account;
 use super::super::device::{self, code_of, promise, ring, slots, small};
@@ -8,9 +8,9 @@ use daq_core::layout::{Layout, Order};
 use daq_core::ring::{Lease, Slice, SlotsMut};
 
 const THREADS: u32 = 256;
-/// Number of numbers that a thread converts at a time.
+/// Number of values that a thread converts at a time.
 const WIDTH: usize = 4;
-/// Number of samples of a tile, and its maximum number of channels.
+/// Number of samples of a tile. The next constant is the maximum number of channels of a tile.
 const TILE: usize = 1024;
 const MAX_WIDE: usize = 32;
 /// Number of blocks per multiprocessor.
@@ -58,11 +58,11 @@ struct Converter {
     points: usize,
     channels: usize,
     parts: usize,
-    /// Order of the output, if it differs from the input's.
+    /// Order of the output, if it differs from the order of the input.
     reordered: Option<Order>,
     factor: f64,
     offset: f64,
-    /// Number of blocks that fill the device.
+    /// Number of blocks that are sufficient to keep the device busy.
     blocks: u32,
     function: Function,
     occupancy: f64,
@@ -103,7 +103,7 @@ impl Kernel for Converter {
 }
 
 impl Converter {
-    /// Converts frames that are adjacent in both rings.
+    /// Converts frames whose slots are contiguous in both rings.
     fn launch(
         &self,
         stream: &driver::Stream,
@@ -164,9 +164,9 @@ impl Converter {
             self.function.launch(stream, &grid, &arguments)?;
         } else {
             let numbers = self.points * self.channels * self.parts;
-            let most = small(numbers.div_ceil(THREADS as usize * WIDTH)).max(1);
+            let max = small(numbers.div_ceil(THREADS as usize * WIDTH)).max(1);
             let grid = Grid {
-                blocks: [most.min(self.blocks.div_ceil(across)), across, 1],
+                blocks: [max.min(self.blocks.div_ceil(across)), across, 1],
                 ..Grid::line(1, THREADS)
             };
             let arguments = [

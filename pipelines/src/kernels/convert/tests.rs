@@ -14,7 +14,7 @@ fn samples(scalar: Scalar, complex: bool, channels: u32, order: Order) -> Sample
     }
 }
 
-/// The definition, in float64 and one number at a time.
+/// Computes the expected output from the definition, in float64 and one number at a time.
 fn expected(bytes: &[u8], scalar: Scalar, factor: f64, offset: f64) -> Vec<f64> {
     let number = |raw: &[u8]| match scalar {
         Scalar::Int8 => f64::from(i8::from_le_bytes(raw.try_into().unwrap())),

@@ -2,13 +2,14 @@ use daq_core::gpu::driver::{Compiler, Source, Target};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The compiler for the PTX: drivers from 525 on can read its output, for GPUs from Volta on.
+/// Version of the compiler that generates the PTX. Drivers of version 525 and newer can load this PTX for Volta GPUs
+/// and newer.
 const VERSION: (i32, i32) = (12, 0);
 const TARGET: Target = Target::Ptx(7, 0);
 const OPTIONS: [&str; 1] = ["--std=c++17"];
 
 const HEADERS: [(&str, &str); 1] = [("samples.cuh", include_str!("../samples.cuh"))];
-/// Name, text and PTX.
+/// Name, source text and committed PTX of each file.
 const SOURCES: [(&str, &str, &[u8]); 5] = [
     ("convert", include_str!("../convert.cu"), super::CONVERT.ptx),
     (
@@ -29,7 +30,7 @@ const SOURCES: [(&str, &str, &[u8]); 5] = [
     ),
 ];
 
-/// The compiler in the tests' Python environment.
+/// Returns the path of the compiler in the tests' Python environment.
 fn in_python() -> Option<PathBuf> {
     let python = PathBuf::from(std::env::var_os("DAQ_TEST_PYTHON")?);
     let libraries = python.parent()?.parent()?.join("lib");
@@ -52,7 +53,7 @@ fn generated_code_is_current() {
     {
         // The library is searched once per process, so the test runs again in a child with DAQ_NVRTC set.
         let name = concat!(module_path!(), "::generated_code_is_current");
-        // Tests are named without their crate.
+        // The test harness names tests without the name of their crate.
         let (_, name) = name.split_once("::").unwrap();
         let status = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--nocapture"])
@@ -67,7 +68,7 @@ fn generated_code_is_current() {
         Ok(compiler) => {
             let ((major, minor), (wanted, point)) = (compiler.version(), VERSION);
             eprintln!(
-                "skipped: libnvrtc is {major}.{minor}, the code was made with {wanted}.{point}"
+                "skipped: this is libnvrtc {major}.{minor}, but the PTX files were compiled with {wanted}.{point}"
             );
             return;
         }
@@ -95,7 +96,7 @@ fn generated_code_is_current() {
         } else {
             assert!(
                 made == committed,
-                "{name}.ptx is not what {file} compiles to: run the tests once with DAQ_UPDATE=1"
+                "{name}.ptx does not match {file}; run the tests once with DAQ_UPDATE=1"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! The user's code on its device: loads it, checks it against the configuration and sets its parameters.
+//! Loads the user's code on its device, checks it against the configuration and sets its parameters.
 
 use super::FileKernel;
 use super::params::{Member, refused};
@@ -7,16 +7,16 @@ use daq_core::gpu::driver::{Device, Function, Grid, Module};
 use daq_core::kernel::{KernelContext, KernelError, KernelSpec};
 use daq_core::layout::Layout;
 
-/// The header's version, and the variable in which code stores the version it was compiled with.
+/// Name of the variable that stores the header version with which code was compiled, and the current header version.
 const HEADER_VERSION: (&str, u32) = ("daq_header", 1);
-/// Dynamic shared memory that every kernel may use without a request.
+/// Dynamic shared memory in bytes that every kernel may use without requesting more.
 const DEFAULT_SHARED: u32 = 48 << 10;
 
 /// User code, ready to be launched.
 pub(super) struct Code {
     pub(super) device: &'static Device,
     pub(super) function: Function,
-    /// Blocks of one frame.
+    /// The blocks of one frame.
     pub(super) grid: Grid,
     pub(super) occupancy: f64,
     pub(super) input: Shape,
@@ -42,7 +42,7 @@ impl From<&Layout> for Shape {
 }
 
 impl Code {
-    /// Loads `image`; its kernel is called `entry` unless the configuration sets another name.
+    /// Loads `image`. The kernel in the image is called `entry`, unless the configuration sets another name.
     pub(super) fn load(
         keys: &FileKernel,
         context: &KernelContext,
@@ -57,7 +57,7 @@ impl Code {
         let module = device_code::user_code(device, file, image).map_err(|error| {
             let (major, minor) = device.attributes().capability;
             match error.code {
-                // The image has an unknown format, another architecture or invalid PTX.
+                // CUDA error codes: invalid image, no binary for this GPU, invalid PTX.
                 200 | 209 | 218 => KernelError::Refused(format!(
                     "{error}; compile {file} for this GPU: nvcc -cubin -arch=sm_{major}{minor}"
                 )),
@@ -101,7 +101,7 @@ impl Code {
     }
 }
 
-/// Sets the parameters of the configuration.
+/// Sets the parameters from the configuration.
 fn set_params(keys: &FileKernel, module: &Module) -> Result<(), KernelError> {
     if keys.params.is_empty() {
         return Ok(());
@@ -121,8 +121,8 @@ fn set_params(keys: &FileKernel, module: &Module) -> Result<(), KernelError> {
         };
         let Some(member) = Member::read(&bytes) else {
             return Err(KernelError::Refused(format!(
-                "`params.{key}`: member `{key}` of `struct Params` in {file} has an unsupported type; make it a \
-                 number, a boolean or an array of one dimension"
+                "`params.{key}`: member `{key}` of `struct Params` in {file} has an unsupported type; change the member \
+                 to a number, a boolean or a one-dimensional array of them"
             )));
         };
         member
@@ -133,7 +133,7 @@ fn set_params(keys: &FileKernel, module: &Module) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Rejects a grid that the device or the code does not support.
+/// Checks that the device and the code support this number of blocks and threads.
 fn fit(
     keys: &FileKernel,
     device: &Device,
@@ -141,19 +141,19 @@ fn fit(
     grid: &Grid,
 ) -> Result<(), KernelError> {
     let file = &keys.file;
-    let most = function.max_threads()?;
-    if keys.threads > most {
+    let max = function.max_threads()?;
+    if keys.threads > max {
         return Err(KernelError::Refused(format!(
-            "`threads` = {}: {file} supports at most {most} threads per block on {}; write at most {}",
+            "`threads` = {}: {file} supports at most {max} threads per block on {}; write at most {}",
             keys.threads,
             device.name(),
-            most / super::WARP * super::WARP
+            max / super::WARP * super::WARP
         )));
     }
-    let most = u32::try_from(device.attributes().max_shared).unwrap_or(0);
-    if grid.shared > most {
+    let max = u32::try_from(device.attributes().max_shared).unwrap_or(0);
+    if grid.shared > max {
         return Err(KernelError::Refused(format!(
-            "`shared` = {} bytes: the maximum per block is {most} on {}; reduce it",
+            "`shared` = {} bytes: the maximum per block is {max} on {}; reduce `shared`",
             grid.shared,
             device.name()
         )));

@@ -1,4 +1,4 @@
-//! Description of output frames.
+//! Describes output frames.
 
 use daq_core::config::Problem;
 use daq_core::layout::{Axis, Layout, Order, Scalar};
@@ -6,7 +6,7 @@ use daq_core::units::Frequency;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Axis of an output's points.
+/// Axis of the output's points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AxisKey {
@@ -25,9 +25,9 @@ pub struct FrameKeys {
     pub scalar: Option<Scalar>,
     /// Whether numbers are pairs of real and imaginary part.
     pub complex: Option<bool>,
-    /// Channels in the frame, at least 1.
+    /// Number of channels in the frame, at least 1.
     pub channels: Option<u32>,
-    /// Points of each channel in one frame, at least 1.
+    /// Number of points of each channel in one frame, at least 1.
     pub points: Option<usize>,
     /// Order of the channels' points, `"interleaved"` or `"planar"`.
     pub order: Option<Order>,
@@ -40,7 +40,7 @@ pub struct FrameKeys {
     pub start: Option<Frequency>,
     /// Frequency step between points, for points over frequency.
     pub step: Option<Frequency>,
-    /// Names of the points, one each, for points with different meanings.
+    /// Names of the points, one name per point, for points with different meanings.
     pub fields: Option<Vec<String>>,
 }
 
@@ -49,19 +49,19 @@ impl FrameKeys {
     pub(super) fn check(&self) -> Result<(), Problem> {
         let none = |key: &str, what: &str| {
             Err(
-                Problem::at(key, format!("a frame needs at least one of {what}"))
+                Problem::at(key, format!("a frame must have at least one {what}"))
                     .help("write at least 1, or remove the key to use the input's value"),
             )
         };
         if self.channels == Some(0) {
-            return none("frame.channels", "channels");
+            return none("frame.channels", "channel");
         }
         if self.points == Some(0) {
-            return none("frame.points", "points");
+            return none("frame.points", "point");
         }
         if let Some(fields) = &self.fields {
             if fields.is_empty() {
-                return none("frame.fields", "values");
+                return none("frame.fields", "value");
             }
             if let Some(points) = self.points
                 && points != fields.len()
@@ -76,26 +76,33 @@ impl FrameKeys {
                 .help("remove `points`; each name is one point"));
             }
         }
-        // Only keys of one axis are allowed.
+        // Only the keys of one axis are allowed.
         let (rate, start, step) = (
             self.rate.is_some(),
             self.start.is_some(),
             self.step.is_some(),
         );
-        let over = |axis| self.axis.is_none_or(|said| said == axis);
+        let over = |axis| self.axis.is_none_or(|given| given == axis);
         let clash = if self.fields.is_some() && (self.axis.is_some() || rate || start || step) {
-            Some(("frame.fields", "named values have no axis"))
+            Some((
+                "frame.fields",
+                "`fields` cannot be combined with `axis`, `rate`, `start` or `step`",
+            ))
         } else if rate && (start || step || !over(AxisKey::Time)) {
-            Some(("frame.rate", "`rate` requires points over time"))
+            Some((
+                "frame.rate",
+                "`rate` requires axis = \"time\", without `start` and `step`",
+            ))
         } else if (start || step) && !over(AxisKey::Frequency) {
             let key = if start { "frame.start" } else { "frame.step" };
-            Some((key, "this key requires points over frequency"))
+            Some((key, "`start` and `step` require axis = \"frequency\""))
         } else {
             None
         };
         match clash {
             Some((key, why)) => Err(Problem::at(key, why).help(
-                "write either `rate`, or `start` and `step`, or `fields`, with the matching `axis`",
+                "write either `rate` (axis = \"time\"), or `start` and `step` (axis = \"frequency\"), or `fields` \
+                 (without `axis`)",
             )),
             None => Ok(()),
         }
@@ -119,7 +126,7 @@ impl FrameKeys {
             frame_rate: input.frame_rate,
         };
         let point = layout.sample_bytes() as u64 * u64::from(layout.channels);
-        // A ring's slots are contiguous in memory with 63-bit addresses.
+        // Larger frames are rejected, because the slots of a ring must be contiguous in a 63-bit address space.
         if point
             .checked_mul(points as u64)
             .is_none_or(|bytes| bytes > 1 << 40)
@@ -144,7 +151,7 @@ impl FrameKeys {
         } else {
             self.axis
         };
-        // The number of points in the frames of one second.
+        // Keeps the number of points per second that the frame rate gives.
         let rate = || {
             let same = points == input.points;
             let follows = input.frame_rate.map(|frames| frames * points as f64);
@@ -157,14 +164,14 @@ impl FrameKeys {
             (None, Axis::Fields(names)) if names.len() != points => Err(Problem::at(
                 "frame.points",
                 format!(
-                    "the names of the input's {} points do not apply to {points} points",
+                    "the input has names for {} points, but the output has {points} points",
                     names.len()
                 ),
             )
-            .help("set their names in `fields`, or their axis in `axis`")),
+            .help("set the names of the output's points in `fields`, or the axis of these points in `axis`")),
             (None, Axis::Fields(names)) => Ok(Axis::Fields(names.clone())),
             (None, axis @ Axis::Frequency { .. }) if points == input.points => Ok(axis.clone()),
-            // The positions of the new points are unknown.
+            // The frequencies of the new points are unknown.
             (Some(AxisKey::Frequency), _) | (None, Axis::Frequency { .. }) => Ok(Axis::Frequency {
                 start: self.start.map(|start| start.0),
                 step: self.step.map(|step| step.0),

@@ -10,19 +10,20 @@ use daq_core::kernel::{Kernel, KernelContext, KernelError, Stream, Submitted};
 use daq_core::region::RegionError;
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 
-/// Number of record tables; more than the bursts in flight, so that no table is overwritten while it is read.
+/// Number of record tables. It is larger than the number of bursts in flight, so that no table is overwritten while the
+/// GPU reads the table.
 const TABLES: usize = 16;
 /// Default name of the kernel.
 pub(super) const ENTRY: &str = "daq_burst";
 
-/// User code that is launched.
+/// User code that is launched for each burst.
 pub(super) struct FileCode {
     code: Code,
-    /// Tables of `burst` records each.
+    /// The record tables, each with `burst` records.
     records: Pinned,
-    /// One record.
+    /// Buffer for one record.
     record: Vec<u64>,
-    /// Table of the next burst.
+    /// Index of the table for the next burst.
     turn: usize,
     burst: usize,
 }
@@ -35,7 +36,7 @@ impl FileCode {
         image: &[u8],
     ) -> Result<Self, KernelError> {
         let code = Code::load(keys, context, device, image, ENTRY)?;
-        let words = record::words(context.places);
+        let words = record::words(context.packets_per_frame);
         let burst = context.burst.max(1);
         let records = Pinned::new(device, TABLES * burst * words).map_err(|error| match error {
             RegionError::Cuda(error) => KernelError::Cuda(error),
@@ -57,8 +58,8 @@ impl FileCode {
         Ok(())
     }
 
-    /// Launches the code for `frames` frames: input from frame `first` of the burst, output from the next slot;
-    /// `record` is the first frame's record.
+    /// Launches the code for `frames` frames. The input starts at frame `first` of the burst, the output at the next
+    /// output slot. `record` is the index of the first frame's record.
     fn launch(
         &self,
         (source, first): (&Slice, usize),
@@ -121,16 +122,19 @@ impl Kernel for FileCode {
         let source = gpu::slots(burst)?;
         let frames = burst.len();
         if frames > self.burst || frames > out.remaining() {
-            return Err(defect("a burst is longer than its announced maximum"));
+            return Err(defect(
+                "a burst has more frames than the announced maximum or than free output slots",
+            ));
         }
         if self.code.input.bytes > source.stride || self.code.output.bytes > out.slice().stride {
-            return Err(defect("frames are longer than slots"));
+            return Err(defect("a frame is larger than a slot of its ring"));
         }
         let table = self.turn * self.burst;
         self.turn = (self.turn + 1) % TABLES;
         let (mut next, mut failed) = (0, 0);
         while next < frames {
-            // Frames that are shorter than expected are skipped, because stale bytes follow their end.
+            // Frames that are shorter than expected are skipped, because their slots contain stale bytes after the end
+            // of the frame.
             let first = next;
             while next < frames {
                 let frame = burst.frame(next);
@@ -151,7 +155,7 @@ impl Kernel for FileCode {
             for i in first..next {
                 out.finish(FrameMeta {
                     length: self.code.output.bytes,
-                    places: 0,
+                    packets_per_frame: 0,
                     arrived: 0,
                     ..*burst.frame(i).meta()
                 });

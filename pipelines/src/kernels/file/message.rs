@@ -1,35 +1,35 @@
-//! Parses compiler messages and shows them with the user's lines.
+//! Parses compiler messages and shows them with the affected lines of the user's file.
 
 use super::unit::{HEADER_NAME, OURS, PARAMETER, Unit};
 use daq_core::config::{Diagnostic, Diagnostics, SourceMap, Span, nearest};
 
-/// Signature of the function that every file defines.
+/// Signature of the function that every kernel file defines.
 const SIGNATURE: &str =
     "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p)";
 
 /// One message of the compiler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Message {
-    /// The file; empty for the end of the text.
+    /// Name of the file; empty if the message refers to the end of the text.
     pub(super) file: String,
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub(super) line: usize,
-    /// Counted from 1, in bytes; `None` if the compiler does not report it.
+    /// Column in bytes, counted from 1; `None` if the compiler does not report it.
     pub(super) column: Option<usize>,
     pub(super) is_error: bool,
     pub(super) text: String,
-    /// Other places that the message refers to.
+    /// Other positions that the message refers to.
     pub(super) also: Vec<(String, usize)>,
 }
 
-/// Splits `FILE(LINE): REST`.
+/// Splits a line of the form `FILE(LINE): REST`.
 fn head(line: &str) -> Option<(&str, usize, &str)> {
     let (place, rest) = line.split_once("): ")?;
     let (file, number) = place.rsplit_once('(')?;
     Some((file, number.parse().ok()?, rest))
 }
 
-/// Returns the text after `error: `, `error #20: ` and similar prefixes, and whether it is an error.
+/// Returns the text after `error: `, `error #20: ` and similar prefixes, and whether the message is an error.
 fn severity(rest: &str) -> Option<(bool, &str)> {
     for (word, is_error) in [
         ("error", true),
@@ -48,7 +48,7 @@ fn severity(rest: &str) -> Option<(bool, &str)> {
     None
 }
 
-/// The place in a line about an instantiation: `… at line 12` or `… at line 12 of my.cu`.
+/// Returns the position in a line about an instantiation, such as `… at line 12` or `… at line 12 of my.cu`.
 fn place_in(line: &str, file: &str) -> Option<(String, usize)> {
     let (_, rest) = line.split_once("at line ")?;
     let digits = rest
@@ -84,7 +84,7 @@ pub(super) fn messages(log: &str) -> Vec<Message> {
                     ..Message::default()
                 });
             } else if let Some(last) = messages.last_mut() {
-                // A note, or a continuation with a place.
+                // A note, or a continuation line with a position.
                 if !rest.starts_with("note") {
                     last.text = format!("{} {rest}", last.text);
                 }
@@ -95,7 +95,7 @@ pub(super) fn messages(log: &str) -> Vec<Message> {
         let Some(last) = messages.last_mut() else {
             continue;
         };
-        // The source line and the caret below it, both indented by two spaces.
+        // The next two lines are the source line and the caret below it, both indented by two spaces.
         if let Some(under) = lines.peek()
             && under.trim() == "^"
         {
@@ -114,16 +114,16 @@ pub(super) fn messages(log: &str) -> Vec<Message> {
     messages
 }
 
-/// Errors in a compiler's log.
+/// Errors in a compiler log.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    /// Errors in the user's text; positions count from its start.
+    /// Errors in the user's text, with positions in that text.
     pub(super) text: Vec<Diagnostic>,
-    /// Errors of parameters, by their keys.
+    /// Errors in parameters, by the parameter's key.
     pub(super) params: Vec<(String, Diagnostic)>,
 }
 
-/// Returns all errors in the user's text and the parameters.
+/// Returns all errors in the user's text and in the parameters.
 pub(super) fn findings(unit: &Unit<'_>, log: &str) -> Findings {
     let mut messages = messages(log);
     messages.retain(|message| message.is_error);
@@ -175,15 +175,15 @@ pub(super) fn compile_error(unit: &Unit<'_>, log: &str) -> String {
     format!("{} has {count}\n\n{}", unit.name, rendered.trim_end())
 }
 
-/// Returns the diagnostic for an error in the user's text or in a file it includes.
+/// Returns the diagnostic for an error in the user's text or in a file that the text includes.
 fn theirs(unit: &Unit<'_>, message: &Message) -> Option<Diagnostic> {
     if message.file.is_empty() {
-        // The brace without a counterpart.
+        // Report the opening brace that is never closed.
         let (_, line) = message.also.iter().find(|(file, _)| file == unit.name)?;
-        return Some(
-            Diagnostic::error(&message.text)
-                .labelled(span(unit.text, *line, None, &message.text), "for this one"),
-        );
+        return Some(Diagnostic::error(&message.text).labelled(
+            span(unit.text, *line, None, &message.text),
+            "this is not closed",
+        ));
     }
     if message.file == unit.name {
         let span = span(unit.text, message.line, message.column, &message.text);
@@ -194,12 +194,12 @@ fn theirs(unit: &Unit<'_>, message: &Message) -> Option<Diagnostic> {
     }
     let text = format!("{} ({}:{})", message.text, message.file, message.line);
     let diagnostic = Diagnostic::error(text);
-    // An error in a header is caused by the line that uses the header.
+    // Report an error in a header at the user's line that uses the header.
     let user = message.also.iter().find(|(file, _)| file == unit.name);
     Some(match user {
         Some((_, line)) => diagnostic.labelled(span(unit.text, *line, None, ""), "used here"),
         None if message.file == HEADER_NAME => {
-            diagnostic.help("check whether `options` changes the meaning of the header")
+            diagnostic.help("check whether a macro in `options` changes the meaning of the header")
         }
         None => diagnostic,
     })
@@ -210,7 +210,7 @@ fn parameter(unit: &Unit<'_>, key: &str, message: &Message) -> Diagnostic {
     let file = unit.name;
     if message.text.contains("daq::NoParams") {
         return Diagnostic::error(format!("`params.{key}`: {file} has no `struct Params`")).help(
-            format!("add `struct Params {{ float {key} = 1; }};` to it, or remove `params`"),
+            format!("add `struct Params {{ float {key} = 1; }};` to the file, or remove `params`"),
         );
     }
     if message.text.contains("has no member") {
@@ -222,14 +222,14 @@ fn parameter(unit: &Unit<'_>, key: &str, message: &Message) -> Diagnostic {
         ))
         .help(match near {
             Some(near) => format!("did you mean `{near}`?"),
-            None => format!("add it to the struct, as in `float {key} = 1;`"),
+            None => format!("add the member to the struct, as in `float {key} = 1;`"),
         });
     }
     Diagnostic::error(format!(
         "`params.{key}`: member `{key}` of `struct Params` in {file} cannot be set: {}",
         message.text
     ))
-    .help("make it a public, non-static number, boolean or array of them")
+    .help("change the member to a public, non-static number, boolean or array of them")
 }
 
 /// Returns the diagnostic for an error in a line that daq added.
@@ -237,7 +237,7 @@ fn added(unit: &Unit<'_>, message: &Message) -> Diagnostic {
     let file = unit.name;
     let end = Span::new(unit.text.trim_end().len(), unit.text.trim_end().len());
     if message.file.is_empty() {
-        return Diagnostic::error(&message.text).labelled(end, "the end of the text");
+        return Diagnostic::error(&message.text).labelled(end, "the end of the file");
     }
     let says = |what: &str| message.text.contains(what);
     if says("on_frame") && (says("undefined") || says("has no")) {
@@ -246,7 +246,7 @@ fn added(unit: &Unit<'_>, message: &Message) -> Diagnostic {
     }
     if says("dynamic initialization") {
         return Diagnostic::error(format!(
-            "the defaults of `struct Params` in {file} are not constants"
+            "the default values of `struct Params` in {file} must be constants"
         ))
         .help("write numbers after `=`, and remove constructors");
     }
@@ -254,7 +254,7 @@ fn added(unit: &Unit<'_>, message: &Message) -> Diagnostic {
         return Diagnostic::error(format!(
             "`struct Params` in {file} is larger than the maximum of 60 KiB"
         ))
-        .help("make its arrays shorter; parameters are stored in constant memory");
+        .help("shorten the arrays of the struct; parameters are stored in constant memory");
     }
     let line = unit
         .text
@@ -272,7 +272,8 @@ fn added(unit: &Unit<'_>, message: &Message) -> Diagnostic {
     }
 }
 
-/// The span of a message at `line`: the word at `column`, else the text that the message quotes, else the line.
+/// Returns the span of a message at `line`: the word at `column`, otherwise the text that the message quotes, otherwise
+/// the line.
 fn span(text: &str, line: usize, column: Option<usize>, message: &str) -> Span {
     let mut start = 0;
     for _ in 1..line {
@@ -304,7 +305,7 @@ fn span(text: &str, line: usize, column: Option<usize>, message: &str) -> Span {
     Span::new(start + indent, start + whole.trim_end().len().max(indent))
 }
 
-/// The part of the text that most likely defines `struct Params`.
+/// Returns the part of the text that most likely defines `struct Params`.
 fn of_params(text: &str) -> &str {
     let from = text.find("struct Params").unwrap_or(0);
     let end = text[from..].find("};").map_or(text.len(), |end| from + end);

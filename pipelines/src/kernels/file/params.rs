@@ -8,9 +8,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Bytes of a member's description in the module, as defined in daq.cuh.
+/// Size in bytes of the description of one member in a module, as defined in daq.cuh.
 const MEMBER_BYTES: usize = 24;
-/// Maximum number of array values shown in messages.
+/// Maximum number of array values that messages show.
 const SHOWN: usize = 6;
 
 /// A parameter value in the configuration.
@@ -74,7 +74,7 @@ impl<'de> Deserialize<'de> for Value {
             }
 
             fn visit_str<E: de::Error>(self, value: &str) -> Result<Value, E> {
-                // NaN and infinity from environment variables and `--set` are strings.
+                // Environment variables and `--set` pass NaN and infinity as strings.
                 match value.parse::<f64>() {
                     Ok(number) if !number.is_finite() => Ok(Value::Float(number)),
                     _ => Err(E::invalid_type(de::Unexpected::Str(value), &self)),
@@ -110,7 +110,7 @@ impl JsonSchema for Value {
     }
 }
 
-/// Whether `name` is a valid C++ identifier.
+/// Returns whether `name` is a valid C++ identifier.
 pub(super) fn is_identifier(name: &str) -> bool {
     let mut letters = name.bytes();
     letters
@@ -119,7 +119,7 @@ pub(super) fn is_identifier(name: &str) -> bool {
         && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == b'_')
 }
 
-/// Checks everything that does not depend on the code.
+/// Checks that each key is a valid C++ member name and that no array contains an array. The user's code is not needed.
 pub(super) fn check(params: &BTreeMap<String, Value>) -> Result<(), Problem> {
     for (key, value) in params {
         if !is_identifier(key) {
@@ -144,7 +144,7 @@ pub(super) fn check(params: &BTreeMap<String, Value>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Returns the bytes of variable `name` in PTX text; `None` if it is missing or has another format.
+/// Returns the bytes of the variable `name` in PTX text; `None` if the variable is missing or has another format.
 pub(super) fn in_ptx(ptx: &str, name: &str) -> Option<Vec<u8>> {
     let (_, rest) = ptx.split_once(&format!(".b8 {name}["))?;
     let (size, rest) = rest.lines().next()?.split_once(']')?;
@@ -157,7 +157,7 @@ pub(super) fn in_ptx(ptx: &str, name: &str) -> Option<Vec<u8>> {
         .map(str::parse)
         .collect::<Result<Vec<u8>, _>>()
         .ok()?;
-    // Trailing zeros are omitted.
+    // PTX omits trailing zeros.
     (bytes.len() <= size).then(|| bytes.resize(size, 0))?;
     Some(bytes)
 }
@@ -175,15 +175,15 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Member {
     pub(super) offset: usize,
-    /// Bytes per number, 1 to 8.
+    /// Number of bytes per value, 1 to 8.
     pub(super) bytes: usize,
-    /// Length of an array; `None` if the member is not an array.
+    /// Number of elements of an array; `None` if the member is not an array.
     pub(super) count: Option<usize>,
     pub(super) kind: Kind,
 }
 
 impl Member {
-    /// Reads a description from a module; `None` if the type is not supported.
+    /// Reads the description of a member from a module; returns `None` if the member's type is not supported.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; MEMBER_BYTES] = bytes.first_chunk()?;
         let (offset, rest) = bytes.split_first_chunk()?;
@@ -213,12 +213,12 @@ impl Member {
         })
     }
 
-    /// Offset after its last byte.
+    /// Returns the offset after the member's last byte.
     pub(super) fn end(&self) -> usize {
         self.offset + self.bytes * self.count.unwrap_or(1)
     }
 
-    /// C++ name of the type of one number.
+    /// Returns the C++ name of the member's type, or of one element of an array.
     const fn type_name(&self) -> &'static str {
         match (self.kind, self.bytes) {
             (Kind::Boolean, _) => "bool",
@@ -235,14 +235,14 @@ impl Member {
         }
     }
 
-    /// Writes `value` to `image`, the bytes of the struct. On failure it returns the reason and a fix, and `image` may
+    /// Writes `value` to `image`, the bytes of the struct. On failure, returns the reason and a fix; `image` may then
     /// be partly changed.
     pub(super) fn set(&self, image: &mut [u8], value: &Value) -> Result<(), String> {
         let values = match (self.count, value) {
             (Some(count), Value::Array(values)) if values.len() == count => &values[..],
             (Some(count), Value::Array(values)) => {
                 return Err(format!(
-                    "the array has {} values; write {count}",
+                    "the array has {} values; write {count} values",
                     values.len()
                 ));
             }
@@ -275,7 +275,7 @@ impl Member {
         Ok(())
     }
 
-    /// Encodes one value; only the first `self.bytes` bytes are used.
+    /// Encodes one value. Only the first `self.bytes` bytes of the result are used.
     fn bytes_of(&self, value: &Value) -> Result<[u8; 8], String> {
         match (self.kind, value) {
             (Kind::Boolean, Value::Boolean(value)) => Ok(u64::from(*value).to_le_bytes()),
@@ -295,14 +295,14 @@ impl Member {
 
     fn integer(&self, value: i128) -> Result<[u8; 8], String> {
         let bits = 8 * self.bytes;
-        let (least, most) = if self.kind == Kind::Signed {
+        let (min, max) = if self.kind == Kind::Signed {
             (-(1_i128 << (bits - 1)), (1_i128 << (bits - 1)) - 1)
         } else {
             (0, (1_i128 << bits) - 1)
         };
-        if !(least..=most).contains(&value) {
+        if !(min..=max).contains(&value) {
             return Err(format!(
-                "the value is out of range; write {least} to {most}, or use a wider type for the member"
+                "the value is out of range; write {min} to {max}, or use a wider type for the member"
             ));
         }
         let mut low = [0; 8];
@@ -342,7 +342,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// Error message for parameter `key` of `file`.
+/// Returns the error message for parameter `key` of `file`.
 pub(super) fn refused(file: &str, key: &str, value: &Value, member: &Member, why: &str) -> String {
     format!(
         "`params.{key}` = {value}: member `{key}` of `struct Params` in {file} is {member}; {why}"

@@ -1,14 +1,14 @@
-//! A persistent user kernel: frames are submitted to it, and it returns credits.
+//! A persistent user kernel: the host submits frames, and the kernel returns credits.
 //!
 //! ```text
 //!   host:  record ─▶ fence ─▶ bell (frames submitted)         credits (frames done) ─▶ retire, publish
 //!                                │                               ▲
 //!   GPU:                      wait ──▶ on_frame ──▶ barrier ─────┘        by each block, for its own frames
 //! ```
-//! Frames are counted from the kernel's start. Frame `n` is in input slot `n + shift`, and its output goes to slot `n +
-//! shift` of the output ring. The shifts change only if frames are skipped, and only after all earlier frames are done.
-//! Records, doorbell and shifts are in GPU memory if the CPU can store there, and credits are in host memory, so that
-//! neither side polls over the bus.
+//! Frames are counted from the kernel's start. Frame `n` is in input slot `n + shift`, and its output is in output slot
+//! `n + shift`, with one shift per ring. The shifts change only if frames are skipped, and only after all earlier
+//! frames are done. Records, doorbell and shifts are in GPU memory if the CPU can store there. Credits are in host
+//! memory. So neither the host nor the GPU polls over the bus.
 
 use super::super::device as gpu;
 use super::FileKernel;
@@ -28,23 +28,24 @@ use daq_core::ring::{Completion, Lease, Slice, SlotsMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The kernel's name.
+/// Name of the kernel's entry point.
 const ENTRY: &str = "daq_persistent";
-/// Offset of the shifts from the doorbell in bytes, as in daq.cuh.
+/// Offset of the shifts from the doorbell in bytes, as defined in daq.cuh.
 const SHIFTS: usize = 64;
-/// Offset of the records in bytes.
+/// Offset of the records from the doorbell in bytes.
 const RECORDS: usize = 128;
-/// Alignment of records in words: each starts on its own cache line.
+/// Alignment of records in words, so that each record starts on its own cache line.
 const LINE_WORDS: usize = 8;
-/// Bits of the doorbell word that count frames; the following bits count changes of the shifts.
+/// Number of low bits of the doorbell word that count frames. The bits from this one up to [`STOP`] count how often the
+/// slot shifts of the rings changed.
 const POSTED_BITS: u32 = 48;
 /// Modulus of the count of shift changes.
 const GENERATIONS: u64 = 1 << 15;
 /// The bit of the doorbell word that stops the kernel.
 const STOP: u64 = 1 << 63;
-/// Timeout for the kernel to stop, or to finish work that must be done before it continues.
+/// Maximum time to wait until the kernel has stopped or has finished the submitted work.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Share of a GPU that persistent kernels may occupy without a warning.
+/// Maximum share of a GPU that persistent kernels may occupy without a warning.
 const WARN_SHARE: f64 = 0.75;
 
 /// A persistent user kernel.
@@ -52,7 +53,7 @@ pub(super) struct PersistentKernel {
     code: Code,
     concurrent_frames: u32,
     stream: driver::Stream,
-    /// Memory that the kernel reads: doorbell, shifts, records.
+    /// Memory that the kernel reads. It contains the doorbell, the shifts and the records.
     board: Arc<BarMapping>,
     bell: Doorbell,
     credits: Arc<Credits>,
@@ -64,23 +65,24 @@ pub(super) struct PersistentKernel {
     records: usize,
     /// Buffer for the records of one burst.
     scratch: Vec<u64>,
-    /// Doorbell that the device writing the input rings; `None` if only the host rings.
+    /// Doorbell that the device of the input rings after each frame that the device has written; `None` if only the
+    /// host rings the doorbell.
     rung: Option<DeviceDoorbell>,
     posted: u64,
     generation: u64,
-    /// Slots after those of the last submitted frame, where the kernel expects the next frame.
+    /// Input and output slot where the kernel expects the next frame.
     next: [usize; 2],
     running: Option<Running>,
 }
 
-/// A launched kernel.
+/// A launched persistent kernel.
 struct Running {
-    /// Event that marks the kernel's end.
+    /// Event on the stream that occurs when the kernel has ended.
     end: Arc<StreamEvent>,
     _stay: PersistentKernelGuard,
 }
 
-/// Records on the board.
+/// The records in the memory that the kernel reads.
 struct Records<'a> {
     /// Distance between records in words.
     words: usize,
@@ -91,7 +93,8 @@ struct Records<'a> {
 }
 
 impl Records<'_> {
-    /// Writes the records of `frames` frames starting at number `number`; `make` creates each.
+    /// Writes the records of `frames` frames starting at frame number `number`. `make` writes the content of each
+    /// record.
     fn write(
         &mut self,
         stores: &mut Stores<'_>,
@@ -118,12 +121,12 @@ impl Records<'_> {
     }
 }
 
-/// Returns the doorbell word.
+/// Returns the doorbell word for `posted` submitted frames.
 const fn word(posted: u64, generation: u64) -> u64 {
     posted | generation << POSTED_BITS
 }
 
-/// Wraps a slot index that exceeds the ring at most once.
+/// Wraps a slot index that is less than twice the number of slots.
 const fn around(ring: &Slice, slot: usize) -> usize {
     if slot < ring.slots {
         slot
@@ -163,23 +166,23 @@ impl PersistentKernel {
         let mut code = Code::load(keys, context, device, image, ENTRY)?;
         let concurrent_frames = keys.concurrent_frames.unwrap_or(1);
         if keys.blocks.is_none() {
-            // At most as many frames are submitted as there are slots.
-            let most = code.function.concurrent_blocks(&code.grid)? / concurrent_frames;
-            code.grid.blocks[0] = code.grid.blocks[0].min(most.max(1));
+            // The number of submitted frames never exceeds the number of slots.
+            let max = code.function.concurrent_blocks(&code.grid)? / concurrent_frames;
+            code.grid.blocks[0] = code.grid.blocks[0].min(max.max(1));
         }
         if code.input.bytes > context.slots.stride || code.output.bytes > context.output.stride {
-            return Err(defect("frames are longer than slots"));
+            return Err(defect("a frame is larger than a slot of its ring"));
         }
-        let record_words = record::words(context.places).next_multiple_of(LINE_WORDS);
-        // If a device rings, the records of frames that it will write are stored in addition to those of frames in
-        // flight.
+        let record_words = record::words(context.packets_per_frame).next_multiple_of(LINE_WORDS);
+        // If a device rings the doorbell, records are needed for frames that it will write, in addition to those for
+        // frames in flight.
         let rounds = if context.device_rings_doorbell { 2 } else { 1 };
         let records = (rounds * context.slots.slots.max(1)).next_power_of_two();
         let bytes = RECORDS + records * record_words * size_of::<u64>();
         let board = BarMapping::new(device, bytes, Writer::Doorbell, &context.backends)
             .map_err(|error| unmappable(&error))?;
         tracing::info!(
-            "kernel {}: doorbell by {}{}",
+            "kernel {}: backend {} maps the doorbell memory{}",
             context.name,
             board.backend(),
             board
@@ -213,7 +216,7 @@ impl PersistentKernel {
         })
     }
 
-    /// All blocks of the persistent kernel.
+    /// Returns the launch grid, which contains all blocks of the persistent kernel.
     fn grid(&self) -> Grid {
         let Grid { blocks, .. } = self.code.grid;
         Grid {
@@ -222,24 +225,24 @@ impl PersistentKernel {
         }
     }
 
-    /// Share of the GPU that the kernel occupies.
+    /// Returns the share of the GPU that the kernel occupies.
     fn share(&self) -> Result<f64, KernelError> {
         let grid = self.grid();
         let wanted = u64::from(grid.blocks[0]) * u64::from(grid.blocks[1]);
-        let most = u64::from(self.code.function.concurrent_blocks(&grid)?);
-        if wanted > most {
+        let max = u64::from(self.code.function.concurrent_blocks(&grid)?);
+        if wanted > max {
             return Err(KernelError::Refused(format!(
-                "`concurrent_frames` × `blocks` = {} × {} = {wanted}: {} runs at most {most} such blocks at a time, but all blocks of a \
-                 persistent kernel must run at the same time; reduce them",
+                "`concurrent_frames` × `blocks` = {} × {} = {wanted}, but {} runs at most {max} such blocks at a time; \
+                 all blocks of a persistent kernel must run at the same time, so reduce `concurrent_frames` or `blocks`",
                 self.concurrent_frames,
                 grid.blocks[0],
                 self.code.device.name()
             )));
         }
-        Ok(wanted as f64 / most as f64)
+        Ok(wanted as f64 / max as f64)
     }
 
-    /// Waits until all submitted frames are done.
+    /// Waits until all submitted frames are processed.
     fn settle(&mut self) -> Result<(), KernelError> {
         let start = Instant::now();
         let mut looks = 0_u32;
@@ -247,17 +250,17 @@ impl PersistentKernel {
             std::hint::spin_loop();
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(1 << 14) {
-                self.look()?;
+                self.poll()?;
                 if start.elapsed() > STOP_TIMEOUT {
-                    return Err(KernelError::Hung(self.hung().unwrap_or_default()));
+                    return Err(KernelError::Hung(self.hang_report().unwrap_or_default()));
                 }
             }
         }
         Ok(())
     }
 
-    /// Submits `frames` frames of `burst`, which are in `source` starting at frame `first`; their outputs start at the
-    /// first slot of `target`.
+    /// Submits `frames` frames of `burst`. The frames are in `source`, starting at frame `first`. The outputs are
+    /// written to `target`, starting at its first slot.
     fn post(
         &mut self,
         burst: &Lease<'_>,
@@ -270,7 +273,7 @@ impl PersistentKernel {
             let is_rung = |rung: &DeviceDoorbell| rung.rings_for(self.posted);
             if self.rung.as_ref().is_some_and(is_rung) {
                 return Err(defect(
-                    "slots were skipped while a device rings the kernel's doorbell",
+                    "ring slots were skipped, but a device that rings the kernel's doorbell cannot report skipped slots",
                 ));
             }
             self.shift(slots)?;
@@ -281,7 +284,7 @@ impl PersistentKernel {
             count: self.records,
             scratch: &mut self.scratch,
         };
-        // The kernel has already processed frames that the device announced, with a pre-published record.
+        // If the device rang for a frame, the kernel has already processed it with its pre-published record.
         let has_rung = |rung: &DeviceDoorbell| rung.rings_for(self.posted);
         if !self.rung.as_ref().is_some_and(has_rung) {
             records.write(&mut stores, self.posted, frames, |i, record| {
@@ -289,7 +292,7 @@ impl PersistentKernel {
             })?;
         }
         if self.rung.as_ref().is_some_and(DeviceDoorbell::may_ring) {
-            // The device may ring for a frame before the host sees it, so the records of the next frames in the same
+            // The device may ring for a frame before the host detects it. So the records of the next frames in the same
             // slots are written before the slots are released.
             let ahead = self.input.slots as u64;
             records.write(&mut stores, self.posted + ahead, frames, |i, record| {
@@ -304,14 +307,14 @@ impl PersistentKernel {
             around(&self.input, slots[0] + frames),
             around(&self.output, slots[1] + frames),
         ];
-        // Rings after all stores of this thread and of the input's producer.
+        // Ring only after all stores of this thread and of the input's producer.
         let word = word(self.posted, self.generation);
         self.bell
             .ring_with(&mut stores, word)
             .map_err(|error| lost(&error))
     }
 
-    /// Writes the records of the first frames that a device will write.
+    /// Writes the records of the first frames before a device writes these frames.
     fn prepublish_first(&mut self) -> Result<(), KernelError> {
         if self.rung.is_none() {
             return Ok(());
@@ -328,9 +331,9 @@ impl PersistentKernel {
         })
     }
 
-    /// Publishes that the next frame is not in the slots after the last one.
+    /// Publishes new shifts. Called if the next frame is not in the slots that follow the slots of the last frame.
     fn shift(&mut self, slots: [usize; 2]) -> Result<(), KernelError> {
-        // The kernel finds frames in flight by the current shifts.
+        // The kernel locates frames in flight with the current shifts, so wait for them first.
         self.settle()?;
         let mut stores = self.board.stores().map_err(|error| lost(&error))?;
         for (i, (slot, ring)) in slots
@@ -348,7 +351,8 @@ impl PersistentKernel {
         Ok(())
     }
 
-    /// Checks that frames match their pre-published records, because the kernel has already processed them.
+    /// Checks that frames match their pre-published records. The kernel has already processed the frames with these
+    /// records.
     fn check_rung(&self, burst: &Lease<'_>) -> Result<(), KernelError> {
         for i in 0..burst.len() {
             let frame = burst.frame(i);
@@ -356,9 +360,8 @@ impl PersistentKernel {
             let (found, due) = (meta.length, self.code.input.bytes);
             if found < due || meta.is_incomplete() {
                 return Err(KernelError::Refused(format!(
-                    "frame {} has only {found} of {due} bytes, but the device rang the doorbell for it, and the kernel \
-                     processed stale bytes; set doorbell = \"cpu\" for a source whose frames can be \
-                     shorter",
+                    "frame {} has only {found} of {due} bytes, but the device rang the doorbell for this frame, so the \
+                     kernel processed stale bytes; set doorbell = \"cpu\" for a source whose frames can be shorter",
                     meta.sequence
                 )));
             }
@@ -366,14 +369,14 @@ impl PersistentKernel {
         Ok(())
     }
 
-    /// Stops the kernel after it has processed all submitted frames; returns whether it has ended.
+    /// Stops the kernel after it has processed all submitted frames. Returns whether the kernel has ended.
     fn stop(&mut self) -> bool {
         let Some(running) = &self.running else {
             return true;
         };
         let mut is_ended = running.end.is_done();
         if !is_ended {
-            // If the doorbell cannot be written, the device is lost.
+            // If the doorbell cannot be written, the device has failed, and nothing more can be done.
             let _ = self.bell.ring(word(self.posted, self.generation) | STOP);
             let start = Instant::now();
             while !is_ended && start.elapsed() < STOP_TIMEOUT {
@@ -390,7 +393,7 @@ impl PersistentKernel {
 
 impl Kernel for PersistentKernel {
     fn outputs(&self, frames: usize) -> usize {
-        // A device may have written up to a ring of further frames, and the kernel may have processed them.
+        // A device may have written one ring of further frames, which the kernel may have processed.
         frames + self.rung.as_ref().map_or(0, |_| self.input.slots)
     }
 
@@ -402,13 +405,13 @@ impl Kernel for PersistentKernel {
         Some(self.code.occupancy)
     }
 
-    fn begin(&mut self) -> Result<(), KernelError> {
+    fn start(&mut self) -> Result<(), KernelError> {
         let share = self.share()?;
         let device = self.code.device;
         let stay = device.add_persistent_kernel(share).ok_or_else(|| {
             KernelError::Unavailable(format!(
-                "other persistent kernels occupy {:.0} % of {}, and this kernel needs {:.0} %; reduce `blocks`, `concurrent_frames` \
-                 or `threads` of one of them",
+                "other persistent kernels occupy {:.0} % of {}, and this kernel needs {:.0} %; reduce `blocks`, \
+                 `concurrent_frames` or `threads` of one of these kernels",
                 100.0 * device.share(),
                 device.name(),
                 100.0 * share
@@ -458,7 +461,7 @@ impl Kernel for PersistentKernel {
                 Ok(())
             }
             Err(unmarked) => {
-                // While the kernel runs, its end is unknown; its memory is freed only after the end.
+                // The kernel may still run, so its memory is freed only after its end event.
                 let _ = self.bell.ring(word(self.posted, self.generation) | STOP);
                 let _ = self.stream.synchronize();
                 Err(unmarked.into())
@@ -466,7 +469,7 @@ impl Kernel for PersistentKernel {
         }
     }
 
-    fn look(&mut self) -> Result<(), KernelError> {
+    fn poll(&mut self) -> Result<(), KernelError> {
         let Some(running) = &self.running else {
             return Ok(());
         };
@@ -483,7 +486,7 @@ impl Kernel for PersistentKernel {
         Err(KernelError::Cuda(error))
     }
 
-    fn hung(&self) -> Option<String> {
+    fn hang_report(&self) -> Option<String> {
         let values = self.credits.values();
         let blocks = self.code.grid.blocks[0] as usize;
         let first = |(i, done): (usize, u64)| {
@@ -494,15 +497,15 @@ impl Kernel for PersistentKernel {
         };
         let (frame, i) = values.into_iter().enumerate().map(first).min()?;
         Some(format!(
-            "on_frame does not return: of {} frames since the kernel's start, frame {frame} or one of the next frames that \
-             run concurrently is not finished by block {} (a block reports up to 8 frames at a time); check for a loop that does \
-             not end and for __syncthreads() that not all threads reach",
-            self.posted,
-            i % blocks.max(1)
+            "on_frame does not return: block {} has not finished frame {frame} (counted from the kernel's start, {} frames \
+             submitted) or one of the next frames that run concurrently; a block reports up to 8 frames at a time; check \
+             for a loop that does not end and for __syncthreads() that not all threads reach",
+            i % blocks.max(1),
+            self.posted
         ))
     }
 
-    fn under_way(&self) -> Option<Completion> {
+    fn in_flight(&self) -> Option<Completion> {
         Some(Completion::Credit {
             credits: self.credits.clone(),
             at: self.posted,
@@ -527,7 +530,9 @@ impl Kernel for PersistentKernel {
         let source = gpu::slots(burst)?;
         let frames = burst.len();
         if frames * self.record_words > self.scratch.len() || frames > out.remaining() {
-            return Err(defect("a burst is longer than its announced maximum"));
+            return Err(defect(
+                "a burst has more frames than the announced maximum or than free output slots",
+            ));
         }
         if let Some(rung) = &self.rung
             && rung.rings_for(self.posted)
@@ -537,7 +542,8 @@ impl Kernel for PersistentKernel {
         let bytes = self.code.output.bytes;
         let (mut next, mut failed) = (0, 0);
         while next < frames {
-            // Frames that are shorter than expected are skipped, because stale bytes follow their end.
+            // Frames that are shorter than expected are skipped, because their slots contain stale bytes after the end
+            // of the frame.
             let first = next;
             while next < frames && burst.length(next) >= self.code.input.bytes {
                 next += 1;
@@ -548,7 +554,7 @@ impl Kernel for PersistentKernel {
             for i in first..next {
                 out.finish(FrameMeta {
                     length: bytes,
-                    places: 0,
+                    packets_per_frame: 0,
                     arrived: 0,
                     ..*burst.frame(i).meta()
                 });
@@ -572,7 +578,7 @@ impl Kernel for PersistentKernel {
 impl Drop for PersistentKernel {
     fn drop(&mut self) {
         if !self.stop() {
-            // The kernel's memory is leaked.
+            // The kernel still runs, so its memory is leaked.
             self.code.device.mark_hung();
             self.credits.leak_memory();
             std::mem::forget(self.board.clone());

@@ -1,28 +1,30 @@
-//! Metadata of an input frame for device code: a record of words, as defined in daq.cuh.
+//! Encodes the metadata of an input frame for device code as a record of words, as defined in daq.cuh.
 
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::KernelError;
 use daq_core::ring::Frame;
 
-/// Words of a record before its bitmap.
+/// Number of words of a record before its packet bitmap.
 const HEAD: usize = 5;
 
-/// Number of words of a record for a frame of up to `places` packets.
-pub(super) const fn words(places: u32) -> usize {
-    HEAD + (places as usize).div_ceil(64)
+/// Returns the number of words of a record for a frame of up to `packets_per_frame` packets.
+pub(super) const fn words(packets_per_frame: u32) -> usize {
+    HEAD + (packets_per_frame as usize).div_ceil(64)
 }
 
-/// Writes the metadata of `frame` to `record`, which has room for the announced number of packets.
+/// Writes the metadata of `frame` to `record`, which must have room for the declared number of packets.
 pub(super) fn describe(frame: &Frame<'_>, record: &mut [u64]) -> Result<(), KernelError> {
     let meta = frame.meta();
-    let places = meta.places;
+    let packets_per_frame = meta.packets_per_frame;
     let (head, bitmap) = record.split_at_mut(HEAD);
     write(meta, head);
     let words = frame.present().words();
-    let words = words.get(..(places as usize).div_ceil(64)).unwrap_or(words);
+    let words = words
+        .get(..(packets_per_frame as usize).div_ceil(64))
+        .unwrap_or(words);
     let Some(bitmap) = bitmap.get_mut(..words.len()) else {
         return Err(KernelError::Defect(format!(
-            "a frame has {places} packet slots, more than the announced maximum of {}; this is a defect in daq",
+            "a frame has {packets_per_frame} packet slots, more than the announced maximum of {}; this is a defect in daq",
             64 * bitmap.len()
         )));
     };
@@ -30,13 +32,13 @@ pub(super) fn describe(frame: &Frame<'_>, record: &mut [u64]) -> Result<(), Kern
     Ok(())
 }
 
-/// Writes the metadata of a whole single-packet frame that a device has not written yet: its number in an epoch.
+/// Writes the metadata of a single-packet frame that a device has not written yet: its sequence number and epoch.
 pub(super) fn prepublish(sequence: u64, epoch: u32, record: &mut [u64]) {
     let (head, bitmap) = record.split_at_mut(HEAD);
     let meta = FrameMeta {
         sequence,
         epoch,
-        places: 1,
+        packets_per_frame: 1,
         arrived: 1,
         ..FrameMeta::default()
     };
@@ -52,7 +54,7 @@ fn write(meta: &FrameMeta, head: &mut [u64]) {
         meta.sequence,
         meta.timestamp.ns,
         pair(meta.epoch, meta.flags.0),
-        pair(meta.places, meta.arrived),
+        pair(meta.packets_per_frame, meta.arrived),
         meta.timestamp.clock as u64,
     ]);
 }

@@ -1,4 +1,4 @@
-//! User kernels without a GPU: keys, frames, messages, and compiling the unit.
+//! Tests user kernels without a GPU: keys, frames, messages, and compiling the unit.
 
 mod compile;
 mod header;
@@ -106,7 +106,7 @@ fn parameters_of_every_type_are_parsed() {
     assert_eq!(kernel.params["d"].to_string(), "[1, 2.0, false]");
 }
 
-/// Every error is reported with its location and a remedy.
+/// Checks that every error is reported with its location and a remedy.
 #[test]
 fn wrong_keys_are_reported_with_location() {
     for (keys, place, says) in [
@@ -239,21 +239,21 @@ fn output_frame_is_declared_or_equal_to_input() {
             ..input.clone()
         })
     );
-    // Every tenth point gives a tenth of the rate, unless configured otherwise.
+    // With a tenth of the points, the default rate is a tenth of the input's rate.
     let thinned = framed("{ points = 100 }", &input).unwrap();
     assert_eq!(
         (thinned.axis, thinned.frame_rate),
         (Axis::Time { rate: Some(1e5) }, Some(1000.0))
     );
-    let said = framed("{ points = 100, rate = \"5 Hz\" }", &input).unwrap();
-    assert_eq!(said.axis, Axis::Time { rate: Some(5.0) });
+    let output = framed("{ points = 100, rate = \"5 Hz\" }", &input).unwrap();
+    assert_eq!(output.axis, Axis::Time { rate: Some(5.0) });
     let spectrum = framed("{ points = 8, step = \"2 kHz\" }", &input).unwrap();
     let axis = Axis::Frequency {
         start: None,
         step: Some(2000.0),
     };
     assert_eq!(spectrum.axis, axis);
-    // The positions of a spectrum of other points are unknown.
+    // The frequencies of a spectrum with another number of points are unknown.
     let again = framed("{ type = \"int8\" }", &spectrum).unwrap();
     assert_eq!(again.axis, axis);
     let fewer = framed("{ points = 4 }", &spectrum).unwrap();
@@ -297,7 +297,7 @@ fn missing_file_is_reported_with_searched_path() {
         message.contains("byte 2 of") && message.contains("UTF-8"),
         "{message}"
     );
-    // Compiled files are not checked further.
+    // Files that are already compiled are not checked further.
     std::fs::write(directory.path().join("a.ptx"), b"\x00\xff").unwrap();
     let image = FileKernel::new("a.ptx").image(directory.path(), (9, 0), unit::Entry::Burst);
     assert_eq!(image.unwrap(), b"\x00\xff");

@@ -1,4 +1,4 @@
-//! The compiled text: the user's file and the lines that daq adds.
+//! Builds the text to compile from the user's file and the lines that daq adds.
 
 use super::HEADER;
 use daq_core::gpu::Dispatch;
@@ -6,11 +6,12 @@ use daq_core::gpu::driver::{CompileError, Compiler, Source, Target};
 use std::fmt::Write;
 use std::path::Path;
 
-/// The name of the header.
+/// File name of the header.
 pub(super) const HEADER_NAME: &str = "daq.cuh";
 /// File name of the lines that daq adds, as shown in compiler messages.
 pub(super) const OURS: &str = "[daq]";
-/// File name of the line for a parameter, as shown in compiler messages; the key follows.
+/// Prefix of the file name that compiler messages show for a line that sets a parameter. The parameter's key follows
+/// the prefix.
 pub(super) const PARAMETER: &str = "[params] ";
 
 /// How the code is run.
@@ -31,13 +32,13 @@ impl Entry {
     }
 }
 
-/// A user's file and how to compile it.
+/// A user's file with the settings for its compilation.
 #[derive(Clone, Debug)]
 pub(super) struct Unit<'a> {
-    /// File name as written by the user.
+    /// Name of the file as the user wrote it.
     pub(super) name: &'a str,
     pub(super) text: &'a str,
-    /// Directory of the file and of the files it includes.
+    /// Directory of the user's file. Included files are also searched in this directory.
     pub(super) directory: Option<&'a Path>,
     /// Members of `struct Params` to set.
     pub(super) params: Vec<&'a str>,
@@ -47,14 +48,15 @@ pub(super) struct Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// The complete text. Lines keep their numbers in the user's file.
+    /// Returns the complete text. The lines of the user's file keep their line numbers.
     pub(super) fn whole(&self) -> String {
         let name = self.name.replace('\\', "\\\\").replace('"', "\\\"");
         let mut text = format!(
             "#include \"{HEADER_NAME}\"\n#line 1 \"{name}\"\n{}\n#line 1 \"{OURS}\"\n",
             self.text
         );
-        // `::Params` is the user's struct if it exists, because names from a using-directive are looked up last.
+        // `::Params` is the user's struct if the user defines one, because names from a using-directive have lower
+        // priority.
         text += "namespace daq_otherwise { using Params = daq::NoParams; }\n\
                  using namespace daq_otherwise;\n\
                  DAQ_DETAIL_PARAMS(::Params)\n";

@@ -1,8 +1,8 @@
-//! The CPU side of `power-spectrum`.
+//! The CPU implementation of `power-spectrum`.
 //!
-//! One complex transform `Z` of `a + i b` processes two blocks `a` and `b` of real samples. From the symmetry of their
-//! transforms, |A[k]|² + |B[k]|² = (|Z[k]|² + |Z[N-k]|²) / 2. If both blocks go into the same sum, |Z|² is summed as
-//! for complex samples, and the sum is folded once when it is finished.
+//! One complex transform `Z` of `a + i b` processes two blocks `a` and `b` of real samples. Because of the symmetry of
+//! their transforms, |A[k]|² + |B[k]|² = (|Z[k]|² + |Z[N-k]|²) / 2. If both blocks belong to the same sum, |Z|² is
+//! summed as for complex samples, and the finished sum is folded once.
 
 use super::super::samples::{Number, Walk, with_number};
 use super::super::{emit, whole};
@@ -25,7 +25,10 @@ pub(super) fn build(
 ) -> Box<dyn Kernel> {
     let fft = FftPlanner::new().plan_fft_forward(shape.size);
     let zero = Complex::new(0.0, 0.0);
-    #[expect(clippy::cast_possible_truncation, reason = "the transform is float32")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the transform uses float32 values"
+    )]
     let window = (0..shape.size)
         .map(|n| keys.window.at(n, shape.size) as f32)
         .collect();
@@ -54,13 +57,13 @@ pub(super) fn build(
     }))
 }
 
-/// Constant data of the computation.
+/// Values that are computed once and do not change from block to block.
 struct Plan {
     shape: Shape,
     input_bytes: usize,
     walk: Walk,
     complex: bool,
-    /// Factor of a finished sum.
+    /// Factor by which a finished sum is multiplied.
     factor: f64,
     db: bool,
 }
@@ -68,7 +71,7 @@ struct Plan {
 struct Transform {
     detrend: Detrend,
     window: Box<[f32]>,
-    /// Buffers for two blocks of real samples.
+    /// Buffers for the samples of two real blocks.
     reals: [Box<[f32]>; 2],
     block: Box<[Complex<f32>]>,
     scratch: Box<[Complex<f32>]>,
@@ -132,7 +135,7 @@ impl Transform {
         }
     }
 
-    /// Transforms the block and adds the squared magnitudes to `sums`.
+    /// Transforms the loaded block and adds the squared magnitudes to `sums`.
     fn add_to(&mut self, sums: &mut [f64]) {
         self.fft
             .process_with_scratch(&mut self.block, &mut self.scratch);
@@ -142,7 +145,7 @@ impl Transform {
     }
 }
 
-/// Mean, summed in float64.
+/// Returns the mean. The sum is computed in float64.
 #[expect(clippy::cast_possible_truncation, reason = "samples are float32")]
 fn mean(samples: impl ExactSizeIterator<Item = f32>) -> f32 {
     let count = samples.len() as f64;
@@ -170,7 +173,7 @@ impl<N: Number> Kernel for Averager<N> {
     }
 }
 
-/// The sums and the output slots they are written to.
+/// The sums, and the output slots to which the averages are written.
 struct Writing<'a, 'b, N> {
     summer: &'a mut Summer<N>,
     out: &'a mut SlotsMut<'b>,
@@ -203,13 +206,13 @@ impl<N: Number> Sums for Writing<'_, '_, N> {
 struct Summer<N> {
     plan: Plan,
     transform: Transform,
-    /// Sums of squared magnitudes, `size` per channel, in the order of the transform.
+    /// Sums of squared magnitudes, `size` per channel, in the order of the transform's output.
     sums: Box<[f64]>,
     number: PhantomData<fn() -> N>,
 }
 
 impl<N: Number> Summer<N> {
-    /// Adds `count` spectra of every channel to the sums, starting at `first`.
+    /// Adds `count` spectra of every channel to the sums, starting with spectrum number `first`.
     fn sum(&mut self, numbers: &[N::Raw], first: usize, count: usize) {
         let Shape { size, hop, .. } = self.plan.shape;
         let (walk, transform) = (self.plan.walk, &mut self.transform);
@@ -236,7 +239,7 @@ impl<N: Number> Summer<N> {
         }
     }
 
-    /// Writes the sums as one frame and resets them.
+    /// Writes the averages as one output frame and resets the sums.
     fn finish(&mut self, meta: FrameMeta, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
         let Plan {
             shape,
@@ -273,7 +276,10 @@ impl<N: Number> Summer<N> {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the output is float32")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the output type is float32"
+)]
 fn write(places: &mut [[u8; 4]], sums: impl Iterator<Item = f64>, factor: f64, db: bool) {
     for (place, sum) in places.iter_mut().zip(sums) {
         let power = sum * factor;

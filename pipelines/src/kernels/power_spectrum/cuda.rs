@@ -1,9 +1,9 @@
-//! The CUDA side of `power-spectrum`.
+//! The CUDA implementation of `power-spectrum`.
 //!
-//! Spectra of consecutive frames that are all used form a run, which takes as few launches as scratch memory allows.
-//! The spectra of one output are divided into pieces, so that there are enough blocks. Each piece leaves its sums in
-//! scratch memory, and the last launch combines them. The sums of an unfinished output are carried over to the next
-//! run.
+//! Spectra of consecutive frames that are all used form a run. A run needs as few launches as the scratch memory
+//! allows. The spectra of one output are divided into pieces, so that there are enough blocks for the GPU. Each piece
+//! writes its sums to scratch memory, and the last launch combines them. The sums of an unfinished output are carried
+//! over to the next run.
 
 use super::super::device::{self, code_of, promise, ring, slots, small};
 use super::super::samples::Walk;
@@ -16,33 +16,35 @@ use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 
-/// Maximum number of bytes of partial sums, unless one set per channel needs more.
+/// Maximum size of all partial sums in bytes. If one set per channel needs more memory, this limit is exceeded.
 const PARTIAL_BYTES: usize = 32 << 20;
-/// Maximum number of sets of partial sums, unless there are more channels.
+/// Maximum number of sets of partial sums. If there are more channels, this limit is exceeded.
 const MAX_PARTIAL: usize = 1 << 16;
-/// Maximum number of bytes of work space for long transforms, unless one transform per channel needs more.
+/// Maximum size of the work space for long transforms in bytes. If one transform per channel needs more memory, this
+/// limit is exceeded.
 const WORK_BYTES: usize = 32 << 20;
-/// Shared memory per block that every GPU has.
+/// Number of bytes of shared memory per block that every GPU provides.
 const MIN_SHARED: usize = 48 << 10;
-/// Number of pieces per block that the device can hold, so that no block waits long for the last one.
+/// Number of pieces per concurrent block of the device. Several pieces per block keep the device busy until the end of
+/// a launch.
 const PIECES: usize = 2;
-/// Maximum number of bytes of means, unless one per channel needs more.
+/// Maximum size of all means in bytes. If one mean per channel needs more memory, this limit is exceeded.
 const MEAN_BYTES: usize = 4 << 20;
 const MEAN_THREADS: u32 = 256;
 const COMBINE_THREADS: u32 = 256;
 /// Number of bins per block in the launch that combines pieces.
 const COMBINE_BINS: usize = 32;
 
-/// Sizes of allocations.
+/// Sizes of the memory allocated on the device.
 #[derive(Clone, Copy)]
 struct Scratch {
     /// Number of sets of partial sums.
     partial: usize,
-    /// Numbers per set.
+    /// Number of values per set of partial sums.
     width: usize,
-    /// Number of spectra with work space for every channel; 0 if none is needed.
+    /// Number of spectra per channel that fit into the work space; 0 if no work space is needed.
     work: usize,
-    /// Number of spectra with space for the means of every channel; 0 if none is needed.
+    /// Number of spectra per channel whose means fit into the memory; 0 if no means are needed.
     means: usize,
 }
 
@@ -73,10 +75,10 @@ impl Scratch {
     }
 }
 
-/// Maximum number of bytes allocated on a device.
+/// Returns the maximum number of bytes allocated on a device.
 pub(super) fn memory(keys: &PowerSpectrum, input: &Layout, shape: &Shape) -> usize {
-    let most = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
-    Passes::new(shape.size, most, MIN_SHARED).map_or(0, |passes| {
+    let max = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
+    Passes::new(shape.size, max, MIN_SHARED).map_or(0, |passes| {
         let channels = input.channels as usize;
         let scratch = Scratch::new(keys, &passes, input, shape);
         let means = scratch.means * channels * 8;
@@ -99,9 +101,9 @@ pub(super) fn build(
 ) -> Result<Box<dyn Kernel>, KernelError> {
     let (device, module) = device::POWER_SPECTRUM.load(ordinal)?;
     let max_shared = usize::try_from(device.attributes().max_shared).unwrap_or(MIN_SHARED);
-    let most = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
-    let most = most.div_ceil(if input.complex { 1 } else { 2 });
-    let passes = Passes::new(shape.size, most, max_shared).ok_or_else(|| {
+    let max = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
+    let max = max.div_ceil(if input.complex { 1 } else { 2 });
+    let passes = Passes::new(shape.size, max, max_shared).ok_or_else(|| {
         KernelError::Refused(format!(
             "the GPU cannot transform {} points; choose a `size` up to 1048576 without a prime factor \
              above 7, or set `memory = \"host\"` for the input ring",
@@ -145,7 +147,7 @@ pub(super) fn build(
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a count of threads"
+        reason = "the number of threads of a multiprocessor fits into a usize"
     )]
     let resident_blocks = (resident_threads as usize / work.threads()).max(1);
     let carry = || plain(device, channels * shape.bins * 8);
@@ -191,11 +193,11 @@ fn grid(blocks: usize, batch: &Batch) -> Grid {
     }
 }
 
-/// Window and roots in device memory.
+/// The window and the roots of unity in device memory.
 struct Tables {
     memory: Memory,
     window: usize,
-    /// Offsets of the roots: of a short transform, or of columns, rows and the whole transform.
+    /// Offsets of the roots: of a short transform, or of the columns, the rows and the whole transform.
     roots: [usize; 3],
 }
 
@@ -217,7 +219,10 @@ impl Tables {
             at
         });
         let window = bytes.len();
-        #[expect(clippy::cast_possible_truncation, reason = "the transform is float32")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the transform uses float32 values"
+        )]
         bytes.extend((0..size).flat_map(|n| (keys.window.at(n, size) as f32).to_le_bytes()));
         Ok(Self {
             memory: Memory::holding(device, &bytes)?,
@@ -235,7 +240,7 @@ impl Tables {
     }
 }
 
-/// Kernels that sum spectra.
+/// The kernels that transform and sum spectra.
 enum Work {
     Short {
         batch: Batch,
@@ -246,7 +251,7 @@ enum Work {
         rows: Batch,
         down: Function,
         across: Function,
-        /// Work space between columns and rows.
+        /// Memory for the results of the column transforms, which the row transforms read.
         space: Memory,
     },
 }
@@ -294,17 +299,17 @@ impl Kernel for Averager {
     }
 }
 
-/// Consecutive spectra.
+/// A run of consecutive spectra.
 #[derive(Clone, Copy)]
 struct Stretch {
-    /// The first one, counted from the first spectrum of the burst.
+    /// Index of the first spectrum, counted from the first spectrum of the burst.
     first: u64,
     count: u64,
-    /// Output slots, starting with the slot of the first spectrum.
+    /// Output slots, starting with the slot for the output of the first spectrum.
     to: Slice,
 }
 
-/// State while a burst is launched.
+/// State that exists while the work of a burst is launched.
 struct Launching<'a, 'b> {
     stream: &'a driver::Stream,
     from: Slice,
@@ -314,7 +319,7 @@ struct Launching<'a, 'b> {
 }
 
 impl Launching<'_, '_> {
-    /// Launches the collected run.
+    /// Launches the work of the collected run.
     fn launch(&mut self) -> Result<(), KernelError> {
         match self.stretch.take() {
             Some(stretch) => self.summer.launch(self.stream, &self.from, stretch),
@@ -366,35 +371,37 @@ struct Summer {
     complex: bool,
     walk: Walk,
     channels: usize,
-    /// Factor of a finished sum.
+    /// Factor by which a finished sum is multiplied.
     factor: f64,
     db: bool,
-    /// Number of pieces that keep the device busy.
+    /// Number of pieces needed to keep the device busy.
     blocks: usize,
     scratch: Scratch,
     partial: Memory,
-    /// Sums carried from one launch to the next, read from the current buffer and written to the other.
+    /// Two buffers for sums that are carried from one launch to the next. A launch reads the current buffer and writes
+    /// the other.
     carry: [Memory; 2],
     current: usize,
-    /// Number of spectra in the current buffer.
+    /// Number of spectra in the sums of the current buffer.
     pending: u64,
-    /// The function that computes the means to subtract, and their memory.
+    /// The function that computes the means to subtract, and the memory of the means.
     means: Option<(Function, Memory)>,
     tables: Tables,
     work: Work,
     combine: Function,
 }
 
-/// How the spectra of one round are divided into outputs and pieces.
+/// Division of the spectra of one round into outputs and pieces.
 #[derive(Clone, Copy)]
 struct Cut {
     total: u64,
-    /// Number of spectra of the first output and of later ones, at most `total`.
+    /// Number of spectra that are missing in the first output, at most `total`. The next field is the number of spectra
+    /// per later output.
     left: u64,
     each: u64,
     outputs: usize,
     complete: usize,
-    /// Number of spectra per piece, and maximum number of pieces per output.
+    /// Number of spectra per piece. The next field is the maximum number of pieces per output.
     chunk: u64,
     pieces: usize,
 }
@@ -421,11 +428,11 @@ impl Summer {
         Ok(())
     }
 
-    /// Selects which of the `rest` spectra are processed in one round.
+    /// Selects how many of the remaining `rest` spectra are processed in one round.
     fn cut(&self, rest: u64) -> Cut {
         let integrate = self.shape.integrate;
         let left = integrate - self.pending;
-        // One output per set of partial sums.
+        // Each output needs one set of partial sums per channel.
         let most_outputs = (self.scratch.partial / self.channels) as u64;
         let room = left.saturating_add((most_outputs - 1).saturating_mul(integrate));
         let mut total = rest.min(room);
@@ -452,7 +459,7 @@ impl Summer {
         let mut chunk = all
             .div_ceil(self.blocks as u64)
             .next_multiple_of(step as u64);
-        // They fit with one piece per output.
+        // With one piece per output, the partial sums always fit.
         while as_usize(longest.div_ceil(chunk)) * outputs * self.channels > self.scratch.partial {
             chunk *= 2;
         }
@@ -467,7 +474,7 @@ impl Summer {
         }
     }
 
-    /// Sums the spectra of `cut`, starting at spectrum `first` of the burst, and writes the finished outputs.
+    /// Sums the spectra of `cut`, starting at spectrum `first` of the burst. Writes the finished outputs.
     fn round(
         &mut self,
         stream: &driver::Stream,
@@ -619,7 +626,7 @@ impl Summer {
         self.combine(stream, cut, to)
     }
 
-    /// Combines the pieces of a round.
+    /// Combines the partial sums of a round.
     fn combine(
         &mut self,
         stream: &driver::Stream,
@@ -671,7 +678,7 @@ impl Summer {
     }
 }
 
-/// Converts a count that is known to fit.
+/// Converts a count, which must fit into `usize`.
 fn as_usize(count: u64) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! Decides which spectra go into which output, on CPU and GPU.
+//! Decides which spectra belong to which output, for CPU and GPU alike.
 
 use super::super::account::Account;
 use super::super::blend::{Blend, Step};
@@ -8,9 +8,9 @@ use daq_core::kernel::{KernelError, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease};
 
-/// Sums of spectra, implemented by the CPU and the CUDA side.
+/// Sums of spectra. The CPU implementation and the CUDA implementation each implement this trait.
 pub(super) trait Sums {
-    /// Adds `count` spectra of every channel of frame `i` of the burst, starting at `first`.
+    /// Adds `count` spectra of every channel of frame `i` of the burst, starting with spectrum number `first`.
     fn add(
         &mut self,
         i: usize,
@@ -19,10 +19,10 @@ pub(super) trait Sums {
         count: usize,
     ) -> Result<(), KernelError>;
 
-    /// Writes the sums as an average with this metadata, and resets them.
+    /// Writes the average as an output frame with the metadata `meta`, and resets the sums.
     fn finish(&mut self, meta: FrameMeta) -> Result<(), KernelError>;
 
-    /// Empties the sums.
+    /// Resets the sums.
     fn clear(&mut self) -> Result<(), KernelError>;
 }
 
@@ -30,11 +30,11 @@ pub(super) trait Sums {
 pub(super) struct Integration {
     shape: Shape,
     input_bytes: usize,
-    /// Points per second and channel.
+    /// Number of points per second and channel.
     rate: Option<f64>,
     skip: bool,
     restart: bool,
-    /// Number of spectra in the sums.
+    /// Number of spectra that the sums contain.
     summed: u64,
     account: Account,
     blend: Blend,
@@ -54,13 +54,13 @@ impl Integration {
         }
     }
 
-    /// Maximum number of outputs that `frames` more frames can produce.
+    /// Returns the maximum number of outputs that `frames` more frames can produce.
     pub(super) fn outputs(&self, frames: usize) -> usize {
         let spectra = self.shape.spectra as u128 * frames as u128 + u128::from(self.summed);
         usize::try_from(spectra / u128::from(self.shape.integrate)).unwrap_or(usize::MAX)
     }
 
-    /// Adds a burst to `sums`.
+    /// Adds the spectra of a burst to `sums`.
     pub(super) fn run(
         &mut self,
         burst: &Lease<'_>,
@@ -79,7 +79,7 @@ impl Integration {
         Ok(self.account.submit())
     }
 
-    /// Restarts if `meta` does not continue the current integration.
+    /// Restarts the integration if the frame with the metadata `meta` does not continue the integration.
     fn meet(&mut self, meta: &FrameMeta, sums: &mut impl Sums) -> Result<(), KernelError> {
         let step = self.blend.step(meta);
         let restart = match step {
@@ -134,18 +134,21 @@ impl Integration {
         Ok(())
     }
 
-    /// Number of the output whose first spectrum is spectrum `i` of the frame.
-    #[expect(clippy::cast_possible_truncation, reason = "numbers wrap at 64 bits")]
+    /// Returns the number of the output whose first spectrum is spectrum `i` of the frame.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "frame numbers wrap at 64 bits"
+    )]
     fn number(&self, meta: &FrameMeta, i: usize) -> u64 {
         let first = u128::from(meta.sequence) * self.shape.spectra as u128 + i as u128;
         (first / u128::from(self.shape.integrate)) as u64
     }
 
-    /// Nanoseconds from a frame's first sample to that of its spectrum `i`.
+    /// Returns the time from the first sample of a frame to the first sample of its spectrum `i`, in nanoseconds.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "saturates; never negative"
+        reason = "the cast saturates, and the time is never negative"
     )]
     fn delay_ns(&self, i: usize) -> u64 {
         self.rate.map_or(0, |rate| {

@@ -1,42 +1,42 @@
-//! Divides transforms into passes, and computes the number of threads.
+//! Divides transforms into passes, and determines the number of threads.
 
 use std::f64::consts::TAU;
 
 /// Maximum length of a transform.
 const MAX_SIZE: usize = 1 << 20;
-/// Number of points that a thread holds at a time, as in the device code.
+/// Number of points that a thread processes at a time. The device code uses the same value.
 const POINTS: usize = 8;
-/// Maximum number of threads per block, as in the device code.
+/// Maximum number of threads per block. The device code uses the same value.
 const MAX_THREADS: usize = 1024;
-/// Number of points per block if sizes leave a choice. Short transforms have few, so that blocks wait less for their
-/// own threads; columns and rows have many, so that memory is read in long contiguous parts.
+/// Preferred number of points per block. Blocks of short transforms have few points, so that threads spend less time
+/// waiting at barriers. Blocks of columns and rows have many points, so that memory is read in long contiguous parts.
 const SHORT_POINTS: usize = 2048;
 const LONG_POINTS: usize = 4096;
-/// Maximum number of short transforms side by side.
+/// Maximum number of short transforms that a block computes side by side.
 const MAX_SIDE_BY_SIDE: usize = 64;
 
-/// Whether transforms of `size` points are supported.
+/// Returns whether transforms of `size` points are supported.
 pub(super) fn has(size: usize) -> bool {
     (2..=MAX_SIZE).contains(&size) && Radices::of(size).is_some()
 }
 
-/// Radices of the passes, in order.
+/// The radices of the passes, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Radices {
-    /// Four bits per radix; the first is the lowest.
+    /// The radices with four bits each; the first is in the lowest bits.
     packed: u64,
     count: u32,
 }
 
 impl Radices {
-    /// Returns `None` if `size` has a prime factor above 7 or needs more than 16 passes.
+    /// Returns the radices for `size`; `None` if `size` has a prime factor above 7 or needs more than 16 passes.
     fn of(size: usize) -> Option<Self> {
         let mut radices = Self {
             packed: 0,
             count: 0,
         };
         let mut rest = size;
-        // Two passes of radix 4 instead of one of radix 2 and one of radix 8.
+        // Two passes of radix 4 replace one of radix 2 and one of radix 8.
         let twos = size.trailing_zeros();
         let fours = match twos % 3 {
             1 if twos >= 4 => 2,
@@ -44,9 +44,9 @@ impl Radices {
             _ => 0,
         };
         for radix in std::iter::repeat_n(4, fours).chain([3, 5, 7, 8, 2]) {
-            let most = if radix == 4 { 1 } else { u32::MAX };
+            let max = if radix == 4 { 1 } else { u32::MAX };
             let mut times = 0;
-            while rest.is_multiple_of(radix) && times < most {
+            while rest.is_multiple_of(radix) && times < max {
                 radices.push(radix)?;
                 rest /= radix;
                 times += 1;
@@ -74,15 +74,16 @@ impl Radices {
 pub(super) struct Batch {
     pub(super) size: usize,
     pub(super) count: usize,
-    /// Radices in the device code's format.
+    /// The radices in the format of the device code.
     pub(super) radices: u64,
     pub(super) threads: usize,
-    /// Bytes of shared memory.
+    /// Size of the shared memory per block in bytes.
     pub(super) shared: usize,
 }
 
 impl Batch {
-    /// Returns `None` if a block with `max_shared` bytes of shared memory cannot hold them.
+    /// Creates a batch of `count` transforms. Returns `None` if the transforms do not fit into `max_shared` bytes of
+    /// shared memory.
     fn new(size: usize, count: usize, max_shared: usize) -> Option<Self> {
         let radices = Radices::of(size)?;
         let threads = radices
@@ -90,7 +91,7 @@ impl Batch {
             .map(|radix| (size / radix * count).div_ceil(POINTS / radix))
             .max()?
             .next_multiple_of(32);
-        // Points are padded and transforms separated as in the device code's `Batch`; two addresses per transform
+        // Points are padded and transforms are separated as in `Batch` of the device code. Two addresses per transform
         // follow.
         let pitch = (size + size / 16) | 1;
         let shared = count * (pitch + 2) * 8;
@@ -104,35 +105,36 @@ impl Batch {
         })
     }
 
-    /// Uses as many transforms as have `points` points together, at most `most`.
-    fn of(size: usize, points: usize, most: usize, max_shared: usize) -> Option<Self> {
-        let wanted = (points / size).min(MAX_SIDE_BY_SIDE).min(most).max(1);
+    /// Returns a batch of at least one and at most `max` transforms, which have about `points` points in total. The
+    /// batch is smaller if shared memory does not suffice.
+    fn of(size: usize, points: usize, max: usize, max_shared: usize) -> Option<Self> {
+        let wanted = (points / size).min(MAX_SIDE_BY_SIDE).min(max).max(1);
         (1..=wanted)
             .rev()
             .find_map(|count| Self::new(size, count, max_shared))
     }
 }
 
-/// Method for transforms of one size.
+/// How transforms of one size are performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Passes {
-    /// Transforms in shared memory.
+    /// The whole transforms fit into shared memory.
     Short(Batch),
-    /// Columns, then rows.
+    /// The columns are transformed first, then the rows.
     Long { columns: Batch, rows: Batch },
 }
 
 impl Passes {
-    /// Selects the method for transforms of `size` points, of which up to `most` go into one sum, in blocks with
+    /// Selects the method for transforms of `size` points. At most `max` transforms belong to one sum, and a block has
     /// `max_shared` bytes of shared memory. Returns `None` if [`has`] is false.
-    pub(super) fn new(size: usize, most: usize, max_shared: usize) -> Option<Self> {
+    pub(super) fn new(size: usize, max: usize, max_shared: usize) -> Option<Self> {
         if !has(size) {
             return None;
         }
-        if let Some(batch) = Batch::of(size, SHORT_POINTS, most, max_shared) {
+        if let Some(batch) = Batch::of(size, SHORT_POINTS, max, max_shared) {
             return Some(Self::Short(batch));
         }
-        // Columns and rows have similar lengths.
+        // Choose columns and rows of similar length.
         (2..=size.isqrt())
             .rev()
             .filter(|down| size.is_multiple_of(*down))
@@ -149,7 +151,7 @@ impl Passes {
 /// Returns `exp(-2 π i k / size)` for every `k` below `size`, real and imaginary parts in float32.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "the transform is float32; the angle is not"
+    reason = "the transform uses float32 values; only the angle is computed in float64"
 )]
 pub(super) fn roots(size: usize) -> impl Iterator<Item = [f32; 2]> {
     (0..size).map(move |k| {
@@ -194,7 +196,7 @@ mod tests {
     #[test]
     fn passes_of_every_size_fit_one_block() {
         let smooth = (2..=MAX_SIZE).filter(|size| has(*size));
-        // 48 KiB, Turing's 64 KiB, Hopper's 227 KiB
+        // 48 KiB on every GPU, 64 KiB on Turing and 227 KiB on Hopper.
         for (size, shared) in smooth.flat_map(|size| [48, 64, 227].map(|kib| (size, kib << 10))) {
             let batches = match Passes::new(size, 7, shared) {
                 Some(Passes::Short(batch)) => {
@@ -205,11 +207,11 @@ mod tests {
                     assert_eq!(columns.size * rows.size, size);
                     vec![columns, rows]
                 }
-                None => panic!("{size} points with {shared} bytes"),
+                None => panic!("no passes for {size} points with {shared} bytes of shared memory"),
             };
             for batch in batches {
                 assert!(batch.threads <= MAX_THREADS && batch.shared <= shared);
-                // Device code divides by numbers below 2^16.
+                // The device code divides by numbers below 2^16.
                 assert!(batch.size * batch.count < 1 << 16);
             }
         }

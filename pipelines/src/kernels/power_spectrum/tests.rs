@@ -6,7 +6,7 @@ use daq_core::units::Frequency;
 use proptest::prelude::*;
 use std::f64::consts::TAU;
 
-/// Reproducible noise: -1 … 1.
+/// Reproducible noise between -1 and 1.
 struct Noise(u64);
 
 impl Noise {
@@ -19,12 +19,12 @@ impl Noise {
     }
 }
 
-/// `count` random numbers: their bytes, and their values as the kernel sees them.
+/// Returns the bytes of `count` random numbers, and the values that the kernel reads from these bytes.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     clippy::cast_lossless,
-    reason = "in range"
+    reason = "the values are in the range of the type"
 )]
 fn numbers(scalar: Scalar, count: usize, noise: &mut Noise) -> (Vec<u8>, Vec<f64>) {
     let (mut bytes, mut values) = (Vec::new(), Vec::new());
@@ -49,7 +49,7 @@ fn numbers(scalar: Scalar, count: usize, noise: &mut Noise) -> (Vec<u8>, Vec<f64
     (bytes, values)
 }
 
-/// |X[k]|² of `size` complex points by the definition, in float64.
+/// Returns |X[k]|² of `size` complex points, computed from the definition in float64.
 fn dft(points: &[(f64, f64)], window: &[f64]) -> Vec<f64> {
     let size = points.len();
     let roots: Vec<(f64, f64)> = (0..size)
@@ -68,7 +68,7 @@ fn dft(points: &[(f64, f64)], window: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// The formula of the module's documentation, for one channel and without division.
+/// Computes the formula in the module's documentation for one channel, without the division.
 fn reference(
     points: &[(f64, f64)],
     size: usize,
@@ -98,7 +98,7 @@ fn reference(
     mean
 }
 
-/// Checks the accuracy that the module's documentation states.
+/// Checks that the results have the accuracy that the module's documentation states.
 fn assert_near(made: &[f64], want: &[f64], what: &str) {
     assert_eq!(made.len(), want.len(), "{what}");
     let mean = want.iter().sum::<f64>() / want.len() as f64;
@@ -133,7 +133,7 @@ const SCALARS: [Scalar; 6] = [
     Scalar::Float64,
 ];
 
-/// One random frame through the kernel, against the definition.
+/// Runs one random frame through the kernel and compares the output with the definition.
 fn compare(samples: &Samples, points: usize, spec: &PowerSpectrum, terms: &[f64], seed: u64) {
     let input = layout(samples, points);
     let channels = samples.channels as usize;
@@ -285,7 +285,7 @@ proptest! {
         prop_assert_eq!(one.sums(), many.sums());
         let Sums { consumed, accumulating, failed } = many.sums();
         prop_assert_eq!(consumed + accumulating + failed, count as u64);
-        // Numbers grow inside an epoch.
+        // The numbers of outputs increase within an epoch.
         for pair in many.outputs.windows(2) {
             let (a, b) = (pair[0].0, pair[1].0);
             prop_assert!(a.epoch < b.epoch || a.epoch == b.epoch && a.sequence < b.sequence);
@@ -321,7 +321,7 @@ fn detrended_constant_samples_have_no_power() {
     }
 }
 
-/// Frames of 8 real int8 points, and a kernel with one spectrum a frame.
+/// Returns frames of 8 real int8 points for a kernel with one spectrum per frame.
 fn simple(count: u8) -> (Layout, Vec<Record>) {
     let samples = Samples {
         rate: Some(Frequency(8000.0)),
@@ -364,7 +364,7 @@ fn integration_spans_frames_and_counts_them_as_accumulating() {
             failed: 0
         }
     );
-    // An impulse of height h has power h² everywhere.
+    // An impulse of height h has the power h² at every frequency.
     let means: Vec<_> = outcome
         .outputs
         .iter()
@@ -392,7 +392,7 @@ fn outputs_within_one_frame_have_own_time_and_number() {
         .iter()
         .map(|(meta, _)| (meta.sequence, meta.timestamp.ns))
         .collect();
-    // A block lasts 1 ms; frames are stamped 1 ms apart.
+    // A block lasts 1 ms, and the frames' timestamps are 1 ms apart.
     assert_eq!(
         stamps,
         [
@@ -597,7 +597,7 @@ fn tone_appears_in_its_bin_with_its_power() {
         },
         64,
     );
-    // −9 Hz, amplitude 3.
+    // A tone at -9 Hz with amplitude 3.
     let bytes = (0..64)
         .flat_map(|n| {
             let (sin, cos) = (-9.0 * TAU * f64::from(n) / 64.0).sin_cos();
@@ -612,7 +612,7 @@ fn tone_appears_in_its_bin_with_its_power() {
         step: Some(step),
     } = spec.layout(&input).unwrap().axis
     else {
-        panic!("frequencies are known")
+        panic!("the axis must have known frequencies")
     };
     let power = as_f32(&run(&spec, &input, &frames([bytes]), &[1]).outputs[0].1);
     let peak = (0..64)
@@ -635,7 +635,7 @@ fn weak_noise_beside_strong_tone_has_documented_accuracy() {
     for scaling in [Scaling::None, Scaling::Db] {
         for amplitude in [1.0, 1e3, 1e6] {
             let mut noise = Noise(7);
-            // Between two bins, so that the tone leaks everywhere.
+            // The frequency is between two bins, so that the tone leaks into all bins.
             let sample = |n: usize| amplitude * (TAU * n as f64 * 123.4 / size as f64).sin();
             let values: Vec<f64> = (0..size * blocks)
                 .map(|n| sample(n) + noise.next())

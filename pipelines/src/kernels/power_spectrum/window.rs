@@ -43,7 +43,7 @@ impl Window {
             .sum()
     }
 
-    /// Returns the sum of `each` over a window of `size` points.
+    /// Returns the sum of `each(w[n])` over a window of `size` points.
     pub(super) fn sum(self, size: usize, each: impl Fn(f64) -> f64) -> f64 {
         (0..size).map(|n| each(self.at(n, size))).sum()
     }

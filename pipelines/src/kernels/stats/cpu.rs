@@ -1,4 +1,4 @@
-//! The CPU side of `stats`.
+//! The CPU implementation of `stats`.
 //!
 //! Numbers are processed in tiles that stay in the L1 cache. For 8-bit types only the codes are counted; the fields are
 //! computed from the number of occurrences of each of the 256 codes.
@@ -16,13 +16,15 @@ use std::marker::PhantomData;
 
 /// Number of samples per channel that are processed together.
 const TILE: usize = 512;
-/// Number of parallel sums.
+/// Number of sums computed in parallel.
 const LANES: usize = 4;
-/// Number of code tables used in turn, so that equal consecutive codes do not wait for each other.
+/// Number of code tables. Consecutive numbers use different tables, so that increments for equal codes do not depend on
+/// each other.
 const TABLES: usize = 4;
-/// Number of samples after which the code tables are flushed, long before a count can overflow.
+/// Number of samples after which the code tables are added to the sums and cleared. This number is small enough that no
+/// 32-bit count can overflow.
 const MAX_COUNTED: usize = 1 << 30;
-/// Bytes of the buffers that do not depend on the configuration.
+/// Total size in bytes of the buffers that do not depend on the configuration.
 pub(super) const WORK_BYTES: usize = TILE * 18 + TABLES * 256 * 4;
 
 pub(super) fn build(
@@ -58,7 +60,7 @@ pub(super) fn build(
     }))
 }
 
-/// Fields of one channel, as sums.
+/// The statistics of one channel, as sums.
 #[derive(Clone, Copy, Debug)]
 struct Tally {
     count: u64,
@@ -83,7 +85,7 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Adds `numbers`, skipping NaNs.
+    /// Adds `numbers`; skips NaNs.
     fn add(&mut self, numbers: &[f64], limits: (f64, f64)) {
         let (chunks, rest) = numbers.as_chunks::<LANES>();
         let mut lanes = [Self::default(); LANES];
@@ -107,7 +109,7 @@ impl Tally {
 
     #[inline]
     fn add_one(&mut self, x: f64, (low, high): (f64, f64)) {
-        // Comparisons with NaN are false, so NaN changes neither minimum nor maximum.
+        // Comparisons with a NaN are false, so a NaN changes neither the minimum nor the maximum.
         self.min = if x < self.min { x } else { self.min };
         self.max = if x > self.max { x } else { self.max };
         let value = if x.is_nan() { 0.0 } else { x };
@@ -117,7 +119,7 @@ impl Tally {
         self.clip += u64::from(x <= low) | u64::from(x >= high);
     }
 
-    /// Adds `x`, which is not NaN, `times` times.
+    /// Adds the number `x`, counted `times` times; `x` must not be NaN.
     fn add_many(&mut self, x: f64, times: u64, (low, high): (f64, f64)) {
         self.min = self.min.min(x);
         self.max = self.max.max(x);
@@ -142,7 +144,7 @@ impl Tally {
     }
 }
 
-/// State that does not depend on the type of the numbers.
+/// The state that does not depend on the type of the numbers.
 struct State {
     input_bytes: usize,
     walk: Walk,
@@ -152,12 +154,12 @@ struct State {
     limits: (f64, f64),
     histogram: Option<Histogram>,
     channels: Box<[Tally]>,
-    /// Counts of the histogram, channel by channel.
+    /// Counts of the histograms of all channels, one channel after another.
     counts: Box<[u64]>,
 }
 
 impl State {
-    /// Writes the counts as one frame and resets them.
+    /// Writes the counters as one output frame and resets the counters.
     fn finish(&mut self, meta: FrameMeta, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
         let bins = self.counts.len() / self.channels.len();
         let fields = FIELDS.len() + bins;
@@ -167,7 +169,7 @@ impl State {
             for (c, tally) in channels.iter().enumerate() {
                 let histogram = counts[c * bins..][..bins].iter().map(|count| *count as f64);
                 let values = tally.fields().into_iter().chain(histogram);
-                // The numbers come first.
+                // The other fields precede the histogram.
                 for (value, place) in values.zip(places.by_ref()) {
                     *place = value.to_le_bytes();
                 }
@@ -208,7 +210,7 @@ impl<N: Number> Kernel for Merger<N> {
     }
 }
 
-/// The counters and the output slots they are written to.
+/// The counters, and the output slots to which the statistics are written.
 struct Writing<'a, 'b, N> {
     counter: &'a mut Counter<N>,
     out: &'a mut SlotsMut<'b>,

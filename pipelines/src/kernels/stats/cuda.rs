@@ -1,8 +1,8 @@
-//! The CUDA side of `stats`.
+//! The CUDA implementation of `stats`.
 //!
-//! Consecutive frames that are all used form a run. Each block counts a part of one channel of one frame and leaves its
-//! sums in scratch memory; histograms are added up in a buffer per output. A second launch combines the sums, writes
-//! the finished outputs, and keeps the rest for the next run.
+//! Consecutive frames that are all used form a run. Each block processes a part of one channel of one frame and writes
+//! its sums to scratch memory. Histograms are added up in one buffer per output. A second launch combines the sums,
+//! writes the finished outputs, and keeps the sums of the unfinished output for the next run.
 
 use super::super::device::{self, code_of, promise, ring, slots, small};
 use super::super::samples::Walk;
@@ -18,29 +18,30 @@ use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 const THREADS: u32 = 256;
 /// Number of blocks per multiprocessor.
 const BLOCKS: usize = 16;
-/// Minimum number of numbers per part; parts are multiples of it, so that wide loads are aligned.
+/// Minimum number of values per part. All parts are multiples of this number, so that wide loads are aligned.
 const MIN_NUMBERS: usize = 8192;
 const WHOLE: usize = 64;
-/// Maximum number of numbers per part, because they are counted in 32 bits.
+/// Maximum number of values per part. It is limited because the values are counted in 32 bits.
 const MAX_NUMBERS: usize = 1 << 30;
-/// Maximum number of parts per launch, unless there are more channels.
+/// Maximum number of parts per launch. If there are more channels, this limit is exceeded.
 const MAX_PARTS: usize = 1 << 14;
 /// Maximum number of bins of a histogram in shared memory.
 const MAX_SHARED: usize = 8192;
-/// Maximum number of bytes of histograms, unless one output needs more.
+/// Maximum size of all histograms in bytes. If the histograms of two outputs need more memory, this limit is exceeded.
 const HISTOGRAM_BYTES: usize = 16 << 20;
-/// Maximum number of outputs that are counted at a time.
+/// Maximum number of outputs whose values are counted at the same time.
 const MAX_BUFFERS: usize = 256;
 /// Size of the device code's `Tally` in bytes.
 const TALLY_BYTES: usize = 48;
 
-/// Number of outputs that are counted at a time: a finished one, a started one, and more if there is room.
+/// Returns the number of outputs whose values are counted at the same time: at least two (one output that ends and one
+/// that begins), and more if memory allows.
 fn buffers(channels: usize, bins: usize) -> usize {
     let each = channels * bins.max(1) * 8;
     (HISTOGRAM_BYTES / each).clamp(2, MAX_BUFFERS)
 }
 
-/// Number of bytes allocated on a device.
+/// Returns the number of bytes allocated on a device.
 pub(super) fn memory(input: &Layout, bins: usize) -> usize {
     let channels = input.channels as usize;
     let kept = buffers(channels, bins) * channels * (bins * 8 + TALLY_BYTES);
@@ -72,7 +73,7 @@ pub(super) fn build(
     let buffers = buffers(channels, bins);
     let parts = MAX_PARTS.max(channels);
     let plain = |bytes: usize| Memory::with(device, bytes, Backing::Plain);
-    // The empty tally: no numbers, and the extremes of an empty set.
+    // An empty tally contains no numbers, and the extremes of an empty set.
     let mut nothing = [0; TALLY_BYTES];
     nothing[16..24].copy_from_slice(&f64::INFINITY.to_le_bytes());
     nothing[24..32].copy_from_slice(&f64::NEG_INFINITY.to_le_bytes());
@@ -145,17 +146,17 @@ impl Kernel for Merger {
     }
 }
 
-/// Consecutive frames.
+/// A run of consecutive frames.
 #[derive(Clone, Copy)]
 struct Stretch {
     /// Index of the first frame in the burst.
     first: usize,
     count: usize,
-    /// Output slots, starting with the slot of the first frame.
+    /// Output slots, starting with the slot for the output of the first frame.
     to: Slice,
 }
 
-/// State while a burst is launched.
+/// State that exists while the work of a burst is launched.
 struct Launching<'a, 'b> {
     stream: &'a driver::Stream,
     from: Slice,
@@ -165,7 +166,7 @@ struct Launching<'a, 'b> {
 }
 
 impl Launching<'_, '_> {
-    /// Launches the collected run. Ends the last output early if `early`.
+    /// Launches the work of the collected run. If `early` is true, ends the last output before it is complete.
     fn launch(&mut self, early: bool) -> Result<(), KernelError> {
         match self.stretch.take() {
             Some(stretch) => self.counter.launch(self.stream, &self.from, stretch, early),
@@ -237,7 +238,7 @@ impl Table {
 
 struct Counter {
     scalar: Argument,
-    /// Numbers per sample.
+    /// Number of values per sample: 2 for complex samples, otherwise 1.
     parts: usize,
     points: usize,
     channels: usize,
@@ -247,17 +248,17 @@ struct Counter {
     bins: Table,
     in_shared: bool,
     grid: Grid,
-    /// Number of blocks that fill the device.
+    /// Number of blocks that are sufficient to keep the device busy.
     blocks: usize,
     most_parts: usize,
     partial: Memory,
-    /// Histograms of `buffers` outputs; all are 0 except those of unfinished outputs.
+    /// Histograms of `buffers` outputs. All counts are 0 except those of unfinished outputs.
     counts: Memory,
-    /// Sums of the same outputs.
+    /// Tallies of the outputs whose histograms are in `counts`.
     kept: Memory,
     edges: Memory,
     buffers: usize,
-    /// Buffer of the unfinished output.
+    /// Index of the unfinished output's buffer.
     buffer: usize,
     /// Number of frames in the unfinished output.
     pending: u64,
@@ -265,7 +266,7 @@ struct Counter {
     finish: Function,
 }
 
-/// How the frames of one round are divided into outputs and parts.
+/// Division of the frames of one round into outputs and parts.
 #[derive(Clone, Copy)]
 struct Cut {
     frames: usize,
@@ -273,7 +274,7 @@ struct Cut {
     each: u64,
     outputs: usize,
     complete: usize,
-    /// Number of numbers per part, and of parts per channel and frame.
+    /// Number of values per part. The next field is the number of parts into which each channel of a frame is divided.
     chunk: usize,
     pieces: usize,
 }
@@ -303,7 +304,8 @@ impl Counter {
         }
     }
 
-    /// Selects which of the `rest` frames are processed in one round; the last one ends the output if `early`.
+    /// Selects how many of the remaining `rest` frames are processed in one round. If `early` is true, the last frame
+    /// ends the output.
     fn cut(&self, rest: usize, early: bool) -> Cut {
         let left = self.every - self.pending;
         let more = (self.buffers as u64 - 1).saturating_mul(self.every);

@@ -2,13 +2,13 @@
 
 use super::Bins;
 
-/// Equally wide bins with the same edges as in numpy.
+/// Bins of equal width, with the same edges as in numpy.histogram.
 pub(super) struct Histogram {
     pub(super) bins: Bins,
     pub(super) per_unit: f64,
     /// Lower edge of each bin, and the upper edge of the last bin.
     pub(super) edges: Box<[f64]>,
-    /// Whether rounding can put a number at an edge into the neighbouring bin.
+    /// Whether rounding can assign a number close to an edge to the wrong bin, so that the bin must be checked.
     pub(super) rounds: bool,
 }
 
@@ -23,7 +23,7 @@ impl Histogram {
             }
         };
         let per_unit = bins.count as f64 / (bins.high - bins.low);
-        // The difference of integers of at most 33 bits is exact, and so is its quotient by a power of two.
+        // The difference of two integers of at most 33 bits is exact, and so is its quotient by a power of two.
         let whole = |x: f64| x.fract() == 0.0 && x.abs() <= 4_294_967_296.0;
         let exact = integers && whole(bins.low) && step >= 1.0 && step.log2().fract() == 0.0;
         Self {
@@ -34,12 +34,12 @@ impl Histogram {
         }
     }
 
-    /// Returns the bin of `x`; `None` outside the range.
+    /// Returns the bin of `x`; `None` if `x` is outside the range.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "checked to be in range"
+        reason = "the value was checked to be in range"
     )]
     pub(super) fn bin(&self, x: f64) -> Option<usize> {
         if !(x >= self.bins.low && x <= self.bins.high) {

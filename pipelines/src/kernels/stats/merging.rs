@@ -1,4 +1,4 @@
-//! Decides which frames go into which output, on CPU and GPU.
+//! Decides which frames belong to which output, for CPU and GPU alike.
 
 use super::super::account::Account;
 use super::super::blend::{Blend, Step};
@@ -7,12 +7,12 @@ use daq_core::kernel::{KernelError, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease};
 
-/// Counters, implemented by the CPU and the CUDA side.
+/// Counters of one output. The CPU implementation and the CUDA implementation each implement this trait.
 pub(super) trait Tallies {
-    /// Counts the numbers of frame `i` of the burst.
+    /// Adds the numbers in frame `i` of the burst to the counters.
     fn add(&mut self, i: usize, frame: &Frame<'_>) -> Result<(), KernelError>;
 
-    /// Writes the counts as one frame with this metadata, and resets them.
+    /// Writes the counters as one output frame with the metadata `meta`, and resets the counters.
     fn finish(&mut self, meta: FrameMeta) -> Result<(), KernelError>;
 }
 
@@ -37,13 +37,13 @@ impl Merging {
         }
     }
 
-    /// Maximum number of outputs that `frames` more frames can produce: each frame ends at most its own output, or at a
-    /// new epoch the previous one.
+    /// Returns the maximum number of outputs that `frames` more frames can produce. Each frame completes at most one
+    /// output: the output that contains the frame or, if the frame starts a new epoch, the output before it.
     pub(super) const fn outputs(frames: usize) -> usize {
         frames
     }
 
-    /// Adds a burst to `tallies`.
+    /// Adds the frames of a burst to `tallies`.
     pub(super) fn run(
         &mut self,
         burst: &Lease<'_>,

@@ -13,7 +13,7 @@ const SCALARS: [Scalar; 6] = [
     Scalar::Float64,
 ];
 
-/// The fields according to the documentation, one number at a time.
+/// Computes the fields as the documentation defines them, one number at a time.
 fn reference(
     x: &[f64],
     clip: impl Fn(f64) -> bool,
@@ -58,11 +58,12 @@ fn assert_same(made: &[f64], want: &[f64]) {
     }
 }
 
-/// `count` numbers that are often at the ends of their type: their bytes and their values.
+/// Returns the bytes and the values of `count` numbers. Many of them are the smallest or the largest value of their
+/// type.
 #[expect(
     clippy::cast_possible_wrap,
     clippy::cast_lossless,
-    reason = "any number will do"
+    reason = "any number is suitable"
 )]
 fn numbers(scalar: Scalar, count: usize, seed: u64) -> (Vec<u8>, Vec<f64>) {
     let (mut bytes, mut values, mut state) = (Vec::new(), Vec::new(), seed);
@@ -126,7 +127,7 @@ proptest! {
         let (bytes, values) = numbers(scalar, points * channels * parts, seed);
         let input = samples.layout(bytes.len()).unwrap();
         let natural = codes(scalar).map(|(low, high)| [low, high + 1.0]);
-        // A type without codes gets a range with numbers at its edges.
+        // A float type has no codes, so use a range with numbers at its edges.
         let range = range.map(|(low, width)| [low, low + width]).or(natural.is_none().then_some([-1.0, 1.0]));
         let spec = Stats { bins: Some(bins), range, clip, ..Stats::default() };
         let outcome = run(&spec, &input, &frames([bytes]), &[1]);
@@ -174,7 +175,7 @@ proptest! {
         let Sums { consumed, accumulating, failed } = many.sums();
         prop_assert_eq!(consumed + accumulating + failed, count as u64);
         let counted: f64 = many.outputs.iter().map(|(_, bytes)| as_f64(bytes)[0]).sum();
-        prop_assert_eq!(counted, 4.0 * consumed as f64, "every consumed frame's numbers are in an output");
+        prop_assert_eq!(counted, 4.0 * consumed as f64, "every number of a consumed frame must be counted");
     }
 }
 
@@ -219,7 +220,7 @@ fn values_at_bin_edges_are_binned_as_by_numpy() {
     }
 }
 
-/// Frames of 4 int8 numbers, all equal.
+/// Returns frames of 4 int8 numbers, which are all equal.
 fn simple(count: u8) -> (Layout, Vec<Record>) {
     let contents = (0..count).map(|i| vec![i; 4]);
     (Samples::default().layout(4).unwrap(), frames(contents))

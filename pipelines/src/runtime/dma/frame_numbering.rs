@@ -1,27 +1,28 @@
-//! Numbers and epochs of an engine's frames, and the frames missing between them.
+//! Assigns numbers and epochs to an engine's frames, and counts missing frames.
 
 use daq_core::dma::{FrameSequence, Origin, Step};
 use daq_core::frame::{Flags, FrameMeta};
 use daq_core::ledger::{Cause, SourceLedger};
 
-/// Assigns frame numbers: those that the sender reports, those inside the frames if the design writes them, otherwise a
-/// count of transfers.
+/// Assigns numbers to frames. If the sender reports a number, that number is used. Otherwise the number is read from
+/// the frame, if the design writes a number there. Otherwise transfers are counted.
 #[derive(Debug)]
 pub(super) struct FrameNumbering {
     numbers: Option<FrameSequence>,
     /// Number of the next frame.
     next: u64,
     epoch: u32,
-    /// Whether the next frame starts an epoch.
+    /// Whether the next frame starts a new epoch.
     opens: bool,
-    /// Flags of the epoch's first frame until a frame carries them.
+    /// Flags that the first frame of the current epoch must carry. Cleared once a frame carries them.
     flags: Flags,
-    /// Number of frames lost in this process since the last frame that carried a number, by cause. The next number shows
-    /// how many frames are missing, and these counts assign the causes.
+    /// Number of frames lost in this process since the last frame that carried a number, by cause. The next frame
+    /// number shows the total number of missing frames; the counts in this array assign causes to these frames.
     unassigned: [u64; Cause::ALL.len()],
-    /// The sender's epoch of the last frame that reported one.
+    /// The last epoch that the sender reported; `None` before the first report.
     origin: Option<u64>,
-    /// Losses up to and including the last frame with a doubtful number; they precede the frames after it.
+    /// Number of frames lost before the last frame with a doubtful number, including that frame, by cause. These losses
+    /// precede the losses in `unassigned`.
     doubtful_losses: [u64; Cause::ALL.len()],
     /// Number of consecutive frames with doubtful numbers.
     doubtful_frames: u32,
@@ -47,12 +48,13 @@ impl FrameNumbering {
         }
     }
 
-    /// Where frame numbers are read from; `None` if transfers are counted.
+    /// Returns the description of the numbers that frames contain; `None` if frames contain no numbers and transfers
+    /// are counted.
     pub(super) const fn numbers(&self) -> Option<&FrameSequence> {
         self.numbers.as_ref()
     }
 
-    /// Marks an interruption of the stream: the next frame may not continue the numbering.
+    /// Records an interruption of the stream. After an interruption, the next frame may have any number.
     pub(super) const fn interrupt(&mut self) {
         match &mut self.numbers {
             Some(numbers) => numbers.interrupt(),
@@ -60,17 +62,17 @@ impl FrameNumbering {
         }
     }
 
-    /// Returns whether to log that frame numbers do not continue, because the design may not write them, or not in
-    /// every frame.
+    /// Returns whether to log that frame numbers do not continue a sequence. A possible cause is a design that writes
+    /// no numbers, or writes them only to some frames.
     ///
-    /// Returns true only once.
+    /// Returns true at most once.
     pub(super) const fn has_lost_sync(&mut self) -> bool {
         self.doubtful_frames >= MAX_DOUBTFUL_FRAMES && !std::mem::replace(&mut self.is_logged, true)
     }
 
-    /// Counts `transfers` whose content is unknown as lost to `cause`.
+    /// Counts `transfers` transfers with unknown content as lost to `cause`.
     ///
-    /// If frames carry numbers, the next number shows how many frames are missing, and they are counted then.
+    /// If frames carry numbers, this loss is counted when the next number shows how many frames are missing.
     pub(super) fn lose(&mut self, transfers: u64, cause: Cause, ledger: &SourceLedger) {
         if self.numbers.is_some() {
             self.unassigned[cause as usize] += transfers;
@@ -82,14 +84,16 @@ impl FrameNumbering {
         ledger.lost(cause).add(transfers);
     }
 
-    /// Counts `frames` that the sender reports as lost to `cause`, and `missing` frames before them as wire gap.
+    /// Counts `frames` frames that the sender reports as lost to `cause`, and the `missing` frames before them as
+    /// `wire_gap`.
     pub(super) fn lose_reported(frames: u64, missing: u64, cause: Cause, ledger: &SourceLedger) {
         ledger.expected.add(frames + missing);
         ledger.lost(cause).add(frames);
         ledger.lost(Cause::WireGap).add(missing);
     }
 
-    /// Counts `missing` frames: first those known to be lost in this process, the rest as `gap`.
+    /// Counts `missing` frames as lost. Frames that are known to be lost in this process keep their causes; the other
+    /// frames have the cause `gap`.
     fn miss(&mut self, missing: u64, gap: Cause, ledger: &SourceLedger) {
         ledger.expected.add(missing);
         let mut left = missing;
@@ -117,15 +121,15 @@ impl FrameNumbering {
             sequence: self.next,
             epoch: self.epoch,
             flags: std::mem::take(&mut self.flags),
-            places: 1,
+            packets_per_frame: 1,
             arrived: 1,
             ..FrameMeta::default()
         }
     }
 
-    /// Counts the next frame as expected, with its number bytes `raw` if frames carry numbers. Missing frames before it
-    /// count as losses in this process, the rest as `gap`. A frame whose number continues no sequence is
-    /// [damaged](Self::damaged).
+    /// Counts the next frame as expected. `raw` is the number in its bytes, if frames carry numbers. Frames that are
+    /// missing before this frame and known to be lost in this process keep their causes; other missing frames have the
+    /// cause `gap`. A frame whose number continues no sequence is [damaged](Self::damaged).
     pub(super) fn frame(
         &mut self,
         raw: Option<u64>,
@@ -172,7 +176,7 @@ impl FrameNumbering {
     }
 
     /// Returns the metadata of the next frame, for which the sender reports `origin`. Counts the frame as expected, and
-    /// `missing` frames before it as wire gap.
+    /// the `missing` frames before the frame as `wire_gap`.
     pub(super) fn reported(
         &mut self,
         origin: Origin,
@@ -188,13 +192,13 @@ impl FrameNumbering {
         self.next = origin.sequence.wrapping_add(1);
         FrameMeta {
             flags: Flags(origin.flags.0 & !Flags::EPOCH.0).with(meta.flags),
-            places: origin.places,
+            packets_per_frame: origin.packets_per_frame,
             arrived: origin.arrived,
             ..meta
         }
     }
 
-    /// Merges the losses before and after a doubtful frame.
+    /// Adds the losses before the last doubtful frame to the losses after it.
     fn join(&mut self) {
         for (unassigned, doubtful_losses) in
             self.unassigned.iter_mut().zip(&mut self.doubtful_losses)
@@ -203,8 +207,8 @@ impl FrameNumbering {
         }
     }
 
-    /// As `reported`, for a frame with a damaged payload: it counts as lost, and its metadata marks all of it as
-    /// missing.
+    /// Does the same as [`reported`](Self::reported) for a frame with a damaged payload. The frame counts as lost, and
+    /// the returned metadata marks all packets as missing.
     pub(super) fn reported_damaged(
         &mut self,
         origin: Origin,
@@ -220,8 +224,9 @@ impl FrameNumbering {
         }
     }
 
-    /// Handles a frame whose payload is damaged or too short for its number. It counts as lost, immediately or, if
-    /// frames carry numbers, with the next number. Its metadata marks all of it as missing.
+    /// Handles a frame whose payload is damaged or too short to contain its number. The frame counts as lost:
+    /// immediately, or together with the next number if frames carry numbers. Its metadata marks all packets as
+    /// missing.
     pub(super) fn damaged(&mut self, ledger: &SourceLedger) -> FrameMeta {
         let meta = if self.numbers.is_some() {
             self.unassigned[Cause::BadPacket as usize] += 1;
@@ -243,14 +248,15 @@ impl FrameNumbering {
         }
     }
 
-    /// Counts the open losses at the end of the stream or of its numbering, because no later number will reveal them.
+    /// Counts the losses that are not in the ledger yet. Called when the stream or its numbering ends, because no later
+    /// number can show how many frames are missing.
     pub(super) fn settle(&mut self, ledger: &SourceLedger) {
         settle(&mut self.doubtful_losses, ledger);
         settle(&mut self.unassigned, ledger);
     }
 }
 
-/// Counts `losses` under their causes.
+/// Adds `losses` to the ledger by cause, then sets `losses` to zero.
 fn settle(losses: &mut [u64; Cause::ALL.len()], ledger: &SourceLedger) {
     for (lost, cause) in losses.iter_mut().zip(Cause::ALL) {
         let lost = std::mem::take(lost);
@@ -287,7 +293,7 @@ mod tests {
         numbering.lose(3, Cause::Overrun, &ledger);
         let damaged = numbering.damaged(&ledger);
         assert_eq!(damaged.sequence, 11);
-        // 8, 9, 10 overrun, 11 damaged, 12 never came.
+        // Frames 8, 9 and 10 were overrun, 11 was damaged, and 12 never arrived.
         assert_eq!(frame(&mut numbering, 13).sequence, 13);
         let found = report(&ledger, 2);
         assert_eq!(found.expected, 7);
@@ -295,7 +301,7 @@ mod tests {
             found.lost,
             [("overrun", 3), ("bad_packet", 1), ("wire_gap", 1)].into()
         );
-        // More than could be a gap, but lost here.
+        // A gap this large would be rejected, but these frames were lost in this process.
         numbering.lose(100, Cause::RingFull, &ledger);
         assert_eq!(frame(&mut numbering, 114).flags, Flags::default());
         assert_eq!(report(&ledger, 3).lost["ring_full"], 100);
@@ -311,13 +317,13 @@ mod tests {
             sequence,
             epoch,
             flags,
-            places: 3,
+            packets_per_frame: 3,
             arrived: 2,
         };
         let both = Flags::EPOCH.with(Flags::INCOMPLETE);
         let first = numbering.reported(origin(40, 7, Flags::INCOMPLETE), 0, &ledger);
         assert_eq!((first.sequence, first.epoch, first.flags), (40, 0, both));
-        assert_eq!((first.places, first.arrived), (3, 2));
+        assert_eq!((first.packets_per_frame, first.arrived), (3, 2));
         let next = numbering.reported(origin(43, 7, both), 2, &ledger);
         assert_eq!((next.sequence, next.flags), (43, Flags::INCOMPLETE));
         let restarted = numbering.reported(origin(0, 9, Flags(0)), 0, &ledger);
@@ -365,7 +371,7 @@ mod tests {
         let one_each = [("bad_packet", 1), ("overrun", 1), ("wire_gap", 1)];
         assert_eq!(found.lost, one_each.into());
         assert_eq!((found.expected, ledger.epochs.get()), (5, 1));
-        // 12 is lost, the design restarts at 100, 101 is lost.
+        // Frame 12 is lost, the design restarts at 100, and frame 101 is lost.
         numbering.lose(1, Cause::Overrun, &ledger);
         assert_eq!(frame(&mut numbering, 100).arrived, 0);
         numbering.lose(1, Cause::Overrun, &ledger);
@@ -375,11 +381,11 @@ mod tests {
         let lost = [("bad_packet", 2), ("overrun", 3), ("wire_gap", 1)];
         assert_eq!(found.lost, lost.into());
         assert_eq!((ledger.epochs.get(), ledger.skipped.get()), (2, 88));
-        // A doubtful frame at the end is one, too.
+        // A doubtful frame at the end of the stream counts as damaged.
         frame(&mut numbering, 9);
         numbering.settle(&ledger);
         assert_eq!(report(&ledger, 3).lost["bad_packet"], 3);
-        // After a new start the design's first number is believed.
+        // After an interruption, the design's first number is accepted.
         numbering.interrupt();
         assert_eq!(frame(&mut numbering, 0).flags, Flags::EPOCH);
         assert_eq!(ledger.epochs.get(), 3);
@@ -401,22 +407,24 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Single damaged numbers, and losses between them, are counted exactly.
+        /// Checks that single frames with damaged numbers, and the losses between these frames, are counted exactly.
         #[test]
         fn damaged_frame_numbers_are_counted_individually(
-            // Of each frame: come, its number damaged, overrun, never sent.
-            fates in proptest::collection::vec(0_u8..6, 1..300),
+            // What happens to each frame: 0 to 2 it arrives, 3 its number is damaged, 4 it is overrun, 5 it is never
+            // sent.
+            events in proptest::collection::vec(0_u8..6, 1..300),
         ) {
             let (mut numbering, ledger) = (numbered(), SourceLedger::default());
             let (mut delivered, mut damaged, mut overrun, mut unsent) = (1, 0, 0, 0);
             numbering.frame(Some(0), Cause::WireGap, &ledger);
-            // The end comes whole, and no more than may be missing in a row.
+            // The last frame always arrives. At most 9 consecutive frames are missing, which the numbering still
+            // accepts as a gap.
             let (mut row, mut number, mut was_damaged) = (0, 0, false);
-            for fate in fates.into_iter().chain([0]) {
+            for event in events.into_iter().chain([0]) {
                 number += 1;
-                let fate = if row == 9 { 0 } else { fate };
-                row = if fate < 3 { 0 } else { row + 1 };
-                match fate {
+                let event = if row == 9 { 0 } else { event };
+                row = if event < 3 { 0 } else { row + 1 };
+                match event {
                     3 if !was_damaged => {
                         was_damaged = true;
                         damaged += 1;

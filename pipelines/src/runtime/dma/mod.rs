@@ -1,4 +1,4 @@
-//! The thread of a DMA engine: submits credits, takes completions, publishes frames.
+//! The thread of a DMA engine, which submits credits, processes completions and publishes frames.
 //!
 //! ```text
 //!   ring's slots ──addresses once──▶ engine ──completion──▶ describe ─▶ publish
@@ -6,7 +6,7 @@
 //!        └────────── credits ──────────┘        an engine with backpressure writes the ring itself
 //!
 //!   slots of its own ◀── free-running engine     without backpressure, or if it cannot write the ring's memory
-//!        └──copy──▶ open slots of the ring ──▶ overwritten meanwhile? ──▶ publish
+//!        └──copy──▶ open slots of the ring ──▶ overwritten in between? ──▶ publish
 //! ```
 
 mod frame_numbering;
@@ -33,15 +33,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Timeout for an engine to stop; afterwards bus mastering is disabled.
+/// Maximum time for an engine to stop. If the engine needs longer, bus mastering is disabled.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
-/// Number of consecutive faults without a frame after which the pipeline fails.
+/// Number of consecutive faults, with no frame between them, after which the pipeline fails.
 const MAX_CONSECUTIVE_FAULTS: u32 = 8;
-/// Polling time before the thread sleeps.
+/// Time for which the thread polls before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(20);
-/// Sleep time without interrupts.
+/// Sleep time between polls of a device without interrupts.
 const IDLE_SLEEP: Duration = Duration::from_micros(50);
-/// Maximum wait for an interrupt, so that freed slots are credited in time.
+/// Maximum time to wait for an interrupt. It is short, so that free slots are given to the engine in time.
 const CREDIT_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Why an engine's thread ends.
@@ -55,7 +55,7 @@ pub(super) enum DmaError {
     Region(#[from] RegionError),
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The engine reported an impossible transfer.
+    /// The engine reported a transfer that is not possible.
     #[error("{0}")]
     Unbelievable(String),
 }
@@ -71,19 +71,20 @@ pub(super) struct Parts {
     pub(super) wait: Wait,
     pub(super) started: Arc<AtomicU64>,
     pub(super) control: Arc<Control>,
-    /// Doorbell that the engine rings after its path is verified.
+    /// The doorbell that the engine rings after the data path is verified.
     pub(super) bell: Option<DeviceDoorbell>,
-    /// Backends that can allocate GPU memory for a device, and the device's role.
+    /// Backends that can allocate GPU memory for a device.
     pub(super) backends: Vec<Backend>,
     pub(super) writer: Writer,
 }
 
-/// State of the engine's data path.
+/// State of the verification of the engine's data path.
 enum Path {
-    /// The next transfers are verified; the flag is set after the first one.
+    /// The path is not verified yet, so the next transfer is checked. The flag is true after the first transfer was
+    /// checked.
     Unproven(Prover, bool),
     Proven,
-    /// The path does not work and there is no other; nothing is published any more.
+    /// The data path does not work, and no other path is possible. No more frames are published.
     GivenUp,
 }
 
@@ -98,7 +99,7 @@ pub(super) struct Runner {
     completions: Completions,
     /// Number of transfers since the engine was armed.
     transfers: u64,
-    /// Buffer for a frame's number, so that reading it does not allocate.
+    /// Buffer for the bytes of a frame's number, so that reading the number does not allocate memory.
     number: [u8; 8],
     /// Number of faults since the last frame.
     faults: u32,
@@ -110,14 +111,17 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// Maps memory and creates everything the thread needs; does not start the engine.
+    /// Maps memory and creates everything that the thread needs. Does not start the engine.
     pub(super) fn new(parts: Parts) -> Result<Self, DmaError> {
         let Parts {
             engine, producer, ..
         } = parts;
         let faults = engine.faults().len();
-        let (slots, places) = (producer.options().slots, producer.options().places);
-        // If frames are copied, half of the slots at a time; the engine fills the other half meanwhile.
+        let (slots, packets_per_frame) = (
+            producer.options().slots,
+            producer.options().packets_per_frame,
+        );
+        // If frames are copied, at most half of the slots are copied at a time, while the engine fills the other half.
         let capacity = if engine.caps().supports_backpressure {
             slots
         } else {
@@ -138,7 +142,7 @@ impl Runner {
             numbering: FrameNumbering::new(parts.numbers),
             path: Path::Unproven(prover, false),
             backends: parts.backends,
-            completions: Completions::with_places(capacity, faults, places),
+            completions: Completions::with_packets_per_frame(capacity, faults, packets_per_frame),
             transfers: 0,
             number: [0; 8],
             faults: 0,
@@ -152,7 +156,7 @@ impl Runner {
 
     pub(super) fn run(mut self, heartbeat: &Heartbeat) {
         if let Err(error) = self.work(heartbeat) {
-            // Writes to the device or its host memory may be the cause.
+            // The device or its memory mapping may be the cause of this error.
             let kind = FailureKind::Device;
             let name = format!("source `{}`", self.name);
             self.control.fail(kind, name, error.to_string());
@@ -187,11 +191,12 @@ impl Runner {
         Ok(())
     }
 
-    /// Logs that a device with free slots completes no transfers.
+    /// Logs that a device has free slots but completes no transfers.
     fn log_silence(&self, idle: Duration) {
         if !self.port.is_starved(&self.producer) {
             tracing::warn!(
-                "source {}: {} has completed no transfer for {} s; its sender is silent, sends to another address, or hangs",
+                "source {}: {} has completed no transfer for {} s; the sender is silent, sends to another address, or \
+                 hangs",
                 self.name,
                 self.port.name(),
                 idle.as_secs()
@@ -203,7 +208,7 @@ impl Runner {
         matches!(self.path, Path::Proven)
     }
 
-    /// Gives the engine the free slots, starting at the slot of the next frame.
+    /// Arms the engine, starting at the slot of the next frame, and gives the free slots to the engine.
     fn arm(&mut self) -> Result<(), DmaError> {
         self.transfers = 0;
         if let Path::Unproven(prover, is_looked_at) = &mut self.path {
@@ -213,8 +218,8 @@ impl Runner {
         self.port.arm(&self.producer, self.is_proven())
     }
 
-    /// Gives the engine the free slots (only one until the path is verified), and publishes what it has completed.
-    /// Returns whether anything was completed.
+    /// Gives the engine the free slots (only one until the data path is verified), and publishes completed transfers.
+    /// Returns whether any transfer was completed.
     fn step(&mut self) -> Result<bool, DmaError> {
         let is_proving = !self.is_proven();
         self.port.credit(&mut self.producer, is_proving);
@@ -222,7 +227,7 @@ impl Runner {
         self.completions.clear(limit);
         let polled = self.port.poll(&mut self.completions);
         self.count_faults();
-        // Transfers completed before a fault are intact.
+        // Transfers that completed before a fault are intact.
         let moved = self.take()?;
         polled?;
         Ok(moved)
@@ -240,7 +245,7 @@ impl Runner {
         }
     }
 
-    /// Counts losses that the engine reports outside completions, and overwritten transfers.
+    /// Counts losses that the engine does not report as completions, and transfers that the engine has overwritten.
     fn count_lost(&mut self) -> u64 {
         let overrun = self.completions.overrun();
         if overrun > 0 {
@@ -279,10 +284,10 @@ impl Runner {
         Ok(true)
     }
 
-    /// Verifies that the first transfer wrote exactly the reported bytes. Returns true if completed transfers can be
-    /// published. Otherwise its frame is not published, and the engine changes to another path.
+    /// Verifies that the first transfer wrote exactly the reported bytes. Returns true if the completed transfers can
+    /// be published. Otherwise this frame is not published, and the engine changes to another data path.
     fn prove(&mut self) -> Result<bool, DmaError> {
-        // Until the verification is complete, an error must leave nothing to publish.
+        // If an error interrupts the verification, nothing may be published.
         let Path::Unproven(prover, is_looked_at) = std::mem::replace(&mut self.path, Path::GivenUp)
         else {
             return Ok(false);
@@ -291,22 +296,22 @@ impl Runner {
             self.path = Path::Unproven(prover, is_looked_at);
             return Ok(false);
         };
-        // A transfer with missing parts proves nothing if no one writes the missing parts.
+        // A transfer with missing packets proves nothing if the engine does not write the missing packets.
         let is_whole = !self.port.writes_past_length()
             || first
                 .origin
-                .is_none_or(|origin| origin.arrived >= origin.places);
+                .is_none_or(|origin| origin.arrived >= origin.packets_per_frame);
         let written = if first.is_bad || !is_whole {
             0
         } else {
             self.done(0)?.length
         };
         let slot = self.port.slot_of(self.transfers + first.passed);
-        // Linux maps host memory for a device that has a driver. The fault may then lie with the sender, which may also
-        // have died during an earlier frame in this slot.
+        // Linux maps host memory for a device that has a driver, so the mapping is not the cause of a fault. The sender
+        // may be the cause, or it may have died during an earlier frame in this slot.
         let is_mapped = first.origin.is_some() && !self.port.can_fall_back();
-        let Some(seen) = prover.look(&self.port, slot, written, !is_looked_at)? else {
-            // This transfer cannot be verified, so it counts as damaged, and the next one is checked.
+        let Some(seen) = prover.inspect(&self.port, slot, written, !is_looked_at)? else {
+            // This transfer cannot be verified, so it counts as damaged, and the next transfer is checked instead.
             self.path = Path::Unproven(prover, true);
             if !is_mapped {
                 self.completions.mark_first_bad();
@@ -314,14 +319,14 @@ impl Runner {
             return Ok(true);
         };
         if self.port.overwritten()? > self.transfers + first.passed {
-            // Another transfer has overwritten it meanwhile.
+            // Another transfer has overwritten this one in the meantime.
             self.path = Path::Unproven(prover, is_looked_at);
             self.completions.mark_first_bad();
             return Ok(true);
         }
         let is_right = match first.origin {
             None => seen.is_exact(),
-            Some(_) => seen.own.unwritten == 0 && (is_mapped || seen.beside.is_exact()),
+            Some(_) => seen.own.unwritten == 0 && (is_mapped || seen.neighbours.is_exact()),
         };
         if is_right {
             return self.proved(written);
@@ -332,12 +337,12 @@ impl Runner {
             return Ok(true);
         }
         self.counters.prove(Proof::Disproved);
-        // The device no longer has the data, and host memory does not contain it.
+        // The device no longer has the data, and host memory does not contain the data either.
         self.drop_frames(0, 1, Cause::BadPacket);
-        let seen = seen.own + seen.beside;
+        let seen = seen.own + seen.neighbours;
         let why = format!(
-            "{} reported {written} bytes written, but {} words of them are unchanged, and {} neighbouring words \
-             changed",
+            "{} reported {written} bytes written, but {} words of these bytes are unchanged, and \
+             {} neighbouring words changed",
             self.port.name(),
             seen.unwritten,
             seen.touched
@@ -364,10 +369,11 @@ impl Runner {
         Ok(false)
     }
 
-    /// The first transfer is correct; it can be published unless this function publishes it.
+    /// Records that the first transfer is correct. Returns true if the caller must publish the frame, false if this
+    /// function has published the frame.
     fn proved(&mut self, written: usize) -> Result<bool, DmaError> {
         self.path = Path::Proven;
-        // The other path is verified separately.
+        // The fallback path is verified separately and does not count here.
         if self.counters.ledger.fallbacks.get() == 0 {
             self.counters.prove(Proof::Proven);
         }
@@ -383,14 +389,15 @@ impl Runner {
         Ok(true)
     }
 
-    /// Rearms the engine so that it rings a kernel's doorbell.
+    /// Rearms the engine so that it rings the doorbell of a kernel.
     fn ring_from_now_on(&mut self) -> Result<(), DmaError> {
         self.stop_to_go_on()?;
         self.port.ring_from(self.producer.published())?;
         self.arm()
     }
 
-    /// Restarts the engine after a fault. Unfinished transfers are lost; the stream continues.
+    /// Restarts the engine after a fault. Unfinished transfers are lost, and the stream continues with the next
+    /// transfer.
     fn restart(&mut self, error: EngineError) -> Result<(), DmaError> {
         let EngineError::Faulted { faults, .. } = &error else {
             return Err(error.into());
@@ -419,7 +426,7 @@ impl Runner {
         self.arm()
     }
 
-    /// Stops the engine; returns true if bus mastering had to be disabled.
+    /// Stops the engine. Returns true if bus mastering had to be disabled.
     fn stop_engine(&mut self) -> bool {
         let is_cut_off = self.port.stop(STOP_TIMEOUT);
         if is_cut_off {
@@ -428,25 +435,27 @@ impl Runner {
         is_cut_off
     }
 
-    /// Stops the engine in order to rearm it, which is impossible if bus mastering had to be disabled.
+    /// Stops the engine in order to rearm it. Returns an error if bus mastering had to be disabled, because the engine
+    /// cannot be rearmed in this case.
     fn stop_to_go_on(&mut self) -> Result<(), DmaError> {
         if self.stop_engine() {
             return Err(DmaError::Unbelievable(format!(
-                "{} did not stop within {STOP_TIMEOUT:?}, so its bus mastering was disabled; it stays stopped in this run",
+                "{} did not stop within {STOP_TIMEOUT:?}, so its bus mastering was disabled; the device stays stopped in this run",
                 self.port.name()
             )));
         }
         Ok(())
     }
 
-    /// Ends the stream: stops the engine, and publishes completed transfers, or counts them if they cannot be
-    /// published.
+    /// Ends the stream. Stops the engine, then publishes the completed transfers, or counts them as lost if they cannot
+    /// be published.
     fn stop(&mut self) -> Result<(), DmaError> {
         let drained = if self.port.is_armed() {
             self.stop_engine();
             self.drain()
         } else {
-            // The remaining completions refer to slots of an earlier arming, so their frames cannot be located.
+            // The remaining completions refer to slots from before the engine was rearmed, so their frames cannot be
+            // located.
             Ok(())
         };
         let rest = self.lose_rest();
@@ -476,11 +485,11 @@ impl Runner {
         }
     }
 
-    /// Takes all completions of a stopped engine.
+    /// Processes all completions of a stopped engine.
     fn drain(&mut self) -> Result<(), DmaError> {
         while !matches!(self.path, Path::GivenUp) {
-            let most = if self.is_proven() { usize::MAX } else { 1 };
-            self.completions.clear(most);
+            let max = if self.is_proven() { usize::MAX } else { 1 };
+            self.completions.clear(max);
             let polled = self.port.poll(&mut self.completions);
             self.count_faults();
             let taken = self.take()?;
@@ -494,7 +503,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Publishes transfers that the engine has written to the ring itself.
+    /// Publishes transfers that the engine has written directly to the ring.
     fn publish_in_place(&mut self) -> Result<(), DmaError> {
         let Self {
             producer,
@@ -504,7 +513,7 @@ impl Runner {
         let count = completions.as_slice().len() as u64;
         if count > producer.open() {
             return Err(DmaError::Unbelievable(format!(
-                "{} reported {count} completed transfers, but it had only {} slots",
+                "{} reported {count} completed transfers, but only {} slots were open",
                 self.port.name(),
                 producer.open()
             )));
@@ -513,7 +522,7 @@ impl Runner {
             let done = self.done(i)?;
             if done.passed > 0 {
                 return Err(DmaError::Unbelievable(format!(
-                    "{} skipped {} slots that it had to fill in order",
+                    "{} skipped {} slots, but must fill the slots in order",
                     self.port.name(),
                     done.passed
                 )));
@@ -525,13 +534,13 @@ impl Runner {
         Ok(())
     }
 
-    /// Returns the `i`-th completion if it is plausible.
+    /// Returns the `i`-th completion, or an error if it is not plausible.
     fn done(&self, i: u64) -> Result<Done, DmaError> {
         let done = self.completions.as_slice()[usize::try_from(i).unwrap_or(usize::MAX)];
-        let most = self.producer.options().slot_bytes;
-        if done.length > most {
+        let max = self.producer.options().slot_bytes;
+        if done.length > max {
             return Err(DmaError::Unbelievable(format!(
-                "{} reported {} bytes written to a slot of {most} bytes",
+                "{} reported {} bytes written to a slot of {max} bytes",
                 self.port.name(),
                 done.length
             )));
@@ -539,11 +548,14 @@ impl Runner {
         Ok(done)
     }
 
-    /// Fills the packets of the `i`-th open slot that did not arrive, according to `done`, the `at`-th completion.
-    /// Returns false if the CPU cannot access the slot, so that it contains other data, or if no packet arrived.
+    /// Fills the packets that did not arrive in the `i`-th open slot, according to `done`, the `at`-th completion.
+    /// Returns false if no packet arrived, or if the CPU cannot access the slot, which then still contains old data.
     fn fill_missing(&self, i: u64, at: u64, done: &Done) -> bool {
-        let bytes = self.port.place_bytes();
-        let Some(origin) = done.origin.filter(|origin| origin.arrived < origin.places) else {
+        let bytes = self.port.packet_bytes();
+        let Some(origin) = done
+            .origin
+            .filter(|origin| origin.arrived < origin.packets_per_frame)
+        else {
             return true;
         };
         if bytes == 0 || done.is_bad {
@@ -555,7 +567,7 @@ impl Runner {
         let present = self
             .completions
             .present(usize::try_from(at).unwrap_or(usize::MAX));
-        (0..origin.places as usize)
+        (0..origin.packets_per_frame as usize)
             .filter(|place| {
                 present
                     .get(place / 64)
@@ -566,7 +578,7 @@ impl Runner {
             .all(|extent| self.producer.fill(i, extent))
     }
 
-    /// Writes the metadata of the `i`-th open slot, which contains the frame of `done`, the `at`-th completion.
+    /// Writes the metadata of the `i`-th open slot. The slot contains the frame of `done`, the `at`-th completion.
     fn describe(&mut self, i: u64, at: u64, done: Done) {
         let raw = self.numbering.numbers().and_then(|numbers| {
             let bytes = &mut self.number[..numbers.bytes.min(8)];
@@ -590,21 +602,21 @@ impl Runner {
             ),
             None => {
                 let meta = self.numbering.frame(raw, Cause::WireGap, &self.ledger);
-                // A frame with a doubtful number.
+                // A frame with a doubtful number has no arrived packets.
                 (meta, meta.arrived == 0)
             }
         };
         if self.numbering.has_lost_sync() {
             tracing::warn!(
-                "source {}: frame numbers do not continue any known sequence, so the frames count as damaged; check `offset`, \
-                 `bytes`, `endian` and `step` of `sequence`, and that each frame begins with a packet of the design, which \
-                 a packet that is longer than a slot of the ring prevents",
+                "source {}: frame numbers do not continue any known sequence, so the frames count as damaged; check \
+                 `offset`, `bytes`, `endian` and `step` of `sequence`; each frame must begin with a packet of the \
+                 design, so no packet may be longer than a slot of the ring",
                 self.name
             );
         }
         if is_blank {
             self.producer.blank(i);
-            // If frames are shorter than slots, their length is as reported.
+            // If frames may be shorter than slots, use the reported length.
             let length = if self.port.writes_past_length() {
                 done.length
             } else {
@@ -625,7 +637,9 @@ impl Runner {
         };
         self.ledger.bytes.add(done.length as u64);
         self.ledger.delivered.add(1);
-        if meta.is_incomplete() || (self.port.place_bytes() > 0 && meta.arrived < meta.places) {
+        if meta.is_incomplete()
+            || (self.port.packet_bytes() > 0 && meta.arrived < meta.packets_per_frame)
+        {
             self.ledger.incomplete.add(1);
         }
         let present = self
@@ -634,13 +648,13 @@ impl Runner {
         self.producer.describe(i, &meta, present.iter().copied());
     }
 
-    /// Copies frames out of the engine's own slots, drops those that the engine may have overwritten meanwhile, and
-    /// publishes the rest.
+    /// Copies frames from the engine's own slots to the ring. Drops frames that the engine may have overwritten during
+    /// the copy, and publishes the other frames.
     fn bounce_copy(&mut self) -> Result<(), DmaError> {
         let count = self.completions.as_slice().len() as u64;
         let supports_backpressure = self.port.supports_backpressure();
         let mut at = 0;
-        // The transfer after the last checked frame.
+        // Number of the transfer after the last checked frame.
         let mut turn = self.transfers;
         while at < count {
             let missing = (count - at).saturating_sub(self.producer.open());
@@ -673,7 +687,8 @@ impl Runner {
                 overwritten += 1;
             }
             if overwritten > 0 {
-                // The remaining frames follow slots that were filled in vain; they are copied again.
+                // The copies of the dropped frames occupy the first open slots, so the remaining frames are copied
+                // again.
                 self.drop_frames(at, overwritten, Cause::Overrun);
                 at += overwritten;
                 continue;
@@ -694,7 +709,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Counts `count` completions starting at the `at`-th as lost to `cause`, including the frames missing before them.
+    /// Counts `count` completions, starting with completion number `at`, as lost to `cause`. Also counts the frames
+    /// that are missing before these completions.
     fn drop_frames(&mut self, at: u64, count: u64, cause: Cause) {
         let done = self.completions.as_slice().iter();
         let at = usize::try_from(at).unwrap_or(usize::MAX);
@@ -707,7 +723,7 @@ impl Runner {
         }
     }
 
-    /// Waits briefly: for a free slot if the engine has none to fill, otherwise for the engine.
+    /// Waits briefly. If the engine has no slot to fill, waits for a free ring slot; otherwise waits for a completion.
     fn pause(&mut self, idle: Duration) -> Result<(), DmaError> {
         if self.port.is_starved(&self.producer) {
             self.producer.wait(self.wait, STOP_POLL_INTERVAL);

@@ -1,4 +1,4 @@
-//! An engine and the slots that it fills: the ring's slots, or its own.
+//! An engine and the slots that it fills: either slots of the ring, or separate slots of the engine.
 
 use super::DmaError;
 use daq_core::dma::{
@@ -14,11 +14,11 @@ use daq_core::ring::Producer;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// An engine's state.
+/// State of an engine.
 enum State {
     Idle(Box<dyn Engine>, DmaMap),
     Armed(Armed),
-    /// The engine could be neither stopped nor disabled, or a state change failed.
+    /// The engine cannot be used: it could not be stopped or disabled, or a change of its state failed.
     Lost,
 }
 
@@ -27,30 +27,30 @@ pub(super) struct Port {
     state: State,
     name: String,
     supports_backpressure: bool,
-    /// Whether the engine writes its slots packet by packet and beyond the frame's length.
+    /// Whether the engine writes packet by packet and may therefore write beyond the end of a frame.
     writes_past_length: bool,
-    place_bytes: usize,
+    packet_bytes: usize,
     faults: &'static [&'static str],
-    /// Copies frames from the engine's own slots to the ring's slots; `None` if the engine writes the ring.
+    /// Copies frames from the engine's own slots to the ring's slots; `None` if the engine writes directly to the ring.
     bounce_copy: Option<BounceCopy>,
-    /// Number of its own slots that the engine has not received yet.
+    /// Number of the engine's own slots that have not been given to the engine yet.
     ungiven: u64,
-    /// Number of ring slots that the engine has received and not completed.
+    /// Number of slots that were given to the engine and for which it has not reported completion.
     given: u64,
-    /// The doorbell that an armed engine rings, with its mapping.
+    /// The doorbell that an armed engine rings, and the DMA mapping of that doorbell.
     bell: Option<(DeviceDoorbell, Arc<DmaMap>)>,
     is_ringing: bool,
-    /// The GPU whose incoming writes must be flushed.
+    /// The GPU to flush, so that kernels see the writes of the device.
     flushed: Option<&'static Device>,
-    /// Device address of every slot.
+    /// Address of every slot as the device sees it.
     addresses: Vec<u64>,
-    /// The first slot after arming.
+    /// Index of the slot that the engine filled first after it was armed.
     first: usize,
     slots: usize,
     slot_bytes: usize,
 }
 
-/// Allocates an engine's own slots on the GPU of `producer`'s ring, or in host memory if the ring is there.
+/// Allocates an engine's own slots on the GPU of `producer`'s ring, or in host memory if the ring is in host memory.
 fn own(
     producer: &Producer,
     writer: Writer,
@@ -62,8 +62,8 @@ fn own(
     let bytes = producer.options().region_bytes();
     let device = Device::open(ordinal).map_err(RegionError::from)?;
     match Region::mapped(device, bytes, writer, backends) {
-        // A network card's driver receives the memory's address, as for unreliable writes of the source `rdma`, so it
-        // needs no mapping. If the CPU reads received data, the plan has requested a mapping.
+        // The NIC driver receives the address of the memory, as for unreliable writes of the source `rdma`, so the
+        // region needs no BAR mapping. If the CPU reads received data, the plan has already requested a BAR mapping.
         Err(RegionError::Unmappable(error)) if writer == Writer::Nic => {
             tracing::debug!("cannot map the engine's own slots: {error}");
             Region::cuda(device, bytes)
@@ -72,7 +72,7 @@ fn own(
     }
 }
 
-/// Allocates the slots in host memory.
+/// Allocates an engine's own slots in host memory.
 fn own_on_host(producer: &Producer) -> Result<Arc<Region>, RegionError> {
     Region::host(
         producer.options().region_bytes(),
@@ -85,8 +85,8 @@ fn own_on_host(producer: &Producer) -> Result<Arc<Region>, RegionError> {
     )
 }
 
-/// Maps `region` for `device`; returns the map and the device addresses of the slots, which are arranged as in
-/// `producer`'s ring.
+/// Maps `region` for DMA by `device`. Returns the DMA mapping and the device addresses of the slots. The slots have the
+/// same layout as in `producer`'s ring.
 fn map(
     device: &Arc<dyn DmaDevice>,
     region: &Arc<Region>,
@@ -101,9 +101,9 @@ fn map(
 }
 
 impl Port {
-    /// Maps the ring's slots for the engine, or its own slots if it does not support backpressure.
+    /// Maps the ring's slots for the engine, or the engine's own slots if the engine does not support backpressure.
     ///
-    /// If the device cannot access a GPU ring at all, the engine uses host memory immediately.
+    /// If the device cannot access a ring on a GPU at all, the engine uses host memory from the beginning.
     pub(super) fn new(
         engine: Box<dyn Engine>,
         producer: &Producer,
@@ -127,8 +127,8 @@ impl Port {
             Some(gpu) if gpu.needs_flush().is_none() => Err(EngineError::Unfit {
                 device: engine.device().name().to_owned(),
                 why: format!(
-                    "kernels on {} may read stale data after the device has written there, and the writes cannot be flushed (attributes 117, \
-                     118); a newer driver may support this",
+                    "kernels on {} may read stale data after the device has written to GPU memory, and the writes \
+                     cannot be flushed (attributes 117, 118); a newer driver may support this",
                     gpu.name()
                 ),
             }),
@@ -162,7 +162,7 @@ impl Port {
             name: format!("{} of {}", engine.name(), engine.device().name()),
             faults: engine.faults(),
             writes_past_length: engine.writes_past_length(),
-            place_bytes: engine.place_bytes(),
+            packet_bytes: engine.packet_bytes(),
             flushed: gpu.filter(|gpu| gpu.needs_flush() == Some(true)),
             bounce_copy: (!is_straight)
                 .then(|| BounceCopy::new(region, producer))
@@ -200,9 +200,9 @@ impl Port {
         self.writes_past_length
     }
 
-    /// Bytes per packet slot, if packets that did not arrive are to be filled.
-    pub(super) const fn place_bytes(&self) -> usize {
-        self.place_bytes
+    /// Returns the size of a packet slot in bytes if packets that did not arrive must be filled, otherwise 0.
+    pub(super) const fn packet_bytes(&self) -> usize {
+        self.packet_bytes
     }
 
     pub(super) const fn is_armed(&self) -> bool {
@@ -213,12 +213,12 @@ impl Port {
         self.is_ringing
     }
 
-    /// Whether the engine has a doorbell that it does not ring yet.
+    /// Returns whether the engine has a doorbell but does not ring it yet.
     pub(super) const fn wants_to_ring(&self) -> bool {
         self.bell.is_some() && !self.is_ringing
     }
 
-    /// The memory that the engine writes.
+    /// Returns the memory that the engine writes.
     pub(super) fn region(&self) -> Option<&Arc<Region>> {
         match &self.state {
             State::Idle(_, map) => Some(map.region()),
@@ -227,8 +227,11 @@ impl Port {
         }
     }
 
-    /// Slot of a transfer, counted since the engine was armed.
-    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a usize")]
+    /// Returns the slot of a transfer. Transfers are counted from the last arming of the engine.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the remainder of a division by a usize fits into a usize"
+    )]
     pub(super) const fn slot_of(&self, transfer: u64) -> usize {
         ((self.first as u64 + transfer) % self.slots as u64) as usize
     }
@@ -236,7 +239,10 @@ impl Port {
     /// Arms the engine, starting at the slot of the ring's next frame.
     pub(super) fn arm(&mut self, producer: &Producer, is_proved: bool) -> Result<(), DmaError> {
         let State::Idle(engine, map) = std::mem::replace(&mut self.state, State::Lost) else {
-            return Err(DmaError::Unbelievable(format!("{} is not idle", self.name)));
+            return Err(DmaError::Unbelievable(format!(
+                "{} cannot be armed, because the engine is not idle",
+                self.name
+            )));
         };
         let slots = self.slots as u64;
         self.first = match &self.bounce_copy {
@@ -262,7 +268,7 @@ impl Port {
         Ok(())
     }
 
-    /// Takes back a stopped engine; returns whether bus mastering had to be disabled.
+    /// Stores the parts of a stopped engine; returns whether bus mastering had to be disabled.
     fn leak(&mut self, idle: Idle) -> bool {
         let stuck = idle.quiesce_timeout.is_some();
         self.state = match idle.memory {
@@ -272,7 +278,7 @@ impl Port {
         stuck
     }
 
-    /// Gives free slots to the engine; only one until the path is verified.
+    /// Gives free slots to the engine: one slot until the path is verified, afterwards all free slots.
     pub(super) fn credit(&mut self, producer: &mut Producer, is_proving: bool) {
         let State::Armed(armed) = &mut self.state else {
             return;
@@ -280,17 +286,17 @@ impl Port {
         if !self.supports_backpressure {
             return;
         }
-        let most = if is_proving { 1 } else { u64::MAX };
+        let max = if is_proving { 1 } else { u64::MAX };
         let slots = if self.bounce_copy.is_some() {
-            let slots = self.ungiven.min(most.saturating_sub(self.given));
+            let slots = self.ungiven.min(max.saturating_sub(self.given));
             self.ungiven -= slots;
             slots
         } else {
-            let free = (self.slots as u64).min(most);
+            let free = (self.slots as u64).min(max);
             if producer.open() < free {
                 producer.claim(free - producer.open());
             }
-            producer.open().min(most) - self.given
+            producer.open().min(max) - self.given
         };
         if slots > 0 {
             self.given += slots;
@@ -298,7 +304,7 @@ impl Port {
         }
     }
 
-    /// Number of completions that can be processed.
+    /// Returns the maximum number of completions that can be processed now.
     pub(super) fn wanted(&self, producer: &mut Producer, is_proving: bool) -> usize {
         if is_proving {
             return 1;
@@ -306,13 +312,13 @@ impl Port {
         if self.bounce_copy.is_none() || !self.supports_backpressure {
             return usize::MAX;
         }
-        // Completions without a free ring slot stay in the engine, which supports backpressure.
+        // The engine supports backpressure, so completions without a free ring slot stay in its queue.
         let slots = self.slots as u64;
         producer.claim(slots.saturating_sub(producer.open()).min(self.given));
         usize::try_from(producer.open()).unwrap_or(usize::MAX)
     }
 
-    /// Whether the engine has no slot to fill until a reader frees one.
+    /// Returns whether the engine has no slot to fill until a reader frees one.
     pub(super) fn is_starved(&self, producer: &Producer) -> bool {
         self.supports_backpressure
             && match self.bounce_copy {
@@ -335,7 +341,7 @@ impl Port {
         Ok(polled?)
     }
 
-    /// Waits for an interrupt; returns false if there are no interrupts.
+    /// Waits for an interrupt for at most `limit`. Returns false if the device has no interrupts.
     pub(super) fn wait(&mut self, limit: Duration) -> Result<bool, DmaError> {
         match &mut self.state {
             State::Armed(armed) => Ok(armed.wait(limit)?),
@@ -343,7 +349,7 @@ impl Port {
         }
     }
 
-    /// Number of transfers that may have been overwritten by now.
+    /// Returns the number of completed transfers whose data the engine may have overwritten.
     pub(super) fn overwritten(&mut self) -> Result<u64, DmaError> {
         match &mut self.state {
             State::Armed(armed) => Ok(armed.overwritten()?),
@@ -374,7 +380,7 @@ impl Port {
         }
     }
 
-    /// Returns slots to the engine for refilling.
+    /// Returns `slots` slots to the engine, which may then fill these slots again.
     pub(super) fn give_back(&mut self, slots: u64) {
         self.given = self.given.saturating_sub(slots);
         self.ungiven += slots;
@@ -394,13 +400,13 @@ impl Port {
         }
     }
 
-    /// Whether the engine can change to slots of its own in host memory.
+    /// Returns whether the engine can change to its own slots in host memory.
     pub(super) fn can_fall_back(&self) -> bool {
         let region = self.region();
         region.is_some_and(|region| region.placement() != Placement::Host)
     }
 
-    /// Gives a stopped engine slots of its own in host memory.
+    /// Gives a stopped engine its own slots in host memory.
     pub(super) fn fall_back(&mut self, producer: &Producer) -> Result<(), DmaError> {
         let State::Idle(engine, old) = std::mem::replace(&mut self.state, State::Lost) else {
             return Err(DmaError::Unbelievable(format!(
@@ -417,7 +423,7 @@ impl Port {
         let (bounce_copy, map, addresses) = match made {
             Ok(made) => made,
             Err(error) => {
-                // Remaining completions are queried at the end.
+                // The caller polls the remaining completions later.
                 self.state = State::Idle(engine, old);
                 return Err(error);
             }
@@ -433,7 +439,7 @@ impl Port {
         Ok(())
     }
 
-    /// From the next arming on, the device rings the doorbell and counts from `posted`.
+    /// Makes the device ring the doorbell after the engine is armed again, starting with the count `posted`.
     pub(super) fn ring_from(&mut self, posted: u64) -> Result<(), DmaError> {
         if let Some((bell, _)) = &self.bell {
             bell.ring_from(posted).map_err(BounceCopyError::from)?;

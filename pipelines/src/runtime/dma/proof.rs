@@ -4,8 +4,8 @@
 //!   slot N-1          slot 0 (the first)            slot 1
 //!   sentinels         payload │ sentinels           sentinels        after a correct transfer
 //! ```
-//! A kernel reads GPU memory, because kernels must see the data. If persistent kernels leave no room for it, the CPU
-//! reads it. Only slots that no other transfer can have written are checked.
+//! A kernel on the GPU checks GPU memory, because kernels must see the data. If persistent kernels leave no room for
+//! this kernel, the CPU checks the memory instead. Only slots that no other transfer can have written are checked.
 
 use super::DmaError;
 use super::port::Port;
@@ -22,24 +22,25 @@ use std::time::{Duration, Instant};
 
 /// The device code, as PTX for compute capability 7.0.
 const CODE: &[u8] = include_bytes!("../../../generated/proof.ptx");
-/// Timeout of the kernel.
+/// Timeout of the verification kernel.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Share of a GPU that persistent kernels may occupy and still leave room for the verification.
+/// Maximum share of a GPU that persistent kernels may occupy. Above this share, the verification kernel might not fit
+/// on the GPU.
 const MAX_OCCUPANCY: f64 = 0.75;
 const BLOCKS: u32 = 32;
 const THREADS: u32 = 256;
 
-/// Sentinel words that changed, in the written slot and in its neighbours.
+/// Number of sentinel words that changed or did not change, in the written slot and in its neighbours.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
+pub(super) struct Inspection {
     pub(super) own: Seen,
-    pub(super) beside: Seen,
+    pub(super) neighbours: Seen,
 }
 
-impl Look {
-    /// Whether exactly the expected words changed.
+impl Inspection {
+    /// Returns whether exactly the expected words changed.
     pub(super) const fn is_exact(self) -> bool {
-        self.own.is_exact() && self.beside.is_exact()
+        self.own.is_exact() && self.neighbours.is_exact()
     }
 }
 
@@ -47,7 +48,7 @@ impl Look {
 struct OnGpu {
     function: Function,
     stream: Stream,
-    /// Its results: words not written, words changed.
+    /// Results of the kernel: the number of words not overwritten, then the number of words overwritten by mistake.
     found: Arc<BarMapping>,
     device: &'static Device,
 }
@@ -58,8 +59,9 @@ pub(super) struct Prover {
     gpu: Option<OnGpu>,
     slots: usize,
     stride: usize,
-    /// Whether only the first slot can have been written.
-    alone: bool,
+    /// Whether the engine supports backpressure. Such an engine was given only one slot, and all other slots must be
+    /// unchanged.
+    has_single_slot: bool,
 }
 
 impl Prover {
@@ -92,11 +94,11 @@ impl Prover {
             gpu,
             slots: producer.options().slots,
             stride: producer.options().stride(),
-            alone: port.supports_backpressure(),
+            has_single_slot: port.supports_backpressure(),
         })
     }
 
-    /// Writes sentinels to all slots, because the first checked transfer of a free-running engine can be in any slot.
+    /// Writes sentinels to all slots, because a free-running engine can write its first transfer to any slot.
     pub(super) fn lay(&self, port: &Port) -> Result<(), DmaError> {
         let laid = port
             .region()
@@ -110,39 +112,39 @@ impl Prover {
         )))
     }
 
-    /// Compares the sentinels. `written` bytes of slot `slot` were reported as written, by the first checked transfer
-    /// if `is_first`. Returns `None` if the transfer has too few bytes to prove anything.
-    pub(super) fn look(
+    /// Checks the sentinels of slot `slot`. The device reported that it wrote `written` bytes to this slot. `is_first`
+    /// is true for the first checked transfer. Returns `None` if the transfer is too short for a check.
+    pub(super) fn inspect(
         &self,
         port: &Port,
         slot: usize,
         written: usize,
         is_first: bool,
-    ) -> Result<Option<Look>, DmaError> {
+    ) -> Result<Option<Inspection>, DmaError> {
         if written < size_of::<u64>() {
             return Ok(None);
         }
-        let own = self.look_at(port, slot, written)?;
-        let mut beside = Seen::default();
-        // Slots that no transfer has written, if there was only one transfer.
-        if self.alone {
+        let own = self.inspect_slot(port, slot, written)?;
+        let mut neighbours = Seen::default();
+        // If the engine was given only one slot, the neighbouring slots must be unchanged.
+        if self.has_single_slot {
             let (next, last) = (
                 (slot + 1) % self.slots,
                 (slot + self.slots - 1) % self.slots,
             );
-            beside = beside + self.look_at(port, next, 0)?;
+            neighbours = neighbours + self.inspect_slot(port, next, 0)?;
             if is_first && last != next {
-                beside = beside + self.look_at(port, last, 0)?;
+                neighbours = neighbours + self.inspect_slot(port, last, 0)?;
             }
         }
-        Ok(Some(Look { own, beside }))
+        Ok(Some(Inspection { own, neighbours }))
     }
 
-    fn look_at(&self, port: &Port, slot: usize, written: usize) -> Result<Seen, DmaError> {
+    fn inspect_slot(&self, port: &Port, slot: usize, written: usize) -> Result<Seen, DmaError> {
         let gone =
             || DmaError::Unbelievable(format!("the CPU cannot read the slots of {}", port.name()));
         let region = port.region().ok_or_else(gone)?;
-        // Only whole words of the frame, if the engine also writes beyond it.
+        // If the engine may write beyond the end of the frame, only whole words of the frame are checked.
         let bytes = if port.writes_past_length() && written > 0 {
             written / 8 * 8
         } else {
@@ -153,18 +155,18 @@ impl Prover {
             // If a persistent kernel leaves no room for another kernel, the CPU reads the slot over the bus.
             Some(gpu) if gpu.device.share() <= MAX_OCCUPANCY => {
                 let base = region.address().as_ptr().addr();
-                gpu.look(self.sentinel, base, offset, bytes, written)
+                gpu.inspect(self.sentinel, base, offset, bytes, written)
             }
             _ => self
                 .sentinel
-                .look(region, offset, bytes, written)
+                .inspect(region, offset, bytes, written)
                 .ok_or_else(gone),
         }
     }
 }
 
 impl OnGpu {
-    fn look(
+    fn inspect(
         &self,
         sentinel: Sentinel,
         base: usize,

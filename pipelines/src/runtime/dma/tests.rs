@@ -1,4 +1,4 @@
-//! The runner with a scripted engine.
+//! Tests the runner with a scripted engine.
 
 use super::*;
 use daq_core::dma::{
@@ -10,16 +10,17 @@ use daq_core::ring::{Fill, Reader, Ring, RingOptions};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// Number of packets of a frame, more than the bits of one word, and bytes per packet; the last one is shorter.
-const PLACES: u32 = 70;
-const PLACE: usize = 16;
-const FRAME: usize = PLACES as usize * PLACE - 8;
+/// Number of packets per frame, larger than the number of bits of one word. The last packet is shorter than the other
+/// packets.
+const PACKETS_PER_FRAME: u32 = 70;
+const PACKET_BYTES: usize = 16;
+const FRAME: usize = PACKETS_PER_FRAME as usize * PACKET_BYTES - 8;
 const SLOTS: usize = 4;
 const FILL: u8 = 0xa5;
-/// The words that the engine writes.
+/// The words that the scripted engine writes.
 const WRITTEN: Sentinel = Sentinel::new(7);
 
-/// A device that records its transfers.
+/// A device that records the memory regions mapped for it.
 #[derive(Default)]
 struct Given(Mutex<Vec<Arc<Region>>>);
 
@@ -42,17 +43,17 @@ impl DmaDevice for Given {
     }
 }
 
-/// Scripted results of a poll.
+/// The scripted results of one poll.
 #[derive(Default)]
 struct Words {
-    /// Completions, each with the packets that arrived.
+    /// Completions, each with the bitmap of packets that arrived.
     frames: Vec<(Done, Vec<u64>)>,
     overrun: u64,
     discarded: u64,
     missing: u64,
 }
 
-/// Scripted behaviour of an engine, in order.
+/// Scripted behaviour of an engine: the polls in order, and whether the engine can be armed.
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<(VecDeque<Words>, bool)>>);
 
@@ -61,7 +62,7 @@ impl Script {
         self.0.lock().unwrap().0.push_back(words);
     }
 
-    /// Cannot be armed any more.
+    /// Makes every later attempt to arm the engine fail.
     fn refuse(&self) {
         self.0.lock().unwrap().1 = true;
     }
@@ -72,7 +73,7 @@ struct Scripted {
     given: Arc<Given>,
     script: Script,
     supports_backpressure: bool,
-    /// Slot of the next frame.
+    /// Device addresses of the slots. `next` is the index of the slot for the next frame.
     slots: Vec<u64>,
     next: usize,
 }
@@ -105,15 +106,15 @@ impl Engine for Scripted {
         true
     }
 
-    fn place_bytes(&self) -> usize {
-        PLACE
+    fn packet_bytes(&self) -> usize {
+        PACKET_BYTES
     }
 
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
         if self.script.0.lock().unwrap().1 {
             return Err(EngineError::Unfit {
                 device: "given".to_owned(),
-                why: "it is to refuse".to_owned(),
+                why: "the test requests a refusal".to_owned(),
             });
         }
         (self.slots, self.next) = (slots.addresses.clone(), slots.first);
@@ -155,7 +156,7 @@ struct Bench {
 impl Bench {
     fn new(supports_backpressure: bool) -> Self {
         let options = RingOptions {
-            places: PLACES,
+            packets_per_frame: PACKETS_PER_FRAME,
             fill: Fill::byte(FILL),
             ..RingOptions::new("raw", SLOTS, FRAME)
         };
@@ -199,7 +200,7 @@ impl Bench {
         }
     }
 
-    /// Runs the runner with the engine's completions of `frames`.
+    /// Runs one step of the runner. During this step the engine completes `frames`.
     fn step(&mut self, frames: Vec<(Done, Vec<u64>)>) {
         self.script.say(Words {
             frames,
@@ -213,17 +214,17 @@ impl Bench {
     }
 }
 
-/// Frame `sequence` without the packets `missing`.
+/// Returns the completion of frame `sequence` without the packets `missing`.
 fn frame(sequence: u64, missing: &[u32]) -> (Done, Vec<u64>) {
-    let mut present = vec![u64::MAX, (1 << (PLACES - 64)) - 1];
+    let mut present = vec![u64::MAX, (1 << (PACKETS_PER_FRAME - 64)) - 1];
     for place in missing {
         present[*place as usize / 64] &= !(1 << (place % 64));
     }
     let origin = Origin {
         sequence,
         epoch: 1,
-        places: PLACES,
-        arrived: PLACES - u32::try_from(missing.len()).unwrap(),
+        packets_per_frame: PACKETS_PER_FRAME,
+        arrived: PACKETS_PER_FRAME - u32::try_from(missing.len()).unwrap(),
         ..Origin::default()
     };
     let done = Done {
@@ -239,7 +240,7 @@ fn missing_packet_slots_are_filled_across_word_boundary() {
     for supports_backpressure in [false, true] {
         let mut bench = Bench::new(supports_backpressure);
         let stride = bench.runner.producer.options().stride();
-        let all: Vec<u32> = (0..PLACES).collect();
+        let all: Vec<u32> = (0..PACKETS_PER_FRAME).collect();
         let missing: [&[u32]; 5] = [&[], &[0, 5, 63], &[63, 64], &[64, 66, 69], &all];
         for (sequence, missing) in (0..).zip(missing) {
             bench.step(vec![frame(sequence, missing)]);
@@ -247,16 +248,16 @@ fn missing_packet_slots_are_filled_across_word_boundary() {
             let seen = lease.frame(0);
             assert_eq!(seen.meta().sequence, sequence);
             if missing.len() == all.len() {
-                // No packet arrived, so there is no frame.
+                // No packet arrived, so the frame has no content.
                 assert_eq!(seen.meta().arrived, 0);
                 continue;
             }
             let at = usize::try_from(sequence).unwrap() % SLOTS * stride;
             let bytes = seen.bytes().unwrap();
             assert_eq!(bytes.len(), FRAME);
-            for (place, bytes) in (0..).zip(bytes.chunks(PLACE)) {
+            for (place, bytes) in (0..).zip(bytes.chunks(PACKET_BYTES)) {
                 let is_missing = missing.contains(&place);
-                let from = (at + place as usize * PLACE) as u64 / 8;
+                let from = (at + place as usize * PACKET_BYTES) as u64 / 8;
                 let words = (from..).flat_map(|word| WRITTEN.word(word).to_le_bytes());
                 let is_right = if is_missing {
                     bytes.iter().all(|byte| *byte == FILL)
@@ -269,7 +270,7 @@ fn missing_packet_slots_are_filled_across_word_boundary() {
         let report = bench.report();
         let lost = report.lost.get("bad_packet").copied();
         assert_eq!((report.expected, report.delivered), (5, 4));
-        // Of those that were delivered.
+        // The number of incomplete frames counts only delivered frames.
         assert_eq!((report.incomplete, lost), (3, Some(1)));
     }
 }

@@ -1,4 +1,4 @@
-//! The runner with a kernel whose work a device finishes later.
+//! Tests the runner with a kernel that submits work to a simulated device, which completes the work later.
 
 use super::super::control::Role;
 use super::*;
@@ -28,13 +28,13 @@ impl Event for Finished {
     }
 }
 
-/// The work of one call, and the number of outputs submitted before it.
+/// The work of one call of the kernel, and the number of outputs submitted before this call.
 struct Job {
     finished: Arc<Finished>,
     before: u64,
 }
 
-/// Doubles numbers; a thread reports when a call's work is complete.
+/// A kernel that doubles numbers. Another thread signals when the work of a call is complete.
 struct Doubler {
     device: mpsc::Sender<Job>,
     made: u64,
@@ -71,7 +71,7 @@ impl Kernel for Doubler {
             finished: finished.clone(),
             before,
         };
-        // A hanging device accepts nothing.
+        // A hanging device has closed its queue, so sending fails.
         let _ = self.device.send(job);
         Ok(Submitted {
             completion: Completion::Event(finished),
@@ -80,15 +80,15 @@ impl Kernel for Doubler {
     }
 }
 
-/// Counts after a run with 500 numbers.
+/// Outputs and counters after a run with 500 numbers.
 struct Outcome {
     seen: Vec<u64>,
     ledger: KernelReport,
     failures: usize,
 }
 
-/// Runs 500 numbers through a [`Doubler`] that fails after `fails_at` of them, on a device that completes no work
-/// submitted after `hangs_at`.
+/// Runs 500 numbers through a [`Doubler`] that fails after `fails_at` numbers. The device completes no work submitted
+/// after `hangs_at` numbers.
 fn run(fails_at: u64, hangs_at: u64) -> Outcome {
     let (_input, producer, reader) = ring("input", 4);
     let (output, outputs, mut results) = ring("output", 2);
@@ -96,7 +96,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
     let ledger = KernelLedger::default();
     let control = Arc::new(Control::new(Duration::ZERO));
     let hang_timeout = if hangs_at < 500 {
-        // Only the end does not wait for the device.
+        // The runner stops waiting for the device only while the pipeline is stopping.
         control.stop();
         Duration::from_millis(50)
     } else {
@@ -144,7 +144,10 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
             scope.spawn(move || runner.run(&Heartbeat::new("doubler".to_owned(), Role::Step)));
             scope.spawn(move || {
                 for job in jobs.iter().take_while(|job| job.before < hangs_at) {
-                    assert!(output.published() <= job.before, "published before done");
+                    assert!(
+                        output.published() <= job.before,
+                        "an output frame was published before the device had finished it"
+                    );
                     job.finished.0.store(true, Ordering::Release);
                 }
             });
@@ -199,7 +202,7 @@ fn device_hang_does_not_block_exit() {
     let outcome = run(u64::MAX, 100);
     assert!(outcome.seen.len() <= 102 && outcome.failures == 1);
     assert!(outcome.ledger.pending > 0);
-    // The same if the kernel has already failed.
+    // A hang also does not block the exit if the kernel has already failed.
     let outcome = run(102, 100);
     assert!(outcome.seen.len() <= 102 && outcome.failures >= 1);
 }

@@ -1,4 +1,4 @@
-//! A segment's files, and the steps that commit them.
+//! The files of a segment, and the steps that commit the segment.
 
 use super::disk::DataFile;
 use super::error::SegmentError;
@@ -12,18 +12,18 @@ use std::sync::Arc;
 /// The files of one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentPaths {
-    /// `NAME.sigmf-data`
+    /// Path of the complete data file, `NAME.sigmf-data`.
     pub data: PathBuf,
-    /// `NAME.sigmf-data.partial`
+    /// Path of the incomplete data file, `NAME.sigmf-data.partial`.
     pub partial: PathBuf,
-    /// `NAME.sigmf-meta`
+    /// Path of the metadata file, `NAME.sigmf-meta`.
     pub meta: PathBuf,
-    /// `NAME.sigmf-meta.tmp`
+    /// Path of the metadata file before the commit, `NAME.sigmf-meta.tmp`.
     pub meta_tmp: PathBuf,
 }
 
 impl SegmentPaths {
-    /// The files of segment `name` in `dir`.
+    /// Returns the paths of segment `name` in `dir`.
     pub fn new(dir: &Path, name: &str) -> Self {
         let path = |suffix: &str| dir.join(format!("{name}{suffix}"));
         Self {
@@ -35,20 +35,20 @@ impl SegmentPaths {
     }
 }
 
-/// Steps of a close, in order; see the table of [`segment`](super).
+/// The steps of a close in order; see the table of [`segment`](super).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
-    /// The tail is written and the file has its exact length.
+    /// The buffered data is written, and the file has its exact length.
     Tail,
-    /// The data is synced.
+    /// The data file is synced.
     DataSynced,
-    /// The metadata is written under its temporary name and synced.
+    /// The metadata is written to the file with the temporary name and synced.
     MetaWritten,
-    /// The data has its final name.
+    /// The data file has its final name.
     DataNamed,
     /// The directory is synced.
     DirectorySynced,
-    /// The metadata has its final name.
+    /// The metadata file has its final name.
     MetaNamed,
     /// The directory is synced again.
     Done,
@@ -71,9 +71,9 @@ pub(super) struct Open {
     pub(super) dir: PathBuf,
     pub(super) paths: SegmentPaths,
     pub(super) file: Arc<DataFile>,
-    /// Number of bytes accepted.
+    /// Number of bytes accepted so far.
     pub(super) len: u64,
-    /// Space reserved from the start of the file.
+    /// Number of bytes reserved from the start of the file.
     pub(super) reserved: u64,
     pub(super) can_reserve: bool,
     /// Whether the data file has its final name.
@@ -87,8 +87,8 @@ impl Open {
         match step {
             Step::Tail => Ok(()),
             Step::DataSynced => rustix::fs::fdatasync(&self.file.fd).map_err(|errno| {
-                // Linux may have dropped the pages that it failed to write, so a second, successful sync proves
-                // nothing.
+                // After a failed sync, Linux may have discarded the pages that it could not write. A second sync that
+                // succeeds then proves nothing.
                 self.unsure = true;
                 SegmentError::io("sync", &paths.partial, errno)
             }),
@@ -127,12 +127,12 @@ impl Open {
     }
 }
 
-/// Renames `from` to `to` unless `to` exists.
+/// Renames `from` to `to`. Returns an error if `to` exists.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SegmentError> {
     let at = rustix::fs::CWD;
     let errno = match rustix::fs::renameat_with(at, from, at, to, RenameFlags::NOREPLACE) {
         Ok(()) => return Ok(()),
-        // Some network filesystems do not support the flag.
+        // Some network filesystems do not support a rename that never replaces a file.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) if to.symlink_metadata().is_err() => {
             match rustix::fs::rename(from, to) {
                 Ok(()) => return Ok(()),
@@ -142,7 +142,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SegmentError> {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Errno::EXIST,
         Err(errno) => errno,
     };
-    // A network file server may have renamed the file and then failed, or its answer was lost.
+    // A network file server may have renamed the file before it failed, or its reply may have been lost.
     if from
         .symlink_metadata()
         .is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)

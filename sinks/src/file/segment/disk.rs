@@ -1,4 +1,5 @@
-//! The data file of a segment and the thread that writes it: it receives aligned buffers and returns results.
+//! The data file of a segment, and the thread that writes the file. The thread receives aligned buffers and returns the
+//! results of the writes.
 //!
 //! ```text
 //!  SegmentWriter ──Job{file, buffer, offset}──▶ disk thread ──pwrite──▶ file
@@ -6,8 +7,8 @@
 //!        └──────────────Done{buffer, errno}─────────┘
 //! ```
 //!
-//! The thread writes strictly in the order of offsets. After a failed write it rejects all queued buffers until the
-//! failed buffer is submitted again. So the file is a prefix of the stream at every moment and never has holes.
+//! The thread writes strictly in the order of offsets. After a failed write, it rejects all queued buffers until the
+//! failed buffer is submitted again. So the file always contains a prefix of the stream, without holes.
 
 use crate::channel::{receive, spawn_server, wait_without_answer};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -19,13 +20,13 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Alignment of memory, offset and length for direct I/O: the largest logical block size in use.
+/// Alignment of memory, offset and length for direct I/O, in bytes. This is the largest logical block size in use.
 pub(super) const ALIGN: usize = 4096;
 
-/// [`ALIGN`] as an offset in a file.
+/// [`ALIGN`] as the type of file offsets.
 pub(super) const ALIGN_U64: u64 = ALIGN as u64;
 
-/// Memory that is aligned for direct I/O and filled from the start.
+/// A buffer that is aligned for direct I/O and filled from its beginning.
 #[derive(Debug)]
 pub(super) struct Buffer {
     store: Vec<u8>,
@@ -37,11 +38,11 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// Allocates a buffer of `capacity` bytes, a multiple of [`ALIGN`], and touches its pages, so that the data path
-    /// does not have to.
+    /// Allocates a buffer of `capacity` bytes, which must be a multiple of [`ALIGN`]. Touches the buffer's pages, so
+    /// that the data path causes no page faults.
     pub(super) fn new(capacity: usize) -> Self {
         let mut store = vec![0_u8; capacity + ALIGN];
-        // A zeroed allocation is mapped lazily; writing to it makes the pages exist.
+        // Linux maps a zeroed allocation only when it is first written, so write to all of it.
         store.fill(0xA5);
         // `align_offset` counts in elements, which are bytes.
         let start = store.as_ptr().align_offset(ALIGN);
@@ -54,12 +55,12 @@ impl Buffer {
         }
     }
 
-    /// The bytes filled so far.
+    /// Returns the bytes filled so far.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.store[self.start..self.start + self.fill]
     }
 
-    /// File offset after the last filled byte.
+    /// Returns the file offset after the last filled byte.
     pub(super) fn end(&self) -> u64 {
         self.offset + self.fill as u64
     }
@@ -68,7 +69,7 @@ impl Buffer {
         self.fill == self.capacity
     }
 
-    /// Copies as much of `bytes` as fits; returns the number of bytes.
+    /// Copies as many of `bytes` as fit. Returns the number of copied bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) -> usize {
         let n = bytes.len().min(self.capacity - self.fill);
         let at = self.start + self.fill;
@@ -85,13 +86,13 @@ impl Buffer {
         self.fill = 0;
     }
 
-    /// Drops all bytes at or after file offset `end`.
+    /// Removes all bytes at or after the file offset `end`.
     pub(super) fn cut(&mut self, end: u64) {
         let keep = end.saturating_sub(self.offset);
         self.fill = self.fill.min(usize::try_from(keep).unwrap_or(usize::MAX));
     }
 
-    /// Fills the buffer up to `end` from the block of `file` that contains the byte before `end`.
+    /// Fills the buffer up to the file offset `end` with the block of `file` that contains the byte before `end`.
     pub(super) fn load(&mut self, file: &DataFile, end: u64) -> Result<(), Errno> {
         self.clear();
         self.offset = end / ALIGN_U64 * ALIGN_U64;
@@ -106,7 +107,7 @@ impl Buffer {
     }
 }
 
-/// An open data file. It uses direct I/O while its filesystem supports it.
+/// An open data file, which is written with direct I/O as long as the filesystem supports direct I/O.
 #[derive(Debug)]
 pub(super) struct DataFile {
     pub(super) fd: OwnedFd,
@@ -121,12 +122,12 @@ impl DataFile {
         }
     }
 
-    /// Whether writes bypass the page cache.
+    /// Returns whether writes bypass the page cache.
     pub(super) fn is_direct(&self) -> bool {
         self.direct.load(Ordering::Relaxed)
     }
 
-    /// Writes `bytes` at `offset`: whole blocks with direct I/O, the rest through the page cache.
+    /// Writes `bytes` at `offset`. Whole blocks use direct I/O; the rest uses the page cache.
     pub(super) fn write(&self, bytes: &[u8], offset: u64) -> Result<(), Errno> {
         let blocks = bytes.len() / ALIGN * ALIGN;
         if !self.is_direct() {
@@ -165,7 +166,7 @@ impl DataFile {
         let mut stalled = false;
         while !bytes.is_empty() {
             let n = retry(|| pwrite(&self.fd, bytes, offset))?;
-            // A short write may end inside a block; direct I/O must continue at the block's start.
+            // A short write may end inside a block. Direct I/O must continue at the beginning of that block.
             let n = if n < bytes.len() && self.is_direct() {
                 n / ALIGN * ALIGN
             } else {
@@ -197,28 +198,29 @@ struct Job {
     buffer: Buffer,
 }
 
-/// A buffer returned by the thread.
+/// A buffer that the thread returns, with the result of its write.
 pub(super) struct Done {
     pub(super) buffer: Buffer,
     pub(super) result: Result<(), Errno>,
 }
 
-/// The thread that writes buffers, and the channels to and from it. Dropping it waits for writes in progress.
+/// The thread that writes buffers, with its channels. Dropping this value waits for writes in progress.
 #[derive(Debug)]
 pub(super) struct Disk {
     jobs: Option<SyncSender<Job>>,
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
-    /// Number of submitted buffers that were not returned yet.
+    /// Number of submitted buffers that have not been returned yet.
     in_flight: usize,
-    /// Time at which the oldest of them was submitted, or at which the one before it was returned.
+    /// Time at which the oldest buffer in flight was submitted, or at which the previous buffer was returned, whichever
+    /// is later.
     since: Instant,
-    /// Counts data files, so that an error of one file does not block the next.
+    /// Number of the current data file. This number prevents an error of one file from blocking the next file.
     stream: u64,
 }
 
 impl Disk {
-    /// Starts the thread; at most `depth` buffers may be in flight.
+    /// Starts the thread. At most `depth` buffers can be in flight.
     pub(super) fn start(depth: usize) -> std::io::Result<Self> {
         let (jobs, queue) = sync_channel::<Job>(depth);
         let (finished, done) = sync_channel::<Done>(depth);
@@ -233,7 +235,7 @@ impl Disk {
         })
     }
 
-    /// Marks that the following buffers belong to another file.
+    /// Declares that the following buffers belong to another file.
     pub(super) fn next_stream(&mut self) {
         if self.stream == 0 && self.in_flight == 0 {
             wait_without_answer(&self.done);
@@ -245,7 +247,7 @@ impl Disk {
         self.in_flight
     }
 
-    /// How long the pending write has taken; zero if no write is pending.
+    /// Returns how long the pending write has taken; zero if no write is pending.
     pub(super) fn blocked_for(&self) -> Duration {
         if self.in_flight == 0 {
             return Duration::ZERO;
@@ -271,25 +273,25 @@ impl Disk {
         };
         self.jobs
             .as_ref()
-            .expect("open until drop")
+            .expect("the channel is open until this value is dropped")
             .send(job)
-            .expect("the disk thread ends only after this sender");
+            .expect("the disk thread ends only after this sender is dropped");
         self.in_flight += 1;
     }
 
-    /// Returns a finished buffer, if there is one.
+    /// Returns a finished buffer; `None` if no buffer is finished.
     pub(super) fn poll(&mut self) -> Option<Done> {
         let done = self.done.try_recv().ok()?;
         Some(self.returned(done))
     }
 
-    /// Waits for the next finished buffer; `None` if no buffer is in flight.
+    /// Waits for the next finished buffer; returns `None` if no buffer is in flight.
     pub(super) fn wait(&mut self) -> Option<Done> {
         if self.in_flight == 0 {
             return None;
         }
-        let done =
-            receive(&self.done).expect("the disk thread ends only after this receiver's owner");
+        let done = receive(&self.done)
+            .expect("the disk thread ends only after the owner of this receiver is dropped");
         Some(self.returned(done))
     }
 }
@@ -305,7 +307,7 @@ impl Drop for Disk {
 }
 
 fn serve(queue: &Receiver<Job>, finished: &SyncSender<Done>) {
-    // (file, offset, error) of the failed write that blocks all later ones.
+    // The file, the offset and the error of the failed write that blocks all later writes.
     let mut stuck: Option<(u64, u64, Errno)> = None;
     while let Some(Job {
         file,

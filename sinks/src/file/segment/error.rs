@@ -1,13 +1,13 @@
-//! Why a segment could not be written.
+//! Errors of writing a segment.
 
 use crate::directory::remedy;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why a segment could not be written.
+/// Errors of writing a segment.
 #[derive(Debug, Error)]
 pub enum SegmentError {
-    /// The disk or the quota is full. None of the `wanted` bytes was accepted; the same call can be repeated.
+    /// The disk or the quota is full. None of the `wanted` bytes was accepted, so the same call can be repeated later.
     #[error(
         "no space for {path}: {wrote} B of this segment are written, {wanted} B more do not fit; \
          free some space on that filesystem; writing then continues"
@@ -15,24 +15,24 @@ pub enum SegmentError {
     Full {
         /// The data file.
         path: PathBuf,
-        /// Bytes of the segment accepted before.
+        /// Number of bytes of the segment that were accepted before.
         wrote: u64,
-        /// Bytes that were not accepted.
+        /// Number of bytes that were not accepted.
         wanted: u64,
     },
     /// A file operation failed.
     #[error("cannot {action} {path}: {source}; {remedy}")]
     Io {
-        /// The attempted operation.
+        /// The operation that failed.
         action: &'static str,
-        /// Its file.
+        /// The file of the operation.
         path: PathBuf,
-        /// The system's error.
+        /// The error that Linux reported.
         source: std::io::Error,
-        /// Advice.
+        /// Advice for the user.
         remedy: &'static str,
     },
-    /// A file of this segment already exists; it is not changed.
+    /// A file of this segment already exists. The existing file is not changed.
     #[error(
         "{path} already exists and is not overwritten; choose another directory or name, or move the file away"
     )]
@@ -40,7 +40,8 @@ pub enum SegmentError {
         /// The existing file.
         path: PathBuf,
     },
-    /// A sync failed: the content of the disk is unknown, so the segment can only be abandoned.
+    /// A sync failed. The content of the disk is unknown, so the segment cannot be completed. The segment can only be
+    /// kept as a partial file.
     #[error(
         "an earlier sync of {path} failed; the file keeps the suffix .partial; check the disk (dmesg)"
     )]
@@ -48,25 +49,27 @@ pub enum SegmentError {
         /// The data file.
         path: PathBuf,
     },
-    /// The segment is committed and closed; only the last sync of its directory failed.
+    /// The segment is committed and closed. Only the last sync of its directory failed.
     #[error(
         "{path} is complete, but its directory could not be synced: {source}; the file may be missing after a power failure; {remedy}"
     )]
     Unsynced {
         /// The metadata file.
         path: PathBuf,
-        /// The system's error.
+        /// The error that Linux reported.
         source: std::io::Error,
-        /// Advice.
+        /// Advice for the user.
         remedy: &'static str,
     },
-    /// [`SegmentWriter::open`](super::SegmentWriter::open) while a segment is open.
-    #[error("{path} is still open: close or abandon it before opening the next segment")]
+    /// [`SegmentWriter::open`](super::SegmentWriter::open) was called while a segment was open.
+    #[error(
+        "{path} is still open: close it, or keep it as a partial file, before opening the next segment"
+    )]
     StillOpen {
-        /// The open segment's data file.
+        /// The data file of the open segment.
         path: PathBuf,
     },
-    /// The call requires an open segment.
+    /// The call requires an open segment, but no segment is open.
     #[error("no segment is open: call open first")]
     NotOpen,
 }

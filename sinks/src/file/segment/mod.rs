@@ -1,4 +1,4 @@
-//! Segments: a stream of bytes in one data file, committed by the metadata beside it.
+//! Segments. A segment is a stream of bytes in one data file, which is committed by the metadata file beside it.
 //!
 //! # Files, and what remains after a kill
 //! A segment `NAME` is a pair of files. [`SegmentWriter::close`] creates it in this order; each step is complete before
@@ -15,29 +15,29 @@
 //! | [`Step::MetaNamed`] | the tmp is renamed to `NAME.sigmf-meta`: **the commit** | the pair | nothing to do |
 //! | [`Step::Done`] | `fsync` of the directory | the pair | nothing to do |
 //!
-//! So at every moment, a `.sigmf-meta` exists only beside complete, synced data. Data without `.sigmf-meta` is the
-//! segment that was being written. It has the suffix `.partial` except between the two renames; there the synced tmp
-//! proves that the data is complete, so [`recover()`] finishes the commit. A truncated tmp proves nothing, so its data
-//! is marked `.partial` (again). The directory is synced between the renames so that the order also survives a power
-//! failure.
+//! So at every moment, a `.sigmf-meta` file exists only beside complete, synced data. Data without a `.sigmf-meta` file
+//! belongs to the segment that was being written. Such data has the suffix `.partial`, except between the two renames.
+//! Between the two renames, the synced `tmp` file proves that the data is complete, so [`recover()`] finishes the
+//! commit. A truncated `tmp` file proves nothing, so [`recover()`] gives its data the suffix `.partial` again. The
+//! directory is synced between the renames, so that their order also survives a power failure.
 //!
-//! The writer of a stem holds its [lock](crate::lock), which [`recover()`] requires.
+//! The writer of a stem holds the stem's [lock](crate::lock), which [`recover()`] requires.
 //!
-//! Bytes reach the data file strictly in order, so a partial file is a prefix of the segment's data, cut at any byte.
-//! This module never deletes or overwrites data.
+//! Bytes are written to the data file strictly in order. So a partial file is a prefix of the segment's data, which may
+//! end at any byte. This module never deletes or overwrites data.
 //!
 //! # A full disk
 //! [`SegmentWriter::write`] accepts all bytes or none. Space is reserved (`fallocate`) before bytes are accepted, so a
-//! full disk is detected early and accepted data is safe. If a filesystem cannot reserve space, the failed write is
-//! detected later; accepted data stays in memory and is written again with the next call. In both cases the error is
-//! [`SegmentError::Full`], and the same call can be repeated when there is space. The reservation includes
-//! [`META_SLACK`] bytes, or the number set by [`SegmentWriter::keep_spare`], which are released before the metadata is
-//! written, so that a segment can be closed even on a full disk.
+//! full disk is detected early and accepted data is safe. If a filesystem cannot reserve space, a full disk is detected
+//! by a failed write. The accepted data then stays in memory and is written again with the next call. In both cases the
+//! error is [`SegmentError::Full`], and the same call can be repeated when there is space. The reservation includes
+//! [`META_SLACK`] bytes, or the number set by [`SegmentWriter::keep_spare`]. These bytes are released before the
+//! metadata is written, so that a segment can be closed even on a full disk.
 //!
 //! # Memory and threads
-//! A writer owns one thread and [`Options::buffers`] aligned buffers, which [`SegmentWriter::new`] allocates and every
-//! segment reuses. Writing copies into a buffer and allocates nothing. While the thread writes one buffer, the next is
-//! filled.
+//! A writer owns one thread and [`Options::buffers`] aligned buffers. [`SegmentWriter::new`] allocates them, and every
+//! segment reuses them. A write copies the bytes into a buffer and allocates nothing. The next buffer is filled while
+//! the thread writes the previous one.
 
 mod commit;
 mod disk;
@@ -56,22 +56,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Minimum number of bytes that stay reserved for the metadata while a segment is written.
+/// Minimum number of bytes reserved for the metadata while a segment is written.
 pub const META_SLACK: u64 = 2 << 20;
 
-/// Number of bytes reserved ahead if the disk has that much space.
+/// Number of additional bytes that are reserved at a time, if the disk has that much space.
 const RESERVE_AHEAD: u64 = 64 << 20;
 
 /// Settings of a [`SegmentWriter`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Buffer size in bytes, rounded up to whole blocks of 4096; direct I/O is most efficient with large writes.
+    /// Buffer size in bytes, rounded up to whole blocks of 4096 bytes. Direct I/O is most efficient with large writes.
     pub buffer_bytes: usize,
-    /// Number of buffers, at least 2: one is filled while others are written.
+    /// Number of buffers, at least 2, because one buffer is filled while other buffers are written.
     pub buffers: usize,
     /// Whether to try direct I/O, which does not fill the page cache.
     pub direct: bool,
-    /// Whether to reserve space ahead if the filesystem supports it.
+    /// Whether to reserve disk space before data is written, if the filesystem supports this.
     pub reserve: bool,
 }
 
@@ -103,13 +103,13 @@ pub struct SegmentWriter {
     options: Options,
     disk: Disk,
     free: Vec<Buffer>,
-    /// Buffers whose write failed, by ascending offset.
+    /// Buffers whose write failed, in ascending order of offset.
     failed: Vec<Buffer>,
     failure: Option<Errno>,
-    /// The buffer being filled.
+    /// The buffer that is being filled.
     current: Option<Buffer>,
     open: Option<Open>,
-    /// Bytes reserved for the metadata.
+    /// Number of bytes reserved for the metadata.
     spare: u64,
     has_logged_buffered: bool,
 }
@@ -137,7 +137,7 @@ impl SegmentWriter {
         })
     }
 
-    /// Bytes of memory used by a writer with `options`.
+    /// Returns the number of bytes of memory that a writer with `options` uses.
     pub fn memory(options: &Options) -> usize {
         options.buffers.clamp(2, 256)
             * (options.buffer_bytes.max(1).next_multiple_of(ALIGN) + ALIGN)
@@ -192,32 +192,33 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Whether a segment is open.
+    /// Returns whether a segment is open.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Whether the open segment is written by direct I/O.
+    /// Returns whether the open segment is written with direct I/O.
     pub fn is_direct(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.file.is_direct())
     }
 
-    /// Number of bytes accepted for the open segment; 0 if none is open.
+    /// Returns the number of bytes accepted for the open segment; 0 if no segment is open.
     pub fn len(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.len)
     }
 
-    /// Whether no byte was accepted yet.
+    /// Returns whether no byte was accepted for the open segment yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Reserves `bytes` bytes for the metadata from the next write on, but at least [`META_SLACK`].
+    /// Sets the number of bytes that are reserved for the metadata from the next write on. The minimum is
+    /// [`META_SLACK`].
     pub fn keep_spare(&mut self, bytes: u64) {
         self.spare = bytes.max(META_SLACK);
     }
 
-    /// Handles finished writes; returns how long the oldest pending write has taken, zero if no write is pending.
+    /// Handles finished writes. Returns how long the oldest pending write has taken; zero if no write is pending.
     pub fn blocked_for(&mut self) -> Duration {
         while let Some(done) = self.disk.poll() {
             self.take_back(done);
@@ -225,7 +226,7 @@ impl SegmentWriter {
         self.disk.blocked_for()
     }
 
-    /// Appends all of `bytes`, or none of them on failure. Waits for the disk if every buffer is in flight.
+    /// Appends all of `bytes`, or nothing on failure. Waits for the disk if every buffer is in flight.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), SegmentError> {
         let before = self.usable()?.len;
         self.reserve(bytes.len() as u64)?;
@@ -245,8 +246,8 @@ impl SegmentWriter {
         }
     }
 
-    /// Removes everything after the first `len` bytes; has no effect if there are fewer bytes.
-    // The `expect` below cannot panic; it states why.
+    /// Removes everything after the first `len` bytes. Has no effect if the segment is shorter.
+    // The `expect` below cannot panic; its message states why.
     #[allow(clippy::missing_panics_doc)]
     pub fn truncate(&mut self, len: u64) -> Result<(), SegmentError> {
         let len = self.usable()?.len.min(len);
@@ -256,8 +257,8 @@ impl SegmentWriter {
         if let Some(buffer) = self.current.take() {
             self.failed.push(buffer);
         }
-        // The buffer that contains byte `len` becomes the current one. Buffers after it become free; those before it
-        // keep their failure.
+        // The buffer that contains byte `len` becomes the current buffer. Later buffers become free. Earlier buffers
+        // stay in the list of failed buffers.
         let mut i = 0;
         while i < self.failed.len() {
             if self.failed[i].end() < len || self.failed[i].is_full() && self.failed[i].end() == len
@@ -282,7 +283,7 @@ impl SegmentWriter {
             let mut buffer = self
                 .free
                 .pop()
-                .expect("with none current and none in flight, the one that held `len` is free");
+                .expect("if no buffer is current or in flight, the buffer that held `len` is free");
             let loaded = buffer.load(&open.file, len);
             self.current = Some(buffer);
             if let Err(errno) = loaded {
@@ -301,18 +302,19 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Completes the segment: writes buffered data, syncs it, and commits it with `meta`, the text of its metadata.
+    /// Completes the segment: writes the buffered data, syncs it, and commits it with `meta`, the text of the metadata.
     ///
-    /// After [`SegmentError::Full`] or another error, the segment is still open: close it again later, or [`abandon`]
-    /// it. Only after [`SegmentError::Unsynced`] it is closed and complete, because a commit is never undone.
+    /// After [`SegmentError::Full`] or another error, the segment is still open. The caller must close the segment
+    /// later, or call [`keep_partial`]. The only exception is [`SegmentError::Unsynced`]: then the segment is closed
+    /// and complete, because a commit is never undone.
     ///
-    /// [`abandon`]: Self::abandon
+    /// [`keep_partial`]: Self::keep_partial
     pub fn close(&mut self, meta: &[u8]) -> Result<Closed, SegmentError> {
         self.close_until(meta, Step::Done)
     }
 
-    /// [`close`](Self::close) that stops after step `last`, to test what remains after a kill. The segment stays open
-    /// unless `last` is [`Step::Done`].
+    /// Same as [`close`](Self::close), but stops after step `last`, to test what remains after a kill. The segment
+    /// stays open unless `last` is [`Step::Done`].
     #[doc(hidden)]
     pub fn close_until(&mut self, meta: &[u8], last: Step) -> Result<Closed, SegmentError> {
         let open = self.usable()?;
@@ -345,7 +347,7 @@ impl SegmentWriter {
         Ok(closed)
     }
 
-    /// Executes a step after [`Step::Tail`]. After the commit, the segment is closed even if the step fails.
+    /// Executes a step after [`Step::Tail`]. After the commit, the segment is closed, even if the step fails.
     fn take(&mut self, step: Step, meta: &[u8]) -> Result<(), SegmentError> {
         let open = self.open.as_mut().ok_or(SegmentError::NotOpen)?;
         let taken = open.take(step, meta);
@@ -355,23 +357,24 @@ impl SegmentWriter {
         taken
     }
 
-    /// Resets the state after a commit.
+    /// Resets the writer after a commit.
     fn end(&mut self) {
         self.log_buffered();
         self.open = None;
         self.recycle();
     }
 
-    /// Abandons the open segment and returns the file with the data that reached the disk, marked `.partial`.
+    /// Abandons the open segment. Returns the file with the data that was written to the disk, which has the suffix
+    /// `.partial`.
     ///
     /// Buffered data that was not written is lost. Returns `None` if no segment is open.
-    pub fn abandon(&mut self) -> Option<PathBuf> {
+    pub fn keep_partial(&mut self) -> Option<PathBuf> {
         while let Some(done) = self.disk.wait() {
             self.take_back(done);
         }
         self.recycle();
         let open = self.open.take()?;
-        // The temporary metadata may be complete; `recover` would then take the abandoned data for complete.
+        // The temporary metadata file may be complete. Then `recover` would assume that the incomplete data is complete.
         let _ = std::fs::remove_file(&open.paths.meta_tmp);
         if open.named && rename(&open.paths.data, &open.paths.partial).is_err() {
             return Some(open.paths.data);
@@ -404,7 +407,7 @@ impl SegmentWriter {
         }
     }
 
-    /// Ensures that `more` bytes and the metadata have space.
+    /// Reserves space for `more` bytes and the metadata.
     fn reserve(&mut self, more: u64) -> Result<(), SegmentError> {
         let Some(open) = self.open.as_mut() else {
             return Err(SegmentError::NotOpen);
@@ -413,7 +416,7 @@ impl SegmentWriter {
         if !open.can_reserve || need <= open.reserved {
             return Ok(());
         }
-        // In large steps if there is space, otherwise exactly as much as needed.
+        // Reserve in large steps if there is space, otherwise exactly as much as needed.
         let mut full = false;
         for ahead in [RESERVE_AHEAD, RESERVE_AHEAD / 16, 0] {
             let end = need + ahead;
@@ -428,7 +431,7 @@ impl SegmentWriter {
                     return Ok(());
                 }
                 Err(Errno::NOSPC | Errno::DQUOT) => full = true,
-                // The error is unrelated to space; the write itself will fail if there is none.
+                // This error does not mean that the disk is full. If it is full, the write itself will fail.
                 Err(Errno::INTR | Errno::FBIG) => full = false,
                 Err(_) => {
                     open.can_reserve = false;
@@ -484,16 +487,16 @@ impl SegmentWriter {
         match done.result {
             Ok(()) => self.free.push(done.buffer),
             Err(errno) => {
-                // The first buffer in the file failed; the others were only blocked by it.
+                // Only the first buffer in the file really failed; it blocked the others. So keep the first error.
                 self.failure = self.failure.or(Some(errno));
                 self.failed.push(done.buffer);
             }
         }
     }
 
-    /// Writes the failed buffers again and waits for all buffers in flight.
+    /// Waits for all buffers in flight and writes the failed buffers again.
     fn write_failed(&mut self) -> Result<(), Errno> {
-        // Buffers in flight come after the failed ones and are rejected by the disk thread, so wait for them first.
+        // Buffers in flight follow the failed buffers, so the disk thread rejects them. Wait for them first.
         while let Some(done) = self.disk.wait() {
             self.take_back(done);
         }
@@ -510,7 +513,7 @@ impl SegmentWriter {
         self.failure.map_or(Ok(()), Err)
     }
 
-    /// Writes all buffered data and cuts the file to its length, which also releases the reserved space after it.
+    /// Writes all buffered data and sets the file's length, which also releases the reserved space after the end.
     fn write_tail(&mut self) -> Result<(), SegmentError> {
         self.write_failed()
             .map_err(|errno| self.refused(errno, 0))?;
@@ -521,7 +524,7 @@ impl SegmentWriter {
                 .map_err(|errno| self.refused(errno, 0))?;
         }
         if open.reserved > open.len {
-            // Some filesystems release the space after the end only if the length changes.
+            // Some filesystems release the space after the end only if the file's length changes.
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let _ = rustix::fs::fallocate(&open.file.fd, punch, open.len, open.reserved - open.len);
         }
@@ -540,11 +543,11 @@ impl SegmentWriter {
         debug_assert_eq!(
             self.free.len() + self.disk.in_flight(),
             self.options.buffers,
-            "a buffer went missing"
+            "each buffer must be either free or in flight"
         );
     }
 
-    /// Logs once that direct I/O was requested but is not supported.
+    /// Logs once that direct I/O was requested but is not supported by the filesystem.
     fn log_buffered(&mut self) {
         let Some(open) = &self.open else { return };
         if self.options.direct && !open.file.is_direct() && !self.has_logged_buffered {
@@ -568,12 +571,12 @@ mod tests {
         writer.open(dir.path(), "a-000000").unwrap();
         writer.write(b"samples").unwrap();
         let closed = writer.close_until(b"{}", Step::MetaNamed).unwrap();
-        // The last step is the sync of the directory, which now fails.
+        // The last step, the sync of the directory, now fails.
         writer.open.as_mut().unwrap().dir = dir.path().join("gone");
         let error = writer.take(Step::Done, b"{}").unwrap_err();
         assert!(matches!(error, SegmentError::Unsynced { .. }), "{error}");
         assert!(!writer.is_open());
-        assert_eq!(writer.abandon(), None);
+        assert_eq!(writer.keep_partial(), None);
         assert_eq!(std::fs::read(closed.data).unwrap(), b"samples");
         assert_eq!(std::fs::read(closed.meta).unwrap(), b"{}");
         writer.open(dir.path(), "a-000001").unwrap();

@@ -6,15 +6,16 @@ use crate::lock::StemLock;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The metadata key with the size of the data file. [`recover`] trusts a metadata file only if the size is equal.
+/// The metadata key that contains the size of the data file. [`recover`] trusts a metadata file only if both sizes are
+/// equal.
 const BYTES_KEY: &str = "daq:bytes";
 
-/// The name of segment `index` of `stem`: `STEM-000042`.
+/// Returns the name of segment `index` of `stem`, in the form `STEM-000042`.
 pub fn segment_name(stem: &str, index: u64) -> String {
     format!("{stem}-{index:06}")
 }
 
-/// The index in a name made by [`segment_name`] with `stem`; `None` for any other name.
+/// Returns the index in a name that [`segment_name`] created with `stem`; returns `None` for any other name.
 ///
 /// ```
 /// use daq_sinks::file::segment::segment_index;
@@ -24,7 +25,8 @@ pub fn segment_name(stem: &str, index: u64) -> String {
 pub fn segment_index(stem: &str, name: &str) -> Option<u64> {
     let digits = name.strip_prefix(stem)?.strip_prefix('-')?;
     let plain = digits.len() >= 6 && digits.bytes().all(|b| b.is_ascii_digit());
-    // Only the form that `segment_name` creates: "0000042" would be another file with the same index.
+    // Accept only the form that `segment_name` creates, because "0000042" would be a different file with the same
+    // index.
     let index = digits.parse().ok().filter(|_| plain)?;
     (digits.len() == 6 || !digits.starts_with('0')).then_some(index)
 }
@@ -32,30 +34,31 @@ pub fn segment_index(stem: &str, name: &str) -> Option<u64> {
 /// Data of a segment that was never committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
-    /// The file, marked `.partial`.
+    /// The file, which has the suffix `.partial`.
     pub path: PathBuf,
-    /// Size in bytes; the content is a prefix of the segment's data.
+    /// Size in bytes. The content is a prefix of the segment's data.
     pub bytes: u64,
 }
 
 /// Result of [`recover`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Segments whose commit was finished; they are complete and valid.
+    /// Segments whose commit was finished by [`recover`]. These segments are complete and valid.
     pub completed: Vec<PathBuf>,
-    /// Segments that stay partial.
+    /// Segments that remain partial.
     pub partial: Vec<Leftover>,
-    /// Files that match no step of a close, because someone moved or copied them; they are not changed.
+    /// Files that match no step of a close, because a user moved or copied them. [`recover`] does not change these
+    /// files.
     pub unclear: Vec<PathBuf>,
-    /// Number of complete segments, including those completed now.
+    /// Number of complete segments, including those whose commit was finished.
     pub whole: u64,
-    /// First index above those of all files of the stem.
+    /// The first index above the indices of all files of the stem.
     pub next_index: u64,
 }
 
-/// Existing files of one segment.
+/// The existing files of one segment.
 #[derive(Default)]
-// Four independent files, each present or absent.
+// The four files are independent; each may be present or absent.
 #[allow(clippy::struct_excessive_bools)]
 struct Found {
     data: bool,
@@ -64,10 +67,10 @@ struct Found {
     meta_tmp: bool,
 }
 
-/// Examines the segments of the lock's stem, finishes commits or marks partial data after a kill, and reports both.
-/// Deletes no data.
+/// Examines the segments of the lock's stem after a kill. Finishes their commits, or gives partial data the suffix
+/// `.partial`. Deletes no data.
 ///
-/// Only names created by [`segment_name`] are examined. The lock excludes other writers.
+/// Examines only names created by [`segment_name`]. The lock excludes other writers.
 pub fn recover(lock: &StemLock) -> Result<Recovered, SegmentError> {
     let (dir, stem) = (lock.dir(), lock.stem());
     let mut found: BTreeMap<u64, Found> = BTreeMap::new();
@@ -177,7 +180,8 @@ fn settle(
             if proof == Proof::Other {
                 report.unclear.push(paths.meta_tmp.clone());
             } else if *meta_tmp {
-                // An incomplete text about data that still exists. If it cannot be removed, the next start tries again.
+                // This incomplete metadata describes data that still exists. If the file cannot be removed, the next
+                // start tries again.
                 let _ = std::fs::remove_file(&paths.meta_tmp);
             }
             report.partial.push(Leftover {
@@ -195,14 +199,14 @@ fn settle(
     }
 }
 
-/// State of a metadata file with a temporary name, which is written only after the data was synced.
+/// State of a metadata file with the temporary name. This file is written only after the data was synced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Proof {
-    /// It is complete and matches the size of the data.
+    /// The metadata is complete and matches the size of the data.
     Whole,
-    /// It is complete but does not match the data.
+    /// The metadata is complete but does not match the size of the data.
     Other,
-    /// It is incomplete.
+    /// The metadata is incomplete.
     Torn,
 }
 

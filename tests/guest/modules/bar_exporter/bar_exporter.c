@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /*
- * For tests: exports a BAR as a dynamic dma-buf, like a GPU's memory, on demand in the ways that exporters get it
- * wrong. What importers hold is counted: /sys/module/bar_exporter/parameters.
+ * For tests: exports a BAR as a dynamic dma-buf, which represents a GPU's memory. Flags make it behave like exporters
+ * with defects. The attachments, pins and maps of importers are counted in /sys/module/bar_exporter/parameters.
  */
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
@@ -58,7 +58,7 @@ static int bar_pin(struct dma_buf_attachment *attach)
 	dma_resv_assert_held(attach->dmabuf->resv);
 	if (bar->flags & BAR_EXPORT_NO_PIN)
 		return -EAGAIN;
-	/* Like a GPU's driver, which moves what is pinned to where it may stay. */
+	/* Like a GPU driver, which moves memory before it pins the memory. */
 	if (!bar->pins++)
 		dma_buf_move_notify(attach->dmabuf);
 	count(&pins, 1);
@@ -117,7 +117,7 @@ static struct sg_table *bar_map(struct dma_buf_attachment *attach, enum dma_data
 		if (!(bar->flags & BAR_EXPORT_BARE)) {
 			address = dma_map_resource(attach->dev, at, piece, direction, 0);
 			if (dma_mapping_error(attach->dev, address)) {
-				/* Pieces without a length are not unmapped. */
+				/* This unmaps only the pieces that were mapped, because the others have no length. */
 				bar_unmap(attach, table, direction);
 				return ERR_PTR(-EIO);
 			}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0 */
-/* For tests: a BAR as a dma-buf, standing in for a GPU's memory. */
+/* For tests: exports a BAR as a dma-buf, which represents a GPU's memory. */
 #ifndef BAR_EXPORTER_H
 #define BAR_EXPORTER_H
 

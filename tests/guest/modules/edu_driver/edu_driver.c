@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
-/* For tests: a driver that does nothing with QEMU's edu device but hold it, the "own driver" of a card. */
+/* For tests: a driver for QEMU's edu device that represents the own driver of a card. It only occupies the device. */
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
 #include <linux/pci.h>
@@ -14,7 +14,7 @@ static int edu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	return dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
 }
 
-/* It binds only where driver_override names it: the other tests want the device without a driver. */
+/* The driver binds only if driver_override names it, because other tests need the device without a driver. */
 static const struct pci_device_id edu_ids[] = {
 	{ PCI_DEVICE_DRIVER_OVERRIDE(0x1234, 0x11e8, 1) },
 	{ }

@@ -1,4 +1,5 @@
-//! Another device's memory in which that of the simulated devices lies, if the options say so: a real card reaches it.
+//! The BAR of another PCI device, which contains the memory of the simulated devices if the option `bar` is set. A real
+//! device can then access this memory.
 
 use crate::faults::OPTIONS;
 use std::collections::BTreeMap;
@@ -8,19 +9,20 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{LazyLock, Mutex};
 
-/// Pieces are whole pages of a GPU.
+/// Page size of a GPU in bytes; the size of each allocation is a multiple of this size.
 const PAGE: usize = 64 << 10;
 
-/// That memory, as a file.
+/// The BAR, opened as a file.
 #[derive(Debug)]
 pub struct Bar {
     file: OwnedFd,
     bytes: usize,
-    /// Begin and bytes of each piece that is in use.
+    /// Offset and size in bytes of each allocated piece.
     taken: Mutex<BTreeMap<usize, usize>>,
 }
 
-/// Panics where it cannot be had: a test must not run on another machine than it asked for.
+/// The BAR of the option `bar`. Panics if it cannot be opened, because a test must not run with a different
+/// configuration than it requested.
 pub static BAR: LazyLock<Option<Bar>> = LazyLock::new(|| {
     let path = OPTIONS.bar.as_deref()?;
     let bar = Bar::open(path);
@@ -57,7 +59,7 @@ impl Bar {
         Some((file, begin))
     }
 
-    /// Gives back what began there.
+    /// Frees the piece at offset `begin`.
     pub fn give(&self, begin: usize) {
         super::lock(&self.taken).remove(&begin);
     }

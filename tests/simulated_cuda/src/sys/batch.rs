@@ -1,6 +1,6 @@
 //! Batched copies.
 
-use super::copy::{Copy, Said, submit_to};
+use super::copy::{AddressKind, Copy, submit_to};
 use super::stream::{Operation, Stream};
 use super::{In, Out, call, context, require};
 use crate::code::{Code, Result};
@@ -43,7 +43,11 @@ impl Batch {
         for n in 0..self.count {
             let copy = || {
                 let (to, from) = (self.targets.at(n)?, self.sources.at(n)?);
-                Copy::linear((Said::Either, to), (Said::Either, from), self.bytes.at(n)?)
+                Copy::linear(
+                    (AddressKind::Either, to),
+                    (AddressKind::Either, from),
+                    self.bytes.at(n)?,
+                )
             };
             copies.push(copy().map_err(|code| (Some(n), code))?);
         }
@@ -56,7 +60,7 @@ impl Batch {
         .map_err(general)
     }
 
-    /// Whether the sources are read before the call returns.
+    /// Checks the attributes. Returns true if the sources must be read before the call returns.
     fn check(&self) -> Result<bool> {
         const DURING_CALL: c_uint = 2;
         require(self.count > 0 && (1..=self.count).contains(&self.attribute_count))?;

@@ -1,4 +1,4 @@
-//! The run-time compiler: makes code of a text without understanding it.
+//! The run-time compiler. It generates code for a text without parsing the text.
 //!
 //! The functions' names and parameters are those of NVIDIA's `nvrtc.h`.
 
@@ -15,10 +15,10 @@ const INVALID_INPUT: Answer = 3;
 const INVALID_PROGRAM: Answer = 4;
 const COMPILATION: Answer = 6;
 
-/// Entries that daq gives a text which defines `on_frame`.
+/// Entries that daq adds to a text that defines `on_frame`.
 const ENTRIES: [&str; 2] = ["daq_burst", "daq_persistent"];
 
-/// A text and what became of it.
+/// A program with its text and the results of its compilation.
 #[derive(Debug)]
 struct Program {
     name: String,
@@ -31,7 +31,8 @@ struct Program {
 static PROGRAMS: Table<Program> = Table::new();
 
 impl Program {
-    /// PTX with the entries that the text names, and the version of the header that it was made with.
+    /// Returns PTX with the entries that occur in the text, and with the version of the header that the text was
+    /// compiled with.
     fn compile(&self) -> Result<String, String> {
         if !self.text.contains("on_frame(") {
             return Err(format!(
@@ -54,7 +55,7 @@ impl Program {
     }
 }
 
-/// Gives a text with the zero behind it.
+/// Returns a text with a terminating NUL.
 fn give(text: &str, out: &Out<c_char>) -> Answer {
     let room = i32::try_from(text.len() + 1).unwrap_or(0);
     out.text(text, room).map_or(INVALID_INPUT, |()| SUCCESS)
@@ -106,7 +107,7 @@ extern "C" fn nvrtcCreateProgram(
     read().map_or(INVALID_INPUT, |()| SUCCESS)
 }
 
-/// Options make no difference here.
+/// Options have no effect.
 #[unsafe(no_mangle)]
 extern "C" fn nvrtcCompileProgram(program: usize, _count: c_int, _options: usize) -> Answer {
     with(program, |program| match program.compile() {
@@ -149,7 +150,7 @@ extern "C" fn nvrtcGetPTX(program: usize, text: Out<c_char>) -> Answer {
     with(program, |program| give(&super::lock(&program.code), &text))
 }
 
-/// The simulated driver takes PTX wherever it takes machine code.
+/// Returns the size of the PTX, because the simulated driver accepts PTX in place of machine code.
 #[unsafe(no_mangle)]
 extern "C" fn nvrtcGetCUBINSize(program: usize, bytes: Out<usize>) -> Answer {
     nvrtcGetPTXSize(program, bytes)

@@ -17,9 +17,9 @@ use std::sync::{Arc, LazyLock, Mutex};
 pub struct Device {
     /// Device ordinal.
     pub ordinal: c_int,
-    /// Bytes of device memory in use.
+    /// Device memory in use, in bytes.
     pub used: AtomicUsize,
-    /// Persistent kernels on the device.
+    /// Number of persistent kernels on the device.
     pub persistent_kernels: AtomicUsize,
     /// Copy engines: to, from and within the device. Locked for the modelled duration of a copy.
     pub engines: [Mutex<()>; 3],
@@ -48,11 +48,11 @@ static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
 const FIRST: usize = 0x00c0_0000;
 
 thread_local! {
-    /// Handle of this thread's context; 0 if none is set.
+    /// Handle of the context that is current in this thread; 0 if none is set.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The device with this ordinal.
+/// Returns the device with this ordinal.
 pub fn device(ordinal: c_int) -> Result<&'static Device> {
     usize::try_from(ordinal)
         .ok()
@@ -60,12 +60,12 @@ pub fn device(ordinal: c_int) -> Result<&'static Device> {
         .ok_or(INVALID_DEVICE)
 }
 
-/// The device whose context an error of a call breaks: the current device, or the first one if none is set.
+/// Returns the device whose context an error of a call breaks: the current device, or the first one if none is current.
 pub fn concerned() -> Option<&'static Device> {
     current().ok().or_else(|| DEVICES.first())
 }
 
-/// The device whose context is current in this thread.
+/// Returns the device whose context is current in this thread.
 pub fn current() -> Result<&'static Device> {
     let device = of(CURRENT.get())?;
     if *lock(&device.retained) == 0 {
@@ -74,7 +74,7 @@ pub fn current() -> Result<&'static Device> {
     Ok(device)
 }
 
-/// Number of retained contexts.
+/// Returns the number of retained contexts.
 pub fn retained() -> usize {
     DEVICES
         .iter()
@@ -95,7 +95,7 @@ impl Device {
         FIRST + 16 * self.ordinal.cast_unsigned() as usize
     }
 
-    /// The error that broke the context, if any.
+    /// Returns the error that broke the context, if any.
     pub fn check(&self) -> Result {
         match self.broken.load(Ordering::Acquire) {
             0 => Ok(()),
@@ -110,19 +110,19 @@ impl Device {
             .compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// The stream with the handle 0.
+    /// Returns the stream with the handle 0.
     pub fn default_stream(&'static self) -> Arc<Stream> {
         lock(&self.default_stream)
             .get_or_insert_with(|| Stream::start_default(self))
             .clone()
     }
 
-    /// The stream with the handle 0, if it was used.
+    /// Returns the stream with the handle 0, if it was used.
     pub fn default_stream_in_use(&self) -> Option<Arc<Stream>> {
         lock(&self.default_stream).clone()
     }
 
-    /// All streams of the context.
+    /// Returns all streams of the context.
     pub fn streams(&'static self) -> Vec<Arc<Stream>> {
         let mut streams = stream::STREAMS.all();
         streams.retain(|stream| std::ptr::eq(stream.device, self));
@@ -142,14 +142,14 @@ impl Device {
         self.streams().iter().try_for_each(|stream| stream.drain())
     }
 
-    /// Destroys the context and its resources. Memory of the virtual memory API belongs to no context.
+    /// Destroys the context and its resources. Memory of the virtual memory API does not belong to a context.
     fn end(&'static self) {
         let streams = stream::STREAMS.take(|stream| std::ptr::eq(stream.device, self));
         let default_stream = lock(&self.default_stream).take();
         streams
             .iter()
             .chain(&default_stream)
-            .for_each(|stream| stream.abandon());
+            .for_each(|stream| stream.detach());
         let modules = module::MODULES.take(|module| std::ptr::eq(module.device, self));
         for module in &modules {
             module.unload();
@@ -202,7 +202,7 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(ordinal: c_int) -> Code {
     })
 }
 
-/// The scheduling flags have no effect.
+/// Checks and stores the scheduling flags, which have no effect.
 fn set_flags(device: &Device, flags: c_uint) -> Result {
     // At most one scheduling flag; the higher bits are independent.
     require(matches!(flags & 7, 0 | 1 | 2 | 4) && flags & !0xff == 0)?;
@@ -263,11 +263,11 @@ extern "C" fn cuCtxSynchronize() -> Code {
 
 /// Streams have two priorities, 0 and -1.
 #[unsafe(no_mangle)]
-extern "C" fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) -> Code {
+extern "C" fn cuCtxGetStreamPriorityRange(min: Out<c_int>, greatest: Out<c_int>) -> Code {
     call!(cuCtxGetStreamPriorityRange).in_context(|_| {
-        least.offer(0);
+        min.offer(0);
         greatest.offer(-1);
-        if least.is_null() && greatest.is_null() {
+        if min.is_null() && greatest.is_null() {
             Err(INVALID_VALUE)
         } else {
             Ok(())

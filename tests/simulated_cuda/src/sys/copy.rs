@@ -1,4 +1,4 @@
-//! Copies.
+//! Copies of memory.
 
 use super::context::{self, Device};
 use super::space::{self, Pieces, Space};
@@ -6,42 +6,42 @@ use super::stream::{Operation, Stream, Submitted};
 use super::{In, call, require};
 use crate::attributes;
 use crate::code::{Code, ILLEGAL_ADDRESS, INVALID_VALUE, NOT_SUPPORTED, Result};
-use crate::faults::{COPIES, Fate, OPTIONS};
+use crate::faults::{COPIES, OPTIONS, Outcome};
 use crate::report::{COUNTS, Direction};
 use std::ffi::c_uint;
 use std::time::{Duration, Instant};
 
-/// What kind of memory an address leads to.
+/// The type of memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
     Device,
-    /// Host memory that the driver knows.
+    /// Host memory that is registered with the driver.
     Registered,
-    /// Host memory that it does not know.
+    /// Host memory that is not registered with the driver.
     Pageable,
 }
 
-/// What an address of a call is said to be.
+/// The type of memory that a call declares for an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum AddressKind {
     /// Host memory.
     Host,
-    /// Memory that devices reach.
+    /// Memory that devices can access.
     Device,
-    /// Whatever it is.
+    /// Any memory.
     Either,
 }
 
-/// One end of a copy.
+/// The source or the destination of a copy.
 #[derive(Clone, Copy, Debug)]
 struct End {
     address: u64,
-    /// Bytes from the beginning of a row to that of the next.
+    /// Distance in bytes between the starts of consecutive rows.
     pitch: u64,
     memory: Memory,
 }
 
-/// A copy of `rows` rows of `width` bytes.
+/// A copy of `rows` rows of `width` bytes each.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
     to: End,
@@ -60,7 +60,7 @@ struct TwoDimensional {
     rows: usize,
 }
 
-/// One end of a [`TwoDimensional`].
+/// The source or the destination of a [`TwoDimensional`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Corner {
@@ -74,17 +74,23 @@ struct Corner {
 }
 
 impl Memory {
-    /// What kind of memory is at an address, which has to fit what it is said to be.
-    fn at(space: &Space, said: Said, address: u64, bytes: usize, writes: bool) -> Result<Self> {
+    /// Returns the type of the memory at an address. Fails if it differs from the declared type.
+    fn at(
+        space: &Space,
+        kind: AddressKind,
+        address: u64,
+        bytes: usize,
+        writes: bool,
+    ) -> Result<Self> {
         if space.is_device(address) {
-            require(said != Said::Host)?;
+            require(kind != AddressKind::Host)?;
             space.device(address, bytes, writes)?;
             return Ok(Self::Device);
         }
         require(address != 0)?;
         match space.registered_bytes(address, bytes)? {
             known if known == bytes => Ok(Self::Registered),
-            0 if said != Said::Device => Ok(Self::Pageable),
+            0 if kind != AddressKind::Device => Ok(Self::Pageable),
             _ => Err(INVALID_VALUE),
         }
     }
@@ -95,7 +101,7 @@ impl Memory {
 }
 
 impl End {
-    /// Where the bytes are now, if they still are there.
+    /// Returns the CPU addresses of the bytes. Fails if the memory was freed.
     fn pieces(&self, space: &Space, bytes: usize, writes: bool) -> Result<Pieces> {
         match self.memory {
             Memory::Device => space.device(self.address, bytes, writes),
@@ -108,7 +114,7 @@ impl End {
     }
 }
 
-/// Bytes from the first to the last of `rows` rows.
+/// Returns the number of bytes from the start of the first to the end of the last of `rows` rows.
 fn extent(pitch: u64, width: usize, rows: usize) -> Result<usize> {
     usize::try_from(pitch)
         .ok()
@@ -116,10 +122,10 @@ fn extent(pitch: u64, width: usize, rows: usize) -> Result<usize> {
         .ok_or(INVALID_VALUE)
 }
 
-/// Where the bytes at an address are now, if it is what it is said to be.
-pub fn reach(space: &Space, at: (Said, u64), bytes: usize, writes: bool) -> Result<Pieces> {
-    let (said, address) = at;
-    let memory = Memory::at(space, said, address, bytes, writes)?;
+/// Returns the CPU addresses of the bytes at an address. Fails if the memory differs from the declared type.
+pub fn reach(space: &Space, at: (AddressKind, u64), bytes: usize, writes: bool) -> Result<Pieces> {
+    let (kind, address) = at;
+    let memory = Memory::at(space, kind, address, bytes, writes)?;
     let pitch = 0;
     End {
         address,
@@ -131,15 +137,15 @@ pub fn reach(space: &Space, at: (Said, u64), bytes: usize, writes: bool) -> Resu
 
 impl Copy {
     fn new(
-        to: (Said, u64, u64),
-        from: (Said, u64, u64),
+        to: (AddressKind, u64, u64),
+        from: (AddressKind, u64, u64),
         width: usize,
         rows: usize,
     ) -> Result<Self> {
         let space = space::lock();
-        let end = |(said, address, pitch): (Said, u64, u64), writes| -> Result<End> {
+        let end = |(kind, address, pitch): (AddressKind, u64, u64), writes| -> Result<End> {
             let bytes = extent(pitch, width, rows)?;
-            let memory = Memory::at(&space, said, address, bytes, writes)?;
+            let memory = Memory::at(&space, kind, address, bytes, writes)?;
             Ok(End {
                 address,
                 pitch,
@@ -154,28 +160,37 @@ impl Copy {
         })
     }
 
-    /// A copy of one row, if both ends are what they are said to be.
-    pub fn linear(to: (Said, u64), from: (Said, u64), bytes: usize) -> Result<Self> {
+    /// Creates a copy of one row. Fails if the memory of either side differs from its declared type.
+    pub fn linear(to: (AddressKind, u64), from: (AddressKind, u64), bytes: usize) -> Result<Self> {
         Self::new((to.0, to.1, 0), (from.0, from.1, 0), bytes, 1)
     }
 
-    /// A copy between addresses as kernels see them.
+    /// Copies between device addresses, as a kernel does.
     pub fn within_device(to: u64, from: u64, bytes: usize) -> Result {
         if bytes == 0 {
             return Ok(());
         }
-        Self::linear((Said::Device, to), (Said::Device, from), bytes)
-            .and_then(|copy| copy.transfer())
-            .map_err(|_| ILLEGAL_ADDRESS)
+        Self::linear(
+            (AddressKind::Device, to),
+            (AddressKind::Device, from),
+            bytes,
+        )
+        .and_then(|copy| copy.transfer())
+        .map_err(|_| ILLEGAL_ADDRESS)
     }
 
-    /// Writes the first bytes of device memory.
+    /// Writes the initial contents of device memory.
     pub fn initialise(to: u64, bytes: &[u8]) -> Result {
         if bytes.is_empty() {
             return Ok(());
         }
         let from = bytes.as_ptr() as u64;
-        Self::linear((Said::Device, to), (Said::Host, from), bytes.len())?.transfer()
+        Self::linear(
+            (AddressKind::Device, to),
+            (AddressKind::Host, from),
+            bytes.len(),
+        )?
+        .transfer()
     }
 
     const fn bytes(&self) -> u64 {
@@ -195,12 +210,13 @@ impl Copy {
         }
     }
 
-    /// Does it, taking as long as the options say. Memory that has gone since it was submitted breaks the context.
+    /// Executes the copy, with the duration that the options require. Memory freed since the submission breaks the
+    /// context.
     pub fn execute(&self, device: &Device) -> Result {
         match COPIES.begin() {
-            Fate::Done => {}
-            Fate::Fails(code) => return Err(code),
-            Fate::Hangs => loop {
+            Outcome::Done => {}
+            Outcome::Fails(code) => return Err(code),
+            Outcome::Hangs => loop {
                 std::thread::park();
             },
         }
@@ -221,7 +237,7 @@ impl Copy {
                 .unwrap_or(0);
             let moved = entered + Duration::from_nanos(moving);
             std::thread::sleep(moved.saturating_duration_since(Instant::now()));
-            // Latency is no reason for others to wait.
+            // The latency must not delay copies of other streams, so the engine is released before.
             drop(engine);
             let done = (started + OPTIONS.latency).max(moved);
             std::thread::sleep(done.saturating_duration_since(Instant::now()));
@@ -247,11 +263,14 @@ impl Copy {
                         source = sources.next().ok_or(INVALID_VALUE)?;
                     }
                     let length = bytes.min(source.1);
-                    // SAFETY: `length` bytes are inside a piece on both sides. Pieces of device memory are mapped
-                    // as long as they are held. Registered host memory is mapped as long as it is registered, and
-                    // it was a moment ago; unregistered memory is mapped because its owner waits for this copy:
-                    // callers of the driver guarantee that, as they do that no other code writes what is
-                    // read or touching what is written. The two sides may overlap, which this copy allows.
+                    // SAFETY:
+                    // - On both sides, `length` bytes are inside a piece.
+                    // - Pieces of device memory are mapped as long as they are held.
+                    // - Registered host memory is mapped as long as it is registered, which was just checked.
+                    //   Unregistered host memory is mapped because its owner waits for this copy.
+                    // - Callers of the driver guarantee this, and that no other code accesses the memory in conflict
+                    //   with this copy.
+                    // - The two sides may overlap, which `ptr::copy` allows.
                     unsafe { std::ptr::copy(source.0 as *const u8, to as *mut u8, length) };
                     (to, bytes) = (to + length, bytes - length);
                     source = (source.0 + length, source.1 - length);
@@ -261,7 +280,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Appends it to a stream; waits for it where the driver would.
+    /// Appends the copy to a stream. Waits for it if `waits` is true or the host memory is pageable.
     fn submit(self, stream: usize, waits: bool) -> Result {
         submit_to(
             &Stream::find(context::current()?, stream)?,
@@ -272,7 +291,7 @@ impl Copy {
     }
 }
 
-/// Appends `operation`, which does `copies`; waits for it where the driver would.
+/// Appends `operation`, which consists of `copies`. Waits for it if `waits` is true or any host memory is pageable.
 pub fn submit_to(
     stream: &std::sync::Arc<Stream>,
     operation: Operation,
@@ -290,57 +309,85 @@ pub fn submit_to(
     }
 }
 
-fn copy(to: (Said, u64), from: (Said, u64), bytes: usize, stream: usize, waits: bool) -> Result {
+fn copy(
+    to: (AddressKind, u64),
+    from: (AddressKind, u64),
+    bytes: usize,
+    stream: usize,
+    waits: bool,
+) -> Result {
     if bytes == 0 {
         return Ok(());
     }
     Copy::linear(to, from, bytes)?.submit(stream, waits)
 }
 
-/// As [`copy`], in the default stream. Only what touches the host is waited for.
-fn copy_now(to: (Said, u64), from: (Said, u64), bytes: usize) -> Result {
+/// Copies in the default stream, and waits only if host memory is involved.
+fn copy_now(to: (AddressKind, u64), from: (AddressKind, u64), bytes: usize) -> Result {
     copy(
         to,
         from,
         bytes,
         0,
-        to.0 == Said::Host || from.0 == Said::Host,
+        to.0 == AddressKind::Host || from.0 == AddressKind::Host,
     )
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) -> Code {
-    call!(cuMemcpyHtoD_v2).in_context(|_| copy_now((Said::Device, to), (Said::Host, from), bytes))
+    call!(cuMemcpyHtoD_v2)
+        .in_context(|_| copy_now((AddressKind::Device, to), (AddressKind::Host, from), bytes))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) -> Code {
-    call!(cuMemcpyDtoH_v2).in_context(|_| copy_now((Said::Host, to), (Said::Device, from), bytes))
+    call!(cuMemcpyDtoH_v2)
+        .in_context(|_| copy_now((AddressKind::Host, to), (AddressKind::Device, from), bytes))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) -> Code {
-    call!(cuMemcpyDtoD_v2).in_context(|_| copy_now((Said::Device, to), (Said::Device, from), bytes))
+    call!(cuMemcpyDtoD_v2).in_context(|_| {
+        copy_now(
+            (AddressKind::Device, to),
+            (AddressKind::Device, from),
+            bytes,
+        )
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) -> Code {
-    call!(cuMemcpyHtoDAsync_v2)
-        .in_context(|_| copy((Said::Device, to), (Said::Host, from), bytes, stream, false))
+    call!(cuMemcpyHtoDAsync_v2).in_context(|_| {
+        copy(
+            (AddressKind::Device, to),
+            (AddressKind::Host, from),
+            bytes,
+            stream,
+            false,
+        )
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) -> Code {
-    call!(cuMemcpyDtoHAsync_v2)
-        .in_context(|_| copy((Said::Host, to), (Said::Device, from), bytes, stream, false))
+    call!(cuMemcpyDtoHAsync_v2).in_context(|_| {
+        copy(
+            (AddressKind::Host, to),
+            (AddressKind::Device, from),
+            bytes,
+            stream,
+            false,
+        )
+    })
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) -> Code {
     call!(cuMemcpyDtoDAsync_v2).in_context(|_| {
         copy(
-            (Said::Device, to),
-            (Said::Device, from),
+            (AddressKind::Device, to),
+            (AddressKind::Device, from),
             bytes,
             stream,
             false,
@@ -352,8 +399,8 @@ extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usi
 extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) -> Code {
     call!(cuMemcpyAsync).in_context(|_| {
         copy(
-            (Said::Either, to),
-            (Said::Either, from),
+            (AddressKind::Either, to),
+            (AddressKind::Either, from),
             bytes,
             stream,
             false,
@@ -362,16 +409,16 @@ extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) -> 
 }
 
 impl Corner {
-    /// Where the rows begin.
-    fn end(&self, width: usize, rows: usize) -> Result<(Said, u64, u64)> {
-        let (said, base) = match self.kind {
-            1 => (Said::Host, self.host),
-            2 => (Said::Device, self.device),
+    /// Returns the declared type of the memory, the address of the first row, and the pitch.
+    fn end(&self, width: usize, rows: usize) -> Result<(AddressKind, u64, u64)> {
+        let (kind, base) = match self.kind {
+            1 => (AddressKind::Host, self.host),
+            2 => (AddressKind::Device, self.device),
             3 => return Err(NOT_SUPPORTED),
-            4 => (Said::Either, self.device),
+            4 => (AddressKind::Either, self.device),
             _ => return Err(INVALID_VALUE),
         };
-        // A pitch of 0 is none: the rows follow each other.
+        // A pitch of 0 means that the rows are contiguous.
         let pitch = if self.pitch == 0 {
             self.x + width
         } else {
@@ -388,7 +435,7 @@ impl Corner {
         let start = skipped
             .and_then(|skipped| base.checked_add(skipped))
             .ok_or(INVALID_VALUE)?;
-        Ok((said, start, pitch))
+        Ok((kind, start, pitch))
     }
 }
 

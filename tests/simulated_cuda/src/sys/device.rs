@@ -1,4 +1,4 @@
-//! The driver and what its devices say about themselves.
+//! Functions of the driver that describe the driver and its devices.
 
 use super::context::device;
 use super::{INITIALISED, Out, call, require};
@@ -46,7 +46,7 @@ extern "C" fn cuDeviceGetName(name: Out<c_char>, room: c_int, ordinal: c_int) ->
     })
 }
 
-/// 16 bytes that differ in the last.
+/// Returns 16 bytes that differ between devices only in the last byte.
 fn uuid(ordinal: c_int) -> Result<[u8; 16]> {
     device(ordinal)?;
     let mut uuid = *b"daq simulated  0";
@@ -85,7 +85,7 @@ extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: c_int) -> Code {
 extern "C" fn cuDeviceGetPCIBusId(id: Out<c_char>, room: c_int, ordinal: c_int) -> Code {
     call!(cuDeviceGetPCIBusId).initialised(|| {
         let bus = attributes::bus(device(ordinal)?.ordinal);
-        // Domain, bus, device, function and the zero.
+        // Room for domain, bus, device, function and the terminating NUL.
         require(room >= 13)?;
         id.text(&format!("0000:{bus:02X}:00.0"), room)
     })

@@ -1,4 +1,4 @@
-//! Names of codes.
+//! Names and descriptions of error codes.
 
 use super::{Out, call};
 use crate::code::{self, Code, INVALID_VALUE};

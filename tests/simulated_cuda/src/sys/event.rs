@@ -1,4 +1,4 @@
-//! Events: marks in streams.
+//! Events, which record positions in streams.
 
 use super::context::{self, Device};
 use super::stream::{Operation, Stream, Submitted};
@@ -25,11 +25,11 @@ pub struct Event {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How often it was recorded.
+    /// Number of times that the event was recorded.
     recorded: u64,
-    /// Which of those a stream has not passed yet.
+    /// Numbers of the records that their stream has not reached yet.
     pending: BTreeSet<u64>,
-    /// The latest that a stream has passed, and when.
+    /// The number of the last record that a stream has reached, and its time.
     passed: Option<(u64, Instant)>,
     is_captured: bool,
 }
@@ -55,7 +55,7 @@ impl Event {
         submitted.map(|_| ())
     }
 
-    /// The stream has come to the `nth` record.
+    /// Records that the stream has reached the `nth` record.
     pub fn pass(&self, nth: u64) {
         let mut state = lock(&self.state);
         state.pending.remove(&nth);
@@ -65,11 +65,11 @@ impl Event {
         self.changed.notify_all();
     }
 
-    /// Waits until a stream has passed the `nth` record, or `until` says that this will not happen.
+    /// Waits until a stream has reached the `nth` record, or until `until` returns true because that will not happen.
     pub fn wait(&self, nth: u64, until: impl Fn() -> bool) {
         let mut state = lock(&self.state);
         while state.pending.contains(&nth) && !until() {
-            // A change of what `until` checks wakes no waiter.
+            // The wait has a timeout, because a change of the result of `until` wakes no waiter.
             state = self
                 .changed
                 .wait_timeout(state, Duration::from_millis(5))
@@ -90,7 +90,7 @@ impl Event {
     fn query(&self) -> Result {
         self.device.check()?;
         let latest = self.latest()?;
-        // An event that was never recorded counts as passed.
+        // An event that was never recorded counts as reached.
         if lock(&self.state).pending.contains(&latest) {
             Err(NOT_READY)
         } else {
@@ -103,14 +103,14 @@ impl Event {
         self.device.check()
     }
 
-    /// When the latest record was passed.
+    /// Returns the time at which the last record was reached.
     fn time(&self) -> Result<Instant> {
         let (_, time) = lock(&self.state).passed.ok_or(INVALID_HANDLE)?;
         Ok(time)
     }
 }
 
-/// Milliseconds between two events.
+/// Stores the time between two events in milliseconds.
 fn elapsed(out: &Out<f32>, start: usize, end: usize) -> Result {
     let (start, end) = (EVENTS.get(start)?, EVENTS.get(end)?);
     let is_recorded = |event: &Event| event.latest().map(|latest| latest > 0);
@@ -123,7 +123,7 @@ fn elapsed(out: &Out<f32>, start: usize, end: usize) -> Result {
     start.query()?;
     end.query()?;
     let (start, end) = (start.time()?, end.time()?);
-    // They may have been passed in the other order.
+    // The events may have been reached in the opposite order.
     let forth = end.saturating_duration_since(start).as_secs_f32();
     let back = start.saturating_duration_since(end).as_secs_f32();
     out.set((forth - back) * 1e3)

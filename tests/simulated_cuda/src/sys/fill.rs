@@ -1,4 +1,4 @@
-//! Filling memory with a pattern.
+//! Fills memory with a pattern.
 
 use super::space::{self, Pieces, Space};
 use super::stream::{Operation, Stream};
@@ -17,7 +17,7 @@ pub struct Fill {
 }
 
 impl Fill {
-    /// `count` values of `width` bytes, in a stream.
+    /// Submits a fill of `count` values of `width` bytes each to a stream.
     fn submit(address: u64, pattern: [u8; 4], width: usize, count: usize, stream: usize) -> Result {
         let bytes = count.checked_mul(width).ok_or(INVALID_VALUE)?;
         require(address.is_multiple_of(width as u64))?;
@@ -65,14 +65,17 @@ impl Fill {
 
     fn write(&self) -> Result {
         let pieces = self.pieces(&space::lock()).map_err(|_| ILLEGAL_ADDRESS)?;
-        // Pieces begin where a value does: they are parts of allocations or whole granules.
+        // Every piece starts at a multiple of the value size, because pieces are parts of allocations or whole
+        // granules.
         let block = self.pattern.repeat(1024);
         for (address, bytes) in pieces.part(0, self.bytes) {
             for start in (0..bytes).step_by(block.len()) {
                 let length = block.len().min(bytes - start);
-                // SAFETY: `length` bytes from `start` on are inside a piece. Pieces of device memory are mapped as
-                // long as they are held, and registered host memory as long as it is registered, for which callers
-                // of the driver vouch. `block` holds `length` bytes and is used by no other code.
+                // SAFETY:
+                // - `length` bytes from `start` on are inside a piece.
+                // - Pieces of device memory are mapped as long as they are held. Registered host memory is mapped as
+                //   long as it is registered, which callers of the driver guarantee.
+                // - `block` contains at least `length` bytes and is not accessed by other code.
                 unsafe {
                     let to = (address as *mut u8).add(start);
                     to.copy_from_nonoverlapping(block.as_ptr(), length);

@@ -1,4 +1,4 @@
-//! Graphs: what a stream has captured, to be submitted again as one operation.
+//! Graphs: operations that a stream has captured and that can be submitted repeatedly as one operation.
 
 use super::context::Device;
 use super::stream::{Operation, Stream};
@@ -21,7 +21,8 @@ pub static GRAPHS: Table<Graph> = Table::new();
 /// All executable graphs.
 pub static EXECUTABLES: Table<Graph> = Table::new();
 
-/// Events recorded while capturing only order the operations, which have an order here anyway.
+/// Returns true for operations that do work. Events recorded during a capture only order the operations, which this
+/// library always executes in order.
 fn is_work(operation: &Operation) -> bool {
     !matches!(operation, Operation::Record(..) | Operation::Await(..))
 }

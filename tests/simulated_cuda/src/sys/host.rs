@@ -1,4 +1,4 @@
-//! Host memory that the driver knows.
+//! Host memory that is registered with the driver.
 
 use super::physical::POISON;
 use super::space;
@@ -9,7 +9,7 @@ use std::ptr;
 
 const PAGE: u64 = 4096;
 
-/// Whether all pages of a range are mapped.
+/// Returns true if all pages of a range are mapped.
 fn is_mapped(address: u64, bytes: usize) -> bool {
     let start = address / PAGE * PAGE;
     let Some(end) = address
@@ -20,8 +20,8 @@ fn is_mapped(address: u64, bytes: usize) -> bool {
     };
     let mut pages = vec![0_u8; usize::try_from((end - start) / PAGE).unwrap_or(0)];
     let length = pages.len() * usize::try_from(PAGE).unwrap_or(0);
-    // SAFETY: one byte is written for each page of `length` bytes, as many as `pages` has. The call reads nothing
-    // of the range and says by an error that it is not mapped.
+    // SAFETY: the call writes one byte for each page of `length` bytes, and `pages` has one element per page. It reads
+    // nothing in the range, and returns an error if the range is not mapped.
     unsafe { libc::mincore(start as *mut libc::c_void, length, pages.as_mut_ptr()) == 0 }
 }
 
@@ -54,12 +54,12 @@ fn allocate(bytes: usize, ordinal: i32) -> Result<u64> {
         libc::PROT_READ | libc::PROT_WRITE,
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
     );
-    // SAFETY: a new mapping at an address of the system's choice overlaps no other memory.
+    // SAFETY: a new mapping at an address that Linux selects does not overlap other memory.
     let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
     if base == libc::MAP_FAILED {
         return Err(OUT_OF_MEMORY);
     }
-    // SAFETY: `bytes` bytes were mapped there for writing a moment ago, and no other code uses them.
+    // SAFETY: `bytes` bytes were just mapped at `base` for writing, and no other code uses them.
     unsafe { ptr::write_bytes(base.cast::<u8>(), POISON, bytes) };
     space::lock().register(base as u64, bytes, ordinal, true)?;
     Ok(base as u64)
@@ -82,7 +82,7 @@ extern "C" fn cuMemFreeHost(address: u64) -> Code {
         let bytes = space::lock()
             .unregister(address, true)
             .map_err(|_| INVALID_VALUE)?;
-        // SAFETY: `allocate` has mapped these bytes, and the caller, who gives them back, has no more use for them.
+        // SAFETY: `allocate` has mapped these bytes, and the caller, who frees them, no longer uses them.
         unsafe { libc::munmap(address as *mut libc::c_void, bytes) };
         Ok(())
     })

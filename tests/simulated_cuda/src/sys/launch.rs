@@ -14,7 +14,7 @@ use crate::code::{
     CONTEXT_IS_DESTROYED, COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_HANDLE, INVALID_VALUE,
     NOT_SUPPORTED, Result,
 };
-use crate::faults::{Fate, LAUNCHES};
+use crate::faults::{LAUNCHES, Outcome};
 use crate::kernels::{Kernel, Memory};
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub struct Launch {
     running: Option<Arc<Running>>,
 }
 
-/// The memory of the process as the kernels of a stream see it.
+/// The memory of the process as accessed by the kernels of a stream.
 struct Seen<'a>(&'a Stream);
 
 impl Memory for Seen<'_> {
@@ -67,22 +67,22 @@ impl Launch {
     /// Runs the launch in a stream.
     pub fn execute(&self, stream: &Stream) -> Result {
         match LAUNCHES.begin() {
-            Fate::Done => self.kernel.map_or(Ok(()), |kernel| {
+            Outcome::Done => self.kernel.map_or(Ok(()), |kernel| {
                 (kernel.run)(&Seen(stream), &self.values, self.blocks)
             }),
-            Fate::Fails(code) => Err(code),
-            Fate::Hangs => loop {
+            Outcome::Fails(code) => Err(code),
+            Outcome::Hangs => loop {
                 std::thread::park();
             },
         }
     }
 
-    /// Whether the kernel runs until it is stopped.
+    /// Returns true for a persistent kernel, which runs until it is stopped.
     pub const fn stays(&self) -> bool {
         self.running.is_some()
     }
 
-    /// The work is done or was cancelled.
+    /// Records that the launch was executed or cancelled.
     pub fn pass(&self) {
         if let Some(running) = &self.running {
             running.end();
@@ -117,7 +117,7 @@ extern "C" fn cuLaunchHostFunc(
     })
 }
 
-/// Copies the parameter values; the kernel defines their sizes.
+/// Copies the values of the parameters. The kernel defines their sizes.
 fn values(kernel: &Kernel, parameters: In<In<u8>>) -> Result<Vec<u64>> {
     let mut values = Vec::with_capacity(kernel.parameters.len());
     for (n, bytes) in kernel.parameters.iter().enumerate() {
@@ -151,11 +151,11 @@ extern "C" fn cuLaunchKernel(
         if !std::ptr::eq(function.device, device) || !std::ptr::eq(stream.device, device) {
             return Err(INVALID_HANDLE);
         }
-        let is_within = |sizes: [c_uint; 3], most: [c_uint; 3]| {
+        let is_within = |sizes: [c_uint; 3], max: [c_uint; 3]| {
             sizes
                 .iter()
-                .zip(most)
-                .all(|(size, most)| (1..=most).contains(size))
+                .zip(max)
+                .all(|(size, max)| (1..=max).contains(size))
         };
         let block = [block_x, block_y, block_z];
         require(is_within([grid_x, grid_y, grid_z], GRID) && is_within(block, BLOCK))?;
@@ -165,7 +165,7 @@ extern "C" fn cuLaunchKernel(
                 .is_ok_and(|shared| shared <= function.shared.load(Ordering::Acquire)),
         )?;
         if extra != 0 {
-            // Parameters in one buffer. Both forms together are rejected.
+            // Parameters in a single buffer are not supported. Parameters in both forms together are invalid.
             return Err(if parameters.is_null() {
                 NOT_SUPPORTED
             } else {
@@ -176,11 +176,12 @@ extern "C" fn cuLaunchKernel(
         let values = kernel.map_or(Ok(Vec::new()), |kernel| values(kernel, parameters))?;
         let stays = kernel.is_some_and(|kernel| kernel.stays);
         if stays {
-            // Blocks that must wait for other blocks would never run.
+            // All blocks of a cooperative launch must run at the same time, because blocks that wait for unstarted
+            // blocks would deadlock.
             let at_once = at_once(&function, block_x * block_y * block_z, shared as usize);
             if u64::from(grid_x) * u64::from(grid_y) * u64::from(grid_z) > at_once {
                 eprintln!(
-                    "DAQ_SIMULATED_CUDA: at most {at_once} blocks of a persistent kernel run at once"
+                    "DAQ_SIMULATED_CUDA: the grid is too large; at most {at_once} blocks of this persistent kernel can run at the same time"
                 );
                 return Err(COOPERATIVE_LAUNCH_TOO_LARGE);
             }
@@ -218,7 +219,8 @@ extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     })
 }
 
-/// Maximum number of blocks with these threads and bytes of shared memory that a multiprocessor runs at once.
+/// Returns the maximum number of concurrent blocks per multiprocessor with this number of threads and bytes of shared
+/// memory.
 fn of_multiprocessor(function: &Function, threads: u32, shared: usize) -> u32 {
     /// Shared memory per block reserved for the system.
     const RESERVED: usize = 1024;
@@ -233,7 +235,7 @@ fn of_multiprocessor(function: &Function, threads: u32, shared: usize) -> u32 {
     by_threads.min(by_shared).min(BLOCKS_MULTIPROCESSOR)
 }
 
-/// Maximum number of such blocks on the whole device.
+/// Returns the maximum number of concurrent blocks on the whole device.
 fn at_once(function: &Function, threads: u32, shared: usize) -> u64 {
     u64::from(of_multiprocessor(function, threads, shared)) * u64::from(MULTIPROCESSORS)
 }

@@ -1,4 +1,4 @@
-//! Device memory that is allocated together with its address.
+//! Device memory that is allocated with an address.
 
 use super::physical::Physical;
 use super::space::{self, Origin};
@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::atomic::Ordering;
 
-/// A second descriptor of a file, for the caller to close.
+/// Duplicates the descriptor of a file. The caller must close the duplicate.
 pub fn duplicate(file: BorrowedFd<'_>, out: &Out<c_int>) -> Result {
     require(!out.is_null())?;
     let copy = file.try_clone_to_owned().map_err(|_| INVALID_HANDLE)?;
@@ -47,8 +47,8 @@ extern "C" fn cuMemFree_v2(address: u64) -> Code {
     })
 }
 
-/// The descriptor is no dma-buf but a file in memory of the same bytes, which `mmap` shows if the options say so; for
-/// whole allocations only.
+/// Exports a whole allocation. The descriptor refers to a memory file instead of a dma-buf. It can be mapped only if
+/// the options allow it.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemGetHandleForAddressRange(
     handle: Out<c_int>,
@@ -69,16 +69,16 @@ extern "C" fn cuMemGetHandleForAddressRange(
         if OPTIONS.dma_buf == DmaBuf::Map {
             return duplicate(memory.file(), &handle);
         }
-        // The same file again, without the right to write it.
+        // Opens the same file without write access.
         let name = format!("/proc/self/fd/{}", memory.file().as_raw_fd());
         let file = std::fs::File::open(name).map_err(|_| OPERATING_SYSTEM)?;
         handle.set(file.into_raw_fd())
     })
 }
 
-/// What is behind a device address, for the stand-ins of other libraries that reach device memory: a descriptor, for
-/// the caller to close, of a file of which `mmap` shows the memory, and where in it the address is. The range must be
-/// one piece of memory, or more of it than is asked for.
+/// Returns the memory behind a device address, for simulated libraries that access device memory. Stores a file
+/// descriptor, which the caller must close, and the offset of the address in the file. The range must be inside a
+/// single allocation or mapping.
 #[unsafe(no_mangle)]
 extern "C" fn daq_simulated_memory(
     address: u64,
@@ -94,7 +94,7 @@ extern "C" fn daq_simulated_memory(
     })
 }
 
-/// Copies are always done when the call that asks for them says so.
+/// Has no effect, because copies are always synchronous where the call promises it.
 #[unsafe(no_mangle)]
 extern "C" fn cuPointerSetAttribute(value: In<c_uint>, attribute: c_uint, address: u64) -> Code {
     const SYNC_MEMOPS: c_uint = 6;
@@ -104,7 +104,7 @@ extern "C" fn cuPointerSetAttribute(value: In<c_uint>, attribute: c_uint, addres
     })
 }
 
-/// No other library of this machine has memory of its devices.
+/// Always fails, because no other library has memory to import.
 #[unsafe(no_mangle)]
 extern "C" fn cuImportExternalMemory(out: Out<usize>, about: In<c_uint>) -> Code {
     call!(cuImportExternalMemory).in_context(|_| {
@@ -113,7 +113,7 @@ extern "C" fn cuImportExternalMemory(out: Out<usize>, about: In<c_uint>) -> Code
     })
 }
 
-/// Nothing was imported.
+/// Always fails, because no memory was imported.
 #[unsafe(no_mangle)]
 extern "C" fn cuExternalMemoryGetMappedBuffer(
     _address: Out<u64>,
@@ -123,13 +123,13 @@ extern "C" fn cuExternalMemoryGetMappedBuffer(
     call!(cuExternalMemoryGetMappedBuffer).in_context(|_| Err(INVALID_HANDLE))
 }
 
-/// Nothing was imported.
+/// Always fails, because no memory was imported.
 #[unsafe(no_mangle)]
 extern "C" fn cuDestroyExternalMemory(_memory: usize) -> Code {
     call!(cuDestroyExternalMemory).giving_back(|_| Err(INVALID_HANDLE))
 }
 
-/// There is nothing to flush: the model's writes are seen in order.
+/// Has no effect, because writes to simulated memory become visible in order.
 #[unsafe(no_mangle)]
 extern "C" fn cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint) -> Code {
     call!(cuFlushGPUDirectRDMAWrites).in_context(|_| {

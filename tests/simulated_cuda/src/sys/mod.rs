@@ -1,12 +1,12 @@
-//! The functions of the driver and the memory behind them: all foreign interfaces are in this folder.
+//! The functions of the driver and the memory behind them. All foreign interfaces are in this folder.
 //!
-//! The functions' names and parameters are those of NVIDIA's `cuda.h`. Pointers come in as [`Out`] and [`In`], handles
-//! as numbers that lead nowhere.
+//! The functions have the names and parameters of NVIDIA's `cuda.h`. Pointer parameters have the types [`Out`] and
+//! [`In`]. Handles are numbers that must not be dereferenced.
 
 #![allow(
     non_snake_case,
     clippy::too_many_arguments,
-    reason = "names and parameters are the driver's"
+    reason = "names and parameters follow the driver"
 )]
 
 mod bar;
@@ -38,10 +38,10 @@ use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Whether `cuInit` has succeeded.
+/// True if `cuInit` has succeeded.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
-/// Names a function once for counting and for the options.
+/// Names a function for the counters and for the options.
 macro_rules! call {
     ($name:ident) => {
         $crate::sys::Call(stringify!($name))
@@ -49,11 +49,11 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// A call of one of the driver's functions.
+/// A call of a driver function.
 struct Call(&'static str);
 
 impl Call {
-    /// A call that is always allowed.
+    /// Runs a call that is always allowed.
     fn anytime(&self, body: impl FnOnce() -> Result) -> Code {
         let nth = COUNTS.called(self.0);
         let done = match faults::of_call(self.0, nth) {
@@ -72,7 +72,7 @@ impl Call {
         code
     }
 
-    /// A call that is allowed after `cuInit`.
+    /// Runs a call that is allowed only after `cuInit`.
     fn initialised(&self, body: impl FnOnce() -> Result) -> Code {
         self.anytime(|| {
             if INITIALISED.load(Ordering::Acquire) {
@@ -83,7 +83,7 @@ impl Call {
         })
     }
 
-    /// A call that needs a context that is current and not broken.
+    /// Runs a call that needs a current context that is not broken.
     fn in_context(&self, body: impl FnOnce(&'static Device) -> Result) -> Code {
         self.initialised(|| {
             let device = context::current()?;
@@ -92,8 +92,8 @@ impl Call {
         })
     }
 
-    /// A call that gives something back. In a broken context it does so, but says that it is broken: that what a
-    /// program has given back counts as a leak would hide what it forgot.
+    /// Runs a call that releases a resource. In a broken context the call releases the resource and returns the error.
+    /// The resource then does not count as a leak, which would hide real leaks.
     fn giving_back(&self, body: impl FnOnce(&'static Device) -> Result) -> Code {
         self.initialised(|| {
             let device = context::current()?;
@@ -104,10 +104,11 @@ impl Call {
     }
 }
 
-/// Where a function puts what it gives.
+/// Memory to which a function writes its result.
 ///
-/// Made only by callers of the driver's functions, which vouch, as the driver's manual asks, that it is null or
-/// valid for writes of as many `T` as the function gives, and that no other code uses that memory during the call.
+/// Created only by callers of the driver's functions. According to the driver's manual they guarantee that the pointer
+/// is null or valid for all writes of `T` that the function makes, and that no other code uses the memory during the
+/// call.
 #[repr(transparent)]
 struct Out<T>(*mut T);
 
@@ -116,12 +117,13 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: not null, so valid for a write of one `T`: the invariant of the type. Nothing is read or dropped.
+        // SAFETY: the pointer is not null, so by the invariant of the type it is valid for a write of one `T`. The old
+        // value is neither read nor dropped.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
 
-    /// Puts `value` there if a place was given.
+    /// Writes `value` unless the pointer is null.
     fn offer(&self, value: T) {
         let _ = self.set(value);
     }
@@ -132,7 +134,7 @@ impl<T> Out<T> {
 }
 
 impl Out<c_char> {
-    /// Puts a text there that ends with a zero, cut where it is longer than `room` bytes.
+    /// Writes a text with a terminating NUL, truncated to `room` bytes.
     fn text(&self, text: &str, room: i32) -> Result {
         let room = usize::try_from(room)
             .ok()
@@ -142,8 +144,9 @@ impl Out<c_char> {
             return Err(INVALID_VALUE);
         }
         let kept = text.len().min(room - 1);
-        // SAFETY: not null, so valid for writes of `room` bytes: the invariant of the type and what the functions
-        // that take a room ask for. `kept + 1 <= room`, and `text` holds `kept` bytes.
+        // SAFETY:
+        // - The pointer is not null, so by the invariant of the type it is valid for writes of `room` bytes.
+        // - `kept + 1 <= room`, and `text` has at least `kept` bytes.
         unsafe {
             self.0
                 .cast::<u8>()
@@ -154,22 +157,23 @@ impl Out<c_char> {
     }
 }
 
-/// What a function is given to read, one `T` or several.
+/// Memory from which a function reads one or several `T`.
 ///
-/// Made only by callers of the driver's functions, which vouch, as the driver's manual asks, that it is null or
-/// valid for reads of as many `T` as the function takes, and that no other code writes that memory during the call.
+/// Created only by callers of the driver's functions. According to the driver's manual they guarantee that the pointer
+/// is null or valid for all reads of `T` that the function makes, and that no other code writes the memory during the
+/// call.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// The `n`-th of those that the function takes.
+    /// Reads element `n`.
     fn at(&self, n: usize) -> Result<T> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: not null, so valid for reads of all `T` that the function takes, of which this is one: the
-        // invariant of the type. `T` is plain data in the driver's layout.
+        // SAFETY: the pointer is not null, so by the invariant of the type it is valid for reads of all elements that
+        // the function uses, which include this one. `T` is plain data in the driver's layout.
         Ok(unsafe { self.0.add(n).read_unaligned() })
     }
 
@@ -183,24 +187,24 @@ impl<T: Copy> In<T> {
 }
 
 impl In<c_char> {
-    /// A text that ends with a zero.
+    /// Reads a NUL-terminated text.
     fn text(&self) -> Result<String> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: not null, so a text with a zero at its end: the invariant of the type. It is copied before the
-        // call returns.
+        // SAFETY: the pointer is not null, so by the invariant of the type it is a NUL-terminated text. The text is
+        // copied before the call returns.
         let text = unsafe { CStr::from_ptr(self.0) };
         text.to_str().map(str::to_owned).map_err(|_| INVALID_VALUE)
     }
 }
 
-/// Locks; a thread that panicked has ended the process already.
+/// Locks a mutex. Poisoning is ignored, because a panic ends the process.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `INVALID_VALUE` unless `condition`.
+/// Returns `INVALID_VALUE` unless `condition` is true.
 const fn require(condition: bool) -> Result {
     if condition {
         Ok(())
@@ -209,7 +213,7 @@ const fn require(condition: bool) -> Result {
     }
 }
 
-/// What lives now.
+/// Returns the resources that currently exist.
 pub fn alive() -> Alive {
     let space = space::lock();
     Alive {
@@ -226,15 +230,15 @@ pub fn alive() -> Alive {
 }
 
 extern "C" fn end() {
-    // A process that only opened the library has nothing to report.
+    // A process that only loaded the library has nothing to report.
     if COUNTS.any() {
         report::write();
     }
 }
 
-/// Runs at the end of the process.
+/// Pointer to a function that runs at the end of the process.
 #[used]
-// SAFETY: the section holds pointers to functions without parameters that are called once when the process ends;
-// this is one, and it does not depend on anything that was ended before: statics of this library need no ending.
+// SAFETY: the section contains pointers to functions without parameters that are called once when the process ends.
+// `end` is such a function. It uses only statics of this library, which are never destroyed.
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;

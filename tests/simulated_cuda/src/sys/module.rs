@@ -1,4 +1,4 @@
-//! Modules, their functions and variables.
+//! Modules with their functions and variables.
 
 use super::context::Device;
 use super::copy::Copy;
@@ -24,9 +24,9 @@ pub struct Module {
     /// The device of its context.
     pub device: &'static Device,
     image: Image,
-    /// Address and bytes by name.
+    /// Address and size in bytes of each variable, by name.
     variables: BTreeMap<String, (u64, usize)>,
-    /// Handles by name.
+    /// Handle of each function, by name.
     functions: Mutex<BTreeMap<String, usize>>,
 }
 
@@ -35,7 +35,7 @@ pub struct Module {
 pub struct Function {
     /// The device of its context.
     pub device: &'static Device,
-    /// What stands in for it; nothing does nothing.
+    /// The host function that replaces the kernel; a kernel without one does nothing.
     pub kernel: Option<&'static Kernel>,
     /// Bytes of dynamic shared memory that a block may use.
     pub shared: AtomicI32,
@@ -93,20 +93,20 @@ impl Module {
         Ok(*functions.entry(name.to_owned()).or_insert_with(function))
     }
 
-    /// Gives functions and variables back.
+    /// Releases the functions and variables of the module.
     pub fn unload(&self) {
         for function in lock(&self.functions).values() {
             let _ = FUNCTIONS.remove(*function);
         }
         let mut space = space::lock();
         for (address, _) in self.variables.values() {
-            // The end of a context has taken them already.
+            // The variables do not exist any more if their context was destroyed before.
             let _ = space.unplace(*address, Origin::Variable);
         }
     }
 }
 
-/// Reads an image. The error goes with what a compiler says.
+/// Reads an image. The error contains the text for the compiler's log.
 fn read(image: In<u8>) -> std::result::Result<Image, (Code, String)> {
     let plain = |code| (code, String::new());
     let byte = |n| image.at(n).map_err(plain);
@@ -133,7 +133,7 @@ fn read(image: In<u8>) -> std::result::Result<Image, (Code, String)> {
     Err(plain(INVALID_IMAGE))
 }
 
-/// Loads an image; `log` gets what a compiler says.
+/// Loads an image. `log` is called with the compiler's messages.
 fn load(out: &Out<usize>, image: In<u8>, log: impl FnOnce(&str)) -> Result {
     let device = super::context::current()?;
     require(!out.is_null() && !image.is_null())?;
@@ -151,7 +151,8 @@ extern "C" fn cuModuleLoadData(module: Out<usize>, image: In<u8>) -> Code {
         .in_context(|_| load(&module, image, |_| {}))
 }
 
-/// Of the options those for logs matter: each log is a text, and its size says how long it is.
+/// Loads an image with options. Only the options for logs have an effect: a buffer for each log, and the size of the
+/// buffer.
 #[unsafe(no_mangle)]
 extern "C" fn cuModuleLoadDataEx(
     module: Out<usize>,
@@ -174,11 +175,11 @@ extern "C" fn cuModuleLoadDataEx(
             let (Ok(buffer), Ok(room)) = (values_in.at(buffer), values_in.at(size)) else {
                 return;
             };
-            // The value of the size is the number itself, not where it is: its lower half.
+            // The value of the size option is the size itself, in the lower half of the pointer.
             let room = i32::try_from(room & 0xffff_ffff).unwrap_or(i32::MAX);
             if Out(buffer as *mut c_char).text(text, room).is_ok() {
                 let length = text.len().min(room.cast_unsigned() as usize - 1);
-                // `size` is one of the places that the caller gave.
+                // `size` is an index of the caller's array of values.
                 Out(values.0.wrapping_add(size)).offer(length);
             }
         };
@@ -223,7 +224,7 @@ extern "C" fn cuModuleGetGlobal_v2(
     })
 }
 
-/// Functions are loaded with their modules.
+/// Has no effect, because functions are loaded together with their modules.
 #[unsafe(no_mangle)]
 extern "C" fn cuFuncLoad(function: usize) -> Code {
     call!(cuFuncLoad)

@@ -1,7 +1,7 @@
 //! Persistent kernels, and the calls that wait for them.
 
 use super::context::{self, Device};
-use super::copy::Said;
+use super::copy::AddressKind;
 use super::space::{self, Pieces};
 use super::{Call, copy};
 use crate::code::{ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, Result};
@@ -19,7 +19,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// A kernel was launched.
+    /// Records the launch of a persistent kernel.
     pub fn begin(device: &'static Device) -> Arc<Self> {
         device.persistent_kernels.fetch_add(1, Ordering::AcqRel);
         Arc::new(Self {
@@ -28,7 +28,7 @@ impl Running {
         })
     }
 
-    /// The kernel has ended, or will never start.
+    /// Records that the kernel has ended or will never start.
     pub fn end(&self) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
             self.device
@@ -45,7 +45,7 @@ impl Drop for Running {
 }
 
 impl Call {
-    /// Waits, as the driver does in this call, until nothing runs on the device.
+    /// Waits until no persistent kernel runs on the device, as the driver does in this call.
     pub fn alone(self) -> Self {
         if let Ok(device) = context::current() {
             let waits =
@@ -85,14 +85,16 @@ fn word<T>(address: u64, writes: bool, with: impl FnOnce(&AtomicU64) -> T) -> Re
     if !address.is_multiple_of(8) {
         return Err(MISALIGNED_ADDRESS);
     }
-    let pieces: Pieces = copy::reach(&space::lock(), (Said::Device, address), 8, writes)
+    let pieces: Pieces = copy::reach(&space::lock(), (AddressKind::Device, address), 8, writes)
         .map_err(|_| ILLEGAL_ADDRESS)?;
-    // Pieces start and end at word boundaries.
+    // The word is inside a single piece, because pieces start and end at word boundaries.
     let (at, _) = pieces.part(0, 8).next().ok_or(ILLEGAL_ADDRESS)?;
-    // SAFETY: 8 bytes are inside a piece, at a multiple of 8 as the address is one: pieces begin at multiples of 8
-    // where their addresses do. Pieces of device memory are mapped as long as they are held; registered host memory is
-    // as long as it is registered, and unregistering waits for persistent kernels. All other code uses the word
-    // only as a whole, as launchers of such kernels guarantee.
+    // SAFETY:
+    // - 8 bytes are inside a piece. `at` is a multiple of 8, because the address is one and pieces are aligned like
+    //   their addresses.
+    // - Pieces of device memory are mapped as long as they are held. Registered host memory is mapped as long as it is
+    //   registered, and unregistering waits for persistent kernels.
+    // - All other code accesses the word only as a whole, which launchers of such kernels guarantee.
     Ok(with(unsafe { AtomicU64::from_ptr(at as *mut u64) }))
 }
 

@@ -1,4 +1,4 @@
-//! Device memory itself: bytes that no device address of this process leads to.
+//! The storage of device memory, which is not mapped at a device address.
 
 use super::bar::BAR;
 use super::context::{self, Device};
@@ -15,24 +15,24 @@ pub const POISON: u8 = 0xa5;
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
 static ALIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// One allocation of device memory: a file in memory, or a piece of another device's, and a mapping of it that only this
-/// library knows.
+/// The storage of one allocation of device memory: a memory file or a piece of another device's BAR, with a mapping
+/// that only this library knows.
 #[derive(Debug)]
 pub struct Physical {
-    /// The device that it belongs to.
+    /// The device that the memory belongs to.
     pub device: &'static Device,
-    /// Bytes of it.
+    /// Size of the memory in bytes.
     pub bytes: usize,
     file: OwnedFd,
-    /// Where in the file the mapping begins.
+    /// Offset in the file at which the mapping starts.
     begin: usize,
-    /// Where the mapping begins.
+    /// Address at which the mapping starts.
     base: usize,
-    /// Bytes of file and mapping before the memory.
+    /// Number of bytes in the file and the mapping before the memory.
     lead: usize,
 }
 
-/// How many allocations live, and their bytes.
+/// Returns the number of allocations and their total size in bytes.
 pub fn alive() -> (usize, usize) {
     (
         ALIVE.load(Ordering::Acquire),
@@ -41,8 +41,8 @@ pub fn alive() -> (usize, usize) {
 }
 
 impl Physical {
-    /// Takes `bytes` bytes of the memory of a device, which begin `lead` bytes behind a page: pages of its address are
-    /// then pages of its file.
+    /// Allocates `bytes` bytes of device memory, `lead` bytes after the start of a page. Pages of its device address
+    /// then match pages of the file.
     pub fn new(ordinal: i32, bytes: usize, lead: usize) -> Result<Arc<Self>> {
         let device = context::device(ordinal)?;
         let take = |used: usize| {
@@ -70,17 +70,17 @@ impl Physical {
         }
     }
 
-    /// Where the byte at `offset` is.
+    /// Returns the CPU address of the byte at `offset`.
     pub const fn at(&self, offset: usize) -> usize {
         self.base + self.lead + offset
     }
 
-    /// Where the byte at `offset` is in the file.
+    /// Returns the position in the file of the byte at `offset`.
     pub const fn in_file(&self, offset: usize) -> usize {
         self.begin + self.lead + offset
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -88,8 +88,8 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        // SAFETY: `map` has mapped so many bytes at `base`, this value owned the mapping, and every user holds
-        // an `Arc` of this value.
+        // SAFETY: `map` has mapped this range, and this value owns the mapping. Every user holds an `Arc` of this
+        // value, so no user is left.
         unsafe { libc::munmap(self.base as *mut libc::c_void, self.lead + self.bytes) };
         if let Some(bar) = &*BAR {
             bar.give(self.begin);
@@ -100,7 +100,8 @@ impl Drop for Physical {
     }
 }
 
-/// A file with `bytes` bytes of memory full of poison: the file, where in it they begin, and where they are mapped.
+/// Creates a file with `bytes` bytes of memory that are filled with [`POISON`]. Returns the file, the offset of the
+/// bytes in it, and the address of their mapping.
 fn make(bytes: usize) -> Option<(OwnedFd, usize, usize)> {
     let (file, begin) = match &*BAR {
         Some(bar) => bar.take(bytes)?,
@@ -115,32 +116,32 @@ fn make(bytes: usize) -> Option<(OwnedFd, usize, usize)> {
     None
 }
 
-/// A file of `bytes` bytes in memory.
+/// Creates a memory file of `bytes` bytes.
 fn file(bytes: usize) -> Option<OwnedFd> {
-    // SAFETY: the name is a text that ends with a zero; the call has no other precondition.
+    // SAFETY: the name is NUL-terminated; the call has no other precondition.
     let file = unsafe { libc::memfd_create(c"device memory".as_ptr(), libc::MFD_CLOEXEC) };
     if file < 0 {
         return None;
     }
-    // SAFETY: `memfd_create` has just opened the descriptor, and no other code has it.
+    // SAFETY: `memfd_create` has just opened the descriptor, and no other code uses it.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
     let length = libc::off_t::try_from(bytes).ok()?;
     // SAFETY: the descriptor is open; the file is not mapped yet.
     (unsafe { libc::ftruncate(file.as_raw_fd(), length) } == 0).then_some(file)
 }
 
-/// Maps `bytes` bytes of a file from `begin` on, which are otherwise unused, and fills them with poison.
+/// Maps `bytes` unused bytes of a file, starting at offset `begin`, and fills them with [`POISON`].
 fn map(file: &OwnedFd, begin: usize, bytes: usize) -> Option<usize> {
     let begin = libc::off_t::try_from(begin).ok()?;
     let (protection, sharing) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
     let file = file.as_raw_fd();
-    // SAFETY: the descriptor is open; a new mapping at an address of the system's choice overlaps no other memory.
+    // SAFETY: the descriptor is open; a new mapping at an address that Linux selects does not overlap other memory.
     let base = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, sharing, file, begin) };
     if base == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: `bytes` bytes were mapped there for writing a moment ago, and no other code uses them: the file is new, or
-    // the piece of it was reserved for this allocation.
+    // SAFETY: `bytes` bytes were just mapped at `base` for writing. No other code uses them, because the file is new or
+    // this piece of the file was reserved for this allocation.
     unsafe { ptr::write_bytes(base.cast::<u8>(), POISON, bytes) };
     Some(base as usize)
 }

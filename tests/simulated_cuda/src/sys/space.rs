@@ -1,4 +1,4 @@
-//! Which addresses lead where: device memory, and host memory that the driver knows.
+//! The address space: device memory by device address, and registered host memory.
 
 use super::physical::Physical;
 use super::require;
@@ -9,34 +9,35 @@ use crate::code::{
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-/// Bytes of addresses that are kept for devices. None is reused, so that a use after free is detected.
+/// Number of bytes of addresses that are reserved for devices. Addresses are never reused, so that a use after free is
+/// detected.
 const ARENA: usize = 16 << 40;
 /// Granularity of virtual memory management.
 pub const GRANULARITY: usize = 2 << 20;
 
-/// What may be done with memory through its device address.
+/// The access rights to memory through its device address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing.
+    /// No access.
     None,
-    /// Reading.
+    /// Read access.
     Read,
-    /// Reading and writing.
+    /// Read and write access.
     ReadWrite,
 }
 
-/// Why device memory has an address.
+/// The reason why device memory has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It was allocated with it.
+    /// The memory was allocated with an address.
     Allocated,
-    /// It was mapped there.
+    /// The memory was mapped at the address.
     Mapped,
-    /// It is a variable of a module.
+    /// The memory is a variable of a module.
     Variable,
 }
 
-/// Device memory with an address.
+/// Device memory at a device address.
 #[derive(Clone, Debug)]
 struct Place {
     bytes: usize,
@@ -46,7 +47,7 @@ struct Place {
     origin: Origin,
 }
 
-/// Host memory that the driver knows.
+/// Registered host memory.
 #[derive(Clone, Copy, Debug)]
 struct Registration {
     bytes: usize,
@@ -54,7 +55,7 @@ struct Registration {
     is_allocated: bool,
 }
 
-/// Where addresses lead.
+/// The mappings from addresses to memory.
 #[derive(Debug)]
 pub struct Space {
     arena: u64,
@@ -64,27 +65,27 @@ pub struct Space {
     registrations: BTreeMap<u64, Registration>,
 }
 
-/// Memory that an address leads to, piece by piece.
+/// The memory behind a range of addresses, as a list of contiguous pieces.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// Where and how many bytes.
+    /// CPU address and size in bytes of each piece.
     list: Vec<(usize, usize)>,
-    /// Keeps it from being freed while it is used.
+    /// Keeps the device memory allocated while it is used.
     keep: Vec<Arc<Physical>>,
 }
 
-/// All addresses of the process.
+/// Locks and returns the address space of the process.
 pub fn lock() -> MutexGuard<'static, Space> {
     static SPACE: LazyLock<Mutex<Space>> = LazyLock::new(|| Mutex::new(Space::new()));
     super::lock(&SPACE)
 }
 
-/// `address + bytes`.
+/// Returns `address + bytes`, or an error on overflow.
 fn end(address: u64, bytes: usize) -> Result<u64> {
     address.checked_add(bytes as u64).ok_or(INVALID_VALUE)
 }
 
-/// How far behind a page memory of so many bytes begins that is allocated together with its address.
+/// Returns the offset from a page boundary at which memory of this size is allocated with an address.
 pub const fn skew(bytes: usize) -> usize {
     if bytes < 1 << 20 { 512 } else { 0 }
 }
@@ -92,12 +93,12 @@ pub const fn skew(bytes: usize) -> usize {
 impl Space {
     fn new() -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the system's choice overlaps no other memory.
+        // SAFETY: a new mapping at an address that Linux selects does not overlap other memory.
         let arena =
             unsafe { libc::mmap(std::ptr::null_mut(), ARENA, libc::PROT_NONE, flags, -1, 0) };
         assert!(
             arena != libc::MAP_FAILED,
-            "16 TiB of addresses can be reserved; is there a limit (ulimit -v)?"
+            "cannot reserve 16 TiB of addresses; remove the address space limit (ulimit -v)"
         );
         let arena = arena as u64;
         Self {
@@ -109,22 +110,22 @@ impl Space {
         }
     }
 
-    /// How many reservations of device addresses there are.
+    /// Returns the number of reservations of device addresses.
     pub fn reservations(&self) -> usize {
         self.reservations.len()
     }
 
-    /// How many registrations and allocations of host memory there are.
+    /// Returns the number of registrations and allocations of host memory.
     pub fn registrations(&self) -> usize {
         self.registrations.len()
     }
 
-    /// Whether an address is one of a device, valid or not.
+    /// Returns true if an address is in the device address range, mapped or not.
     pub fn is_device(&self, address: u64) -> bool {
         (self.arena..self.arena + ARENA as u64).contains(&address)
     }
 
-    /// `bytes` new addresses with something unused behind them.
+    /// Allocates `bytes` new addresses, followed by an unused gap.
     fn addresses(&mut self, bytes: usize, alignment: usize, skew: u64) -> Result<u64> {
         let start = self.next.next_multiple_of(alignment as u64) + skew;
         let next = end(start, bytes)? + GRANULARITY as u64;
@@ -135,7 +136,7 @@ impl Space {
         Ok(start)
     }
 
-    /// Gives memory an address of its own. Only large memory is aligned to more than 512 bytes.
+    /// Assigns a new address to memory. Only large memory is aligned to more than 512 bytes.
     pub fn place(&mut self, memory: Arc<Physical>, bytes: usize, origin: Origin) -> Result<u64> {
         let skew = skew(bytes);
         let alignment = if skew > 0 { 4096 } else { GRANULARITY };
@@ -151,7 +152,7 @@ impl Space {
         Ok(address)
     }
 
-    /// Takes the address of memory back that was given it with this `origin`.
+    /// Removes the address of memory that was assigned with this `origin`.
     pub fn unplace(&mut self, address: u64, origin: Origin) -> Result<()> {
         require(
             self.places
@@ -180,7 +181,7 @@ impl Space {
         Ok(())
     }
 
-    /// Maps memory into a reservation, not yet accessible.
+    /// Maps memory into a reservation without access rights.
     pub fn map(
         &mut self,
         address: u64,
@@ -207,7 +208,7 @@ impl Space {
         Ok(())
     }
 
-    /// Undoes whole mappings that fill the range.
+    /// Removes the mappings that exactly fill the range.
     pub fn unmap(&mut self, address: u64, bytes: usize) -> Result {
         for start in self.mapped(address, bytes)? {
             self.places.remove(&start);
@@ -215,7 +216,7 @@ impl Space {
         Ok(())
     }
 
-    /// Sets what may be done with whole mappings that fill the range.
+    /// Sets the access rights of the mappings that exactly fill the range.
     pub fn set_access(&mut self, address: u64, bytes: usize, access: Access) -> Result {
         for start in self.mapped(address, bytes)? {
             if let Some(place) = self.places.get_mut(&start) {
@@ -225,7 +226,7 @@ impl Space {
         Ok(())
     }
 
-    /// The starts of the mappings that fill the range without gaps and end where it ends.
+    /// Returns the start addresses of the mappings that fill the range without gaps and end at its end.
     fn mapped(&self, address: u64, bytes: usize) -> Result<Vec<u64>> {
         let (mut next, end, mut starts) = (address, end(address, bytes)?, Vec::new());
         while next < end {
@@ -245,7 +246,7 @@ impl Space {
             .take_while(move |(from, place)| from + place.bytes as u64 > start)
     }
 
-    /// The device memory that a range of device addresses leads to.
+    /// Returns the device memory behind a range of device addresses.
     pub fn device(&self, address: u64, bytes: usize, writes: bool) -> Result<Pieces> {
         let (mut next, end, mut pieces) = (address, end(address, bytes)?, Pieces::default());
         while next < end {
@@ -268,7 +269,8 @@ impl Space {
         Ok(pieces)
     }
 
-    /// The memory behind a range that is the whole of it; an export covers no less.
+    /// Returns the storage of a range that starts at the beginning of an allocation, because only whole allocations can
+    /// be exported.
     pub fn whole(&self, address: u64, bytes: usize) -> Result<Option<Arc<Physical>>> {
         self.device(address, bytes, false)?;
         let place = self.places.get(&address);
@@ -278,7 +280,7 @@ impl Space {
             .map(|place| Arc::clone(&place.memory)))
     }
 
-    /// The memory behind a range that is all in one place, and where in its file the range begins.
+    /// Returns the storage of a range inside a single place, and the offset of the range in the file.
     pub fn behind(&self, address: u64, bytes: usize) -> Result<(Arc<Physical>, usize)> {
         let (start, place) = self
             .places
@@ -318,7 +320,7 @@ impl Space {
         Ok(())
     }
 
-    /// Undoes a registration or an allocation of host memory; its bytes.
+    /// Removes a registration or an allocation of host memory and returns its size in bytes.
     pub fn unregister(&mut self, address: u64, is_allocated: bool) -> Result<usize> {
         let found = self
             .registrations
@@ -330,7 +332,7 @@ impl Space {
         Ok(bytes)
     }
 
-    /// How many bytes of a range the driver knows.
+    /// Returns how many bytes of a range are registered.
     pub fn registered_bytes(&self, address: u64, bytes: usize) -> Result<usize> {
         let end = end(address, bytes)?;
         let mut known = 0;
@@ -344,7 +346,8 @@ impl Space {
         usize::try_from(known).map_err(|_| INVALID_VALUE)
     }
 
-    /// Forgets what the context of a device holds: allocations, their bytes, and registrations.
+    /// Removes everything that the context of a device owns. Returns the number of allocations, their total size in
+    /// bytes, and the number of registrations.
     pub fn forget(&mut self, ordinal: i32) -> (usize, usize, usize) {
         let is_meant = |place: &Place| {
             place.origin != Origin::Mapped && place.memory.device.ordinal == ordinal
@@ -363,7 +366,7 @@ impl Space {
 }
 
 impl Pieces {
-    /// Host memory, which an address of the process leads to.
+    /// Returns pieces for host memory at an address of this process.
     pub fn host(address: u64, bytes: usize) -> Result<Self> {
         let address = usize::try_from(address).map_err(|_| INVALID_VALUE)?;
         Ok(Self {
@@ -372,7 +375,7 @@ impl Pieces {
         })
     }
 
-    /// The part of `bytes` bytes from `offset` on, piece by piece.
+    /// Returns the part of `bytes` bytes starting at `offset`, piece by piece.
     pub fn part(
         &self,
         mut offset: usize,

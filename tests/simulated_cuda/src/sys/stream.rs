@@ -1,4 +1,4 @@
-//! Streams: queues of operations, each with a thread that does one after the other.
+//! Streams: queues of operations, each with a thread that executes them in order.
 
 use super::context::Device;
 use super::copy::Copy;
@@ -21,35 +21,35 @@ use std::time::{Duration, Instant};
 
 const NON_BLOCKING: c_uint = 1;
 
-/// What a stream does.
+/// An operation of a stream.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// A copy.
     Copy(Copy),
-    /// Copies in no order.
+    /// Several copies in any order.
     Batch(Arc<[Copy]>),
-    /// Filling memory.
+    /// A fill of memory.
     Fill(Fill),
-    /// A kernel.
+    /// A launch of a kernel.
     Launch(Launch),
-    /// A function of the host.
+    /// A call of a host function.
     Host(HostFunction),
-    /// Passing the n-th record of an event.
+    /// A record of an event, with the number of the record.
     Record(Arc<Event>, u64),
-    /// Waiting until the n-th record of an event is passed.
+    /// A wait until the n-th record of an event is reached.
     Await(Arc<Event>, u64),
-    /// Waiting until another stream has done so many operations.
+    /// A wait until another stream has completed this number of operations.
     AwaitStream(Arc<Stream>, u64),
     /// All operations of a graph.
     Graph(Arc<[Operation]>),
 }
 
-/// What became of an operation that was submitted.
+/// The result of submitting an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submitted {
-    /// It is the n-th operation of the stream.
+    /// The operation is the n-th operation of the stream.
     Queued(u64),
-    /// It is a part of the graph to come.
+    /// The operation was added to the graph that is being captured.
     Captured,
 }
 
@@ -58,12 +58,12 @@ pub enum Submitted {
 pub struct Stream {
     /// The device of its context.
     pub device: &'static Device,
-    /// Whether it and the default stream wait for each other.
+    /// True if this stream and the default stream wait for each other.
     is_blocking: bool,
     is_default: bool,
-    /// Its context is gone: nothing is to be done any more.
+    /// True if the stream's context was destroyed, so that no more operations are executed.
     is_abandoned: AtomicBool,
-    /// Whether a persistent kernel runs on it.
+    /// True if a persistent kernel runs on the stream.
     stays: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -74,7 +74,7 @@ struct State {
     queue: VecDeque<Operation>,
     submitted: u64,
     completed: u64,
-    /// No operation will follow.
+    /// True if no more operations will follow.
     is_closed: bool,
     capture: Option<Capture>,
 }
@@ -86,16 +86,16 @@ struct Capture {
     is_valid: bool,
 }
 
-/// All streams but the default ones.
+/// All streams except the default streams.
 pub static STREAMS: Table<Stream> = Table::new();
 
 impl Stream {
-    /// Makes the default stream of a device.
+    /// Creates the default stream of a device.
     pub fn start_default(device: &'static Device) -> Arc<Self> {
         Self::start(device, true, true)
     }
 
-    /// Makes a stream with its thread.
+    /// Creates a stream and its thread.
     fn start(device: &'static Device, is_default: bool, is_blocking: bool) -> Arc<Self> {
         let stream = Arc::new(Self {
             device,
@@ -110,11 +110,11 @@ impl Stream {
         thread::Builder::new()
             .name("cuda-stream".to_owned())
             .spawn(move || worker.work())
-            .expect("a stream gets its thread");
+            .expect("cannot start the thread of a stream");
         stream
     }
 
-    /// The stream with a handle; 0 and 1 are the default stream of the device.
+    /// Returns the stream with a handle; 0 and 1 are the default stream of the device.
     pub fn find(device: &'static Device, handle: usize) -> Result<Arc<Self>> {
         match handle {
             0 | 1 => Ok(device.default_stream()),
@@ -122,13 +122,13 @@ impl Stream {
         }
     }
 
-    /// Whether it is the default stream.
+    /// Returns true for a default stream.
     pub const fn is_default(&self) -> bool {
         self.is_default
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        // An error of another stream does not wake this wait.
+        // The wait has a timeout, because an error of another stream does not wake it.
         let poll_interval = Duration::from_millis(5);
         self.changed
             .wait_timeout(state, poll_interval)
@@ -158,7 +158,8 @@ impl Stream {
         Ok(Submitted::Queued(state.submitted))
     }
 
-    /// What has to be waited for first: the default stream and the blocking ones do not overtake each other.
+    /// Returns waits for the operations that must complete first: the default stream and blocking streams are executed
+    /// in the order of submission.
     fn order(self: &Arc<Self>) -> Vec<Operation> {
         let mut others = Vec::new();
         if self.is_default {
@@ -179,7 +180,7 @@ impl Stream {
             .collect()
     }
 
-    /// Waits until so many operations are done, or the context is broken.
+    /// Waits until this number of operations has completed or the context is broken.
     pub fn wait_for(&self, operations: u64) -> Result {
         let mut state = lock(&self.state);
         let since = Instant::now();
@@ -194,13 +195,13 @@ impl Stream {
         self.device.check()
     }
 
-    /// Waits until all operations are done that were submitted before.
+    /// Waits until all operations submitted so far have completed. Fails if the stream is capturing.
     pub fn synchronise(&self) -> Result {
         self.not_capturing()?;
         self.drain()
     }
 
-    /// The same, which a stream that is capturing does not mind.
+    /// Waits until all operations submitted so far have completed, even if the stream is capturing.
     pub fn drain(&self) -> Result {
         let submitted = lock(&self.state).submitted;
         self.wait_for(submitted)
@@ -216,7 +217,7 @@ impl Stream {
         }
     }
 
-    /// What must not be asked while capturing ends the capture.
+    /// Fails if the stream is capturing, and makes the capture invalid.
     fn not_capturing(&self) -> Result {
         match &mut lock(&self.state).capture {
             None => Ok(()),
@@ -227,14 +228,14 @@ impl Stream {
         }
     }
 
-    /// No operation follows; the thread ends when all are done.
+    /// Closes the stream to further operations. The thread ends when all operations have completed.
     fn close(&self) {
         lock(&self.state).is_closed = true;
         self.changed.notify_all();
     }
 
-    /// Nothing more is done.
-    pub fn abandon(&self) {
+    /// Stops the execution of operations.
+    pub fn detach(&self) {
         self.is_abandoned.store(true, Ordering::Release);
         self.close();
         let rest = std::mem::take(&mut lock(&self.state).queue);
@@ -243,7 +244,7 @@ impl Stream {
         }
     }
 
-    /// Whether its context is gone.
+    /// Returns true if the stream's context was destroyed.
     pub fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::Acquire)
     }
@@ -262,7 +263,8 @@ impl Stream {
             {
                 self.device.fail(code);
             }
-            // A thread that sees the event as passed sees the stream's progress, and vice versa.
+            // The lock makes both changes atomic: a thread that sees the event as reached also sees the progress of the
+            // stream, and vice versa.
             let mut state = lock(&self.state);
             operation.pass();
             state.completed += 1;
@@ -287,7 +289,7 @@ impl Stream {
         }
     }
 
-    /// Begins to capture; from this thread only unless it `is_relaxed`.
+    /// Starts a capture. Only this thread may use the stream, unless `is_relaxed` is true.
     fn begin_capture(&self, is_relaxed: bool) -> Result {
         if self.is_default {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
@@ -304,7 +306,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends capturing; what was captured.
+    /// Ends the capture and returns the captured operations.
     pub fn end_capture(&self) -> Result<Arc<[Operation]>> {
         let mut state = lock(&self.state);
         let capture = state.capture.take().ok_or(ILLEGAL_STATE)?;
@@ -340,14 +342,14 @@ impl Operation {
                 function.execute();
                 Ok(())
             }
-            // The stream has them passed when it counts them.
+            // The stream marks the event as reached when it counts the operation.
             Self::Record(..) => Ok(()),
             Self::Await(event, nth) => {
                 event.wait(*nth, is_over);
                 Ok(())
             }
             Self::AwaitStream(other, operations) => {
-                // A broken context is found out by the next one.
+                // A broken context is detected by the next operation.
                 let _ = other.wait_for(*operations);
                 Ok(())
             }
@@ -357,7 +359,8 @@ impl Operation {
         }
     }
 
-    /// Runs even if the stream executes nothing any more, so that no waiter blocks forever.
+    /// Marks the operation as passed. Also called if the stream no longer executes operations, so that no waiter blocks
+    /// without limit.
     fn pass(&self) {
         match self {
             Self::Record(event, nth) => event.pass(*nth),
@@ -378,13 +381,13 @@ extern "C" fn cuStreamCreate(stream: Out<usize>, flags: c_uint) -> Code {
     call!(cuStreamCreate).in_context(|_| create(&stream, flags))
 }
 
-/// A priority out of range is brought into it, as the driver does, and makes no difference here.
+/// Creates a stream. The priority is ignored; the driver clamps priorities to the valid range.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamCreateWithPriority(stream: Out<usize>, flags: c_uint, _: c_int) -> Code {
     call!(cuStreamCreateWithPriority).in_context(|_| create(&stream, flags))
 }
 
-/// What is pending goes on.
+/// Destroys a stream. Pending operations are still executed.
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(stream: usize) -> Code {
     call!(cuStreamDestroy_v2).giving_back(|_| {

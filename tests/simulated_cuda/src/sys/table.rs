@@ -1,4 +1,4 @@
-//! Handles: numbers that stand for what the driver made.
+//! Tables of handles: numbers that identify the driver's objects.
 
 use super::lock;
 use crate::code::{INVALID_HANDLE, Result};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What the driver made of one kind, by handle. No two kinds have a handle in common.
+/// The objects of one type, by handle. Objects of different types never have the same handle.
 #[derive(Debug)]
 pub struct Table<T>(Mutex<BTreeMap<usize, Arc<T>>>);
 
@@ -16,7 +16,7 @@ impl<T> Table<T> {
     }
 
     pub fn insert(&self, value: Arc<T>) -> usize {
-        /// Handles look like pointers and lead nowhere.
+        /// Handles look like pointers but do not refer to memory.
         static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
         let handle = NEXT.fetch_add(16, Ordering::Relaxed);
         lock(&self.0).insert(handle, value);
@@ -31,7 +31,7 @@ impl<T> Table<T> {
         lock(&self.0).remove(&handle).ok_or(INVALID_HANDLE)
     }
 
-    /// Removes all that are `meant`.
+    /// Removes and returns all objects for which `meant` returns true.
     pub fn take(&self, meant: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         lock(&self.0)
             .extract_if(.., |_, value| meant(value))
@@ -39,7 +39,7 @@ impl<T> Table<T> {
             .collect()
     }
 
-    /// All that are there.
+    /// Returns all objects.
     pub fn all(&self) -> Vec<Arc<T>> {
         lock(&self.0).values().cloned().collect()
     }

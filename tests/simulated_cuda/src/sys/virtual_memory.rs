@@ -1,4 +1,4 @@
-//! Virtual memory management: memory and addresses apart. It needs no current context.
+//! Virtual memory management: memory and addresses are allocated separately. No current context is required.
 
 use super::memory::duplicate;
 use super::physical::Physical;
@@ -10,7 +10,7 @@ use crate::faults::OPTIONS;
 use std::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort};
 use std::sync::Arc;
 
-/// Shareable as a file descriptor.
+/// Handle type: memory can be shared as a file descriptor.
 const POSIX_FILE: c_uint = 1;
 
 /// `CUmemLocation`.
@@ -43,7 +43,7 @@ struct Grant {
     access: c_uint,
 }
 
-/// Memory that was made without an address.
+/// Memory that was allocated without an address.
 #[derive(Debug)]
 struct Made {
     memory: Arc<Physical>,
@@ -53,7 +53,7 @@ struct Made {
 static MADE: Table<Made> = Table::new();
 
 impl Location {
-    /// The device that it names.
+    /// Returns the device of the location.
     fn device(self) -> Result<c_int> {
         require(self.kind == 1)?;
         Ok(super::context::device(self.id)?.ordinal)
@@ -61,7 +61,7 @@ impl Location {
 }
 
 impl Properties {
-    /// Whether there can be such memory; its device.
+    /// Checks that such memory is supported and returns its device.
     fn check(&self) -> Result<c_int> {
         require(self.kind == 1 && self.win32 == 0 && self.usage == 0 && self.reserved == [0; 4])?;
         let ordinal = self.location.device()?;
@@ -73,7 +73,7 @@ impl Properties {
     }
 }
 
-/// `INVALID_VALUE` unless `bytes` are whole granules.
+/// Returns `INVALID_VALUE` unless `bytes` is a positive multiple of the granularity.
 fn whole(bytes: usize) -> Result {
     require(bytes > 0 && bytes.is_multiple_of(GRANULARITY))
 }
@@ -111,7 +111,7 @@ extern "C" fn cuMemCreate(
     })
 }
 
-/// The memory is freed when no mapping is left.
+/// Releases the handle. The memory is freed when no mapping is left.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemRelease(handle: usize) -> Code {
     call!(cuMemRelease).initialised(|| MADE.remove(handle).map(|_| ()).map_err(|_| INVALID_VALUE))
@@ -153,7 +153,7 @@ extern "C" fn cuMemMap(
     call!(cuMemMap).initialised(|| {
         let made = MADE.get(handle).map_err(|_| INVALID_VALUE)?;
         whole(bytes)?;
-        // The manual asks for an offset of 0.
+        // The driver's manual requires an offset of 0.
         require(flags == 0 && offset == 0 && address.is_multiple_of(GRANULARITY as u64))?;
         require(bytes <= made.memory.bytes)?;
         space::lock().map(address, bytes, Arc::clone(&made.memory), offset)

@@ -1,4 +1,4 @@
-//! Copies preserve bytes.
+//! Tests that copies preserve the bytes.
 
 use crate::sys::context;
 use crate::{cu, ok, passes};
@@ -27,7 +27,7 @@ fn copy_to_within_and_from_device_preserves_bytes() {
             let (one, other) = (allocate(10_000), allocate(10_000));
             let mut from = bytes(10_000);
             let mut to = vec![0_u8; 10_000];
-            // The driver knows one, not the other.
+            // The source is registered with the driver, the destination is not.
             ok!(cuMemHostRegister_v2(from.as_mut_ptr().cast(), 10_000, 0));
             let mut stream = null_mut();
             ok!(cuStreamCreate(&raw mut stream, 1));
@@ -46,7 +46,7 @@ fn copy_to_within_and_from_device_preserves_bytes() {
                 10_000,
                 stream
             ));
-            // Unregistered: done when the call returns.
+            // Copies from unregistered memory are complete when the call returns.
             assert_eq!(to[..500], [7; 500]);
             assert_eq!(to[500..1000], [1, 2, 3, 4].repeat(125));
             assert_eq!(to[1000..], from[..9000]);
@@ -172,7 +172,11 @@ fn copy_batch_copies_every_entry() {
         };
         assert_eq!(batch(8, stream), 0);
         assert_eq!(batch(0, stream), 1);
-        assert_eq!(batch(8, null_mut()), 1, "the default stream is refused");
+        assert_eq!(
+            batch(8, null_mut()),
+            1,
+            "the default stream must be rejected"
+        );
         ok!(cuStreamSynchronize(stream));
         let mut to = vec![0; 8192];
         ok!(cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), device, 8192));
@@ -194,7 +198,11 @@ fn copy_out_of_range_is_rejected() {
         assert_eq!(to(device, 1001), 1);
         assert_eq!(to(device + 1, 1000), 1);
         assert_eq!(to(device - 1, 10), 1);
-        assert_eq!(to(pointer as u64 + 1000, 10), 1, "no device address");
+        assert_eq!(
+            to(pointer as u64 + 1000, 10),
+            1,
+            "the address is not a device address"
+        );
         assert_eq!(
             cu!(cuMemcpyHtoDAsync_v2(
                 device,
@@ -204,7 +212,7 @@ fn copy_out_of_range_is_rejected() {
             )),
             1
         );
-        // A range of which the driver knows a part is neither.
+        // A partly registered range is neither registered nor pageable memory.
         ok!(cuMemHostRegister_v2(pointer.cast(), 500, 0));
         assert_eq!(to(device, 1000), 1);
         assert_eq!(to(device, 500), 0);

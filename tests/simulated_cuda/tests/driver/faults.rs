@@ -1,4 +1,4 @@
-//! Injected faults.
+//! Tests of injected faults.
 
 use crate::sys::context;
 use crate::{alone, cu, ok, passes};
@@ -41,7 +41,7 @@ fn stream_error_is_sticky() {
             ok!(cuMemcpyDtoDAsync_v2(device, device + 32, 32, stream));
             ok!(cuStreamSynchronize(stream));
             ok!(cuMemcpyDtoDAsync_v2(device, device + 32, 32, stream));
-            // Each call may return before or after the failure; the wait returns the error.
+            // Each call may return before or after the failure. The wait must return the error.
             let recorded = cu!(cuEventRecord(event, stream));
             assert!(recorded == 0 || recorded == 719, "{recorded}");
             assert_eq!(cu!(cuStreamSynchronize(stream)), 719);
@@ -49,7 +49,7 @@ fn stream_error_is_sticky() {
             assert_eq!(cu!(cuEventSynchronize(event)), 719);
             assert_eq!(allocate().0, 719);
             assert_eq!(cu!(cuCtxSynchronize()), 719);
-            // Calls that release objects return the error as well, and count.
+            // Calls that release objects return the error too, but the objects do not count as leaks.
             assert_eq!(cu!(cuMemFree_v2(device)), 719);
             assert_eq!(cu!(cuEventDestroy_v2(event)), 719);
             assert_eq!(cu!(cuStreamDestroy_v2(stream)), 719);
@@ -101,7 +101,11 @@ fn destroyed_context_frees_its_objects() {
             let mut stream = null_mut();
             ok!(cuStreamCreate(&raw mut stream, 1));
             ok!(cuDevicePrimaryCtxRelease_v2(0));
-            assert_eq!(cu!(cuMemsetD8_v2(device, 1, 1)), 0, "it was retained twice");
+            assert_eq!(
+                cu!(cuMemsetD8_v2(device, 1, 1)),
+                0,
+                "the context was retained twice"
+            );
             ok!(cuDevicePrimaryCtxRelease_v2(0));
             assert_eq!(cu!(cuDevicePrimaryCtxRelease_v2(0)), 201);
             assert_eq!(context(0), first);

@@ -1,4 +1,4 @@
-//! The machine as it presents itself.
+//! Tests of the functions that describe the machine.
 
 use crate::sys::context;
 use crate::{cu, ok, passes};

@@ -1,4 +1,4 @@
-//! The simulated driver, exercised through `cudarc` as daq exercises the real one.
+//! Tests of the simulated driver through `cudarc`, which is how daq uses the real driver.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -15,11 +15,11 @@ mod sys;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// Set in the process that runs the body of a test.
+/// Environment variable that is set in the process that runs the body of a test.
 const ALONE: &str = "DAQ_SIMULATED_CUDA_TEST";
 
-/// Runs the body of the test `name` in its own process, on the machine of `options`. Returns the result of that
-/// process; nothing in that process itself.
+/// Runs the body of the test `name` in a separate process with the simulated machine of `options`. Returns the result
+/// of that process. Returns `None` in that process itself.
 fn alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
     if std::env::var_os(ALONE).is_some() {
         body();
@@ -30,7 +30,7 @@ fn alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
     let library = executable.with_file_name("libdaq_simulated_cuda.so");
     assert!(
         library.is_file(),
-        "{} is built with the tests",
+        "{} must be built together with the tests",
         library.display()
     );
     for name in ["libcuda.so", "libcuda.so.1"] {
@@ -48,7 +48,7 @@ fn alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let ran = text.contains("running 1 test") || !output.status.success();
-    assert!(ran, "there is no test {name}: {text}");
+    assert!(ran, "test {name} does not exist: {text}");
     Some(Alone {
         output,
         report,
@@ -56,7 +56,7 @@ fn alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
     })
 }
 
-/// Like [`alone`], and the body must succeed. Returns the report.
+/// Runs a body as [`alone`] does, and checks that it succeeds. Returns the report.
 fn passes(name: &str, options: &str, body: impl FnOnce()) -> Option<serde_json::Value> {
     let alone = alone(name, options, body)?;
     let stderr = String::from_utf8_lossy(&alone.output.stderr);
@@ -64,7 +64,7 @@ fn passes(name: &str, options: &str, body: impl FnOnce()) -> Option<serde_json::
     Some(alone.report())
 }
 
-/// A process that has ended.
+/// The result of a process that has ended.
 struct Alone {
     output: Output,
     report: PathBuf,

@@ -1,4 +1,4 @@
-//! Device memory, host memory, and rejected calls.
+//! Tests of device memory, host memory and rejected calls.
 
 use crate::sys::{access, context, dereference, gate, mapped, properties};
 use crate::{alone, cu, ok, passes};
@@ -118,7 +118,7 @@ fn virtual_memory_calls_out_of_order_are_rejected() {
             assert_eq!(
                 cu!(cuMemMap(address, 2 * GRANULE, 0, handle, 0)),
                 1,
-                "longer than the memory"
+                "the range exceeds the memory"
             );
             assert_eq!(
                 cu!(cuMemMap(
@@ -141,19 +141,23 @@ fn virtual_memory_calls_out_of_order_are_rejected() {
                 1,
                 "not mapped"
             );
-            // The same memory mapped twice in a row, as for rings.
+            // Maps the same memory twice in a row, as rings do.
             let second = address + GRANULE as u64;
             ok!(cuMemMap(address, GRANULE, 0, handle, 0));
             assert_eq!(
                 cu!(cuMemMap(address, GRANULE, 0, handle, 0)),
                 1,
-                "mapped already"
+                "the range is already mapped"
             );
             ok!(cuMemMap(second, GRANULE, 0, handle, 0));
-            assert_eq!(cu!(cuMemsetD8_v2(address, 1, 16)), 1, "no access");
+            assert_eq!(
+                cu!(cuMemsetD8_v2(address, 1, 16)),
+                1,
+                "access is not allowed yet"
+            );
             ok!(cuMemSetAccess(address, 2 * GRANULE, &raw const access, 1));
             assert_eq!(read(address, 32), [0xa5; 32]);
-            // Across the boundary.
+            // This fill crosses the boundary between the two mappings.
             ok!(cuMemsetD8_v2(second - 16, 9, 32));
             assert_eq!(read(address, 17), [&[9; 16][..], &[0xa5]].concat());
             assert_eq!(
@@ -163,7 +167,7 @@ fn virtual_memory_calls_out_of_order_are_rejected() {
             assert_eq!(
                 cu!(cuMemFree_v2(address)),
                 1,
-                "not allocated with its address"
+                "the memory was not allocated with an address"
             );
             assert_eq!(cu!(cuMemAddressFree(address, 2 * GRANULE)), 1, "mapped");
             let mut file = -1_i32;
@@ -185,14 +189,26 @@ fn virtual_memory_calls_out_of_order_are_rejected() {
             ));
             assert_eq!(mapped(file, 17), [&[9; 16][..], &[0xa5]].concat());
             ok!(cuMemRelease(handle));
-            assert_eq!(cu!(cuMemRelease(handle)), 1, "released already");
-            assert_eq!(read(address, 1), [9], "the mapping holds it");
+            assert_eq!(
+                cu!(cuMemRelease(handle)),
+                1,
+                "the handle was already released"
+            );
+            assert_eq!(
+                read(address, 1),
+                [9],
+                "the mapping keeps the memory allocated"
+            );
             assert_eq!(cu!(cuMemUnmap(address, GRANULE / 2)), 1, "a part");
             ok!(cuMemUnmap(address, GRANULE));
             ok!(cuMemUnmap(second, GRANULE));
             assert_eq!(cu!(cuMemUnmap(second, GRANULE)), 1);
             assert_eq!(cu!(cuMemsetD8_v2(address, 1, 16)), 1);
-            assert_eq!(cu!(cuMemAddressFree(address, GRANULE)), 1, "not the whole");
+            assert_eq!(
+                cu!(cuMemAddressFree(address, GRANULE)),
+                1,
+                "a part of a reservation cannot be freed"
+            );
             ok!(cuMemAddressFree(address, 2 * GRANULE));
         },
     );

@@ -1,4 +1,4 @@
-//! Modules and launches.
+//! Tests of modules and launches.
 
 use crate::sys::context;
 use crate::{cu, ok, passes};
@@ -113,7 +113,7 @@ fn module_from_invalid_image_is_rejected() {
             assert_eq!(load(c"").0, 200);
             assert_eq!(load(c".version 8.4\n.target sm_80\n").0, 0);
             assert_eq!(load(c".version 8.5\n.target sm_80\n").0, 222);
-            // What the compiler says goes to the caller.
+            // The compiler's messages are returned to the caller.
             let mut log = [1_u8; 30];
             let mut options = [
                 CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
@@ -155,7 +155,7 @@ fn kernel_with_host_function_runs() {
         let mut to = [0_u8; 16];
         ok!(cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), device, 16));
         assert_eq!(to, [1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1]);
-        // Outside of all memory: an error of the kernel, so the context is broken.
+        // An address outside all memory is an error of the kernel, so the context is broken.
         assert_eq!(
             launch(copy, 1, [32, 1], 0, &mut [device, device + 60, 8]),
             0

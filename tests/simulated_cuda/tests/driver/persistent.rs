@@ -1,4 +1,4 @@
-//! Persistent kernels.
+//! Tests of persistent kernels.
 
 use crate::sys::context;
 use crate::{alone, cu, ok, passes};
@@ -15,7 +15,7 @@ const IN_BYTES: u64 = 300;
 const OUT_BYTES: u64 = 400;
 const RECORD_WORDS: u64 = 6;
 
-/// Pages shared by host and device: the doorbell, its shifts, credits and records.
+/// Pages shared by host and device: the doorbell, the shifts, credits and records.
 #[repr(align(4096))]
 struct Shared([AtomicU64; 1024]);
 
@@ -44,7 +44,7 @@ struct Resident {
 }
 
 impl Resident {
-    fn new(teams: u32, blocks: u32) -> Self {
+    fn new(groups: u32, blocks: u32) -> Self {
         context(0);
         let (mut module, mut function) = (null_mut(), null_mut());
         let text = c".version 8.0\n.target sm_70\n.visible .entry daq_persistent() { ret; }\n";
@@ -73,7 +73,7 @@ impl Resident {
             output,
             stream,
             function,
-            grid: [blocks, teams],
+            grid: [blocks, groups],
             posted: 0,
             bell: 0,
         }
@@ -81,11 +81,11 @@ impl Resident {
 
     fn launch(&self, mut values: [u64; 18]) -> i32 {
         let mut parameters = values.each_mut().map(|v| (&raw mut *v).cast::<c_void>());
-        let [blocks, teams] = self.grid;
+        let [blocks, groups] = self.grid;
         cu!(cuLaunchKernel(
             self.function,
             blocks,
-            teams,
+            groups,
             1,
             32,
             1,
@@ -102,7 +102,7 @@ impl Resident {
         let output = self.output.as_ptr() as u64;
         [
             bell,
-            // No device writes the doorbell.
+            // No device rings a doorbell.
             0,
             credits,
             self.input,
@@ -128,7 +128,7 @@ impl Resident {
         self
     }
 
-    /// Fills a slot of the input.
+    /// Fills a slot of the input with `byte`.
     fn fill(&self, slot: u64, byte: u8) {
         let at = self.input + slot % SLOTS * STRIDE;
         ok!(cuMemsetD8Async(
@@ -162,9 +162,9 @@ impl Resident {
     }
 
     fn has(&self, frames: u64) -> bool {
-        let [blocks, teams] = self.grid.map(u64::from);
-        (0..teams * blocks).all(|n| {
-            let due = (frames + teams - 1 - n / blocks) / teams;
+        let [blocks, groups] = self.grid.map(u64::from);
+        (0..groups * blocks).all(|n| {
+            let due = (frames + groups - 1 - n / blocks) / groups;
             word(CREDITS + usize::try_from(n).unwrap()).load(Ordering::Acquire) >= due
         })
     }
@@ -182,14 +182,14 @@ impl Resident {
             .output
             .as_ptr()
             .wrapping_add(usize::try_from(slot % SLOTS * STRIDE).unwrap());
-        // SAFETY: the slot is in the output, and the kernel has reported that it is done with it.
+        // SAFETY: the slot is inside the output, and the kernel has reported that it no longer writes the slot.
         (0..usize::try_from(STRIDE).unwrap())
             .map(|n| unsafe { at.add(n).read_volatile() })
             .collect()
     }
 }
 
-/// The content of an output slot after a frame full of `byte`.
+/// Returns the expected contents of an output slot after an input frame filled with `byte`.
 fn given(byte: u8) -> Vec<u8> {
     let part = |byte: u8, bytes: u64| vec![byte; usize::try_from(bytes).unwrap()];
     [
@@ -200,8 +200,8 @@ fn given(byte: u8) -> Vec<u8> {
     .concat()
 }
 
-fn goes_round(teams: u32, blocks: u32) {
-    let mut kernel = Resident::new(teams, blocks);
+fn goes_round(groups: u32, blocks: u32) {
+    let mut kernel = Resident::new(groups, blocks);
     kernel = kernel.start();
     let (mut shifts, mut frames) = ([0, 0], 0);
     for burst in [1, 2, 8, 3, 8, 8, 1, 5, 8] {
@@ -224,7 +224,11 @@ fn goes_round(teams: u32, blocks: u32) {
         }
         frames += burst;
     }
-    assert_eq!(cu!(cuStreamQuery(kernel.stream)), 600, "it stays");
+    assert_eq!(
+        cu!(cuStreamQuery(kernel.stream)),
+        600,
+        "the kernel must continue to run"
+    );
     // Frames submitted with the stop are processed.
     kernel.posted += 4;
     kernel.bell += 4;
@@ -267,10 +271,10 @@ fn device_wide_call_waits_for_persistent_kernel() {
             context(0);
             ok!(cuMemFree_v2(input));
         });
-        // Queries do not wait.
+        // Queries must not block.
         for _ in 0..100 {
             assert_eq!(cu!(cuStreamQuery(kernel.stream)), 600);
-            assert!(!freeing.is_finished(), "it is in use");
+            assert!(!freeing.is_finished(), "the memory is in use");
             std::thread::yield_now();
         }
         kernel.stop();
@@ -281,7 +285,7 @@ fn device_wide_call_waits_for_persistent_kernel() {
     if let Some(ended) = ended {
         let stderr = String::from_utf8_lossy(&ended.output.stderr).into_owned();
         assert!(ended.output.status.success(), "{stderr}");
-        // The thread may have been too late to meet the kernel: then it did not wait.
+        // The kernel may have ended before the call, which then does not wait.
         let blocked = stderr
             .matches("cuMemFree_v2 waits for a persistent kernel")
             .count();
@@ -328,7 +332,7 @@ fn frame_that_hangs_blocks_only_its_block_group() {
         let mut kernel = Resident::new(2, 1).start();
         kernel.post(8);
         // One of the groups continues.
-        let done = || [0, 1].map(|team| word(CREDITS + team).load(Ordering::Acquire));
+        let done = || [0, 1].map(|group| word(CREDITS + group).load(Ordering::Acquire));
         while !done().contains(&4) {
             ok!(cuStreamQuery(null_mut()));
             std::thread::yield_now();
@@ -351,7 +355,7 @@ fn persistent_kernel_failure_breaks_context() {
     });
 }
 
-/// A protocol violation of a program, and its result.
+/// Checks that the kernel ends with the error `code` after a protocol violation.
 fn ends_with(code: i32, kernel: &Resident) {
     assert_eq!(cu!(cuStreamSynchronize(kernel.stream)), code);
 }
@@ -386,7 +390,7 @@ fn persistent_kernel_invalid_address_breaks_context() {
 
 /// Waits until the kernel, with one group blocked by the first frame, has seen all submitted frames.
 fn seen() {
-    while [0, 1].map(|team| word(CREDITS + team).load(Ordering::Acquire)) == [0, 0] {
+    while [0, 1].map(|group| word(CREDITS + group).load(Ordering::Acquire)) == [0, 0] {
         std::thread::yield_now();
     }
 }
@@ -395,14 +399,14 @@ fn seen() {
 fn protocol_violation_undetected_by_gpu_is_reported() {
     type Mistake = (&'static str, fn(&mut Resident));
     const MISTAKES: [Mistake; 5] = [
-        ("what is in use is overwritten", |kernel| kernel.post(9)),
-        ("the bell was rung after the stop", |kernel| {
+        ("frames in use are overwritten", |kernel| kernel.post(9)),
+        ("the doorbell was rung after the stop", |kernel| {
             (kernel.posted, kernel.bell) = (2, 2);
             kernel.stop();
             seen();
             kernel.post(1);
         }),
-        ("are left", |kernel| {
+        ("submitted frames decreased", |kernel| {
             kernel.post(2);
             seen();
             kernel.posted = 1;

@@ -1,4 +1,4 @@
-//! The safe side of the bindings asks for nothing that the simulated driver lacks.
+//! Tests that the safe interface of `cudarc` needs only functions that the simulated driver has.
 
 use crate::passes;
 use crate::sys::launch;

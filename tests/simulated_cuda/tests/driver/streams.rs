@@ -1,4 +1,4 @@
-//! Streams, events and graphs.
+//! Tests of streams, events and graphs.
 
 use crate::sys::{context, gate};
 use crate::{cu, ok, passes};
@@ -38,7 +38,7 @@ fn copy_that_hangs_blocks_only_its_stream() {
         ok!(cuStreamWaitEvent(waiting, after, 0));
         ok!(cuEventRecord(end, waiting));
         ok!(cuEventSynchronize(before));
-        // All of these would have been done by now, had they not been held.
+        // By the end of the following operations the waiting stream would be done too, if it were not blocked.
         let (mut to, done) = ([0_u8; 4], event(0));
         ok!(cuMemsetD8Async(device, 3, 4, free));
         ok!(cuMemcpyDtoHAsync_v2(
@@ -99,7 +99,7 @@ fn async_copies_run_in_stream_order() {
         }
         let mut milliseconds = 0.0;
         ok!(cuEventElapsedTime_v2(&raw mut milliseconds, start, end));
-        // Each copy takes its latency at least; how much more is the machine's affair.
+        // Each copy takes at least its latency; the upper bound depends on the machine.
         assert!(milliseconds >= 40.0, "{milliseconds}");
         ok!(cuEventElapsedTime_v2(&raw mut milliseconds, end, start));
         assert!(milliseconds <= -40.0, "{milliseconds}");
@@ -129,7 +129,7 @@ fn event_invalid_use_is_rejected() {
         assert_eq!(
             cu!(cuEventCreate(&raw mut wrong, 4)),
             1,
-            "between processes, but timed"
+            "events for other processes cannot record times"
         );
     });
 }
@@ -162,12 +162,13 @@ fn default_stream_and_blocking_streams_serialise() {
             gate::shut();
             ok!(cuLaunchHostFunc(first, Some(gate::pass), null_mut()));
             ok!(cuEventRecord(held, second));
-            // A stream that does not wait is caught if it is quick; one that waits is never blamed.
+            // A stream that does not wait is usually detected within 20 attempts. A stream that waits is never
+            // reported.
             for _ in 0..20 {
                 assert_eq!(cu!(cuEventQuery(held)), 600);
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // Others do not wait.
+            // Other streams do not wait.
             let done = event(0);
             ok!(cuEventRecord(done, stream()));
             ok!(cuEventSynchronize(done));
@@ -200,7 +201,11 @@ fn graph_replay_repeats_captured_work() {
             ok!(cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), device, 3));
             to
         };
-        assert_eq!(read(), [0, 0, 0], "nothing was done while capturing");
+        assert_eq!(
+            read(),
+            [0, 0, 0],
+            "captured operations must not be executed"
+        );
         ok!(cuGraphLaunch(executable, stream));
         ok!(cuStreamSynchronize(stream));
         assert_eq!(read(), [5, 0, 0]);
@@ -209,7 +214,7 @@ fn graph_replay_repeats_captured_work() {
         assert_eq!(read(), [5, 5, 0]);
         ok!(cuGraphExecDestroy(executable));
         assert_eq!(cu!(cuGraphLaunch(executable, stream)), 400);
-        // Waiting for what is not done spoils the capture.
+        // Waiting for a captured operation makes the capture invalid.
         ok!(cuStreamBeginCapture_v2(stream, relaxed));
         assert_eq!(cu!(cuStreamSynchronize(stream)), 900);
         assert_eq!(cu!(cuMemsetD8Async(device, 5, 1, stream)), 901);

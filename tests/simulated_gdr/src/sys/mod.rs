@@ -1,6 +1,6 @@
-//! The functions of the library and the memory behind them: all foreign interfaces are in this folder.
+//! The functions of the library and the memory behind them. All foreign interfaces are in this folder.
 //!
-//! The functions' names and parameters are those of GDRCopy's `gdrapi.h`.
+//! The functions have the names and parameters of GDRCopy's `gdrapi.h`.
 
 use crate::options::Options;
 use std::collections::BTreeMap;
@@ -10,17 +10,17 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of a page of the GPU.
+/// Page size of the GPU in bytes.
 const PAGE: u64 = 64 << 10;
-/// What `gdr_open` gives: it leads nowhere.
+/// The handle that `gdr_open` returns. It must not be dereferenced.
 const OPEN: usize = 0x6d72;
 
-/// `gdr_mh_t`. It goes by value.
+/// `gdr_mh_t`, which is passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Handle(c_ulong);
 
-/// `gdr_info_v2_t`; the two flags are one word's lowest bits.
+/// `gdr_info_v2_t`. Its two flags are the lowest bits of one word.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Info {
@@ -36,13 +36,13 @@ struct Info {
 /// A pinned buffer.
 #[derive(Debug)]
 struct Pinned {
-    /// The first byte, at a page of the GPU.
+    /// Address of the first byte, which is at a GPU page boundary.
     address: u64,
     bytes: u64,
-    /// The memory, which begins at `offset` of the file.
+    /// The file with the memory. The buffer starts at `offset` in the file.
     file: OwnedFd,
     offset: u64,
-    /// Where the CPU has it, and how many bytes.
+    /// CPU address and size in bytes of the mapping, if mapped.
     mapped: Option<(usize, usize)>,
 }
 
@@ -51,18 +51,19 @@ struct State {
     pinned: BTreeMap<c_ulong, Pinned>,
     next: c_ulong,
     calls: BTreeMap<&'static str, u64>,
-    /// Mappings that were made.
+    /// Number of mappings created so far.
     maps: u64,
 }
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
-/// Panics where the options are wrong: a test must not run on another machine than it asked for.
+/// The options. Panics if they are invalid, because a test must not run with a different configuration than it
+/// requested.
 static OPTIONS: LazyLock<Options> = LazyLock::new(|| {
     let text = std::env::var("DAQ_SIMULATED_GDR").unwrap_or_default();
     Options::parse(&text).unwrap_or_else(|error| panic!("{error}"))
 });
 
-/// Does what a function does, unless it is to fail, and notes the answer.
+/// Runs `body` as the function `name`, unless an injected fault applies, and records the result.
 fn call(
     name: &'static str,
     body: impl FnOnce(&mut MutexGuard<'_, State>) -> Result<(), c_int>,
@@ -98,10 +99,11 @@ fn last_error() -> c_int {
         .unwrap_or(libc::EINVAL)
 }
 
-/// The file behind a device address and where in it the address is, from the simulated CUDA driver, which must be loaded.
+/// Returns the file behind a device address and the offset of the address in it. The simulated CUDA driver must be
+/// loaded.
 fn memory(address: u64, bytes: u64) -> Result<(OwnedFd, u64), c_int> {
     type Find = unsafe extern "C" fn(u64, usize, *mut c_int, *mut u64) -> c_int;
-    // SAFETY: the names are texts that end with a zero; the library is not loaded by this, only found.
+    // SAFETY: the names are NUL-terminated. With `RTLD_NOLOAD` the library is only looked up, not loaded.
     let find = unsafe {
         let flags = libc::RTLD_NOLOAD | libc::RTLD_LAZY;
         let library = libc::dlopen(c"libcuda.so.1".as_ptr(), flags);
@@ -113,13 +115,13 @@ fn memory(address: u64, bytes: u64) -> Result<(OwnedFd, u64), c_int> {
     if find.is_null() {
         return Err(libc::ENODEV);
     }
-    // SAFETY: this is how the simulated driver declares it.
+    // SAFETY: the simulated driver declares the function with this type.
     let find = unsafe { std::mem::transmute::<*mut c_void, Find>(find) };
     let (mut file, mut offset) = (-1, 0);
     let bytes = usize::try_from(bytes).map_err(|_| libc::EINVAL)?;
-    // SAFETY: places for a descriptor and a number.
+    // SAFETY: both pointers are valid for the descriptor and the offset that the function writes.
     match unsafe { find(address, bytes, &raw mut file, &raw mut offset) } {
-        // SAFETY: a fresh descriptor that the driver leaves to its caller.
+        // SAFETY: the descriptor is new, and the driver passes its ownership to the caller.
         0 => Ok((unsafe { OwnedFd::from_raw_fd(file) }, offset)),
         _ => Err(libc::EINVAL),
     }
@@ -130,14 +132,14 @@ extern "C" fn gdr_open() -> *mut c_void {
     match call("gdr_open", |_| Ok(())) {
         0 => ptr::without_provenance_mut(OPEN),
         errno => {
-            // SAFETY: the place of the calling thread.
+            // SAFETY: the pointer refers to the calling thread's `errno`.
             unsafe { *libc::__errno_location() = errno };
             ptr::null_mut()
         }
     }
 }
 
-/// As the library does, it gives back what was pinned.
+/// Closes the library and unpins all buffers, as the real library does.
 #[unsafe(no_mangle)]
 extern "C" fn gdr_close(_gdr: *mut c_void) -> c_int {
     call("gdr_close", |state| {
@@ -147,7 +149,7 @@ extern "C" fn gdr_close(_gdr: *mut c_void) -> c_int {
 }
 
 /// # Safety
-/// As the header asks: `handle` has room for one.
+/// `handle` must be null or valid for a write, as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn gdr_pin_buffer(
     gdr: *mut c_void,
@@ -163,7 +165,7 @@ unsafe extern "C" fn gdr_pin_buffer(
         }
         let start = address / PAGE * PAGE;
         let length = (address - start + bytes as u64).next_multiple_of(PAGE);
-        // The memory must reach to the end of what is asked for, from the address on.
+        // The memory must cover the requested range, and its file must also contain the start of the page.
         let (file, offset) = memory(address, bytes as u64)?;
         let offset = offset.checked_sub(address - start).ok_or(libc::EINVAL)?;
         state.next += 1;
@@ -178,7 +180,7 @@ unsafe extern "C" fn gdr_pin_buffer(
                 mapped: None,
             },
         );
-        // SAFETY: not null, so there is room for one, by the caller's word.
+        // SAFETY: the pointer is not null, so the caller guarantees that it is valid for a write.
         unsafe { handle.write(Handle(next)) };
         Ok(())
     })
@@ -197,7 +199,7 @@ extern "C" fn gdr_unpin_buffer(_gdr: *mut c_void, handle: Handle) -> c_int {
 }
 
 /// # Safety
-/// As the header asks: `address` has room for one.
+/// `address` must be null or valid for a write, as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn gdr_map(
     _gdr: *mut c_void,
@@ -216,7 +218,7 @@ unsafe extern "C" fn gdr_map(
         let offset = libc::off_t::try_from(pinned.offset).map_err(|_| libc::EINVAL)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let file = pinned.file.as_raw_fd();
-        // SAFETY: a new mapping at an address of the system's choice overlaps no other memory.
+        // SAFETY: a new mapping at an address that Linux selects does not overlap other memory.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -231,11 +233,11 @@ unsafe extern "C" fn gdr_map(
             return Err(last_error());
         }
         pinned.mapped = Some((base.addr(), bytes));
-        // SAFETY: not null, so there is room for one, by the caller's word.
+        // SAFETY: the pointer is not null, so the caller guarantees that it is valid for a write.
         unsafe { address.write(base) };
         state.maps += 1;
-        // SAFETY: the descriptor is open; every mapping of the file loses its memory, which is what
-        // the option asks for.
+        // SAFETY: the descriptor is open. Truncating the file removes the memory of all its mappings, which is the
+        // purpose of the option.
         if state.maps == OPTIONS.lose && unsafe { libc::ftruncate(file, 0) } != 0 {
             return Err(last_error());
         }
@@ -244,7 +246,7 @@ unsafe extern "C" fn gdr_map(
 }
 
 /// # Safety
-/// As the header asks: the mapping is no longer used.
+/// The mapping must no longer be used, as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn gdr_unmap(
     _gdr: *mut c_void,
@@ -258,7 +260,7 @@ unsafe extern "C" fn gdr_unmap(
             return Err(libc::EINVAL);
         }
         pinned.mapped = None;
-        // SAFETY: `gdr_map` has mapped these bytes, and they are unused, as the caller guarantees.
+        // SAFETY: `gdr_map` has mapped these bytes, and the caller guarantees that they are no longer used.
         if unsafe { libc::munmap(address, bytes) } == 0 {
             Ok(())
         } else {
@@ -268,7 +270,7 @@ unsafe extern "C" fn gdr_unmap(
 }
 
 /// # Safety
-/// As the header asks: `info` has room for one.
+/// `info` must be null or valid for a write, as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn gdr_get_info_v2(_gdr: *mut c_void, handle: Handle, info: *mut Info) -> c_int {
     call("gdr_get_info_v2", |state| {
@@ -287,17 +289,17 @@ unsafe extern "C" fn gdr_get_info_v2(_gdr: *mut c_void, handle: Handle, info: *m
             flags: is_mapped * 3,
             kind: is_mapped,
         };
-        // SAFETY: not null, so there is room for one, by the caller's word.
+        // SAFETY: the pointer is not null, so the caller guarantees that it is valid for a write.
         unsafe { info.write(answer) };
         Ok(())
     })
 }
 
 /// # Safety
-/// As the header asks: both have room for one.
+/// Both pointers must be valid for writes, as the header requires.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn gdr_runtime_get_version(major: *mut c_int, minor: *mut c_int) {
-    // SAFETY: there is room for one each, by the caller's word.
+    // SAFETY: the caller guarantees that both pointers are valid for writes.
     unsafe {
         major.write(2);
         minor.write(5);

@@ -1,5 +1,5 @@
-//! The simulated core: a library built by `tests/litepcie/build`, called through its C interface
-//! (`tests/litepcie/shim.cpp`).
+//! The simulated core. It is a library that `tests/litepcie/build` builds, with the C interface of
+//! `tests/litepcie/shim.cpp`.
 
 use libloading::Library;
 use std::ffi::c_void;
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 /// Maximum payload of one TLP, in bytes.
 pub const PAYLOAD: usize = 256;
 
-/// An event of the core, in the library's layout.
+/// An event of the core, with the memory layout of the library.
 #[repr(C)]
 struct Raw {
     kind: u32,
@@ -25,23 +25,23 @@ struct Raw {
 pub enum Event {
     /// A memory write.
     Write {
-        /// Address.
+        /// Address of the first byte.
         address: u64,
-        /// Data.
+        /// The written data.
         data: Vec<u8>,
-        /// Words of the TLP header: 3 below 4 GiB.
+        /// Number of words of the TLP header: 3 for addresses below 4 GiB.
         header: u32,
     },
-    /// A memory read, to be answered by [`Core::complete`] with this tag.
+    /// A memory read. [`Core::complete`] must answer it with the same tag.
     Read {
-        /// Address.
+        /// Address of the first byte.
         address: u64,
         /// Length in bytes.
         bytes: u32,
-        /// Identifies the read.
+        /// Identifies the read request.
         tag: u32,
     },
-    /// An MSI.
+    /// A message-signalled interrupt.
     Msi(u64),
 }
 
@@ -63,31 +63,31 @@ struct Functions {
 pub struct Core {
     handle: NonNull<c_void>,
     functions: Functions,
-    /// Keeps the functions valid.
+    /// Keeps the library loaded, so that the functions stay valid.
     _library: Library,
 }
 
-// SAFETY: a core is plain memory that is accessed only through its handle, by one thread at a time because every method
-// takes it exclusively. Between calls the library keeps nothing in thread-local or global variables that a core of
-// another thread would share.
+// SAFETY: a core is plain memory that is accessed only through its handle. Every method takes `&mut self`, so only one
+// thread accesses it at a time. Between calls, the library keeps no data in thread-local variables or in global
+// variables that cores of other threads share.
 unsafe impl Send for Core {}
 
 impl Core {
-    /// Creates a core from the library at `path` and resets it.
+    /// Loads the library at `path`, creates a core and resets it.
     pub fn load(path: &Path) -> Self {
-        // SAFETY: the build script made the library from this repository's files; its initialisers are those of the C++
-        // library and of Verilator and have no preconditions.
+        // SAFETY: the build script made the library from files of this repository. Its initialisers are those of the
+        // C++ library and of Verilator, which have no preconditions.
         let library = unsafe { Library::new(path) }.unwrap();
-        // SAFETY: the types are those of the definitions in shim.cpp. The function is called while the library is open
-        // and has no preconditions.
+        // SAFETY: the types match the definitions in shim.cpp. The library is loaded during the call, and the function
+        // has no preconditions.
         let bytes = unsafe {
             library
                 .get::<unsafe extern "C" fn() -> u32>(b"litepcie_event_bytes\0")
                 .unwrap()()
         };
         assert_eq!(bytes as usize, size_of::<Raw>(), "events differ in layout");
-        // SAFETY: the types are those of the definitions in shim.cpp; the pointers are stored with the library, which
-        // is closed after them.
+        // SAFETY: the types match the definitions in shim.cpp. The pointers are stored together with the library, which
+        // is unloaded after their last use.
         let functions = unsafe {
             Functions {
                 free: *library.get(b"litepcie_free\0").unwrap(),
@@ -100,7 +100,7 @@ impl Core {
                 next: *library.get(b"litepcie_next\0").unwrap(),
             }
         };
-        // SAFETY: the type is that of the definition; the function has no preconditions.
+        // SAFETY: the type matches the definition in shim.cpp, and the function has no preconditions.
         let handle = unsafe {
             library
                 .get::<unsafe extern "C" fn() -> Handle>(b"litepcie_new\0")
@@ -115,37 +115,37 @@ impl Core {
         core
     }
 
-    /// Resets the core as at power-on.
+    /// Resets the core to its state at power-on.
     pub fn reset(&mut self) {
-        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call.
+        // SAFETY: the handle belongs to a core that has not been freed. No other code uses the core during the call.
         unsafe { (self.functions.reset)(self.handle.as_ptr()) }
     }
 
-    /// Clocks the core with its stream open until it has taken `words` words or `cycles` have passed; returns the words
-    /// taken.
+    /// Clocks the core with an open stream until it has read `words` words or `cycles` cycles have passed. Returns the
+    /// number of words read.
     pub fn run(&mut self, words: u32, cycles: u32) -> u32 {
-        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call.
+        // SAFETY: the handle belongs to a core that has not been freed. No other code uses the core during the call.
         unsafe { (self.functions.run)(self.handle.as_ptr(), words, cycles) }
     }
 
-    /// Clocks the core with its stream closed until it has emitted nothing for `quiet` cycles; returns false if that
-    /// does not happen within `limit` cycles.
+    /// Clocks the core with a closed stream until it has emitted nothing for `quiet` cycles. Returns false if that does
+    /// not happen within `limit` cycles.
     pub fn settle(&mut self, quiet: u32, limit: u32) -> bool {
-        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call.
+        // SAFETY: the handle belongs to a core that has not been freed. No other code uses the core during the call.
         unsafe { (self.functions.settle)(self.handle.as_ptr(), quiet, limit) != 0 }
     }
 
     /// Writes a register and waits until the write is done.
     pub fn write(&mut self, offset: u32, value: u32) {
-        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call.
+        // SAFETY: the handle belongs to a core that has not been freed. No other code uses the core during the call.
         unsafe { (self.functions.write)(self.handle.as_ptr(), offset, value) }
     }
 
-    /// Reads a register with the stream closed; `None` if it does not answer.
+    /// Reads a register with a closed stream. Returns `None` if the register does not answer.
     pub fn read(&mut self, offset: u32) -> Option<u32> {
         let mut value = 0;
-        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call; the
-        // pointer is valid for one word.
+        // SAFETY: the handle belongs to a core that has not been freed. No other code uses the core during the call.
+        // The pointer is valid for one word.
         let answered =
             unsafe { (self.functions.read)(self.handle.as_ptr(), offset, &raw mut value) };
         (answered != 0).then_some(value)
@@ -155,14 +155,14 @@ impl Core {
     pub fn complete(&mut self, tag: u32, address: u64, data: &[u8]) {
         assert!(data.len() <= PAYLOAD && data.len().is_multiple_of(4));
         let bytes = u32::try_from(data.len()).unwrap();
-        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call; the
-        // data have the given length and are only read during the call.
+        // SAFETY: the handle belongs to a core that has not been freed. No other code uses the core during the call.
+        // `data` has the given length and is only read during the call.
         unsafe {
             (self.functions.complete)(self.handle.as_ptr(), tag, address, data.as_ptr(), bytes);
         }
     }
 
-    /// Returns the events in order.
+    /// Returns the next event; `None` if there is no event.
     pub fn next(&mut self) -> Option<Event> {
         let mut raw = Raw {
             kind: 0,
@@ -172,8 +172,8 @@ impl Core {
             header_words: 0,
             data: [0; PAYLOAD],
         };
-        // SAFETY: the handle belongs to a core that has not been freed, and no other code uses it during the call; the
-        // event has the library's layout, whose size was checked, and is valid for any bytes.
+        // SAFETY: the handle belongs to a core that has not been freed. No other code uses the core during the call.
+        // `raw` has the library's layout, whose size was checked, and every bit pattern is valid for it.
         if unsafe { (self.functions.next)(self.handle.as_ptr(), &raw mut raw) } == 0 {
             return None;
         }
@@ -190,7 +190,7 @@ impl Core {
             },
             3 => Event::Msi(raw.address),
             kind => panic!(
-                "the core emits what is not understood: kind {kind}, first word {:#010x}",
+                "unknown event of the core: kind {kind}, first word {:#010x}",
                 raw.address
             ),
         })
@@ -199,7 +199,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        // SAFETY: the handle belongs to a core that has not been freed, and is not used again.
+        // SAFETY: the handle belongs to a core that has not been freed, and it is not used again.
         unsafe { (self.functions.free)(self.handle.as_ptr()) }
     }
 }

@@ -1,6 +1,6 @@
-//! Turns cases into packets, and compares the result of a run with the expectation.
+//! Builds the packets of cases, and compares the result of a run with the expectation.
 
-use super::cases::{Case, Ledger, PLACES, Shot, Wrong};
+use super::cases::{Case, Ledger, PACKETS_PER_FRAME, Shot, Wrong};
 use daq_drivers::packet::spead::{Item, build_packet, item};
 use daq_drivers::packet::{Format, RawConfig, SpeadConfig};
 use daq_drivers::sys::send::Sender;
@@ -10,23 +10,24 @@ use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 
-/// How fast packets are sent.
+/// How packets are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rate {
-    /// Each packet after the previous one was received.
+    /// Each packet is sent after the previous one was received.
     Slow,
-    /// So many bytes per batch, each packet by itself.
+    /// Packets are sent one by one, in batches of this many bytes.
     Bursts(usize),
-    /// So many bytes per batch, split into packets by Linux (GSO), which are received together as well (GRO).
+    /// Packets are sent in batches of this many bytes, which Linux splits into packets (GSO). They are also received
+    /// together (GRO).
     Offload(usize),
 }
 
-/// How packets are built.
+/// The format of the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// With so much payload.
+    /// The raw format, with this many payload bytes.
     Raw(usize),
-    /// With so much payload, and so much in a heap's first packet.
+    /// SPEAD, with `first` payload bytes in a heap's first packet and `rest` in the others.
     Spead { rest: usize, first: usize },
 }
 
@@ -66,21 +67,21 @@ impl Kind {
         }
     }
 
-    /// Payload bytes per frame; the last packet of a heap is shorter than the others.
+    /// Returns the payload bytes per frame. The last packet of a heap is shorter than the others.
     pub fn frame(self) -> usize {
         match self {
-            Self::Raw(payload) => payload * usize::try_from(PLACES).unwrap(),
+            Self::Raw(payload) => payload * usize::try_from(PACKETS_PER_FRAME).unwrap(),
             Self::Spead { rest, first } => {
-                first + rest * usize::try_from(PLACES - 1).unwrap() - 100
+                first + rest * usize::try_from(PACKETS_PER_FRAME - 1).unwrap() - 100
             }
         }
     }
 }
 
-/// A case that is being sent to a source.
+/// A case whose packets are sent to a source.
 pub struct Attack<'a> {
     pub case: &'a Case,
-    /// Distinguishes its payload from that of other cases.
+    /// Makes the payload differ from that of other cases.
     pub stream: u64,
     pub format: Format,
     pub source: String,
@@ -88,16 +89,16 @@ pub struct Attack<'a> {
 }
 
 impl Attack<'_> {
-    /// Unit number, and packet index in the unit.
+    /// Returns the number of the frame or heap of packet `n`, and the index of the packet in it.
     fn name(&self, n: u64) -> (u64, u32) {
-        let per_unit = u64::from(self.format.numbering().places_per_unit);
+        let per_unit = u64::from(self.format.numbering().packets_per_unit);
         let unit = (n / per_unit).wrapping_mul(self.case.step) & self.format.unit_mask();
         (unit, u32::try_from(n % per_unit).unwrap())
     }
 
     fn payload(&self, n: u64) -> Vec<u8> {
         let (_, sub) = self.name(n);
-        let mut bytes = vec![0; self.format.places().range(sub).len()];
+        let mut bytes = vec![0; self.format.packet_layout().range(sub).len()];
         payload(self.stream, n, &mut bytes);
         bytes
     }
@@ -135,10 +136,10 @@ impl Attack<'_> {
         out
     }
 
-    /// Builds a SPEAD packet with a fault.
+    /// Builds a SPEAD packet with the fault `wrong`.
     fn wrong(&self, n: u64, wrong: Wrong, out: &mut Vec<u8>) {
         let (unit, sub) = self.name(n);
-        let places = self.format.places();
+        let layout = self.format.packet_layout();
         let payload = self.payload(n);
         let other = wrong == Wrong::OtherLength;
         let misplaced = u64::from(wrong == Wrong::Offset);
@@ -150,13 +151,13 @@ impl Attack<'_> {
                 if other {
                     payload.len()
                 } else {
-                    places.unit_bytes
+                    layout.unit_bytes
                 } as u64,
             ),
             (
                 Wrong::NoOffset,
                 item::HEAP_OFFSET,
-                places.range(sub).start as u64 + misplaced,
+                layout.range(sub).start as u64 + misplaced,
             ),
             (Wrong::Magic, item::PAYLOAD_LENGTH, payload.len() as u64),
         ];
@@ -171,39 +172,39 @@ impl Attack<'_> {
         match wrong {
             Wrong::Magic => out[0] ^= 1,
             Wrong::Version => out[1] = 3,
-            // More items than the packet has space for.
+            // Declare more items than the packet has space for.
             Wrong::Items => out[6..8].copy_from_slice(&u16::MAX.to_be_bytes()),
             _ => {}
         }
     }
 
-    /// Sends everything without loss on the way.
+    /// Sends all packets in such a way that none is lost on the way.
     fn send(&self, rate: Rate) {
-        let most = match rate {
+        let max = match rate {
             Rate::Slow => 1,
             Rate::Bursts(bytes) | Rate::Offload(bytes) => bytes,
         };
         let offload = matches!(rate, Rate::Offload(_));
-        // In bursts, the queue is checked after about as many bytes as small buffers hold.
-        self.shoot(&self.case.shots, most, offload, || {
+        // In batches, wait for the reader before a small buffer could overflow.
+        self.shoot(&self.case.shots, max, offload, || {
             Queue::drained(self.port);
         });
     }
 
-    /// Sends `shots`, about `most` bytes per batch, and calls `between` after each batch.
-    pub fn shoot(&self, shots: &[Shot], most: usize, offload: bool, between: impl Fn()) {
+    /// Sends `shots` in batches of about `max` bytes, and calls `between` after each batch.
+    pub fn shoot(&self, shots: &[Shot], max: usize, offload: bool, between: impl Fn()) {
         loopback::stay();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut sender = Sender::open(address, offload, None).unwrap();
         let packets: Vec<_> = shots.iter().map(|shot| self.packet(*shot)).collect();
         let mut left = &packets[..];
         while let Some(first) = left.first() {
-            // Linux splits a message into packets of equal size only.
+            // Linux can split a message only into packets of equal size.
             let mut bytes = 0;
             let together = left
                 .iter()
                 .take_while(|packet| {
-                    let fits = bytes == 0 || bytes + packet.len() <= most;
+                    let fits = bytes == 0 || bytes + packet.len() <= max;
                     bytes += packet.len();
                     fits && (!offload || packet.len() == first.len() && !packet.is_empty())
                 })
@@ -222,7 +223,7 @@ impl Attack<'_> {
         }
     }
 
-    /// Compares ledger and file with the expectation.
+    /// Compares the ledger and the file with the expectation.
     pub fn check(&self, daq: &Daq, outcome: &Outcome, frame: usize) -> Result<(), String> {
         let case = self.case;
         let ledger = Ledger::of(outcome, &self.source);
@@ -233,17 +234,18 @@ impl Attack<'_> {
         let mut at = 0;
         let mut index = None;
         let (mut skipped, mut missing, mut bytes) = (0, Vec::<Range<usize>>::new(), 0);
-        for (places, absent) in &case.stored {
-            for number in places.start / PLACES..places.end.div_ceil(PLACES) {
+        for (packets, absent) in &case.stored {
+            for number in packets.start / PACKETS_PER_FRAME..packets.end.div_ceil(PACKETS_PER_FRAME)
+            {
                 if let Some((_, first)) = file.runs.iter().find(|(bytes, _)| bytes.start == at) {
                     index = Some(*first);
                 }
-                let all = number * PLACES..(number + 1) * PLACES;
-                let is_there = |n: &u64| places.contains(n) && !absent.contains(n);
+                let all = number * PACKETS_PER_FRAME..(number + 1) * PACKETS_PER_FRAME;
+                let is_there = |n: &u64| packets.contains(n) && !absent.contains(n);
                 if index != Some(number * frame as u64) {
                     if all.clone().any(|n| is_there(&n)) {
                         return Err(format!(
-                            "frame {number} is not at {at}, there is index {index:?}"
+                            "frame {number} must be at byte {at} of the file, but the index there is {index:?}"
                         ));
                     }
                     skipped += 1;
@@ -259,12 +261,14 @@ impl Attack<'_> {
                     if is_there(&n) {
                         bytes += found.len() as u64;
                         if found != self.payload(n) {
-                            return Err(format!("other bytes in place {n}"));
+                            return Err(format!("wrong bytes in packet slot {n}"));
                         }
                         continue;
                     }
                     if found.iter().any(|byte| *byte != 0) {
-                        return Err(format!("something in place {n}, of which nothing came"));
+                        return Err(format!(
+                            "packet slot {n} must be zero, because its packet did not arrive"
+                        ));
                     }
                     match missing.last_mut() {
                         Some(last) if last.end == place.start => last.end = place.end,
@@ -283,33 +287,33 @@ impl Attack<'_> {
         }
         if bytes != outcome.count(&format!("sources.{}.bytes", self.source)) {
             return Err(format!(
-                "{bytes} bytes were delivered: {}",
+                "the file contains {bytes} bytes of packets, but the source counted: {}",
                 outcome.report["sources"][&self.source]
             ));
         }
         if (&missing, skipped) != (&file.missing, file.frames) {
             return Err(format!(
-                "annotated is {:?} and {} frames, missing {missing:?} and {skipped}",
+                "the file annotates missing bytes {:?} and {} missing frames, expected {missing:?} and {skipped}",
                 file.missing, file.frames
             ));
         }
         Ok(())
     }
 
-    /// The byte range of packet `n` in its frame.
+    /// Returns the byte range of packet `n` in its frame.
     fn extent(&self, n: u64) -> Range<usize> {
-        let places = self.format.places();
+        let layout = self.format.packet_layout();
         match &self.format {
             Format::Raw(_) => {
-                let start = usize::try_from(n % PLACES).unwrap() * places.unit_bytes;
-                start..start + places.unit_bytes
+                let start = usize::try_from(n % PACKETS_PER_FRAME).unwrap() * layout.unit_bytes;
+                start..start + layout.unit_bytes
             }
-            Format::Spead(_) => places.range(u32::try_from(n % PLACES).unwrap()),
+            Format::Spead(_) => layout.range(u32::try_from(n % PACKETS_PER_FRAME).unwrap()),
         }
     }
 }
 
-/// Cases that are sent to their own sources, in one process with one file sink each.
+/// Prepares a process with one source and one file sink for each case.
 pub fn prepare<'a>(kind: Kind, keys: &str, cases: &'a [Case]) -> (Daq, Vec<Attack<'a>>) {
     let mut attacks = Vec::new();
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
@@ -337,7 +341,7 @@ pub fn prepare<'a>(kind: Kind, keys: &str, cases: &'a [Case]) -> (Daq, Vec<Attac
     (Daq::new(&text), attacks)
 }
 
-/// Sends every case of `cases` at `rate` and checks the results.
+/// Sends the packets of `cases` as `rate` defines, and checks the results.
 pub fn attack(kind: Kind, rate: Rate, cases: &[Case]) {
     let (daq, attacks) = prepare(kind, "receive_buffer = \"1 MiB\"", cases);
     let mut live = daq.spawn(&[]);
@@ -348,7 +352,7 @@ pub fn attack(kind: Kind, rate: Rate, cases: &[Case]) {
     for attack in &attacks {
         assert!(
             matches!(attack.case.shots.last(), Some(Shot::Good(_))),
-            "a valid packet marks the end"
+            "the last packet must be valid"
         );
         live.wait_count(
             &format!("sources.{}.expected", attack.source),
@@ -369,7 +373,7 @@ pub fn attack(kind: Kind, rate: Rate, cases: &[Case]) {
         wrong.join("\n"),
         outcome.stderr
     );
-    // Rejections are logged once per source and reason.
+    // Rejected packets are logged once per source and reason.
     for attack in attacks
         .iter()
         .filter(|attack| attack.case.ledger.rejected > 0)
@@ -381,7 +385,7 @@ pub fn attack(kind: Kind, rate: Rate, cases: &[Case]) {
         let warnings = warnings.filter(|line| line.contains("rejected")).count();
         assert!(
             (1..=8).contains(&warnings),
-            "{warnings} lines about {}:\n{}",
+            "expected 1 to 8 warnings about {}, found {warnings}:\n{}",
             attack.source,
             outcome.stderr
         );

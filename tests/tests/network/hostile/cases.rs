@@ -1,30 +1,30 @@
-//! The packets of each case, and the expected result.
+//! The packets and the expected result of each case.
 
 use daq_tests::{Outcome, Random};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Packets per frame.
-pub const PLACES: u64 = 8;
-/// Packet slots that the window keeps open.
-pub const OPEN: u64 = 4 * PLACES;
-/// Packets of most cases.
+pub const PACKETS_PER_FRAME: u64 = 8;
+/// Number of packet slots that the window keeps open.
+pub const OPEN: u64 = 4 * PACKETS_PER_FRAME;
+/// Number of packets of most cases.
 pub const PACKETS: u64 = 400;
 
 /// One datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shot {
-    /// The correct packet of a packet slot.
+    /// The correct packet for a packet slot.
     Good(u64),
-    /// One byte too short.
+    /// A packet that is one byte too short.
     Short(u64),
-    /// One byte too long.
+    /// A packet that is one byte too long.
     Long(u64),
-    /// So many zero bytes.
+    /// A datagram with this many zero bytes.
     Garbage(usize),
-    /// A sequence number between the valid ones.
+    /// A packet whose sequence number is between two valid ones.
     Between(u64),
-    /// Only for `spead`.
+    /// A SPEAD packet with a fault.
     Spead(u64, Wrong),
 }
 
@@ -39,7 +39,7 @@ pub enum Wrong {
     NoOffset,
     Offset,
     Items,
-    /// Not a fault: a heap of another length.
+    /// A heap of another length, which is not a fault.
     OtherLength,
 }
 
@@ -81,13 +81,13 @@ impl Ledger {
         assert_eq!(
             causes,
             ledger.lost.len(),
-            "a cause that this test does not know: {:#}",
+            "the report contains an unexpected cause of loss: {:#}",
             outcome.report
         );
         ledger
     }
 
-    /// All `packets` without a fault.
+    /// Returns the ledger of `packets` packets without a fault.
     pub fn whole(packets: u64) -> Self {
         Self {
             expected: packets,
@@ -97,7 +97,7 @@ impl Ledger {
         }
     }
 
-    /// All `packets` except for those lost.
+    /// Returns the ledger of `packets` packets, of which those in `lost` were lost.
     pub fn lost(packets: u64, lost: &[(&'static str, u64)]) -> Self {
         let gone: u64 = lost.iter().map(|(_, n)| n).sum();
         Self {
@@ -108,42 +108,44 @@ impl Ledger {
     }
 }
 
-/// The packets of a case, and the expected result.
+/// The packets and the expected result of one case.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub name: &'static str,
     /// Additional keys of the source.
     pub keys: &'static str,
-    /// Bytes of the sequence number (`raw`), and its step.
+    /// Number of bytes of the sequence number (only `raw`). The next field is the difference between successive
+    /// sequence numbers.
     pub bytes: usize,
     pub step: u64,
     pub shots: Vec<Shot>,
     pub ledger: Ledger,
-    /// The expected file: for each epoch the range of packet slots, and the missing ones.
+    /// The expected file: the range of packet slots of each epoch, and the missing ones.
     pub stored: Vec<(Range<u64>, BTreeSet<u64>)>,
 }
 
-pub fn good(places: Range<u64>) -> impl Iterator<Item = Shot> + Clone {
-    places.map(Shot::Good)
+pub fn good(packets: Range<u64>) -> impl Iterator<Item = Shot> + Clone {
+    packets.map(Shot::Good)
 }
 
-/// Packets in order, except where `replace` defines something else.
-pub fn with(places: Range<u64>, mut replace: impl FnMut(u64) -> Option<Vec<Shot>>) -> Vec<Shot> {
-    places
+/// Returns packets in order. For some packets, `replace` returns other packets.
+pub fn with(packets: Range<u64>, mut replace: impl FnMut(u64) -> Option<Vec<Shot>>) -> Vec<Shot> {
+    packets
         .flat_map(|n| replace(n).unwrap_or_else(|| vec![Shot::Good(n)]))
         .collect()
 }
 
 impl Case {
-    /// Packet slots `places` of a 64-bit sequence, of which `shots` are sent and `missing` are never stored.
+    /// Creates a case for the packet slots `packets` of a 64-bit sequence. `shots` are sent, and `missing` must not be
+    /// in the file.
     pub fn new(
         name: &'static str,
-        places: Range<u64>,
+        packets: Range<u64>,
         shots: Vec<Shot>,
         missing: &[u64],
         ledger: Ledger,
     ) -> Self {
-        let stored = vec![(places, missing.iter().copied().collect())];
+        let stored = vec![(packets, missing.iter().copied().collect())];
         Self {
             name,
             keys: "",
@@ -156,7 +158,7 @@ impl Case {
     }
 }
 
-/// Faults that exist in every format.
+/// Returns the cases that apply to every format.
 pub fn table() -> Vec<Case> {
     use Shot::{Garbage, Good, Long, Short};
     let all = 0..PACKETS;
@@ -177,7 +179,7 @@ pub fn table() -> Vec<Case> {
             &[5],
             Ledger::lost(PACKETS, &[("wire_gap", 1)]),
         ),
-        // A complete frame and the edges of its neighbours.
+        // A complete frame is lost, and parts of the frames before and after it.
         Case::new(
             "many-lost",
             all.clone(),
@@ -185,7 +187,8 @@ pub fn table() -> Vec<Case> {
             &run(197..212),
             Ledger::lost(PACKETS, &[("wire_gap", 15)]),
         ),
-        // No packets are expected before the first and after the last, but their frames have holes.
+        // Packets before the first and after the last received packet are not expected, but they are missing in their
+        // frames.
         Case::new(
             "ends-lost",
             3..390,
@@ -193,7 +196,8 @@ pub fn table() -> Vec<Case> {
             &[],
             Ledger::whole(387),
         ),
-        // 51 comes after 75, the last packet that keeps its frame open; neighbours and complete frames are swapped.
+        // Packet 51 arrives after packet 75, the last packet before its frame is closed. Two neighbours and two
+        // complete frames are swapped.
         Case::new(
             "reordered",
             all.clone(),
@@ -202,14 +206,15 @@ pub fn table() -> Vec<Case> {
                 75 => Some(vec![Good(75), Good(51)]),
                 120 => Some(vec![Good(121), Good(120)]),
                 200..216 => Some(vec![Good(if n < 208 { n + 8 } else { n - 8 })]),
-                // Three frames in reverse order: all of them are open when the last one arrives first.
+                // Three frames arrive in reverse order. All of them are still open when the last packet arrives first.
                 328..352 => Some(vec![Good(679 - n)]),
                 _ => None,
             }),
             &[],
             Ledger::whole(PACKETS),
         ),
-        // The first packet four frames ahead closes their frames: both packets arrive one packet later.
+        // Packets 100 and 259 each arrive one packet after their frame was closed by the first packet of a frame four
+        // frames later.
         Case::new(
             "late",
             all.clone(),
@@ -221,7 +226,7 @@ pub fn table() -> Vec<Case> {
             &[100, 259],
             Ledger::lost(PACKETS, &[("late", 2)]),
         ),
-        // So late that its disposition was final long ago: not a plausible sequence number.
+        // The packet is so late that its number is no longer plausible, because its slot was accounted for long ago.
         Case::new(
             "very-late",
             all.clone(),
@@ -236,7 +241,7 @@ pub fn table() -> Vec<Case> {
                 ..Ledger::lost(PACKETS, &[("wire_gap", 1)])
             },
         ),
-        // Duplicates: immediately, while the frame is open, after it was closed.
+        // Duplicates arrive immediately, while the frame is open, and after the frame was closed.
         Case::new(
             "duplicates",
             all.clone(),
@@ -252,7 +257,7 @@ pub fn table() -> Vec<Case> {
                 ..Ledger::whole(PACKETS)
             },
         ),
-        // Late twice: the second one is a duplicate.
+        // The packet arrives twice, both times too late. The second one counts as a duplicate.
         Case::new(
             "late-twice",
             all.clone(),
@@ -290,7 +295,7 @@ pub fn table() -> Vec<Case> {
                 ..Ledger::lost(PACKETS, &[("wire_gap", 2)])
             },
         ),
-        // Datagrams that are not packets cause no loss.
+        // Datagrams that are not packets must not cause a loss.
         Case::new(
             "garbage",
             all.clone(),
@@ -313,7 +318,7 @@ pub fn table() -> Vec<Case> {
                 ..Ledger::whole(PACKETS)
             },
         ),
-        // Distant sequence numbers that do not agree with each other; one of them repeatedly.
+        // Distant sequence numbers that do not continue each other. One of them arrives repeatedly.
         Case::new(
             "strays",
             all.clone(),
@@ -326,7 +331,7 @@ pub fn table() -> Vec<Case> {
                     Good(1 << 25),
                 ]),
                 200 => Some([vec![Good(200)], vec![Good(1 << 30); 9]].concat()),
-                // Three resync_after: one too few.
+                // Three successive packets are one fewer than the default of `resync_after`.
                 300 => Some(vec![
                     Good(1 << 30),
                     Good((1 << 30) + 1),
@@ -341,7 +346,7 @@ pub fn table() -> Vec<Case> {
                 ..Ledger::whole(PACKETS)
             },
         ),
-        // Within range: the numbers in between were lost.
+        // The new numbers are within the range of the window, so the numbers in between count as lost.
         Case::new(
             "small-jump",
             0..PACKETS + 30,
@@ -349,8 +354,8 @@ pub fn table() -> Vec<Case> {
             &run(200..230),
             Ledger::lost(PACKETS + 30, &[("wire_gap", 30)]),
         ),
-        // Beyond twice the window: the first three packets are kept, the fourth confirms the gap, which counts as lost
-        // if it is not longer than the maximum gap.
+        // The new numbers are beyond twice the window. The first three packets are kept, and the fourth confirms the
+        // gap. The gap counts as lost if it is not longer than the maximum gap.
         Case::new(
             "long-gap",
             0..1200,
@@ -383,7 +388,7 @@ pub fn table() -> Vec<Case> {
                 },
             )
         },
-        // Longer than the maximum gap: the fourth packet confirms an epoch.
+        // The gap is longer than the maximum gap, so the fourth packet starts a new epoch.
         Case {
             stored: vec![
                 (0..200, BTreeSet::new()),
@@ -419,7 +424,7 @@ pub fn table() -> Vec<Case> {
                 },
             )
         },
-        // The sender restarts twice, once with gaps before and after.
+        // The sender restarts twice. One of the restarts has gaps before and after it.
         Case {
             stored: vec![
                 (1000..1198, BTreeSet::from([1003])),
@@ -449,18 +454,18 @@ pub fn table() -> Vec<Case> {
 }
 
 impl Case {
-    /// No packet before `first` was ever expected.
+    /// Sets the first expected packet. Packets before it do not count as lost.
     fn from(mut self, first: u64) -> Self {
         self.stored[0].0.start = first;
         self
     }
 }
 
-/// Sequence numbers that only `raw` packets can have.
+/// Returns cases with sequence numbers that only `raw` packets can have.
 pub fn raw_table() -> Vec<Case> {
     let run = |first: u64, lost: &[u64], swap: u64| {
-        let places = first..first + PACKETS;
-        with(places, |n| match n {
+        let packets = first..first + PACKETS;
+        with(packets, |n| match n {
             _ if lost.contains(&n) => Some(vec![]),
             _ if n == swap => Some(vec![Shot::Good(n + 1), Shot::Good(n)]),
             _ if n == swap + 1 => Some(vec![]),
@@ -482,9 +487,9 @@ pub fn raw_table() -> Vec<Case> {
     };
     let end = 1 << 32;
     vec![
-        // More than one wrap.
+        // The numbers wrap around more than once.
         wrap("8-bit", 1, 250, &[255, 256, 512], 300),
-        // 65 534 to 65 537 are lost across the wrap.
+        // The packets 65 534 to 65 537 are lost, across the wrap.
         wrap(
             "16-bit",
             2,
@@ -492,9 +497,9 @@ pub fn raw_table() -> Vec<Case> {
             &[65_534, 65_535, 65_536, 65_537],
             65_532,
         ),
-        // The last packet before the wrap and the first after it are swapped.
+        // The last packet before the wrap and the first packet after it are swapped.
         wrap("32-bit", 4, end - 100, &[], end - 1),
-        // Counts samples: values between two packets are not valid packet numbers.
+        // The sequence number counts samples. Numbers between those of two packets are not valid.
         Case {
             step: 4096,
             ..Case::new(
@@ -512,7 +517,7 @@ pub fn raw_table() -> Vec<Case> {
                 },
             )
         },
-        // Counts samples with 16 bits: one wrap per 64 packets.
+        // A 16-bit sequence number counts samples and wraps around every 64 packets.
         Case {
             step: 1024,
             ..wrap("16-bit-steps", 2, 40, &[63, 64, 129], 191)
@@ -520,7 +525,7 @@ pub fn raw_table() -> Vec<Case> {
     ]
 }
 
-/// Faults that exist only in `spead`.
+/// Returns the cases that apply only to `spead`.
 pub fn spead_table() -> Vec<Case> {
     use Wrong::{
         Flavour, Items, Magic, NoCounter, NoLength, NoOffset, Offset, OtherLength, Version,
@@ -543,7 +548,8 @@ pub fn spead_table() -> Vec<Case> {
                 ..Ledger::lost(PACKETS, &[("wire_gap", 8)])
             },
         ),
-        // A heap of descriptors takes a heap number but no packet slot: before the first, in between, and repeated.
+        // A heap of descriptors has a heap number but no packet slots. It is sent before the first heap and repeated
+        // later.
         Case {
             stored: vec![(8..PACKETS, (80..88).collect())],
             ..Case::new(
@@ -581,19 +587,19 @@ pub fn spead_table() -> Vec<Case> {
     ]
 }
 
-/// Random faults. The disposition of a packet is drawn first; its sending time follows from it.
+/// Returns a case with random faults. The fault of each packet is drawn first and determines when the packet is sent.
 pub fn mixed(name: &'static str, seed: u64) -> Case {
     let mut random = Random(seed);
     let count = 640;
     let mut ledger = Ledger::whole(count);
     let (mut gaps, mut late, mut missing) = (0, 0, BTreeSet::new());
-    // Sending time in packet slots, order within it, and the packet.
+    // Sending time in packet slots, order at the same time, and the packet.
     let mut order: Vec<(u64, u64, Shot)> = Vec::new();
     for n in 0..count {
-        let frame = n / PLACES;
-        // The first packets of frames are in time, so that late packets are late at all rates; the last packet is as
-        // well.
-        let is_safe = n % PLACES == 0 || n + 20 * PLACES > count;
+        let frame = n / PACKETS_PER_FRAME;
+        // The first packet of a frame is never delayed, so that late packets are late at all rates. The packets at the
+        // end have no fault.
+        let is_safe = n % PACKETS_PER_FRAME == 0 || n + 20 * PACKETS_PER_FRAME > count;
         let dice = if is_safe { 50 } else { random.below(50) };
         let mut at = |place: u64, shot| order.push((place, order.len() as u64, shot));
         match dice {
@@ -605,22 +611,25 @@ pub fn mixed(name: &'static str, seed: u64) -> Case {
             }
             2 => {
                 at(
-                    (frame + 4) * PLACES + 1 + random.below(PLACES - 1),
+                    (frame + 4) * PACKETS_PER_FRAME + 1 + random.below(PACKETS_PER_FRAME - 1),
                     Shot::Good(n),
                 );
                 (late, _) = (late + 1, missing.insert(n));
             }
             3 => {
-                at((frame + 9) * PLACES + 1, Shot::Good(n));
+                at((frame + 9) * PACKETS_PER_FRAME + 1, Shot::Good(n));
                 ledger.rejected += 1;
                 (gaps, _) = (gaps + 1, missing.insert(n));
             }
             4..8 => {
                 at(n, Shot::Good(n));
-                at(n + random.below(OPEN - PLACES), Shot::Good(n));
+                at(n + random.below(OPEN - PACKETS_PER_FRAME), Shot::Good(n));
                 ledger.duplicates += 1;
             }
-            8..14 => at(n + 1 + random.below(OPEN - PLACES), Shot::Good(n)),
+            8..14 => at(
+                n + 1 + random.below(OPEN - PACKETS_PER_FRAME),
+                Shot::Good(n),
+            ),
             14 => {
                 at(n, Shot::Good(n));
                 at(
@@ -639,7 +648,10 @@ pub fn mixed(name: &'static str, seed: u64) -> Case {
     }
     order.sort_by_key(|(place, order, _)| (*place, *order));
     for (cause, lost) in [("wire_gap", gaps), ("late", late)] {
-        assert!(lost > 0, "the seed {seed} draws no {cause}");
+        assert!(
+            lost > 0,
+            "the seed {seed} must cause at least one loss with the cause {cause}"
+        );
         ledger.lost.push((cause, lost));
         ledger.delivered -= lost;
     }

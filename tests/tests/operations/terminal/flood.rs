@@ -1,11 +1,11 @@
-//! Remote input cannot flood the log.
+//! Checks that packets from the network cannot flood the log.
 
 use daq_tests::{Daq, free_tcp_port, free_udp_port, wait_for};
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::time::Duration;
 
-/// Maximum number of log lines from start and end of a run, plus one line every five seconds.
+/// Maximum number of log lines at the start and the end of a run, in addition to one line every five seconds.
 const MAX_LINES: usize = 40;
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is found about pairs, beyond what the snapshots show.
+//! Tests of data paths that are not covered by the snapshots.
 
 use super::*;
 
@@ -29,8 +29,11 @@ fn relations_follow_slot_positions() {
         (shape!("amd-server"), vec![Phb, Node]),
         (shape!("virtual-machine"), vec![Unknown, Unknown]),
     ] {
-        let ways = machine.ways(P2pPreference::Auto);
-        let found: Vec<_> = ways.iter().map(|way| way.path.relation).collect();
+        let device_paths = machine.device_paths(P2pPreference::Auto);
+        let found: Vec<_> = device_paths
+            .iter()
+            .map(|device_path| device_path.path.relation)
+            .collect();
         assert_eq!(found, relations);
     }
 }
@@ -48,12 +51,12 @@ fn preference_is_applied_if_possible() {
         (shape!("geforce"), "0000:43:00.0", 0, false, false),
     ] {
         let ask = |preference| p2p_path(&machine, device, gpu, 1 << 20, preference);
-        let (chosen, wished) = (ask(P2pPreference::Auto), ask(P2pPreference::Direct));
+        let (chosen, preferred) = (ask(P2pPreference::Auto), ask(P2pPreference::Direct));
         assert_eq!(chosen.direct, auto, "{device}: {chosen:?}");
-        assert_eq!(wished.direct, forced, "{device}: {wished:?}");
-        assert_eq!(wished.forbidden, !forced, "{device}: {wished:?}");
+        assert_eq!(preferred.direct, forced, "{device}: {preferred:?}");
+        assert_eq!(preferred.forbidden, !forced, "{device}: {preferred:?}");
         if forced && !auto {
-            let all = wished.warnings.join("; ");
+            let all = preferred.warnings.join("; ");
             assert!(
                 all.contains(&chosen.reason),
                 "the overridden obstacle is reported: {all}"
@@ -76,7 +79,7 @@ fn missing_device_is_reported() {
     let found = ask("vfio-user:card.sock", 0);
     assert!(
         found.direct && !found.forbidden,
-        "the one who asks knows better"
+        "a requested direct path is used if it is not impossible"
     );
     assert!(found.warnings[0].contains("not a PCI address"));
     assert!(ask("05:00.0", 0).direct, "any spelling");
@@ -158,8 +161,8 @@ fn p2p_allowlist_decides_between_host_bridges() {
         let tree = Machine::new(&shape).topology().pci;
         let (one, two) = ("pci0000:00", "pci0000:80");
         (
-            tree.passes(one, one, PeerAccess::Read).is_ok(),
-            tree.passes(one, two, PeerAccess::Write).is_ok(),
+            tree.check_peer_path(one, one, PeerAccess::Read).is_ok(),
+            tree.check_peer_path(one, two, PeerAccess::Write).is_ok(),
         )
     };
     for (id, other, expected) in [
@@ -183,13 +186,13 @@ fn p2p_allowlist_decides_between_host_bridges() {
             format!("cpu {vendor} {family} X\npci0000:00\n  0000:00:00.0 1022:1480 060000\n");
         let tree = Machine::new(&shape).topology().pci;
         assert_eq!(
-            tree.passes("pci0000:00", "pci0000:00", PeerAccess::Read)
+            tree.check_peer_path("pci0000:00", "pci0000:00", PeerAccess::Read)
                 .is_ok(),
             expected,
             "{vendor} {family}"
         );
     }
-    // What is neither number 00.0 nor a port does not speak for its bus.
+    // A first device that is neither number 00.0 nor a port does not represent the host bridge.
     let tree = Machine::new("pci0000:00\n  0000:00:05.0 8086:09a2 088000\n")
         .topology()
         .pci;
@@ -198,7 +201,7 @@ fn p2p_allowlist_decides_between_host_bridges() {
         .topology()
         .pci;
     assert!(
-        tree.passes("pci0000:00", "pci0000:00", PeerAccess::Read)
+        tree.check_peer_path("pci0000:00", "pci0000:00", PeerAccess::Read)
             .is_ok()
     );
 }
@@ -232,7 +235,7 @@ fn pci_tree_is_parsed() {
     assert_eq!(
         ends,
         ["0000:3d:00.0", "0000:3b:00.0"],
-        "a switch has no link inside"
+        "the connection inside a switch is not a link"
     );
 }
 
@@ -262,13 +265,14 @@ fn topology_picture_shows_tree_and_paths() {
     insta::assert_snapshot!(
         machine
             .topology()
-            .mermaid(&machine.ways(P2pPreference::Auto), false)
+            .mermaid(&machine.device_paths(P2pPreference::Auto), false)
     );
     let all = machine.topology().tree(true);
     assert!(all.lines().count() >= machine.topology().tree(false).lines().count());
 }
 
-/// Intel's client processors pass writes from one device to another, and answer no reads; its servers and AMD's pass both.
+/// Intel's client processors forward writes between devices but not reads. Intel's and AMD's server processors forward
+/// both.
 #[test]
 fn path_below_intel_client_cpu_depends_on_direction() {
     let desktop = include_str!("intel-desktop.txt");
@@ -285,7 +289,7 @@ fn path_below_intel_client_cpu_depends_on_direction() {
     };
     for text in [driver("driver=vfio-pci"), driver("driver=xdma")] {
         let distance = Machine::new(&text).topology().distance("0000:02:00.0", 0);
-        assert!(distance.contains("writes only"), "{distance}");
+        assert!(distance.contains("only writes"), "{distance}");
         let write = ask(&text, "0000:02:00.0", PeerAccess::Write);
         assert!(write.direct, "{write:?}");
         let warnings = write.warnings.join("; ");
@@ -298,7 +302,7 @@ fn path_below_intel_client_cpu_depends_on_direction() {
         assert!(!read.direct && !read.forbidden, "{read:?}");
         assert!(read.reason.contains("writes but not reads"), "{read:?}");
     }
-    // Nothing is known of an unlisted Xeon, in either direction.
+    // It is unknown whether a Xeon that is not in the list forwards transfers, in either direction.
     let xeon =
         driver("driver=xdma").replace("12th Gen Intel(R) Core(TM) i9-12900K", "Intel Xeon E-2378");
     for direction in [PeerAccess::Write, PeerAccess::Read] {

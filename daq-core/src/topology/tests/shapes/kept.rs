@@ -1,14 +1,14 @@
-//! Machines that are kept and loaded again.
+//! Tests of recording and loading topologies.
 
 use super::*;
 use std::collections::BTreeMap;
 
-/// A machine as `daq topo --record` writes it.
+/// Returns the directory of a machine that `daq topo --record` wrote.
 fn recorded() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/topology/tests/recorded")
 }
 
-/// Every file and link below a directory, with its text or its target.
+/// Returns every file and symbolic link below a directory, with its text or its target.
 fn files(at: &Path) -> BTreeMap<PathBuf, String> {
     fn visit(base: &Path, at: &Path, files: &mut BTreeMap<PathBuf, String>) {
         for entry in fs::read_dir(at).unwrap() {
@@ -56,7 +56,7 @@ fn recorded_machine_equals_original() {
         }
         let loaded = Topology::load(to.path()).unwrap();
         assert_eq!(loaded, expected);
-        // What was kept can be kept again.
+        // A loaded recording can be recorded again.
         let again = tempfile::tempdir().unwrap();
         let at = again.path().join("deep/again");
         loaded.record(&to.path().join("sys"), &at).unwrap();
@@ -90,7 +90,7 @@ fn recording_contains_no_identifying_data() {
     }
 }
 
-/// Run with `DAQ_UPDATE=1` to write the folder again.
+/// Compares the recorded directory with a new recording. Run with `DAQ_UPDATE=1` to update the directory.
 #[test]
 fn recorded_folder_round_trips() {
     let machine = shape!("intel-server");

@@ -1,4 +1,4 @@
-//! Network cards: which is nearest, what names mean, what decides whether one may write a GPU's memory.
+//! Tests of network cards: the nearest card, the meaning of names, and whether a card can write GPU memory.
 
 use super::*;
 use crate::topology::nic::{AUTO, GidKind, Layer};
@@ -19,9 +19,9 @@ fn nearest_nic_with_link_is_selected() {
         (shape!("nic-switch"), 0, vec!["mlx5_1", "mlx5_0"]),
         (shape!("nic-rails"), 0, vec!["rocep62s0", "rocep219s0"]),
         (shape!("nic-rails"), 1, vec!["rocep219s0", "rocep62s0"]),
-        // The one beside the GPU has no link.
+        // The card nearest to the GPU has no link.
         (shape!("nic-down"), 0, vec!["mlx5_1", "mlx5_0"]),
-        // The kernel's own card is never written by itself.
+        // A soft-RoCE card has no PCI device, so it is not in the list.
         (shape!("nic-virtual"), 0, vec!["mlx5_0"]),
         (shape!("dgx"), 0, vec![]),
     ] {
@@ -86,14 +86,14 @@ fn nic_name_resolves_to_pci_address() {
         p2p_path(&topology, "mlx5_0", P2pPreference::Auto).relation,
         Relation::Node
     );
-    let way = DevicePath {
+    let device_path = DevicePath {
         name: "source rx".to_owned(),
         device: "mlx5_1".to_owned(),
         gpu: 0,
         direction: PeerAccess::Write,
         path: by_address,
     };
-    let picture = topology.mermaid(&[way], false);
+    let picture = topology.mermaid(&[device_path], false);
     assert!(
         picture.contains("n0000_3e_00_0 ==>|\"source rx direct PIX\"| n0000_3d_00_0"),
         "{picture}"
@@ -164,7 +164,11 @@ fn nic_ports_are_read_with_addresses() {
     );
     let rails = shape!("nic-rails").topology();
     let ports = &rails.nic("rocep62s0").unwrap().ports;
-    assert_eq!(ports[1].netdevs, ["ens1f1np1"], "that of its own port");
+    assert_eq!(
+        ports[1].netdevs,
+        ["ens1f1np1"],
+        "the interface of the card's own port is selected"
+    );
 }
 
 #[test]
@@ -188,6 +192,6 @@ fn nic_recording_contains_no_host_identity() {
     assert_eq!(
         kept.best_gid().map(|gid| gid.index),
         Some(3),
-        "its kind is kept"
+        "the kind of the address is kept"
     );
 }

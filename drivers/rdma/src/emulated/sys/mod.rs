@@ -1,5 +1,5 @@
-//! Moves bytes between sockets and registered memory without a Rust reference to it: the CPU's other threads, devices and
-//! the peer may write it at the same time.
+//! Moves bytes between sockets and registered memory without creating a Rust reference to the memory, because other CPU
+//! threads, devices and the peer may write it at the same time.
 
 use daq_core::region::Region;
 use std::io;
@@ -7,16 +7,18 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
-/// Most pieces of one message.
+/// Maximum number of scatter/gather elements per message.
 pub(super) const MAX_SGES: usize = 16;
 
-/// Where `bytes` bytes from `offset` on lie for the CPU, if it reaches them and they are all inside.
+/// Returns the CPU address of `bytes` bytes at `offset`. Fails if these bytes are not completely inside the region, or
+/// if the CPU cannot access them.
 fn place(region: &Region, offset: usize, bytes: usize) -> io::Result<NonNull<u8>> {
     let is_inside = offset
         .checked_add(bytes)
         .is_some_and(|end| end <= region.bytes());
     match region.cpu_address() {
-        // SAFETY: `offset` is at most the region's length, so the pointer stays in, or just behind, its one mapping.
+        // SAFETY: `offset` is at most the region's length, so the pointer stays inside the region's mapping or one past
+        // its end.
         Some(base) if is_inside => Ok(unsafe { base.add(offset) }),
         _ => Err(io::Error::from_raw_os_error(libc::EFAULT)),
     }
@@ -26,7 +28,7 @@ fn checked(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives up to `bytes` bytes straight to `offset` of `region`; never waits.
+/// Receives up to `bytes` bytes directly to `offset` of `region`. Never blocks.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     region: &Region,
@@ -34,8 +36,9 @@ pub(super) fn receive(
     bytes: usize,
 ) -> io::Result<usize> {
     let to = place(region, offset, bytes)?;
-    // SAFETY: `place` has looked that the `bytes` bytes lie in the region's mapping, which the borrow keeps. The kernel
-    // writes them; no reference to them exists.
+    // SAFETY:
+    // - `place` has checked that the `bytes` bytes are inside the region's mapping, which the borrow keeps mapped.
+    // - Linux writes the bytes, and no Rust reference to them exists.
     let result = unsafe {
         libc::recv(
             socket.as_raw_fd(),
@@ -49,7 +52,7 @@ pub(super) fn receive(
     checked(result)
 }
 
-/// Sends `head` and then the pieces (region, offset, bytes), as much as the socket takes; never waits.
+/// Sends `head` and then the slices (region, offset, bytes), up to the free space of the socket buffer. Never blocks.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     head: &[u8],
@@ -78,14 +81,16 @@ pub(super) fn send(
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = sges.len() + 1;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `message` names `sges.len() + 1` entries of `parts`, which lives until the call is over. The first is
-    // `head`, which is only read; `place` has looked that the others lie in mappings that the borrows of their regions
-    // keep. The kernel reads them; no reference to them exists.
+    // SAFETY:
+    // - `message` names `sges.len() + 1` entries of `parts`, which lives until the call returns.
+    // - The first entry is `head`, which is only read.
+    // - `place` has checked that the other entries are inside mappings, which the borrows of their regions keep mapped.
+    // - Linux reads the bytes, and no Rust reference to them exists.
     checked(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
 }
 
-/// Stores `bytes` at `offset` of `region`: aligned words as a whole, so that no reader sees half a word, and in rising
-/// order after all that this thread stored before.
+/// Stores `bytes` at `offset` of `region`, in ascending order and after all earlier stores of this thread. Aligned
+/// 8-byte words are stored atomically, so that no reader sees a partial word.
 pub(super) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<()> {
     let to = place(region, offset, bytes.len())?.as_ptr();
     fence(Ordering::Release);
@@ -94,15 +99,17 @@ pub(super) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<
         let here = to.wrapping_add(at);
         let word = bytes[at..].first_chunk::<8>();
         if let Some(word) = word.filter(|_| here.addr().is_multiple_of(8)) {
-            // SAFETY: `place` has looked that all bytes lie in the region's mapping, which the borrow keeps: eight are left,
-            // initialised, as the system maps zeroes, and aligned. Threads that access the same words at the same time do
-            // so by atomic operations of words, too (credits, slot words); no thread accesses other bytes before they
-            // are announced, which happens after the fence below.
+            // SAFETY:
+            // - `place` has checked that all bytes are inside the region's mapping, which the borrow keeps mapped.
+            // - At least eight bytes are left, the address is aligned, and the memory is initialised because Linux maps
+            //   zeroed pages.
+            // - Threads that access the same words concurrently (credits, slot words) use atomic word operations too.
+            // - No thread accesses other bytes before they are announced, which happens after the fence below.
             let to = unsafe { AtomicU64::from_ptr(here.cast()) };
             to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
             at += 8;
         } else {
-            // SAFETY: as above, for one byte, which is aligned wherever it lies.
+            // SAFETY: the conditions above hold for one byte too, and every address is aligned for a byte.
             let to = unsafe { AtomicU8::from_ptr(here) };
             to.store(bytes[at], Ordering::Relaxed);
             at += 1;
@@ -112,25 +119,28 @@ pub(super) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<
     Ok(())
 }
 
-/// What lies at `offset` of `region` now.
+/// Returns the bytes at `offset` of `region`.
 #[cfg(test)]
 pub(crate) fn load(region: &Region, offset: usize, bytes: usize) -> Vec<u8> {
     let from = place(region, offset, bytes).unwrap().as_ptr();
     (0..bytes)
         .map(|i| {
-            // SAFETY: `place` has looked that all bytes lie in the region's mapping, which the borrow keeps. Tests read
-            // what no other thread writes by words of another size at the same time.
+            // SAFETY:
+            // - `place` has checked that all bytes are inside the region's mapping, which the borrow keeps mapped.
+            // - In tests no other thread writes these bytes concurrently by words of a different size.
             unsafe { AtomicU8::from_ptr(from.wrapping_add(i)) }.load(Ordering::Relaxed)
         })
         .collect()
 }
 
-/// The word at `offset` of `region`, read at once.
+/// Returns the 8-byte word at `offset` of `region`, read atomically.
 #[cfg(test)]
 pub(crate) fn load_word(region: &Region, offset: usize) -> u64 {
     let from = place(region, offset, 8).unwrap().cast::<u64>();
     assert!(from.is_aligned());
-    // SAFETY: `place` has looked that the eight bytes lie in the region's mapping, which the borrow keeps; the address is
-    // aligned. Concurrent writers store whole words atomically, as [`store`] does.
+    // SAFETY:
+    // - `place` has checked that the eight bytes are inside the region's mapping, which the borrow keeps mapped.
+    // - The address is aligned.
+    // - Concurrent writers store whole words atomically, as [`store`] does.
     unsafe { AtomicU64::from_ptr(from.as_ptr()) }.load(Ordering::Acquire)
 }

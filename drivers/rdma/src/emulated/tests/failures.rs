@@ -1,4 +1,4 @@
-//! Each kind of failure once.
+//! One test for each kind of failure.
 
 use super::*;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ fn simple(id: u64, verb: Verb, bytes: &[u8]) -> WorkRequest<'_> {
 
 const SEND: Verb = Verb::Send { immediate: None };
 
-/// Status of the next completion, and its id.
+/// Returns the id and the status of the next completion.
 fn end(queue: &mut dyn QueuePair) -> (u64, Status) {
     let done = next(queue);
     (done.id, done.status)
@@ -47,7 +47,7 @@ fn refused_write(verb: impl Fn(&MemoryRegion) -> Verb, access: Access) {
             .iter()
             .all(|byte| *byte == 0)
     );
-    // Whatever is posted later is flushed too, on both sides.
+    // Requests that are posted after the failure are flushed too, on both sides.
     two.from.post_send(&simple(3, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.from), (3, Status::Flushed));
     two.to.post_receive(10, &[]).unwrap();
@@ -99,7 +99,7 @@ fn dropped_memory_region_is_rejected_and_key_not_reused() {
 fn dropped_local_memory_region_fails_its_work() {
     let none = Faults::none();
     let mut two = two(Service::Rc, &none, &none, 4096);
-    // It waits for a receive.
+    // The request waits for a receive.
     write(&mut two, 4, &[1; 8], 0, Some(1));
     two.near = two
         .near_card
@@ -109,7 +109,7 @@ fn dropped_local_memory_region_fails_its_work() {
     assert_eq!(end(&mut *two.from), (4, Status::Local));
 }
 
-/// Writes without end, until they fail.
+/// Writes repeatedly until a write fails, and returns its status.
 fn keep_writing(
     mut from: Box<dyn QueuePair>,
     near: &MemoryRegion,
@@ -144,7 +144,7 @@ fn keep_writing(
     done[0].status
 }
 
-/// Lets a peer write on and on, stops that by `stop`, and looks that nothing was written later.
+/// Lets a peer write continuously, calls `stop`, and checks that nothing is written after `stop` has returned.
 fn nothing_later(
     stop: impl FnOnce(
         Box<dyn QueuePair>,
@@ -170,7 +170,7 @@ fn nothing_later(
     let status = writer.join().unwrap();
     assert!(
         load(&memory, 0, memory.bytes()) == before,
-        "written afterwards"
+        "memory was written after the stop"
     );
     drop(kept);
     status
@@ -194,10 +194,10 @@ fn dropped_queue_pair_disconnects_peer() {
         two.to.post_receive(1, &[two.far.sge(0, 8)]).unwrap();
         write(&mut two, 0, &[1; 8], 0, None);
         assert_eq!(end(&mut *two.from), (0, Status::Success));
-        // The NIC's thread, which passed the stream on, has released the queue pair.
+        // Once this stream is rejected, the NIC's listening thread no longer holds a reference to the queue pair.
         shut_out(&two.to.endpoint(), 0);
         drop((two.to, two.far));
-        // A thread that went on would hold the queue, and with it the receive and the memory.
+        // A thread that still ran would keep the queue pair alive, and with it the receive and the memory.
         assert_eq!(Arc::strong_count(&memory), 1);
     }
 }
@@ -251,7 +251,7 @@ fn link_is_cut_at_configured_message() {
         .iter()
         .position(|(_, status)| *status == Status::Unanswered)
         .unwrap();
-    // How many acknowledgements came before the cut is chance; the third never does.
+    // The number of acknowledgements before the cut depends on timing, but the third must never arrive.
     assert!(cut <= 2, "{found:?}");
     for (id, status) in found {
         let wanted = match id.cmp(&(cut as u64)) {
@@ -261,7 +261,7 @@ fn link_is_cut_at_configured_message() {
         };
         assert_eq!(status, wanted);
     }
-    // The receiver has no work that anyone could answer, so it learns nothing.
+    // The receiver has no pending request, so it does not detect the cut.
     let mut done = [crate::emulated::pair::sent(0, Status::Success)];
     assert_eq!(two.to.poll(&mut done).unwrap(), 0);
     two.to.post_send(&simple(20, SEND, &[])).unwrap();
@@ -276,7 +276,7 @@ fn link_is_cut_by_receiver() {
     two.to.post_receive(1, &[]).unwrap();
     two.from.post_send(&simple(0, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.to), (1, Status::Success));
-    // The acknowledgement may have been faster than the cut.
+    // The acknowledgement may have arrived before the cut.
     let first = end(&mut *two.from).1;
     two.from.post_send(&simple(1, SEND, &[])).unwrap();
     let second = end(&mut *two.from).1;
@@ -316,7 +316,7 @@ fn unreliable_queue_pair_loses_silently() {
     write(&mut two, 1, &[2; 8], 24, Some(2));
     two.from.post_send(&simple(2, wrong, &[3; 8])).unwrap();
     write(&mut two, 3, &[4; 8], 8, Some(4));
-    // Without a receive.
+    // No receive is posted for this write.
     write(&mut two, 4, &[5; 8], 16, Some(5));
     for id in 0..5 {
         assert_eq!(end(&mut *two.from), (id, Status::Success));
@@ -329,7 +329,7 @@ fn unreliable_queue_pair_loses_silently() {
     write_after(&mut *two.from);
 }
 
-/// An unreliable queue whose peer is gone goes on.
+/// Checks that requests of an unreliable queue pair still succeed after its peer has disconnected.
 fn write_after(from: &mut dyn QueuePair) {
     for id in 0..3 {
         from.post_send(&simple(id, SEND, &[])).unwrap();
@@ -412,7 +412,7 @@ fn queue_pair_has_stated_capacity() {
     }
     work.signaled = true;
     two.from.post_send(&work).unwrap();
-    // Whether it is done or not: work is handed back only as completions are collected.
+    // A completed request occupies its entry until its completion is collected.
     assert_eq!(two.from.post_send(&work).unwrap_err().errno, libc::ENOMEM);
     assert_eq!(end(&mut *two.from), (0, Status::Success));
     for _ in 0..64 {
@@ -445,7 +445,7 @@ fn killed_queue_pair_flushes() {
     two.from.post_send(&simple(0, verb, &[1])).unwrap();
     let mut ends = vec![end(&mut *two.from), end(&mut *two.from)];
     ends.sort_by_key(|(id, _)| *id);
-    // The work may have been acknowledged before.
+    // The request may have been acknowledged before the failure.
     assert!(
         [Status::Other(0), Status::Success].contains(&ends[0].1),
         "{ends:?}"
@@ -534,18 +534,18 @@ fn fault_options_are_parsed_or_rejected() {
     }
 }
 
-/// Opens a stream to queue `number` of a card, and waits until it is shut out.
+/// Opens a stream to queue pair `number` of a NIC, and waits until the NIC closes it.
 fn shut_out(nic: &Endpoint, number: u32) {
-    let mut stranger = TcpStream::connect((LOOPBACK, nic.lid)).unwrap();
-    stranger.set_read_timeout(Some(LONG)).unwrap();
+    let mut pending_peer = TcpStream::connect((LOOPBACK, nic.lid)).unwrap();
+    pending_peer.set_read_timeout(Some(LONG)).unwrap();
     let preamble = Preamble {
         to: (number, nic.psn),
         from: (1, 2),
         service: Service::Rc,
         qkey: 0,
     };
-    stranger.write_all(&preamble.encode()).unwrap();
-    match stranger.read(&mut [0]) {
+    pending_peer.write_all(&preamble.encode()).unwrap();
+    match pending_peer.read(&mut [0]) {
         Ok(bytes) => assert_eq!(bytes, 0),
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
     }
@@ -557,14 +557,14 @@ fn foreign_connections_do_not_disturb_links() {
     let mut two = two(Service::Rc, &none, &none, 4096);
     let endpoint = two.to.endpoint();
     let at = SocketAddr::new(LOOPBACK, endpoint.lid);
-    let mut strangers = Vec::new();
+    let mut pending_peers = Vec::new();
     for i in 0..100_u8 {
-        let mut stranger = TcpStream::connect(at).unwrap();
-        // A connection rejected early returns an error here.
-        let _ = stranger.write_all(&vec![i; usize::from(i)]);
-        strangers.push(stranger);
+        let mut pending_peer = TcpStream::connect(at).unwrap();
+        // The write fails if the NIC has already rejected the connection.
+        let _ = pending_peer.write_all(&vec![i; usize::from(i)]);
+        pending_peers.push(pending_peer);
     }
-    // The queue goes with another one; and there is none of this number.
+    // The first queue pair has a different peer, and no queue pair has number 0.
     shut_out(&endpoint, endpoint.number);
     shut_out(&endpoint, 0);
     two.to.post_receive(1, &[]).unwrap();

@@ -1,4 +1,4 @@
-//! Two cards of this process against a model of memory, and each fault once.
+//! Tests of two emulated NICs in this process: a model of the memory, and one test per kind of failure.
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 mod failures;
@@ -64,7 +64,7 @@ fn two(service: Service, near: &Faults, far: &Faults, bytes: usize) -> Two {
     }
 }
 
-/// The next completion, however long it takes.
+/// Waits for the next completion, without a timeout.
 fn next(queue: &mut dyn QueuePair) -> WorkCompletion {
     let mut done = [super::pair::sent(0, Status::Other(9))];
     while queue.poll(&mut done).unwrap() == 0 {
@@ -148,18 +148,18 @@ fn write_to_open_queue_pair_needs_only_its_number() {
         payload: Payload::Inline(b"whole words are!"),
         signaled: true,
     };
-    // Strangers stay until all is judged.
-    let mut strangers = Vec::new();
-    // Who pretends to know more is not heard: neither by another first packet nor by a reliable connection.
+    // Foreign peers stay connected until all checks are done.
+    let mut pending_peers = Vec::new();
+    // A peer with a wrong first PSN and a peer with a reliable connection must both be ignored.
     for (service, peer) in [(Service::Uc, foreign), (Service::Rc, own)] {
-        let mut stranger = sensor.create_queue_pair(&options(service)).unwrap();
-        // It may be rejected immediately.
-        let _ = stranger.connect(&peer);
-        if stranger.post_send(&work(128, 8)).is_ok() && service == Service::Uc {
-            // It is on its way before what follows.
-            next(&mut *stranger);
+        let mut pending_peer = sensor.create_queue_pair(&options(service)).unwrap();
+        // The connection may be rejected immediately.
+        let _ = pending_peer.connect(&peer);
+        if pending_peer.post_send(&work(128, 8)).is_ok() && service == Service::Uc {
+            // Wait until this message was sent, so that it precedes the following ones.
+            next(&mut *pending_peer);
         }
-        strangers.push(stranger);
+        pending_peers.push(pending_peer);
     }
     let mut writer = sensor.create_queue_pair(&options(Service::Uc)).unwrap();
     writer.connect(&known).unwrap();

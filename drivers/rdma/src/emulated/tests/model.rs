@@ -1,11 +1,12 @@
-//! Random programs of works against a model of memory.
+//! Compares random sequences of requests with a model of the memory.
 
 use super::*;
 use proptest::prelude::*;
 
-/// Bytes that works may write.
+/// Size of the memory that requests may write, in bytes.
 const AREA_BYTES: usize = 96 << 10;
-/// Behind it, a place for each receive: a record and what follows it.
+/// Maximum sizes in bytes of the two parts of a receive: the record, and then the message. The memory of the receives
+/// follows the memory that requests may write.
 const RECORD: usize = 64;
 const MESSAGE: usize = 12 << 10;
 const MAX_LENGTH: usize = 12;
@@ -59,7 +60,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![write, inline, send]
 }
 
-/// What lies in the sender's memory: no byte like its neighbour.
+/// Returns the contents of the sender's memory. Adjacent bytes differ.
 fn pattern(seed: u8) -> Vec<u8> {
     let bytes = (0..=u8::MAX).cycle().map(|i| i.wrapping_mul(7));
     let lines = (0..=u8::MAX).cycle().flat_map(|line| [line; 251]);

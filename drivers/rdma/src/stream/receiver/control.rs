@@ -1,11 +1,11 @@
-//! The thread that accepts senders, and its communication with the engine.
+//! The thread that accepts senders, and its communication with the receiving engine.
 //!
 //! ```text
-//!   thread:  a sender dials ─▶ Asked ────────────▶ engine: ends what it has, says what it wants next
-//!            answers the sender, queues connected ◀─ Granted
-//!            Ready ──────────────────────────────▶ engine: takes the link
+//!   thread:  a sender connects ─▶ PendingSender ───▶ engine: ends the current link, selects the first frame
+//!            answers the sender and connects the queue pairs ◀─ Granted
+//!            Ready ─────────────────────────────────▶ engine: adopts the link
 //! ```
-//! The engine looks at one word a poll; it takes the lock only when that says so.
+//! Each poll of the engine reads only one word, and takes the lock only if this word is set.
 
 use crate::connect::{self, AbortHandle, Incoming, Listener};
 use crate::registration::set::{CloseLinks, RailRegions, RegistrationSet};
@@ -17,87 +17,87 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long one look for a sender lasts.
+/// Maximum time of one wait for a sender.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long it is before a listener that failed is tried again.
+/// Time after which a failed listener is opened again.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// How long a connection that is being made when its memory must go may take to end.
+/// Maximum time to end a connection attempt whose memory must be unmapped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Sends that a queue holds: words for credits.
+/// Maximum number of outstanding send requests per queue pair. The only send requests are writes of the credit word.
 pub(super) const SENDS: u32 = 4;
 
-/// Declares the faults with their names, which are those of metrics.
+/// Declares the faults with their names in metrics.
 macro_rules! faults {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// What an engine counts beside frames.
+        /// Events that an engine counts in addition to frames.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Fault {
             $($(#[$doc])* $variant,)*
         }
 
-        /// The names of all faults, in their order.
+        /// The names of all faults, in the order of their declaration.
         pub const FAULTS: &[&str] = &[$($name,)*];
     };
 }
 
 faults! {
-    /// The sender does not answer any more.
+    /// The sender no longer answers.
     Unanswered = "unanswered",
-    /// The sender refused where its credits were written.
+    /// The sender rejected a write of its credit word.
     RemoteAccess = "remote-access",
-    /// The sender failed while credits were written.
+    /// The sender failed during a write of its credit word.
     RemoteOperation = "remote-operation",
-    /// The sender took nothing.
+    /// The sender had no receive posted.
     NotReady = "receiver-not-ready",
-    /// A message that is longer than its slot, or memory that was refused.
+    /// A message was longer than its slot, or a local memory access was rejected.
     Local = "local",
-    /// Work of a queue that had failed.
+    /// A request was flushed because its queue pair had failed.
     Flushed = "flushed",
-    /// Another failure of work.
+    /// Another failure of a request.
     Other = "other",
-    /// A record that cannot be, or a completion without one.
+    /// A record was invalid, or a completion had no valid record.
     BadRecord = "bad-record",
-    /// A frame for which there was no credit.
+    /// A frame arrived without a credit.
     BeyondCredit = "beyond-credit",
-    /// A sender that was there is gone.
+    /// A connected sender disconnected.
     PeerGone = "peer-gone",
-    /// A greeting of something else, or of another shape.
+    /// A greeting did not belong to this protocol, or contained unsupported parameters.
     Foreign = "foreign",
-    /// A card's port went down.
+    /// The port of a NIC went down.
     PortDown = "port-down",
     /// A completion queue was overrun.
     CompletionOverrun = "completion-overrun",
 }
 
-/// What the engine wants of the next link.
+/// The parameters that the engine sets for the next link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
-    /// The sender's stream.
+    /// Identifier of the sender's stream.
     pub(super) stream: u64,
-    /// The frame that is wanted first.
+    /// Number of the first requested frame.
     pub(super) next: u64,
-    /// Frames before it that are gone.
+    /// Number of lost frames before the first requested frame.
     pub(super) missing: u64,
-    /// Its slot.
+    /// The slot of the first frame.
     pub(super) first_slot: u32,
     pub(super) slots: u32,
-    /// Bytes of a slot.
+    /// Size of a slot in bytes.
     pub(super) slot: usize,
-    /// Bytes from one slot to the next.
+    /// Distance in bytes between the starts of consecutive slots.
     pub(super) stride: usize,
-    /// Frames that may be sent at once.
+    /// Number of frames that may be sent immediately.
     pub(super) credits: u64,
-    /// Where the memory of the slots is mapped.
+    /// Address at which the memory of the slots is mapped.
     pub(super) memory: u64,
-    /// Bytes of it before slot 0.
+    /// Number of bytes before slot 0 in the memory of the slots.
     pub(super) offset: usize,
-    /// Where the records are mapped.
+    /// Address at which the records are mapped.
     pub(super) records: u64,
 }
 
-/// A link whose sender may send.
+/// A connected link whose sender may send.
 pub(super) struct Connected {
-    /// Queues; declared before the keys, so destroyed before those are dropped.
+    /// The queue pairs. Declared before the memory regions, so that they are destroyed first.
     pub(super) link: connect::Link,
     pub(super) payload: Arc<RailRegions>,
     pub(super) records: Arc<RailRegions>,
@@ -106,29 +106,32 @@ pub(super) struct Connected {
     pub(super) peer: String,
 }
 
-/// What is the same for all links of a receiver.
+/// Properties that all links of a receiver share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) mode: Mode,
     pub(super) service: Service,
     pub(super) rails: usize,
-    /// Most places of a frame.
-    pub(super) places: u32,
+    /// Maximum number of packets per frame.
+    pub(super) packets_per_frame: u32,
 }
 
 impl Shape {
-    /// Bytes of a record.
+    /// Returns the size of a record in bytes.
     pub(super) const fn record(&self) -> usize {
-        Record::bytes(self.places)
+        Record::bytes(self.packets_per_frame)
     }
 
-    /// Receives of each rail's queue.
-    #[expect(clippy::cast_possible_truncation, reason = "of a u32, divided")]
+    /// Returns the number of receives of each rail's queue pair.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the quotient of a u32 fits into a u32"
+    )]
     pub(super) const fn receives(&self, slots: u32) -> u32 {
         (slots as usize).div_ceil(self.rails) as u32 + 1
     }
 
-    /// The greeting of a sender, if it can be received; else why not.
+    /// Checks the greetings of a sender. Returns the reason if the sender cannot be accepted.
     pub(super) fn check(&self, greetings: &[Vec<u8>]) -> Result<Hello, Rejection> {
         let hellos = greetings
             .iter()
@@ -144,10 +147,10 @@ impl Shape {
             let theirs = first.rails;
             return Err(Rejection {
                 sender: format!(
-                    "the receiver has {rails} rails, this sink has {theirs}: set as many cards in `nics` on both hosts"
+                    "the receiver has {rails} rails, but this sink has {theirs}: set the same number of NICs in `nics` on both hosts"
                 ),
                 receiver: format!(
-                    "its sink has {theirs} rails, this source has {rails}: set as many cards in `nics` on both hosts"
+                    "the sender's sink has {theirs} rails, but this source has {rails}: set the same number of NICs in `nics` on both hosts"
                 ),
             });
         }
@@ -160,8 +163,8 @@ impl Shape {
             };
             if usize::from(hello.rail) != rail || alike != first {
                 return Err(Rejection::same(format!(
-                    "rail {rail} of the sender has other stream parameters than its first rail: run the same version of daq on \
-                     both hosts"
+                    "the sender's rail {rail} has different stream parameters than the sender's first rail: run the same version \
+                     of daq on both hosts"
                 )));
             }
         }
@@ -169,21 +172,21 @@ impl Shape {
             let (theirs, ours) = (name(first.mode), name(self.mode));
             return Err(Rejection {
                 sender: format!(
-                    "the receiver has mode = \"{ours}\": set it in this sink, or mode = \"{theirs}\" in the receiver's source"
+                    "the receiver has mode = \"{ours}\": set this mode in this sink, or mode = \"{theirs}\" in the receiver's source"
                 ),
                 receiver: format!(
-                    "its sink has mode = \"{theirs}\": set it in this source, or mode = \"{ours}\" in the sender's sink"
+                    "the sender's sink has mode = \"{theirs}\": set this mode in this source, or mode = \"{ours}\" in the sender's sink"
                 ),
             });
         }
-        if first.places > self.places {
-            let (wanted, places) = (first.places, self.places);
+        if first.packets_per_frame > self.packets_per_frame {
+            let (wanted, packets_per_frame) = (first.packets_per_frame, self.packets_per_frame);
             return Err(Rejection {
                 sender: format!(
-                    "frames have up to {wanted} places, the receiver takes {places}: set `places = {wanted}` in its source rdma"
+                    "frames have up to {wanted} packets, but the receiver accepts {packets_per_frame}: set `packets_per_frame = {wanted}` in the receiver's source"
                 ),
                 receiver: format!(
-                    "its frames have up to {wanted} places, this source takes {places}: set `places = {wanted}` in this source"
+                    "the sender's frames have up to {wanted} packets, but this source accepts {packets_per_frame}: set `packets_per_frame = {wanted}` in this source"
                 ),
             });
         }
@@ -191,17 +194,18 @@ impl Shape {
     }
 }
 
-/// Why a sender is rejected, for the readers of both logs: what the other host did, and what to change on which host.
+/// The reason why a sender is rejected, with one text for the log of each host. The texts describe the problem and what
+/// to change on which host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rejection {
-    /// Sent to the sender. `rdma_cm` carries about 140 bytes of it.
+    /// The text that is sent to the sender. `rdma_cm` can carry about 140 bytes.
     pub(super) sender: String,
-    /// Logged by the receiver.
+    /// The text that the receiver logs.
     pub(super) receiver: String,
 }
 
 impl Rejection {
-    /// A reason that reads the same on both hosts.
+    /// Creates a rejection with the same text for both hosts.
     pub(super) fn same(why: String) -> Self {
         Self {
             sender: why.clone(),
@@ -224,21 +228,21 @@ pub(super) struct PendingSender {
     pub(super) peer: Arc<str>,
 }
 
-/// Where engine and thread are with each other.
+/// State of the handshake between engine and thread.
 pub(super) enum Phase {
-    /// The engine accepts no sender.
+    /// The engine does not accept senders.
     Closed,
-    /// Senders may come.
+    /// Senders are accepted.
     Open,
-    /// One has come; the engine is to answer.
+    /// A sender has connected, and the engine must decide.
     PendingSender(PendingSender),
-    /// The engine takes it on these terms.
+    /// The engine has accepted the sender and set these link parameters.
     Granted(Terms),
-    /// The engine does not take it; why.
+    /// The engine has rejected the sender for this reason.
     Denied(Rejection),
-    /// It is being answered: what it is given may be written from now on.
+    /// The sender is being answered. From now on the sender may write the granted memory.
     Connecting,
-    /// It is there; the engine is to take it.
+    /// The link is established, and the engine must adopt it.
     Ready(Box<Connected>),
 }
 
@@ -246,11 +250,11 @@ pub(super) struct State {
     pub(super) phase: Phase,
     /// Faults for the engine to count.
     pub(super) faults: Vec<Fault>,
-    /// A card that failed.
+    /// The name of a NIC that failed.
     pub(super) lost: Option<String>,
-    /// Has the answer to a sender that is being answered fail.
+    /// Aborts the answer to a sender that is in progress.
     abort_handle: Option<AbortHandle>,
-    /// No sender is answered until the engine opens again.
+    /// True: no sender is answered until the engine opens the receiver again.
     is_closing: bool,
     is_ending: bool,
 }
@@ -264,15 +268,15 @@ impl State {
     }
 }
 
-/// A sender is still being answered.
+/// Error: a connection attempt is still in progress.
 #[derive(Debug)]
 pub(super) struct Busy;
 
-/// What engine and thread share.
+/// State shared by engine and thread.
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// Something is there for the engine.
+    /// True if the engine must read the state.
     pub(super) attention: AtomicBool,
 }
 
@@ -292,7 +296,7 @@ impl Shared {
         })
     }
 
-    /// Returns a closure that closes a connection that is being established.
+    /// Returns a closure that aborts a connection attempt in progress.
     pub(super) fn close_links(self: &Arc<Self>) -> CloseLinks {
         let shared = self.clone();
         Box::new(move || {
@@ -307,19 +311,19 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state, and wakes the other side.
+    /// Changes the state and wakes the other side.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let changed = change(&mut self.lock());
         self.changed.notify_all();
         changed
     }
 
-    /// The other side is to look again.
+    /// Wakes the other side, which then reads the state again.
     pub(super) fn wake(&self) {
         self.changed.notify_all();
     }
 
-    /// Leaves something for the engine.
+    /// Changes the state and notifies the engine.
     fn notify_engine<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         self.change(|state| {
             self.attention.store(true, Ordering::Release);
@@ -327,7 +331,8 @@ impl Shared {
         })
     }
 
-    /// Waits while `holds`, at most until `end`; false if it still holds then.
+    /// Waits while `holds` returns true, at most until `end`. Returns false if `holds` still returns true at
+    /// `end`.
     fn wait_while(&self, end: Option<Instant>, mut holds: impl FnMut(&mut State) -> bool) -> bool {
         let state = self.lock();
         match end {
@@ -350,7 +355,7 @@ impl Shared {
         }
     }
 
-    /// Takes senders from now on.
+    /// Starts to accept senders.
     pub(super) fn open(&self) {
         self.change(|state| {
             state.is_closing = false;
@@ -358,11 +363,12 @@ impl Shared {
         });
     }
 
-    /// Takes no sender any more. One that is just being answered is broken off; a link that came about nevertheless comes
-    /// back, for its sender may have sent already.
+    /// Stops accepting senders. A connection attempt in progress is aborted. If a link was established nevertheless, it
+    /// is returned, because its sender may have sent frames already.
     ///
     /// # Errors
-    /// If it takes longer than the timeout. A link may still be created; it stays unused until the next call.
+    /// If the connection attempt does not end within `timeout`. A link may still be established afterwards; this link
+    /// stays unused until the next call.
     pub(super) fn close(&self, timeout: Duration) -> Result<Option<Box<Connected>>, Busy> {
         self.change(|state| {
             if matches!(state.phase, Phase::Connecting) {
@@ -381,14 +387,14 @@ impl Shared {
         ))
     }
 
-    /// Sleeps until there is something for the engine, or `limit` has passed.
+    /// Sleeps until the engine has something to do or `limit` has passed.
     pub(super) fn sleep(&self, limit: Duration) {
         self.wait_while(Some(Instant::now() + limit), |_| {
             !self.attention.load(Ordering::Acquire)
         });
     }
 
-    /// The thread is to end.
+    /// Makes the thread end.
     pub(super) fn end(&self) {
         self.change(|state| {
             state.is_ending = true;
@@ -404,13 +410,13 @@ impl Shared {
         self.notify_engine(|state| state.faults.push(fault));
     }
 
-    /// Asks the engine whether it takes a sender.
+    /// Asks the engine whether to accept a sender, and returns the terms or the rejection.
     fn request_terms(
         &self,
         pending_sender: PendingSender,
         abort_handle: AbortHandle,
     ) -> Result<Terms, Rejection> {
-        // The previous link may not have been taken yet.
+        // The engine may not have adopted the previous link yet.
         self.wait_while(None, |state| matches!(state.phase, Phase::Ready(_)));
         let is_open = self.notify_engine(|state| {
             let is_open = matches!(state.phase, Phase::Open);
@@ -433,8 +439,8 @@ impl Shared {
                 other => {
                     state.phase = other;
                     Err(Rejection {
-                        sender: "the receiver is not ready for a sender now".to_owned(),
-                        receiver: "this source is not ready for a sender now".to_owned(),
+                        sender: "the receiver currently accepts no senders".to_owned(),
+                        receiver: "this source currently accepts no senders".to_owned(),
                     })
                 }
             },
@@ -444,7 +450,7 @@ impl Shared {
     /// Passes a link to the engine; `None` if the connection failed.
     fn deliver(&self, connected: Option<Box<Connected>>) {
         self.notify_engine(|state| {
-            // It keeps the connection open.
+            // The handle keeps the connection open, so it must be released.
             state.abort_handle = None;
             state.phase = match connected {
                 Some(connected) => Phase::Ready(connected),
@@ -455,7 +461,7 @@ impl Shared {
     }
 }
 
-/// The thread's own part.
+/// The state of the accepting thread.
 pub(super) struct Control {
     pub(super) name: String,
     pub(super) shared: Arc<Shared>,
@@ -556,7 +562,7 @@ impl Control {
             .inspect_err(|why| {
                 self.limits.failed.run(|suppressed| {
                     tracing::warn!(
-                        "{}: cannot connect with {peer}: {why}; waiting for it again{suppressed}",
+                        "{}: cannot connect with {peer}: {why}; waiting for the next attempt{suppressed}",
                         self.name
                     );
                 });
@@ -589,7 +595,7 @@ impl Control {
             Ok(keys) => keys,
             Err(why) => {
                 incoming.refuse(
-                    "the receiver's card cannot register its memory: see the receiver's log",
+                    "the receiver's NIC cannot register the receiver's memory: see the receiver's log",
                 );
                 return Err(why);
             }
@@ -602,7 +608,7 @@ impl Control {
             Ok(keys) => keys,
             Err(why) => {
                 incoming.refuse(
-                    "the receiver's card cannot register its memory: see the receiver's log",
+                    "the receiver's NIC cannot register the receiver's memory: see the receiver's log",
                 );
                 return Err(why);
             }
@@ -642,7 +648,7 @@ impl Control {
     }
 }
 
-/// What a rail is offered.
+/// Returns the offer for a rail.
 fn offer(
     shape: &Shape,
     terms: &Terms,
@@ -661,24 +667,30 @@ fn offer(
         record_address: records.address(),
         slot_rkey: payload.rkey(),
         record_rkey: records.rkey(),
-        places: shape.places,
+        packets_per_frame: shape.packets_per_frame,
         credits: terms.credits,
     }
 }
 
-/// The rail of a frame.
-#[expect(clippy::cast_possible_truncation, reason = "a remainder of a usize")]
+/// Returns the rail of a frame.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the remainder of a division by a usize fits into a usize"
+)]
 pub(super) const fn rail_of(frame: u64, rails: usize) -> usize {
     (frame % rails as u64) as usize
 }
 
-/// The slot of the `frame`-th frame of a link.
-#[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
+/// Returns the slot of the `frame`-th frame of a link.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the remainder of a division by a u32 fits into a usize"
+)]
 pub(super) const fn slot_of(terms: &Terms, frame: u64) -> usize {
     ((terms.first_slot as u64 + frame % terms.slots as u64) % terms.slots as u64) as usize
 }
 
-/// Receives that a rail has before the sender may send.
+/// Returns the number of receives that must be posted on a rail before the sender may send.
 pub(super) fn first_receives(shape: &Shape, terms: &Terms, rail: usize) -> u64 {
     match shape.mode {
         Mode::Write => shape.receives(terms.slots).into(),
@@ -709,7 +721,7 @@ pub(super) fn post(
 mod tests {
     use super::*;
 
-    /// Bytes of a rejection that `rdma_cm` carries.
+    /// Maximum size of a rejection over `rdma_cm` in bytes.
     const CARRIED: usize = 148;
 
     #[test]
@@ -718,13 +730,13 @@ mod tests {
             mode: Mode::Write,
             service: Service::Rc,
             rails: 1,
-            places: 70,
+            packets_per_frame: 70,
         };
         let hello = Hello {
             mode: Mode::Write,
             rail: 0,
             rails: 1,
-            places: 1,
+            packets_per_frame: 1,
             stream: 1,
             first: 0,
             slot: 4096,
@@ -736,7 +748,7 @@ mod tests {
             (
                 Hello { rails: 2, ..hello },
                 ["this sink has 2", "`nics`"],
-                ["its sink has 2", "this source has 1"],
+                ["the sender's sink has 2", "this source has 1"],
             ),
             (
                 Hello {
@@ -744,15 +756,21 @@ mod tests {
                     ..hello
                 },
                 ["the receiver has mode = \"write\"", "in this sink"],
-                ["its sink has mode = \"send\"", "in this source"],
+                ["the sender's sink has mode = \"send\"", "in this source"],
             ),
             (
                 Hello {
-                    places: 71,
+                    packets_per_frame: 71,
                     ..hello
                 },
-                ["`places = 71` in its source", "the receiver takes 70"],
-                ["`places = 71` in this source", "its frames"],
+                [
+                    "`packets_per_frame = 71` in the receiver's source",
+                    "the receiver accepts 70",
+                ],
+                [
+                    "`packets_per_frame = 71` in this source",
+                    "the sender's frames",
+                ],
             ),
         ];
         for (hello, sender, receiver) in cases {

@@ -1,4 +1,4 @@
-//! One link: queue pairs, their completions, and the credits of the sender.
+//! A link to a sender: queue pairs, their completions, and the sender's credits.
 
 use super::MAX_GAP;
 use super::control::{self, Connected, Fault, SENDS, Shape, Terms, rail_of, slot_of};
@@ -12,75 +12,77 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Completions that are taken from a queue at a time.
+/// Maximum number of completions collected in one call.
 const BATCH: usize = 32;
-/// The id of work that writes the word for credits.
+/// The id of requests that write the credit word.
 const CREDIT: u64 = u64::MAX;
-/// How often a link on which nothing moves is looked at.
+/// Interval of the checks of an idle link.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// How often the word for credits is written where it stays the same: a peer that is gone does not take it.
+/// Interval at which an unchanged credit word is written again. Such a write fails if the peer has disconnected.
 const CREDIT_REFRESH: Duration = Duration::from_secs(1);
-/// How long a card may take to say what it had received when its queue was stopped.
+/// Maximum time for a stopped queue pair to return the completions of received messages.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long one look for that lasts.
+/// Maximum time of one wait for a completion of a stopped queue pair.
 const DRAIN_POLL: Duration = Duration::from_millis(1);
-/// How long frames that a sender has handed to an unreliable network are waited for when it has parted.
+/// Time to wait for frames that are still in flight on an unreliable network after the sender has closed the stream.
 const IN_FLIGHT_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a sender may be silent before another one may take its place.
+/// Time without data from the current sender after which another sender may replace the current sender.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The parts of a link while its sender may send.
+/// The parts of a link that exist only while the link is connected.
 struct Live {
-    /// One a rail; declared before the keys, so destroyed before those are dropped.
+    /// The queue pairs, one per rail. Declared before the memory regions, so that they are destroyed first.
     queue_pairs: Vec<Box<dyn QueuePair>>,
     monitor: Box<dyn PeerMonitor>,
     payload: Arc<RailRegions>,
     records: Arc<RailRegions>,
 }
 
-/// What has become of the next frame.
+/// The state of the next frame.
 pub(super) enum Step {
-    /// It is there, with its record.
+    /// The frame has arrived, with its record.
     Frame(CompletedFrame),
-    /// Nothing is known of it yet.
+    /// The frame has not arrived yet.
     Nothing,
-    /// What is said of it cannot be.
+    /// The sender violated the protocol.
     Bad(Fault, String),
 }
 
-/// Why a link must end.
+/// The reason why a link must end.
 pub(super) struct EndReason {
-    /// `None` where its sender has ended on purpose.
+    /// The fault to count; `None` if the sender has ended on purpose.
     pub(super) fault: Option<Fault>,
     pub(super) why: String,
 }
 
-/// What a sender that ends on purpose has said.
+/// The close message of a sender.
 struct SenderClosed {
-    /// How many frames of the stream there are.
+    /// The total number of frames of the stream.
     frames: u64,
     why: String,
     heard: Instant,
 }
 
-/// A frame that is there.
+/// A frame that has arrived.
 pub(super) struct CompletedFrame {
     pub(super) record: Record,
-    /// Frames before it that never came.
+    /// Number of frames before this one that never arrived.
     pub(super) missing: u64,
-    /// Slots that those would have filled.
+    /// Number of slots that the missing frames would have filled.
     pub(super) skipped: u64,
 }
 
-/// A link, or what one that has ended had finished.
+/// A link, or the received frames of a link that has ended.
 pub(super) struct Link {
-    /// `None` once it has ended.
+    /// The connection; `None` once the link has ended.
     live: Option<Live>,
-    /// Received completions of each rail that are not processed yet; sized for a full queue pair.
+    /// Received completions of each rail that are not processed yet. Each queue has room for the completions of all
+    /// receives of a queue pair.
     pending: Vec<VecDeque<WorkCompletion>>,
-    /// Receives that each rail has used up; of writes, which need no slot.
+    /// Number of used receives of each rail that must be posted again. Used only in the mode that writes frames,
+    /// because such receives need no slot.
     used: Vec<u32>,
-    /// Receives of each rail that are posted and not completed.
+    /// Number of posted receives of each rail that have not completed.
     open: Vec<u64>,
     shape: Shape,
     hello: Hello,
@@ -88,22 +90,25 @@ pub(super) struct Link {
     peer: String,
     /// The number of the next frame.
     next: u64,
-    /// Slots done with.
+    /// Number of slots that were filled or skipped.
     completed: u64,
-    /// Missing frames that are not reported yet, and the number of slots skipped for them.
+    /// Number of missing frames that are not reported yet, and the number of slots skipped for these frames.
     gap: (u64, u64),
-    /// Frames that may have been sent in all, and for which there are receives.
+    /// Total number of frames that the sender may have sent. Receives are posted for the first `posted` of these
+    /// frames.
     credits: u64,
     posted: u64,
-    /// The word for credits as it was written last; whether that is under way.
+    /// The value of the credit word that was written last.
     written: u64,
+    /// True if a write of the credit word is in progress.
     is_writing: bool,
-    /// Why it is to end.
+    /// The failure that requires the link to end.
     failure: Option<(Fault, String)>,
-    /// What its sender has said on parting.
+    /// The sender's close message.
     closed: Option<SenderClosed>,
-    /// When it was looked at, and when something was heard of the sender.
+    /// Time of the last check of the link.
     checked: Instant,
+    /// Time at which data from the sender was last detected.
     heard: Instant,
     credits_refreshed: Instant,
     has_moved: bool,
@@ -162,12 +167,14 @@ impl Link {
         &self.peer
     }
 
-    /// Returns the next expected frame and the number of missing frames before it that are not reported yet.
+    /// Returns the number of the next expected frame, and the number of earlier missing frames that are not reported
+    /// yet.
     pub(super) const fn position(&self) -> (u64, u64) {
         (self.next, self.gap.0)
     }
 
-    /// Returns the final position: frames that the sender announced when it closed but that never arrived count as missing.
+    /// Returns the final position. Frames that the sender announced in its close message but that never arrived count
+    /// as missing.
     pub(super) fn last(&self) -> (u64, u64) {
         let sent = self
             .closed
@@ -178,7 +185,7 @@ impl Link {
             static LIMIT: LogLimit = LogLimit::new();
             LIMIT.run(|suppressed| {
                 tracing::warn!(
-                    "{}: the sender reports {tail} lost frames, which is impossible; ignored{suppressed}",
+                    "{}: the sender reports {tail} lost frames, which is impossible; the report is ignored{suppressed}",
                     self.peer
                 );
             });
@@ -191,19 +198,20 @@ impl Link {
         self.live.is_some()
     }
 
-    /// Whether nothing was heard of the sender for long.
+    /// Returns true if nothing arrived from the sender for [`SILENCE_TIMEOUT`].
     pub(super) fn is_silent(&self) -> bool {
         !self.has_moved && self.heard.elapsed() >= SILENCE_TIMEOUT
     }
 
-    /// In which ways its memory is registered.
+    /// Returns the methods by which the memory is registered.
     pub(super) fn methods(&self) -> String {
         self.live
             .as_ref()
             .map_or_else(String::new, |live| live.payload.methods())
     }
 
-    /// Why it is to end, if it is. A sender that has parted answers nothing any more, which is no fault.
+    /// Returns the reason why the link must end, if any. A sender that has closed the stream no longer answers, which
+    /// is not a fault.
     pub(super) fn failure(&mut self) -> Option<EndReason> {
         let (fault, why) = self.failure.take()?;
         let may_be_parting = !matches!(
@@ -226,7 +234,7 @@ impl Link {
                 why,
             });
         };
-        // What is not acknowledged may still be on its way.
+        // On an unreliable service, frames may still be in flight.
         let is_complete = self.shape.service == Service::Rc || self.next >= closed.frames;
         if !is_complete && closed.heard.elapsed() < IN_FLIGHT_TIMEOUT {
             self.failure = Some((fault, why));
@@ -238,7 +246,7 @@ impl Link {
         })
     }
 
-    /// Takes what its queues have finished.
+    /// Collects the completions of all queue pairs.
     pub(super) fn collect(&mut self) {
         for rail in 0..self.pending.len() {
             if self.pending[rail].is_empty() {
@@ -247,7 +255,8 @@ impl Link {
         }
     }
 
-    /// The same of one queue; how many there were, `None` where there will be no more.
+    /// Collects the completions of one queue pair. Returns the number of collected completions, or `None` if the queue
+    /// pair will return no more completions.
     fn collect_from(&mut self, rail: usize) -> Option<usize> {
         let live = self.live.as_mut()?;
         let mut batch = [WorkCompletion {
@@ -269,11 +278,15 @@ impl Link {
                 self.open[rail] = self.open[rail].saturating_sub(1);
             }
             if work.status != Status::Success {
-                let why = format!("rail {rail}: its work ended with {}", work.status.name());
+                let why = format!(
+                    "rail {rail}: a work request failed with {}",
+                    work.status.name()
+                );
                 self.fail(fault_of(work.status), why);
             } else if work.id == CREDIT {
                 self.is_writing = false;
-                // The peer's card has taken it; of an unreliable one nothing is known.
+                // The completion of a reliable write proves that the peer's NIC has acknowledged it. An unreliable one
+                // proves nothing.
                 self.has_moved |= self.shape.service == Service::Rc;
             } else {
                 self.has_moved = true;
@@ -283,12 +296,12 @@ impl Link {
         Some(count)
     }
 
-    /// Records a failure; only the first one is kept, because it is the cause.
+    /// Records a failure. Only the first failure is kept, because later failures are its consequences.
     fn fail(&mut self, fault: Fault, why: String) {
         self.failure.get_or_insert((fault, why));
     }
 
-    /// The next frame, if it is there; `present` takes which of its places are.
+    /// Returns the next frame if it has arrived. Stores in `present` which of its packet slots arrived.
     pub(super) fn step(&mut self, records: &DmaBuffer, present: &mut [u64]) -> Step {
         loop {
             let rail = rail_of(self.next, self.shape.rails);
@@ -321,7 +334,7 @@ impl Link {
                 self.gap.0 += record.number - self.next;
             }
             for (i, word) in present.iter_mut().enumerate() {
-                let bits = (record.places as usize).saturating_sub(64 * i);
+                let bits = (record.packets_per_frame as usize).saturating_sub(64 * i);
                 let there = bits.min(64);
                 *word = match there {
                     0 => 0,
@@ -338,13 +351,13 @@ impl Link {
         }
     }
 
-    /// The next frame never comes: its slot stays as it is.
+    /// Skips the next frame, which never arrives. The content of the frame's slot is not changed.
     fn skip_frame(&mut self) {
         (self.next, self.completed) = (self.next.wrapping_add(1), self.completed + 1);
         self.gap = (self.gap.0 + 1, self.gap.1 + 1);
     }
 
-    /// A completion is done with, and with it a receive.
+    /// Removes a processed completion, which also frees a receive.
     fn take(&mut self, rail: usize) {
         self.pending[rail].pop_front();
         if self.shape.mode == Mode::Write {
@@ -352,7 +365,7 @@ impl Link {
         }
     }
 
-    /// Whether a completion, and what lies where the next frame's record belongs, are of the next frame.
+    /// Decides whether a completion, and the record in the slot of the next frame, belong to the next frame.
     fn classify(&self, work: WorkCompletion, record: Result<Record, String>) -> Verdict {
         match self.shape.mode {
             Mode::Write => self.classify_write(work, record),
@@ -362,12 +375,14 @@ impl Link {
 
     fn classify_write(&self, work: WorkCompletion, record: Result<Record, String>) -> Verdict {
         let Some(immediate) = work.immediate else {
-            return Verdict::Invalid("received a message instead of a write".to_owned());
+            return Verdict::Invalid("received a message instead of an RDMA write".to_owned());
         };
         let ahead = u64::from(immediate.wrapping_sub(low(self.next)));
         if self.shape.service != Service::Uc {
             return match record {
-                _ if ahead > 0 => Verdict::Invalid(format!("the immediate is {immediate}")),
+                _ if ahead > 0 => Verdict::Invalid(format!(
+                    "the immediate value {immediate} does not belong to the next frame"
+                )),
                 Ok(record) => self.check(record),
                 Err(why) => Verdict::Invalid(why),
             };
@@ -377,16 +392,16 @@ impl Link {
             return if may_come && ahead.is_multiple_of(self.shape.rails as u64) {
                 Verdict::Lost
             } else {
-                Verdict::Invalid(format!("the immediate {immediate} is out of range"))
+                Verdict::Invalid(format!("the immediate value {immediate} is out of range"))
             };
         }
         match record {
-            // The immediate came with the payload, which so is there in full.
+            // The immediate data arrived with the payload in one message, so the payload is complete.
             Ok(record) if record.number == self.next && record.length == u64::from(work.bytes) => {
                 self.check(record)
             }
             Ok(record) if record.number == self.next => Verdict::Invalid(format!(
-                "received {} bytes, its record says {}",
+                "received {} bytes, but the frame's record specifies {}",
                 work.bytes, record.length
             )),
             Ok(_) | Err(_) => Verdict::LostRecord,
@@ -402,41 +417,51 @@ impl Link {
         if u64::from(work.bytes) != completed {
             let found = work.bytes;
             return Verdict::Invalid(format!(
-                "received a message of {found} bytes, its record says {completed}"
+                "received a message of {found} bytes, but its record specifies {completed}"
             ));
         }
         if work
             .immediate
             .is_some_and(|immediate| immediate != low(record.number))
         {
-            return Verdict::Invalid(format!("its record belongs to frame {}", record.number));
+            return Verdict::Invalid(format!(
+                "the record belongs to frame {}, but the immediate value belongs to another frame",
+                record.number
+            ));
         }
         self.check(record)
     }
 
-    /// Whether a record can be that of the next frame.
+    /// Checks whether a record is valid for the next frame.
     fn check(&self, record: Record) -> Verdict {
         let ahead = record.number.wrapping_sub(self.next);
-        // Of datagrams, which fill slots as they come, some may be lost.
+        // Datagrams fill the slots in the order of arrival, so earlier ones may have been lost.
         if ahead > 0 && (self.shape.service != Service::Ud || ahead > u32::MAX.into()) {
-            return Verdict::Invalid(format!("its record belongs to frame {}", record.number));
+            return Verdict::Invalid(format!(
+                "the record belongs to frame {} instead of frame {}",
+                record.number, self.next
+            ));
         }
         let slot = self.hello.slot.min(self.terms.slot as u64);
         if record.length > slot {
-            return Verdict::Invalid(format!("{} bytes do not fit {slot}", record.length));
-        }
-        let places = self.shape.places;
-        if record.places > places || record.arrived > record.places {
-            let (of, arrived) = (record.places, record.arrived);
             return Verdict::Invalid(format!(
-                "{arrived} of {of} places, where {places} are the most"
+                "the record specifies {} bytes, but a slot has {slot} bytes",
+                record.length
+            ));
+        }
+        let packets_per_frame = self.shape.packets_per_frame;
+        if record.packets_per_frame > packets_per_frame || record.arrived > record.packets_per_frame
+        {
+            let (of, arrived) = (record.packets_per_frame, record.arrived);
+            return Verdict::Invalid(format!(
+                "the record specifies {arrived} of {of} packets, but a frame has at most {packets_per_frame}"
             ));
         }
         Verdict::Is(record)
     }
 
-    /// Lets the sender send so many frames in all since the link began, posts receives for them, and looks now and then
-    /// whether it is still there.
+    /// Sets the total number of frames that the sender may send on this link, posts the receives for these frames, and
+    /// checks the sender at regular intervals.
     pub(super) fn serve(&mut self, credits: u64, is_idle: bool) {
         self.credits = credits;
         let Some(live) = &mut self.live else {
@@ -476,7 +501,7 @@ impl Link {
     }
 
     fn write_credits(&mut self) {
-        // Datagrams carry no writes: their sender goes by nothing but the receives.
+        // Datagram queue pairs do not support writes. Their sender is limited only by the posted receives.
         if self.is_writing || self.shape.service == Service::Ud {
             return;
         }
@@ -500,7 +525,7 @@ impl Link {
         }
     }
 
-    /// Looks whether the sender is still there.
+    /// Checks whether the sender is still connected.
     fn check_peer(&mut self) {
         let now = Instant::now();
         self.checked = now;
@@ -520,7 +545,7 @@ impl Link {
         }
     }
 
-    /// Waits for the rail of the next frame; false where there is nothing to wait for.
+    /// Waits for a completion on the rail of the next frame. Returns false if there is nothing to wait for.
     pub(super) fn wait(&mut self, limit: Duration) -> bool {
         let rail = rail_of(self.next, self.shape.rails);
         let Some(live) = &mut self.live else {
@@ -538,7 +563,7 @@ impl Link {
         }
     }
 
-    /// Ends it: nothing is written any more when this returns. What its queues had finished stays.
+    /// Ends the link: no memory is written after this returns. Completions that were collected are kept.
     pub(super) fn end(&mut self, is_on_purpose: bool) {
         self.drain_completions();
         let Some(mut live) = self.live.take() else {
@@ -550,8 +575,9 @@ impl Link {
         }
     }
 
-    /// Takes the last that its queues have to say. A reliable connection's card may have acknowledged a frame just now,
-    /// which its sender then never sends again: so each queue is stopped, and heard until all its receives are back.
+    /// Collects the last completions. On a reliable connection the NIC may have just acknowledged a frame, which its
+    /// sender then never sends again. Therefore each queue pair is stopped and polled until all its receives have
+    /// completed.
     fn drain_completions(&mut self) {
         let is_reliable = self.shape.service == Service::Rc;
         let mut stops = vec![false; self.pending.len()];
@@ -576,8 +602,8 @@ impl Link {
                     static LIMIT: LogLimit = LogLimit::new();
                     LIMIT.run(|suppressed| {
                         tracing::warn!(
-                            "{}: the card did not complete {} receives of rail {rail}: the last frames that it \
-                             acknowledged may be lost{suppressed}",
+                            "{}: the NIC did not complete {} posted receives on rail {rail}, so the last frames that \
+                             the NIC acknowledged may be lost{suppressed}",
                             self.peer,
                             self.open[rail]
                         );
@@ -603,23 +629,26 @@ impl Link {
 
 /// The meaning of a completion for the next frame.
 enum Verdict {
-    /// It is that frame's, with this record.
+    /// The completion belongs to the next frame, with this record.
     Is(Record),
-    /// It is a later one's: the frame itself is lost.
+    /// The completion belongs to a later frame: the next frame is lost.
     Lost,
-    /// It is that frame's, but its record is lost.
+    /// The completion belongs to the next frame, but the record is lost.
     LostRecord,
-    /// No sender that keeps to the protocol brings this about.
+    /// The sender violated the protocol.
     Invalid(String),
 }
 
-/// The low half of a number.
-#[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+/// Returns the low half of a number.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "only the low half is needed"
+)]
 const fn low(number: u64) -> u32 {
     number as u32
 }
 
-/// The record at `at`, read word by word, for the peer may write it at any time.
+/// Reads the record at `at` word by word, because the peer may write the record at any time.
 fn read(records: &DmaBuffer, at: usize) -> Result<Record, String> {
     let mut bytes = [0; Record::HEAD];
     for (i, word) in bytes.chunks_exact_mut(8).enumerate() {

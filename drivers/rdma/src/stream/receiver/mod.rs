@@ -1,4 +1,4 @@
-//! The receiving end of a stream: an engine whose slots are filled by a sender on another host.
+//! The receiving side of a stream: an engine whose slots are filled by a sender on another host.
 //!
 //! ```text
 //!   sender ══ rails ══▶ slots of a ring         the engine: completions in frame order, credits back
@@ -12,8 +12,8 @@
 //!   fails silently.
 //! - After a link has ended nothing is written: its queue pairs are destroyed first, then its memory regions. The
 //!   next sender gets new remote keys.
-//! - A sender that violates the protocol is disconnected, and a fault is counted. On a reliable connection it can
-//!   damage only the slots that were offered to it.
+//! - A sender that violates the protocol is disconnected, and a fault is counted. On a reliable connection
+//!   such a sender can damage only the slots that were offered to that sender.
 
 mod control;
 mod link;
@@ -41,40 +41,41 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long an engine that is dropped waits for a sender that is just being answered.
+/// Maximum time that a dropped engine waits for a sender that is being answered.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Streams whose end is remembered.
+/// Number of streams whose position is remembered.
 const REMEMBERED: usize = 8;
-/// Most frames that are believed to be missing after a break; a number further on is no sender's.
+/// Maximum number of frames that can be lost during an interruption. A larger gap is treated as an invalid frame
+/// number.
 const MAX_GAP: u64 = 1 << 40;
 
 /// Counters of a receiver. A sender is connected if `links` exceeds `ended` by one.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
-    /// Links made.
+    /// Number of links that were established.
     pub links: Counter,
     /// Number of links that have ended.
     pub ended: Counter,
 }
 
-/// What a receiver is to be.
+/// Options of a receiver.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Who it is, in messages: as in ``source `camera` ``.
+    /// Name of the receiver's component in log messages, as in ``source `camera` ``.
     pub name: String,
-    /// How frames come.
+    /// The transfer mode of the frames.
     pub mode: Mode,
-    /// By which packets: [`Service::Rc`] for both modes, [`Service::Uc`] for writes, [`Service::Ud`] for sends.
+    /// The transport service: [`Service::Rc`] for both modes, [`Service::Uc`] for writes, [`Service::Ud`] for sends.
     pub service: Service,
-    /// Most places of a frame; 0 where frames have none.
-    pub places: u32,
-    /// Whether the payload's writes may become visible in any order.
+    /// Maximum number of packets per frame; 0 if frames do not consist of packets.
+    pub packets_per_frame: u32,
+    /// True: writes of the payload may become visible in any order.
     pub relaxed: bool,
-    /// Where it counts.
+    /// The counters that the receiver updates.
     pub counters: Counters,
 }
 
-/// The ring that is filled.
+/// The ring that the sender fills.
 #[derive(Clone, Copy, Debug)]
 struct Ring {
     slots: u32,
@@ -82,8 +83,9 @@ struct Ring {
     stride: usize,
     /// The slot of the first frame.
     first: u32,
-    /// Where the memory of the slots is mapped, and bytes of it before slot 0.
+    /// Address at which the memory of the slots is mapped.
     memory: u64,
+    /// Number of bytes before slot 0 in the memory of the slots.
     offset: usize,
 }
 
@@ -94,7 +96,7 @@ struct Limits {
     ended: LogLimit,
 }
 
-/// The receiving end of a stream.
+/// The receiving side of a stream.
 pub struct Receiver {
     name: String,
     shape: Shape,
@@ -102,23 +104,24 @@ pub struct Receiver {
     payload: Arc<RegistrationSet>,
     record_device: Arc<RegistrationSet>,
     shared: Arc<Shared>,
-    /// Most slots, bytes of a slot.
+    /// Maximum number of slots, and maximum slot size in bytes.
     max: (usize, usize),
     ring: Option<Ring>,
-    /// Declared before what its peer writes.
+    /// The current link. Declared before the memory that the peer writes, so that the link is dropped first.
     link: Option<Link>,
     records: Option<DmaBuffer>,
-    /// Slots given and done with since it was armed.
+    /// Number of slots credited since the engine was armed.
     credited: u64,
+    /// Number of slots completed since the engine was armed.
     completed: u64,
-    /// Slots done with when the link began.
+    /// Number of slots completed when the link started.
     base: u64,
-    /// Streams seen, the last one first, each with the frame wanted next.
+    /// Known streams, most recent first, each with the number of its next frame.
     streams: Vec<(u64, u64)>,
-    /// Frames known to be missing that no frame will tell of.
+    /// Number of missing frames that no later frame will report.
     missing: u64,
     counters: Counters,
-    /// The last frame's stream and epoch there, and our count of those.
+    /// The stream number and the sender's epoch of the last frame, followed by the epoch number of this receiver.
     epoch: (Option<(u64, u64)>, u64),
     present: Vec<u64>,
     thread: Option<JoinHandle<()>>,
@@ -126,11 +129,11 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver with a rail for each of `rails`, cards of which one may stand there more than once, that answers those
-    /// who come to `listener` once it is armed.
+    /// Creates a receiver with one rail for each of `rails`; a NIC may occur several times. The receiver answers
+    /// connectors of `listener` once the receiver is armed.
     ///
     /// # Errors
-    /// Where a card is not fit for it, or there is no thread to be had.
+    /// If a NIC is unsuitable, or the thread cannot be started.
     pub fn new(
         options: &Options,
         rails: Vec<Arc<dyn Nic>>,
@@ -149,13 +152,16 @@ impl Receiver {
         });
         let bytes = limits(|nic| nic.limits().max_message).unwrap_or(0);
         let Some(work) = work else {
-            return Err(unfit(&options.name, "a receiver needs a NIC".to_owned()));
+            return Err(unfit(
+                &options.name,
+                "a receiver needs at least one NIC".to_owned(),
+            ));
         };
         for nic in &rails {
             let limits = nic.limits();
             if limits.max_inline < 8 || limits.max_sges < 2 {
                 let why =
-                    "it does not support inline sends or receives with two scatter/gather elements"
+                    "the NIC must support inline sends of 8 bytes and receives with two scatter/gather elements"
                         .to_owned();
                 return Err(unfit(nic.name(), why));
             }
@@ -176,13 +182,13 @@ impl Receiver {
             mode: options.mode,
             service: options.service,
             rails: rails.len(),
-            // A frame without places is one of one.
-            places: options.places.max(1),
+            // A frame without packet slots counts as one packet slot.
+            packets_per_frame: options.packets_per_frame.max(1),
         };
-        // A message is a record and a payload, of datagrams in one packet.
+        // A message consists of a record and the payload. A datagram must fit into one packet.
         let record = shape.record() as u64;
         let bytes = match (shape.mode, shape.service) {
-            // Reliable senders write a frame in as many messages as it takes.
+            // Reliable senders may split a frame into several writes.
             (Mode::Write, Service::Rc) => u64::MAX,
             (Mode::Write, _) => bytes,
             (Mode::Send, Service::Ud) => {
@@ -228,7 +234,12 @@ impl Receiver {
         let thread = std::thread::Builder::new()
             .name("daq-rdma-link".to_owned())
             .spawn(|| control.run())
-            .map_err(|error| unfit(payload.name(), format!("cannot start its thread: {error}")))?;
+            .map_err(|error| {
+                unfit(
+                    payload.name(),
+                    format!("cannot start the receiver's thread: {error}"),
+                )
+            })?;
         Ok(Self {
             name: options.name.clone(),
             shape,
@@ -250,7 +261,7 @@ impl Receiver {
             missing: 0,
             counters: options.counters.clone(),
             epoch: (None, 0),
-            present: vec![0; (shape.places as usize).div_ceil(64)],
+            present: vec![0; (shape.packets_per_frame as usize).div_ceil(64)],
             thread: Some(thread),
             limits: Limits::default(),
         })
@@ -260,18 +271,22 @@ impl Receiver {
         !matches!(self.shape.service, Service::Uc)
     }
 
-    /// What is wanted of a ring's addresses.
+    /// Checks the addresses of the slots, and converts them to a [`Ring`].
     fn ring(&self, slots: &Slots) -> Result<Ring, String> {
         let (Some(first), Ok(count)) = (
             slots.addresses.first(),
             u32::try_from(slots.addresses.len()),
         ) else {
-            return Err(format!("a ring of {} slots", slots.addresses.len()));
+            return Err(format!(
+                "the ring has {} slots, but must have 1 to {}",
+                slots.addresses.len(),
+                u32::MAX
+            ));
         };
         if slots.addresses.len() > self.max.0 || slots.bytes > self.max.1 {
             let (max, bytes) = self.max;
             return Err(format!(
-                "{count} slots of {} bytes, where its cards take {max} of {bytes}",
+                "the ring has {count} slots of {} bytes, but the NICs support at most {max} slots of {bytes} bytes",
                 slots.bytes
             ));
         }
@@ -284,7 +299,7 @@ impl Receiver {
             .windows(2)
             .all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
         if !is_even || stride < slots.bytes {
-            return Err("slots at uneven distances".to_owned());
+            return Err("the slots of the ring do not have equal distances".to_owned());
         }
         let around = self
             .payload
@@ -296,7 +311,8 @@ impl Receiver {
                     .checked_add(slots.bytes)?;
                 (end.checked_add(offset)? <= bytes).then_some((memory, offset))
             });
-        let (memory, offset) = around.ok_or("slots that are not mapped for its NICs")?;
+        let (memory, offset) =
+            around.ok_or("the slots of the ring are not mapped for the receiver's NICs")?;
         Ok(Ring {
             slots: count,
             slot: slots.bytes,
@@ -307,7 +323,7 @@ impl Receiver {
         })
     }
 
-    /// Takes what the thread has left.
+    /// Handles the faults, requests and links that the accepting thread has stored for the engine.
     fn handle_thread(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         let shared = self.shared.clone();
         let mut state = shared.lock();
@@ -328,7 +344,7 @@ impl Receiver {
             && let Phase::Ready(connected) = std::mem::replace(&mut state.phase, Phase::Open)
         {
             drop(state);
-            // Another one may wait for this.
+            // The thread may wait for this change before it passes on another sender.
             shared.wake();
             self.adopt(*connected);
         }
@@ -342,17 +358,17 @@ impl Receiver {
                 let peer = link.peer();
                 return Some(Phase::Denied(Rejection {
                     sender: format!(
-                        "the receiver receives from {peer}: stop that sender, or use another source of the receiver"
+                        "the receiver already receives from {peer}: stop that sender, or use another source of the receiver"
                     ),
                     receiver: format!(
-                        "this source receives from {peer}: stop one of the two senders, or add a source with another port"
+                        "this source already receives from {peer}: stop one of the two senders, or add a source with another port"
                     ),
                 }));
             }
             if link.is_live() {
                 self.limits.connected.run(|suppressed| {
                     tracing::info!(
-                        "{}: {} reconnected, from {}{suppressed}",
+                        "{}: the connection from {} is replaced by a new connection from {}{suppressed}",
                         self.name,
                         link.peer(),
                         pending_sender.peer
@@ -360,7 +376,7 @@ impl Receiver {
                 });
                 link.end(false);
             }
-            // Asked again until the link is done with.
+            // The thread's request is answered in a later poll, once the frames of the old link are delivered.
             self.shared.attention.store(true, Ordering::Release);
             return None;
         }
@@ -369,10 +385,10 @@ impl Receiver {
             let (wanted, slot) = (pending_sender.hello.slot, ring.slot);
             return Some(Phase::Denied(Rejection {
                 sender: format!(
-                    "frames of {wanted} bytes do not fit the receiver's slots of {slot}: set `slot = \"{wanted} B\"` in its ring"
+                    "frames of {wanted} bytes do not fit into the receiver's slots of {slot}: set `slot = \"{wanted} B\"` in the receiver's ring"
                 ),
                 receiver: format!(
-                    "its frames of {wanted} bytes do not fit slots of {slot}: set `slot = \"{wanted} B\"` in this source's ring"
+                    "the sender's frames of {wanted} bytes do not fit into slots of {slot}: set `slot = \"{wanted} B\"` in this source's ring"
                 ),
             }));
         }
@@ -386,10 +402,10 @@ impl Receiver {
         if missing > MAX_GAP {
             return Some(Phase::Denied(Rejection {
                 sender: format!(
-                    "{missing} frames since the last one received are more than can be lost: restart this sender"
+                    "this sink skipped {missing} frames, but the maximum is {MAX_GAP}: restart daq on this host"
                 ),
                 receiver: format!(
-                    "it skips {missing} frames, more than can be lost: restart the sender"
+                    "the sender skipped {missing} frames, but the maximum is {MAX_GAP}: restart the sender"
                 ),
             }));
         }
@@ -411,8 +427,11 @@ impl Receiver {
         }))
     }
 
-    /// The slot of the next frame.
-    #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
+    /// Returns the slot of the next frame.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the remainder of a division by a u32 fits into a u32"
+    )]
     const fn first_slot(&self, ring: Ring) -> u32 {
         ((ring.first as u64 + self.completed % ring.slots as u64) % ring.slots as u64) as u32
     }
@@ -474,13 +493,14 @@ impl Receiver {
                 sequence: record.sequence,
                 epoch: self.epoch.1,
                 flags: Flags(record.flags),
-                places: record.places,
+                packets_per_frame: record.packets_per_frame,
                 arrived: record.arrived,
             }),
         }
     }
 
-    /// Delivers available frames in order. Returns their number, and whether none is left.
+    /// Delivers available frames in order. Returns the number of delivered frames, and true if no further frame is
+    /// available.
     fn complete_frames(&mut self, done: &mut Completions) -> (u64, bool) {
         let mut count = 0;
         while done.room() > 0 {
@@ -491,7 +511,7 @@ impl Receiver {
                 Step::Frame(completed) => {
                     let stream = link.stream();
                     let frame = self.done(stream, &completed);
-                    if completed.record.places > 0 {
+                    if completed.record.packets_per_frame > 0 {
                         done.push_with(frame, &self.present);
                     } else {
                         done.push(frame);
@@ -546,7 +566,7 @@ impl Engine for Receiver {
         self.release_link();
         let ring = self.ring(slots).map_err(|why| EngineError::Unfit {
             device: self.device.name().to_owned(),
-            why: format!("it was given {why}"),
+            why,
         })?;
         let bytes = ring.slots as usize * self.shape.record();
         if self
@@ -572,7 +592,7 @@ impl Engine for Receiver {
         }
         done.add_missing(std::mem::take(&mut self.missing));
         if let (Service::Uc, Some(ring)) = (self.shape.service, self.ring) {
-            // Frames delivered until now have been copied.
+            // Frames that were delivered before have been copied already, so their slots are free.
             self.credited = self.completed + u64::from(ring.slots);
         }
         let Some(link) = &mut self.link else {
@@ -590,7 +610,7 @@ impl Engine for Receiver {
             if let Some(fault) = fault {
                 self.limits.ended.run(|suppressed| {
                     tracing::warn!(
-                        "{}: {} disconnected: {why}; waiting for it{suppressed}",
+                        "{}: {} disconnected: {why}; waiting for a sender{suppressed}",
                         self.name,
                         link.peer()
                     );
@@ -663,7 +683,10 @@ impl Drop for Receiver {
     fn drop(&mut self) {
         self.shared.end();
         if self.quiesce(CLOSE_TIMEOUT).is_err() {
-            tracing::warn!("{}: a sender is still being answered", self.name);
+            tracing::warn!(
+                "{}: stopped while a connection attempt was still in progress",
+                self.name
+            );
         }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

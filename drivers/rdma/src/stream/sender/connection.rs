@@ -1,4 +1,4 @@
-//! The connection to a receiver. A separate thread connects, so that sending never blocks on it.
+//! The connection to a receiver. A separate thread connects, so that sending never blocks on connecting.
 
 use super::memory::Records;
 use super::rail::Rail;
@@ -6,7 +6,7 @@ use super::{MAX_RAILS, Options};
 use crate::connect::{ConnectError, Connector, PeerMonitor};
 use crate::registration;
 use crate::stream::sys::shared_words::SharedWords;
-use crate::stream::wire::{Hello, MAX_PLACES, Mode, Offer, Record};
+use crate::stream::wire::{Hello, MAX_PACKETS_PER_FRAME, Mode, Offer, Record};
 use crate::verbs::{Access, MemoryRegion, Nic, QueuePairOptions, Service};
 use daq_core::notify::Wait;
 use std::sync::Arc;
@@ -14,65 +14,66 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Bytes from one rail's word for credits to the next: none shares a line.
+/// Distance in bytes between the credit words of consecutive rails; each word has its own cache line.
 const CREDIT_STRIDE: usize = 64;
-/// How long the first retry waits, about; each one waits twice as long as the one before.
+/// Approximate delay of the first retry. Each retry doubles the delay.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(10);
-/// How long no retry waits longer than.
+/// Maximum delay of a retry.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// Queues that lead to a receiver. The queues come first: they are destroyed before the keys of the memory that is
-/// written through them are dropped, and the memory is let go last.
+/// The connected queue pairs to a receiver. The fields are dropped in order: the queue pairs first, then the memory
+/// regions that the peer writes through these queue pairs, then the memory.
 pub(super) struct Connection {
     pub(super) rails: Vec<Rail>,
     pub(super) monitor: Box<dyn PeerMonitor>,
-    /// Room for records, where the receiver's are larger than this side has made room for.
+    /// Buffer for records, if the receiver's records are larger than those of the sender's own buffer.
     pub(super) records: Option<Records>,
     _keys: Vec<MemoryRegion>,
     credits: SharedWords,
-    /// The frame that it wants next.
+    /// Number of the next frame that the receiver requests.
     pub(super) next: u64,
-    /// Frames from `next` on that may have been sent in all, as far as was seen.
+    /// Total number of frames, counted from `next`, that may be sent according to the last read of the credit words.
     granted: u64,
-    /// Whether the receiver can say more than in its offer: datagrams write no words.
+    /// True if the receiver can grant more credits than its offer contains. Such a grant is a write of the credit word,
+    /// which datagram queue pairs do not support.
     receives_credits: bool,
 }
 
 impl Connection {
-    /// Frames before this one may be sent.
+    /// Returns the frame number below which frames may be sent.
     pub(super) fn limit(&mut self) -> u64 {
         if !self.receives_credits {
             return u64::MAX;
         }
         for rail in 0..self.rails.len() {
-            // Credits only grow: a delayed word is smaller than the latest one.
+            // Credits only increase, so a smaller value is outdated.
             self.granted = self.granted.max(self.credits.word(rail * CREDIT_STRIDE));
         }
         self.next.saturating_add(self.granted)
     }
 }
 
-/// What the thread that dials needs.
+/// The parameters with which the connecting thread connects.
 pub(super) struct Terms {
     pub(super) connector: Box<dyn Connector>,
-    /// One a rail.
+    /// The NICs, one per rail.
     pub(super) nics: Vec<Arc<dyn Nic>>,
     pub(super) options: Options,
-    /// Most frames under way.
+    /// Maximum number of frames in flight.
     pub(super) window: usize,
-    /// The first frame that can still be sent.
+    /// Number of the first frame that can still be sent.
     pub(super) first: Arc<AtomicU64>,
     pub(super) stream: u64,
 }
 
 /// Connects to the receiver on request.
 pub(super) struct Reconnector {
-    /// How long to wait before.
+    /// Requests to connect, with the delay before the attempt.
     requests: mpsc::Sender<Duration>,
     answers: mpsc::Receiver<Result<Connection, String>>,
-    /// Attempts since frames went last.
+    /// Number of attempts since frames were last sent.
     attempts: u32,
-    /// Whether an answer is to come.
+    /// True if an attempt is in progress.
     is_busy: bool,
     /// True once no connection is needed; shared with the connecting thread.
     is_cancelled: Arc<AtomicBool>,
@@ -94,7 +95,7 @@ impl Reconnector {
         terms.connector.cancel_with(is_cancelled.clone());
         let seen = is_cancelled.clone();
         std::thread::Builder::new()
-            .name("daq-rdma-dial".to_owned())
+            .name("daq-rdma-conn".to_owned())
             .spawn(move || serve(terms, &to_do, &done, &seen))?;
         Ok(Self {
             requests,
@@ -106,7 +107,8 @@ impl Reconnector {
         })
     }
 
-    /// Stops connecting. A connection that was just created is closed, with the number of frames.
+    /// Stops connecting. If a connection was just established, closes it with a message that contains the number of
+    /// frames.
     pub(super) fn end(&mut self, frames: u64) {
         self.is_cancelled.store(true, Ordering::Release);
         while let Ok(answer) = self.answers.try_recv() {
@@ -116,23 +118,24 @@ impl Reconnector {
         }
     }
 
-    /// Has it go there, at once or after a pause that grows; nothing where it is on its way.
+    /// Starts an attempt to connect. The first attempt starts immediately, later attempts after an increasing delay.
+    /// Has no effect while an attempt is in progress.
     pub(super) fn go(&mut self) {
         if self.is_busy {
             return;
         }
         let pause = self.pause();
         self.attempts += 1;
-        // Without the thread there is no answer; `wait` reports that.
+        // If the thread has ended, no answer arrives; `wait` reports this.
         self.is_busy = self.requests.send(pause).is_ok();
     }
 
-    /// Frames go: the next attempt is the first one.
+    /// Resets the delay after frames were sent successfully.
     pub(super) const fn reset_backoff(&mut self) {
         self.attempts = 0;
     }
 
-    /// Waits for the receiver; `None` when `limit` has passed.
+    /// Waits for the result of an attempt to connect; `None` if `limit` has passed.
     pub(super) fn wait(&mut self, limit: Duration) -> Option<Result<Connection, String>> {
         self.go();
         let answer = match self.answers.recv_timeout(limit) {
@@ -146,7 +149,8 @@ impl Reconnector {
         Some(answer)
     }
 
-    /// The next pause: none, then 10 ms and twice as long each time up to 2 s, less up to a half by chance.
+    /// Returns the delay before the next attempt: first zero, then 10 ms, then doubled for each attempt up to 2 s. Each
+    /// delay is reduced by up to half at random.
     fn pause(&mut self) -> Duration {
         let Some(doublings) = self.attempts.checked_sub(1) else {
             return Duration::ZERO;
@@ -154,7 +158,7 @@ impl Reconnector {
         let full = INITIAL_BACKOFF
             .saturating_mul(1 << doublings.min(16))
             .min(MAX_BACKOFF);
-        // Marsaglia's xorshift: two senders that lost one receiver do not come back in step.
+        // Marsaglia's xorshift. The random delay keeps two senders from retrying at the same time.
         self.jitter ^= self.jitter << 13;
         self.jitter ^= self.jitter >> 7;
         self.jitter ^= self.jitter << 17;
@@ -162,7 +166,7 @@ impl Reconnector {
     }
 }
 
-/// Connects on each request, until the channel closes.
+/// Connects on each request until the channel is closed.
 fn serve(
     mut terms: Terms,
     requests: &mpsc::Receiver<Duration>,
@@ -179,9 +183,9 @@ fn serve(
         let mut answer = if is_cancelled() {
             Err("this side has stopped".to_owned())
         } else {
-            terms.dial()
+            terms.connect()
         };
-        // It may have ended in the last step of connecting.
+        // The sender may have ended during the last step of the attempt.
         if is_cancelled()
             && let Ok(connection) = &mut answer
         {
@@ -196,19 +200,19 @@ fn serve(
 }
 
 impl Terms {
-    fn dial(&mut self) -> Result<Connection, String> {
+    fn connect(&mut self) -> Result<Connection, String> {
         let first = self.first.load(Ordering::Acquire);
         let (hello, keys, credits) = self.hello(first)?;
         let greetings: Vec<_> = hello.iter().map(Hello::encode).collect();
         let queue = self.options.queue_pair_options(&self.nics);
         let link = self
             .connector
-            .dial(
+            .connect(
                 &self.nics,
                 &queue,
                 &greetings,
                 &mut |_, _| Ok(()),
-                self.options.dial,
+                self.options.connect_timeout,
             )
             .map_err(|error: ConnectError| error.to_string())?;
         let rails = self.nics.len();
@@ -219,7 +223,7 @@ impl Terms {
         let next = offers[0].next;
         let granted = offers.iter().map(|offer| offer.credits).max().unwrap_or(0);
         let is_reliable = self.options.service == Service::Rc;
-        let records = self.records(offers[0].places)?;
+        let records = self.records(offers[0].packets_per_frame)?;
         let rails = link
             .rails
             .into_iter()
@@ -239,16 +243,17 @@ impl Terms {
         })
     }
 
-    /// Room for records of a receiver with so many places, where the sender's own are too small: a message's record has the
-    /// receiver's size, a written one that of the frame.
-    fn records(&self, places: u32) -> Result<Option<Records>, String> {
-        if self.options.mode == Mode::Write || places <= self.options.places {
+    /// Allocates a buffer for records if the receiver's frames have more packet slots than the sender's own buffer
+    /// supports. In a message the record has the receiver's size; a written record has the size of the frame's own
+    /// record.
+    fn records(&self, packets_per_frame: u32) -> Result<Option<Records>, String> {
+        if self.options.mode == Mode::Write || packets_per_frame <= self.options.packets_per_frame {
             return Ok(None);
         }
-        Records::new(&self.nics, &self.options, self.window, places).map(Some)
+        Records::new(&self.nics, &self.options, self.window, packets_per_frame).map(Some)
     }
 
-    /// What is said on each rail, with new memory for credits under new keys.
+    /// Returns the greetings of all rails, and new memory for the credit words with its memory regions.
     fn hello(&self, first: u64) -> Result<(Vec<Hello>, Vec<MemoryRegion>, SharedWords), String> {
         let rails = self.nics.len();
         let credits = SharedWords::new(rails * CREDIT_STRIDE).map_err(|error| error.to_string())?;
@@ -266,7 +271,7 @@ impl Terms {
                 mode: self.options.mode,
                 rail: u8::try_from(i).unwrap_or(MAX_RAILS),
                 rails: u8::try_from(rails).unwrap_or(MAX_RAILS),
-                places: self.options.places,
+                packets_per_frame: self.options.packets_per_frame,
                 stream: self.stream,
                 first,
                 slot: self.options.slot as u64,
@@ -278,7 +283,7 @@ impl Terms {
         Ok((hello, keys, credits))
     }
 
-    /// Whether frames can go as the receiver has offered.
+    /// Checks whether frames can be sent with the receiver's offers.
     fn check(&self, first: u64, offers: &[Offer]) -> Result<(), String> {
         let Some(offer) = offers.first().filter(|_| offers.len() == self.nics.len()) else {
             return Err(format!(
@@ -293,13 +298,13 @@ impl Terms {
                 other.slots,
                 other.first_slot,
                 other.slot,
-                other.places,
+                other.packets_per_frame,
             ) == (
                 offer.next,
                 offer.slots,
                 offer.first_slot,
                 offer.slot,
-                offer.places,
+                offer.packets_per_frame,
             )
         };
         if !offers.iter().all(is_one) {
@@ -310,35 +315,39 @@ impl Terms {
         }
         if offer.next < first {
             return Err(format!(
-                "the receiver asks for frame {}, which this sender no longer has: restart the receiver",
+                "the receiver requests frame {}, which this sender no longer has: restart the receiver",
                 offer.next
             ));
         }
-        let Options { slot, places, .. } = self.options;
-        if offer.places > MAX_PLACES {
+        let Options {
+            slot,
+            packets_per_frame,
+            ..
+        } = self.options;
+        if offer.packets_per_frame > MAX_PACKETS_PER_FRAME {
             return Err(format!(
-                "the receiver's frames have up to {} places, a stream's {MAX_PLACES} at most: lower `places` of its source",
-                offer.places
+                "the receiver's frames have up to {} packets, but a stream supports at most {MAX_PACKETS_PER_FRAME} per frame: lower `packets_per_frame` in the receiver's source",
+                offer.packets_per_frame
             ));
         }
         if offer.slot < slot as u64 {
             return Err(format!(
-                "the receiver's slots have {} bytes, frames here up to {slot}: set `slot = \"{slot} B\"` in the ring of its source",
+                "the receiver's slots have {} bytes, but frames of this sink have up to {slot} bytes: set `slot = \"{slot} B\"` in the ring of the receiver's source",
                 offer.slot
             ));
         }
-        if offer.places < places {
+        if offer.packets_per_frame < packets_per_frame {
             return Err(format!(
-                "the receiver's frames have up to {} places, frames here up to {places}: set `places = {places}` in its source",
-                offer.places
+                "the receiver supports {} packets per frame, but frames of this sink have up to {packets_per_frame}: set `packets_per_frame = {packets_per_frame}` in the receiver's source",
+                offer.packets_per_frame
             ));
         }
-        let record = Record::bytes(offer.places) as u64;
+        let record = Record::bytes(offer.packets_per_frame) as u64;
         if self.options.mode == Mode::Send && record + slot as u64 > self.options.message {
             return Err(format!(
-                "a message has at most {} bytes, a frame with its record {}: make `slot` smaller, or use `mode = \"write\"`",
-                self.options.message,
-                record + slot as u64
+                "a frame and its record need {} bytes, but a message can have at most {}: lower `slot`, or set `mode = \"write\"` on both hosts",
+                record + slot as u64,
+                self.options.message
             ));
         }
         Ok(())
@@ -346,18 +355,18 @@ impl Terms {
 }
 
 impl Options {
-    /// What a queue must hold.
+    /// Returns the options of a queue pair for this stream.
     pub(super) fn queue_pair_options(&self, nics: &[Arc<dyn Nic>]) -> QueuePairOptions {
-        let least = |of: fn(&crate::verbs::Limits) -> u32| {
+        let min = |of: fn(&crate::verbs::Limits) -> u32| {
             nics.iter().map(|nic| of(&nic.limits())).min().unwrap_or(0)
         };
         QueuePairOptions {
             service: self.service,
-            // One more for what carries no frame.
+            // One additional request for keep-alive messages, which carry no frame.
             sends: self.depth * self.requests_per_frame() + 1,
             receives: 1,
             sges: 1,
-            inline: self.inline.min(least(|limits| limits.max_inline)),
+            inline: self.inline.min(min(|limits| limits.max_inline)),
             events: self.wait != Wait::Busy,
         }
     }

@@ -1,4 +1,5 @@
-//! The memory that is sent from: the ring's, registered once; else copies; records that do not go inline.
+//! The memory from which frames are sent: the ring, which is registered once, or copies of frames; and records that are
+//! too large to be sent inline.
 
 use super::rail::{PayloadSource, RecordSource};
 use super::{LinkError, Options, SenderError};
@@ -10,13 +11,14 @@ use daq_core::region::{Placement, Region};
 use daq_core::ring::Lease;
 use std::sync::Arc;
 
-/// Most bytes that frames are copied to which cannot be read where they lie, one frame at least.
+/// Maximum size in bytes of the buffer for copies of frames that the NIC cannot read directly. The buffer always has
+/// room for at least one frame.
 const BOUNCE_BYTES: usize = 16 << 20;
 
-/// The keys of one region, one a rail: a card that stands there several times has one.
+/// The memory regions of one region, one per rail. Rails with the same NIC share a memory region.
 type RailRegions = Vec<Arc<MemoryRegion>>;
 
-/// Registers `region` with every card, for reading.
+/// Registers `region` with every NIC for reading.
 fn register_on_each(
     nics: &[Arc<dyn Nic>],
     region: &Arc<Region>,
@@ -41,15 +43,15 @@ fn register_on_each(
     Ok(keys)
 }
 
-/// Where payloads are read.
+/// The memory from which payloads are read.
 pub(super) struct Memory {
     ring: Arc<Region>,
-    /// Why the ring is not registered, where it is not.
+    /// The memory regions of the ring, or the reason why the ring is not registered.
     keys: Result<RailRegions, UnregistrableError>,
-    /// Where frames are copied to that no card reads where they lie.
+    /// The buffer for copies of frames that the NICs cannot read directly.
     bounce: Option<(SharedWords, RailRegions)>,
-    /// Frames that fit into it.
-    places: usize,
+    /// Number of frames that fit into the buffer `bounce`.
+    packets_per_frame: usize,
     stride: usize,
 }
 
@@ -65,9 +67,9 @@ impl Memory {
             return Err(SenderError::Registering(error.clone()));
         }
         let stride = options.slot.next_multiple_of(64).max(64);
-        let places = (BOUNCE_BYTES / stride).clamp(1, window);
+        let packets_per_frame = (BOUNCE_BYTES / stride).clamp(1, window);
         let bounce = (options.copied || keys.is_err()).then(|| {
-            let area = SharedWords::new(places * stride)?;
+            let area = SharedWords::new(packets_per_frame * stride)?;
             let keys = register_on_each(nics, area.region())?;
             Ok::<_, SenderError>((area, keys))
         });
@@ -75,7 +77,7 @@ impl Memory {
             ring: ring.clone(),
             keys,
             bounce: bounce.transpose()?,
-            places,
+            packets_per_frame,
             stride,
         })
     }
@@ -83,7 +85,7 @@ impl Memory {
     pub(super) fn path(&self) -> String {
         match &self.keys {
             Ok(keys) => format!(
-                "the NIC reads {} by {}",
+                "the NIC reads memory on {}, registered as {}",
                 self.ring.placement(),
                 keys[0].method()
             ),
@@ -91,15 +93,15 @@ impl Memory {
         }
     }
 
-    /// Most frames that may be under way.
+    /// Returns the maximum number of frames in flight.
     pub(super) fn window(&self) -> u64 {
         self.bounce
             .as_ref()
-            .map_or(u64::MAX, |_| self.places as u64)
+            .map_or(u64::MAX, |_| self.packets_per_frame as u64)
     }
 
-    /// Where frame `i` of `lease`, of number `n`, is read by the card of `rail`; in the posted work itself, where the CPU
-    /// reads it and it has at most `inline` bytes.
+    /// Returns the source of the payload of frame `i` of `lease`, which has number `n` in the stream, for the NIC of
+    /// `rail`. A payload of at most `inline` bytes that the CPU can read is sent inline.
     pub(super) fn source<'a>(
         &'a mut self,
         lease: &'a Lease<'_>,
@@ -125,33 +127,33 @@ impl Memory {
                     .to_owned(),
             ));
         };
-        let at = usize::try_from(n % self.places as u64).unwrap_or(0) * self.stride;
+        let at = usize::try_from(n % self.packets_per_frame as u64).unwrap_or(0) * self.stride;
         area.write(at, bytes);
         Ok(PayloadSource::Memory(&keys[rail], at, length))
     }
 }
 
-/// Where records are read, and messages that go inline are put together.
+/// The memory from which records are read, and the buffer in which inline messages are assembled.
 pub(super) struct Records {
-    /// Where records lie that do not go inline, one for each frame under way.
+    /// Records that are too large to be sent inline, one for each frame in flight.
     area: Option<(SharedWords, RailRegions)>,
     window: usize,
     inline: usize,
-    /// Most bytes of a record.
+    /// Maximum size of a record in bytes.
     stride: usize,
     buffer: Vec<u8>,
 }
 
 impl Records {
-    /// For records of frames with up to `places` places.
+    /// Creates a buffer for records of frames with up to `packets_per_frame` packets.
     pub(super) fn new(
         nics: &[Arc<dyn Nic>],
         options: &Options,
         window: usize,
-        places: u32,
+        packets_per_frame: u32,
     ) -> Result<Self, String> {
-        let (stride, inline) = (Record::bytes(places), options.inline as usize);
-        // A message's record goes inline only together with its payload.
+        let (stride, inline) = (Record::bytes(packets_per_frame), options.inline as usize);
+        // The record of a message is sent inline only together with its payload.
         let is_needed = options.mode == Mode::Send || stride > inline;
         let area = is_needed.then(|| {
             let area = SharedWords::new(window * stride).map_err(|error| error.to_string())?;
@@ -167,8 +169,9 @@ impl Records {
         })
     }
 
-    /// Puts a record down, of exactly `bytes` bytes where the receiver's next piece begins behind it, and the payload
-    /// behind it where both go inline: then they are the second part of the answer.
+    /// Stores a record. `padded` is the size of the record in bytes if the receiver expects a fixed size. If record and
+    /// payload together can be sent inline, the payload is stored after the record, and the second result contains
+    /// both.
     pub(super) fn store_record<'a>(
         &'a mut self,
         record: &Record,

@@ -1,21 +1,22 @@
-//! The sending end of a stream: frames of a ring go to a receiver on another host.
+//! The sending side of a stream: sends frames of a ring to a receiver on another host.
 //!
 //! ```text
 //!   lease ──post──▶ rail n % rails ──▶ receiver      within the receiver's credits
 //!     ▲               │ completions
-//!     └── so many ◀───┘                               a frame counts once its card is done with it
+//!     └── sent count ◀┘                               a frame counts as sent once its requests have completed
 //! ```
 //! # Guarantees
 //! - No frame is sent beyond the receiver's credits.
 //! - On a reliable connection a frame counts as sent once the receiver's NIC has acknowledged it, or the receiver has
 //!   confirmed it after an interruption. Missing frames that are still leased are sent again; none is delivered twice.
-//! - When [`Sender::send`] fails, no card reads the lease's slots any more: either nothing was under way, or the queues
-//!   are destroyed.
-//! - A receiver that is gone is an error with a sentence, within the time that was asked for; never a hang.
-//! - While it is connected nothing here allocates, locks or makes a system call for a frame.
+//! - When [`Sender::send`] fails, no NIC reads the slots of the lease any more: either no request was in flight, or the
+//!   queue pairs were destroyed.
+//! - An unavailable receiver is reported as an error within the configured time. No call to the sender blocks forever.
+//! - While the sender is connected, sending a frame allocates no memory, takes no lock and makes no system call.
 //!
 //! # Not guaranteed
-//! - On unreliable services that a frame came: it has left. What is missing is counted by the receiver, by number.
+//! - On unreliable services, delivery of a frame: the frame was sent, but may be lost. The receiver detects missing
+//!   frames by their numbers.
 
 mod connection;
 mod memory;
@@ -25,7 +26,7 @@ mod tests;
 
 use crate::connect::Connector;
 pub use crate::stream::wire::MAX_RAILS;
-use crate::stream::wire::{MAX_PLACES, Mode, Record};
+use crate::stream::wire::{MAX_PACKETS_PER_FRAME, Mode, Record};
 use crate::verbs::{Nic, Service, Status, VerbsError};
 use connection::{Connection, Reconnector, Terms};
 use daq_core::frame::FrameMeta;
@@ -42,75 +43,76 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long [`Sender::send`] stays away at most while it waits.
+/// Maximum time that [`Sender::send`] waits without progress.
 const SEND_TIME_LIMIT: Duration = Duration::from_millis(100);
-/// How often a receiver is seen to be there while nothing else goes to it.
+/// Interval of keep-alive requests while no frames are sent.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// How often the connection is looked at while nothing moves.
+/// Interval of the connection checks while there is no progress.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a waiting thread polls before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(20);
-/// Sleep time while it waits for credits, which raise no event.
+/// Sleep time while the sender waits for credits, which raise no event.
 const IDLE_SLEEP: Duration = Duration::from_micros(50);
-/// How long it sleeps at a time for a completion.
+/// Maximum time of one wait for a completion.
 const COMPLETION_WAIT: Duration = Duration::from_millis(1);
 /// Minimum time after which unacknowledged requests count as lost.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most frames of a rail between two completions.
+/// Maximum number of frames of a rail between two signaled requests.
 const SIGNAL_EVERY: u32 = 16;
 
-/// How frames are sent.
+/// Options of a sender.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The receiver, for messages.
+    /// The receiver's name in log messages and errors.
     pub peer: String,
-    /// By writes into its slots, or by messages.
+    /// The transfer mode: writes into the receiver's slots, or messages.
     pub mode: Mode,
-    /// Of the queues.
+    /// The transport service of the queue pairs.
     pub service: Service,
-    /// Most payload bytes of a frame.
+    /// Maximum payload of a frame in bytes.
     pub slot: usize,
-    /// Most places of a frame; 0 where frames have none.
-    pub places: u32,
-    /// Payloads and records of at most so many bytes go inline, if the cards take as many.
+    /// Maximum number of packets per frame; 0 if frames do not consist of packets.
+    pub packets_per_frame: u32,
+    /// Payloads and records up to this number of bytes are sent inline, if the NICs support inline data.
     pub inline: u32,
-    /// Most bytes of one write, so that large frames share a link.
+    /// Maximum size of one write in bytes. The limit lets large frames of several streams share a link.
     pub chunk: usize,
-    /// Most frames under way on a rail, at least 1; less where a card holds less.
+    /// Maximum number of frames in flight per rail, at least 1. Lowered if a NIC supports fewer.
     pub depth: u32,
-    /// How it waits.
+    /// How the sender waits for the receiver.
     pub wait: Wait,
     /// Time without progress after which a receiver is reported as unavailable.
     pub timeout: Duration,
-    /// How long one attempt to connect may take.
-    pub dial: Duration,
-    /// Whether the ring's reader is given copies of frames, not the ring's memory.
+    /// Maximum time of one connection attempt.
+    pub connect_timeout: Duration,
+    /// True: the ring's reader gets copies of the frames instead of the memory of the ring.
     pub copied: bool,
-    /// Most bytes of one message, set by [`Sender::new`].
+    /// Maximum size of a message in bytes; set by [`Sender::new`].
     pub message: u64,
 }
 
 impl Options {
-    /// Reliable writes of frames of up to `slot` bytes with up to `places` places, with the commonest choices.
-    pub fn new(peer: impl Into<String>, slot: usize, places: u32) -> Self {
+    /// Returns options for reliable writes of frames of up to `slot` bytes with up to `packets_per_frame` packets. All
+    /// other options have their default values.
+    pub fn new(peer: impl Into<String>, slot: usize, packets_per_frame: u32) -> Self {
         Self {
             peer: peer.into(),
             mode: Mode::Write,
             service: Service::Rc,
             slot,
-            places,
+            packets_per_frame,
             inline: 256,
             chunk: 1 << 20,
             depth: 128,
             wait: Wait::default(),
             timeout: Duration::from_secs(1),
-            dial: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(5),
             copied: false,
             message: u64::MAX,
         }
     }
 
-    /// Most work of one frame.
+    /// Returns the maximum number of requests per frame.
     fn requests_per_frame(&self) -> u32 {
         if self.service != Service::Rc {
             return 2;
@@ -123,44 +125,44 @@ impl Options {
     }
 }
 
-/// Why there is no sender.
+/// Error: a sender cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SenderError {
-    /// A card refused.
+    /// A verbs call failed.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// A card cannot read a GPU's memory.
+    /// A NIC cannot read GPU memory.
     #[error("{0}; set `path = \"staged\"` to send through host memory")]
     Registering(#[from] crate::registration::UnregistrableError),
-    /// There is no memory for records.
+    /// No memory for records is available.
     #[error(transparent)]
     Memory(#[from] RegionError),
-    /// There is no thread to connect.
+    /// The connecting thread cannot be started.
     #[error("cannot start the thread that connects: {0}")]
     Thread(#[from] std::io::Error),
-    /// The options cannot be met.
+    /// The options cannot be satisfied.
     #[error("{0}")]
     Options(String),
 }
 
-/// The receiver is away for now, with what is known of it.
+/// Error: the receiver is currently unavailable.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct Unavailable {
-    /// What happened and what helps.
+    /// The reason why the receiver is unavailable, and the fix.
     pub why: String,
 }
 
-/// What a sender counts.
+/// The counters of a sender.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
-    /// Times that it was connected.
+    /// Number of established connections.
     pub connections: Counter,
-    /// Times that it began to wait for credits.
+    /// Number of times that the sender started to wait for credits.
     pub stalls: Counter,
 }
 
-/// What has broken a connection.
+/// The reason why a connection failed.
 #[derive(Debug)]
 enum LinkError {
     Verbs(VerbsError),
@@ -176,17 +178,17 @@ impl std::fmt::Display for LinkError {
             Self::Completion(status) => {
                 let why = match status {
                     Status::Unanswered => {
-                        "it does not answer: its process ended or the link is down"
+                        "the receiver does not answer: its process ended or the link is down"
                     }
-                    Status::NotReady => "it had no receive posted in any retry",
+                    Status::NotReady => "the receiver posted no receive before the retries ended",
                     Status::RemoteAccess => {
-                        "its NIC rejected the remote key or address, because its memory was registered again"
+                        "the receiver's NIC rejected the remote key or address, because the receiver registered its memory again"
                     }
-                    Status::RemoteOperation => "its NIC failed during the operation",
+                    Status::RemoteOperation => "the receiver's NIC failed during the operation",
                     Status::Local => {
-                        "the local NIC rejected its own memory; this is a defect of daq"
+                        "the local NIC rejected access to local memory; this is a defect of daq"
                     }
-                    Status::Flushed => "the queue pair had failed before",
+                    Status::Flushed => "the queue pair failed during an earlier request",
                     Status::Success | Status::Other(_) => "the NIC failed",
                 };
                 write!(f, "{why} ({})", status.name())
@@ -195,10 +197,10 @@ impl std::fmt::Display for LinkError {
     }
 }
 
-/// A frame as its ring calls it.
+/// The identity of a frame in its ring.
 type FrameId = (u32, u64);
 
-/// The sending end. Fields are dropped in their order: queues, then keys, then memory.
+/// The sending side of a stream. The fields are dropped in order: queue pairs, then memory regions, then memory.
 pub struct Sender {
     connection: Option<Connection>,
     connector: Reconnector,
@@ -206,37 +208,38 @@ pub struct Sender {
     records: Records,
     options: Options,
     rails: u64,
-    /// Most frames under way.
+    /// Maximum number of frames in flight.
     window: u64,
     signal_every: u64,
-    /// Frames before this one were sent or lost.
+    /// Number of the first frame that is neither sent nor lost.
     done: u64,
-    /// The next frame to be posted on this connection.
+    /// Number of the next frame to post on this connection.
     posted: u64,
-    /// The first frame that was never posted.
+    /// Number of the first frame that was never posted on any connection.
     next_unposted: u64,
-    /// Frame `done` while it may have been posted, after a break.
+    /// After an interruption, the identity of frame `done` if it may have been posted before.
     uncertain: Option<FrameId>,
-    /// The first frame that can still be sent, for the thread that connects.
+    /// Number of the first frame that can still be sent, for the thread that connects.
     first: Arc<AtomicU64>,
-    /// Since when nothing has moved.
+    /// Time of the last progress.
     last_progress: Instant,
-    /// When the connection was looked at.
+    /// Time of the last check of the connection.
     checked: Instant,
-    /// When something was posted, as far as `check_peer` saw, and what had been.
+    /// Time at which `check_peer` last detected new frames or sent keep-alive requests, and the value of `posted` at
+    /// that time.
     last_keep_alive: (Instant, u64),
-    /// Whether it waits for credits.
+    /// True while the sender waits for credits.
     is_stalled: bool,
-    /// Why there is no connection.
+    /// The reason why there is no connection.
     why: String,
     counters: Counters,
-    /// Limits on log messages: connected, disconnected.
+    /// Limits on the log messages `connected` and `disconnected`.
     limits: (LogLimit, LogLimit),
 }
 
 impl Sender {
-    /// A sender of frames whose payload lies in `ring`, through one queue for each of `nics`; the same card may stand
-    /// there several times. It begins to connect at once.
+    /// Creates a sender of frames whose payload is in `ring`, with one queue pair for each of `nics`; a NIC may occur
+    /// several times. Connecting starts immediately.
     pub fn new(
         nics: Vec<Arc<dyn Nic>>,
         connector: Box<dyn Connector>,
@@ -247,21 +250,21 @@ impl Sender {
         let rails = nics.len();
         if rails == 0 || rails > usize::from(MAX_RAILS) {
             return Err(SenderError::Options(format!(
-                "{rails} queue pairs: a stream must have 1 to {MAX_RAILS}"
+                "a stream must have 1 to {MAX_RAILS} queue pairs, but has {rails}"
             )));
         }
-        if options.places > MAX_PLACES {
+        if options.packets_per_frame > MAX_PACKETS_PER_FRAME {
             return Err(SenderError::Options(format!(
-                "frames of {} places: the maximum is {MAX_PLACES}",
-                options.places
+                "`packets_per_frame` is {}, but must be at most {MAX_PACKETS_PER_FRAME}",
+                options.packets_per_frame
             )));
         }
         apply_limits(&nics, &mut options)?;
         probe_queue_pairs(&nics, &mut options)?;
         let window = rails * options.depth as usize;
         let memory = Memory::new(&nics, ring, &options, window)?;
-        let records =
-            Records::new(&nics, &options, window, options.places).map_err(SenderError::Options)?;
+        let records = Records::new(&nics, &options, window, options.packets_per_frame)
+            .map_err(SenderError::Options)?;
         let first = Arc::new(AtomicU64::new(0));
         let mut connector = Reconnector::new(Terms {
             connector,
@@ -300,27 +303,30 @@ impl Sender {
         })
     }
 
-    /// Which way the ring's memory is read, for the log.
+    /// Returns how the NIC reads the ring's memory, for the log.
     pub fn path(&self) -> String {
         self.memory.path()
     }
 
-    /// Whether frames can go now.
+    /// Returns true if a receiver is connected.
     pub const fn is_connected(&self) -> bool {
         self.connection.is_some()
     }
 
-    /// Sends the frames of `lease` from `from` on and says how many of them the receiver surely has, on unreliable
-    /// services: how many have left. It stays about 100 ms at most while nothing moves; then it has sent fewer, or none,
-    /// and is to be called again with the same lease and what is left of it.
+    /// Sends the frames of `lease`, starting with frame `from`. Returns the number of frames that the receiver
+    /// certainly has or, on unreliable services, that were sent. Returns after about 100 ms without progress. The
+    /// number is then smaller than requested or 0, and the caller must call again with the same lease and the remaining
+    /// frames.
     ///
-    /// After an error the frames may be offered again, or not: frames count as the same if their epoch and sequence are.
+    /// # Errors
+    /// If the receiver is unavailable. The caller may offer the frames again or drop them. Two offered frames are the
+    /// same frame if their epochs and sequence numbers are equal.
     pub fn send(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, Unavailable> {
         let until = Instant::now() + SEND_TIME_LIMIT;
         let end = (lease.len() - from) as u64;
         self.match_uncertain(lease, from);
         let start = self.done;
-        // What frame `n` is in the lease does not change while this one is sent.
+        // The position of frame `n` in the lease does not change during this call.
         let place = |n: u64| from + usize::try_from(n - start).unwrap_or(usize::MAX);
         loop {
             if let Some(unavailable) = self.connect(until) {
@@ -343,7 +349,8 @@ impl Sender {
                         let sent = self.done - start;
                         return if sent == 0 && self.is_backpressured() {
                             Err(Unavailable {
-                                why: "it accepts no frames because its ring is full".to_owned(),
+                                why: "the receiver accepts no frames because its ring is full"
+                                    .to_owned(),
                             })
                         } else {
                             Ok(self.finish_send(sent, lease, from))
@@ -356,11 +363,11 @@ impl Sender {
         }
     }
 
-    /// To be called about once a second while no lease is held: sees whether the receiver is still there.
+    /// Checks whether the receiver is still connected. Should be called about once per second while no lease is held.
     pub fn tick(&mut self) {
         self.discard_uncertain();
         if self.connection.is_none() {
-            // A receiver that came back is met before there are frames for it.
+            // Reconnects even if there are no frames to send.
             if let Some(answer) = self.connector.wait(Duration::ZERO) {
                 self.take(answer);
             }
@@ -372,8 +379,8 @@ impl Sender {
         }
     }
 
-    /// Sends the receiver a close message with the number of frames, so that it counts frames that were lost at the
-    /// end. On a reliable connection all sent frames have been acknowledged before.
+    /// Sends the receiver a close message with the number of frames, so that the receiver also counts frames that were
+    /// lost at the end. On a reliable connection all sent frames have been acknowledged before.
     pub fn finish(&mut self) {
         let frames = self.next_unposted.max(self.done);
         self.set_done(frames);
@@ -383,7 +390,8 @@ impl Sender {
         }
     }
 
-    /// Sees whether the frames of before are offered again; else they are lost, and so are their numbers.
+    /// Checks whether the uncertain frames are offered again. If not, these frames are lost and their numbers are not
+    /// reused.
     fn match_uncertain(&mut self, lease: &Lease<'_>, from: usize) {
         if self
             .uncertain
@@ -391,13 +399,13 @@ impl Sender {
         {
             self.discard_uncertain();
         }
-        // What is under way goes on from call to call, and so does the time in which nothing of it was acknowledged.
+        // Frames remain in flight between calls, and the time without an acknowledgement continues to count.
         if !self.is_stalled && self.posted <= self.done {
             self.last_progress = Instant::now();
         }
     }
 
-    /// The frames that may have been posted will not be offered again: their numbers are used up.
+    /// Discards the frames that may have been posted and are not offered again. Their numbers are not reused.
     fn discard_uncertain(&mut self) {
         if self.uncertain.take().is_some() {
             self.set_done(self.next_unposted);
@@ -413,7 +421,7 @@ impl Sender {
         self.first.store(done, Ordering::Release);
     }
 
-    /// Has a connection; else says why there is none by `until`.
+    /// Waits for a connection until `until`. Returns the reason if no connection was established.
     fn connect(&mut self, until: Instant) -> Option<Unavailable> {
         while self.connection.is_none() {
             let left = until.saturating_duration_since(Instant::now());
@@ -427,7 +435,7 @@ impl Sender {
         None
     }
 
-    /// Takes what the thread that connects has brought; whether it is a connection that frames can go by.
+    /// Handles the result of a connection attempt. Returns true if frames can be sent over the new connection.
     fn take(&mut self, answer: Result<Connection, String>) -> bool {
         let connection = match answer {
             Ok(connection) => connection,
@@ -439,20 +447,20 @@ impl Sender {
         let next = connection.next;
         if next > self.next_unposted {
             self.why = format!(
-                "it requested frame {next}, but only {} were sent",
+                "the receiver requested frame {next}, but only {} frames were sent; reconnecting",
                 self.next_unposted
             );
             return false;
         }
         if next < self.done {
-            // Meanwhile frames were given up that it was promised.
+            // Frames that the receiver expects were dropped in the meantime.
             "frames were dropped during the connection attempt; reconnecting"
                 .clone_into(&mut self.why);
             return false;
         }
         if next > self.done {
             tracing::debug!(
-                "{}: it already has {} frames from before the interruption",
+                "{}: the receiver already has {} frames that were sent before the interruption",
                 self.options.peer,
                 next - self.done
             );
@@ -465,7 +473,7 @@ impl Sender {
         self.counters.connections.add(1);
         self.limits.0.run(|suppressed| {
             tracing::info!(
-                "connected with {}: {}, {}, from frame {next} on{suppressed}",
+                "connected to {}: {}, {}, starting with frame {next}{suppressed}",
                 self.options.peer,
                 counted(connection.rails.len(), "queue pair"),
                 counted(connection.rails[0].offer.slots, "slot")
@@ -475,8 +483,8 @@ impl Sender {
         true
     }
 
-    /// Posts what may be posted of the frames before `end`, of which frame `n` is at `place(n)` of `lease`; whether any
-    /// was.
+    /// Posts the frames before `end` that may be posted now; frame `n` is at `place(n)` in `lease`. Returns true if any
+    /// were posted.
     fn post(
         &mut self,
         lease: &Lease<'_>,
@@ -498,7 +506,7 @@ impl Sender {
         }
         while self.posted < stop {
             let (n, i) = (self.posted, place(self.posted));
-            // Even if its posting fails, a part of it may have gone.
+            // Even if posting fails, parts of the frame may have been sent.
             self.next_unposted = self.next_unposted.max(n + 1);
             let index = usize::try_from(n % self.rails).unwrap_or(0);
             let rail = &mut connection.rails[index];
@@ -517,10 +525,12 @@ impl Sender {
                 timestamp: meta.timestamp,
                 length: payload.bytes() as u64,
                 flags: meta.flags.0,
-                places: meta.places,
+                packets_per_frame: meta.packets_per_frame,
                 arrived: meta.arrived,
             };
-            let words = &words[..words.len().min((meta.places as usize).div_ceil(64))];
+            let words = &words[..words
+                .len()
+                .min((meta.packets_per_frame as usize).div_ceil(64))];
             let inline = match payload {
                 PayloadSource::Inline(bytes) if is_message => Some(bytes),
                 _ => None,
@@ -531,7 +541,8 @@ impl Sender {
                 payload,
                 record,
                 chunk: self.options.chunk,
-                // The last ones of now, and some between, so that there is always room.
+                // The last frames of this call are signaled, and some in between, so that queue entries become free in
+                // time.
                 signaled: n + self.rails >= stop
                     || (n / self.rails) % self.signal_every == self.signal_every - 1,
             };
@@ -545,7 +556,7 @@ impl Sender {
         Ok(true)
     }
 
-    /// Collects what is done; whether there was any.
+    /// Collects completions. Returns true if at least one completion was collected.
     fn collect(&mut self) -> Result<bool, LinkError> {
         let Some(connection) = &mut self.connection else {
             return Ok(false);
@@ -562,7 +573,7 @@ impl Sender {
         Ok(any)
     }
 
-    /// Passes a little time, or finds that the connection is no good.
+    /// Waits for a short time. Fails if the connection has failed.
     fn idle(&mut self) -> Result<(), LinkError> {
         let stood = self.last_progress.elapsed();
         if self.checked.elapsed() >= CHECK_INTERVAL {
@@ -572,13 +583,13 @@ impl Sender {
         let timeout = self.options.timeout;
         if is_under_way && stood >= timeout.max(MIN_ACK_TIMEOUT) {
             return Err(LinkError::Reason(format!(
-                "it has acknowledged nothing for {} s",
+                "the receiver has acknowledged nothing for {} s",
                 stood.as_secs()
             )));
         }
         if self.is_stalled && self.options.service != Service::Rc && stood >= timeout {
             return Err(LinkError::Reason(
-                "it sends no more credits, because frames or credits were lost; reconnecting"
+                "the receiver sends no more credits, because frames or credits were lost; reconnecting"
                     .to_owned(),
             ));
         }
@@ -601,12 +612,12 @@ impl Sender {
         Ok(())
     }
 
-    /// Whether the receiver takes nothing for longer than it is waited for.
+    /// Returns true if the receiver has granted no credits for longer than the timeout.
     fn is_backpressured(&self) -> bool {
         self.is_stalled && self.last_progress.elapsed() >= self.options.timeout
     }
 
-    /// Looks whether the receiver is still there, and writes nothing to it where nothing else goes.
+    /// Checks whether the receiver is still connected. Posts keep-alive requests if no frames are sent.
     fn check_peer(&mut self) -> Result<(), LinkError> {
         let now = Instant::now();
         self.checked = now;
@@ -623,7 +634,7 @@ impl Sender {
             if connection.rails.iter().any(Rail::is_keep_alive_pending) {
                 if now - at >= KEEP_ALIVE + MIN_ACK_TIMEOUT {
                     return Err(LinkError::Reason(format!(
-                        "it has acknowledged nothing for {} s",
+                        "the receiver has acknowledged nothing for {} s",
                         (now - at).as_secs()
                     )));
                 }
@@ -637,8 +648,9 @@ impl Sender {
         Ok(())
     }
 
-    /// Ends the connection: its queues are destroyed here, so that no card reads or writes anything for it any more.
-    /// `held` is the first frame that is not done, where a lease is held.
+    /// Ends the connection. The queue pairs are destroyed, so that no NIC reads or writes memory for this connection
+    /// any more. `held` is the current lease and the index of its first frame that is neither sent nor lost; `None`
+    /// without a lease.
     fn disconnect(&mut self, why: &LinkError, held: Option<(&Lease<'_>, usize)>) {
         if self.connection.take().is_none() {
             return;
@@ -661,7 +673,8 @@ impl Sender {
         self.connector.go();
     }
 
-    /// What is returned for `sent` frames of a lease; what comes behind them may be known to the receiver already.
+    /// Returns the result of [`send`](Self::send) for `sent` frames, and updates the identity of the next frame, which
+    /// the receiver may have already.
     fn finish_send(&mut self, sent: u64, lease: &Lease<'_>, from: usize) -> usize {
         let sent = usize::try_from(sent)
             .unwrap_or(usize::MAX)
@@ -680,12 +693,12 @@ impl Sender {
     }
 }
 
-/// What a frame is called by its ring.
+/// Returns the identity of a frame in its ring.
 const fn frame_id(meta: &FrameMeta) -> FrameId {
     (meta.epoch, meta.sequence)
 }
 
-/// Brings the options down to what every card can do.
+/// Lowers the options to the limits of all NICs.
 fn apply_limits(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> {
     if matches!(
         (options.mode, options.service),
@@ -702,7 +715,7 @@ fn apply_limits(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), Send
     }
     if options.service == Service::Ud && nics.len() > 1 {
         return Err(SenderError::Options(format!(
-            "{} queue pairs: ud supports only one",
+            "ud supports only one queue pair, but the stream has {}",
             nics.len()
         )));
     }
@@ -715,21 +728,21 @@ fn apply_limits(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), Send
         }
         if options.service == Service::Uc && options.slot as u64 > options.message {
             return Err(SenderError::Options(format!(
-                "{}: a message has at most {} bytes, a frame {}: make `slot` smaller",
+                "{}: a frame has {} bytes, but a message can have at most {}: lower `slot`",
                 nic.name(),
-                options.message,
-                options.slot
+                options.slot,
+                options.message
             )));
         }
-        let most = usize::try_from(limits.max_message).unwrap_or(usize::MAX);
-        options.chunk = options.chunk.clamp(1, most.max(1));
+        let max = usize::try_from(limits.max_message).unwrap_or(usize::MAX);
+        options.chunk = options.chunk.clamp(1, max.max(1));
     }
     let requests_per_frame = options.requests_per_frame();
     for nic in nics {
         let room = nic.limits().max_work.saturating_sub(1) / requests_per_frame;
         if room == 0 {
             return Err(SenderError::Options(format!(
-                "{}: a frame of {} B takes {requests_per_frame} writes, more than its queue pairs support: make `slot` smaller",
+                "{}: a frame of {} bytes needs {requests_per_frame} writes, but the queue pairs support fewer: lower `slot`",
                 nic.name(),
                 options.slot
             )));
@@ -739,8 +752,8 @@ fn apply_limits(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), Send
     Ok(())
 }
 
-/// Makes a queue of each card as the stream's will be, and asks for less until it is made: what a card says of its limits
-/// holds for the smallest work alone.
+/// Creates a queue pair on each NIC with the stream's options. If a NIC rejects the options, lowers the options and
+/// tries again, because the limits that a NIC reports are valid only for the smallest requests.
 fn probe_queue_pairs(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> {
     let wanted = (options.depth, options.inline);
     for (i, nic) in nics.iter().enumerate() {
@@ -749,7 +762,7 @@ fn probe_queue_pairs(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(),
         }
         let before = (options.depth, options.inline);
         while let Err(error) = nic.create_queue_pair(&options.queue_pair_options(nics)) {
-            // No other answer is about the size of what was asked for.
+            // Only these errors can be caused by the requested size.
             let is_too_much = matches!(error.errno, libc::EINVAL | libc::ENOMEM | libc::ENOSPC);
             if is_too_much && options.depth > 1 {
                 options.depth /= 2;
@@ -759,7 +772,7 @@ fn probe_queue_pairs(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(),
                 return Err(error.into());
             }
         }
-        // Where less inline was the remedy, fewer frames were none.
+        // If a lower inline size was the solution, the lower depth was not necessary and is raised again.
         while options.inline < before.1 && options.depth < before.0 {
             let depth = options.depth;
             options.depth = (depth * 2).min(before.0);
@@ -774,7 +787,7 @@ fn probe_queue_pairs(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(),
     }
     if wanted != (options.depth, options.inline) {
         tracing::warn!(
-            "{}: the NICs cannot create queue pairs for {} frames with {} B inline; using {} frames with {} B",
+            "{}: the NICs cannot create queue pairs for {} frames in flight with {} inline bytes; using {} frames with {} bytes",
             options.peer,
             wanted.0,
             wanted.1,

@@ -1,20 +1,20 @@
-//! One queue of a stream: posting frames, collecting what became of them.
+//! One queue pair of a stream: posts frames and collects their completions.
 
 use super::LinkError;
 use crate::stream::wire::{Offer, Record};
 use crate::verbs::{MemoryRegion, Payload, QueuePair, Status, Verb, WorkCompletion, WorkRequest};
 
-/// The id of work that carries no frame.
+/// The id of keep-alive requests, which carry no frame.
 const KEEP_ALIVE: u64 = u64::MAX;
-/// Completions collected at once.
+/// Maximum number of completions collected in one call.
 const BATCH: usize = 16;
 
-/// Where a frame's payload lies.
+/// The location of a frame's payload.
 #[derive(Clone, Copy)]
 pub(super) enum PayloadSource<'a> {
-    /// So many bytes from an offset on of registered memory.
+    /// Registered memory: the region, the offset and the number of bytes.
     Memory(&'a MemoryRegion, usize, usize),
-    /// Bytes that go inline.
+    /// Bytes that are sent inline.
     Inline(&'a [u8]),
 }
 
@@ -27,12 +27,12 @@ impl PayloadSource<'_> {
     }
 }
 
-/// Where a frame's record lies.
+/// The location of a frame's record.
 #[derive(Clone, Copy)]
 pub(super) enum RecordSource<'a> {
-    /// So many bytes from an offset on of registered memory.
+    /// Registered memory: the region, the offset and the number of bytes.
     Memory(&'a MemoryRegion, usize, usize),
-    /// It goes inline.
+    /// Bytes that are sent inline.
     Inline(&'a [u8]),
 }
 
@@ -54,28 +54,28 @@ impl RecordSource<'_> {
     }
 }
 
-/// One frame to be posted.
+/// A frame to post on a queue pair, with the locations of its payload and record.
 #[derive(Clone, Copy)]
 pub(super) struct FramePost<'a> {
     pub(super) number: u64,
     pub(super) payload: PayloadSource<'a>,
     pub(super) record: RecordSource<'a>,
-    /// Most bytes of one write.
+    /// Maximum size of one write in bytes.
     pub(super) chunk: usize,
     pub(super) signaled: bool,
 }
 
-/// A connected queue and what its receiver has offered.
+/// A connected queue pair and the receiver's offer.
 pub(super) struct Rail {
     queue: Box<dyn QueuePair>,
     pub(super) offer: Offer,
     index: u64,
     rails: u64,
-    /// Frames of this rail before this one are done.
+    /// All frames of this rail with a number below this one are done.
     done: u64,
-    /// Whether work without a frame is under way.
+    /// True if a keep-alive request is in flight.
     keep_alive_pending: bool,
-    /// Whether what was written before a message is there once that is.
+    /// True if a received message implies that all earlier writes have arrived.
     is_reliable: bool,
 }
 
@@ -99,24 +99,24 @@ impl Rail {
         }
     }
 
-    /// Frames of this rail before this one are done.
+    /// Returns the limit below which all frames of this rail are done.
     pub(super) const fn done(&self) -> u64 {
         self.done
     }
 
-    /// Whether work without a frame is under way.
+    /// Returns true if a keep-alive request is in flight.
     pub(super) const fn is_keep_alive_pending(&self) -> bool {
         self.keep_alive_pending
     }
 
-    /// Bytes of a record in the receiver's memory.
+    /// Returns the size of a record in the receiver's memory in bytes.
     pub(super) const fn record_bytes(&self) -> usize {
-        Record::bytes(self.offer.places)
+        Record::bytes(self.offer.packets_per_frame)
     }
 
-    /// Posts a frame by writes into its slot: the payload, then the record with the frame's number. On an unreliable
-    /// connection the record comes first, and the payload, whole, with the number: the number's message is there in full
-    /// or not at all.
+    /// Posts a frame as writes into its slot: first the payload, then the record with the frame number as immediate
+    /// data. On an unreliable connection the order is reversed: first the record, then the payload in a single write
+    /// with the frame number. This last message arrives completely or not at all.
     pub(super) fn write(&mut self, frame: &FramePost<'_>) -> Result<(), LinkError> {
         let offer = &self.offer;
         let slot =
@@ -129,7 +129,7 @@ impl Rail {
             immediate,
         };
         let record = |immediate| Verb::Write {
-            address: offer.record_address + slot * Record::bytes(offer.places) as u64,
+            address: offer.record_address + slot * Record::bytes(offer.packets_per_frame) as u64,
             rkey: offer.record_rkey,
             immediate,
         };
@@ -161,7 +161,8 @@ impl Rail {
         }
     }
 
-    /// Posts a frame as one message: the record, then the payload. `whole` has both where they go inline.
+    /// Posts a frame as one message: the record, then the payload. `whole` contains record and payload if both are sent
+    /// inline.
     pub(super) fn send(
         &mut self,
         frame: &FramePost<'_>,
@@ -187,14 +188,14 @@ impl Rail {
             (None, RecordSource::Memory(memory, from, bytes), PayloadSource::Inline(payload)) => {
                 debug_assert!(
                     payload.is_empty(),
-                    "a payload beside a record lies in memory"
+                    "an inline payload of a record in memory must be empty"
                 );
                 post(Payload::Memory(&[memory.sge(from, bytes)]))
             }
         }
     }
 
-    /// Posts work without a payload, so that a receiver that is gone is noticed.
+    /// Posts a write without a payload, which fails if the receiver has disconnected.
     pub(super) fn keep_alive(&mut self) -> Result<(), LinkError> {
         self.keep_alive_pending = true;
         let verb = Verb::Write {
@@ -211,7 +212,7 @@ impl Rail {
         )
     }
 
-    /// Collects what is done; whether there was any.
+    /// Collects completions. Returns true if at least one completion was collected.
     pub(super) fn poll(&mut self) -> Result<bool, LinkError> {
         let mut done = [NOTHING; BATCH];
         let mut any = false;
@@ -236,7 +237,7 @@ impl Rail {
         }
     }
 
-    /// Waits until something may be done, `limit` at most; false where it cannot.
+    /// Waits at most `limit` for a completion. Returns false if waiting is not supported.
     pub(super) fn wait(&mut self, limit: std::time::Duration) -> Result<bool, LinkError> {
         self.queue.wait(limit).map_err(LinkError::Verbs)
     }
@@ -266,8 +267,11 @@ const NOTHING: WorkCompletion = WorkCompletion {
     immediate: None,
 };
 
-/// The low half of a frame's number.
-#[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+/// Returns the low half of a frame number.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "only the low half is needed"
+)]
 const fn low(number: u64) -> u32 {
     number as u32
 }

@@ -1,3 +1,3 @@
-//! What needs `unsafe`.
+//! The `unsafe` code of streams.
 
 pub mod shared_words;

@@ -5,14 +5,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Host memory of one owner, to be registered with cards. It stays as long as anything holds its region.
+/// Host memory that can be registered with NICs and accessed by its owner. The memory exists as long as the region is
+/// referenced.
 #[derive(Debug)]
 pub struct SharedWords {
     region: Arc<Region>,
 }
 
 impl SharedWords {
-    /// At least `bytes` zeroes, locked in memory where that is allowed.
+    /// Allocates at least `bytes` zeroed bytes. The bytes are locked in RAM if the process has the permission.
     pub fn new(bytes: usize) -> Result<Self, RegionError> {
         let options = HostOptions {
             lock: true,
@@ -23,54 +24,62 @@ impl SharedWords {
         })
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// The little-endian word at byte `at`, and with it all that its writer wrote before.
+    /// Reads the little-endian word at byte `at` with acquire ordering: everything that the writer of the word wrote
+    /// before the word is visible.
     ///
     /// # Panics
-    /// If it does not lie inside, or is not aligned.
+    /// If the word is not inside the memory or not aligned.
     pub fn word(&self, at: usize) -> u64 {
-        assert!(at.is_multiple_of(8), "a word at byte {at}");
+        assert!(
+            at.is_multiple_of(8),
+            "the word offset {at} is not a multiple of 8"
+        );
         let place = self.place(at, 8).cast::<AtomicU64>();
-        // SAFETY: `place` is 8 bytes inside the region, which `self` keeps and which is never unmapped before, aligned
-        // as regions begin at pages. Concurrent writers write whole words: a NIC (aligned words of 8 bytes
-        // are not torn by PCIe) or an atomic store.
+        // SAFETY:
+        // - `place` is 8 bytes inside the region, which `self` keeps mapped.
+        // - The address is aligned, because regions start at page boundaries.
+        // - Concurrent writers write whole words: a NIC (PCIe does not tear aligned 8-byte words) or an atomic store.
         u64::from_le(unsafe { place.as_ref() }.load(Ordering::Acquire))
     }
 
-    /// Writes `bytes` at byte `at`. No posted work may name them.
+    /// Writes `bytes` at byte `at`. No posted request may read this range.
     ///
     /// # Panics
-    /// If they do not lie inside.
+    /// If the range is not inside the memory.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         let place = self.place(at, bytes.len());
-        // SAFETY: `place` is as many bytes inside the region, which `self` keeps. No reference to them exists in this
-        // process: `SharedWords` returns no references and is borrowed mutably. `bytes` cannot overlap for the same reason.
+        // SAFETY:
+        // - The range at `place` is inside the region, which `self` keeps mapped.
+        // - No reference to it exists in this process, because `SharedWords` returns no references and is borrowed
+        //   mutably. For the same reason `bytes` cannot overlap it.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), place.as_ptr(), bytes.len());
         }
     }
 
-    /// The `bytes` bytes at byte `at`. No one may write them at the same time.
+    /// Returns the `bytes` bytes at byte `at`. These bytes must not be written concurrently.
     #[cfg(test)]
     pub fn read(&self, at: usize, bytes: usize) -> Vec<u8> {
         let place = self.place(at, bytes);
-        // SAFETY: `place` is as many initialised bytes inside the region, which `self` keeps; they are copied at once.
+        // SAFETY: the range at `place` is initialised and inside the region, which `self` keeps mapped. It is copied
+        // immediately.
         unsafe { std::slice::from_raw_parts(place.as_ptr(), bytes) }.to_vec()
     }
 
-    /// The address of `bytes` bytes at `at`.
+    /// Returns the address of `bytes` bytes at `at`.
     fn place(&self, at: usize, bytes: usize) -> NonNull<u8> {
         let end = at.checked_add(bytes);
         assert!(
             end.is_some_and(|end| end <= self.region.bytes()),
-            "{bytes} bytes at {at} of an area of {}",
+            "{bytes} bytes at offset {at} exceed the shared memory of {} bytes",
             self.region.bytes()
         );
-        // SAFETY: `at` is inside the region, or its end, as was just seen.
+        // SAFETY: `at` is inside the region or at its end, as was just checked.
         unsafe { self.region.address().add(at) }
     }
 }
@@ -88,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "of an area of")]
+    #[should_panic(expected = "exceed the shared memory of")]
     fn shared_words_outside_are_rejected() {
         let mut area = SharedWords::new(64).unwrap();
         let end = area.region().bytes();

@@ -1,5 +1,5 @@
-//! libibverbs, librdmacm and libmlx5: generated types and constants, and functions that open their library at the first
-//! call.
+//! Bindings of libibverbs, librdmacm and libmlx5: generated types and constants, and functions that load their library
+//! at the first call.
 //!
 //! The names are those of the headers. A function whose library or symbol is absent sets `errno` to `EOPNOTSUPP` and
 //! returns a null pointer or -1. `drivers/rdma/bindings` generates `bindings.rs`.
@@ -30,13 +30,13 @@ mod bindings {
     include!("bindings.rs");
 }
 
-/// Defines each function that a header declares as a call through a pointer that is looked up once.
+/// Defines each function of a header as a call through a pointer that is looked up once.
 macro_rules! functions {
     ($(pub fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {$(
-        /// The library's function of this name.
+        /// The library's function with this name.
         ///
         /// # Safety
-        /// As the library documents.
+        /// The requirements are those that the library documents.
         pub unsafe fn $name($($argument: $type),*) $(-> $result)? {
             type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
             static FUNCTION: std::sync::OnceLock<Option<Function>> = std::sync::OnceLock::new();
@@ -55,14 +55,14 @@ macro_rules! functions {
 }
 use functions;
 
-/// A library's functions begin with its prefix.
+/// The prefix of the function names of each library.
 const LIBRARIES: [(&str, &str); 3] = [
     ("ibv_", "libibverbs.so.1"),
     ("rdma_", "librdmacm.so.1"),
     ("mlx5dv_", "libmlx5.so.1"),
 ];
 
-/// The address of the function `name` in its library, which stays open until the process ends.
+/// Returns the address of the function `name`. The library of the function stays loaded until the process ends.
 fn symbol(name: &str) -> Option<std::ptr::NonNull<c_void>> {
     static OPEN: [OnceLock<Option<libloading::Library>>; LIBRARIES.len()] =
         [const { OnceLock::new() }; LIBRARIES.len()];
@@ -71,13 +71,13 @@ fn symbol(name: &str) -> Option<std::ptr::NonNull<c_void>> {
         .position(|(prefix, _)| name.starts_with(prefix))?;
     let library = OPEN[at].get_or_init(|| {
         let file = LIBRARIES[at].1;
-        // SAFETY: the libraries of rdma-core have no constructors that need more than a process.
+        // SAFETY: the libraries of rdma-core have no constructors with special requirements.
         let opened = unsafe { libloading::Library::new(file) };
         opened
             .inspect_err(|error| tracing::debug!("cannot open {file}: {error}"))
             .ok()
     });
-    // SAFETY: the type is a plain address; `functions!` gives it the type from the header.
+    // SAFETY: the type is a plain address; `functions!` converts it to the type from the header.
     let symbol = unsafe { library.as_ref()?.get::<*mut c_void>(name) };
     let address = symbol
         .inspect_err(|error| tracing::debug!("{error}"))
@@ -85,12 +85,12 @@ fn symbol(name: &str) -> Option<std::ptr::NonNull<c_void>> {
     std::ptr::NonNull::new(*address)
 }
 
-/// Whether the installed library has the function `name`.
+/// Returns true if the installed library has the function `name`.
 pub fn is_present(name: &str) -> bool {
     symbol(name).is_some()
 }
 
-/// What a function returns whose library is absent.
+/// Defines the value that a function returns if its library is absent.
 trait Failure {
     const FAILURE: Self;
 }
@@ -112,7 +112,7 @@ impl<T> Failure for *const T {
 }
 
 fn absent<T: Failure>() -> T {
-    // SAFETY: the address of the calling thread's `errno`.
+    // SAFETY: the pointer is the address of the calling thread's `errno`.
     unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
     T::FAILURE
 }
@@ -136,7 +136,7 @@ mod tests {
         assert!(absent::<*const c_void>().is_null());
     }
 
-    /// Every function of the bindings is in the installed libraries.
+    /// The installed libraries must have every function of the bindings.
     #[test]
     fn installed_library_has_every_bound_function() {
         let names: Vec<&str> = include_str!("bindings.rs")
@@ -145,7 +145,7 @@ mod tests {
             .collect();
         assert!(names.len() > 40, "{names:?}");
         for (prefix, file) in LIBRARIES {
-            // SAFETY: as in `symbol`.
+            // SAFETY: the libraries of rdma-core have no constructors with special requirements.
             if let Err(error) = unsafe { libloading::Library::new(file) } {
                 println!("skipped {file}: {error}");
                 continue;

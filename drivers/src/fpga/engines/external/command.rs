@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::fpga::engines::wait_until;
 
-/// Maximum bytes of the command's output in an error.
+/// Maximum number of bytes of the command's output that an error contains.
 const MAX_OUTPUT: usize = 2048;
 
 /// The action that the command must perform.
@@ -38,26 +38,27 @@ impl Action {
 /// A memory range in bus addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryRange {
-    /// Bus address of its first byte.
+    /// Bus address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: usize,
 }
 
 /// The command's standard input, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CommandInput {
-    /// The action.
+    /// The action to perform.
     pub action: Action,
     /// The card's PCI address.
     pub device: String,
-    /// The slots, in the order in which the card fills them; after the last, the first.
+    /// The slots in the order in which the card fills them. After the last slot it continues with the first.
     pub slots: Vec<MemoryRange>,
     /// Index of the slot that is filled first.
     pub first: usize,
-    /// The card writes the number of slots filled since the start here: 64 bits, little-endian.
+    /// Memory to which the card writes the number of slots filled since the start: 64 bits, little-endian.
     pub count: MemoryRange,
-    /// The card reads the number of slots that it may fill since the start here; `null` without backpressure.
+    /// Memory from which the card reads the number of slots that it may fill since the start; `null` without
+    /// backpressure.
     pub credits: Option<MemoryRange>,
 }
 
@@ -87,7 +88,7 @@ impl CommandInput {
     }
 }
 
-/// The command.
+/// The user-supplied command, with its arguments, its directory and its timeout.
 #[derive(Clone, Debug)]
 pub struct ExternalCommand {
     program: PathBuf,
@@ -97,7 +98,7 @@ pub struct ExternalCommand {
 }
 
 impl ExternalCommand {
-    /// Creates the command from `words`, to run in `directory`. `None` if `words` is empty.
+    /// Creates the command from `words`, to run in `directory`. Returns `None` if `words` is empty.
     pub fn new(words: &[String], directory: &Path, timeout: Duration) -> Option<Self> {
         let (program, arguments) = words.split_first()?;
         let directory = std::path::absolute(directory).ok()?;
@@ -114,19 +115,24 @@ impl ExternalCommand {
         })
     }
 
-    /// Maximum run time.
+    /// Returns the maximum run time.
     pub const fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Runs the command with `input` and waits for it to exit with 0. An error contains its output.
+    /// Runs the command with `input` on its standard input, and waits until the command exits with status 0. An error contains
+    /// the command's output.
     pub fn run(&self, input: &CommandInput) -> Result<(), String> {
         let action = input.action.name();
         let program = self.program.display();
         let cannot =
             |what: &str, error: &io::Error| format!("{program} ({action}) {what}: {error}");
-        let document = serde_json::to_vec(input)
-            .map_err(|error| cannot("cannot be given its input", &io::Error::other(error)))?;
+        let document = serde_json::to_vec(input).map_err(|error| {
+            cannot(
+                "was not run, because its input could not be written",
+                &io::Error::other(error),
+            )
+        })?;
         // Files instead of pipes: neither side blocks, and a process that inherits them does not delay the end.
         let files = || -> io::Result<(File, File)> {
             let mut input = memory_file()?;
@@ -134,9 +140,13 @@ impl ExternalCommand {
             input.rewind()?;
             Ok((input, memory_file()?))
         };
-        let (input, mut said) =
-            files().map_err(|error| cannot("cannot be given its input", &error))?;
-        let output = || said.try_clone().map(Stdio::from);
+        let (input, mut log) = files().map_err(|error| {
+            cannot(
+                "was not run, because its input could not be written",
+                &error,
+            )
+        })?;
+        let output = || log.try_clone().map(Stdio::from);
         let run = || -> io::Result<Child> {
             Command::new(&self.program)
                 .args(&self.arguments)
@@ -144,7 +154,8 @@ impl ExternalCommand {
                 .stdin(Stdio::from(input))
                 .stdout(output()?)
                 .stderr(output()?)
-                // A process group of its own: its children can be killed with it, and Ctrl-C does not reach it.
+                // The command runs in its own process group, so that its child processes can be killed too, and Ctrl-C
+                // does not reach it.
                 .process_group(0)
                 .spawn()
         };
@@ -167,18 +178,22 @@ impl ExternalCommand {
         if !in_time {
             kill(&mut child);
         }
-        let said = output_tail(&mut said);
+        let output = output_tail(&mut log);
         match ended {
             Some(Ok(status)) if status.success() => {
-                if !said.is_empty() {
-                    tracing::info!("{program} ({action}){said}");
+                if !output.is_empty() {
+                    tracing::info!("{program} ({action}){output}");
                 }
                 Ok(())
             }
-            Some(Ok(status)) => Err(format!("{program} ({action}): {status}{said}")),
-            Some(Err(error)) => Err(cannot("cannot be waited for", &error)),
+            Some(Ok(status)) => Err(format!("{program} ({action}): {status}{output}")),
+            Some(Err(error)) => Err(cannot(
+                "was started, but waiting for its exit failed",
+                &error,
+            )),
             None => Err(format!(
-                "{program} ({action}) did not exit within {:?} and was killed; raise `timeout` if it needs longer{said}",
+                "{program} ({action}) did not exit within {:?} and was killed; raise `timeout` if the command needs \
+                 more time{output}",
                 self.timeout
             )),
         }
@@ -192,7 +207,7 @@ fn kill(child: &mut Child) {
     if let Some(group) = group
         && let Err(error) = kill_process_group(group, Signal::KILL)
     {
-        tracing::debug!("process group {group:?}: {error}");
+        tracing::debug!("cannot kill process group {group:?}: {error}");
     }
     if let Err(error) = child.wait() {
         tracing::warn!("process {}: {error}", child.id());
@@ -204,10 +219,10 @@ fn memory_file() -> io::Result<File> {
     Ok(file.into())
 }
 
-/// The end of the output in `said`, as the end of a sentence.
-fn output_tail(said: &mut File) -> String {
+/// Returns the end of the output in `log`, formatted as the end of a sentence.
+fn output_tail(log: &mut File) -> String {
     let mut bytes = Vec::new();
-    if said.rewind().is_err() || said.read_to_end(&mut bytes).is_err() {
+    if log.rewind().is_err() || log.read_to_end(&mut bytes).is_err() {
         return String::new();
     }
     let from = bytes.len().saturating_sub(MAX_OUTPUT);
@@ -270,7 +285,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let words = ["sh", "-c", "cat >input"].map(str::to_owned);
         let command = ExternalCommand::new(&words, folder.path(), LONG).unwrap();
-        // Longer than a pipe holds.
+        // The input is longer than a pipe can hold.
         let mut long = input();
         long.slots = vec![long.slots[0]; 10_000];
         command.run(&long).unwrap();
@@ -287,14 +302,14 @@ mod tests {
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
         let words = ["./program-card", "word"].map(str::to_owned);
         let command = ExternalCommand::new(&words, folder.path(), LONG).unwrap();
-        // Another test that starts a process just now may have the script open for writing for a moment.
+        // A concurrent test that starts a process may briefly have the script open for writing, so retry.
         let ran = (0..1000).find_map(|_| match command.run(&input()) {
             Err(why) if why.contains("busy") => None,
             ran => Some(ran),
         });
         assert_eq!(ran, Some(Ok(())));
-        let said = std::fs::read_to_string(folder.path().join("said")).unwrap();
-        assert_eq!(said, "word\n");
+        let word = std::fs::read_to_string(folder.path().join("said")).unwrap();
+        assert_eq!(word, "word\n");
         assert!(ExternalCommand::new(&[], folder.path(), LONG).is_none());
     }
 
@@ -311,7 +326,7 @@ mod tests {
 
     #[test]
     fn command_timeout_kills_process_group() {
-        // Waiting for the child of the command would take an hour.
+        // The command's child would run for an hour if it were not killed.
         let why = shell("sleep 3600 & sleep 3600", Duration::ZERO).unwrap_err();
         assert!(why.contains("raise `timeout`"), "{why}");
     }

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!   daq ──▶ command ◀── JSON: slots, count, credits          addresses from daq_dmabuf
-//!              │ the vendor's way (driver, library, registers)
+//!              │ vendor's interface (driver, library, registers)
 //!              ▼
-//!   card ──DMA──▶ slots, in their order, and after each the count
+//!   card ──DMA──▶ slots in order, and the count after each slot
 //! ```
 //! The design fills the slots in order and wraps around. After each slot it writes the total number of filled slots,
 //! 64 bits, little-endian, to a page in host memory. The count must not overtake the payload: both must be posted writes
@@ -27,7 +27,7 @@ use daq_core::dma::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The registry entry.
+/// The registry entry of the engine.
 pub const ENTRY: EngineEntry = EngineEntry {
     name: "external",
     summary: "a card with its own driver, started and stopped by your program",
@@ -51,13 +51,13 @@ const MAX_SLOT: usize = 1 << 30;
 const MAX_SLOTS: usize = 1 << 16;
 /// Default timeout of the command.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Size of the page with the two counters, and their offsets, in different cache lines.
+/// Size in bytes of the page with the two counters, followed by the offsets of the counters in different cache lines.
 const PAGE: usize = 4096;
 const COUNT: usize = 0;
 const CREDITS: usize = 64;
-/// Number of transfers in progress beyond the counted ones, because the count is written after each transfer.
+/// Number of transfers after the counted ones that may be in progress, because the card writes the count after each transfer.
 const MAX_AHEAD: u64 = 1;
-/// How often the count is looked at between two polls whether the addresses still hold.
+/// Number of polls between two checks that the addresses are still valid.
 const POLLS_PER_CHECK: u32 = 64;
 
 const FAULTS: &[&str] = &["count-went-back", "more-than-credited"];
@@ -91,8 +91,8 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
     must(
         config.timeout.is_none_or(|timeout| !timeout.0.is_zero()),
         "timeout",
-        "no program ends timeout no time",
-        "raise it, or remove it for the default of 2 s",
+        "`timeout` must be longer than zero",
+        "raise `timeout`, or remove this key for the default of 2 s",
     );
     must(
         config
@@ -112,13 +112,13 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
         config.completion == CompletionMode::Poll,
         "completion",
         "`external` does not support interrupts, which belong to the card's driver",
-        "remove it",
+        "remove `completion`",
     );
     must(
         config.registers.is_empty(),
         "registers",
         "`external` cannot write registers, which belong to the card's driver",
-        "write them in the command",
+        "let the program in `command` write the registers",
     );
     found
 }
@@ -132,7 +132,7 @@ pub struct ExternalEngine {
     supports_backpressure: bool,
     slots: Slots,
     is_armed: bool,
-    /// Transfers that are counted, those of them that are reported, and those that there were credits for.
+    /// Number of finished transfers, number of reported transfers, and number of transfers with a credit.
     finished: u64,
     reported: u64,
     credited: u64,
@@ -181,7 +181,8 @@ impl ExternalEngine {
         ))
     }
 
-    /// Reads the count and checks that it is possible.
+    /// Reads the number of finished transfers, which the card writes. Fails if the number went back, or exceeds the number of
+    /// credited transfers.
     fn count(&self) -> Result<u64, EngineError> {
         let count = self.words.read64(COUNT);
         let new = count.wrapping_sub(self.finished);
@@ -199,7 +200,7 @@ impl ExternalEngine {
         })
     }
 
-    /// Number of transfers that may be overwritten when `finished` transfers are finished.
+    /// Returns the number of transfers that may be overwritten when `finished` transfers are finished.
     const fn overwritten_at(&self, finished: u64) -> u64 {
         if self.supports_backpressure {
             return 0;
@@ -236,7 +237,7 @@ impl Engine for ExternalEngine {
         let name = self.device.name();
         check_slots(name, slots, &self.caps(), 64)?;
         if !self.supports_backpressure && slots.addresses.len() as u64 <= MAX_AHEAD {
-            let why = "the only slot of the ring is always being overwritten: give the ring at least 2 `slots`";
+            let why = "the engine always overwrites the only slot of the ring: set at least 2 `slots` in the ring";
             return Err(unfit(name, why));
         }
         self.device.check()?;

@@ -1,4 +1,4 @@
-//! The engine `external` with the test in the role of the card.
+//! Tests of the engine `external`; the test acts as the card.
 
 use super::*;
 use crate::fpga::device::Identity;
@@ -51,7 +51,7 @@ fn slots() -> Slots {
     }
 }
 
-/// What a poll for at most `limit` yields: skipped, done.
+/// Polls for at most `limit` transfers; returns the numbers of skipped and of finished transfers.
 fn poll(engine: &mut ExternalEngine, limit: usize) -> Result<(u64, usize), EngineError> {
     let mut done = Completions::new(64, FAULTS.len());
     done.clear(limit);
@@ -80,7 +80,7 @@ fn external_engine_with_backpressure_reads_credits() {
     assert_eq!(words(&engine), (0, 0), "the counters start at 0");
     assert_eq!(poll(&mut engine, 64).unwrap(), (0, 0));
     let mut filled = 0;
-    // Often enough that the ring wraps.
+    // Enough rounds that the ring wraps.
     for round in 0..2 * SLOTS as u64 {
         engine.credit(3);
         assert_eq!(words(&engine).1, 3 * (round + 1));
@@ -101,7 +101,7 @@ fn external_engine_with_backpressure_reads_credits() {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    assert_eq!(jobs.len(), 2, "stopped once");
+    assert_eq!(jobs.len(), 2, "the stop command runs only once");
     let base = engine.words.address();
     for (input, action) in jobs.iter().zip(["start", "stop"]) {
         assert_eq!(input["action"], action);
@@ -124,13 +124,13 @@ fn external_engine_free_running_overrun_is_skipped() {
     engine.words.write64(COUNT, 3);
     assert_eq!(poll(&mut engine, 64).unwrap(), (0, 3));
     assert_eq!(engine.overwritten().unwrap(), 0);
-    // The fourth is counted, so the fifth may be on its way, into the slot of the first.
+    // The fourth transfer is finished, so the fifth may be in progress, and it overwrites the first slot.
     engine.words.write64(COUNT, 4);
     assert_eq!(engine.overwritten().unwrap(), 1);
     engine.words.write64(COUNT, 1000);
     assert_eq!(engine.overwritten().unwrap(), 997);
     assert_eq!(poll(&mut engine, 64).unwrap(), (994, 3));
-    // What is counted until the stop can be polled after it.
+    // Transfers that are counted before the stop can be polled after it.
     engine.words.write64(COUNT, 1002);
     engine.quiesce(Duration::ZERO).unwrap();
     engine.words.write64(COUNT, 5);
@@ -175,14 +175,16 @@ fn external_engine_revoked_addresses_end_run_with_reason() {
     engine.arm(&slots()).unwrap();
     *fixture.mock.lost.lock().unwrap() = Some("the addresses hold no more");
     let error = (0..=POLLS_PER_CHECK).find_map(|_| poll(&mut engine, 64).err());
-    let error = error.expect("it polls now and then").to_string();
+    let error = error
+        .expect("the check of the addresses must fail")
+        .to_string();
     assert!(error.contains("hold no more"), "{error}");
     engine.quiesce(Duration::ZERO).unwrap();
     let error = engine.arm(&slots()).unwrap_err().to_string();
     assert!(error.contains("hold no more"), "{error}");
 }
 
-/// Arms the engine as the runtime does.
+/// Arms the engine in the same way as the runtime.
 fn armed(fixture: &Fixture, script: &str) -> Result<Armed, Box<daq_core::dma::Refused>> {
     let engine = Box::new(fixture.engine(script, "credits = true"));
     let options = HostOptions {
@@ -212,7 +214,10 @@ fn external_engine_start_failure_runs_stop_command() {
     let script = "tee -a input | grep -q stop || { echo no bitstream; exit 4; }";
     let refused = armed(&fixture, script).unwrap_err();
     assert!(refused.to_string().contains("no bitstream"), "{refused}");
-    assert!(refused.idle.quiesce_timeout.is_none(), "the stop went well");
+    assert!(
+        refused.idle.quiesce_timeout.is_none(),
+        "the engine stopped in time"
+    );
     assert!(fixture.read("input").contains("\"stop\""));
     assert_eq!(fixture.mock.disable_and_reset.load(Ordering::SeqCst), 0);
 

@@ -1,40 +1,40 @@
-//! Where a LitePCIe design has its registers: the `csr.csv` that LiteX writes when it builds a design.
+//! Reads the register addresses of a LitePCIe design from `csr.csv`, which LiteX writes when it builds a design.
 //!
 //! ```text
 //!   csr_register,pcie_dma0_writer_enable,0xf0002000,1,rw
 //!   constant,pcie_dma0_writer_interrupt,0,,
 //!   memory_region,csr,0xf0000000,65536,io
 //! ```
-//! Addresses are those of the design's own bus; on PCI Express the region `csr` begins at offset 0 of BAR 0.
+//! The addresses belong to the design's own bus. On PCI Express the region `csr` starts at offset 0 of BAR 0.
 
 use std::collections::HashMap;
 
-/// Where the writer of one channel, and its interrupt, are found in BAR 0.
+/// The offsets in BAR 0 of one channel's writer and of the interrupt registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Map {
-    /// Registers of the writer.
+    /// Offset of the writer's registers.
     pub writer: u64,
-    /// Registers of interrupts; `None` where it is not known.
+    /// The interrupt registers, or `None` if their offsets are unknown.
     pub msi: Option<Msi>,
-    /// Bits of the addresses that it can write to.
+    /// Width in bits of the addresses to which the writer can write.
     pub address_bits: u32,
 }
 
-/// Registers of interrupts.
+/// The interrupt registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Msi {
-    /// Which interrupts are on.
+    /// Offset of the register that enables interrupts.
     pub enable: u64,
-    /// Takes note of them; `None` in the forms with a vector for each interrupt.
+    /// Offset of the register that acknowledges interrupts; `None` for cores with one vector per interrupt.
     pub clear: Option<u64>,
-    /// The writer's bit.
+    /// Index of the writer's bit in the interrupt registers.
     pub bit: u32,
 }
 
-/// Bits of DMA addresses where nothing else is said.
+/// Default width of DMA addresses in bits.
 pub const ADDRESS_BITS: u32 = 32;
 
-/// A number as Python prints it.
+/// Parses a number in Python's format.
 fn number(text: &str) -> Option<u64> {
     let text = text.trim();
     match text.strip_prefix("0x") {
@@ -44,7 +44,7 @@ fn number(text: &str) -> Option<u64> {
 }
 
 impl Map {
-    /// The map of `channel` in the text of a `csr.csv`, or what it lacks.
+    /// Returns the register offsets of `channel` from the text of a `csr.csv`. The error describes the missing entry.
     pub fn read(text: &str, channel: usize) -> Result<Self, String> {
         let mut registers = HashMap::new();
         let mut constants = HashMap::new();
@@ -77,25 +77,27 @@ impl Map {
                 .collect();
             known.sort_unstable();
             return Err(if known.is_empty() {
-                "it lists no DMA writer (`pcie_dma0_writer_enable`); is it the csr.csv of a design with `LitePCIeDMA`?"
+                "the file lists no DMA writer (`pcie_dma0_writer_enable`): use the csr.csv of a design with \
+                 `LitePCIeDMA`"
                     .to_owned()
             } else {
                 format!(
-                    "it lists no register `{writer}_enable`, but {}: correct `channel`",
+                    "the file has no register `{writer}_enable`, only {}: correct `channel`",
                     known.join(", ")
                 )
             });
         };
-        // With narrower registers a value takes several, and they stand elsewhere.
+        // If the CSR bus is narrower, each value uses more registers, and the offsets differ.
         let value = at(&format!("{writer}_table_value"));
         if value.is_some_and(|value| value != (enable + 4, 2)) {
             return Err(format!(
-                "`{writer}_table_value` is not two registers behind `{writer}_enable`: build the design with `csr_data_width=32`"
+                "`{writer}_table_value` must be two registers directly after `{writer}_enable`: build the design with \
+                 `csr_data_width=32`"
             ));
         }
         let bit = match constants.get(&*format!("{writer}_interrupt")) {
             Some(Some(bit)) => u32::try_from(*bit).ok(),
-            // Each channel has two, the writer's first.
+            // Each channel has two interrupts, and the writer's is the first.
             _ => u32::try_from(2 * channel).ok(),
         };
         let msi = at("pcie_msi_enable").zip(bit.filter(|bit| *bit < 32));

@@ -1,38 +1,43 @@
-//! LitePCIe: the DMA writer of the open core of that name (`litepcie/frontend/dma.py` of release 2024.12).
+//! LitePCIe: the DMA writer of the open-source LitePCIe core (`litepcie/frontend/dma.py` of release 2024.12).
 //!
 //! The writer cycles through a table of slot addresses. It has no backpressure, so frames may be overwritten. A counter
 //! shows its progress, and each poll reads it once.
 //!
 //! # The counter
-//! `loop_status` has the index of the slot that was finished last and the number of passes through the table, 16 bits, both
-//! 0 before the first. With N slots, `count · N + index` is one less than the number of finished transfers, or 0 if
-//! none is finished. This module uses the value as the number of finished transfers, so the last one is reported after
-//! the next. The delay also covers its last packet: the index advances when that packet is sent, not when it arrives.
-//! The value wraps at 65536 · N and is extended. 65536 rounds of at least four slots of 512 bytes are 128 MiB, which
-//! takes at least 10 ms. If polls are rarer, all those frames are overwritten anyway, and multiples of 65536 rounds are
-//! not counted.
+//! `loop_status` contains the index of the last finished slot and the number of passes through the table (16 bits).
+//! Both are 0 before the first slot is finished. With N slots, `count · N + index` is one less than the number of
+//! finished transfers, or 0 if no transfer is finished. This module uses the value as the number of finished transfers.
+//! The last finished transfer is therefore reported only after the next one. The delay also covers the last packet of a
+//! transfer, because the index advances when that packet is sent, not when it arrives.
+//!
+//! The value wraps at 65536 · N and is extended. 65536 passes over at least four slots of 512 bytes are 128 MiB, which
+//! takes at least 10 ms. If polls are less frequent, all these frames are overwritten anyway, and multiples of 65536
+//! passes are not counted.
 //!
 //! # The stop
-//! Frames that were finished but not polled are complete and are reported after the stop. Signals of `LitePCIeDMAWriter`, its
-//! `table` and its `splitter`:
-//! - Off (`enable` low), the `fsm` still ends the packet that it is in (`MEM-WR`), for which it has all data, and stays
-//!   in `IDLE`. There it holds `splitter.reset`, so that no descriptor is accepted any more (`splitter.sink.ready`).
-//! - `_enable.storage[1]` shows `fsm.ongoing("IDLE")`, a cycle late, which no access over the bus can see. On, it is also
-//!   high between two packets; off, it says that `loop_index` and `loop_count` have their last values.
-//! - These are cleared by `table.reset` (a write to the register `reset`) alone: `enable` does not touch them, so they are
-//!   read between the two.
-//! - A descriptor leaves the table with the last packet of its slot. One that was half done is not counted: its slot is
-//!   written in part, and that is the only one that can be.
+//! Frames that were finished but not polled are complete and are reported after the stop. The reasons follow from the
+//! signals of `LitePCIeDMAWriter`, its `table` and its `splitter`:
+//! - When disabled (`enable` low), the `fsm` still finishes the current packet (`MEM-WR`), whose data is complete, and
+//!   then stays in `IDLE`. In this state it asserts `splitter.reset`, so no descriptor is accepted
+//!   (`splitter.sink.ready`).
+//! - `_enable.storage[1]` shows `fsm.ongoing("IDLE")` with a delay of one cycle, which is too short to be visible on
+//!   the bus. While enabled, the bit is also high between two packets. While disabled, it means that `loop_index` and
+//!   `loop_count` have their final values.
+//! - `loop_index` and `loop_count` are cleared only by `table.reset` (a write to the register `reset`), not by
+//!   `enable`. They are therefore read after disabling and before the reset.
+//! - A descriptor leaves the table with the last packet of its slot. A partly written slot is not counted, and there is
+//!   at most one such slot.
 //!
-//! So with L as above, L + 1 transfers are finished, the last one with them. Two things the gateware does not show:
-//! - At L = 0, whether the first was finished (`loop_first` is no register). It is treated as not finished: a run that
-//!   stops before its second transfer is finished may have written one more frame than it reports.
-//! - Whether the next one was begun. It is treated as started: if a whole round was not polled, its oldest transfer is
-//!   counted as overrun even if it was not overwritten. That is at most one too many.
+//! Let L be the value of `count · N + index` at the stop. Then L + 1 transfers are finished, including the last one.
+//! The gateware does not show two facts:
+//! - At L = 0, whether the first transfer was finished (`loop_first` is not a register). It is treated as not finished:
+//!   a run that stops before its second transfer is finished may have written one more frame than it reports.
+//! - Whether the next transfer was started. It is treated as started: if a whole pass was not polled, its oldest
+//!   transfer is counted as overrun even if it was not overwritten. This counts at most one transfer too many.
 //!
-//! Older cores do not report when they are idle, and it is not specified that they can be disabled within a packet. Their
-//! table is reset first, while the writer runs, which clears the counter. It is unknown whether frames that were not
-//! polled by then are complete, so all of them are counted as overrun. That is an upper bound.
+//! Older cores do not report when they are idle, and it is not specified that they can be disabled within a packet.
+//! Their table is therefore reset first, while the writer runs, which clears the counter. It is unknown whether frames
+//! that were not polled before are complete, so all of them are counted as overrun. The counted loss is an upper bound.
 
 mod csr;
 #[cfg(test)]
@@ -51,7 +56,7 @@ use daq_core::dma::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The registry entry.
+/// The registry entry of the engine.
 pub const ENTRY: EngineEntry = EngineEntry {
     name: "litepcie",
     summary: "the DMA writer of LitePCIe",
@@ -70,49 +75,53 @@ pub const ENTRY: EngineEntry = EngineEntry {
     open: |opening| Ok(Box::new(Writer::open(opening)?)),
 };
 
-/// Packets have at most so many bytes and must not cross a 4 KiB boundary: the core cuts a slot from its start.
+/// Maximum packet size in bytes. A packet must not cross a 4 KiB boundary, and the core splits a slot into packets from
+/// its start.
 const ALIGNMENT: usize = 512;
-/// Most bytes of a slot: a length of 24 bits.
+/// Maximum size of a slot in bytes: lengths have 24 bits.
 const MAX_TRANSFER: usize = (1 << 24) - ALIGNMENT;
-/// Slots that the core's table holds unless it is built with more.
+/// Default number of entries in the core's table.
 const TABLE: usize = 256;
-/// Slots from the counter on that may be being written: the one that it does not tell yet, the one after, and one more
-/// that older cores do not tell.
+/// Number of slots after the last reported one that the core may be writing: the finished one that is not reported yet,
+/// the next one, and one more that older cores do not report.
 const AHEAD: u64 = 3;
-/// The same once it is off and idle: the one that it may have left half done.
+/// Number of slots that may be overwritten after the core is disabled and idle: only the slot that may be partly written.
 const HALF_DONE: u64 = 1;
-/// How long the core takes to give up what it has begun when its table is taken away, and its last packet to leave it.
+/// Time for the core to abort its current work after its table was reset, and to send its last packet.
 const SETTLE_TIME: Duration = Duration::from_millis(1);
 /// Timeout to stop a writer that was left running by another program.
 const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
 /// Registers of a writer.
 mod register {
-    /// Bit 0: on. Reads bit 1 as 1 while nothing is being written, in cores that tell it.
+    /// Enable register. Bit 0: enable. Bit 1 reads as 1 while no write is in progress, in cores that report it.
     pub const ENABLE: u64 = 0x00;
-    /// Length [23:0], no interrupt [24], no end at the end of a packet [25].
+    /// Length and flags of a table entry. Bits 0 to 23: length. Bit 24: no interrupt. Bit 25: the slot does not end at the end
+    /// of a packet.
     pub const VALUE_HIGH: u64 = 0x04;
-    /// Address, low half.
+    /// Low half of the address in a table entry.
     pub const VALUE_LOW: u64 = 0x08;
-    /// Address, high half; being written adds the entry to the table.
+    /// High half of the address in a table entry. A write adds the entry to the table.
     pub const PUSH: u64 = 0x0c;
-    /// Whether the table is cyclic (loop mode).
+    /// Loop register; with the value 1, the table is cyclic (loop mode).
     pub const LOOP: u64 = 0x10;
-    /// Index [15:0] and count [31:16].
+    /// Progress of the writer. Bits 0 to 15: index of the last finished slot. Bits 16 to 31: number of passes through the
+    /// table.
     pub const LOOP_STATUS: u64 = 0x14;
-    /// Being written empties the table.
+    /// Reset register: a write empties the table.
     pub const RESET: u64 = 0x1c;
 }
 
-/// In [`register::ENABLE`]: on.
+/// Bit of [`register::ENABLE`]: the writer is enabled.
 const ON: u32 = 1;
-/// In [`register::ENABLE`]: nothing is being written.
+/// Bit of [`register::ENABLE`]: no write is in progress.
 const IDLE: u32 = 1 << 1;
-/// In an entry: a slot is filled whole, whatever the design says of packets. The core does not tell how long a shorter one is.
+/// Bit of a table entry: a slot is always filled completely, independently of packets. The core does not report the
+/// length of a partly filled slot.
 const FULL_SLOT: u32 = 1 << 25;
-/// In an entry: no interrupt at its end.
+/// Bit of a table entry: no interrupt at the end of the slot.
 const NO_INTERRUPT: u32 = 1 << 24;
-/// Wraps of the round counter.
+/// Modulus of the pass counter.
 const ROUNDS: u64 = 1 << 16;
 
 const FAULTS: &[&str] = &["index-beyond-table", "count-went-back"];
@@ -160,16 +169,16 @@ pub struct Writer {
     registers: Arc<dyn Registers>,
     map: Map,
     signal: Option<WriterInterrupt>,
-    /// Of the last time that it was armed.
+    /// Number and size of the slots at the last start.
     slots: u64,
     slot_bytes: usize,
     is_armed: bool,
-    /// Whether the core reports when it is idle; `None` until known.
+    /// Whether the core reports when it is idle, or `None` until this is known.
     reports_idle: Option<bool>,
     count: Count,
-    /// Transfers that were finished when it was stopped.
+    /// Number of finished transfers at the stop.
     end: u64,
-    /// Slots from the finished ones on that may have been written, in part or whole; `None` where that is not known.
+    /// Number of slots after the finished ones that may have been written partly or completely; `None` if unknown.
     ahead: Option<u64>,
     /// Number of transfers that were reported or skipped.
     reported: u64,
@@ -221,7 +230,7 @@ impl Writer {
                 device: name.to_owned(),
             });
         }
-        // The only register of the writer with one bit.
+        // The loop register is the only register of the writer with a single bit, so it identifies the writer.
         if read > 1 {
             return Err(unfit(
                 name,
@@ -241,7 +250,7 @@ impl Writer {
                         "the csr.csv lists no `pcie_msi_enable`: set `completion = \"poll\"`",
                     ));
                 };
-                // Where interrupts are cleared one vector serves all.
+                // A core with a register that acknowledges interrupts uses one vector for all of them.
                 let vector = if msi.clear.is_some() {
                     0
                 } else {
@@ -283,7 +292,7 @@ impl Writer {
         }
     }
 
-    /// Transfers that are finished for sure; reads the device.
+    /// Reads the device and returns the number of transfers that are certainly finished.
     fn finished(&self) -> Result<u64, EngineError> {
         let status = self.read(register::LOOP_STATUS);
         if status == GONE {
@@ -296,14 +305,16 @@ impl Writer {
             return Err(self.faulted(0));
         }
         let finished = self.count.peek(count * self.slots + index);
-        // Half of all rounds within one look is a count that went back: the card was reset or reprogrammed.
+        // A step of more than half of the range means that the count went back, because the card was reset or
+        // reprogrammed.
         if finished - self.count.total() > ROUNDS / 2 * self.slots {
             return Err(self.faulted(1));
         }
         Ok(finished)
     }
 
-    /// Transfers that may be overwritten once `finished` are finished: all of them if the progress is unknown.
+    /// Returns the number of transfers that may be overwritten if `finished` transfers are finished; all of them if the
+    /// progress is unknown.
     const fn overwritten_at(&self, finished: u64) -> u64 {
         match self.ahead {
             Some(ahead) => (finished + ahead).saturating_sub(self.slots),
@@ -311,13 +322,14 @@ impl Writer {
         }
     }
 
-    /// Switches the writer off, notes how far it came, and only then empties its table; what it read last where it did
-    /// not become idle.
+    /// Disables the writer, records its progress, and only then empties its table. If the writer does not become idle
+    /// in time, the error is the last value of the enable register.
     fn end(&mut self, timeout: Duration) -> Result<(), u32> {
         self.write(register::ENABLE, 0);
         let idle = self.wait_idle(timeout);
-        // Idle, its last packet was handed on (`port.source.ready`). It also has to leave the core, where a read's answer
-        // may have a way of its own; from there on the read below pushes it.
+        // The idle writer has passed on its last packet (`port.source.ready`), but the packet may still be inside the
+        // core. The replies to reads may use a separate path there. Once the packet has left the core, the read below
+        // waits for its arrival.
         std::thread::sleep(SETTLE_TIME);
         if let Ok(finished) = self.finished() {
             let finished = self.count.advance(finished);
@@ -332,7 +344,7 @@ impl Writer {
         idle
     }
 
-    /// Has a writer of any age give up what it does, and empties its table; clears the counter before it is at its end.
+    /// Stops a writer of any version and empties its table. This clears the counter before the writer has stopped.
     fn halt(&self) {
         self.write(register::LOOP, 0);
         self.write(register::RESET, 1);
@@ -351,7 +363,7 @@ impl Writer {
         if is_idle { Ok(()) } else { Err(enable) }
     }
 
-    /// The writer's interrupt on or off.
+    /// Enables or disables the writer's interrupt.
     fn set_interrupt(&self, is_on: bool) {
         let Some(WriterInterrupt { msi, .. }) = &self.signal else {
             return;
@@ -421,7 +433,7 @@ impl Engine for Writer {
                 ),
             ));
         }
-        // A core that has not reported idle by now never does.
+        // A core that has not reported idle after this wait never reports it.
         self.reports_idle.get_or_insert(idle.is_ok());
         let entry = u32::try_from(slots.bytes).unwrap_or(0) | FULL_SLOT;
         let entry = entry
@@ -508,7 +520,7 @@ impl Engine for Writer {
         if !self.is_armed {
             return Ok(());
         }
-        // Counts them in every case; the stop reports errors.
+        // Update the count even if the device reports an error; `end` handles errors.
         if let Ok(finished) = self.finished() {
             self.count.advance(finished);
         }
@@ -518,7 +530,7 @@ impl Engine for Writer {
             self.end(timeout)
         } else {
             self.halt();
-            // Its reads also push what is on its way before them.
+            // The reads of this wait also ensure that earlier writes of the device have arrived.
             self.wait_idle(timeout)
         };
         self.set_interrupt(false);
@@ -537,8 +549,8 @@ impl Drop for Writer {
     }
 }
 
-/// An address as two registers.
-#[expect(clippy::cast_possible_truncation, reason = "the halves of it")]
+/// Splits an address into the values of two registers.
+#[expect(clippy::cast_possible_truncation, reason = "each half has 32 bits")]
 const fn halves(address: u64) -> (u32, u32) {
     (address as u32, (address >> 32) as u32)
 }

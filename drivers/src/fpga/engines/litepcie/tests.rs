@@ -7,7 +7,8 @@ use std::path::Path;
 
 const BASE: &str = "base = 0x2000";
 
-/// A writer at 0x2000 that is idle while it is off; a reset of its table clears its counter, as in the gateware.
+/// Emulates a writer at 0x2000 that is idle while it is disabled. A reset of its table clears its counter, as in the
+/// gateware.
 fn core(values: &mut BTreeMap<u64, u32>, offset: u64, value: u32) -> bool {
     if offset == 0x201c {
         values.insert(0x2014, 0);
@@ -46,7 +47,7 @@ fn armed(mock: &Arc<Mock>, count: u64) -> Writer {
     engine
 }
 
-/// The counter as the core shows it.
+/// Sets the counter register.
 fn status(mock: &Mock, count: u64, index: u64) {
     let value = u32::try_from(count << 16 | index).unwrap();
     mock.registers.set(0x2014, value);
@@ -84,7 +85,7 @@ fn litepcie_start_and_stop_write_registers_in_order() {
     assert_eq!(
         mock.registers.writes(),
         [(0x2000, 0), (0x2010, 0), (0x201c, 1)],
-        "off before the reset that clears the counter"
+        "the writer is disabled before the reset that clears the counter"
     );
 }
 
@@ -101,11 +102,12 @@ fn litepcie_loop_status_gives_completed_slots() {
     assert_eq!(engine.overwritten(), Ok(0));
     status(&mock, 0, 6);
     assert_eq!(engine.overwritten(), Ok(1));
-    // 5 were yielded; 16 are finished, up to 18 may be being written over 10.
+    // Five transfers were reported. 16 are finished, and the transfers up to 18 may be overwriting transfer 10 and
+    // earlier ones.
     status(&mock, 2, 0);
     assert_eq!(engine.overwritten(), Ok(11));
     assert_eq!(poll(&mut engine, 8), Ok((5, 6)));
-    // The stop adds no loss: what was not polled is reported after it, the last one as well.
+    // The stop loses no transfers: those that were not polled, including the last one, are reported after it.
     status(&mock, 2, 2);
     engine.quiesce(Duration::ZERO).unwrap();
     assert_eq!(mock.registers.get(0x2014), 0);
@@ -117,12 +119,12 @@ fn litepcie_loop_status_gives_completed_slots() {
 
 #[test]
 fn litepcie_stop_reports_known_transfers() {
-    // Index and round at the stop; transfers that are reported, and those that are overwritten.
+    // Each row: pass and index at the stop, number of reported transfers, number of overwritten transfers.
     for (round, index, reported, overrun) in [
         (0, 0, 0, 0),
         (0, 1, 2, 0),
         (0, 6, 7, 0),
-        // The eighth is done; the ninth may have begun over the first.
+        // The eighth transfer is finished, and the ninth may have started to overwrite the first.
         (0, 7, 7, 1),
         (3, 0, 7, 18),
     ] {
@@ -136,18 +138,19 @@ fn litepcie_stop_reports_known_transfers() {
             "{round} {index}"
         );
         assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
-        // A start counts from 0 again.
+        // After a new start the count begins at 0.
         engine.arm(&slots(8)).unwrap();
         assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
     }
-    // One that does not become idle: the transfer under way may yet end, and is not reported.
+    // A writer that does not become idle: the current transfer may still finish, and is not reported.
     let mock = device();
     let mut engine = armed(&mock, 8);
     status(&mock, 0, 7);
     mock.registers.hold(0x2000, 0);
     assert!(engine.quiesce(Duration::ZERO).is_err());
     assert_eq!(poll(&mut engine, 8), Ok((5, 2)));
-    // One that cannot tell has lost its counter when it is at its end: at the most all of them are lost.
+    // A writer that cannot report idle loses its counter before it has stopped, so all transfers that were not polled
+    // count as lost.
     let mock = device();
     mock.registers.hold(0x2000, 0);
     let mut engine = armed(&mock, 8);
@@ -173,7 +176,7 @@ fn litepcie_impossible_status_is_fault() {
     assert_eq!(faults(poll(&mut engine, 8)), ["index-beyond-table"]);
     status(&mock, 3, 4);
     poll(&mut engine, 8).unwrap();
-    // The card was reset under it.
+    // Simulates a card that was reset by another program.
     status(&mock, 0, 0);
     assert_eq!(faults(poll(&mut engine, 8)), ["count-went-back"]);
     assert!(engine.overwritten().is_err());
@@ -195,7 +198,7 @@ fn litepcie_busy_writer_times_out() {
     assert!(engine.quiesce(Duration::ZERO).is_err());
     let error = engine.arm(&slots(8)).unwrap_err().to_string();
     assert!(error.contains("reset the card"), "{error}");
-    // One that does not tell is taken at its word.
+    // A core that does not report idle is assumed to be idle.
     let mock = device();
     mock.registers.hold(0x2000, 0);
     let mut engine = armed(&mock, 8);
@@ -210,12 +213,12 @@ fn litepcie_unreachable_slots_are_rejected() {
     let mut high = slots(8);
     high.addresses[7] = 0x1_0000_0000;
     let error = refused(high, &mut engine);
-    assert!(error.contains("addresses of 32 bits"), "{error}");
+    assert!(error.contains("32-bit addresses"), "{error}");
     let error = refused(slots(3), &mut engine);
     assert!(error.contains("at least 4"), "{error}");
     assert!(refused(slots(257), &mut engine).contains("1 to 256"));
     assert_eq!(mock.registers.writes(), []);
-    // What is there is another design.
+    // The register contents belong to a different design.
     mock.registers.set(0x2010, 0x1fc1);
     let error = open(&mock, BASE, Path::new("")).err().unwrap().to_string();
     assert!(
@@ -297,7 +300,7 @@ constant,dma_addr_width,64,,
     assert_eq!(engine.wait(Duration::ZERO), Ok(true));
     engine.quiesce(Duration::ZERO).unwrap();
     assert!(mock.registers.writes().contains(&(0x2800, 1)));
-    // A vector for each, and nothing to clear.
+    // One vector per interrupt, and no register that acknowledges interrupts.
     std::fs::write(
         directory.path().join("csr.csv"),
         text.replace("pcie_msi_clear", "another"),
@@ -315,7 +318,7 @@ constant,dma_addr_width,64,,
 }
 
 proptest! {
-    /// Every transfer is yielded or skipped, once, and none that may be overwritten is yielded.
+    /// Every transfer must be reported or skipped exactly once, and none that may be overwritten may be reported.
     #[test]
     fn litepcie_counter_loses_no_transfer(
         count in 4_u64..257, steps in proptest::collection::vec((0_u64..1 << 15, 1_usize..50), 1..60),

@@ -1,8 +1,8 @@
-//! XDMA's registers and what it reads and writes in memory: AMD's product guide PG195, "Register Space" and "Descriptors".
+//! Registers and memory structures of XDMA, from AMD's product guide PG195, "Register Space" and "Descriptors".
 
-/// Bytes of the register space.
+/// Size of the register space in bytes.
 pub const SPACE: u64 = 0x1_0000;
-/// Most channels of one direction.
+/// Maximum number of channels per direction.
 pub const CHANNELS: usize = 4;
 
 /// Upper half of the identifier of a channel from host to card, at `H2C + CHANNEL * n`.
@@ -13,73 +13,74 @@ pub const ID_C2H: u32 = 0x1fc1;
 pub const ID_IRQ: u32 = 0x1fc2;
 /// Upper half of the identifier of the configuration block.
 pub const ID_CONFIG: u32 = 0x1fc3;
-/// In a channel's identifier: it carries a stream.
+/// Bit of a channel's identifier: the channel carries a stream.
 pub const ID_STREAM: u32 = 1 << 15;
 
-/// First channel from host to card.
+/// Offset of the registers of the first channel from host to card.
 pub const H2C: u64 = 0x0000;
-/// First channel from card to host.
+/// Offset of the registers of the first channel from card to host.
 pub const C2H: u64 = 0x1000;
-/// Interrupt block.
+/// Offset of the registers of the interrupt block.
 pub const IRQ: u64 = 0x2000;
-/// Configuration block.
+/// Offset of the registers of the configuration block.
 pub const CONFIG: u64 = 0x3000;
-/// Scatter-gather registers of the first channel from card to host.
+/// Offset of the scatter-gather registers of the first channel from card to host.
 pub const C2H_SGDMA: u64 = 0x5000;
-/// Scatter-gather registers of all channels.
+/// Offset of the scatter-gather registers of all channels.
 pub const COMMON: u64 = 0x6000;
-/// From one channel to the next.
+/// Distance in bytes between the registers of two channels.
 pub const CHANNEL: u64 = 0x100;
 
 /// Registers of a channel.
 pub mod channel {
     /// Identifier.
     pub const ID: u64 = 0x00;
-    /// Control.
+    /// Control register.
     pub const CONTROL: u64 = 0x04;
-    /// Control, bits written as 1 are cleared.
+    /// Control register; bits written as 1 are cleared.
     pub const CONTROL_CLEAR: u64 = 0x0c;
-    /// Status.
+    /// Status register.
     pub const STATUS: u64 = 0x40;
-    /// Status, cleared by being read.
+    /// Status register; a read clears it.
     pub const STATUS_CLEAR: u64 = 0x44;
-    /// Completed descriptors since RUN was set.
+    /// Number of completed descriptors since RUN was set.
     pub const COUNT: u64 = 0x48;
-    /// Alignment of addresses [23:16], of lengths [15:8], bits of addresses [7:0].
+    /// Bits 16 to 23: alignment of addresses. Bits 8 to 15: alignment of lengths. Bits 0 to 7: width of addresses in
+    /// bits.
     pub const ALIGNMENTS: u64 = 0x4c;
-    /// Where the count is written to, low half.
+    /// Low half of the address to which the engine writes the number of completed descriptors.
     pub const WRITE_BACK_LOW: u64 = 0x88;
-    /// High half.
+    /// High half of the address to which the engine writes the number of completed descriptors.
     pub const WRITE_BACK_HIGH: u64 = 0x8c;
-    /// Interrupts for these bits of the status.
+    /// Mask of the status bits that raise an interrupt.
     pub const INTERRUPTS: u64 = 0x90;
-    /// The same, bits written as 1 are set.
+    /// Interrupt mask; bits written as 1 are set.
     pub const INTERRUPTS_SET: u64 = 0x94;
-    /// The same, bits written as 1 are cleared.
+    /// Interrupt mask; bits written as 1 are cleared.
     pub const INTERRUPTS_CLEAR: u64 = 0x98;
 }
 
 /// Scatter-gather registers of a channel.
 pub mod sgdma {
-    /// First descriptor, low half.
+    /// Address of the first descriptor, low half.
     pub const FIRST_LOW: u64 = 0x80;
-    /// High half.
+    /// Address of the first descriptor, high half.
     pub const FIRST_HIGH: u64 = 0x84;
-    /// Descriptors that lie behind the first and are fetched with it.
+    /// Number of descriptors that follow the first contiguously and are fetched with it.
     pub const ADJACENT: u64 = 0x88;
-    /// What is written is added to the credits, at most 1023.
+    /// Credit register: the written value is added to the credits of the channel, up to 1023.
     pub const CREDITS: u64 = 0x8c;
 }
 
-/// Registers for all channels; those from card to host have bits 16 to 19.
+/// Registers for all channels; bits 16 to 19 belong to the card-to-host channels.
 pub mod common {
-    /// No descriptors are fetched: bits written as 1 are cleared.
+    /// Mask of the channels whose descriptor fetch is halted; bits written as 1 are cleared.
     pub const HALT_CLEAR: u64 = 0x18;
-    /// Descriptors are only taken on credit.
+    /// Mask of the channels that need a credit for each descriptor.
     pub const CREDIT_MODE: u64 = 0x20;
-    /// The same, bits written as 1 are set.
+    /// Credit mode; bits written as 1 are set.
     pub const CREDIT_MODE_SET: u64 = 0x24;
-    /// The same, bits written as 1 are cleared.
+    /// Credit mode; bits written as 1 are cleared.
     pub const CREDIT_MODE_CLEAR: u64 = 0x28;
     /// Bit of the first channel from card to host.
     pub const C2H_BIT: u32 = 16;
@@ -87,24 +88,25 @@ pub mod common {
 
 /// Registers of the interrupt block.
 pub mod irq {
-    /// Channels that interrupt: bits written as 1 are set. Those from host to card come first.
+    /// Mask of the channels that may raise interrupts; bits written as 1 are set. The host-to-card channels come first.
     pub const CHANNELS_SET: u64 = 0x14;
-    /// The same, bits written as 1 are cleared.
+    /// Mask of the channels that may raise interrupts; bits written as 1 are cleared.
     pub const CHANNELS_CLEAR: u64 = 0x18;
-    /// Interrupt vectors of channels, four of 5 bits in the bytes of each register.
+    /// Interrupt vectors of the channels: four 5-bit numbers per register, one in each byte.
     pub const VECTORS: u64 = 0xa0;
 }
 
-/// Control: runs.
+/// Bit of the control register: run.
 pub const RUN: u32 = 1;
-/// Status: busy.
+/// Bit of the status register: busy.
 pub const BUSY: u32 = 1;
-/// Control and status: a descriptor with [`COMPLETED`] is done.
+/// Bit of the status register: a descriptor with [`COMPLETED`] is done. In the control register, the same bit enables this
+/// status bit.
 pub const DESCRIPTOR_DONE: u32 = 1 << 2;
-/// Control: the count is written to memory.
+/// Bit of the control register: the engine writes the number of completed descriptors to memory.
 pub const WRITE_BACK: u32 = 1 << 26;
 
-/// Error bits of the status, in the order of [`FAULTS`].
+/// Error bits of the status register, in the order of [`FAULTS`].
 pub const ERRORS: [u32; 13] = [
     1 << 3,
     1 << 4,
@@ -120,7 +122,7 @@ pub const ERRORS: [u32; 13] = [
     1 << 22,
     1 << 23,
 ];
-/// All of them.
+/// All error bits.
 pub const ANY_ERROR: u32 = {
     let (mut all, mut i) = (0, 0);
     while i < ERRORS.len() {
@@ -130,7 +132,7 @@ pub const ANY_ERROR: u32 = {
     all
 };
 
-/// What can go wrong: first the bits of [`ERRORS`], then what is found in memory.
+/// Names of the faults: first the bits of [`ERRORS`], then faults detected in memory.
 pub const FAULTS: &[&str] = &[
     "align",
     "descriptor-magic",
@@ -151,33 +153,33 @@ pub const FAULTS: &[&str] = &[
     "packet-cut",
     "count-went-back",
 ];
-/// In [`FAULTS`]: the count word reports an error, but the status does not name it.
+/// Index in [`FAULTS`]: the count word reports an error, but the status register does not name it.
 pub const UNNAMED: usize = ERRORS.len();
-/// In [`FAULTS`]: an invalid result.
+/// Index in [`FAULTS`]: a result (C2H stream writeback) is invalid.
 pub const DAMAGED: usize = UNNAMED + 1;
-/// In [`FAULTS`]: the count includes a transfer whose result is missing.
+/// Index in [`FAULTS`]: the count includes a transfer whose result (C2H stream writeback) is missing.
 pub const MISSING: usize = UNNAMED + 2;
-/// In [`FAULTS`], and the engine continues: a packet was longer than a slot and was split into several frames.
+/// Index in [`FAULTS`]: a packet was longer than a slot and was split into several frames. The engine continues.
 pub const CUT: usize = UNNAMED + 3;
-/// In [`FAULTS`]: the count is lower than it was, or has moved by half of its range within one look.
+/// Index in [`FAULTS`]: the count decreased, or advanced by more than half of its range between two polls.
 pub const WENT_BACK: usize = UNNAMED + 4;
 
-/// Bytes of a descriptor, and of the space of a result.
+/// Size in bytes of a descriptor, and of the memory for a result (C2H stream writeback).
 pub const DESCRIPTOR: usize = 32;
 /// Upper half of a descriptor's first word.
 pub const DESCRIPTOR_MAGIC: u32 = 0xad4b << 16;
-/// In a descriptor's first word: count it when it is done.
+/// Bit of a descriptor's first word: the descriptor is counted when it is done.
 pub const COMPLETED: u32 = 1 << 1;
-/// Bits of a descriptor's length.
+/// Width in bits of the length in a descriptor.
 pub const LENGTH_BITS: u32 = 28;
-/// Upper half of a result's first word.
+/// Magic number of a C2H stream writeback, in the upper half of its first word.
 pub const RESULT_MAGIC: u32 = 0x52b4;
-/// In a result's first word: the packet ends with this transfer.
+/// Bit of the first word of a C2H stream writeback: the packet ends with this transfer.
 pub const END_OF_PACKET: u32 = 1;
 
-/// Bits of the count in the word that is written to memory.
+/// Width in bits of the count in the count word, which the engine writes to memory.
 pub const COUNT_BITS: u32 = 24;
-/// In that word: there was an error.
+/// Bit of the count word: an error occurred.
 pub const COUNT_ERROR: u32 = 1 << 31;
-/// Most credits that a channel has_credits.
+/// Maximum number of credits of a channel.
 pub const MAX_CREDITS: usize = 1023;

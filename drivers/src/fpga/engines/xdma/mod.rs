@@ -1,7 +1,7 @@
 //! XDMA: AMD's DMA core for PCI Express; one card-to-host stream channel.
 //!
-//! The descriptors of all slots form a circle. With credits, the engine takes a descriptor only if it has a credit, so
-//! the card waits for slots. Without credits, the engine is free-running and overwrites slots.
+//! The descriptors of all slots form a cycle. With credits, the engine processes a descriptor only if it has a credit,
+//! so the card waits for free slots. Without credits, the engine is free-running and overwrites slots.
 //!
 //! # Detection of finished transfers
 //! The engine writes a result (length, end of packet) for each descriptor, and then its count to a given address.
@@ -14,9 +14,9 @@
 //! # Counts
 //! The count has 24 bits in memory and is zero when the engine starts. With credits, at most 1023 transfers are in
 //! flight, so the count is never 2^23 ahead of the reported transfers. Without credits, the count would have to advance
-//! by 2^23 between two polls. So many transfers of at least 64 bytes are 512 MiB, which takes at least 1/8 s on the
-//! fastest link. A larger step is treated as a count that went back, a fault that restarts the engine. If polls are
-//! rarer, all those frames are overwritten anyway, and multiples of 2^24 of them are not counted.
+//! by 2^23 between two polls. At 64 bytes or more per transfer, this is at least 512 MiB, which takes at least 1/8 s on
+//! the fastest link. A larger step is treated as a count that went back, a fault that restarts the engine. If polls are
+//! less frequent, all these frames are overwritten anyway, and multiples of 2^24 frames are not counted.
 
 mod layout;
 mod ring;
@@ -42,7 +42,7 @@ use ring::{Outcome, Ring};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The registry entry.
+/// The registry entry of the engine.
 pub const ENTRY: EngineEntry = EngineEntry {
     name: "xdma",
     summary: "AMD/Xilinx XDMA, a stream from card to host",
@@ -62,17 +62,18 @@ pub const ENTRY: EngineEntry = EngineEntry {
     open: |opening| Ok(Box::new(Xdma::open(opening)?)),
 };
 
-/// Most bytes of one descriptor that are a multiple of any data path.
+/// Maximum number of bytes per descriptor, rounded down to a multiple of the widest data path.
 const MAX_TRANSFER: usize = (1 << LENGTH_BITS) - 64;
-/// Slots beyond the last that is counted which the engine may be writing without credits: the one in progress, and the
-/// next, whose first bytes may leave before the count of the one before is written.
+/// Number of slots after the last counted slot that the engine may be writing without credits: the slot in progress and
+/// the next slot. The engine may write the first bytes of the next slot before it writes the count of the slot in progress.
 const AHEAD: u64 = 2;
-/// How many looks in idle_polls there are for one look at the status.
+/// Number of empty polls between two checks of the status register.
 const POLLS_PER_CHECK: u32 = 1024;
-/// How long at most none is made while nothing is found, and how many looks in idle_polls there are for one at the time.
+/// Maximum time between two status checks while polls are empty, and number of empty polls between two reads of the
+/// clock.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const POLLS_PER_CLOCK_READ: u32 = 16;
-/// How long a result may come after its count.
+/// Maximum delay of a result after its count.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout to stop an engine that was left running by another program.
 const LEFT_RUNNING: Duration = Duration::from_millis(100);
@@ -89,7 +90,7 @@ fn problems(config: &FpgaConfig) -> Vec<Problem> {
     vec![Problem::at("channel", message).help("use 0 to 3, the channels from card to host")]
 }
 
-/// The register space that shows the core's identifiers, and the number of its BAR.
+/// Finds the BAR that contains the core's identifiers. Returns its number and its registers.
 fn find(device: &dyn Device) -> Option<(usize, Arc<dyn Registers>)> {
     (0..6).find_map(|bar| {
         let registers = device.registers(bar).ok()?;
@@ -100,7 +101,8 @@ fn find(device: &dyn Device) -> Option<(usize, Arc<dyn Registers>)> {
     })
 }
 
-/// Channels from host to card: their interrupt bits come before those of the other direction.
+/// Returns the number of host-to-card channels. The interrupt bits of these channels precede the interrupt bits of the
+/// card-to-host channels.
 fn channels_to_card(registers: &dyn Registers) -> usize {
     (0..CHANNELS)
         .take_while(|n| registers.read(H2C + CHANNEL * *n as u64) >> 16 == ID_H2C)
@@ -110,29 +112,29 @@ fn channels_to_card(registers: &dyn Registers) -> usize {
 /// A channel's interrupt.
 struct ChannelInterrupt {
     interrupt: Interrupt,
-    /// Its bit in the interrupt block.
+    /// The channel's bit in the interrupt block.
     bit: u32,
 }
 
-/// One channel from card to host.
+/// A card-to-host channel.
 pub struct Xdma {
     device: Arc<dyn DmaDevice>,
     registers: Arc<dyn Registers>,
     channel: u64,
-    /// Its bit in the registers for all channels.
+    /// The channel's bit in the registers for all channels.
     bit: u32,
     has_credits: bool,
     alignment: usize,
     address_bits: u32,
     signal: Option<ChannelInterrupt>,
-    /// Of the last time that it was armed; kept for those completions that were not polled when it was stopped.
+    /// The ring of the last start. It is kept after the stop for completions that were not polled yet.
     ring: Option<Ring>,
     first: usize,
     slot_bytes: usize,
-    /// Whether the count is written to the ring and not to a doorbell.
+    /// True if the count is written to the ring, false if it is written to a doorbell.
     counts_in_ring: bool,
     is_armed: bool,
-    /// Transfers that may be begun.
+    /// Total number of credits since the start.
     credited: u64,
     /// Number of transfers that were reported or skipped.
     reported: u64,
@@ -142,14 +144,14 @@ pub struct Xdma {
     /// Time of the last status check, and the maximum interval between checks.
     checked_at: Instant,
     check_interval: Duration,
-    /// A transfer whose result, seen once, says no bytes.
+    /// The transfer whose result had a length of 0 when it was first read.
     empty: Option<u64>,
-    /// The transfer that goes on with the packet of the one before it.
+    /// The transfer that continues the packet of the previous transfer.
     continues: Option<u64>,
-    /// Since when a counted result is missing.
+    /// Time at which a counted result was first found missing.
     missing_since: Option<Instant>,
     result_timeout: Duration,
-    /// Error bits that were cleared by being read.
+    /// Error bits from status reads that cleared the register.
     errors: u32,
 }
 
@@ -192,7 +194,7 @@ impl Xdma {
         };
         let bit = 1_u32 << (u64::from(common::C2H_BIT) + channel);
         let has_credits = uses_credits(config);
-        // The probe below would release an engine that was left running and waits for credits.
+        // The probe of the credit mode below would let an engine continue that was left running and waits for credits.
         let control = registers.read(at + channel::CONTROL);
         if control & RUN != 0 || registers.read(at + channel::STATUS) & BUSY != 0 {
             registers.write(at + channel::CONTROL_CLEAR, RUN);
@@ -210,7 +212,7 @@ impl Xdma {
                 return Err(unfit(
                     name,
                     format!(
-                        "this core does not support credits (bit {bit:#x} of the register at {at:#x} stays 0): set `credits = false`; frames that it overwrites are then counted as `overrun`"
+                        "this core does not support credits (bit {bit:#x} of the register at {at:#x} stays 0): set `credits = false`; frames that the core overwrites are then counted as `overrun`"
                     ),
                 ));
             }
@@ -282,7 +284,7 @@ impl Xdma {
         }
     }
 
-    /// Transfers that are finished by what the count reads.
+    /// Returns the number of finished transfers for the count word `count`.
     fn finished(&self, count: u32) -> Result<u64, EngineError> {
         let finished = self.count.peek(u64::from(count & MASK));
         if finished - self.count.total() > u64::from(HALF) {
@@ -291,7 +293,7 @@ impl Xdma {
         Ok(finished)
     }
 
-    /// Reports transfers below `bound` that have results. Returns their number.
+    /// Reports the transfers below `bound` that have results. Returns the number of reported transfers.
     fn collect(&mut self, bound: u64, done: &mut Completions) -> Result<usize, EngineError> {
         let Some(ring) = &self.ring else { return Ok(0) };
         let slots = ring.slots() as u64;
@@ -300,7 +302,7 @@ impl Xdma {
             let slot = usize::try_from((self.first as u64 + self.reported) % slots).unwrap_or(0);
             let (length, is_end) = match ring.result(slot) {
                 Outcome::None => break,
-                // The other half may be on its way.
+                // The length may not have arrived yet, so a length of 0 is accepted only at the second read.
                 Outcome::Done(0, _) if self.empty.replace(self.reported) != Some(self.reported) => {
                     break;
                 }
@@ -340,10 +342,10 @@ impl Xdma {
             .as_ref()
             .filter(|_| self.counts_in_ring)
             .map_or(0, Ring::count);
-        // What the count includes beyond the reported transfers. Results are written before the count.
+        // The number of counted transfers beyond the reported ones. Results are written before the count.
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "the lowest bits, as the count has"
+            reason = "the count has only these low bits"
         )]
         let beyond = count.wrapping_sub(self.reported as u32) & MASK;
         if self.counts_in_ring && (1..HALF).contains(&beyond) {
@@ -381,7 +383,7 @@ impl Xdma {
         Err(self.faulted(faults))
     }
 
-    /// Interrupts of the channel on.
+    /// Enables the channel's interrupt.
     fn enable_interrupt(&self) {
         let Some(ChannelInterrupt { bit, .. }) = self.signal else {
             return;
@@ -393,7 +395,7 @@ impl Xdma {
         self.registers.write(IRQ + irq::CHANNELS_SET, 1 << bit);
     }
 
-    /// Interrupts of the channel off.
+    /// Disables the channel's interrupt.
     fn disable_interrupt(&self) {
         let Some(ChannelInterrupt { bit, .. }) = self.signal else {
             return;
@@ -403,9 +405,9 @@ impl Xdma {
     }
 }
 
-/// The bits of a count that are one.
+/// Mask of the count bits.
 const MASK: u32 = (1 << COUNT_BITS) - 1;
-/// Half of its range.
+/// Half of the range of the count.
 const HALF: u32 = 1 << (COUNT_BITS - 1);
 
 /// Waits until a stopped channel is idle.
@@ -429,7 +431,7 @@ fn idle(device: &str, registers: &dyn Registers, channel: u64) -> Result<(), Eng
     ))
 }
 
-/// Why a device has no XDMA: what its BARs read.
+/// Explains why no XDMA core was found, with the register values that were read from each BAR.
 fn not_found(device: &dyn Device) -> String {
     let identity = device.identity();
     let seen: Vec<String> = (0..6)
@@ -505,7 +507,7 @@ impl Engine for Xdma {
         self.count = Count::new(1 << COUNT_BITS);
         (self.missing_since, self.empty, self.continues) = (None, None, None);
         self.checked_at = Instant::now();
-        // Errors of before.
+        // Clears earlier errors.
         self.read(channel::STATUS_CLEAR);
 
         let (low, high) = halves(slots.doorbell.unwrap_or_else(|| ring.count_address()));
@@ -530,8 +532,8 @@ impl Engine for Xdma {
         self.registers.write(COMMON + common::HALT_CLEAR, self.bit);
         self.ring = Some(ring);
         self.is_armed = true;
-        // The errors' bits have them shown in the status. That of finished descriptors beside that of the write-back:
-        // the documents do not say whether the one works without the other.
+        // Enabling the error bits makes the status register show errors. Both `DESCRIPTOR_DONE` and `WRITE_BACK` are
+        // set, because the documentation does not specify whether one works without the other.
         self.write(
             channel::CONTROL,
             RUN | DESCRIPTOR_DONE | ANY_ERROR | WRITE_BACK,
@@ -575,7 +577,7 @@ impl Engine for Xdma {
             return;
         }
         self.credited += u64::from(slots);
-        // The ring has no more slots than the register has_credits credits, so it cannot overflow.
+        // The ring has no more slots than [`MAX_CREDITS`], so the credit register cannot overflow.
         self.write_sgdma(sgdma::CREDITS, slots);
     }
 
@@ -588,7 +590,8 @@ impl Engine for Xdma {
             let finished = self.finished(ring.count())?;
             return Ok((finished + AHEAD).saturating_sub(slots));
         }
-        // The register and not the word in memory: what it counts has been written before the answer comes.
+        // Reads the register instead of the word in memory: when the read returns, all counted transfers have been
+        // written.
         let count = self.read(channel::COUNT);
         if count == GONE && self.read(channel::ID) == GONE {
             return Err(self.gone());
@@ -605,12 +608,12 @@ impl Engine for Xdma {
             return Ok(false);
         }
         if !signal.interrupt.wait(limit) {
-            // Nothing for so long: look at the status at the next poll.
+            // No interrupt within the limit: the next empty poll must check the status register.
             self.idle_polls = POLLS_PER_CHECK - 1;
             return Ok(true);
         }
-        // Off, clear, on: what comes in between raises the next one when they are on again, or is seen by the poll that
-        // follows.
+        // The order is: disable, clear, enable. An event in between either raises an interrupt after interrupts are
+        // enabled again, or is found by the following poll.
         let all = ANY_ERROR | DESCRIPTOR_DONE;
         self.write(channel::INTERRUPTS_CLEAR, all);
         let status = self.read(channel::STATUS_CLEAR);
@@ -627,7 +630,7 @@ impl Engine for Xdma {
             return Ok(());
         }
         self.write(channel::CONTROL_CLEAR, RUN);
-        // The descriptor in progress is finished first. A device that is gone writes nothing.
+        // The engine finishes the descriptor in progress first. A removed device does not write.
         let is_idle = wait_until(timeout, || {
             let status = self.read(channel::STATUS);
             status == GONE || status & BUSY == 0
@@ -660,8 +663,8 @@ impl Drop for Xdma {
     }
 }
 
-/// An address as two registers.
-#[expect(clippy::cast_possible_truncation, reason = "the halves of it")]
+/// Splits an address into the values of two registers.
+#[expect(clippy::cast_possible_truncation, reason = "each half has 32 bits")]
 const fn halves(address: u64) -> (u32, u32) {
     (address as u32, (address >> 32) as u32)
 }

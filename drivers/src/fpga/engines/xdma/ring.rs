@@ -1,24 +1,24 @@
-//! What an XDMA channel reads and writes beside its slots.
+//! Memory of an XDMA channel, apart from its slots: descriptors, results and the count.
 //!
 //! ```text
 //!   | descriptor 0 … N-1 | result 0 … N-1 | count |
 //!          │  ▲ source         │
-//!          │  └────────────────┘ a stream has no source address: the engine writes each result there
-//!          └─ next: a circle
+//!          │  └────────────────┘ a stream has no source address; the engine writes each result to this address
+//!          └─ next: the descriptors form a cycle
 //! ```
 
 use super::layout::{COMPLETED, DESCRIPTOR, DESCRIPTOR_MAGIC, END_OF_PACKET, RESULT_MAGIC};
 use daq_core::dma::{DmaBuffer, DmaDevice, DmaError, Slots};
 use std::sync::Arc;
 
-/// What a result says.
+/// The decoded result (C2H stream writeback) of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing yet.
+    /// No result was written yet.
     None,
-    /// So many bytes were written, 0 among them; whether the packet ends there.
+    /// Number of written bytes, which may be 0, and whether the packet ends with this transfer.
     Done(u32, bool),
-    /// It is no result.
+    /// The word is not a valid result.
     Damaged,
 }
 
@@ -30,18 +30,18 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Memory for `slots` slots.
+    /// Allocates the memory for `slots` slots.
     pub fn new(device: Arc<dyn DmaDevice>, slots: usize) -> Result<Self, DmaError> {
         let memory = DmaBuffer::new(device, slots * 2 * DESCRIPTOR + 64)?;
         Ok(Self { memory, slots })
     }
 
-    /// Slots that it is for.
+    /// Returns the number of slots.
     pub const fn slots(&self) -> usize {
         self.slots
     }
 
-    /// The device's address of a descriptor.
+    /// Returns the device address of a descriptor.
     pub const fn descriptor(&self, slot: usize) -> u64 {
         self.memory.address() + (slot * DESCRIPTOR) as u64
     }
@@ -54,18 +54,19 @@ impl Ring {
         2 * self.slots * DESCRIPTOR
     }
 
-    /// The device's address of the count.
+    /// Returns the device address of the count.
     pub const fn count_address(&self) -> u64 {
         self.memory.address() + self.count_offset() as u64
     }
 
-    /// Writes the circle of descriptors of `slots`, which are as many as it is for; results and count are zero afterwards.
+    /// Writes a cycle of descriptors for `slots`, whose number must match. Clears the results and the count.
     pub fn program(&self, slots: &Slots) {
         self.memory.clear();
         let length = u64::try_from(slots.bytes).unwrap_or(0);
         for (slot, target) in slots.addresses.iter().enumerate() {
             let at = slot * DESCRIPTOR;
-            // No next_adjacent: each descriptor is fetched by itself, so that none is taken that has no credit.
+            // The field `next_adjacent` is 0, so that each descriptor is fetched separately and none is fetched without
+            // a credit.
             let first = u64::from(DESCRIPTOR_MAGIC | COMPLETED) | length << 32;
             let result = self.memory.address() + self.result_offset(slot) as u64;
             let next = self.descriptor((slot + 1) % self.slots);
@@ -75,11 +76,11 @@ impl Ring {
         }
     }
 
-    /// What the result of `slot` says.
+    /// Decodes the result of `slot`.
     #[inline]
     pub fn result(&self, slot: usize) -> Outcome {
         let word = self.memory.read64(self.result_offset(slot));
-        #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+        #[expect(clippy::cast_possible_truncation, reason = "each half has 32 bits")]
         let (state, length) = (word as u32, (word >> 32) as u32);
         if state == 0 {
             Outcome::None
@@ -90,19 +91,19 @@ impl Ring {
         }
     }
 
-    /// Makes the result of `slot` ready for its next transfer, which the engine must not have begun.
+    /// Clears the result of `slot` for its next transfer, which the engine must not have started.
     #[inline]
     pub fn clear_result(&self, slot: usize) {
         self.memory.write64(self.result_offset(slot), 0);
     }
 
-    /// The count as it was last written.
+    /// Returns the last written count word.
     #[inline]
     pub fn count(&self) -> u32 {
         self.memory.read32(self.count_offset())
     }
 
-    /// The memory, as the device has it.
+    /// Returns the memory that the device accesses.
     #[cfg(test)]
     pub const fn memory(&self) -> &DmaBuffer {
         &self.memory

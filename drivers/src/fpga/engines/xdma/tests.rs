@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-/// The registers of a core with credits: sets, clears, and a busy bit that is RUN.
+/// Emulates the registers of a core with credits: set and clear registers, and a busy bit that equals RUN.
 fn core(values: &mut BTreeMap<u64, u32>, offset: u64, value: u32) -> bool {
     let old = |values: &BTreeMap<u64, u32>, offset| values.get(&offset).copied().unwrap_or(0);
     match offset {
@@ -27,7 +27,7 @@ fn core(values: &mut BTreeMap<u64, u32>, offset: u64, value: u32) -> bool {
     true
 }
 
-/// A device with an XDMA core of three channels to the card and two from it.
+/// Creates a device whose XDMA core has three host-to-card and two card-to-host channels.
 fn device() -> Arc<Mock> {
     let mock = Mock::new(0x1_0000, Identity::default(), core);
     for (offset, value) in [
@@ -69,7 +69,7 @@ fn armed(mock: &Arc<Mock>, keys: &str, slots: &Slots) -> Xdma {
     engine
 }
 
-/// The engine writes the result of a transfer into `slot`.
+/// Acts as the engine: writes the result of a transfer into `slot`.
 fn finish(engine: &Xdma, slot: usize, state: u32, length: u32) {
     let ring = engine.ring.as_ref().unwrap();
     let at = (ring.slots() + slot) * 32;
@@ -77,7 +77,7 @@ fn finish(engine: &Xdma, slot: usize, state: u32, length: u32) {
         .write64(at, u64::from(state) | u64::from(length) << 32);
 }
 
-/// The engine writes its count.
+/// Acts as the engine: writes the count word.
 fn count(engine: &Xdma, word: u32) {
     let ring = engine.ring.as_ref().unwrap();
     ring.memory().write32(ring.slots() * 64, word);
@@ -94,7 +94,7 @@ fn poll(engine: &mut Xdma, room: usize) -> Result<(Vec<usize>, u64), EngineError
 fn xdma_start_follows_product_guide_order() {
     let mock = device();
     let mut engine = open(&mock, "").unwrap();
-    // Credits were tried.
+    // Opening the engine has probed the credit mode.
     assert_eq!(
         mock.registers.writes(),
         [(0x6024, 1 << 17), (0x6028, 1 << 17)]
@@ -155,25 +155,25 @@ fn xdma_writeback_gives_completed_slots() {
     );
     engine.credit(3);
     assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
-    // Out of order: the one before is not there yet.
+    // The result of the second transfer arrives before that of the first, so neither is reported.
     finish(&engine, 2, 0x52b4_0000, 4096);
     assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
     finish(&engine, 1, 0x52b4_0001, 100);
     assert_eq!(poll(&mut engine, 1), Ok((vec![100], 0)), "room for one");
     assert_eq!(poll(&mut engine, 8), Ok((vec![4096], 0)));
-    // Half a result is none.
+    // A result with length 0 may be half written and is not reported at the first poll.
     finish(&engine, 0, 0x52b4_0000, 0);
     assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
     finish(&engine, 0, 0x52b4_0000, 7);
     assert_eq!(poll(&mut engine, 8), Ok((vec![7], 0)));
-    // Slot 1 again: its old result is gone, and it is not checked_at at without credit.
+    // Slot 1 is used again. Its old result was cleared, and without a credit its new result is not read.
     finish(&engine, 1, 0x52b4_0000, 9);
     assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
     engine.credit(1);
     assert_eq!(poll(&mut engine, 8), Ok((vec![9], 0)));
     engine.credit(1);
     finish(&engine, 2, 0x52b4_0000, 11);
-    // What is finished when it stops can still be polled.
+    // Transfers that finished before the stop can still be polled.
     engine.quiesce(Duration::ZERO).unwrap();
     assert_eq!(poll(&mut engine, 8), Ok((vec![11], 0)));
     assert_eq!(engine.overwritten(), Ok(0));
@@ -207,13 +207,13 @@ fn xdma_error_bits_are_named() {
         let mock = device();
         let mut engine = armed(&mock, "", &slots(3));
         engine.credit(3);
-        // Seen at once where the count reports it, and what came before it first.
+        // If the count word reports the error, it is detected at the next poll, after earlier transfers were reported.
         mock.registers.set(0x1140, 1 << bit | 1);
         finish(&engine, 0, 0x52b4_0000, 64);
         count(&engine, 1 << 31 | 1);
         assert_eq!(poll(&mut engine, 8), Ok((vec![64], 0)));
         assert_eq!(named(poll(&mut engine, 8)), [name]);
-        // And at last where it does not.
+        // If the count word does not report the error, it is detected after a limited number of polls.
         count(&engine, 1);
         assert!(
             (0..POLLS_PER_CHECK).any(|_| poll(&mut engine, 8).is_err()),
@@ -236,7 +236,7 @@ fn xdma_error_bits_are_named() {
         named(last.unwrap()),
         ["read-decode", "descriptor-unsupported"]
     );
-    // No result of this engine; longer than its slot.
+    // A word that is not a valid result, and a length beyond the slot.
     for (state, length) in [(0x52b5_0000, 64), (0x52b4_0000, 4097)] {
         let mut engine = armed(&device(), "", &slots(3));
         engine.credit(3);
@@ -245,7 +245,7 @@ fn xdma_error_bits_are_named() {
         assert_eq!(poll(&mut engine, 8), Ok((vec![1], 0)));
         assert_eq!(named(poll(&mut engine, 8)), ["result-damaged"]);
     }
-    // Counted, and no result; or a late one.
+    // A counted transfer without a result, and then with a late result.
     let mut engine = armed(&device(), "", &slots(3));
     engine.credit(3);
     count(&engine, 1);
@@ -261,11 +261,11 @@ fn xdma_error_bits_are_named() {
 fn xdma_missing_result_after_wrap_is_reported() {
     let mut engine = armed(&device(), "", &slots(3));
     engine.result_timeout = Duration::ZERO;
-    // As after so many transfers that were reported.
+    // Simulates an engine that has reported almost 2^24 transfers.
     engine.reported = (1 << 24) - 1;
     engine.credited = engine.reported;
     engine.credit(3);
-    // The count may be behind the results.
+    // The count may be lower than the number of results.
     count(&engine, MASK - 1);
     assert_eq!(poll(&mut engine, 8), Ok((vec![], 0)));
     count(&engine, MASK);
@@ -289,14 +289,18 @@ fn xdma_packet_longer_than_slot_is_reported() {
         (done.as_slice().len(), done.faults()[CUT])
     };
     engine.credit(6);
-    // No end: a stream without packets, for all that is known.
+    // Without an end of packet, this may be a stream without packets, so no fault is reported.
     finish(&engine, 0, 0x52b4_0000, 4096);
     finish(&engine, 1, 0x52b4_0000, 4096);
     assert_eq!(cut(&mut engine), (2, 0));
     finish(&engine, 2, 0x52b4_0001, 64);
     assert_eq!(cut(&mut engine), (1, 1));
     finish(&engine, 3, 0x52b4_0001, 4096);
-    assert_eq!(cut(&mut engine), (1, 0), "one that fills its slot is whole");
+    assert_eq!(
+        cut(&mut engine),
+        (1, 0),
+        "a packet that exactly fills its slot is complete"
+    );
     finish(&engine, 4, 0x52b4_0000, 4096);
     finish(&engine, 5, 0x52b4_0001, 1);
     assert_eq!(cut(&mut engine), (2, 1));
@@ -310,7 +314,7 @@ fn xdma_empty_packet_is_fault_without_stall() {
     finish(&engine, 1, 0x52b4_0001, 5);
     let mut done = Completions::new(8, FAULTS.len());
     engine.poll(&mut done).unwrap();
-    assert_eq!(done.as_slice().len(), 0, "it may be half of a result");
+    assert_eq!(done.as_slice().len(), 0, "the result may be half written");
     engine.poll(&mut done).unwrap();
     let reported = done
         .as_slice()
@@ -336,7 +340,7 @@ fn xdma_running_channel_is_stopped_before_mode_change() {
     mock.registers.set(0x1140, 1);
     mock.registers.set(0x6020, 1 << 17);
     open(&mock, "").unwrap();
-    // The mode is left as it was found.
+    // The credit mode is unchanged.
     assert_eq!(mock.registers.writes(), [(0x110c, 1), (0x6024, 1 << 17)]);
 }
 
@@ -376,10 +380,10 @@ fn xdma_quiesce_timeout_disables_bus_mastering() {
     assert_eq!(
         mock.disable_and_reset.load(Ordering::SeqCst),
         1,
-        "once is enough"
+        "the device must be reset only once"
     );
     assert_eq!(mock.mapped.load(Ordering::SeqCst), 0);
-    // Nor is one armed that runs already; nor has it its mode changed.
+    // An engine that is running already is not armed, and its credit mode is not changed.
     let mut engine = open(&device(), "").unwrap();
     mock.registers.writes();
     let error = open(&mock, "").err().unwrap().to_string();
@@ -412,7 +416,7 @@ fn xdma_count_is_written_to_doorbell() {
     engine.credit(1);
     finish(&engine, 0, 0x52b4_0001, 5);
     assert_eq!(poll(&mut engine, 8), Ok((vec![5], 0)));
-    // Errors are seen without the count.
+    // Errors are detected without the count in the ring.
     mock.registers.set(0x1140, 1 << 4);
     assert!((0..POLLS_PER_CHECK).any(|_| poll(&mut engine, 8).is_err()));
 }
@@ -423,7 +427,10 @@ fn xdma_without_credits_is_free_running() {
     let mut engine = open(&mock, "credits = false").unwrap();
     let caps = engine.caps();
     assert_eq!((caps.supports_backpressure, caps.doorbell_bits), (false, 0));
-    assert!(engine.arm(&slots(2)).is_err(), "all may be overwritten");
+    assert!(
+        engine.arm(&slots(2)).is_err(),
+        "with two slots, every frame may be overwritten"
+    );
     engine.arm(&slots(8)).unwrap();
     let writes = mock.registers.writes();
     assert!(writes.contains(&(0x6028, 1 << 17)));
@@ -434,13 +441,14 @@ fn xdma_without_credits_is_free_running() {
     }
     count(&engine, 3);
     assert_eq!(poll(&mut engine, 8), Ok((vec![4096; 3], 0)));
-    // 15 finished, 15 and 16 may be being written over 7 and 8: 3 to 8 are lost, 9 to 14 are there.
+    // 15 transfers are finished. Transfers 15 and 16 may be overwriting 7 and 8. So 3 to 8 are lost, and 9 to 14 are
+    // valid.
     count(&engine, 15);
     assert_eq!(poll(&mut engine, 2), Ok((vec![4096; 2], 6)));
     mock.registers.set(0x1148, 17);
     assert_eq!(engine.overwritten(), Ok(11));
     assert_eq!(poll(&mut engine, 8), Ok((vec![4096; 4], 0)));
-    // A whole count of all ones is no card that is gone, but one that went back is no progress.
+    // A count of all ones does not mean a removed device, but a count that went back is a fault.
     mock.registers.set(0x1148, u32::MAX);
     let back = engine.overwritten().unwrap_err();
     assert!(back.to_string().contains("count-went-back"), "{back}");
@@ -463,7 +471,7 @@ fn xdma_interrupts_are_per_channel() {
     let mut engine = open(&mock, "completion = \"interrupt\"").unwrap();
     engine.arm(&slots(3)).unwrap();
     let writes = mock.registers.writes();
-    // Three channels to the card come first: bit 4, vector 0.
+    // Three host-to-card channels come first, so the channel has bit 4. Its vector is 0.
     for write in [
         (0x1190, 0x00f8_3e3c),
         (0x20a4, 0x1f1f_1f00),
@@ -478,7 +486,7 @@ fn xdma_interrupts_are_per_channel() {
         mock.registers.writes(),
         [(0x1198, 0x00f8_3e3c), (0x1194, 0x00f8_3e3c)]
     );
-    // The error that was cleared by being read is not lost.
+    // An error whose status bit was cleared by a read must still be reported.
     assert!(poll(&mut engine, 8).is_err());
     engine.quiesce(Duration::ZERO).unwrap();
     let writes = mock.registers.writes();
@@ -518,17 +526,17 @@ fn xdma_foreign_device_is_rejected_with_register_value() {
     assert!(error.contains("credits = false"), "{error}");
     let engine = open(&mock, "credits = false").unwrap();
     assert_eq!(engine.caps().alignment, 1);
-    // An address beyond the core's.
+    // The slot addresses exceed the address width of the core.
     let mock = device();
     mock.registers.set(0x114c, 0x0101_0020);
     let error = open(&mock, "").unwrap().arm(&slots(3)).unwrap_err();
-    assert!(error.to_string().contains("32 bits"), "{error}");
+    assert!(error.to_string().contains("32-bit"), "{error}");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Without credits every transfer is yielded or skipped, once, whatever the count does.
+    /// Without credits, every transfer must be reported or skipped exactly once for every sequence of counts.
     #[test]
     fn xdma_count_loses_no_transfer(
         count_slots in 3_u64..40, steps in proptest::collection::vec((0_u64..1 << 23, 1_usize..50), 1..60),
@@ -539,11 +547,11 @@ proptest! {
         }
         let (mut truth, mut reported) = (0_u64, 0_u64);
         for (step, room) in steps {
-            // Small steps and such that come near a whole turn of the count.
+            // Mixes small steps with steps close to half the range of the count.
             truth += if room % 2 == 0 { step } else { step % 50 };
             count(&engine, u32::try_from(truth % (1 << 24)).unwrap());
             let (done, overrun) = poll(&mut engine, room).unwrap();
-            // What is overwritten by now is never yielded.
+            // Transfers that may be overwritten by now must not be reported.
             let first = reported + overrun;
             prop_assert!(first >= (truth + AHEAD).saturating_sub(count_slots) || done.is_empty());
             reported = first + done.len() as u64;

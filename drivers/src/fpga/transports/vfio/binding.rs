@@ -78,7 +78,7 @@ pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
     }
     let node = root.join("dev/vfio").join(&group);
     if let Err(reason) = fs::File::options().read(true).write(true).open(&node) {
-        // If another process has it open, opening the device later reports that.
+        // If another process has the group open, opening the device fails later with a better error.
         if reason.kind() == std::io::ErrorKind::PermissionDenied {
             return Err(error(format!(
                 "cannot open {}: {reason}; give this user access: chown $USER /dev/vfio/{group}, or add a udev rule",
@@ -89,7 +89,7 @@ pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
     Ok(device)
 }
 
-/// Whether `text` has the format `DDDD:BB:DD.F` in hexadecimal.
+/// Returns true if `text` has the format `DDDD:BB:DD.F` in hexadecimal.
 fn is_address(text: &str) -> bool {
     let pattern = b"xxxx:xx:xx.x";
     text.len() == pattern.len()

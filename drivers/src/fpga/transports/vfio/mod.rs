@@ -8,7 +8,7 @@
 //! addresses that daq chooses. So an engine with 32-bit addresses can access a BAR above 4 GiB.
 
 mod binding;
-mod held;
+mod descriptors;
 
 use super::iova::IovaAllocator;
 use crate::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
@@ -31,7 +31,7 @@ use vfio_ioctls::{VfioContainer, VfioError, VfioRegionInfoCap};
 
 /// Alignment of addresses and lengths of IOMMU mappings.
 const PAGE: u64 = 4096;
-/// Base address registers of a PCI function.
+/// Number of base address registers (BARs) of a PCI function.
 const BARS: usize = 6;
 /// The executable of this process, even if the file was replaced.
 const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -55,15 +55,15 @@ struct State {
     iovas: IovaAllocator,
     /// Mapped memory of regions and of other devices, by address.
     maps: BTreeMap<u64, Map>,
-    /// The VFIO index of the enabled kind of interrupt.
+    /// The VFIO index of the enabled interrupt type.
     interrupts: Option<u32>,
-    /// `None` once the device is being closed.
+    /// The guard process; `None` once the device is being closed.
     guard: Option<DeviceGuard>,
 }
 
 /// The descriptors of the device and its container.
 struct OpenDevice {
-    device: sys::Kept,
+    device: sys::OpenDevice,
     container: Arc<VfioContainer>,
 }
 
@@ -78,7 +78,7 @@ impl OpenDevice {
                 .map_err(|reason| container_error(&reason))?;
             match vfio_ioctls::VfioDevice::new(folder, container.clone(), false) {
                 Ok(device) => {
-                    let device = sys::Kept::new(device);
+                    let device = sys::OpenDevice::new(device);
                     return Ok(Arc::new(Self { device, container }));
                 }
                 Err(reason) if !is_busy(&reason) || start.elapsed() > HANDOVER => {
@@ -97,7 +97,7 @@ impl OpenDevice {
         sys::container_fd(&self.container)
     }
 
-    /// Offset of the configuration space in the device descriptor.
+    /// Returns the offset of the configuration space in the device descriptor.
     fn config(&self) -> u64 {
         self.device
             .get_region_offset(bindings::VFIO_PCI_CONFIG_REGION_INDEX)
@@ -151,12 +151,13 @@ impl VfioDevice {
         }))
     }
 
-    /// Maps memory of another device for this device and returns its address. It stays mapped until it is unmapped.
+    /// Maps the memory of another device for this device and returns the DMA address. The mapping exists until the memory is
+    /// unmapped.
     pub fn map_bar(&self, bar: &Arc<Bar>) -> Result<u64, DmaError> {
         self.map_memory(Memory::bar(bar), "another device's memory", true)
     }
 
-    /// The process ID of the guard.
+    /// Returns the process ID of the guard.
     pub fn guard(&self) -> Option<u32> {
         self.state().guard.as_ref().map(DeviceGuard::id)
     }
@@ -210,10 +211,10 @@ impl VfioDevice {
         is_device_memory: bool,
     ) -> Result<Map, String> {
         let held: Vec<OwnedFd> = if is_device_memory {
-            let held = held::gpu_descriptors().map_err(|error| {
+            let held = descriptors::gpu_descriptors().map_err(|error| {
                 format!("cannot list the descriptors that keep the memory allocated: {error}")
             })?;
-            if held::lacks_descriptor(&held) {
+            if descriptors::lacks_descriptor(&held) {
                 return Err(
                     "no descriptor of this process keeps the memory allocated (/dev/nvidia*, /dev/gdrdrv, dmabuf), so the \
                      device could write to freed memory if daq is killed: make /proc/self/fd readable, or use host \
@@ -293,7 +294,7 @@ impl DmaDevice for VfioDevice {
             Entry::Occupied(map) => {
                 let mapped = map.get().bytes();
                 return Err(refused(format!(
-                    "{mapped:#x} bytes are mapped at this address"
+                    "the mapping at this address has {mapped:#x} bytes"
                 )));
             }
             Entry::Vacant(_) => {
@@ -356,8 +357,11 @@ impl Device for VfioDevice {
             .iter()
             .all(|cap| !matches!(cap, VfioRegionInfoCap::SparseMmap(_)));
         let bar = if flags & bindings::VFIO_REGION_INFO_FLAG_MMAP != 0 && is_whole {
-            let length = usize::try_from(bytes)
-                .map_err(|_| error(format!("{bytes:#x} bytes are too large to map")))?;
+            let length = usize::try_from(bytes).map_err(|_| {
+                error(format!(
+                    "{bytes:#x} bytes exceed the address space of this process"
+                ))
+            })?;
             let bar = Bar::map(
                 self.opened.device(),
                 device.get_region_offset(index),
@@ -466,10 +470,10 @@ impl fmt::Debug for VfioDevice {
     }
 }
 
-/// A BAR of a [`VfioDevice`]. It keeps the device open.
+/// The registers in a BAR of a [`VfioDevice`]. This value keeps the device open.
 struct DeviceRegisters {
-    /// The mapping; the first field, so that it is dropped before the device is closed. `None` if Linux maps only parts of
-    /// the BAR; then each access is a system call.
+    /// The mapped BAR. It is the first field, so that it is dropped before the device is closed. `None` if Linux maps
+    /// only parts of the BAR; each access is then a system call.
     bar: Option<Bar>,
     bytes: u64,
     offset: u64,
@@ -484,10 +488,11 @@ impl DeviceRegisters {
     fn checked_offset(&self, offset: u64) -> usize {
         assert!(
             offset.is_multiple_of(4) && offset < self.bytes,
-            "register {offset:#x} of {:#x} bytes",
+            "register offset {offset:#x} is not a multiple of 4, or not below the BAR size of {:#x} bytes",
             self.bytes
         );
-        usize::try_from(offset).expect("a mapping that is longer than memory cannot be made")
+        usize::try_from(offset)
+            .expect("the offset is less than the size of the mapping, which fits into a usize")
     }
 }
 
@@ -532,7 +537,7 @@ fn enable(opened: &OpenDevice) -> io::Result<()> {
 
 fn identity(opened: &OpenDevice) -> io::Result<Identity> {
     let read = |offset| read_config(opened.device(), opened.config() + offset);
-    // The class has three bytes from 0x09 on.
+    // The class has three bytes, starting at offset 0x09.
     let class = u32::from(read(0x08)? >> 8) | u32::from(read(0x0a)?) << 8;
     Ok(Identity {
         vendor: read(0)?,
@@ -544,13 +549,13 @@ fn identity(opened: &OpenDevice) -> io::Result<Identity> {
 fn container_error(error: &VfioError) -> String {
     match error {
         VfioError::OpenContainer(reason) => format!(
-            "cannot open /dev/vfio/vfio: {reason}; run modprobe vfio_iommu_type1 and give this user access"
+            "cannot open /dev/vfio/vfio: {reason}; run modprobe vfio_iommu_type1 and give this user access to this file"
         ),
         error => format!("unsupported VFIO version: {error}; the type1v2 IOMMU is required"),
     }
 }
 
-/// Whether another process uses the device.
+/// Returns true if the error means that another process uses the device.
 fn is_busy(error: &VfioError) -> bool {
     match error {
         VfioError::OpenGroup(reason, _) => reason.kind() == io::ErrorKind::ResourceBusy,
@@ -579,7 +584,7 @@ fn device_error(error: &VfioError) -> String {
 fn map_error(error: &VfioError) -> String {
     match error {
         VfioError::IommuDmaMap(reason) if reason.errno() == libc::ENOMEM => format!(
-            "{reason}; DMA memory is locked: raise the limit (ulimit -l, LimitMEMLOCK= in the systemd unit)"
+            "{reason}; DMA memory must be locked: raise the limit of locked memory (ulimit -l, LimitMEMLOCK= in the systemd unit)"
         ),
         VfioError::IommuDmaMap(reason) if reason.errno() == libc::EFAULT => {
             format!("{reason}; Linux cannot map this kind of memory for devices")

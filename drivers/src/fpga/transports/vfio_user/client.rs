@@ -38,7 +38,7 @@ const COMMAND: u64 = 0x04;
 const MEMORY_AND_MASTER: [u8; 2] = [0x06, 0x00];
 const MEMORY_ALONE: [u8; 2] = [0x02, 0x00];
 
-/// Why a request failed.
+/// Reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Failure {
     /// The server replied with an error.
@@ -62,23 +62,23 @@ struct State {
     stream: UnixStream,
     receiver: Receiver,
     next: u16,
-    /// Why the connection failed, if it did.
+    /// The error that ended the connection, or `None` while the connection works.
     broken: Option<ConnectionError>,
 }
 
-/// The device.
+/// A device in another process.
 struct VfioUserDevice {
     connection: Arc<Connection>,
     identity: Identity,
     sizes: [u64; BARS],
-    /// The kind of interrupts in use, and their number.
+    /// Type and number of the interrupts in use.
     vectors: (u32, u32),
     /// Maximum number of descriptors in one message.
     max_files: usize,
     iovas: Mutex<IovaAllocator>,
 }
 
-/// One base address register.
+/// The registers in a base address register (BAR) of the device.
 struct Bar {
     connection: Arc<Connection>,
     region: u32,
@@ -91,7 +91,7 @@ pub fn open(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
     let error = |why: String| DeviceError::new(&*name, why);
     let stream = UnixStream::connect(path).map_err(|source| {
         error(format!(
-            "cannot connect: {source}; start the server, for an emulated card: daq emulate xdma --socket {}",
+            "cannot connect: {source}; start the server; for an emulated card, run: daq emulate xdma --socket {}",
             path.display()
         ))
     })?;
@@ -116,7 +116,7 @@ impl Connection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks, waits for the reply and has `read` understand it.
+    /// Sends a request, waits for the reply and decodes it with `read`.
     fn request<R>(
         &self,
         command: Command,
@@ -182,7 +182,7 @@ impl Connection {
         self.request(Command::RegionWrite, &payload, &[], |_| Some(()))
     }
 
-    /// Bytes of a region.
+    /// Returns the size of a region in bytes.
     fn region_bytes(&self, region: u32) -> Result<u64, Failure> {
         let requested = long_words([32, 0], [region.into(), 0, 0]);
         self.request(Command::RegionInfo, &[&requested], &[], |fields| {
@@ -191,7 +191,7 @@ impl Connection {
         })
     }
 
-    /// Interrupts of a kind.
+    /// Returns the number of interrupts of a type.
     fn vectors(&self, kind: u32) -> Result<u32, Failure> {
         let requested = words([16, 0, kind, 0]);
         self.request(Command::IrqInfo, &[&requested], &[], |fields| {
@@ -245,7 +245,7 @@ impl State {
         Err(ConnectionError::Silent)
     }
 
-    /// Waits until something can be received, `deadline` at the latest.
+    /// Waits until the stream is readable, at the latest until `deadline`.
     fn wait(&self, deadline: Instant) -> Result<(), ConnectionError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -346,7 +346,7 @@ fn negotiate(connection: &Connection) -> Result<usize, Failure> {
     }
     let text = capabilities.split(|byte| *byte == 0).next().unwrap_or(&[]);
     let capabilities: serde_json::Value = serde_json::from_slice(text).unwrap_or_default();
-    // The default of the protocol.
+    // The default of the protocol applies if the server does not announce a number.
     let max = capabilities["capabilities"]["max_msg_fds"]
         .as_u64()
         .unwrap_or(1);
@@ -396,8 +396,8 @@ impl DmaDevice for VfioUserDevice {
                 self.iovas().free(address);
                 Ok(())
             }
-            // A server that has exited or closed the connection no longer maps the memory: a process loses its memory
-            // before its sockets are closed.
+            // A server that has exited or closed the connection no longer maps the memory, because Linux unmaps the
+            // memory of a process before it closes its sockets.
             Err(Failure::ConnectionError(ConnectionError::Closed)) => Ok(()),
             Err(failure) => {
                 Err(self.dma_error(format!("unmapping {bytes} bytes at {address:#x}"), &failure))

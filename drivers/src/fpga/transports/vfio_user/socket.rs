@@ -10,13 +10,13 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Why a connection failed.
+/// Reason why a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectionError {
     /// The peer closed the connection.
     #[error("the connection was closed")]
     Closed,
-    /// A header with an invalid length.
+    /// A header states an invalid message length.
     #[error("invalid message length {0}; must be {HEADER} to {MAX_MESSAGE} bytes")]
     Length(u32),
     /// A message has too many descriptors.
@@ -78,7 +78,7 @@ pub fn send(
 pub enum Received {
     /// A complete message.
     Message,
-    /// No complete message yet.
+    /// No complete message has arrived yet.
     Nothing,
 }
 
@@ -141,14 +141,14 @@ impl Receiver {
         }
     }
 
-    /// The header of the complete message.
+    /// Returns the header of the complete message.
     pub fn header(&self) -> Header {
         self.bytes
             .first_chunk()
             .map_or_else(Header::default, Header::parse)
     }
 
-    /// The payload of the complete message.
+    /// Returns the payload of the complete message.
     pub fn payload(&self) -> &[u8] {
         self.bytes.get(HEADER..self.filled).unwrap_or(&[])
     }
@@ -158,7 +158,7 @@ impl Receiver {
         std::mem::take(&mut self.files)
     }
 
-    /// Number of bytes to receive: the header first, then the whole message.
+    /// Returns the number of bytes to receive: the header first, then the whole message.
     fn wanted(&self) -> Result<usize, ConnectionError> {
         if self.filled < HEADER {
             return Ok(HEADER);
@@ -194,7 +194,7 @@ mod tests {
             assert_eq!(receiver.payload(), payload);
             assert_eq!(receiver.take_files().len(), files);
         }
-        // Byte by byte.
+        // The message arrives byte by byte.
         let bytes = [&header(4).to_bytes()[..], b"stuvwx"].concat();
         for byte in &bytes {
             assert_eq!(

@@ -1,12 +1,12 @@
 //! Encoding and decoding of messages. Invalid bytes are rejected with an error.
 
-/// Bytes of a header.
+/// Size of a header in bytes.
 pub const HEADER: usize = 16;
 /// The protocol version: major, minor.
 pub const VERSION: (u16, u16) = (0, 1);
-/// Maximum data bytes of one access to a region.
+/// Maximum number of data bytes per access to a region.
 pub const MAX_DATA: usize = 1 << 20;
-/// Maximum bytes of a message: header, access and data.
+/// Maximum size of a message in bytes: header, access and data.
 pub const MAX_MESSAGE: usize = HEADER + 16 + MAX_DATA;
 /// Maximum number of descriptors of one message.
 pub const MAX_FILES: usize = 16;
@@ -15,37 +15,37 @@ pub const MAX_MAPS: usize = 256;
 
 /// The region of the configuration space; regions below [`BARS`](crate::fpga::device::BARS) are base address registers.
 pub const CONFIG_REGION: u32 = 7;
-/// Regions of a PCI device.
+/// Number of regions of a PCI device.
 pub const REGIONS: u32 = 9;
-/// Kinds of interrupts of a PCI device, and the two that are used.
+/// Number of interrupt types of a PCI device.
 pub const IRQS: u32 = 5;
-/// Message-signalled interrupts.
+/// The interrupt type for message-signalled interrupts.
 pub const MSI: u32 = 1;
-/// MSI-X.
+/// The interrupt type for MSI-X.
 pub const MSIX: u32 = 2;
 
-/// The region can be read and written.
+/// Region flags: the region can be read and written.
 pub const REGION_READ_WRITE: u32 = 0b11;
-/// The device can be reset, and is a PCI device.
+/// Device flags: the device is a PCI device and can be reset.
 pub const DEVICE_FLAGS: u32 = 0b11;
-/// Interrupts are signalled by eventfds, whose number is fixed once they are connected.
+/// Interrupt flags: interrupts are signalled by eventfds, and the number of interrupts is fixed once they are connected.
 pub const IRQ_FLAGS: u32 = 0b1001;
-/// The device may read the memory.
+/// Flag of a memory mapping: the device may read the memory.
 pub const MAY_READ: u32 = 1;
-/// The device may write the memory.
+/// Flag of a memory mapping: the device may write the memory.
 pub const MAY_WRITE: u32 = 2;
-/// Unmap all memory.
+/// Flag of an unmap request: unmap all memory.
 pub const UNMAP_ALL: u32 = 2;
-/// The data of a request to set interrupts: none.
+/// Flag of a request to set interrupts: the request contains no data.
 pub const IRQ_DATA_NONE: u32 = 1;
-/// The data of a request to set interrupts: one byte each.
+/// Flag of a request to set interrupts: the data is one byte per interrupt.
 pub const IRQ_DATA_BOOL: u32 = 2;
-/// The data of a request to set interrupts: eventfds.
+/// Flag of a request to set interrupts: the data is eventfds.
 pub const IRQ_DATA_EVENT: u32 = 4;
-/// The action of a request to set interrupts: trigger.
+/// Flag of a request to set interrupts: trigger the interrupts.
 pub const IRQ_TRIGGER: u32 = 32;
 
-/// Header flags.
+/// Flags in a message header; `KIND` is the mask of the message type.
 const KIND: u32 = 0xf;
 const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
@@ -53,7 +53,7 @@ const ERROR: u32 = 1 << 5;
 
 /// Linux error numbers, which the protocol uses.
 pub mod errno {
-    /// Not found.
+    /// `ENOENT`: not found.
     pub const NOT_THERE: u32 = 2;
     /// The device was removed.
     pub const NO_DEVICE: u32 = 19;
@@ -81,9 +81,9 @@ pub enum Command {
     DeviceInfo = 4,
     /// Describe a region.
     RegionInfo = 5,
-    /// Describe a kind of interrupts.
+    /// Describe an interrupt type.
     IrqInfo = 7,
-    /// Connect, or trigger, interrupts.
+    /// Connect or trigger interrupts.
     SetIrqs = 8,
     /// Read a region.
     RegionRead = 9,
@@ -112,7 +112,7 @@ impl Command {
         Self::Reset,
     ];
 
-    /// Its number.
+    /// Returns the number of the command.
     pub const fn number(self) -> u16 {
         self as u16
     }
@@ -123,9 +123,9 @@ impl Command {
 pub struct Header {
     /// The message ID, which the reply repeats.
     pub id: u16,
-    /// A [`Command`]'s number.
+    /// The number of a [`Command`].
     pub command: u16,
-    /// Bytes of the message, with the header.
+    /// Size of the message in bytes, including the header.
     pub bytes: u32,
     /// Message type and reply flags.
     pub flags: u32,
@@ -174,22 +174,22 @@ impl Header {
         }
     }
 
-    /// Whether it is a request.
+    /// Returns true for a request.
     pub const fn is_request(&self) -> bool {
         self.flags & KIND == 0
     }
 
-    /// Whether it is a reply.
+    /// Returns true for a reply.
     pub const fn is_reply(&self) -> bool {
         self.flags & KIND == REPLY
     }
 
-    /// Whether the sender expects a reply.
+    /// Returns true if the sender expects a reply.
     pub const fn wants_reply(&self) -> bool {
         self.flags & NO_REPLY == 0
     }
 
-    /// The error number of an error reply.
+    /// Returns the error number of an error reply.
     pub const fn refused(&self) -> Option<u32> {
         if self.flags & ERROR == 0 {
             None
@@ -198,7 +198,7 @@ impl Header {
         }
     }
 
-    /// As bytes.
+    /// Encodes the header.
     pub fn to_bytes(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..2].copy_from_slice(&self.id.to_le_bytes());
@@ -209,7 +209,7 @@ impl Header {
         bytes
     }
 
-    /// From bytes.
+    /// Decodes a header.
     pub fn parse(bytes: &[u8; HEADER]) -> Self {
         let [a, b, c, d, rest @ ..] = bytes;
         let (words, _) = rest.as_chunks::<4>();
@@ -223,27 +223,27 @@ impl Header {
     }
 }
 
-/// Length of a message with `payload` bytes after its header.
+/// Returns the length of a message with `payload` bytes after its header.
 fn total(payload: usize) -> u32 {
     u32::try_from(HEADER + payload).unwrap_or(u32::MAX)
 }
 
-/// Part of a region.
+/// A range of bytes in a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Offset of the first byte.
     pub offset: u64,
-    /// The region.
+    /// Number of the region.
     pub region: u32,
     /// Number of bytes.
     pub count: u32,
 }
 
 impl Access {
-    /// Bytes of the description.
+    /// Size of the encoded range in bytes.
     pub const BYTES: usize = 16;
 
-    /// As bytes.
+    /// Encodes the range.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.offset.to_le_bytes());
@@ -258,22 +258,22 @@ impl Access {
 pub enum Request<'a> {
     /// Version of the client: major, minor, and its capabilities as JSON.
     Version(u16, u16, &'a [u8]),
-    /// Map memory: by the file descriptor of the message, or, without one, by DMA messages.
+    /// Map memory. The device accesses it by the message's file descriptor or, without one, by DMA messages.
     DmaMap {
-        /// [`MAY_READ`], [`MAY_WRITE`].
+        /// Access flags: [`MAY_READ`], [`MAY_WRITE`].
         flags: u32,
         /// Offset in the file.
         offset: u64,
-        /// Address for the device.
+        /// Address of the first byte, as the device uses it.
         address: u64,
         /// Number of bytes.
         bytes: u64,
     },
     /// Unmap memory.
     DmaUnmap {
-        /// [`UNMAP_ALL`], or 0.
+        /// Flags of the request: [`UNMAP_ALL`] or 0.
         flags: u32,
-        /// Address for the device.
+        /// Address of the first byte, as the device uses it.
         address: u64,
         /// Number of bytes.
         bytes: u64,
@@ -282,26 +282,26 @@ pub enum Request<'a> {
     DeviceInfo,
     /// Describe region `.0`.
     RegionInfo(u32),
-    /// Describe interrupts of kind `.0`.
+    /// Describe interrupt type `.0`.
     IrqInfo(u32),
     /// Connect or trigger interrupts.
     SetIrqs {
-        /// `IRQ_…`
+        /// The `IRQ_…` flags of the request.
         flags: u32,
-        /// Which kind.
+        /// The interrupt type.
         index: u32,
-        /// The first of them.
+        /// Index of the first interrupt.
         start: u32,
-        /// How many.
+        /// Number of interrupts.
         count: u32,
-        /// One byte each, where they are set by bytes.
+        /// One byte per interrupt, if the flags select data as bytes.
         data: &'a [u8],
     },
-    /// A read.
+    /// Read a part of a region.
     Read(Access),
-    /// A write with its bytes.
+    /// Write a part of a region; contains the bytes.
     Write(Access, &'a [u8]),
-    /// A reset.
+    /// Reset the device.
     Reset,
 }
 
@@ -327,7 +327,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The rest of a payload.
+/// The part of a payload that is not decoded yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a>(pub &'a [u8]);
 
@@ -378,22 +378,22 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// The next 2 bytes.
+    /// Decodes the next 2 bytes.
     pub fn u16(&mut self) -> Option<u16> {
         self.next().map(u16::from_le_bytes)
     }
 
-    /// The next 4 bytes.
+    /// Decodes the next 4 bytes.
     pub fn u32(&mut self) -> Option<u32> {
         self.next().map(u32::from_le_bytes)
     }
 
-    /// The next 8 bytes.
+    /// Decodes the next 8 bytes.
     pub fn u64(&mut self) -> Option<u64> {
         self.next().map(u64::from_le_bytes)
     }
 
-    /// Part of a region.
+    /// Decodes a part of a region.
     pub fn access(&mut self) -> Option<Access> {
         Some(Access {
             offset: self.u64()?,
@@ -415,12 +415,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A payload of 32-bit words.
+/// Encodes a payload of 32-bit words.
 pub fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
 
-/// A payload of two 32-bit and some 64-bit words.
+/// Encodes a payload of two 32-bit words, followed by 64-bit words.
 pub fn long_words<const N: usize>(head: [u32; 2], words: [u64; N]) -> Vec<u8> {
     let head = head.into_iter().flat_map(u32::to_le_bytes);
     head.chain(words.into_iter().flat_map(u64::to_le_bytes))
@@ -480,7 +480,7 @@ mod tests {
             Ok(Request::Write(access, &[1, 2, 3, 4]))
         );
         assert_eq!(Request::parse(9, &write), Ok(Request::Read(access)));
-        // Not so many bytes as it says, and none at all.
+        // A write with fewer bytes than its length field, a truncated map request, and a command that only servers send.
         assert_eq!(Request::parse(10, &write[..18]), Err(errno::INVALID));
         assert_eq!(Request::parse(2, &map[..31]), Err(errno::INVALID));
         assert_eq!(Request::parse(11, &write), Err(errno::NOT_SUPPORTED));

@@ -1,4 +1,4 @@
-//! Arming, disarming, and what must not be written.
+//! Tests of arming and disarming, and of writes that must not change memory.
 
 use super::*;
 
@@ -63,12 +63,15 @@ fn device_without_registers_is_armed_with_another_queue_pair() {
     assert_eq!(done[1].origin.unwrap().epoch, 2);
 }
 
-/// Polls, without frames, until `is_met`.
+/// Polls until `is_met` returns true. No frame may arrive meanwhile.
 fn poll_until(bench: &mut Bench, what: &str, mut is_met: impl FnMut(&Bench) -> bool) {
     let deadline = Instant::now() + LONG;
     while !is_met(bench) {
         assert!(bench.poll().unwrap().is_empty());
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        assert!(
+            Instant::now() < deadline,
+            "timeout while waiting for {what}"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -87,7 +90,7 @@ fn late_announcement_arms_the_device() {
         }))
     };
     let mut bench = Bench::of(5, 24, false, Duration::ZERO, target);
-    // Armed without its device, stopped, and armed again.
+    // Arm without a device, stop, and arm again.
     for _ in 0..2 {
         bench.arm();
         let before = looks.lock().unwrap().0;
@@ -126,17 +129,17 @@ fn wrong_keys_and_addresses_change_nothing() {
             let others = (0..8).filter(|page| *page != frame);
             others.map(|page| bench.page(page)).collect::<Vec<_>>()
         };
-        // Reported pages have markers now.
+        // After this poll, the pages of reported frames have markers again.
         assert!(bench.poll().unwrap().is_empty());
         let before = pages(&bench);
         assert!(bench.write(key, address, &[0xbd; 128], None));
-        // It was processed once the write after it has arrived.
+        // Writes are processed in order, so the invalid write was processed once the frame after it has arrived.
         bench.send(frame, &[]);
         assert!(!bench.take(1)[0].is_bad);
         assert!(before == pages(&bench), "{key:#x} {address:#x}");
         assert!(bench.page(frame) == payload(frame));
     }
-    // An end without a frame of ours.
+    // A frame end whose immediate names a page that does not exist.
     let mut bench = Bench::new(5, 24, false);
     bench.send_all(0..2);
     bench.write(bench.key(), bench.base(), &[0; 128], Some(9 | 70 << 12));
@@ -165,7 +168,8 @@ fn failure_gives_the_sensor_another_key() {
     );
     bench.arm();
     assert_ne!((bench.register(0), bench.key()), (pair, key));
-    // By the key of before nothing is written: it has been judged once what was sent behind it has come.
+    // A write with the previous key must not change memory. It was processed once the frames sent after it have
+    // arrived.
     let before = bench.page(5);
     assert!(bench.write(key, base + 5 * STRIDE as u64, &[0xbd; 128], None));
     bench.send_all(0..3);
@@ -176,7 +180,8 @@ fn failure_gives_the_sensor_another_key() {
     assert!(bench.page(2) == payload(2));
 }
 
-/// A bench with the ends of frames 10 to 12 collected and the frames before reported.
+/// Returns a bench in which the frames before 10 were reported, and the ends of frames 10 to 12 were collected but not
+/// reported.
 fn unreported() -> Bench {
     let mut bench = Bench::new(5, 24, false);
     for frame in 0..10 {
@@ -193,13 +198,13 @@ fn completion_failure_discards_ended_frames() {
     for call in [Call::Poll, Call::Receive] {
         let mut bench = unreported();
         lock(&bench.seen).fails = Some(call);
-        // Writes of the sensor meanwhile are not reported.
+        // Frames that the sensor writes meanwhile are not reported.
         bench.send_all(13..15);
         let mut sent = 0;
         let error = loop {
             match bench.poll() {
                 Err(error) => break error,
-                // The receive was not due yet: the ends of 13 and 14 had not come.
+                // No receive was posted in this poll, because the ends of frames 13 and 14 had not arrived.
                 Ok(done) => sent += done.len(),
             }
         };
@@ -210,10 +215,10 @@ fn completion_failure_discards_ended_frames() {
             reported >= 13 && done.iter().all(|done| done.is_bad),
             "{call:?}"
         );
-        // Including frames reported before the failure.
+        // Frames that were reported before the failure are discarded too.
         assert!(bench.overwritten() >= reported);
     }
-    // Between report and copy.
+    // The failure happens after the report and before the copy.
     let mut bench = unreported();
     assert!(bench.poll().unwrap().iter().all(|done| !done.is_bad));
     assert!(bench.overwritten() < 10);
@@ -224,7 +229,7 @@ fn completion_failure_discards_ended_frames() {
     lock(&bench.seen).fails = Some(Call::Wait);
     bench.engine.as_mut().unwrap().wait(LONG).unwrap();
     assert_eq!(bench.overwritten(), 13);
-    // After a stop and a new arming it works as before.
+    // After a stop, the engine can be armed again.
     bench.stop();
     assert_eq!(bench.rest().1, 13);
     bench.arm();
@@ -257,7 +262,7 @@ fn sensor_that_continues_discards_ended_frames() {
     let (done, overwritten) = bench.rest();
     assert!(done.len() == 3 && done.iter().all(|done| done.is_bad));
     assert_eq!(overwritten, 13);
-    // Also if the silence cannot be checked.
+    // The frames are also discarded if the silence cannot be checked.
     for call in [Call::Poll, Call::Wait] {
         let mut bench = unreported();
         lock(&bench.seen).fails = Some(call);
@@ -295,7 +300,7 @@ fn stop_ends_writes_and_reports_ended_frames() {
         payload: Payload::Inline(&[0xbd; 128]),
         signaled: true,
     };
-    // Success and failure are both accepted.
+    // The call may succeed or fail.
     let _ = sensor.post_send(&work);
     let (engine, _) = bench.idle.as_mut().unwrap();
     bench.completions.clear(usize::MAX);
@@ -304,11 +309,11 @@ fn stop_ends_writes_and_reports_ended_frames() {
     assert_eq!(done.len(), 8);
     assert!(done.iter().all(|done| !done.is_bad));
     drop(sensor);
-    // What is sent by the next queue comes behind it.
+    // Frames of the next queue pair arrive after the earlier write was processed.
     bench.arm();
     bench.send_all(0..1);
     bench.take(1);
-    // But for the marks that it was armed with.
+    // The pages may differ only in the markers written by arming.
     let is_kept = (1..8).zip(&before).all(|(page, before)| {
         let after = bench.page(page);
         let between = |at: &usize| at % PACKET >= 8;

@@ -1,4 +1,4 @@
-//! Assigning frame ends to frames: outages, repetitions, restarted counts.
+//! Tests of assigning frame ends to frames: outages, repetitions and restarted counts.
 
 use super::*;
 
@@ -41,14 +41,14 @@ fn repeated_end_is_ignored_and_metadata_are_counted() {
     assert_eq!((origin.sequence, origin.epoch), (3, 1));
     assert_eq!((frames[0].missing, frames[0].passed), (0, 0));
     assert_eq!(bench.counters.each_ref().map(Counter::get), [4, 3, 0, 0, 0]);
-    // However often the same one comes again.
+    // The same frame end may be repeated any number of times.
     let psn = bench.psn - 1;
     for _ in 0..2 * MAX_OLD_ENDS {
         bench.end(3, psn, &metadata_bytes(3, 6, psn));
     }
     bench.until(Fault::Repeated, 2 + 2 * MAX_OLD_ENDS);
     assert_eq!(bench.overwritten(), 0);
-    // And one whose page has another end since: then nothing is known to be whole.
+    // A repeated end whose page has received another end since: no frame is known to be intact.
     for _ in 0..2 * MAX_OLD_ENDS {
         bench.end(1, 18_u32.wrapping_sub(56), &[0; 128]);
     }
@@ -58,7 +58,7 @@ fn repeated_end_is_ignored_and_metadata_are_counted() {
     let frames = bench.take(1);
     assert_eq!(frames[0].origin.unwrap().epoch, 1);
     assert_eq!((frames[0].missing, frames[0].passed), (0, 0));
-    // What its page held before was not looked at.
+    // The page was not checked for markers, so the frame is bad.
     assert!(frames[0].is_bad);
     assert_eq!(bench.faults[Fault::Order as usize], 0);
 }
@@ -70,11 +70,11 @@ fn continuing_old_ends_begin_an_epoch() {
         bench.send(frame, &[]);
         bench.take(1);
     }
-    // As one round before.
+    // The sensor restarts its count one round (8 frames of 7 packets) before.
     bench.psn -= 56;
     bench.send_all(16..16 + MAX_OLD_ENDS);
     bench.until(Fault::Repeated, MAX_OLD_ENDS);
-    // It may be that far by now.
+    // Until the restart is confirmed, the sensor may have written this far.
     assert_eq!(
         bench.overwritten(),
         15 + 2 + UNREPORTED + MAX_OLD_ENDS - PAGES as u64
@@ -99,7 +99,7 @@ fn continuing_old_ends_begin_an_epoch() {
 
 #[test]
 fn outage_of_any_length_is_counted_with_metadata() {
-    // Beyond half of 20 bits, and all of them over all pages, so that they are as if nothing had been lost.
+    // Outages of more than half of the 20-bit range. With 2^20 packets over all pages, the immediate shows no loss.
     for (psn, bits, outage) in [
         (0x10_0005, 24, 100_000),
         (0x10_0005, 24, 1 << 20),
@@ -115,14 +115,15 @@ fn outage_of_any_length_is_counted_with_metadata() {
         assert_eq!((done[0].missing, done[0].passed), (outage, outage));
         let origin = done[0].origin.unwrap();
         assert_eq!((origin.sequence, origin.epoch), (3 + outage, 1));
-        // Its page was ready for a frame of long ago.
+        // The page was prepared for a much earlier frame.
         assert!(done[0].is_bad);
         assert!(bench.poll().unwrap().is_empty());
         for frame in 4..4 + 2 * PAGES as u64 {
             bench.send(frame + outage, &[]);
             let done = bench.take(1);
             assert_eq!(done[0].missing, 0);
-            // The next two pages were not made ready either: it may have been there before its end arrived.
+            // The next two pages were not prepared either, because the sensor may have written there before its frame
+            // end arrived.
             assert_eq!(done[0].is_bad, frame < 6, "{frame}");
         }
         assert_eq!(bench.faults[Fault::Order as usize], 0);

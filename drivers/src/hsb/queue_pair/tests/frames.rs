@@ -1,4 +1,4 @@
-//! Reported frames: their bytes, missing packets, overwritten pages.
+//! Tests of reported frames: their bytes, missing packets and overwritten pages.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn frames_are_identical_over_many_rounds() {
             assert_eq!(done.len(), 1);
             let origin = done[0].origin.unwrap();
             assert_eq!((origin.sequence, origin.epoch), (frame, 1));
-            assert_eq!((origin.places, origin.arrived), (6, 6));
+            assert_eq!((origin.packets_per_frame, origin.arrived), (6, 6));
             assert_eq!((origin.flags, done[0].is_bad), (Flags(0), false));
             assert_eq!(bench.completions.present(0), [0x3f]);
             assert_eq!((done[0].length, done[0].missing), (FRAME, 0));
@@ -39,7 +39,7 @@ fn missing_packets_are_counted_and_marked() {
         let mut bench = Bench::new(100, 24, embeds);
         bench.send_all(0..2);
         bench.take(2);
-        // Their ends are lost: nothing says that they were.
+        // The ends of these frames are lost, so they cause no completion.
         bench.send(2, &[last]);
         bench.send(3, &[1, last]);
         bench.send(4, &[0, 3]);
@@ -47,7 +47,10 @@ fn missing_packets_are_counted_and_marked() {
         assert_eq!(done.len(), 1);
         assert_eq!((done[0].missing, done[0].passed), (2, 2));
         let origin = done[0].origin.unwrap();
-        assert_eq!((origin.sequence, origin.places, origin.arrived), (4, 6, 4));
+        assert_eq!(
+            (origin.sequence, origin.packets_per_frame, origin.arrived),
+            (4, 6, 4)
+        );
         assert_eq!(origin.flags, Flags::INCOMPLETE);
         assert_eq!(bench.completions.present(0), [0b11_0110]);
         assert_eq!(bench.completions.faults(), [0; FAULTS.len()]);
@@ -56,7 +59,7 @@ fn missing_packets_are_counted_and_marked() {
             let place = place * PACKET..FRAME.min((place + 1) * PACKET);
             assert_eq!(page[place.clone()], expected[place]);
         }
-        // One round later the skipped page is marked again.
+        // One round later, the page of the frame without an end has markers again.
         let mut frames = Vec::new();
         for frame in 5..10 {
             bench.send(frame, &[]);
@@ -72,7 +75,7 @@ fn missing_packets_are_counted_and_marked() {
         let whole = (6, 0, false);
         let expected = [whole, whole, whole, whole, whole, (5, 0, false), whole];
         assert_eq!(arrived, expected);
-        // Nothing but its end.
+        // Only the end of the frame arrives.
         bench.send(12, &(0..last).collect::<Vec<_>>());
         let done = bench.take(1);
         assert_eq!(done[0].origin.unwrap().arrived, u32::from(embeds));
@@ -90,7 +93,8 @@ fn incomplete_packets_are_missing() {
             bench.send(frame, &[]);
             bench.take(1);
         }
-        // In the last packet, and by one byte; then in one before it, and between two, which needs no fewer numbers.
+        // The frame ends within the last packet: in its middle, and one byte early. With metadata also within an
+        // earlier packet, and between two packets. The latter two do not change the PSNs of the next frame.
         let mut cuts = vec![FRAME - LAST / 2, FRAME - 1];
         if !plain {
             cuts.extend([3 * PACKET + PACKET / 2, 2 * PACKET]);
@@ -107,7 +111,7 @@ fn incomplete_packets_are_missing() {
             assert_eq!((done[0].is_bad, done[0].length), (false, FRAME));
             assert!(bench.page(frame)[..bytes] == payload(frame)[..bytes]);
         }
-        // Less than a packet is no frame.
+        // A frame with less than one packet is bad.
         if !plain {
             bench.send_cut(14, PACKET - 1);
             assert!(bench.take(1)[0].is_bad);
@@ -128,17 +132,17 @@ fn overtaken_frames_are_bad() {
         19 + 2 + UNREPORTED - 8
     );
     let done = bench.poll().unwrap();
-    // Frames 0 to 11 were overwritten, 12 to 19 are present, in pages that were not prepared.
+    // Frames 0 to 11 were overwritten. Frames 12 to 19 are present, but in pages that were not prepared.
     assert_eq!(bench.completions.overrun(), 12);
     assert_eq!(done.len(), 8);
     assert_eq!(done[0].passed, 0);
     assert!(done.iter().all(|done| done.is_bad));
     assert_eq!(bench.completions.faults()[Fault::Overtaken as usize], 8);
-    // The next in each page that is far enough from the sensor is whole again.
+    // The next frame in each page that is far enough from the sensor is intact again.
     assert!(bench.poll().unwrap().is_empty());
     bench.send_all(20..28);
     let frames = bench.take(8);
-    // The bound was 14: pages of transfers 12 and 13 were not made ready for 20 and 21.
+    // The bound was 14, so the pages of transfers 12 and 13 were not prepared for transfers 20 and 21.
     let bad: Vec<_> = frames.iter().map(|done| done.is_bad).collect();
     assert_eq!(bad[..2], [true, true]);
     assert!(!bad[2..8].contains(&true), "{bad:?}");
@@ -153,7 +157,7 @@ fn other_metadata_prove_an_overwritten_page() {
     }
     bench.send(10, &[]);
     bench.await_end(10);
-    // The next frame in its page, whose end never arrived.
+    // Write metadata of the next frame in the same page, whose end never arrives.
     let at = bench.base() + 2 * STRIDE as u64 + BEHIND as u64;
     let psn = bench.psn + 55;
     assert!(bench.write(bench.key(), at, &metadata_bytes(18, 18, psn), None));
@@ -170,13 +174,13 @@ fn other_metadata_prove_an_overwritten_page() {
 fn more_ends_than_receives_discard_all_frames() {
     let mut bench = Bench::new(5, 24, false);
     bench.stop();
-    lock(&bench.seen).most = Some(15);
+    lock(&bench.seen).max = Some(15);
     let error = bench.try_arm().unwrap_err().to_string();
     assert!(error.contains("hold at most 15 completions"), "{error}");
-    lock(&bench.seen).most = Some(16);
+    lock(&bench.seen).max = Some(16);
     bench.arm();
     bench.send_all(0..40);
-    // Whatever has no receive: data of the last frame come behind it.
+    // Data of the last frame arrive even without a posted receive.
     while bench.page(39)[..PACKET] != payload(39)[..PACKET] {
         std::thread::yield_now();
     }
@@ -184,11 +188,12 @@ fn more_ends_than_receives_discard_all_frames() {
     let overrun = bench.completions.overrun();
     assert_eq!((done.len(), overrun), (PAGES, 16 - PAGES as u64));
     assert!(done.iter().all(|done| done.is_bad));
-    // More where the last end has found a receive that was posted since.
+    // The bound is larger if the last frame end found a receive that was posted again.
     assert!(bench.overwritten() >= 16);
 }
 
-/// The engine is delayed while the sensor continues: frames reported as complete are intact, and all are counted.
+/// Delays the engine while the sensor continues. Frames reported as complete must be intact, and all frames must be
+/// counted.
 #[test]
 fn sensor_that_overtakes_the_engine_damages_no_frame() {
     let mut bench = Bench::new(5, 24, false);

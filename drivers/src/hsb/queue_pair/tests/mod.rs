@@ -25,40 +25,40 @@ use std::sync::{Mutex, MutexGuard};
 
 const FRAME: usize = 700;
 const PACKET: usize = 128;
-/// Packets of a frame: five whole ones and one of 60 bytes.
+/// Number of packets per frame: five of 128 bytes and one of 60 bytes.
 const PACKETS: usize = 6;
-/// Where metadata begin: 700 rounded up to 128.
+/// Offset of the metadata: 700 rounded up to a multiple of 128.
 const BEHIND: usize = 768;
 const STRIDE: usize = BEHIND + 128;
 const PAGES: usize = 8;
 const SECONDS: u64 = 1_700_000_000;
 const MASK: u32 = 0x0200_030c;
-/// Virtual port 3.
+/// Registers of virtual port 3.
 const PORT: u32 = 0x10c0;
 const LONG: Duration = Duration::from_mins(1);
 
-/// Recorded calls of NICs, queues and registers, in order.
+/// Recorded calls and registers, in order, and the failures to inject.
 #[derive(Default)]
 struct Seen {
     calls: Vec<String>,
     registers: BTreeMap<u32, u32>,
-    /// The sensor's end of the newest queue.
+    /// The sensor's side of the newest queue pair.
     sensor: Option<Box<dyn verbs::QueuePair>>,
-    /// The device refuses every request.
+    /// Whether the device rejects every request.
     refuses: bool,
-    /// The call to the queue that fails next.
+    /// The next call of the queue pair that must fail.
     fails: Option<Call>,
-    /// Receives of a queue, at most, where that is not the card's.
-    most: Option<u32>,
+    /// Maximum number of work requests of a queue pair, if it must differ from the NIC's.
+    max: Option<u32>,
 }
 
-/// What of a queue is to fail.
+/// A call of a queue pair that must fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Poll,
     Wait,
     Receive,
-    /// The queue itself fails, as its completions show.
+    /// The queue pair itself fails, which its completions show.
     All,
 }
 
@@ -68,7 +68,7 @@ fn lock(seen: &Shared) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap()
 }
 
-/// An emulated NIC that connects the queues of its user with queues of a second one, the sensor's.
+/// An emulated NIC that connects each queue pair with one of a second NIC, which belongs to the sensor.
 #[derive(Debug)]
 struct Between {
     near: Arc<dyn Nic>,
@@ -93,7 +93,7 @@ impl Nic for Between {
     fn limits(&self) -> Limits {
         let limits = self.near.limits();
         Limits {
-            max_work: lock(&self.seen.0).most.unwrap_or(limits.max_work),
+            max_work: lock(&self.seen.0).max.unwrap_or(limits.max_work),
             ..limits
         }
     }
@@ -105,11 +105,11 @@ impl Nic for Between {
     fn register(
         &self,
         region: &Arc<Region>,
-        way: RegistrationMethod,
+        method: RegistrationMethod,
         access: Access,
     ) -> Result<MemoryRegion, VerbsError> {
         assert!(access.remote_write && access.local_write && !access.relaxed);
-        self.near.register(region, way, access)
+        self.near.register(region, method, access)
     }
 
     fn create_queue_pair(
@@ -136,7 +136,7 @@ struct Joined {
 }
 
 impl Joined {
-    /// Fails if `call` is to.
+    /// Returns an error if `call` must fail.
     fn meet(&self, call: Call) -> Result<(), VerbsError> {
         if lock(&self.seen.0)
             .fails
@@ -208,7 +208,7 @@ impl Drop for Joined {
     }
 }
 
-/// A device whose registers are memory; ends with the process.
+/// Starts a device whose registers are stored in memory. It runs until the process ends.
 fn device(seen: &Shared) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -244,15 +244,15 @@ struct Bench {
     idle: Option<(Box<dyn Engine>, DmaMap)>,
     region: Arc<Region>,
     completions: Completions,
-    /// The next packet's number, and how many bits of it the sensor keeps.
+    /// PSN of the next packet, and number of PSN bits that the sensor uses.
     psn: u32,
     bits: u32,
     embeds: bool,
-    /// Frames end without metadata.
+    /// Whether frames end without metadata.
     plain: bool,
-    /// Frames that the sensor has numbered and did not send.
+    /// Number of frames that the sensor has numbered but not sent.
     skipped: u64,
-    /// All reported frames.
+    /// Sum of all reported faults.
     faults: [u64; FAULTS.len()],
     counters: Counters,
 }
@@ -269,14 +269,14 @@ impl Bench {
         Self::with(psn, bits, embeds, Duration::ZERO)
     }
 
-    /// A bench whose registers are read back after a silence of `rearm_after`.
+    /// Returns an armed bench. The registers are read back after a silence of `rearm_after`.
     fn with(psn: u32, bits: u32, embeds: bool, rearm_after: Duration) -> Self {
         let mut bench = Self::of(psn, bits, embeds, rearm_after, Target::Known);
         bench.arm();
         bench
     }
 
-    /// A bench that is not armed yet, whose sensor is `target`'s.
+    /// Returns a bench that is not armed yet. `target` selects its sensor.
     fn of(
         psn: u32,
         bits: u32,
@@ -327,7 +327,7 @@ impl Bench {
         let region = Region::host(STRIDE * PAGES, HostOptions::default()).unwrap();
         let map = DmaMap::new(engine.device().clone(), region.clone()).unwrap();
         let completions =
-            Completions::with_places(64, FAULTS.len(), u32::try_from(PACKETS).unwrap());
+            Completions::with_packets_per_frame(64, FAULTS.len(), u32::try_from(PACKETS).unwrap());
         Self {
             seen,
             engine: None,
@@ -390,7 +390,7 @@ impl Bench {
         u64::from(self.register(8)) | u64::from(self.register(0xc)) << 32
     }
 
-    /// One write; true if it went out.
+    /// Writes `bytes` to `address`. Returns true if the write was completed successfully.
     fn write(&self, key: u32, address: u64, bytes: &[u8], immediate: Option<u32>) -> bool {
         let mut seen = lock(&self.seen);
         let queue = seen.sensor.as_mut().unwrap();
@@ -420,7 +420,8 @@ impl Bench {
         done[0].status == Status::Success
     }
 
-    /// Sends frame `frame` of the sensor's count, of which the packets `lost` get lost; the last is that of the metadata.
+    /// Sends frame `frame` of the sensor's count, except the packets with the indices `lost`. The last index is that of
+    /// the metadata packet.
     fn send(&mut self, frame: u64, lost: &[usize]) {
         let (key, base) = (self.key(), self.base());
         let step = u64::from(self.register(0x10)) * 128;
@@ -450,7 +451,7 @@ impl Bench {
         }
     }
 
-    /// Sends frame `frame`, which the sensor ends after `bytes` bytes.
+    /// Sends frame `frame`, but ends it after `bytes` bytes.
     fn send_cut(&mut self, frame: u64, bytes: usize) {
         let page = frame % PAGES as u64;
         let at = self.base() + page * STRIDE as u64;
@@ -471,7 +472,7 @@ impl Bench {
         }
     }
 
-    /// Sends frames of which each comes whole.
+    /// Sends complete frames.
     fn send_all(&mut self, frames: std::ops::Range<u64>) {
         for frame in frames {
             self.send(frame, &[]);
@@ -489,7 +490,7 @@ impl Bench {
         Ok(self.completions.as_slice().to_vec())
     }
 
-    /// Polls until something has come.
+    /// Polls until at least one frame is reported.
     fn next(&mut self) -> Vec<Done> {
         loop {
             let done = self.poll().unwrap();
@@ -500,7 +501,7 @@ impl Bench {
         }
     }
 
-    /// Polls until `count` frames have come, and no more.
+    /// Polls until exactly `count` frames were reported.
     fn take(&mut self, count: usize) -> Vec<Done> {
         let mut all = Vec::new();
         while all.len() < count {
@@ -510,7 +511,7 @@ impl Bench {
         all
     }
 
-    /// Polls until a fault was reported `times` times; no frame arrives meanwhile.
+    /// Polls until a fault was reported `times` times. No frame may arrive meanwhile.
     fn until(&mut self, fault: Fault, times: u64) {
         while self.faults[fault as usize] < times {
             assert!(self.poll().unwrap().is_empty());
@@ -521,7 +522,7 @@ impl Bench {
         assert_eq!(self.faults[fault as usize], times);
     }
 
-    /// The remaining reports of a stopped engine, and the bound of overwritten transfers.
+    /// Returns the remaining reports of a stopped engine, and the bound of overwritten transfers.
     fn rest(&mut self) -> (Vec<Done>, u64) {
         let (engine, _) = self.idle.as_mut().unwrap();
         self.completions.clear(usize::MAX);
@@ -536,14 +537,15 @@ impl Bench {
         self.engine.as_mut().unwrap().overwritten().unwrap()
     }
 
-    /// Ends the frame in `page` by a packet that says that it has the number `psn`.
+    /// Ends the frame in `page` with a packet whose PSN is `psn`.
     fn end(&self, page: u64, psn: u32, notes: &[u8]) {
         let at = self.base() + page * STRIDE as u64 + BEHIND as u64;
         let immediate = Some(u32::try_from(page).unwrap() | (psn & 0xf_ffff) << 12);
         assert!(self.write(self.key(), at, notes, immediate));
     }
 
-    /// Waits until the engine has the end of transfer `transfer`, at least 6, without reporting it.
+    /// Waits until the engine has received the end of transfer `transfer`, which must be at least 6. Does not report
+    /// frames.
     fn await_end(&mut self, transfer: u64) {
         let bound = transfer + 2 + UNREPORTED - PAGES as u64;
         assert!(bound > 0);
@@ -552,7 +554,7 @@ impl Bench {
         }
     }
 
-    /// The bytes of the page of a transfer.
+    /// Returns the bytes of the page of a transfer.
     fn page(&self, transfer: u64) -> Vec<u8> {
         let page = usize::try_from(transfer).unwrap() % PAGES;
         let mut bytes = vec![0; STRIDE];

@@ -17,13 +17,13 @@ use std::path::PathBuf;
 /// Arguments of `daq emulate xdma` and `daq emulate litepcie`.
 #[derive(Debug, ClapArgs)]
 pub(in crate::cli) struct Args {
-    /// Path of the socket. A source uses it with `device = "vfio-user:PATH"`.
+    /// Path of the socket. A source connects to this socket with `device = "vfio-user:PATH"`.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
     /// Payload rate per channel, for example `"8 Gbit/s"` [default: unlimited].
     #[arg(long)]
     rate: Option<BitRate>,
-    /// Packet size of the stream. Without it, the stream is not divided into packets.
+    /// Packet size of the stream. Without this option, the stream is not divided into packets.
     #[arg(long, value_name = "SIZE")]
     packet: Option<ByteSize>,
     /// Payload pattern.
@@ -32,7 +32,8 @@ pub(in crate::cli) struct Args {
     /// End the stream after N packets. Without --packet a packet has 4 KiB.
     #[arg(long, value_name = "N")]
     packets: Option<u64>,
-    /// FIFO size of a stream with --rate. While the engine is blocked, packets beyond it are lost [default: 1 MiB].
+    /// FIFO size of a stream with --rate. While the engine is blocked, packets that do not fit into the FIFO are lost
+    /// [default: 1 MiB].
     #[arg(long, value_name = "SIZE")]
     fifo: Option<ByteSize>,
     /// Inject fault NAME once, at transfer TRANSFER (counted from 0). Can be repeated; --help lists the faults.
@@ -47,11 +48,11 @@ pub(in crate::cli) struct Args {
 enum Words {
     /// 64-bit words that count up from 0 over the whole stream.
     Counter,
-    /// As `counter`, but the first word of each packet is the packet number.
+    /// The words of `counter`, but the first word of each packet is the packet number.
     Sequence,
 }
 
-/// Returns the list of faults of `card` for its help.
+/// Returns the list of the faults of `card` for the help text of the command.
 pub(super) fn faults(card: &str) -> String {
     let mut text = String::from("Faults:\n");
     let entry = DEVICES.iter().find(|entry| entry.name == card);
@@ -61,7 +62,7 @@ pub(super) fn faults(card: &str) -> String {
     text
 }
 
-/// Returns the text that is printed at startup.
+/// Returns the text that the command prints at startup.
 fn introduce(name: &str, args: &Args, card: &dyn EmulatedDevice) -> String {
     let summary = DEVICES.iter().find(|entry| entry.name == name);
     let [vendor, device, ..] = card.identity().ids;
@@ -100,7 +101,7 @@ pub(super) fn emulate(name: &str, args: &Args) -> u8 {
             return exit::USAGE;
         }
     };
-    // A signal writes a byte to this socket.
+    // The signal handler writes a byte to this socket.
     let stop = UnixStream::pair().and_then(|(stop, signal)| {
         for number in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::low_level::pipe::register(number, signal.try_clone()?)?;

@@ -20,7 +20,7 @@ use std::str::FromStr;
 #[command(after_long_help = faults())]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is a switch of the command line"
+    reason = "each field is a switch of the command line"
 )]
 pub(in crate::cli) struct Args {
     /// Address of the control plane and source address of the data. Each board needs its own address; on the loopback
@@ -34,19 +34,19 @@ pub(in crate::cli) struct Args {
     /// Number of sensors (virtual ports that a host can arm).
     #[arg(long, value_name = "N", default_value_t = 1)]
     sensors: usize,
-    /// Number of data planes. Each has a mask of the sensors that it sends.
+    /// Number of data planes. Each data plane has a mask of the sensors whose frames it sends.
     #[arg(long, value_name = "N", default_value_t = 1)]
     planes: usize,
     /// Payload rate per sensor, for example `"5 Gbit/s"` [default: unlimited].
     #[arg(long)]
     rate: Option<BitRate>,
-    /// Number of frames that each sensor sends. The host sets their size and destination.
+    /// Number of frames that each sensor sends. The host sets the size and the destination of the frames.
     #[arg(long, value_name = "N")]
     frames: Option<u64>,
     /// Payload pattern.
     #[arg(long, value_enum, default_value = "counter")]
     pattern: Words,
-    /// Append metadata to the last data packet if it has room, instead of sending a separate packet.
+    /// Append metadata to the last data packet if the packet has room, instead of sending a separate packet.
     #[arg(long)]
     embedded: bool,
     /// Send only the low 20 bits of packet sequence numbers.
@@ -58,9 +58,9 @@ pub(in crate::cli) struct Args {
     /// Send each packet with its own system call. This is slower, and closer to a hardware board.
     #[arg(long)]
     no_offload: bool,
-    /// Send with RDMA writes of this network card, to a source with mode = "queue-pair". "emulated" is an emulated card;
-    /// the source connects to it as "emulated:ADDRESS", with the address of --listen. "mlx5_0" is an RDMA card
-    /// (tested with soft-RoCE only).
+    /// Send the frames as RDMA writes from this network card, to a source with mode = "queue-pair". "emulated" selects
+    /// an emulated card; the source connects to it as "emulated:ADDRESS", with the address of --listen. "mlx5_0"
+    /// selects an RDMA card (tested with soft-RoCE only).
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
     /// Send control replies from this local address instead of the --listen address.
@@ -85,11 +85,11 @@ pub(in crate::cli) struct Args {
 enum Words {
     /// 64-bit words of sensor, frame number and position in the frame.
     Counter,
-    /// As `counter`, scrambled over all bits.
+    /// The words of `counter`, with all bits scrambled.
     Noise,
 }
 
-/// An address. The default port is that of the control plane.
+/// An address with an optional port. The default port is that of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Listen(SocketAddrV4);
 
@@ -101,7 +101,7 @@ impl FromStr for Listen {
     }
 }
 
-/// An address, or `off`. The default port is that of announcements.
+/// An address with an optional port, or `off`. The default port is that of announcements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Announce(Option<SocketAddrV4>);
 
@@ -120,10 +120,12 @@ fn address(text: &str, port: u16) -> Result<SocketAddrV4, String> {
     let address = text
         .parse()
         .or_else(|_| text.parse().map(|ip| SocketAddrV4::new(ip, port)));
-    address.map_err(|_| format!("{text:?} is no IPv4 address; try \"127.0.0.2:{port}\""))
+    address.map_err(|_| {
+        format!("{text:?} is not an IPv4 address; write for example \"127.0.0.2:{port}\"")
+    })
 }
 
-/// The faults, for the help.
+/// Returns the list of the faults for the help text.
 fn faults() -> String {
     let mut text = "Faults, by packet, frame or request:\n".to_owned();
     for (name, unit, meaning) in FAULTS {
@@ -165,7 +167,7 @@ fn options(args: &Args) -> Options {
     }
 }
 
-/// What has happened, for people.
+/// Formats the counts as text.
 fn render(counts: &Counts) -> String {
     let Counts {
         requests,
@@ -177,14 +179,14 @@ fn render(counts: &Counts) -> String {
         ..
     } = counts;
     let mut text = format!(
-        "{requests} requests, {replies} replies, {refused} refused, {overlapped} before the reply to the one before; \
+        "{requests} requests, {replies} replies, {refused} refused, {overlapped} sent before the previous reply; \
          {announcements} announcements\n"
     );
     for (sensor, counts) in counts.sensors.iter().enumerate() {
         let _ = writeln!(
             text,
-            "sensor {sensor}: armed {} times; {} frames whole, {} cut short; {} packets, {} bytes of frames; {} dropped, \
-             {} late, {} duplicates, {} damaged",
+            "sensor {sensor}: armed {} times; {} complete frames, {} truncated frames; {} packets, {} bytes of frames; \
+             {} dropped, {} late, {} duplicates, {} damaged",
             counts.arms,
             counts.frames,
             counts.cut,
@@ -196,7 +198,7 @@ fn render(counts: &Counts) -> String {
             counts.damaged,
         );
     }
-    let _ = writeln!(text, "{order_errors} mistakes of the host");
+    let _ = writeln!(text, "{order_errors} protocol errors by the host");
     for mistake in &counts.mistakes {
         let _ = writeln!(text, "  {mistake}");
     }
@@ -205,7 +207,7 @@ fn render(counts: &Counts) -> String {
 
 pub(super) fn emulate(args: &Args) -> u8 {
     crate::cli::run::log();
-    // A signal writes a byte to this socket.
+    // The signal handler writes a byte to this socket.
     let stop = UnixStream::pair().and_then(|(stop, signal)| {
         for number in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::low_level::pipe::register(number, signal.try_clone()?)?;

@@ -1,4 +1,4 @@
-//! `daq emulate`: emulated devices for a source in another process.
+//! `daq emulate` emulates devices for a source in another process.
 
 mod card;
 mod hsb;

@@ -1,4 +1,4 @@
-//! The rows of configurations on the recorded machine of the core's tests: a card and a GPU below one host bridge.
+//! Tests the rows of configurations on a recorded machine, which has a card and a GPU below one host bridge.
 
 use super::*;
 use daq_core::config::{Diagnostics, Document, Problem, Section};
@@ -13,7 +13,7 @@ use daq_core::source::{Producers, SourceError};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// A source of a device, with an engine or without.
+/// A source that uses a device, with or without a DMA engine.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Declared {
@@ -83,7 +83,7 @@ fn recorded() -> Topology {
     Topology::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
-/// The rows where the source has these keys and its ring lies there.
+/// Returns the rows for a source with the keys `keys`, whose ring is located in `memory`.
 fn rows_of(keys: &str, memory: &str) -> Vec<Row> {
     let text = format!(
         "[source.adc]\ndriver = \"device\"\nring = \"raw\"\n{keys}\n\
@@ -108,23 +108,29 @@ fn rows_of(keys: &str, memory: &str) -> Vec<Row> {
 fn engine_device_is_compared_with_gpu_of_its_ring() {
     let keys = "device = \"0000:17:00.0\"\nengine = true";
     let row = rows_of(keys, "cuda:0").remove(0);
-    let way = row.way.unwrap();
+    let device_path = row.device_path.unwrap();
     assert_eq!(
-        (way.name.as_str(), way.device.as_str(), way.gpu),
+        (
+            device_path.name.as_str(),
+            device_path.device.as_str(),
+            device_path.gpu
+        ),
         ("source adc", "0000:17:00.0", 0)
     );
-    assert!(way.path.direct, "{way:?}");
+    assert!(device_path.path.direct, "{device_path:?}");
     let preference = format!("{keys}\npath = \"staged\"");
     let row = rows_of(&preference, "cuda:0").remove(0);
-    let way = row.way.unwrap();
-    assert!(!way.path.direct && way.path.reason == "requested by the configuration");
+    let device_path = row.device_path.unwrap();
+    assert!(
+        !device_path.path.direct && device_path.path.reason == "requested by the configuration"
+    );
 }
 
 #[test]
 fn claimed_device_is_compared_with_gpu() {
     let row = rows_of("device = \"0000:17:00.0\"", "cuda:0").remove(0);
-    assert!(row.way.is_some());
-    // Its driver has no engine, so the plan takes another path than the machine would let it.
+    assert!(row.device_path.is_some());
+    // The source's driver has no DMA engine, so the plan uses another path than the machine would allow.
     assert!(row.planned.starts_with("source adc  "), "{}", row.planned);
 }
 
@@ -133,20 +139,20 @@ fn config_without_device_or_gpu_shows_only_plan() {
     let keys = "device = \"0000:17:00.0\"\nengine = true";
     for (keys, memory) in [("", "cuda:0"), ("engine = true", "cuda:0"), (keys, "host")] {
         let row = rows_of(keys, memory).remove(0);
-        assert!(row.way.is_none(), "{keys} {memory}");
+        assert!(row.device_path.is_none(), "{keys} {memory}");
         assert!(row.planned.starts_with("source adc  "), "{}", row.planned);
     }
 }
 
 #[test]
 fn topo_without_config_compares_all_candidates() {
-    let ways = candidates(&recorded(), ByteSize(64 << 20));
-    let texts: Vec<_> = ways.iter().map(DevicePath::text).collect();
+    let device_paths = candidates(&recorded(), ByteSize(64 << 20));
+    let texts: Vec<_> = device_paths.iter().map(DevicePath::text).collect();
     assert_eq!(texts.len(), 1);
     assert!(
         texts[0].starts_with("0000:17:00.0 → cuda:0  direct writes: "),
         "{texts:?}"
     );
-    let ways = candidates(&recorded(), ByteSize(1 << 40));
-    assert!(ways[0].path.forbidden, "{ways:?}");
+    let device_paths = candidates(&recorded(), ByteSize(1 << 40));
+    assert!(device_paths[0].path.forbidden, "{device_paths:?}");
 }

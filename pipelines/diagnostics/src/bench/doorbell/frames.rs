@@ -1,4 +1,4 @@
-//! Frames that a kernel reads after a doorbell: latency, frame rate, and the cost of storing the frames.
+//! Measures frames that a kernel reads after a doorbell: latency, frame rate, and the cost of storing the frames.
 
 use super::{Bench, DoorbellArgs, LAUNCH_DIVISOR, WARM_UP};
 use crate::bench::echo::PersistentKernel;
@@ -14,17 +14,17 @@ use daq_core::units::ByteSize;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Offset of the first frame in bytes, after the doorbell.
+/// Offset of the first frame in bytes. The doorbell is stored before the first frame.
 const FRAMES_OFFSET: usize = 4096;
 /// Number of slots of the ring.
 const SLOTS: usize = 512;
-/// Numbers of frames per doorbell for which the rate is measured.
+/// The numbers of frames per doorbell for which the rate is measured.
 const BATCHES: [usize; 4] = [1, 8, 32, 128];
 /// Frame size in bytes for the rate measurement.
 const RATE_FRAME_BYTES: usize = 256;
 
 impl Bench {
-    /// Opens frame memory for each backend that supports doorbells, except host memory.
+    /// Opens frame memory with each backend that supports doorbells, except host memory.
     fn data(&self, device: &'static Device, bytes: usize) -> Vec<Arc<BarMapping>> {
         let backends = self.bells.iter().map(|bell| bell.backend());
         backends
@@ -53,22 +53,22 @@ impl Bench {
     }
 }
 
-/// Measures round trips with a frame that the kernel reads, beside a copy and a launch.
+/// Measures round trips with a frame that the kernel reads, compared with a copy and a launch.
 pub(super) fn latencies(
     device: &'static Device,
     bench: &Bench,
     args: &DoorbellArgs,
 ) -> Result<Table, BenchError> {
-    /// Number of slots that frames use in turn.
+    /// Number of slots. Successive round trips use successive slots.
     const TURNS: usize = 16;
-    let most = args.frames.iter().copied().max().unwrap_or(1);
-    let targets = bench.data(device, FRAMES_OFFSET + TURNS * stride(most));
-    let from = vec![1; most];
+    let max = args.frames.iter().copied().max().unwrap_or(1);
+    let targets = bench.data(device, FRAMES_OFFSET + TURNS * stride(max));
+    let from = vec![1; max];
     let mut figures = vec![vec![Figures::default(); targets.len() + 1]; args.frames.len()];
     for _ in 0..args.rounds {
         for (&bytes, row) in args.frames.iter().zip(&mut figures) {
             for (target, figures) in targets.iter().zip(row.iter_mut()) {
-                // One thread per 16 bytes, rounded up to whole warps.
+                // Use one thread per 16 bytes, rounded up to whole warps.
                 let threads = bytes.div_ceil(16).next_multiple_of(32).min(512);
                 let threads = u32::try_from(threads).unwrap_or(32);
                 let mut kernel = bench.reader(target, bytes, TURNS, threads)?;
@@ -93,7 +93,7 @@ pub(super) fn latencies(
         }
     }
     let title = format!(
-        "{}: microseconds from a frame in the CPU's cache to the answer of a kernel that has read the frame; medians of {} rounds",
+        "{}: round-trip latency in microseconds: the CPU stores a frame from its cache, a kernel reads the frame and replies; medians of {} rounds",
         device.name(),
         args.rounds
     );
@@ -124,7 +124,7 @@ pub(super) fn latencies(
     Ok(table)
 }
 
-/// Measures frames per second through a ring with credits, by the number of frames per doorbell.
+/// Measures frames per second through a ring with credits, for several numbers of frames per doorbell.
 pub(super) fn rates(
     device: &'static Device,
     bench: &Bench,
@@ -140,7 +140,7 @@ pub(super) fn rates(
                 let frames = args.round_trips.next_multiple_of(*batch) * 8;
                 let start = Instant::now();
                 for first in (0..frames).step_by(*batch) {
-                    // The credit for the slots' previous frames has been received.
+                    // Wait until the credits for the previous frames in these slots have been received.
                     let due = (first + batch).saturating_sub(SLOTS);
                     kernel.wait(due as u64)?;
                     let slots = (first..first + batch).map(|frame| frame % SLOTS);
@@ -154,7 +154,7 @@ pub(super) fn rates(
         }
     }
     let title = format!(
-        "{}: million frames of {} per second through a ring with credits, stored by one thread; medians of {} rounds",
+        "{}: throughput in million frames per second through a ring with credits, frame size {}; one thread stores; medians of {} rounds",
         device.name(),
         ByteSize(RATE_FRAME_BYTES as u64),
         args.rounds
@@ -172,21 +172,21 @@ pub(super) fn rates(
     Ok(table)
 }
 
-/// Distance in bytes between the starts of two frames of `bytes` bytes.
+/// Returns the distance in bytes between the starts of two frames of `bytes` bytes.
 const fn stride(bytes: usize) -> usize {
     bytes.next_multiple_of(64)
 }
 
-/// Measures CPU stores, until they have left the CPU, beside copies, until they are complete.
+/// Compares the time until CPU stores have left the CPU with the time until copies are complete.
 pub(super) fn stores(
     device: &'static Device,
     bench: &Bench,
     args: &DoorbellArgs,
 ) -> Result<Table, BenchError> {
-    let most = args.sizes.iter().copied().max().unwrap_or(1);
-    let baseline = BaselineCopy::new(device, Direction::In, most, false)?;
-    let targets = bench.data(device, most);
-    let from = vec![1; most];
+    let max = args.sizes.iter().copied().max().unwrap_or(1);
+    let baseline = BaselineCopy::new(device, Direction::In, max, false)?;
+    let targets = bench.data(device, max);
+    let from = vec![1; max];
     let mut figures = vec![vec![Figures::default(); targets.len() + 1]; args.sizes.len()];
     for _ in 0..args.rounds {
         for (&bytes, row) in args.sizes.iter().zip(&mut figures) {
@@ -205,7 +205,7 @@ pub(super) fn stores(
         }
     }
     let title = format!(
-        "{}: microseconds until CPU stores have left the CPU, beside copies until they are complete; medians of {} rounds",
+        "{}: microseconds until CPU stores have left the CPU, compared with copies until the copies are complete; medians of {} rounds",
         device.identity().name,
         args.rounds
     );
@@ -236,7 +236,7 @@ pub(super) fn stores(
     Ok(table)
 }
 
-/// Returns the microseconds of each of `round_trips` calls, after at most as many calls that are not counted.
+/// Returns the duration of each of `round_trips` calls in microseconds. The warm-up calls before them are not measured.
 fn timed(
     round_trips: usize,
     mut work: impl FnMut() -> Result<(), BenchError>,

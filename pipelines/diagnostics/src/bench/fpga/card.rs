@@ -1,4 +1,4 @@
-//! Emulated devices for measurements: one in another process, and one that records timestamps.
+//! Emulated devices for measurements: one that runs in another process, and one that records timestamps.
 
 use crate::bench::BenchError;
 use daq_core::config::Problem;
@@ -16,13 +16,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// `daq emulate xdma` as a child, which ends after one user.
+/// A child process that runs `daq emulate xdma` and ends when its first client disconnects.
 pub(super) struct DeviceProcess(Child);
 
 impl DeviceProcess {
-    /// Starts the process; when this returns, it listens at `socket`.
+    /// Starts the process. Returns when the process listens at `socket`.
     pub(super) fn start(socket: &Path) -> Result<Self, BenchError> {
-        let failed = |why: String| BenchError::Thread(format!("starting `daq emulate`: {why}"));
+        let failed = |why: String| BenchError::Thread(format!("cannot start `daq emulate`: {why}"));
         let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
         let child = Command::new(program)
             .args(["emulate", "xdma", "--once", "--socket"])
@@ -40,11 +40,13 @@ impl DeviceProcess {
         if is_ready {
             Ok(served)
         } else {
-            Err(failed("the process ended before it listened".to_owned()))
+            Err(failed(
+                "the process ended before it opened its socket".to_owned(),
+            ))
         }
     }
 
-    /// The process ID as text, for `/proc`.
+    /// Returns the process ID as text, for paths below `/proc`.
     pub(super) fn process(&self) -> String {
         self.0.id().to_string()
     }
@@ -52,18 +54,18 @@ impl DeviceProcess {
 
 impl Drop for DeviceProcess {
     fn drop(&mut self) {
-        // The process has already ended if a user connected and disconnected.
+        // The process has already ended if a client connected and disconnected.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The time at which the last byte of each transfer's payload was written.
+/// The times at which the last bytes of the transfers' payloads were written, one per transfer.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Marks(Arc<Mutex<Vec<Instant>>>);
 
 impl Marks {
-    /// Reserves memory for `count` timestamps, so that none is allocated during the measurement.
+    /// Reserves memory for `count` timestamps, so that the measurement allocates no memory.
     pub(super) fn new(count: usize) -> Self {
         Self(Arc::new(Mutex::new(Vec::with_capacity(count))))
     }
@@ -76,26 +78,26 @@ impl Marks {
             .push(now);
     }
 
-    /// Takes all timestamps in the order of the transfers.
+    /// Removes and returns all timestamps in the order of the transfers.
     pub(super) fn take(&self) -> Vec<Instant> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// An emulated XDMA device that records the time after the last byte of each payload, before the device reports
-/// completion.
+/// An emulated XDMA device that records a timestamp after the last byte of each payload, before it reports completion.
 struct TimedDevice {
     card: Box<dyn EmulatedDevice>,
     marks: Marks,
 }
 
-/// The host as seen by a timed device.
+/// The host interface of a device that records timestamps.
 struct TimedHost<'a> {
     host: &'a dyn Host,
     marks: &'a Marks,
 }
 
-/// Bytes of the result that XDMA writes after a transfer's payload; no piece of a payload is this short.
+/// Size in bytes of the result that XDMA writes after a transfer's payload. Every piece of a payload is larger, so the
+/// size identifies the result.
 const RESULT_BYTES: usize = 8;
 
 impl Host for TimedHost<'_> {
@@ -140,7 +142,7 @@ impl EmulatedDevice for TimedDevice {
     }
 }
 
-/// A planned source whose device is a timed one.
+/// A source of the plan whose device records timestamps.
 pub(super) struct TimedSource {
     pub(super) planned: Box<dyn SourceSpec>,
     pub(super) config: FpgaConfig,

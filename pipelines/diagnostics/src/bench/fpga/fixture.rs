@@ -1,4 +1,4 @@
-//! Whole pipelines from an FPGA device, as `daq run` builds them.
+//! Runs whole pipelines with an FPGA device, as `daq run` builds them.
 
 use super::card::{Marks, TimedSource};
 use crate::bench::BenchError;
@@ -18,34 +18,35 @@ use std::time::{Duration, Instant};
 
 /// Timeout for a pipeline that makes no progress.
 pub(super) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
-/// The source's name; it differs from the name of the device's thread.
+/// Name of the source. It must differ from the name of the device's thread.
 const SOURCE: &str = "adc";
-/// The name of the emulated device's thread in this process.
+/// Name of the emulated device's thread in this process.
 const CARD: &str = "daq-card";
 
 /// Options shared by all pipelines of the benchmark.
 pub(super) struct Bench {
     pub(super) scratch: Scratch,
     pub(super) topology: Topology,
-    /// Copy profiles of the GPUs, measured once.
+    /// Copy profiles of the GPUs, which are measured only once.
     pub(super) profiles: BTreeMap<u32, Profile>,
 }
 
 /// A running pipeline.
 pub(super) struct Fixture(Pipeline);
 
-/// CPU times at one moment.
+/// CPU times at one point in time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spent {
     at: Instant,
     process: Duration,
-    /// CPU time of the device, and whether it is part of this process's time.
+    /// CPU time of the device, and whether the CPU time of this process includes it.
     card: Option<Duration>,
     is_within: bool,
 }
 
 impl Spent {
-    /// Reads the CPU times now. The device is a thread of this process or the process with the given ID.
+    /// Reads the current CPU times. `card` is the process ID of the device. If `card` is `None`, the device is a thread
+    /// of this process.
     pub(super) fn now(card: Option<&str>) -> Self {
         Self {
             at: Instant::now(),
@@ -58,8 +59,8 @@ impl Spent {
         }
     }
 
-    /// Number of busy cores since `before`: of daq without the device, and of the device. NaN if the system does not
-    /// report them.
+    /// Returns the mean number of busy cores since `before`: first for daq without the device, then for the device.
+    /// Both numbers are NaN if Linux does not report the CPU times.
     pub(super) fn since(&self, before: &Self) -> [f64; 2] {
         let took = self.seconds(before);
         let both = self.card.zip(before.card);
@@ -75,12 +76,12 @@ impl Spent {
         [daq.max(0.0) / took, card / took].map(|cores| if card.is_nan() { f64::NAN } else { cores })
     }
 
-    /// Number of busy cores of this process since `before`.
+    /// Returns the mean number of busy cores of this process since `before`.
     pub(super) fn alone(&self, before: &Self) -> f64 {
         self.process.saturating_sub(before.process).as_secs_f64() / self.seconds(before)
     }
 
-    /// Seconds since `before`.
+    /// Returns the seconds since `before`.
     pub(super) fn seconds(&self, before: &Self) -> f64 {
         (self.at - before.at).as_secs_f64()
     }
@@ -91,7 +92,8 @@ fn failed(why: impl Into<String>) -> BenchError {
 }
 
 impl Bench {
-    /// Starts the pipeline that `text` declares. With `marks`, its emulated device records the time of each transfer.
+    /// Starts the pipeline that `text` configures. If `marks` is given, the emulated device of the pipeline records the
+    /// time of each transfer.
     pub(super) fn start(&self, text: &str, marks: Option<Marks>) -> Result<Fixture, BenchError> {
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("bench", text, &mut diagnostics);
@@ -108,10 +110,12 @@ impl Bench {
         if let Some(marks) = marks {
             let mut sections = document.sections("source").into_iter();
             let of_card = sections.next().and_then(|mut section| {
-                section.set_aside(&["driver", "ring", "wait"]);
+                section.detach(&["driver", "ring", "wait"]);
                 section.finish::<FpgaConfig>(&[], &mut diagnostics)
             });
-            let of_card = of_card.ok_or_else(|| failed("cannot read the device's keys"))?;
+            let of_card = of_card.ok_or_else(|| {
+                failed("cannot read the configuration keys of the emulated device")
+            })?;
             let sources = std::mem::take(&mut config.sources).into_iter();
             config.sources = sources
                 .map(|source| {
@@ -138,12 +142,12 @@ impl Bench {
 }
 
 impl Fixture {
-    /// Number of frames published in `ring`.
+    /// Returns the number of frames published in `ring`.
     pub(super) fn published(&self, ring: &str) -> u64 {
         self.0.published(ring).unwrap_or(0)
     }
 
-    /// Whether the pipeline has ended.
+    /// Returns whether the pipeline has ended.
     pub(super) fn is_over(&self) -> bool {
         self.0.health()().stopping || self.0.is_finished()
     }
@@ -163,15 +167,15 @@ impl Fixture {
         Ok(())
     }
 
-    /// Error for a frame that did not arrive.
+    /// Returns the error that reports a missing frame.
     pub(super) fn silent(&self, ring: &str) -> BenchError {
         failed(format!(
-            "ring `{ring}` has received {} frames, and the next did not arrive in time",
+            "ring `{ring}` has received {} frames, but the next frame did not arrive in time",
             self.published(ring)
         ))
     }
 
-    /// Stops the pipeline and returns the source's counters. An error if the pipeline failed or did not use the
+    /// Stops the pipeline and returns the source's counters. Returns an error if the pipeline failed or did not use the
     /// expected path.
     pub(super) fn end<T>(
         self,
@@ -187,7 +191,7 @@ impl Fixture {
         let engine = source.engine.clone().unwrap_or_default();
         if engine.proof != Proof::Proven || engine.fallbacks > 0 || engine.restarts > 0 {
             return Err(failed(format!(
-                "unexpected path: {}, {} path fallbacks, {} engine restarts",
+                "the data path must be proven, without path fallbacks and engine restarts, but its state is {}, with {} path fallbacks and {} engine restarts",
                 engine.proof.name(),
                 engine.fallbacks,
                 engine.restarts

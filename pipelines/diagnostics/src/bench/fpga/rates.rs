@@ -1,4 +1,4 @@
-//! Methods to bring data from a device into a ring: throughput and CPU use.
+//! Measures throughput and CPU use of the methods that transfer data from a device into a ring.
 
 use super::card::DeviceProcess;
 use super::fixture::{Bench, Spent};
@@ -6,30 +6,30 @@ use crate::bench::{BenchError, median, rate};
 use daq_core::units::{ByteSize, counted};
 use std::time::Duration;
 
-/// Ring size in bytes; the actual size is a multiple of the slot size.
+/// Ring size in bytes. The actual size is rounded to a multiple of the slot size.
 const RING: usize = 64 << 20;
-/// Maximum number of slots; every engine has at least this many descriptors.
+/// Maximum number of slots. Every engine has at least this many descriptors.
 const MAX_SLOTS: usize = 256;
 
-/// One method to bring data from a device into a ring.
+/// One method to transfer data from a device into a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
-    /// XDMA emulated in this process, into host memory.
+    /// XDMA, emulated in this process, writes to host memory.
     Host,
-    /// XDMA emulated in another process, into host memory.
+    /// XDMA, emulated in another process, writes to host memory.
     Served,
-    /// XDMA into host memory, then the copy engine to the GPU.
+    /// XDMA writes to host memory, and the copy engine copies to the GPU.
     Staged,
-    /// XDMA into the GPU's memory.
+    /// XDMA writes directly to GPU memory.
     Direct,
-    /// LitePCIe into its own slots in GPU memory, then a copy into the ring. The device does not support backpressure,
-    /// so it runs at half the rate of the previous method.
-    Carried,
+    /// LitePCIe writes to its own slots in GPU memory, from which frames are copied to the ring. The device does not
+    /// support backpressure, so it runs at half the rate of the method `Direct`.
+    Copied,
 }
 
 impl Method {
     pub(super) const HOST: [Self; 2] = [Self::Host, Self::Served];
-    pub(super) const GPU: [Self; 3] = [Self::Staged, Self::Direct, Self::Carried];
+    pub(super) const GPU: [Self; 3] = [Self::Staged, Self::Direct, Self::Copied];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -37,12 +37,12 @@ impl Method {
             Self::Served => "xdma in another process → host ring",
             Self::Staged => "xdma → host ring → copy engine → GPU ring",
             Self::Direct => "xdma → GPU ring",
-            Self::Carried => "litepcie at half that rate → GPU slots → GPU ring",
+            Self::Copied => "litepcie → GPU slots → GPU ring, at half the rate of xdma → GPU ring",
         }
     }
 
-    /// Returns the pipeline's configuration with its ring on GPU `gpu` if the method uses one. `pace` is the bytes per
-    /// second of a device without backpressure.
+    /// Returns the pipeline's configuration. If the method uses a GPU, the ring is located on GPU `gpu`. `pace` is the
+    /// rate of a device without backpressure in bytes per second.
     pub(super) fn text(self, bench: &Bench, frame: usize, gpu: u32, pace: f64) -> String {
         let socket = bench.scratch.path().join("card.sock");
         let (device, path, more) = match self {
@@ -54,21 +54,21 @@ impl Method {
             ),
             Self::Staged => ("emulated:xdma".to_owned(), "staged", String::new()),
             Self::Direct => ("emulated:xdma".to_owned(), "direct", String::new()),
-            Self::Carried => {
+            Self::Copied => {
                 let bits = (pace * 8.0).round();
-                // The address of the writer in the device's csr.csv.
+                // `base` is the address of the DMA writer in the device's csr.csv.
                 let more = format!("base = 0x3800\nemulated = {{ rate = \"{bits} bit/s\" }}");
                 ("emulated:litepcie".to_owned(), "direct", more)
             }
         };
-        let engine = if self == Self::Carried {
+        let engine = if self == Self::Copied {
             "litepcie"
         } else {
             "xdma"
         };
         let memory = match self {
             Self::Host | Self::Served => "host".to_owned(),
-            Self::Staged | Self::Direct | Self::Carried => format!("cuda:{gpu}"),
+            Self::Staged | Self::Direct | Self::Copied => format!("cuda:{gpu}"),
         };
         format!(
             r#"
@@ -92,19 +92,19 @@ input  = "raw"
     }
 }
 
-/// Number of slots of a ring for frames of `frame` bytes.
+/// Returns the number of slots of a ring for frames of `frame` bytes.
 fn slots(frame: usize) -> usize {
     (RING / frame).clamp(8, MAX_SLOTS)
 }
 
-/// Results of one method, one value per round.
+/// Results of one method, with one value per round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rates {
-    /// Bytes per second.
+    /// Transferred bytes per second.
     pub(super) bytes: Vec<f64>,
-    /// Busy cores of daq and of the device.
+    /// Numbers of busy cores: first of daq, then of the device.
     pub(super) cores: [Vec<f64>; 2],
-    /// Number of frames lost and expected, over all rounds.
+    /// Number of lost frames and number of expected frames, over all rounds.
     pub(super) frames: [u64; 2],
 }
 
@@ -116,7 +116,7 @@ impl Rates {
         self.frames = [self.frames[0] + frames[0], self.frames[1] + frames[1]];
     }
 
-    /// Describes the frames lost, as a ledger reports them; empty if no frames were expected.
+    /// Describes the lost frames in the same form as a ledger. The text is empty if no frames were expected.
     pub(super) fn loss(&self) -> String {
         let [lost, expected] = self.frames;
         match (lost, expected) {
@@ -126,7 +126,7 @@ impl Rates {
         }
     }
 
-    /// Median; NaN if there are no values.
+    /// Returns the median; NaN if there are no values.
     pub(super) fn of(figures: &[f64]) -> f64 {
         if figures.is_empty() {
             return f64::NAN;
@@ -136,7 +136,8 @@ impl Rates {
 }
 
 impl Bench {
-    /// Runs one method for `window`; returns bytes per second, busy cores, frames lost and frames expected.
+    /// Runs one method for `window`. Returns the bytes per second and the numbers of busy cores, lost frames and
+    /// expected frames.
     pub(super) fn rate(
         &self,
         method: Method,
@@ -157,7 +158,7 @@ impl Bench {
             let count = || (Spent::now(process.as_deref()), fixture.published("raw"));
             let before = count();
             std::thread::sleep(window);
-            // The machine has not scheduled the device yet.
+            // Linux may not have scheduled the emulated device yet, so wait for a frame.
             fixture.await_frames("raw", before.1 + 1)?;
             let after = count();
             let bytes = (after.1 - before.1) as f64 * frame as f64;
@@ -166,9 +167,9 @@ impl Bench {
         });
         let ((bytes, cores), source) = fixture.end(measured)?;
         let lost = source.lost_total();
-        if lost > 0 && method != Method::Carried {
+        if lost > 0 && method != Method::Copied {
             return Err(BenchError::Thread(format!(
-                "{lost} of {} frames were lost although the engine applies backpressure; this is a defect in daq",
+                "{lost} frames of {} were lost although the engine applies backpressure; this is a defect in daq",
                 ByteSize(frame as u64)
             )));
         }
@@ -176,8 +177,8 @@ impl Bench {
     }
 }
 
-/// Baseline: one thread copies frames into a ring's amount of memory. Returns bytes per second and the fraction of a
-/// core that the thread used.
+/// Measures the baseline: one thread copies frames into memory of the size of a ring. Returns the bytes per second and
+/// the fraction of a core that the thread used.
 pub(super) fn floor(frame: usize, window: Duration) -> Result<(f64, f64), BenchError> {
     let from = vec![1_u8; frame];
     let mut to = vec![0_u8; slots(frame) * frame];

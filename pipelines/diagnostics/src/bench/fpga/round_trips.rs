@@ -1,4 +1,4 @@
-//! Latency from the last byte of a payload until a persistent kernel on the GPU has read the frame.
+//! Measures the latency from the last byte of a payload until a persistent kernel on the GPU has read the frame.
 //!
 //! ```text
 //!   card: payload, ◀time▶ result ─▶ … ─▶ doorbell ─▶ kernel reads the frame ─▶ credit ─▶ this thread ◀time▶
@@ -10,21 +10,21 @@ use crate::bench::BenchError;
 use daq_core::units::{BitRate, ByteSize};
 use std::time::{Duration, Instant};
 
-/// Frames at the start that are not counted.
+/// Number of warm-up frames, which are not measured.
 const WARM_UP: u64 = 20;
 /// Source code of the kernel.
 pub(super) const CODE: &str = include_str!("see.cu");
 /// File name of the kernel.
 pub(super) const FILE: &str = "see.cu";
 
-/// What writes frames to the GPU and what rings the doorbell.
+/// What writes frames to the GPU, and what rings the doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundTrip {
-    /// Frames pass through host memory; the CPU rings.
+    /// Frames are staged in host memory, and the CPU rings the doorbell.
     Staged,
-    /// The device writes frames to the GPU; the CPU rings.
+    /// The device writes frames to the GPU, and the CPU rings the doorbell.
     Direct,
-    /// The device writes frames to the GPU and rings the doorbell.
+    /// The device writes frames to the GPU and also rings the doorbell.
     DeviceDoorbell,
 }
 
@@ -33,9 +33,9 @@ impl RoundTrip {
 
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::Staged => "staged, the CPU rings",
-            Self::Direct => "direct, the CPU rings",
-            Self::DeviceDoorbell => "direct, the card rings",
+            Self::Staged => "staged, the CPU rings the doorbell",
+            Self::Direct => "direct, the CPU rings the doorbell",
+            Self::DeviceDoorbell => "direct, the card rings the doorbell",
         }
     }
 
@@ -83,14 +83,15 @@ input  = "seen"
     }
 }
 
-/// Time between two frames, long enough for each to be seen before the next is written.
+/// Returns the time between two frames. This time is long enough to process each frame before the next frame is
+/// written.
 fn pause(frame: usize) -> Duration {
     Duration::from_micros(250) + Duration::from_nanos(frame as u64)
 }
 
 impl Bench {
-    /// Returns the microseconds of `round_trips` frames of `frame` bytes, one after another, and the busy cores of daq
-    /// and of the device.
+    /// Sends `round_trips` frames of `frame` bytes one after another. Returns the latency of each frame in
+    /// microseconds, and the numbers of busy cores of daq and of the device.
     pub(super) fn round_trips(
         &self,
         round_trip: RoundTrip,
@@ -111,8 +112,8 @@ impl Bench {
                     if last < WARM_UP {
                         before = Spent::now(None);
                     } else if let Ok(place) = usize::try_from(now - 1) {
-                        // If several frames are seen at once, the time of the earlier ones is unknown, so only the last
-                        // counts.
+                        // If several frames are detected together, the times of the earlier ones are unknown, so only
+                        // the last one counts.
                         seen.push((place, since));
                     }
                     last = now;

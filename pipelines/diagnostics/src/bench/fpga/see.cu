@@ -1,5 +1,5 @@
-// Sees a frame: reads its first word, a packet's number, and its last, which follows from it. A frame that is not whole
-// when it is seen ends the kernel.
+// Checks that a frame is complete. Reads the first word, which is the packet's number, and the last word, which is
+// derived from this number. If they do not match, the frame is incomplete, and the kernel ends with a trap.
 
 __device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {
     if (in.index() != 0) return;

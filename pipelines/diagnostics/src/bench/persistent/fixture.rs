@@ -1,4 +1,4 @@
-//! Rings and the kernel under test.
+//! Creates the rings and the kernel under test.
 
 use super::rate::MAX_BATCH;
 use super::round_trips::Running;
@@ -24,18 +24,18 @@ use daq_pipelines::runtime::kernel::{Parts, Runner};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Frames at the start of each method that are not counted.
+/// Number of warm-up frames per method, which are not measured.
 pub(super) const WARM_UP: usize = 500;
-/// Distance between results in bytes.
+/// Distance between two results in bytes.
 const RESULT_STRIDE: usize = 64;
 /// Number of slots of each ring.
 pub(super) const SLOTS: usize = 4096;
-/// Bytes of a frame that one thread reads with one load.
+/// Number of frame bytes that one thread reads with one load instruction.
 const BYTES_PER_THREAD: usize = 16;
-/// How long a result may take.
+/// Maximum time to wait for a result.
 pub(super) const RESULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Rings and their ends, as the plan creates them for a kernel whose source is a socket.
+/// Rings and their endpoints, as the plan creates them for a kernel behind a socket source.
 pub(super) struct Fixture {
     pub(super) producer: Producer,
     pub(super) results: Reader,
@@ -44,7 +44,7 @@ pub(super) struct Fixture {
     pub(super) control: Arc<Control>,
 }
 
-/// Threads of a block for frames of `frame` bytes.
+/// Returns the number of threads of a block for frames of `frame` bytes.
 pub(super) fn threads(frame: usize) -> u32 {
     let threads = (frame / BYTES_PER_THREAD)
         .next_multiple_of(32)
@@ -52,7 +52,7 @@ pub(super) fn threads(frame: usize) -> u32 {
     u32::try_from(threads).unwrap_or(256)
 }
 
-/// Results in the output ring.
+/// The results in the output ring.
 pub(super) struct Output {
     region: Arc<Region>,
     /// Whether the built-in kernel computes the results, so that they can be verified.
@@ -60,7 +60,8 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Verifies the results of the first `made` frames that are still in the ring, after the kernel has ended.
+    /// Verifies the results that are still in the ring after the kernel has ended. `made` is the number of processed
+    /// frames.
     pub(super) fn check(&self, made: u64) -> Result<(), BenchError> {
         let Some(memory) = self.region.memory().filter(|_| self.is_checked) else {
             return Ok(());
@@ -89,20 +90,20 @@ fn compare(results: &[u8], made: u64) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The sum of the words of frame `frame`, which is its first word.
+/// Returns the expected sum of the words of frame `frame`. The frame's first word is equal to this sum.
 pub(super) const fn total(frame: u64) -> u32 {
     ((frame & 0xffff_ffff) as u32).wrapping_mul(2_654_435_761)
 }
 
-/// Fills a frame whose length is a multiple of 16 bytes. All words after the first are non-zero and sum to 0, so a
-/// missing word or a word of another frame changes the sum.
+/// Fills a frame whose length must be a multiple of 16 bytes. All words after the first are non-zero and sum to 0. So a
+/// missing word, or a word of another frame, changes the sum.
 pub(super) fn fill(bytes: &mut [u8], frame: u64) {
     let (words, _) = bytes.as_chunks_mut::<4>();
     let mut rest = 0_u32;
     if let [first, between @ .., last] = words {
         *first = total(frame).to_le_bytes();
         for (word, n) in between.iter_mut().zip(1_u32..) {
-            // The values start at 1 modulo 4 and their number is 2 modulo 4, so the last value is not 0 either.
+            // Each value is 1 modulo 4, and the number of values is 2 modulo 4, so the last value is not 0 either.
             let value = (total(frame) ^ n.wrapping_mul(0x85eb_ca6b)) << 2 | 1;
             *word = value.to_le_bytes();
             rest = rest.wrapping_add(value);
@@ -209,7 +210,7 @@ impl Bench {
             on_device: true,
             inline_copy: inline_copy.map(|inline_copy| (inline_copy, bell)),
         });
-        runner.begin()?;
+        runner.start()?;
         Ok(Fixture {
             producer,
             results: attach(&out)?,
@@ -227,7 +228,7 @@ impl Bench {
         Ok(Running::new(self.fixture(frame, 1)?, frame))
     }
 
-    /// Measures a copy, a launch and a wait per frame.
+    /// Measures the time of each frame if it is copied and processed with a launch, followed by a wait.
     pub(super) fn launches(
         &self,
         frame: usize,
@@ -305,7 +306,7 @@ mod tests {
             assert_eq!((sum(&words), words[0]), (total(frame), total(frame)));
             assert!(words[1..].iter().all(|word| *word != 0));
             assert!(words.iter().zip(&next).all(|(word, next)| word != next));
-            // Sixteen bytes, which a thread reads with one load, and one cache line.
+            // Sixteen bytes, which a thread reads with one load, and one cache line of 64 bytes.
             for part in [4, 16].into_iter().filter(|part| *part < words.len()) {
                 let mut parts = words.chunks(part);
                 assert!(parts.all(|part| sum(part) != 0), "{bytes} {frame}");
@@ -325,6 +326,9 @@ mod tests {
         results[3 * RESULT_STRIDE] ^= 1;
         let error = compare(&results, 6).unwrap_err().to_string();
         assert!(error.contains("for frame 3:"), "{error}");
-        assert!(compare(&results, 3).is_err(), "frame 0 is not in its slot");
+        assert!(
+            compare(&results, 3).is_err(),
+            "slot 0 contains the result of frame 4 instead of frame 0"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! A whole pipeline with a network source: latency from sending a packet to its result.
+//! Measures a whole pipeline with a network source: latency from sending a packet to its result.
 
 use super::fixture::{Bench, RESULT_TIMEOUT};
 use crate::bench::BenchError;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::time::Instant;
 
-/// Maximum number of packets at the start that are not counted.
+/// Maximum number of warm-up packets, which are not measured.
 const WARM_UP: usize = 200;
 
 /// The protocol of the packets, one packet per frame.
@@ -20,17 +20,17 @@ const WARM_UP: usize = 200;
 pub(super) enum Protocol {
     /// Source `udp`: a sequence number precedes the payload.
     Udp,
-    /// Source `hsb`: a RoCE v2 write that ends a frame, with the frame's metadata.
+    /// Source `hsb`: a RoCE v2 write that ends a frame and contains the frame's metadata.
     Hsb,
 }
 
-/// Number of pages that a sensor writes in turn.
+/// Number of pages. A sensor writes successive frames to successive pages.
 const PAGES: u64 = 64;
-/// Alignment in bytes of a sensor's pages and packet payloads; also the size of its metadata.
+/// Alignment of a sensor's pages and packet payloads in bytes. The metadata has the same size.
 const ALIGNMENT: usize = 128;
-/// Bytes of a write's headers: base transport, remote address, immediate.
+/// Size of the headers of a write in bytes: base transport, remote address and immediate.
 const HEADER_BYTES: usize = 12 + 16 + 4;
-/// Bytes of the checksum at the end.
+/// Size of the checksum at the end of a packet in bytes.
 const CHECKSUM_BYTES: usize = 4;
 /// Queue pair and remote key of a sensor's packets.
 const QUEUE_PAIR: u32 = 7;
@@ -39,7 +39,7 @@ const KEY: u32 = 9;
 impl Protocol {
     pub(super) const ALL: [Self; 2] = [Self::Udp, Self::Hsb];
 
-    /// The driver's name.
+    /// Returns the name of the driver.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Udp => "udp",
@@ -68,15 +68,15 @@ impl Protocol {
         }
     }
 
-    /// Number of bytes that a sensor writes for a frame of `frame` bytes.
+    /// Returns the number of bytes that a sensor writes for a frame of `frame` bytes.
     const fn write(frame: usize) -> usize {
         frame.next_multiple_of(ALIGNMENT) + ALIGNMENT
     }
 
-    /// Fills `packet` as the `i`-th packet, for frames of `frame` bytes.
+    /// Writes the `i`-th packet for frames of `frame` bytes to `packet`.
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "numbers that wrap, small sizes"
+        reason = "packet numbers may wrap, and the sizes are small"
     )]
     fn number(self, packet: &mut [u8], i: u64, frame: usize) {
         match self {
@@ -89,7 +89,7 @@ impl Protocol {
                     packet[at..at + bytes.len()].copy_from_slice(bytes);
                     at += bytes.len();
                 };
-                // WRITE ONLY with immediate, over an unreliable connection.
+                // Opcode 0x2b is UC RDMA WRITE Only with Immediate.
                 put(&[0x2b, 0, 0xff, 0xff]);
                 put(&QUEUE_PAIR.to_be_bytes());
                 put(&psn.to_be_bytes());
@@ -98,7 +98,8 @@ impl Protocol {
                 put(&(write as u32).to_be_bytes());
                 put(&(page as u32 | psn << 12).to_be_bytes());
                 let metadata = HEADER_BYTES + write - ALIGNMENT;
-                // Metadata: packet number, frame size and frame number; all other fields are zero.
+                // The metadata contains the packet number, the frame size and the frame number. All other fields are
+                // zero.
                 packet[metadata + 4..metadata + 8].copy_from_slice(&psn.to_be_bytes());
                 packet[metadata + 24..metadata + 32].copy_from_slice(&(frame as u64).to_be_bytes());
                 packet[metadata + 34..metadata + 36].copy_from_slice(&(i as u16).to_be_bytes());
@@ -158,7 +159,7 @@ impl Bench {
     ) -> Result<Vec<f64>, BenchError> {
         let failed = |why: String| BenchError::Thread(format!("packet pipeline failed: {why}"));
         let io = |error: std::io::Error| failed(error.to_string());
-        // A port that was free when it was chosen.
+        // The port was free when it was selected, so it is very likely still free.
         let port = UdpSocket::bind("127.0.0.1:0")
             .and_then(|socket| socket.local_addr())
             .map_err(io)?

@@ -1,4 +1,4 @@
-//! Frame rate: one thread commits frames, the runtime submits them, another thread reads the results.
+//! Measures the frame rate. One thread commits frames, the runtime submits them, and another thread reads the results.
 
 use super::fixture::{Bench, Fixture, SLOTS, check, fill, total};
 use crate::bench::BenchError;
@@ -39,7 +39,7 @@ impl Bench {
                 check(&control)
             });
             let taken = cores.first(|| {
-                // Not counted: the time until the rings are full.
+                // The time until the rings are full is not counted.
                 let (before, _) = take(&mut results, window / 4, || control.is_stopping());
                 let (counted, rate) = take(&mut results, window, || control.is_stopping());
                 stop.store(true, Ordering::Relaxed);
@@ -65,14 +65,15 @@ impl Bench {
     }
 }
 
-/// Commits frames until `is_over`, then ends the source. Returns the number of frames.
+/// Commits frames until `is_over` is true, then closes the ring. Returns the number of committed frames.
 fn commit(mut producer: Producer, is_over: impl Fn() -> bool) -> u64 {
     let mut made = 0;
     while !is_over() {
         let mut slots = producer.reserve(MAX_BATCH / 4);
         while slots.remaining() > 0 {
             if let Some(bytes) = slots.bytes_mut() {
-                // From a slot's first frame on, the words after the first one sum to 0.
+                // Only the first frame in each slot is filled completely. Later frames change only the first word,
+                // because the other words sum to 0.
                 if made < SLOTS as u64 {
                     fill(bytes, made);
                 }
@@ -86,7 +87,8 @@ fn commit(mut producer: Producer, is_over: impl Fn() -> bool) -> u64 {
     made
 }
 
-/// Reads results for `time` or until `is_over`; returns their number and rate per second.
+/// Reads results for the time `time` or until `is_over` is true. Returns the number of results, and the number of
+/// results per second.
 fn take(results: &mut Reader, time: Duration, is_over: impl Fn() -> bool) -> (u64, f64) {
     let (start, mut taken) = (Instant::now(), 0);
     while start.elapsed() < time && !is_over() {

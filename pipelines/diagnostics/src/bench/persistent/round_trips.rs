@@ -1,4 +1,4 @@
-//! Latency of single frames: each frame waits for the result of the previous one.
+//! Measures the latency of single frames. Each frame is committed after the result of the previous one has arrived.
 
 use super::fixture::{Fixture, Output, RESULT_TIMEOUT, WARM_UP, check, fill};
 use crate::bench::BenchError;
@@ -10,28 +10,29 @@ use daq_pipelines::runtime::kernel::Runner;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A started persistent kernel with its rings' ends.
+/// A started persistent kernel with the endpoints of its rings.
 pub(super) struct Running {
     ends: Ends,
     runner: Runner,
     control: Arc<Control>,
-    /// Output ring, for verifying results.
+    /// The output ring, whose results are verified.
     output: Output,
 }
 
-/// The two ends: frames are committed at one, results are read at the other.
+/// The two endpoints: frames are committed at one, and results are read at the other.
 struct Ends {
     frame: usize,
     producer: Producer,
     results: Reader,
-    /// Number of frames committed.
+    /// Number of frames committed so far.
     made: u64,
-    /// Microseconds until each frame was submitted, if the measuring thread also runs the runtime.
+    /// Time from the commit of each frame until it was submitted to the kernel, in microseconds. Measured only if the
+    /// measuring thread also runs the runtime.
     host: Vec<f64>,
 }
 
 impl Ends {
-    /// Commits one frame and waits for its result, calling `step` while waiting; returns the microseconds.
+    /// Commits one frame and waits for its result; calls `step` while waiting. Returns the latency in microseconds.
     fn round_trip(
         &mut self,
         mut step: impl FnMut() -> Result<(), BenchError>,
@@ -63,7 +64,7 @@ impl Ends {
         Ok(took.as_secs_f64() * 1e6)
     }
 
-    /// Measures `round_trips` frames after at most as many that are not counted.
+    /// Measures the latency of `round_trips` frames. The warm-up frames before them are not measured.
     fn round_trips(
         &mut self,
         round_trips: usize,
@@ -95,12 +96,12 @@ impl Running {
         }
     }
 
-    /// Microseconds until each frame was submitted.
+    /// Returns the time from the commit of each frame until it was submitted to the kernel, in microseconds.
     pub(super) fn host(&self) -> &[f64] {
         &self.ends.host
     }
 
-    /// Measures frames one after another with all work on this thread.
+    /// Measures the latency of frames one after another. The calling thread does all work.
     pub(super) fn round_trips(&mut self, round_trips: usize) -> Result<Vec<f64>, BenchError> {
         let runner = &mut self.runner;
         self.ends.round_trips(round_trips, || {
@@ -108,14 +109,15 @@ impl Running {
         })
     }
 
-    /// Ends the kernel and verifies its last results.
+    /// Stops the kernel and verifies its last results.
     pub(super) fn end(self) -> Result<(), BenchError> {
         drop(self.runner);
         check(&self.control)?;
         self.output.check(self.ends.made)
     }
 
-    /// Measures the same frames with the runtime's thread on its own core; then ends the kernel.
+    /// Measures the latency of frames one after another, with the runtime in a separate thread on another core. Then
+    /// ends the kernel.
     pub(super) fn round_trips_by_two(
         self,
         round_trips: usize,
@@ -141,12 +143,12 @@ impl Running {
             };
             let done = cores.first(|| {
                 let times = ends.round_trips(round_trips, watched);
-                // The runtime's thread ends with its source.
+                // The runtime's thread ends when its source has ended.
                 let made = ends.made;
                 drop(ends);
                 times.map(|times| (times, made))
             });
-            // The runtime's error explains more than the missing result.
+            // The error of the runtime is more specific than the missing result, so return it first.
             joined(engine).and(done)
         })?;
         output.check(made)?;

@@ -1,4 +1,4 @@
-//! Messages between the two sides of a measurement: one line of JSON each, over TCP.
+//! Messages between the two sides of a measurement. Each message is one line of JSON, sent over TCP.
 
 use crate::bench::BenchError;
 use serde::de::DeserializeOwned;
@@ -9,17 +9,17 @@ use std::net::{SocketAddr, TcpStream};
 /// Maximum line length in bytes.
 const MAX_LINE_BYTES: u64 = 64 << 10;
 
-/// Requests of the connecting side. Each measurement ends with [`Request::End`].
+/// Requests of the connecting side. Every measurement ends with [`Request::End`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// A queue pair writes to memory; `round_trips` writes carry an immediate, and each is answered by the same kind of
-    /// write.
+    /// A queue pair writes to memory. Of these writes, `round_trips` carry an immediate value. The other side answers
+    /// each such write with a write that also carries an immediate value.
     Raw {
         is_gpu: bool,
         size: usize,
         round_trips: usize,
     },
-    /// A source `rdma` receives into a ring.
+    /// A source `rdma` receives frames into a ring.
     Stream {
         is_gpu: bool,
         size: usize,
@@ -31,10 +31,10 @@ pub(super) enum Request {
     Bye,
 }
 
-/// Answers of the listening side.
+/// Replies of the listening side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// The listening side waits at this port.
+    /// The listening side waits for a connection at this port.
     Ready { port: u16 },
     /// The listening side has finished the request.
     Done,
@@ -42,7 +42,7 @@ pub(super) enum Reply {
     Refused { why: String },
 }
 
-/// Control connection between the two sides.
+/// The control connection between the two sides.
 pub(super) struct ControlConnection {
     input: BufReader<TcpStream>,
     output: TcpStream,
@@ -58,20 +58,20 @@ impl ControlConnection {
     pub(super) fn new(stream: TcpStream) -> Result<Self, BenchError> {
         let output = stream
             .try_clone()
-            .map_err(|error| failed("cannot set its timeout", error))?;
+            .map_err(|error| failed("cannot duplicate the socket", error))?;
         Ok(Self {
             input: BufReader::new(stream),
             output,
         })
     }
 
-    /// Address of this side and of the other side.
+    /// Returns the addresses of this side and of the other side.
     pub(super) fn ends(&self) -> Result<[SocketAddr; 2], BenchError> {
         let ends = self.output.local_addr().and_then(|here| {
             let there = self.output.peer_addr()?;
             Ok([here, there])
         });
-        ends.map_err(|error| failed("cannot read its address", error))
+        ends.map_err(|error| failed("cannot read the addresses of the connection", error))
     }
 
     pub(super) fn send(&mut self, what: &impl Serialize) -> Result<(), BenchError> {

@@ -1,4 +1,4 @@
-//! Whole pipelines, as `daq run` builds them.
+//! Runs whole pipelines, as `daq run` builds them.
 
 use crate::bench::BenchError;
 use daq_core::config::{Diagnostics, Document};
@@ -23,7 +23,7 @@ fn failed(why: impl Into<String>) -> BenchError {
     BenchError::Thread(why.into())
 }
 
-/// Returns a free port of `host`.
+/// Returns a free port on `host`.
 pub(crate) fn free_port(host: IpAddr) -> Result<u16, BenchError> {
     let bound = TcpListener::bind((host, 0)).and_then(|listener| listener.local_addr());
     bound
@@ -32,7 +32,7 @@ pub(crate) fn free_port(host: IpAddr) -> Result<u16, BenchError> {
 }
 
 impl Fixture {
-    /// Starts the pipeline that `text` declares; its files are written below `directory`.
+    /// Starts the pipeline that `text` configures. The files of the pipeline are written below `directory`.
     pub(crate) fn start(
         text: &str,
         directory: &Path,
@@ -60,17 +60,17 @@ impl Fixture {
         started.map(Self).map_err(|error| failed(error.to_string()))
     }
 
-    /// Number of frames published in `ring`.
+    /// Returns the number of frames published in `ring`.
     pub(crate) fn published(&self, ring: &str) -> u64 {
         self.0.published(ring).unwrap_or(0)
     }
 
-    /// Current counters.
+    /// Returns the current counters.
     pub(crate) fn report(&self) -> Report {
         self.0.report()
     }
 
-    /// Whether the pipeline has ended.
+    /// Returns whether the pipeline has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.0.health()().stopping || self.0.is_finished()
     }
@@ -84,7 +84,7 @@ impl Fixture {
                 (last, since) = (now, Instant::now());
             } else if self.is_over() || since.elapsed() > PROGRESS_TIMEOUT {
                 return Err(failed(format!(
-                    "ring `{ring}` has received {now} of {frames} frames, and the next did not arrive in time"
+                    "ring `{ring}` has received {now} of {frames} frames, but the next frame did not arrive in time"
                 )));
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -92,7 +92,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// Stops the pipeline and returns its counters. An error if a component failed.
+    /// Stops the pipeline and returns its counters, or an error if a component failed.
     pub(crate) fn end(self) -> Result<Report, BenchError> {
         self.0.stop();
         let (report, failures) = self.0.finish();

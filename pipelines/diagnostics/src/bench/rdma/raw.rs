@@ -1,4 +1,4 @@
-//! A queue pair and memory alone: the baseline for streams.
+//! Measures a single queue pair that writes to memory. The results are the baseline for whole pipelines.
 
 use super::control::{ControlConnection, Reply, Request};
 use crate::bench::BenchError;
@@ -17,22 +17,22 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of writes in flight.
 pub(super) const WINDOW: u32 = 64;
-/// Timeout for the other side to connect or to answer a write.
+/// Maximum time to wait until the other side connects or answers a write.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Time of polling before the thread sleeps.
+/// Time for which the thread polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 
 pub(super) fn failed(error: impl std::fmt::Display) -> BenchError {
     BenchError::Thread(error.to_string())
 }
 
-/// A connected queue pair and memory on both sides. Fields are dropped in order: the queue pair before the memory
-/// region.
+/// A connected queue pair, with memory on both sides. The order of the fields matters: the queue pair is dropped before
+/// the memory region.
 pub(super) struct Raw {
     link: Link,
     key: MemoryRegion,
     _shared: SharedWords,
-    /// Address and remote key of the other side's memory.
+    /// Address and remote key of the memory of the other side.
     there: (u64, u32),
 }
 
@@ -84,14 +84,14 @@ fn greeted(greetings: &[Vec<u8>]) -> Result<(u64, u32), BenchError> {
     })
 }
 
-/// Posts receives for the other side's immediates.
+/// Posts receive requests for the immediate values of the other side.
 fn prepare(_: usize, queue: &mut dyn QueuePair) -> Result<(), VerbsError> {
     (0..WINDOW).try_for_each(|id| queue.post_receive(id.into(), &[]))
 }
 
 impl Raw {
     /// Connects to the listener at `address`.
-    pub(super) fn dial(
+    pub(super) fn connect(
         nic: &Arc<dyn Nic>,
         gpu: Option<&'static Device>,
         address: SocketAddr,
@@ -100,7 +100,7 @@ impl Raw {
         let (key, shared) = memory(&**nic, gpu, size)?;
         let prepare: Prepare<'_> = &mut prepare;
         let link = tcp::connector(address)
-            .dial(
+            .connect(
                 std::slice::from_ref(nic),
                 &options(),
                 &[greeting(&key)],
@@ -155,7 +155,7 @@ impl Raw {
         posted.map_err(failed)
     }
 
-    /// Waits for at least one completion; returns the number of completed sends and of received writes.
+    /// Waits for at least one completion. Returns the number of completed sends, then the number of received writes.
     fn collect(&mut self) -> Result<[u64; 2], BenchError> {
         let queue = &mut *self.link.rails[0];
         let mut done = [WorkCompletion {
@@ -199,7 +199,7 @@ impl Raw {
         }
     }
 
-    /// Measures bytes per second of writes of `size` bytes, with up to `WINDOW` writes in flight.
+    /// Measures writes of `size` bytes, with up to `WINDOW` writes in flight. Returns the bytes per second.
     pub(super) fn bandwidth(&mut self, size: usize, time: Duration) -> Result<f64, BenchError> {
         let (start, mut posted, mut done) = (Instant::now(), 0_u64, 0_u64);
         loop {
@@ -216,7 +216,7 @@ impl Raw {
         Ok((posted * size as u64) as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Returns half of each of `round_trips` round-trip times, in µs.
+    /// Returns half of the round-trip time, in µs, for each of `round_trips` round trips.
     pub(super) fn round_trips(
         &mut self,
         size: usize,
@@ -241,7 +241,7 @@ impl Raw {
     }
 }
 
-/// Serves the listening side: provides memory and a queue pair, and answers the given number of writes.
+/// Serves the listening side: provides memory and a queue pair, then answers the given number of writes.
 pub(super) fn serve(
     wire: &mut ControlConnection,
     nic: &Arc<dyn Nic>,
@@ -257,10 +257,10 @@ pub(super) fn serve(
         raw.answer(size, round_trips)?;
         Ok(raw)
     });
-    // Keep the queue pair open until the other side has finished.
+    // The queue pair must stay open until the other side has finished.
     let end: Request = wire.receive()?;
     if !matches!(end, Request::End) {
-        return Err(failed("the other side did not end its request"));
+        return Err(failed("the other side did not send the end of its request"));
     }
     served.map(drop)
 }

@@ -1,4 +1,5 @@
-//! Whole pipelines: a source of silence, a ring, the sink `rdma`; and the source `rdma`, a ring, a null sink.
+//! Configures whole pipelines. The sender has a source that generates zeros, a ring and the sink `rdma`. The receiver
+//! has the source `rdma`, a ring and the sink `null`.
 
 use super::control::{ControlConnection, Reply, Request};
 use super::fixture::{Fixture, PROGRESS_TIMEOUT, free_port};
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Ring size in bytes; the actual size is a multiple of the slot size.
+/// Ring size in bytes. The actual size is rounded to a multiple of the slot size.
 const RING: usize = 32 << 20;
 const MAX_SLOTS: usize = 256;
 
@@ -35,7 +36,8 @@ impl Bench {
         format!("[ring.{name}]\nmemory = \"{memory}\"\nslot = {size}\nslots = {slots}\n")
     }
 
-    /// For a GPU ring, a kernel produces the frames in GPU memory, because the sink would otherwise read host memory.
+    /// Returns the configuration of the sender. If the ring is on a GPU, the pipeline contains a kernel that writes the
+    /// frames to GPU memory, because without a kernel the sink reads them from host memory.
     fn sender(&self, is_gpu: bool, size: usize, path: &str, to: SocketAddr) -> String {
         let (made, kernel) = if is_gpu {
             let made = self.ring("made", is_gpu, size);
@@ -67,7 +69,7 @@ impl Bench {
         Fixture::start(text, self.scratch.path(), &self.topology, &self.profiles)
     }
 
-    /// Measures the bytes per second that the other side's source has acknowledged.
+    /// Measures the rate of frames that the source on the other side has acknowledged, in bytes per second.
     pub(super) fn send(
         &self,
         (is_gpu, size, path): (bool, usize, &str),
@@ -78,7 +80,7 @@ impl Bench {
         let measured = sent(&fixture, 1).and_then(|first| {
             let start = Instant::now();
             std::thread::sleep(window);
-            // The machine has not scheduled the sender yet.
+            // Linux may not have scheduled the sender yet, so wait for another frame.
             let last = sent(&fixture, first + 1)?;
             Ok(((last - first) * size as u64) as f64 / start.elapsed().as_secs_f64())
         });
@@ -101,7 +103,7 @@ impl Bench {
         let end: Request = wire.receive()?;
         let report = fixture.end()?;
         if !matches!(end, Request::End) {
-            return Err(failed("the other side did not end its request"));
+            return Err(failed("the other side did not send the end of its request"));
         }
         let source = report.sources.get("link").cloned().unwrap_or_default();
         if !source.loss().is_none() {
@@ -112,18 +114,18 @@ impl Bench {
     }
 }
 
-/// Number of frames sent, waiting until at least `least` were sent.
-fn sent(fixture: &Fixture, least: u64) -> Result<u64, BenchError> {
+/// Waits until at least `min` frames were sent. Returns the number of frames sent.
+fn sent(fixture: &Fixture, min: u64) -> Result<u64, BenchError> {
     let start = Instant::now();
     loop {
         let report = fixture.report();
         let frames = report.sinks.get("far").map_or(0, |sink| sink.frames);
-        if frames >= least {
+        if frames >= min {
             return Ok(frames);
         }
         if fixture.is_over() || start.elapsed() > PROGRESS_TIMEOUT {
             return Err(failed(format!(
-                "the sink has sent {frames} frames, and the next was not sent in time"
+                "the sink has sent {frames} frames, but the next frame was not sent in time"
             )));
         }
         std::thread::sleep(Duration::from_millis(1));

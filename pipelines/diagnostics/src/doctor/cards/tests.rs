@@ -1,4 +1,4 @@
-//! Machines with cards: a recording of `daq topo --record`, changed file by file.
+//! Tests the checks of FPGA cards. Each test changes some files of a machine that `daq topo --record` recorded.
 
 use super::super::root::tests::machine;
 use super::*;
@@ -11,7 +11,7 @@ const CARD: &str = "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0";
 const PORT: &str = "/sys/devices/pci0000:16/0000:16:02.0";
 const GPU: &str = "/sys/devices/pci0000:16/0000:16:04.0/0000:18:00.0";
 
-/// The recorded server: an FPGA card bound to vfio-pci and a GPU below one host bridge.
+/// Returns the recorded server: an FPGA card bound to vfio-pci, and a GPU below the same host bridge.
 fn server() -> (TempDir, Root) {
     fn copy(from: &Path, to: &Path) {
         fs::create_dir_all(to).unwrap();
@@ -44,13 +44,13 @@ fn remove(root: &Root, path: &str) {
     fs::remove_file(root.at(path)).unwrap();
 }
 
-/// Makes the link at `path` point to a name.
+/// Makes the symbolic link at `path` point to `name`.
 fn lead(root: &Root, path: &str, name: &str) {
     remove(root, path);
     symlink(Path::new("..").join(name), root.at(path)).unwrap();
 }
 
-/// Returns the finding called `name`, after checking that all findings are complete.
+/// Returns the finding called `name`. Also checks that all findings are complete.
 fn found(root: &Root, name: &str) -> Finding {
     let findings = examine(root);
     for finding in &findings {
@@ -63,7 +63,7 @@ fn found(root: &Root, name: &str) -> Finding {
     }
     let mut named = findings.iter().filter(|finding| finding.name == name);
     let one = named.next().unwrap_or_else(|| panic!("no {name}"));
-    assert!(named.next().is_none(), "two of {name}");
+    assert!(named.next().is_none(), "several findings are called {name}");
     one.clone()
 }
 
@@ -73,7 +73,7 @@ fn recorded_server_has_no_findings() {
     for (name, read) in [
         ("IOMMU", "on"),
         ("driver", "vfio-pci"),
-        ("IOMMU group", "70: user programs can open it"),
+        ("IOMMU group", "70: user programs can open the group"),
         ("ACS", "no switch above the card"),
         ("distance to GPUs", "PHB to 0000:18:00.0"),
     ] {
@@ -139,7 +139,7 @@ fn iommu_group_with_device_in_use_is_reported() {
     let shared = found(&root, "IOMMU group");
     assert_eq!(shared.verdict, Verdict::Warn);
     assert_eq!(shared.read, "70: shared with 0000:18:00.0 (nvidia)");
-    // Bridges, and devices without a driver or with the stub, do not prevent VFIO.
+    // Bridges, devices without a driver and devices bound to the stub driver do not prevent VFIO.
     lead(&root, &format!("{PORT}/iommu_group"), "70");
     lead(&root, &format!("{GPU}/driver"), "pci-stub");
     assert_eq!(found(&root, "IOMMU group").verdict, Verdict::Ok);
@@ -172,7 +172,7 @@ fn link_below_capability_reports_its_limit() {
 
 #[test]
 fn switch_acs_redirect_is_reported_or_unknown_without_root() {
-    // A bridge with access control services (capability 0x000d) and its control register.
+    // The configuration space of a bridge with access control services (capability 0x000d) and their control register.
     let config = |control: u32| format!("100 0001000d\n104 {control:04x}005f\n");
     for (control, verdict, read) in [
         (

@@ -1,4 +1,5 @@
-//! CUDA's support for writes of other devices to GPU memory (GPUDirect), and for sharing memory with other processes.
+//! Checks CUDA's support for writes of other devices to GPU memory (GPUDirect), and for sharing memory with other
+//! processes.
 
 use super::driver::{INSTALL, Module};
 use super::{Card, Finding, Root, Verdict, has_rdma};
@@ -8,18 +9,19 @@ const OWNER: i32 = 100;
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES`.
 const ALL_DEVICES: i32 = 200;
 
-/// Attributes of a CUDA device that decide by which path data reaches it.
+/// Attributes of a CUDA device that determine how other devices can transfer data to its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is a separate attribute of CUDA"
+    reason = "each field is a separate attribute of CUDA"
 )]
 pub struct CudaFacts {
     /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED` (116).
     pub rdma: bool,
     /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` (118): 0 none, 100 owner, 200 all devices.
     pub write_ordering: i32,
-    /// Whether the host can flush such writes: `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS` (117), bit 0.
+    /// Whether the host can flush writes of other devices: `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`
+    /// (117), bit 0.
     pub flush: bool,
     /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED` (124).
     pub dma_buf: bool,
@@ -29,7 +31,7 @@ pub struct CudaFacts {
     pub posix_fd: bool,
 }
 
-/// Returns no findings if CUDA was not queried.
+/// Returns the findings of one GPU; an empty list if CUDA was not queried.
 pub(super) fn examine(root: &Root, card: &Card, module: Option<&Module>) -> Vec<Finding> {
     let Some(cuda) = card.cuda else {
         return Vec::new();
@@ -55,7 +57,7 @@ fn rdma(root: &Root, card: &Card, cuda: &CudaFacts) -> Finding {
         finding.why("network cards cannot write this GPU's memory, so daq uses the staged path");
     if has_rdma(root) {
         finding.read(Verdict::Warn, "not supported").fix(format!(
-            "nvidia-smi -q -i {} | grep -i product  # data-centre and RTX PRO GPUs support it, GeForce GPUs do not",
+            "nvidia-smi -q -i {} | grep -i product  # data-centre and RTX PRO GPUs support GPUDirect RDMA, GeForce GPUs do not",
             card.address
         ))
     } else {

@@ -1,4 +1,4 @@
-//! The driver as a whole: its version, its kernel modules, and the CUDA version it supports.
+//! Checks the NVIDIA driver: its version, its kernel modules, and the CUDA version that it supports.
 
 use super::direct::CudaFacts;
 use super::nvml::{self, NvmlFacts, Refusal};
@@ -7,24 +7,25 @@ use std::collections::BTreeMap;
 
 pub(super) const VERSION: &str = "/proc/driver/nvidia/version";
 const PEERMEM: &str = "/sys/module/nvidia_peermem";
-/// Predecessor of nvidia_peermem.
+/// Directory of the module nv_peer_mem, the predecessor of nvidia_peermem.
 const NV_PEER_MEM: &str = "/sys/module/nv_peer_mem";
 const SYMBOLS: &str = "/proc/kallsyms";
-/// Symbol that nvidia_peermem needs from Linux's RDMA core. MOFED and DOCA-OFED provide it, mainline Linux does not.
+/// Symbol of the RDMA core that nvidia_peermem needs. MOFED and DOCA-OFED provide this symbol, but mainline Linux does
+/// not.
 const PEER_API: &str = "ib_register_peer_memory_client";
 const GDRDRV: &str = "/sys/module/gdrdrv";
-/// libgdrapi.so.2 accepts only drivers of its own major version.
+/// Major version of the gdrdrv driver that libgdrapi.so.2 requires.
 const GDRDRV_MAJOR: &str = "2";
-/// Installs the open kernel modules and their driver, for Turing and newer.
+/// Command that installs the open kernel modules with their driver, for Turing GPUs and newer.
 pub(super) const INSTALL: &str = "sudo apt install nvidia-open";
-/// The first driver that supports CUDA 12.0 (CUDA release notes, table of driver versions).
+/// Major version of the first driver that supports CUDA 12.0 (CUDA release notes, table of driver versions).
 const MIN_DRIVER: u32 = 525;
 const MIN_CUDA: (u32, u32) = (12, 0);
 
-/// NVIDIA's kernel module, as described in its version file.
+/// The NVIDIA kernel module, as described in its version file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Module {
-    /// For example `580.95.05`; `None` if the file has no version.
+    /// Version, for example `580.95.05`; `None` if the file contains no version.
     pub(super) version: Option<String>,
     pub(super) is_open: bool,
 }
@@ -62,7 +63,7 @@ pub(super) fn examine(
     }
     match asked {
         Some(Ok(facts)) => findings.push(served(facts)),
-        // Without a kernel module, NVML adds nothing to the finding above.
+        // Without a kernel module, the failure of NVML adds no information to the finding above.
         Some(Err(refusal)) if module.is_some() => findings.push(refused(refusal)),
         _ => {}
     }
@@ -126,8 +127,13 @@ fn peermem(root: &Root, module: Option<&Module>, cuda: &BTreeMap<String, CudaFac
     }
     if is_old_loaded {
         return finding
-            .read(Verdict::Warn, "its predecessor nv_peer_mem is loaded")
-            .why("it is no longer maintained, and nvidia_peermem cannot be loaded at the same time")
+            .read(
+                Verdict::Warn,
+                "the older module nv_peer_mem is loaded instead",
+            )
+            .why(
+                "nv_peer_mem is no longer maintained and prevents nvidia_peermem from being loaded",
+            )
             .fix(remove);
     }
     let has_dma_buf = if cuda.is_empty() {
@@ -144,7 +150,7 @@ fn peermem(root: &Root, module: Option<&Module>, cuda: &BTreeMap<String, CudaFac
             .read(Verdict::Warn, "cannot be loaded")
             .why("this Linux has no peer memory API (modprobe fails with \"Invalid argument\"), and dma-buf is not available; network cards cannot write GPU memory, so daq uses the staged path")
             .fix(format!(
-                "{INSTALL}  # the open modules do not need it; then reboot. Or install DOCA-OFED, then reinstall NVIDIA's driver"
+                "{INSTALL}  # installs the open modules, which do not need nvidia_peermem; then reboot. Or install DOCA-OFED, then reinstall NVIDIA's driver"
             )),
         (true, false) => finding
             .read(Verdict::Warn, "not loaded")
@@ -174,7 +180,7 @@ fn gdrdrv(root: &Root) -> Finding {
     } else {
         finding
             .read(Verdict::Ok, "not loaded")
-            .why("only libgdrapi needs it")
+            .why("only libgdrapi needs gdrdrv")
             .fix("sudo apt install gdrdrv-dkms  # from NVIDIA's repository")
     }
 }

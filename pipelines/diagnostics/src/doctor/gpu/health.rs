@@ -1,16 +1,17 @@
-//! The GPU's state as reported by NVML: persistence mode, memory errors, MIG slices, clocks.
+//! Checks the GPU's state as reported by NVML: persistence mode, memory errors, MIG slices and clocks.
 
 use super::nvml::{Brakes, NvmlCard, SOURCE};
 use super::{Card, Finding, Verdict};
 
-/// Returns no findings if NVML was not queried or failed; that is reported as a finding of the driver.
+/// Returns the findings of one GPU. Returns an empty list if NVML was not queried or has failed, because the findings
+/// about the driver report a failure.
 pub(super) fn examine(card: &Card) -> Vec<Finding> {
     let Some(facts) = card.nvml else {
         return Vec::new();
     };
     [
         Some(persistence(card, facts)),
-        // Not every GPU counts memory errors, and few support MIG.
+        // Not every GPU counts memory errors, and few GPUs support MIG.
         facts.uncorrected.map(|errors| uncorrected(card, errors)),
         facts.is_mig.map(|is_mig| slices(card, is_mig)),
         Some(clocks(card, facts)),
@@ -27,7 +28,7 @@ fn persistence(card: &Card, facts: &NvmlCard) -> Finding {
         Some(true) => finding.read(Verdict::Ok, "on"),
         Some(false) => finding
             .read(Verdict::Warn, "off")
-            .why("the driver shuts down an unused GPU; the next start takes seconds and resets its counters")
+            .why("the driver shuts down a GPU that no program uses; the next start takes seconds and resets the GPU's counters")
             .fix(format!(
                 "sudo nvidia-smi -i {} -pm 1  # permanently: sudo systemctl enable --now nvidia-persistenced",
                 card.address

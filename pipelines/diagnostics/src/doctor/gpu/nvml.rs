@@ -1,4 +1,4 @@
-//! Facts from NVIDIA's management library (NVML), which is opened at run time. daq only reads from it.
+//! Queries NVIDIA's management library (NVML), which is loaded at run time. daq only reads from NVML.
 
 use daq_core::topology::pci::{Lanes, Link, canonical};
 use nvml_wrapper::Device;
@@ -10,72 +10,73 @@ use std::ffi::OsStr;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Library name in the driver's packages.
+/// File name of the library in the driver's packages.
 const LIBRARY: &str = "libnvidia-ml.so.1";
-/// Origin of these facts, shown in findings.
+/// Origin of the values, as shown in findings.
 pub(super) const SOURCE: &str = "NVML";
-/// A driver that starts eight GPUs without persistence mode takes about 20 s; a hung driver never answers.
+/// Timeout of the query. A driver that initialises eight GPUs without persistence mode needs about 20 s. A hung driver
+/// never answers.
 const QUERY_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// NVML's facts about the driver and every GPU.
+/// Data of NVML about the driver and every GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NvmlFacts {
-    /// As in `580.95.05`.
+    /// Version of the driver, for example `580.95.05`.
     pub(super) driver: Option<String>,
-    /// Newest CUDA version that the driver supports: major, minor.
+    /// Newest CUDA version that the driver supports, as (major, minor).
     pub(super) cuda: Option<(u32, u32)>,
     pub(super) cards: Vec<NvmlCard>,
 }
 
-/// NVML's facts about one GPU; a value is `None` if NVML does not know it or the GPU does not have it.
+/// Data of NVML about one GPU. A value is `None` if NVML does not report the value for this GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct NvmlCard {
-    /// As in `0000:3b:00.0`.
+    /// PCI address, for example `0000:3b:00.0`.
     pub(super) address: String,
     pub(super) name: Option<String>,
     pub(super) uuid: Option<String>,
-    /// Bytes of memory.
+    /// Size of the GPU's memory in bytes.
     pub(super) memory: Option<u64>,
-    /// Size of the BAR1 window in bytes, and the bytes that are in use.
+    /// Total size of the BAR1 window, and size of the used part of the window, in bytes.
     pub(super) bar1: Option<(u64, u64)>,
-    /// PCIe link; its maximum is what GPU and slot support together.
+    /// The PCIe link. The maximum rate and width are those that both the GPU and the slot support.
     pub(super) link: Option<Link>,
     pub(super) is_persistent: Option<bool>,
     /// Number of uncorrectable memory errors since the driver was loaded.
     pub(super) uncorrected: Option<u64>,
     pub(super) is_mig: Option<bool>,
-    /// Degrees Celsius.
+    /// Temperature in degrees Celsius.
     pub(super) temperature: Option<u32>,
     pub(super) brakes: Option<Brakes>,
 }
 
-/// What slows the clocks down now.
+/// Reasons for which the clocks are currently reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Brakes {
-    /// Power limit, or the power supply's brake signal.
+    /// The power limit, or the power brake signal of the power supply.
     pub(super) power: bool,
-    /// Temperature of the chip or its memory.
+    /// The temperature of the chip or of its memory.
     pub(super) heat: bool,
-    /// A hardware slowdown for another reason.
+    /// A hardware slowdown for which NVML reports no other reason.
     pub(super) unnamed: bool,
 }
 
-/// Why NVML returned no facts.
+/// Reasons why NVML returned no facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The library is not installed.
     NoLibrary,
     /// The library and the loaded kernel module have different versions.
     Mismatch,
-    /// NVML did not answer within this time.
+    /// NVML did not answer within the given time.
     Silent(Duration),
     Other(String),
 }
 
-/// Opens the library and queries it. Waits at most a minute, because a faulty driver may never answer.
+/// Loads the library and queries it. Waits at most one minute, because a faulty driver may never answer.
 pub(super) fn ask() -> Result<NvmlFacts, Refusal> {
     let (sender, receiver) = mpsc::channel();
-    // If the caller has timed out, the result is discarded.
+    // If the caller has already timed out, the result is discarded.
     let asked = std::thread::Builder::new()
         .name("nvml".to_owned())
         .spawn(move || drop(sender.send(read(LIBRARY.as_ref()))));
@@ -108,7 +109,7 @@ fn read(library: &OsStr) -> Result<NvmlFacts, Refusal> {
             .ok()
             .and_then(|version| u32::try_from(version).ok())
             .map(|version| (version / 1000, version % 1000 / 10)),
-        // A GPU that fell off the bus has no handle; the files still show it.
+        // NVML has no handle for a GPU that has failed on the PCIe bus. The findings from files still show it.
         cards: (0..count)
             .filter_map(|index| card(&nvml.device_by_index(index).ok()?))
             .collect(),
@@ -170,7 +171,8 @@ mod tests {
     use std::path::PathBuf;
     use std::process::Command;
 
-    /// A library of an old driver: one GPU, most functions missing. With `STATUS`, its initialisation fails.
+    /// Source code of a library that behaves like the library of an old driver: it reports one GPU, and most functions
+    /// are missing. If the macro `STATUS` is defined, initialisation fails with this status.
     const OLD: &str = r#"
         #include <string.h>
         typedef struct { char old[16]; unsigned domain, bus, device, id, sub; char address[32]; } pci;
@@ -199,8 +201,8 @@ mod tests {
         int nvmlDeviceGetCurrPcieLinkWidth(void *card, unsigned *n) { *n = 8; return 0; }
     "#;
 
-    /// Builds a library whose initialisation ends with `status`; prints the reason and returns `None` without a C
-    /// compiler.
+    /// Builds a library whose initialisation returns `status`. Without a C compiler, prints the reason and returns
+    /// `None`.
     fn library(status: u32) -> Option<(tempfile::TempDir, PathBuf)> {
         let dir = tempfile::tempdir().unwrap();
         let (source, library) = (dir.path().join("old.c"), dir.path().join("old.so"));
@@ -250,7 +252,7 @@ mod tests {
             read("libnvidia-ml-absent.so.1".as_ref()),
             Err(Refusal::NoLibrary)
         );
-        // NVML_ERROR_LIB_RM_VERSION_MISMATCH and NVML_ERROR_NO_PERMISSION of nvml.h.
+        // 18 and 4 are NVML_ERROR_LIB_RM_VERSION_MISMATCH and NVML_ERROR_NO_PERMISSION of nvml.h.
         if let Some((_dir, library)) = library(18) {
             assert_eq!(read(library.as_os_str()), Err(Refusal::Mismatch));
         }

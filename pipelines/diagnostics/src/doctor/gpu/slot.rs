@@ -1,4 +1,4 @@
-//! The GPU in its slot: link, bridges above it, BAR1 window, NUMA node.
+//! Checks the GPU's slot: link, bridges above the GPU, BAR1 window and NUMA node.
 
 use super::super::root::list;
 use super::{Card, Finding, GIB, MIB, Root, Verdict, is_virtual, nvml, size};
@@ -7,12 +7,12 @@ use daq_core::topology::pci::{Lanes, Link};
 
 const STATUS: &str = "/proc/self/status";
 const PARAMS: &str = "/proc/driver/nvidia/params";
-/// A smaller window has no room for a ring of useful size.
+/// Minimum size of the BAR1 window in bytes. A smaller window is too small for a useful ring.
 const MIN_WINDOW: u64 = 256 * MIB;
-/// A GPU with more memory than this has a larger window, unless the firmware limits it.
+/// A GPU with more memory than this must have a larger BAR1 window, unless the firmware limits the window.
 const LARGE_CARD: u64 = 8 * GIB;
 const LARGE_WINDOW: u64 = GIB;
-/// The window counts as full if less than 1/`FREE_PART` of it is free.
+/// The window counts as full if less than 1/`FREE_PART` of its size is free.
 const FREE_PART: u64 = 10;
 
 pub(super) fn examine(root: &Root, card: &Card) -> Vec<Finding> {
@@ -25,7 +25,7 @@ pub(super) fn examine(root: &Root, card: &Card) -> Vec<Finding> {
     ]
 }
 
-/// The GPU's link from files, or from NVML.
+/// Returns the GPU's link as reported in `/sys` or by NVML.
 fn known_link(card: &Card) -> Option<Link> {
     card.pci
         .as_ref()
@@ -33,13 +33,13 @@ fn known_link(card: &Card) -> Option<Link> {
         .or(card.nvml.and_then(|nvml| nvml.link))
 }
 
-/// Number of lanes of the slot; `None` if the port above the GPU is not reliable.
+/// Returns the number of lanes of the slot; `None` if the port above the GPU is not physical.
 fn lanes_of_slot(card: &Card, is_virtual: bool) -> Option<u32> {
     let pci = card.pci.as_ref().filter(|_| !is_virtual)?;
     Some(pci.bridges.first()?.link?.max.width)
 }
 
-/// Checks for lanes that GPU and slot support but that do not work.
+/// Checks whether lanes that both the GPU and the slot support are not in use.
 fn link(card: &Card, is_virtual: bool) -> Finding {
     let of_files = card.pci.as_ref().and_then(|pci| pci.link);
     let from = if of_files.is_none() && card.nvml.is_some_and(|nvml| nvml.link.is_some()) {
@@ -49,14 +49,15 @@ fn link(card: &Card, is_virtual: bool) -> Finding {
     };
     let finding = card.finding("link", from);
     let Some(Link { current, max }) = known_link(card) else {
-        return finding.why("not reported by this machine, for example a virtual machine");
+        return finding
+            .why("this machine does not report the PCIe link; virtual machines often do not");
     };
     let expected = lanes_of_slot(card, is_virtual).map_or(max.width, |slot| slot.min(max.width));
     if current.width < expected {
         return finding
             .read(Verdict::Warn, format!("{current} of {max}"))
             .why(format!(
-                "only {} of {expected} lanes work, so copies reach {} % of the possible rate",
+                "only {} of {expected} lanes are active, so copies reach at most {} % of the possible rate",
                 current.width,
                 100 * current.width / expected
             ))
@@ -75,12 +76,12 @@ fn link(card: &Card, is_virtual: bool) -> Finding {
         current.generation < max.generation,
     ) {
         (false, _) => finding.why(idle),
-        (true, false) => finding.why("as wide as its slot"),
-        (true, true) => finding.why(format!("as wide as its slot; {idle}")),
+        (true, false) => finding.why("the link uses all lanes of the slot"),
+        (true, true) => finding.why(format!("the link uses all lanes of the slot; {idle}")),
     }
 }
 
-/// Finds the slowest link between the GPU and the processor, except the GPU's own link.
+/// Detects the slowest link between the GPU and the processor, except the GPU's own link.
 fn slot(card: &Card, is_virtual: bool) -> Finding {
     let bridges = card.pci.as_ref().map_or(&[][..], |pci| &pci.bridges);
     let from = bridges.first().map_or_else(
@@ -101,8 +102,8 @@ fn slot(card: &Card, is_virtual: bool) -> Finding {
     else {
         return finding;
     };
-    // A port above a switch may run with fewer lanes than it supports; the slot's own width is checked with the GPU's
-    // link.
+    // A port above a switch may use fewer lanes than it supports. The width of the slot itself is checked together with
+    // the GPU's link.
     let narrowest = bridges
         .iter()
         .enumerate()
@@ -128,15 +129,15 @@ fn slot(card: &Card, is_virtual: bool) -> Finding {
     )
     .read(Verdict::Warn, format!("{lanes} for {max}"))
     .why(format!(
-        "the link of {} carries {:.0} GB/s, but the GPU supports {:.0} GB/s; it limits every copy",
+        "the link of {} carries {:.0} GB/s, but the GPU supports {:.0} GB/s, so the link limits every copy",
         bridge.address,
         lanes.rate() as f64 / 1e9,
         max.rate() as f64 / 1e9
     ))
-    .fix("sudo dmidecode -t slot  # move the card to a slot of its width and generation")
+    .fix("sudo dmidecode -t slot  # move the card to a slot that has the card's width and PCIe generation")
 }
 
-/// The BAR1 window, through which the processor and other devices access GPU memory.
+/// Checks the BAR1 window, through which the processor and other devices access GPU memory.
 fn window(root: &Root, card: &Card) -> Finding {
     let of_nvml = card.nvml.and_then(|nvml| nvml.bar1);
     let memory = card.nvml.and_then(|nvml| nvml.memory);
@@ -147,7 +148,8 @@ fn window(root: &Root, card: &Card) -> Finding {
     };
     let finding = card.finding("BAR1", from);
     if total == 0 {
-        return finding.why("not reported, for example in a virtual machine");
+        return finding
+            .why("this machine does not report the size of BAR1; virtual machines often do not");
     }
     let large = memory.is_some_and(|memory| memory > LARGE_CARD);
     if total < MIN_WINDOW || (large && total < LARGE_WINDOW) {
@@ -155,11 +157,11 @@ fn window(root: &Root, card: &Card) -> Finding {
             "sudo systemctl reboot --firmware-setup  # enable \"Above 4G decoding\" and \"Resizable BAR\""
                 .to_owned();
         if root.field(PARAMS, "EnableResizableBar:").as_deref() == Some("0") {
-            fix.push_str("; if that does not help, set options nvidia NVreg_EnableResizableBar=1 in /etc/modprobe.d/nvidia.conf");
+            fix.push_str("; if that does not help, add the line options nvidia NVreg_EnableResizableBar=1 to /etc/modprobe.d/nvidia.conf");
         }
         return finding
             .read(Verdict::Warn, size(total))
-            .why("resizable BAR is off; all rings that devices or the CPU write must fit in this window")
+            .why("resizable BAR is off; all rings that devices or the CPU write must fit in the BAR1 window")
             .fix(fix);
     }
     let free = total.saturating_sub(used);
@@ -169,16 +171,16 @@ fn window(root: &Root, card: &Card) -> Finding {
                 Verdict::Warn,
                 format!("{}, {} free", size(total), size(free)),
             )
-            .why("mappings of other processes fill the window, so mapping a ring may fail")
+            .why("mappings of other processes fill the BAR1 window, so mapping a ring may fail")
             .fix(format!(
-                "nvidia-smi -i {}  # shows who uses the card",
+                "nvidia-smi -i {}  # lists the programs that use the GPU",
                 card.address
             ));
     }
     if memory.is_none() && total < LARGE_WINDOW {
         return finding
             .read(Verdict::Unknown, size(total))
-            .why("too small if the GPU has more than 8 GiB of memory, which only NVML reports");
+            .why("cannot check the BAR1 size, because NVML did not report the memory size of the GPU; a GPU with more than 8 GiB of memory needs a larger BAR1 window");
     }
     finding.read(Verdict::Ok, size(total))
 }
@@ -191,7 +193,9 @@ fn node(root: &Root, card: &Card) -> Finding {
         return if topology.nodes.len() == 1 {
             finding.read(Verdict::Ok, "the only one")
         } else {
-            finding.why("not reported by the firmware, for example in a virtual machine")
+            finding.why(
+                "the firmware does not report the GPU's NUMA node; virtual machines often do not",
+            )
         };
     };
     let Some(node) = topology.nodes.iter().find(|node| node.id == id) else {
@@ -222,9 +226,9 @@ fn node(root: &Root, card: &Card) -> Finding {
         .count();
     if near == 0 {
         finding_of(Verdict::Warn)
-            .why("this process may use no core of that NUMA node, so every copy crosses the link between sockets")
+            .why("this process cannot use any core of the GPU's NUMA node, so every copy crosses the link between sockets")
             .fix(format!(
-                "taskset -c {cores} daq run …  # CPUAffinity={cores} in a unit"
+                "taskset -c {cores} daq run …  # CPUAffinity={cores} in a systemd unit"
             ))
     } else if near < allowed.len() {
         finding_of(Verdict::Ok).why(format!(

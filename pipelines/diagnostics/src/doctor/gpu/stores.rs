@@ -1,19 +1,19 @@
-//! Whether the CPU can store to GPU memory, by each backend, and the cost of setting up a mapping.
+//! Checks for each backend whether the CPU can store to GPU memory, and how long it takes to set up a mapping.
 
 use super::{Card, Finding, Verdict};
 use daq_core::gpu::bar_mapping::{Costs, Refusal};
 use daq_core::gpu::{Backend, Writer};
 use std::time::Duration;
 
-/// Each backend's result for a small allocation; an error if the GPU cannot be opened.
+/// Each backend's result for a small allocation, or an error if the GPU cannot be opened.
 pub(super) type Tried = Result<Vec<(Backend, Result<Costs, Refusal>)>, String>;
 
-/// Installs the Vulkan loader and the libraries that NVIDIA's driver needs with it.
+/// Command that installs the Vulkan loader and the libraries that NVIDIA's driver needs for it.
 const VULKAN: &str = "sudo apt install libvulkan1 libegl1";
-/// Installs GDRCopy.
+/// Command that installs GDRCopy.
 const GDRAPI: &str = "sudo apt install libgdrapi gdrdrv-dkms  # from NVIDIA's repository";
 
-/// Returns no findings if CUDA was not queried.
+/// Returns the findings of one GPU; an empty list if CUDA was not queried.
 pub(super) fn examine(card: &Card) -> Vec<Finding> {
     let finding = card.finding("CPU stores", "test with a small allocation");
     match card.stores {
@@ -28,7 +28,7 @@ pub(super) fn examine(card: &Card) -> Vec<Finding> {
     }
 }
 
-/// The backend that rings with CPU stores would use.
+/// Reports which backend a ring with CPU stores would use.
 fn best(finding: Finding, tried: &[(Backend, Result<Costs, Refusal>)]) -> Finding {
     let works = |backend: &&Backend| {
         let mut tried = tried.iter();
@@ -45,7 +45,8 @@ fn best(finding: Finding, tried: &[(Backend, Result<Costs, Refusal>)]) -> Findin
     }
 }
 
-/// The finding for one backend. A backend that fails is not a fault, because another may work, see [`best`].
+/// Returns the finding for one backend. The failure of one backend is not a fault, because another backend may work;
+/// see [`best`].
 fn one(card: &Card, backend: Backend, found: &Result<Costs, Refusal>) -> Finding {
     let (name, from, fix) = match backend {
         Backend::Gdrapi => ("by gdrapi", "gdr_pin_buffer, gdr_map", Some(GDRAPI)),

@@ -1,4 +1,4 @@
-//! Recorded machines with a GPU, and answers of NVML and CUDA.
+//! Tests recorded machines with a GPU, and recorded answers of NVML and CUDA.
 
 use super::nvml::Brakes;
 use super::*;
@@ -22,7 +22,7 @@ const NARROW: &str =
 const TINY: &str =
     "0xb0000000 0xb0ffffff 0x40200\n0xc0000000 0xc3ffffff 0x14220c\n0 0 0\n0 0 0\n0 0 0\n";
 
-/// A healthy server with one Gen5 x16 GPU on node 1; `change` replaces or adds files, or removes them with `None`.
+/// Returns a healthy server with one Gen5 x16 GPU on node 1. `change` replaces or adds files; `None` removes a file.
 fn server(change: &[(&str, Option<&str>)]) -> (tempfile::TempDir, Root) {
     let (dir, root) = machine(&[
         (driver::VERSION, OPEN),
@@ -68,8 +68,8 @@ fn of_files(root: &Root) -> Vec<Finding> {
     sound(judge(root, None, &Cuda::default()))
 }
 
-/// Returns the findings, after checking that each warning has a reason and a command, none is bad, and all names
-/// differ.
+/// Returns `findings`. Checks that each warning has a reason and a command, that no finding has the verdict `Bad`, and
+/// that all names differ.
 fn sound(findings: Vec<Finding>) -> Vec<Finding> {
     let mut names = BTreeSet::new();
     for finding in &findings {
@@ -92,7 +92,7 @@ fn find<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
     findings
         .iter()
         .find(|finding| finding.name == name)
-        .unwrap_or_else(|| panic!("no {name} in {findings:#?}"))
+        .unwrap_or_else(|| panic!("{name} is missing in {findings:#?}"))
 }
 
 fn check(change: &[(&str, Option<&str>)], name: &str) -> (Verdict, String) {
@@ -106,7 +106,7 @@ fn lanes(generation: u32, width: u32) -> Lanes {
     Lanes { generation, width }
 }
 
-/// A healthy H200.
+/// Returns the NVML data of a healthy H200.
 fn healthy() -> NvmlCard {
     NvmlCard {
         address: ADDRESS.to_owned(),
@@ -134,7 +134,7 @@ fn answer(card: NvmlCard) -> NvmlFacts {
     }
 }
 
-/// Returns the server's findings for these answers of NVML.
+/// Returns the server's finding `name` if NVML reports `card`.
 fn of_nvml(card: NvmlCard, name: &str) -> (Verdict, String) {
     let (_dir, root) = server(&[]);
     let findings = sound(judge(&root, Some(&Ok(answer(card))), &Cuda::default()));
@@ -142,7 +142,7 @@ fn of_nvml(card: NvmlCard, name: &str) -> (Verdict, String) {
     (found.verdict, found.read.clone())
 }
 
-/// Results in which these backends work, each with different costs.
+/// Returns results in which exactly the backends `works` succeed. Each backend needs a different time.
 fn tried(works: &[Backend]) -> Vec<(Backend, Result<Costs, RefusedBy>)> {
     let tried = Backend::ALL.into_iter().map(|backend| {
         let micros = |cost: u64| Duration::from_micros(cost);
@@ -161,7 +161,7 @@ fn tried(works: &[Backend]) -> Vec<(Backend, Result<Costs, RefusedBy>)> {
     tried.collect()
 }
 
-/// Returns the findings for these results of the server's GPU.
+/// Returns the server's findings if the backends had the results `tried`.
 fn of_stores(tried: Tried) -> Vec<Finding> {
     let (_dir, root) = server(&[]);
     let cuda = Cuda {
@@ -263,7 +263,7 @@ fn well_configured_server_has_no_warning() {
     assert_eq!(read("kernel module"), "open");
     assert_eq!(read("CUDA"), "13.0");
     assert_eq!(read("card"), "NVIDIA H200, 140 GiB, GPU-5d5e");
-    // An idle GPU's lower speed is not a fault.
+    // An idle GPU reduces its link speed, which is not a fault.
     assert_eq!(read("link"), "PCIe 1 x16 of PCIe 5 x16");
     assert_eq!(read("slot"), "PCIe 5 x16");
     assert_eq!(read("BAR1"), "256 GiB");
@@ -380,7 +380,7 @@ fn switch_narrower_than_gpu_is_named() {
             std::fs::write(root.at(path.to_str().unwrap()), text).unwrap();
         }
     }
-    // The switch's uplink trained at half its width.
+    // The link above the switch works at half its width.
     let up = "/sys/devices/pci0000:3a/0000:3a:01.0/0000:3c:00.0/current_link_width";
     std::fs::write(root.at(up), "4").unwrap();
     link_to(&root, "/sys/bus/pci/devices", "0000:3e:00.0", below);
@@ -482,7 +482,7 @@ fn virtual_machine_missing_facts_are_unknown() {
     for name in ["link", "slot", "BAR1", "NUMA node"] {
         assert_eq!(check(&change, name).0, Verdict::Unknown, "{name}");
     }
-    // The emulated port of one lane is ignored; on hardware it would limit copies.
+    // The emulated port with one lane is ignored. On hardware, such a port would limit copies.
     let port = (port.as_str(), Some("1\n"));
     let guest = ("/proc/cpuinfo", Some("flags\t\t: fpu hypervisor lm\n"));
     assert_eq!(check(&[port, guest], "slot").0, Verdict::Unknown);
@@ -586,11 +586,11 @@ fn gpu_health_is_judged() {
 #[test]
 fn gpu_unsupported_fact_is_unknown_or_omitted() {
     let (_dir, root) = server(&[]);
-    let bare = NvmlCard {
+    let minimal = NvmlCard {
         address: ADDRESS.to_owned(),
         ..NvmlCard::default()
     };
-    let findings = sound(judge(&root, Some(&Ok(answer(bare))), &Cuda::default()));
+    let findings = sound(judge(&root, Some(&Ok(answer(minimal))), &Cuda::default()));
     for name in ["card", "persistence mode", "clocks"] {
         assert_eq!(find(&findings, name).verdict, Verdict::Unknown, "{name}");
     }

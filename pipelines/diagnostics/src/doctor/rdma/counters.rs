@@ -1,19 +1,19 @@
-//! Port counters that indicate problems, read twice.
+//! Reads the port counters that indicate problems. The counters are read twice, because only an increase is a warning.
 
 use super::super::drops::CounterChange;
 use super::super::root::Root;
-use super::{CARDS, Card};
+use super::{Card, NICS};
 use crate::doctor::Finding;
 use daq_core::topology::nic::NicPort;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Counters that indicate one problem.
+/// Counters that indicate the same problem.
 struct Trouble {
     name: &'static str,
-    /// The counted thing, in the plural.
+    /// What is counted, as a plural noun.
     what: &'static str,
-    /// Files below the port's directory; a card has some of them.
+    /// Paths of counter files below the port's directory. A card provides some of these files.
     files: &'static [&'static str],
     why: &'static str,
     fix: &'static str,
@@ -41,7 +41,7 @@ const TROUBLES: [Trouble; 7] = [
             "hw_counters/packet_seq_err",
             "hw_counters/implied_nak_seq_err",
         ],
-        why: "the network loses or reorders packets; the sender repeats all packets since the lost one, and a UC stream loses the frame",
+        why: "the network loses or reorders packets; an RC sender retransmits all packets from the lost one on, and a UC stream loses the frame",
         fix: "mlnx_qos -i NETDEV; ethtool -S NETDEV | grep -E 'pause|discard|out_of_buffer'  # check PFC on card and switch",
     },
     Trouble {
@@ -49,7 +49,7 @@ const TROUBLES: [Trouble; 7] = [
         what: "time-outs",
         files: &["hw_counters/local_ack_timeout_err"],
         why: "the peer or the network did not answer in time",
-        fix: "ethtool -S NETDEV | grep -E 'pause|discard'; daq doctor  # also on the peer: check MTU, PFC and its port",
+        fix: "ethtool -S NETDEV | grep -E 'pause|discard'; daq doctor  # also on the peer; check the MTU, PFC and the peer's port",
     },
     Trouble {
         name: "receiver not ready",
@@ -94,23 +94,23 @@ const TROUBLES: [Trouble; 7] = [
     },
 ];
 
-/// Counters of all ports at one moment.
+/// The counters of all ports at one point in time.
 #[derive(Clone, Debug, Default)]
 pub(in crate::doctor) struct Counters {
-    /// By path.
+    /// The values of the counters, by the path of the counter file.
     values: BTreeMap<String, u64>,
     /// Time between the two readings; `None` if the counters were read only once.
     watched: Option<Duration>,
 }
 
 impl Counters {
-    /// Reads the counters.
+    /// Reads the counters of all ports once.
     pub(in crate::doctor) fn read(root: &Root) -> Self {
         let mut values = BTreeMap::new();
-        for card in root.names(CARDS) {
-            for port in root.names(&format!("{CARDS}/{card}/ports")) {
+        for card in root.names(NICS) {
+            for port in root.names(&format!("{NICS}/{card}/ports")) {
                 for file in TROUBLES.iter().flat_map(|trouble| trouble.files) {
-                    let path = format!("{CARDS}/{card}/ports/{port}/{file}");
+                    let path = format!("{NICS}/{card}/ports/{port}/{file}");
                     if let Some(value) = root.value(&path) {
                         values.insert(path, value);
                     }
@@ -123,7 +123,7 @@ impl Counters {
         }
     }
 
-    /// Marks the reading as taken `time` ago.
+    /// Sets the time between this reading and the next reading to `time`.
     pub(in crate::doctor) fn ago(self, time: Duration) -> Self {
         Self {
             watched: Some(time),
@@ -131,7 +131,7 @@ impl Counters {
         }
     }
 
-    /// Returns the growth of a port's counters until `now`, for the problems that the card counts.
+    /// Returns the increase of a port's counters between this reading and `now`, for each problem that the card counts.
     pub(super) fn watched(&self, now: &Self, card: &Card<'_>, port: &NicPort) -> Vec<Finding> {
         let of_port = card.port_file(port, "");
         let found = TROUBLES.iter().filter_map(|trouble| {
@@ -145,7 +145,7 @@ impl Counters {
                 let grown = then.map(|then| total.saturating_sub(*then));
                 counted.push((file, *total, grown));
             }
-            // The counter with the largest growth, or the largest one, is the finding's origin.
+            // The finding's origin is the counter with the largest increase or, if none increased, the largest counter.
             let worst = counted
                 .iter()
                 .max_by_key(|(_, total, grown)| (*grown, *total))?;
@@ -157,7 +157,7 @@ impl Counters {
                 what: trouble.what,
                 total: Some(counted.iter().map(|(_, total, _)| total).sum()),
                 grown: grown.zip(self.watched),
-                least: 1,
+                min: 1,
                 why: trouble.why,
                 fix: fix.replace("CARD", &card.nic.name),
             };

@@ -1,4 +1,4 @@
-//! What programs need to access an RDMA card: the library's provider, kernel modules and device files.
+//! Checks what programs need to access an RDMA card: the provider library, kernel modules and device files.
 
 use super::{Card, Finding, GROUP, Machine, Verdict};
 use rustix::fs::{Access, access};
@@ -10,7 +10,7 @@ const UVERBS: &str = "/sys/module/ib_uverbs";
 const UCM: &str = "/sys/module/rdma_ucm";
 const UCM_CLASS: &str = "/sys/class/misc/rdma_cm";
 const DEVICES: &str = "/dev/infiniband";
-/// Container options for RDMA, besides the device files.
+/// Container options that are required for RDMA, in addition to the device files.
 const CONTAINER_OPTIONS: &str = "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1";
 
 pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
@@ -19,13 +19,13 @@ pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
         machine,
         "ib_uverbs",
         [UVERBS, VERBS],
-        "programs cannot access any RDMA card without it",
+        "without this module programs cannot access any RDMA card",
     ));
     findings.push(module(
         machine,
         "rdma_ucm",
         [UCM, UCM_CLASS],
-        "connections through rdma_cm are not possible; daq exchanges queue pairs over TCP instead",
+        "connections through rdma_cm are not possible; daq exchanges the queue pair parameters over TCP instead",
     ));
     if machine.root.exists(UCM) || machine.root.exists(UCM_CLASS) {
         findings.push(opened(machine, GROUP.to_owned(), "rdma_cm file", "rdma_cm"));
@@ -33,13 +33,13 @@ pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
     findings
 }
 
-/// The libibverbs provider for the card; without it libibverbs does not list the card.
+/// Checks the libibverbs provider of the card. Without the provider, libibverbs does not list the card.
 fn provider(machine: &Machine<'_>) -> Finding {
     let finding = Finding::new(GROUP, "providers", PROVIDERS);
     let there = machine.root.names(PROVIDERS);
     let names = there.iter().filter_map(|name| name.strip_suffix(".driver"));
     let names: Vec<_> = names.collect();
-    // Linux drivers and providers share the beginning of their names: mlx5_core, mlx5.
+    // The names of a Linux driver and its provider have the same beginning, for example mlx5_core and mlx5.
     let missing = machine.cards().find_map(|card| {
         let driver = match card.device {
             Some(device) => device.driver.clone()?,
@@ -66,7 +66,7 @@ fn provider(machine: &Machine<'_>) -> Finding {
     }
 }
 
-/// A Linux module, which is present if any of its traces exists.
+/// Checks a Linux module. The module is present if any of its files in `/sys` or `/dev` exists.
 fn module(
     machine: &Machine<'_>,
     name: &'static str,
@@ -84,7 +84,7 @@ fn module(
     }
 }
 
-/// The device file of a card.
+/// Checks the device file of a card.
 pub(super) fn device(card: &Card<'_>) -> Finding {
     let root = card.machine.root;
     let files = root.names(VERBS);
@@ -102,7 +102,7 @@ pub(super) fn device(card: &Card<'_>) -> Finding {
     }
 }
 
-/// Whether a file below `/dev/infiniband` can be opened.
+/// Checks whether a file below `/dev/infiniband` can be opened.
 fn opened(machine: &Machine<'_>, group: String, name: &'static str, file: &str) -> Finding {
     let path = format!("{DEVICES}/{file}");
     let found = access(
@@ -118,7 +118,7 @@ pub(super) fn judge(finding: Finding, found: Result<(), Errno>) -> Finding {
         Ok(()) => finding.read(Verdict::Ok, "can be opened"),
         Err(Errno::NOENT) => finding
             .read(Verdict::Warn, "missing")
-            .why("Linux has the card, but its device file was not passed to this container")
+            .why("Linux has the card, but the card's device file was not passed to this container")
             .fix(format!("docker run {CONTAINER_OPTIONS} …")),
         Err(Errno::ACCESS | Errno::PERM) => finding
             .read(Verdict::Warn, "permission denied")

@@ -1,12 +1,13 @@
-//! Settings that prevent an Ethernet network from dropping RoCE packets: pause frames per priority (PFC) and congestion
-//! marks (ECN).
+//! Checks settings that prevent an Ethernet network from dropping RoCE packets: priority flow control (PFC) and
+//! explicit congestion notification (ECN).
 
 use super::{Card, Finding, NET, Verdict};
 use daq_core::topology::nic::{Layer, NicPort};
 
 const PRIORITIES: usize = 8;
 
-/// Returns no findings for InfiniBand, which has link-level flow control, and for ports that are down.
+/// Returns the findings of a port. Returns an empty list for InfiniBand, which has link-level flow control, and for a
+/// port that is down.
 pub(super) fn examine(card: &Card<'_>, port: &NicPort) -> Vec<Finding> {
     let is_card = card.device.is_some();
     let interface = port.netdevs.first();
@@ -18,7 +19,7 @@ pub(super) fn examine(card: &Card<'_>, port: &NicPort) -> Vec<Finding> {
     }
 }
 
-/// Parses a file with one `0` or `1` per priority; `None` if it has another format.
+/// Parses a file that contains one `0` or `1` per priority; returns `None` for another format.
 fn flags(text: &str) -> Option<Vec<bool>> {
     let words = text.split_whitespace();
     let flags: Option<Vec<_>> = words
@@ -38,32 +39,33 @@ fn on(flags: &[bool]) -> String {
         .join(", ")
 }
 
-/// Which priorities use PFC; only NVIDIA's own drivers show this in a file.
+/// Reports which priorities use PFC. Only drivers from NVIDIA's driver packages show this setting in a file.
 fn pfc(card: &Card<'_>, port: &NicPort, interface: &str) -> Finding {
     let path = format!("{NET}/{interface}/qos/pfc");
     let finding = card.of_port(port, "PFC", path.as_str());
     let read = card.machine.root.text(&path);
     let Some(flags) = read.as_deref().and_then(flags) else {
         return finding
-            .read(Verdict::Unknown, "not reported in a file")
-            .why("without pause frames a full switch drops packets, and RC repeats all packets since the lost one")
+            .read(Verdict::Unknown, "not reported in /sys")
+            .why("without pause frames, a switch with full buffers drops packets, and RC retransmits all packets from the lost one on")
             .fix(format!("mlnx_qos -i {interface}  # or: dcb pfc show dev {interface}"));
     };
     if flags.contains(&true) {
         finding
             .read(Verdict::Ok, format!("for priority {}", on(&flags)))
-            .why("the traffic must use that priority, also on the switch")
+            .why("the RDMA traffic must use this priority on the hosts and on the switch")
     } else {
         finding
             .read(Verdict::Warn, "off")
-            .why("a full switch drops packets, and RC repeats all packets since the lost one")
+            .why("a switch with full buffers drops packets, and RC retransmits all packets from the lost one on")
             .fix(format!(
                 "sudo mlnx_qos -i {interface} --pfc 0,0,0,1,0,0,0,0 --trust dscp  # or: sudo dcb pfc set dev {interface} prio-pfc 3:on; set the same priority on the switch"
             ))
     }
 }
 
-/// Whether the card notifies senders of ECN marks (notification point) and slows down when notified (reaction point).
+/// Checks whether the card reports ECN marks to senders (notification point), and slows down when it receives such
+/// reports (reaction point).
 fn ecn(card: &Card<'_>, port: &NicPort, interface: &str) -> Finding {
     let base = format!("{NET}/{interface}/ecn");
     let finding = card.of_port(port, "ECN", format!("{base}/roce_{{np,rp}}/enable/*"));
@@ -79,10 +81,10 @@ fn ecn(card: &Card<'_>, port: &NicPort, interface: &str) -> Finding {
     };
     let (Some(np), Some(rp)) = (side("roce_np"), side("roce_rp")) else {
         return finding
-            .read(Verdict::Unknown, "not reported in files")
+            .read(Verdict::Unknown, "not reported in /sys")
             .why("switches mark packets so that senders slow down before packets are dropped")
             .fix(format!(
-                "sudo grep -r . /sys/kernel/debug/mlx5/{}/cc_params/  # and rp_cnp_handled of its counters",
+                "sudo grep -r . /sys/kernel/debug/mlx5/{}/cc_params/  # also check the counter rp_cnp_handled",
                 card.nic.pci.as_deref().unwrap_or("*")
             ));
     };
@@ -97,7 +99,7 @@ fn ecn(card: &Card<'_>, port: &NicPort, interface: &str) -> Finding {
         };
         finding
             .read(Verdict::Warn, read)
-            .why("senders slow down only after a full switch has dropped packets")
+            .why("senders slow down only after a switch with full buffers has dropped packets")
             .fix(format!(
                 "echo 1 | sudo tee {base}/roce_np/enable/3 {base}/roce_rp/enable/3  # use the priority of the traffic"
             ))

@@ -1,16 +1,16 @@
-//! What an RDMA card needs to write GPU memory, except facts that are reported with each GPU.
+//! Checks the requirements for writes of an RDMA card to GPU memory, except properties that are reported with each GPU.
 
 use super::{Finding, GROUP, Machine, Verdict};
 use daq_core::topology::tree::Iommu;
 
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const NVIDIA: &str = "/proc/driver/nvidia/version";
-/// First Linux version with `ibv_reg_dmabuf_mr`.
+/// The first Linux version that supports `ibv_reg_dmabuf_mr`.
 const DMA_BUF_KERNEL: (u32, u32) = (5, 12);
-/// Without this option mlx5 rejects dma-bufs with EOPNOTSUPP.
+/// Linux build option that mlx5 needs for dma-bufs. Without this option, mlx5 rejects dma-bufs with EOPNOTSUPP.
 const PAGING: &str = "CONFIG_INFINIBAND_ON_DEMAND_PAGING";
 
-/// Returns no findings if neither a GPU nor its driver is present.
+/// Returns the findings; an empty list if the machine has neither a GPU nor a GPU driver.
 pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
     if machine.topology.gpus.is_empty() && !machine.root.exists(NVIDIA) {
         return Vec::new();
@@ -30,7 +30,7 @@ fn release(machine: &Machine<'_>) -> Option<(String, (u32, u32))> {
     Some((release, (major, minor)))
 }
 
-/// Whether Linux accepts GPU memory as a dma-buf.
+/// Checks whether Linux accepts GPU memory as a dma-buf.
 fn registration(machine: &Machine<'_>) -> Finding {
     let finding = Finding::new(GROUP, "dma-buf registration", RELEASE);
     let Some((release, version)) = release(machine) else {
@@ -38,12 +38,12 @@ fn registration(machine: &Machine<'_>) -> Finding {
     };
     if version >= DMA_BUF_KERNEL {
         finding.read(Verdict::Ok, format!("Linux {release}")).why(
-            "supports GPU memory as dma-bufs; whether a GPU exports dma-bufs is reported with the GPU",
+            "this Linux can register GPU memory as dma-bufs; the line `dma-buf` of each GPU shows whether the GPU exports them",
         )
     } else if machine.topology.peer_memory {
         finding
             .read(Verdict::Ok, format!("Linux {release}"))
-            .why("does not support dma-bufs; nvidia-peermem is used instead")
+            .why("this Linux does not support dma-bufs; daq uses nvidia-peermem instead")
     } else {
         finding
             .read(Verdict::Warn, format!("Linux {release}"))
@@ -52,7 +52,7 @@ fn registration(machine: &Machine<'_>) -> Finding {
     }
 }
 
-/// Whether the mlx5 driver of this Linux supports dma-bufs.
+/// Checks whether the mlx5 driver of this Linux supports dma-bufs.
 fn paging(machine: &Machine<'_>) -> Finding {
     let path = release(machine).map_or_else(
         || "/boot/config-*".to_owned(),
@@ -68,7 +68,7 @@ fn paging(machine: &Machine<'_>) -> Finding {
     } else if machine.topology.peer_memory {
         finding
             .read(Verdict::Ok, "off")
-            .why("mlx5 does not support dma-bufs; nvidia-peermem is used instead")
+            .why("mlx5 does not support dma-bufs on this Linux; daq uses nvidia-peermem instead")
     } else {
         finding
             .read(Verdict::Warn, "off")
@@ -79,7 +79,7 @@ fn paging(machine: &Machine<'_>) -> Finding {
     }
 }
 
-/// Whether the IOMMU translates the cards' addresses.
+/// Checks whether the IOMMU translates the cards' addresses.
 fn translation(machine: &Machine<'_>) -> Finding {
     let tree = &machine.topology.pci;
     let finding = Finding::new(
@@ -103,11 +103,11 @@ fn translation(machine: &Machine<'_>) -> Finding {
     };
     finding
         .read(Verdict::Warn, format!("{name} {kind}"))
-        .why("the IOMMU translates the card's writes to a GPU in the processor; they are slow or rejected")
+        .why("the IOMMU translates the card's DMA addresses, so peer-to-peer writes to a GPU pass through the processor and are slow or rejected")
         .fix("sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && sudo update-grub && sudo reboot")
 }
 
-/// Whether mlx5 may put small messages into completions instead of GPU memory.
+/// Checks whether mlx5 may put small messages into completions instead of into GPU memory.
 pub(super) fn scatter(set: Option<&str>) -> Option<Finding> {
     let finding = Finding::new(GROUP, "MLX5_SCATTER_TO_CQE", "environment");
     Some(match set? {
@@ -117,7 +117,7 @@ pub(super) fn scatter(set: Option<&str>) -> Option<Finding> {
                 Verdict::Warn,
                 if other.is_empty() { "not set" } else { other },
             )
-            .why("mlx5 may deliver small messages inside completions; the CPU then copies them, but it cannot write GPU memory")
-            .fix("export MLX5_SCATTER_TO_CQE=0  # Environment=MLX5_SCATTER_TO_CQE=0 in a unit"),
+            .why("mlx5 may deliver small messages inside completions; the CPU then copies the messages, but the CPU cannot write GPU memory")
+            .fix("export MLX5_SCATTER_TO_CQE=0  # Environment=MLX5_SCATTER_TO_CQE=0 in a systemd unit"),
     })
 }

@@ -1,4 +1,4 @@
-//! The cores that handle a card's interrupts, and whether irqbalance moves them.
+//! Checks which cores handle a card's interrupts, and whether irqbalance moves them.
 
 use super::super::root::list;
 use super::{Card, Finding, GROUP, Machine, Verdict, in_slot};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 const INTERRUPTS: &str = "/proc/interrupts";
 
-/// Returns `None` if the machine has one NUMA node or does not show the card's interrupts.
+/// Returns the finding; `None` if the machine has only one NUMA node, or if Linux does not show the card's interrupts.
 pub(super) fn examine(card: &Card<'_>) -> Option<Finding> {
     let machine = card.machine;
     let device = card.device?;
@@ -23,7 +23,7 @@ pub(super) fn examine(card: &Card<'_>) -> Option<Finding> {
     let mut seen = 0;
     let mut far = Vec::new();
     for number in numbers.iter().filter_map(|name| name.parse::<u32>().ok()) {
-        // The affinity of an interrupt that never fired is not meaningful.
+        // The affinity of an interrupt that has never fired is not meaningful.
         if fired.get(&number).is_none_or(|count| *count == 0) {
             continue;
         }
@@ -54,7 +54,7 @@ pub(super) fn examine(card: &Card<'_>) -> Option<Finding> {
         finding
             .read(
                 Verdict::Warn,
-                format!("{} of {seen} on a different node than {}", far.len(), node.id),
+                format!("{} of {seen} on cores of other nodes than {}", far.len(), node.id),
             )
             .why("each completion that a thread waits for crosses the link between sockets")
             .fix(format!(
@@ -63,7 +63,7 @@ pub(super) fn examine(card: &Card<'_>) -> Option<Finding> {
     )
 }
 
-/// Number of times each interrupt has fired, over all cores.
+/// Returns the number of times that each interrupt occurred, summed over all cores.
 pub(super) fn fired(text: &str) -> BTreeMap<u32, u64> {
     let mut lines = text.lines();
     let cores = lines
@@ -79,7 +79,7 @@ pub(super) fn fired(text: &str) -> BTreeMap<u32, u64> {
     lines.filter_map(line).collect()
 }
 
-/// Whether irqbalance is running; `None` if processes are not visible.
+/// Checks whether irqbalance is running; returns `None` if processes are not visible.
 pub(super) fn balance(machine: &Machine<'_>) -> Option<Finding> {
     let root = machine.root;
     let mut processes = root

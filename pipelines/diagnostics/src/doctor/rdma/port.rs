@@ -1,17 +1,17 @@
-//! A port: state, rate compared with its slot, addresses, MTU.
+//! Checks a port: its state, its rate compared with its slot, its addresses and its MTU.
 
 use super::{Card, Finding, NET, Verdict};
 use daq_core::topology::nic::{GidKind, Layer, NicPort};
 use daq_core::units::BitRate;
 
-/// Directory of Linux's rdma_cm settings.
+/// Directory of the rdma_cm settings of Linux.
 const CM: &str = "/sys/kernel/config/rdma_cm";
-/// Possible packet sizes of RDMA.
+/// The packet payload sizes that RDMA supports, in bytes.
 const SIZES: [u32; 5] = [4096, 2048, 1024, 512, 256];
-/// Bytes that RoCE adds to a packet within the interface's MTU: an IPv6-sized header, UDP, transport header with
-/// extensions, checksum (`iboe_get_mtu` in Linux's include/rdma/ib_addr.h).
+/// Number of bytes that RoCE adds to a packet within the interface's MTU: an IPv6-sized header, UDP, the transport
+/// header with extensions, and the checksum (`iboe_get_mtu` in include/rdma/ib_addr.h of Linux).
 const ROCE_HEADERS: u32 = 96;
-/// MTU with which packets carry 4096 bytes.
+/// MTU of the interface with which packets can contain 4096 payload bytes.
 const MTU_WANTED: u32 = 4200;
 
 pub(super) fn examine(card: &Card<'_>, port: &NicPort) -> Vec<Finding> {
@@ -53,7 +53,7 @@ fn state(card: &Card<'_>, port: &NicPort) -> Finding {
     if card.nic.is_active() {
         return finding
             .read(Verdict::Ok, read)
-            .why("another port of the card is up");
+            .why("not needed, because another port of the card is up");
     }
     let is_up = port.physical.as_deref() == Some("LinkUp");
     let interface = netdev(port);
@@ -71,7 +71,7 @@ fn state(card: &Card<'_>, port: &NicPort) -> Finding {
     }
 }
 
-/// The port's rate compared with its slot's, and the number of working lanes.
+/// Compares the port's rate with the rate of the card's slot, and reports the number of working lanes.
 fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
     let finding = card.of_port(port, "rate", card.port_file(port, "rate"));
     let Some(rate) = port.rate else {
@@ -84,7 +84,7 @@ fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
     } else {
         format!("{} ({lanes})", shown(rate))
     };
-    // InfiniBand links can fall back to one lane; for Ethernet the driver reports invented lanes.
+    // InfiniBand links can fall back to one lane. For Ethernet, the lanes that the driver reports are not real.
     let width = lanes
         .split('X')
         .next()
@@ -92,7 +92,7 @@ fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
     if port.layer == Some(Layer::InfiniBand) && width.is_some_and(|width| width < 4) {
         return finding
             .read(Verdict::Warn, read)
-            .why("not all lanes of the link work")
+            .why("not all lanes of the link are active, so the port cannot reach its maximum rate")
             .fix(format!(
                 "sudo mlxlink -d {} -m  # shows what cable and port support; replace the cable, reset the link",
                 card.nic.name
@@ -109,8 +109,8 @@ fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
     match slot {
         Some(slot) if slot < rate && !tree.processor.is_virtual => finding
             .read(Verdict::Warn, read)
-            .why(format!("its slot carries only {}", shown(slot)))
-            .fix("sudo dmidecode -t slot  # move the card to a slot of its width and generation"),
+            .why(format!("the card's slot limits the rate to {}", shown(slot)))
+            .fix("sudo dmidecode -t slot  # move the card to a slot that has the card's width and PCIe generation"),
         _ => finding.read(Verdict::Ok, read).why(format!(
             "to see the port's maximum rate, run ethtool {0} or sudo mlxlink -d {1}",
             netdev(port),
@@ -119,7 +119,7 @@ fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
     }
 }
 
-/// The GID that connections use.
+/// Reports the GID that connections use.
 fn gids(card: &Card<'_>, port: &NicPort) -> Finding {
     let finding = card.of_port(port, "GID table", card.port_file(port, "gids"));
     let interface = netdev(port);
@@ -151,7 +151,7 @@ fn gids(card: &Card<'_>, port: &NicPort) -> Finding {
     }
 }
 
-/// RoCE version that rdma_cm uses; `None` if Linux does not report it.
+/// Reports the RoCE version that rdma_cm uses; returns `None` if Linux does not report the version.
 fn cm(card: &Card<'_>, port: &NicPort) -> Option<Finding> {
     let path = format!(
         "{CM}/{}/ports/{}/default_roce_mode",
@@ -172,7 +172,7 @@ fn cm(card: &Card<'_>, port: &NicPort) -> Option<Finding> {
     })
 }
 
-/// The packet size, which follows from the interface's MTU.
+/// Reports the packet size, which is derived from the interface's MTU.
 fn mtu(card: &Card<'_>, port: &NicPort) -> Finding {
     let interface = netdev(port);
     let path = format!("{NET}/{interface}/mtu");

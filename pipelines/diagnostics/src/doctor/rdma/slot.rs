@@ -1,20 +1,20 @@
-//! The card in its slot: link, distance to GPUs, NUMA node, PCIe device control.
+//! Checks the card's slot: link, distance to GPUs, NUMA node and PCIe device control.
 
 use super::{Card, Finding, Verdict, in_slot};
 use daq_core::topology::tree::PciDevice;
 use daq_core::topology::{Gpu, Relation};
 
-/// Offset of the capability list, and the ID of the PCI Express capability (PCI Local Bus Specification, PCI Express
-/// Base Specification 7.5.3).
+/// Offset of the pointer to the capability list. The next constant is the ID of the PCI Express capability (PCI Local
+/// Bus Specification; PCI Express Base Specification 7.5.3).
 const FIRST_CAPABILITY: usize = 0x34;
 const EXPRESS: u8 = 0x10;
-/// Offset of Device Control from the capability's start.
+/// Offset of the Device Control register from the start of the capability.
 const DEVICE_CONTROL: usize = 8;
 const RELAXED: u16 = 1 << 4;
 const MAX_READ_SHIFT: u16 = 12;
 /// Maximum number of capabilities in a configuration space.
 const MAX_CAPABILITIES: usize = 48;
-/// Minimum size of read requests that fills a link of 100 Gbit/s.
+/// Minimum size of read requests in bytes that is sufficient for the full rate of a 100 Gbit/s link.
 const MIN_READ_BYTES: u32 = 512;
 const READ_WANTED: u32 = 4096;
 
@@ -35,7 +35,7 @@ fn placed<'a>(card: &'a Card<'_>, gpu: &'a Gpu) -> Option<&'a PciDevice> {
     tree.device(gpu.pci.as_deref()?)
 }
 
-/// Distance to GPUs; a card that has no GPU on its socket cannot write to GPUs fast.
+/// Reports the distance to each GPU. A card that has no GPU on its own CPU socket writes to GPUs slowly.
 fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
     let topology = &card.machine.topology;
     let distances: Vec<_> = topology
@@ -68,20 +68,20 @@ fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
         }
         Relation::Unknown => finding
             .read(Verdict::Unknown, read)
-            .why("not reported by the virtual machine or the firmware"),
+            .why("the virtual machine or the firmware does not report where the card and the GPUs are connected"),
         _ => finding
             .read(Verdict::Ok, read)
             .why("`daq topo` shows the resulting path"),
     })
 }
 
-/// Bridges between the card and a GPU below the same switch that redirect writes to the processor.
+/// Detects bridges between the card and a GPU below the same switch that redirect writes to the processor.
 fn redirect(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
     let topology = &card.machine.topology;
     let tree = &topology.pci;
     let ours = tree.bridges(device);
-    // The nearest GPU below a common switch, and the bridges on the way.
-    let mut ways: Vec<Vec<&PciDevice>> = topology
+    // The nearest GPU below a common switch, and the bridges between the card and that GPU.
+    let mut routes: Vec<Vec<&PciDevice>> = topology
         .gpus
         .iter()
         .filter_map(|gpu| {
@@ -95,8 +95,8 @@ fn redirect(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
             Some(apart.collect())
         })
         .collect();
-    ways.sort_by_key(Vec::len);
-    let apart = ways.into_iter().next()?;
+    routes.sort_by_key(Vec::len);
+    let apart = routes.into_iter().next()?;
     let finding = in_slot(card)?.finding("ACS redirect", "../config");
     let redirecting: Vec<_> = apart
         .iter()
@@ -113,7 +113,7 @@ fn redirect(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
                     format!("{} redirects writes ({})", first.address, first.acs.bits()),
                 )
                 .why(
-                    "the card's writes to the neighbouring GPU take a detour through the processor",
+                    "the card's writes to the nearest GPU pass through the processor instead of only through the switch",
                 )
                 .fix(format!(
                     "{}  # until the next boot; do not use if a virtual machine needs ACS",
@@ -123,25 +123,31 @@ fn redirect(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
     }
     Some(
         if apart.iter().any(|bridge| bridge.acs.redirects().is_none()) {
-            finding.why("readable only by root").fix("sudo daq doctor")
+            finding
+                .why("only root can read the PCIe settings")
+                .fix("sudo daq doctor")
         } else {
-            finding.read(Verdict::Ok, "no redirect on the path to the nearest GPU")
+            finding.read(
+                Verdict::Ok,
+                "no bridge redirects writes on the path to the nearest GPU",
+            )
         },
     )
 }
 
-/// The PCIe device control register; `None` if it cannot be read.
+/// Returns the PCIe Device Control register; `None` if it cannot be read.
 fn control(card: &Card<'_>, device: &PciDevice) -> Option<u16> {
     let path = format!("/sys/bus/pci/devices/{}/config", device.address);
     device_control(&card.machine.root.bytes(&path)?)
 }
 
-/// Finds the register in a configuration space; users other than root can read only the first 64 bytes.
+/// Reads the Device Control register from the bytes of a configuration space. Returns `None` if the register is not in
+/// these bytes. Users other than root can read only the first 64 bytes.
 pub(super) fn device_control(space: &[u8]) -> Option<u16> {
     let byte = |at: usize| space.get(at).copied();
     let mut at = usize::from(byte(FIRST_CAPABILITY)? & !3);
     for _ in 0..MAX_CAPABILITIES {
-        // The first 64 bytes are the header; a list that points there has ended.
+        // The first 64 bytes are the header. A pointer into the header ends the list.
         if at < 0x40 {
             return None;
         }
@@ -154,7 +160,7 @@ pub(super) fn device_control(space: &[u8]) -> Option<u16> {
     None
 }
 
-/// A finding about the register.
+/// Creates a finding about the Device Control register.
 fn of_control(card: &Card<'_>, name: &'static str) -> Finding {
     let address = card.device.map_or("", |device| device.address.as_str());
     Finding::new(
@@ -164,28 +170,30 @@ fn of_control(card: &Card<'_>, name: &'static str) -> Finding {
     )
 }
 
-/// Whether the card may reorder its writes.
+/// Checks whether the card may reorder its writes (relaxed ordering).
 fn relaxed(card: &Card<'_>, control: Option<u16>) -> Finding {
     let finding = of_control(card, "relaxed ordering");
     let address = card.device.map_or("", |device| device.address.as_str());
     match control {
-        None => finding.why("readable only by root").fix("sudo daq doctor"),
+        None => finding.why("only root can read the PCIe settings").fix("sudo daq doctor"),
         Some(control) if control & RELAXED != 0 => finding.read(Verdict::Ok, "allowed"),
         Some(_) => finding
             .read(Verdict::Warn, "not allowed")
             .why("the card's writes are strictly ordered, so many processors (especially AMD's) do not reach the card's rate; this matters only if `relaxed_ordering` is set in the configuration")
             .fix(format!(
-                "sudo setpci -s {address} CAP_EXP+8.w=0010:0010  # until the next boot; permanently in the firmware"
+                "sudo setpci -s {address} CAP_EXP+8.w=0010:0010  # until the next boot; to keep the value, set it in the firmware"
             )),
     }
 }
 
-/// Maximum size of the card's read requests, which limits its send rate.
+/// Checks the maximum size of the card's read requests, which limits its send rate.
 fn read(card: &Card<'_>, control: Option<u16>) -> Finding {
     let finding = of_control(card, "MaxReadReq");
     let address = card.device.map_or("", |device| device.address.as_str());
     let Some(control) = control else {
-        return finding.why("readable only by root").fix("sudo daq doctor");
+        return finding
+            .why("only root can read the PCIe settings")
+            .fix("sudo daq doctor");
     };
     let bytes = 128_u32 << (control >> MAX_READ_SHIFT & 7);
     let shown = format!("{bytes} B");

@@ -1,4 +1,4 @@
-//! A correctly configured server, changed file by file.
+//! Tests the checks of RDMA cards. Each test changes some files of a correctly configured server.
 
 mod gpus;
 mod interrupts;
@@ -27,15 +27,15 @@ struct Server {
 }
 
 impl Server {
-    /// An empty machine.
-    fn bare() -> Self {
+    /// Creates an empty machine.
+    fn minimal() -> Self {
         let (dir, root) = machine(&[]);
         Self { _dir: dir, root }
     }
 
-    /// A GPU and a RoCE card of 100 Gbit/s below one switch, on the first of two nodes.
+    /// Creates a machine with a GPU and a RoCE card of 100 Gbit/s below one switch, on the first of two NUMA nodes.
     fn new() -> Self {
-        let server = Self::bare();
+        let server = Self::minimal();
         for (path, id, class) in [
             (&format!("{HOST}/0000:3a:00.0")[..], "8086:2030", "060400"),
             (UP, "10b5:8747", "060400"),
@@ -111,7 +111,7 @@ impl Server {
         }
     }
 
-    /// Makes `path` point to `target`.
+    /// Makes the symbolic link at `path` point to `target`.
     fn link(&self, path: &str, target: &str) {
         let path = self.root.at(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -119,7 +119,8 @@ impl Server {
         symlink(self.root.at(target), path).unwrap();
     }
 
-    /// A PCI device: a link of PCIe 4 x16, access control off, relaxed ordering on, read requests of 4096 bytes.
+    /// Adds a PCI device with a PCIe 4 x16 link, without access control, with relaxed ordering and read requests of
+    /// 4096 bytes.
     fn device(&self, path: &str, id: &str, class: &str) {
         let (vendor, device) = id.split_once(':').unwrap();
         self.write(&format!("{path}/vendor"), format!("0x{vendor}\n"));
@@ -135,7 +136,7 @@ impl Server {
         self.link(&format!("/sys/bus/pci/devices/{name}"), path);
     }
 
-    /// A port of the card that is up, with GIDs of both RoCE versions.
+    /// Adds a port of the card that is up, with GIDs of both RoCE versions.
     fn port(&self, number: u32, interface: &str) {
         let at = format!("{CARD}/ports/{number}");
         let write = |file: &str, text: &str| self.write(&format!("{at}/{file}"), text);
@@ -169,7 +170,7 @@ impl Server {
         examine(&self.root, &Counters::read(&self.root))
     }
 
-    /// Returns the finding called `name`, after checking that all findings are complete.
+    /// Returns the finding called `name`. Checks that all findings are complete.
     fn found(&self, name: &str) -> Finding {
         one(&self.all(), name)
     }
@@ -179,11 +180,11 @@ impl Server {
     }
 }
 
-/// A configuration space with the PCI Express capability after another one, and access control.
+/// Returns a configuration space with the PCI Express capability after another capability, and with access control.
 fn space(control: u16, acs: u16) -> Vec<u8> {
     let mut bytes = vec![0; 4096];
     bytes[0x34] = 0x40;
-    // Power management, then PCI Express.
+    // The first capability is power management, the second PCI Express.
     bytes[0x40..0x42].copy_from_slice(&[0x01, 0x60]);
     bytes[0x60..0x62].copy_from_slice(&[0x10, 0x00]);
     bytes[0x68..0x6a].copy_from_slice(&control.to_le_bytes());
@@ -192,7 +193,7 @@ fn space(control: u16, acs: u16) -> Vec<u8> {
     bytes
 }
 
-/// Returns the finding called `name`, after checking that all findings are complete.
+/// Returns the finding called `name`. Checks that all findings are complete.
 fn one(findings: &[Finding], name: &str) -> Finding {
     for finding in findings {
         assert!(!finding.is_bad() && !finding.read.is_empty(), "{finding:?}");
@@ -205,12 +206,12 @@ fn one(findings: &[Finding], name: &str) -> Finding {
     let mut named = findings.iter().filter(|finding| finding.name == name);
     let one = named
         .next()
-        .unwrap_or_else(|| panic!("no {name} among {findings:?}"));
-    assert!(named.next().is_none(), "two of {name}");
+        .unwrap_or_else(|| panic!("{name} is missing in {findings:?}"));
+    assert!(named.next().is_none(), "several findings are called {name}");
     one.clone()
 }
 
-/// Asserts that a finding is a warning with this text and fix.
+/// Asserts that a finding is a warning with the value `read` and the fix `fix`.
 fn warns(found: &Finding, read: &str, fix: &str) {
     assert_eq!(
         (found.verdict, found.read.as_str()),
@@ -233,7 +234,7 @@ fn well_configured_server_has_no_findings() {
     let server = Server::new();
     let findings = server.all();
     for finding in &findings {
-        // The build is what it is.
+        // This finding depends on the features of the test binary.
         let is_free = finding.name == "this build";
         assert!(is_free || finding.verdict == Verdict::Ok, "{finding:?}");
     }
@@ -263,7 +264,7 @@ fn nic_without_link_is_reported_beside_others() {
 
 #[test]
 fn missing_rdma_nic_is_reported() {
-    let server = Server::bare();
+    let server = Server::minimal();
     assert_eq!(server.all().len(), 1);
     let none = server.found("cards");
     is_ok(&none, "none");
@@ -283,7 +284,7 @@ fn missing_modules_and_providers_are_reported() {
     is_ok(&server.found("ib_uverbs"), "loaded");
     is_ok(&server.found("rdma_ucm"), "loaded");
     is_ok(&server.found("providers"), "2 providers");
-    // If it is built into Linux there is no module, but its class exists.
+    // A module that is built into Linux is not listed, but its device class exists.
     server.remove("/sys/module/ib_uverbs");
     is_ok(&server.found("ib_uverbs"), "loaded");
     server.remove("/sys/class/infiniband_verbs");
@@ -321,7 +322,7 @@ fn container_without_device_files_is_reported_with_arguments() {
     for name in ["device file", "rdma_cm file"] {
         warns(&server.found(name), "missing", "--device=/dev/infiniband");
     }
-    // Tests may run as root, who can open every file.
+    // If the tests run as root, every file can be opened.
     let finding = || Finding::new(GROUP, "device file", "/dev/infiniband/uverbs0");
     let refused = files::judge(finding(), Err(Errno::ACCESS));
     warns(
@@ -335,7 +336,7 @@ fn container_without_device_files_is_reported_with_arguments() {
 
 #[test]
 fn soft_roce_nic_is_recognised() {
-    let server = Server::bare();
+    let server = Server::minimal();
     let at = "/sys/devices/virtual/infiniband/rxe0";
     server.link("/sys/class/infiniband/rxe0", at);
     server.write(&format!("{at}/parent"), "eth0\n");

@@ -1,4 +1,4 @@
-//! Checks of one card, between two of its own queue pairs.
+//! Checks of one card, which transfers data between two of its own queue pairs.
 
 use super::Setup;
 use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, write};
@@ -8,15 +8,15 @@ use daq_core::gpu::driver::Device;
 use daq_rdma::registration::{register_region, register_words};
 use daq_rdma::verbs::{Payload, RegistrationMethod, Service, Side, Status, Verb, WorkRequest};
 
-/// Details of a successful check, or why it did not succeed.
+/// The details of a successful check, or the reason why the check did not succeed.
 pub(super) type Found = Result<String, Verdict>;
 
-/// Memory size of most checks in bytes.
+/// Size of the memory of most checks in bytes.
 const BYTES: usize = 4 << 20;
 const WORD: usize = size_of::<u64>();
-/// Number of words around a write that must not change.
+/// Number of words before and after a written range. These words must not change.
 const MARGIN: usize = 8;
-/// Numbers of words per write: parts of packets, whole packets, and many packets.
+/// Number of words per write: less than a packet, whole packets, and many packets.
 const SIZES: [usize; 7] = [1, 3, 8, 127, 512, 4096, 128 << 10];
 
 fn failed(what: impl Into<String>) -> Verdict {
@@ -55,7 +55,7 @@ pub(super) fn register_host(setup: &Setup) -> Found {
     Ok("host memory, payload and notification words".to_owned())
 }
 
-/// Registers GPU memory with the best method and lists the methods that failed before.
+/// Registers GPU memory with the first method that succeeds, in order of preference. Lists the methods that failed.
 pub(super) fn register_gpu(setup: &Setup) -> Found {
     let device = setup.gpu()?;
     let shared = SharedWords::new(Some(device), BYTES)?;
@@ -70,11 +70,11 @@ pub(super) fn register_gpu(setup: &Setup) -> Found {
     }
 }
 
-/// Registers GPU memory with one method, even if it is not the best.
-fn register_by(setup: &Setup, way: RegistrationMethod) -> Found {
+/// Registers GPU memory with the method `method`, even if a better method works.
+fn register_by(setup: &Setup, method: RegistrationMethod) -> Found {
     let device = setup.gpu()?;
     let shared = SharedWords::new(Some(device), BYTES)?;
-    match setup.nic.register(shared.region(), way, ANY) {
+    match setup.nic.register(shared.region(), method, ANY) {
         Ok(key) => Ok(format!("key {:#x}", key.rkey())),
         Err(refused) => Err(Verdict::Skipped(refused.to_string())),
     }
@@ -88,7 +88,7 @@ pub(super) fn register_peer(setup: &Setup) -> Found {
     register_by(setup, RegistrationMethod::Peer)
 }
 
-/// Writes with immediates from one memory to the other in all sizes, and verifies each.
+/// Makes writes of all sizes with immediate values from one memory to the other, and verifies each write.
 fn writes(setup: &Setup, gpus: [Option<&'static Device>; 2]) -> Found {
     let mut pair = Pair::new(&setup.nic, Service::Rc, gpus, BYTES)?;
     let mut bytes = 0;
@@ -101,7 +101,7 @@ fn writes(setup: &Setup, gpus: [Option<&'static Device>; 2]) -> Found {
     {
         let id = id as u64 + 1;
         let data = pattern(id, count);
-        // Different offsets each time, on both sides.
+        // Use different offsets for each write, on both sides.
         let (from, to) = (MARGIN * turn, MARGIN * (turn + 1) + turn);
         let around = pattern(!id >> 24, count + 2 * MARGIN);
         pair.near.shared.store(from, &data)?;
@@ -118,11 +118,14 @@ fn writes(setup: &Setup, gpus: [Option<&'static Device>; 2]) -> Found {
         )?;
         let what = format!("{} B written", count * WORD);
         pair.far.expect(to, &data, &what)?;
-        pair.far
-            .expect(to - MARGIN, &around[..MARGIN], "before the written words")?;
+        pair.far.expect(
+            to - MARGIN,
+            &around[..MARGIN],
+            "words before the written words",
+        )?;
         let behind = &around[MARGIN + count..];
         pair.far
-            .expect(to + count, behind, "after the written words")?;
+            .expect(to + count, behind, "words after the written words")?;
         ends(&mut *pair.from, id, Status::Success)?;
         bytes += count * WORD;
     }
@@ -151,7 +154,7 @@ pub(super) fn write_between_gpus(setup: &Setup) -> Found {
     writes(setup, [device, device])
 }
 
-/// Sends messages into receives of two pieces, and one inline message.
+/// Sends messages that are received into two separate memory ranges, and one inline message.
 pub(super) fn send(setup: &Setup) -> Found {
     const HEAD: usize = 16;
     const BODY: usize = 1024;
@@ -207,15 +210,18 @@ pub(super) fn wrong_key(setup: &Setup) -> Found {
     ends(&mut *pair.from, 1, Status::RemoteAccess)?;
     pair.far
         .expect(0, &kept, "memory after a write with a wrong key")?;
-    // The correct key, beyond the end.
+    // The key is correct, but the write exceeds the end of the memory.
     let (mut from, _to) = queues(&*setup.nic, Service::Rc)?;
     let end = address + pair.far.key.region().bytes() as u64;
     let sge = pair.near.key.sge(0, 64 * WORD);
     write(&mut *from, 2, sge, (end - 8, key), None)?;
     ends(&mut *from, 2, Status::RemoteAccess)?;
     let last = pair.far.key.region().bytes() / WORD - 1;
-    pair.far
-        .expect(last, &[0], "memory at its end after a write beyond it")?;
+    pair.far.expect(
+        last,
+        &[0],
+        "last word of the region, after a write past the end of the region",
+    )?;
     Ok("the card rejected both writes; memory is unchanged".to_owned())
 }
 
@@ -230,7 +236,7 @@ pub(super) fn no_receive(setup: &Setup) -> Found {
         Some(1),
     )?;
     ends(&mut *pair.from, 1, Status::NotReady)?;
-    // The queue pair has failed; posting to it fails immediately or completes as flushed.
+    // The queue pair has failed. So posting fails immediately, or the work request completes as flushed.
     let posted = write(
         &mut *pair.from,
         2,
@@ -244,7 +250,8 @@ pub(super) fn no_receive(setup: &Setup) -> Found {
     Ok(format!("completed with status {}", Status::NotReady.name()))
 }
 
-/// Destroys the queue pair of a peer and registers its memory again: writes with the old key change nothing.
+/// Destroys the queue pair of a peer and registers the peer's memory again. Writes with the old key must not change the
+/// memory.
 pub(super) fn reconnect(setup: &Setup) -> Found {
     let Pair {
         mut from,
@@ -264,7 +271,7 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
     let kept = pattern(2, 512);
     shared.store(0, &kept)?;
     near.shared.store(0, &pattern(3, 512))?;
-    // To a destroyed queue pair.
+    // Write to the destroyed queue pair.
     write(&mut *from, 2, near.key.sge(0, 512 * WORD), old, None)?;
     let done = next(&mut *from)?;
     expect(done.status != Status::Success, || {
@@ -276,30 +283,33 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
         .map_err(|refused| failed(refused.to_string()))?
         .region;
     let far = Memory { key, shared };
-    far.expect(0, &kept, "memory of a destroyed queue pair")?;
+    far.expect(0, &kept, "memory after a write to a destroyed queue pair")?;
     expect(far.key.rkey() != old.1, || {
-        format!("expected a different key, found the same key {:#x}", old.1)
+        format!(
+            "expected a different key after registering the same memory again, found the same key {:#x}",
+            old.1
+        )
     })?;
-    // A new queue pair with the stale key must fail.
+    // A write with the stale key must fail, even over a new queue pair.
     let (mut from, _to) = queues(&*setup.nic, Service::Rc)?;
     write(&mut *from, 3, near.key.sge(0, 512 * WORD), old, None)?;
     ends(&mut *from, 3, Status::RemoteAccess)?;
     far.expect(0, &kept, "memory after a write with the stale key")?;
-    // Another queue pair with the new key must succeed.
+    // A write with the new key must succeed over another queue pair.
     let (mut from, mut to) = queues(&*setup.nic, Service::Rc)?;
     let target = (far.key.address(), far.key.rkey());
     to.post_receive(4, &[])?;
     write(&mut *from, 4, near.key.sge(0, 512 * WORD), target, Some(4))?;
     ends(&mut *to, 4, Status::Success)?;
     far.expect(0, &pattern(3, 512), "memory written after the reconnection")?;
-    // All reads of `near` are complete before it is dropped.
+    // The writes that read `near` must be complete before `near` is dropped.
     ends(&mut *from, 4, Status::Success)?;
     Ok(format!(
         "a write to a destroyed queue pair ends with {gone}; the stale key is rejected, the new key accepted"
     ))
 }
 
-/// Sends more messages than there are receives; an unreliable connection loses some and continues.
+/// Sends more messages than receive requests are posted. An unreliable connection must lose some messages and continue.
 pub(super) fn unreliable(setup: &Setup) -> Found {
     const RECEIVES: u64 = 4;
     const REQUIRED: usize = 8;
@@ -312,12 +322,12 @@ pub(super) fn unreliable(setup: &Setup) -> Found {
     for _ in 0..3 * RECEIVES {
         one(&mut pair, &mut sent)?;
     }
-    // Even if the link drops the first messages, it must not drop all.
+    // The link may drop the first messages, but not all messages.
     let mut receives = RECEIVES;
     while came.len() < REQUIRED {
         expect(sent < 10_000, || {
             format!(
-                "expected messages to arrive, found {} of {sent}",
+                "expected at least {REQUIRED} messages to arrive, found {} of {sent}",
                 came.len()
             )
         })?;
@@ -360,7 +370,7 @@ const fn next_blank() -> daq_rdma::verbs::WorkCompletion {
     }
 }
 
-/// Sends message number `sent` to its own place and waits until the send is complete.
+/// Sends message number `sent` to its own memory range, and waits until the send is complete.
 fn one(pair: &mut Pair, sent: &mut u32) -> Result<(), Verdict> {
     let at = *sent as usize * MARGIN;
     pair.near

@@ -1,7 +1,8 @@
-//! `daq selftest rdma`: verifies that network cards support what daq needs, each card connected to itself, and prints a
-//! report.
+//! `daq selftest rdma` verifies that network cards support what daq needs, and prints a report. Each card sends to
+//! itself.
 //!
-//! The checks do not cover effects of a switch or another host: congestion, lost packets, a disconnected cable.
+//! The checks do not cover effects of a switch or of another host, such as congestion, lost packets or a disconnected
+//! cable.
 
 mod checks;
 mod pair;
@@ -30,15 +31,15 @@ impl From<VerbsError> for Verdict {
 /// Options of `daq selftest rdma`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Names of the cards; all RDMA cards if empty.
+    /// Names of the cards. An empty list selects all RDMA cards.
     pub nics: Vec<String>,
-    /// CUDA's index of the GPU.
+    /// CUDA device number of the GPU.
     pub device: u32,
-    /// Names of the checks to run; all if empty.
+    /// Names of the checks to run. An empty list runs all checks.
     pub checks: Vec<String>,
 }
 
-/// Input of every check.
+/// The input of every check.
 struct Setup {
     name: String,
     nic: Arc<dyn Nic>,
@@ -47,9 +48,9 @@ struct Setup {
 
 impl Setup {
     fn gpu(&self) -> Result<&'static Device, Verdict> {
-        self.gpu
-            .clone()
-            .map_err(|_| Verdict::Skipped("no GPU, see above".to_owned()))
+        self.gpu.clone().map_err(|_| {
+            Verdict::Skipped("no GPU available; the reason is at the top of this report".to_owned())
+        })
     }
 }
 
@@ -74,7 +75,7 @@ const CHECKS: [Check; 17] = [
     },
     Check {
         name: "register-gpu",
-        what: "GPU memory can be registered with the best method; methods that were refused are listed",
+        what: "GPU memory can be registered with the preferred method; methods that were refused are listed",
         run: checks::register_gpu,
     },
     Check {
@@ -94,27 +95,27 @@ const CHECKS: [Check; 17] = [
     },
     Check {
         name: "write-to-gpu",
-        what: "as write-host, from host memory to GPU memory, read back by CUDA",
+        what: "like write-host, but from host memory to GPU memory, read back by CUDA",
         run: checks::write_to_gpu,
     },
     Check {
         name: "write-from-gpu",
-        what: "as write-host, from GPU memory to host memory",
+        what: "like write-host, but from GPU memory to host memory",
         run: checks::write_from_gpu,
     },
     Check {
         name: "write-between-gpus",
-        what: "as write-host, from GPU memory to GPU memory",
+        what: "like write-host, but from GPU memory to GPU memory",
         run: checks::write_between_gpus,
     },
     Check {
         name: "send",
-        what: "messages arrive in receives of two pieces, and inline messages arrive",
+        what: "messages arrive in receive requests with two scatter entries each, and an inline message arrives",
         run: checks::send,
     },
     Check {
         name: "wrong-key",
-        what: "a write with a wrong key or beyond the end is rejected and changes nothing",
+        what: "a write with a wrong key or beyond the end of the region is rejected and changes nothing",
         run: checks::wrong_key,
     },
     Check {
@@ -129,30 +130,30 @@ const CHECKS: [Check; 17] = [
     },
     Check {
         name: "unreliable",
-        what: "an unreliable connection drops messages without a posted receive, keeps the order, and continues",
+        what: "an unreliable connection drops messages for which no receive is posted, keeps the order of the other messages, and continues",
         run: checks::unreliable,
     },
     Check {
         name: "stream-host",
-        what: "frames arrive from sink rdma to source rdma, ring to ring; content and ledger are verified",
+        what: "a sink `rdma` sends the frames of a host ring to a source `rdma`, which writes them to another host ring; content and ledger are verified",
         run: stream::host,
     },
     Check {
         name: "stream-staged",
-        what: "as stream, from a GPU ring to a GPU ring, through host memory",
+        what: "like stream-host, but from a GPU ring to a GPU ring through host memory",
         run: stream::staged,
     },
     Check {
         name: "stream-direct",
-        what: "as stream, from a GPU ring to a GPU ring; the card reads and writes GPU memory",
+        what: "like stream-host, but from a GPU ring to a GPU ring; the card reads and writes GPU memory",
         run: stream::direct,
     },
 ];
 
-/// The check of this host's setup.
+/// The check of this host's configuration.
 const DOCTOR: (&str, &str) = ("doctor", "`daq doctor` finds no RDMA problem on this host");
 
-/// Name and meaning of each check.
+/// Returns the name and the meaning of each check.
 pub fn list() -> Vec<(&'static str, &'static str)> {
     let checks = CHECKS.iter().map(|check| (check.name, check.what));
     checks.chain([DOCTOR]).collect()
@@ -206,7 +207,7 @@ pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
     Ok(report)
 }
 
-/// Names of this host's RDMA cards.
+/// Returns the names of this host's RDMA cards.
 fn cards() -> Result<Vec<String>, VerbsError> {
     let devices = daq_rdma::sys::devices()?;
     if devices.is_empty() {

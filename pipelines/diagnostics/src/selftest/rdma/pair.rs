@@ -12,9 +12,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Timeout for a completion. A card reports a peer without receives or replies well before.
+/// Maximum time to wait for a completion. If the peer posts no receive requests or does not answer, the card reports an
+/// error much earlier.
 const LIMIT: Duration = Duration::from_mins(1);
-/// Access rights of the peer.
+/// Access rights that the memory grants to the peer.
 pub(super) const ANY: Access = Access {
     local_write: true,
     remote_write: true,
@@ -23,7 +24,7 @@ pub(super) const ANY: Access = Access {
 /// Maximum number of work requests per queue pair and direction.
 pub(super) const WORK: u32 = 64;
 
-/// This host's and CUDA's support for registering GPU memory.
+/// Returns the methods to register GPU memory that this host and CUDA support.
 pub(super) fn facts(gpu: Option<&'static Device>) -> PeerFacts {
     let facts = PeerFacts::read(Path::new("/"));
     match gpu {
@@ -32,15 +33,16 @@ pub(super) fn facts(gpu: Option<&'static Device>) -> PeerFacts {
     }
 }
 
-/// Memory that the card can access. Fields are dropped in order.
+/// Memory that the card can access. The order of the fields matters, because fields are dropped in the order of their
+/// declaration.
 pub(super) struct Memory {
     pub(super) key: MemoryRegion,
     pub(super) shared: SharedWords,
 }
 
 impl Memory {
-    /// Registers `bytes` bytes of host memory or of `gpu`. If the card cannot register GPU memory, the check does not
-    /// apply.
+    /// Registers `bytes` bytes of host memory, or of memory on `gpu`. If the card cannot register GPU memory, the check
+    /// is skipped.
     pub(super) fn new(
         nic: &dyn Nic,
         gpu: Option<&'static Device>,
@@ -54,7 +56,7 @@ impl Memory {
         }
     }
 
-    /// Fails unless memory contains these words at word index `at`.
+    /// Returns an error unless the memory contains `words` at word index `at`.
     pub(super) fn expect(&self, at: usize, words: &[u64], what: &str) -> Result<(), Verdict> {
         let found = self.shared.load(at, words.len())?;
         let wrong = words.iter().zip(&found).position(|(a, b)| a != b);
@@ -70,7 +72,7 @@ impl Memory {
     }
 }
 
-/// Connected queue pairs. Fields are dropped in order: queue pairs before memory regions.
+/// Two connected queue pairs. The order of the fields matters: queue pairs are dropped before memory regions.
 pub(super) struct Pair {
     pub(super) from: Box<dyn QueuePair>,
     pub(super) to: Box<dyn QueuePair>,
@@ -78,10 +80,10 @@ pub(super) struct Pair {
     pub(super) far: Memory,
 }
 
-/// The queue pair that writes and the one that is written.
+/// The queue pair that writes, and the queue pair whose memory is written.
 type Two = (Box<dyn QueuePair>, Box<dyn QueuePair>);
 
-/// Returns words that all differ, derived from a number.
+/// Returns `count` words that all differ and depend on `number`.
 pub(super) fn pattern(number: u64, count: usize) -> Vec<u64> {
     (0..count as u64)
         .map(|i| (number << 40 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -131,7 +133,7 @@ pub(super) fn next(queue: &mut dyn QueuePair) -> Result<WorkCompletion, Verdict>
     Ok(done[0])
 }
 
-/// Fails unless the next completion of `queue` belongs to this work request and has this status.
+/// Returns an error unless the next completion of `queue` belongs to work request `id` and has the status `status`.
 pub(super) fn ends(
     queue: &mut dyn QueuePair,
     id: u64,
@@ -142,14 +144,14 @@ pub(super) fn ends(
         return Ok(done);
     }
     Err(Verdict::Failed(format!(
-        "expected work {id} to end with {}, found work {} with {}",
+        "expected work request {id} to end with status {}, found work request {} with status {}",
         status.name(),
         done.id,
         done.status.name()
     )))
 }
 
-/// Posts a write of `sge`.
+/// Posts a write of the memory `sge`.
 pub(super) fn write(
     queue: &mut dyn QueuePair,
     id: u64,
@@ -171,7 +173,7 @@ pub(super) fn write(
 }
 
 impl Pair {
-    /// Creates two queue pairs of `nic` with `bytes` bytes each, of host memory or of a GPU.
+    /// Creates two queue pairs of `nic`, each with `bytes` bytes of host or GPU memory.
     pub(super) fn new(
         nic: &Arc<dyn Nic>,
         service: Service,
@@ -189,7 +191,7 @@ impl Pair {
         })
     }
 
-    /// Address and key of byte `at` of the far memory, for the peer.
+    /// Returns the address and the remote key of byte `at` of the memory that the peer writes.
     pub(super) fn far_at(&self, at: usize) -> (u64, u32) {
         (self.far.key.address() + at as u64, self.far.key.rkey())
     }

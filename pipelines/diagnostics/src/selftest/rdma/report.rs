@@ -1,17 +1,17 @@
-//! Results of the checks of network cards, as text and as JSON.
+//! Formats the results of the checks of network cards as text and as JSON.
 
 use crate::doctor::{self, Finding};
 use crate::selftest::Outcome;
 use serde_json::{Value, json};
 use std::fmt;
 
-/// One check of one card.
+/// The result of one check of one card.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) check: &'static str,
     pub(super) nic: String,
     pub(super) outcome: Outcome,
-    /// Details of a successful check.
+    /// The details of a successful check.
     pub(super) found: Option<String>,
 }
 
@@ -21,13 +21,13 @@ impl Entry {
     }
 }
 
-/// All results.
+/// The results of all checks.
 #[derive(Clone, Debug)]
 pub struct Report {
     gpu: String,
     kernel: String,
     entries: Vec<Entry>,
-    /// RDMA findings of `daq doctor`.
+    /// The RDMA findings of `daq doctor`.
     pub(super) findings: Vec<Finding>,
 }
 
@@ -46,7 +46,7 @@ impl Report {
         self.entries.push(entry);
     }
 
-    /// Whether a check failed.
+    /// Returns whether a check failed.
     pub fn has_failed(&self) -> bool {
         self.count("FAILED") > 0
     }
@@ -56,7 +56,7 @@ impl Report {
         entries.filter(|entry| entry.outcome.name() == name).count()
     }
 
-    /// The report as JSON: `version`, `kernel`, `gpu`, `results` with `check`, `nic`, `outcome` and `detail`,
+    /// Returns the report as JSON: `version`, `kernel`, `gpu`, `results` with `check`, `nic`, `outcome` and `detail`,
     /// `findings` as in `daq doctor`, and the counts `ok`, `failed` and `skipped`.
     pub fn json(&self) -> Value {
         let results = self.entries.iter().map(|entry| {

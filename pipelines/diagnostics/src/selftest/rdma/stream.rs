@@ -1,4 +1,4 @@
-//! Frames from the sink `rdma` to the source `rdma` over one card; verifies content and ledger.
+//! Sends frames from the sink `rdma` to the source `rdma` over one card, and verifies content and ledger.
 
 use super::Setup;
 use super::checks::Found;
@@ -14,7 +14,7 @@ const FRAMES: u64 = 400;
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn text(nic: &str, port: u16, [near, far]: [&str; 2], path: &str) -> String {
-    let places = FRAME / PACKET;
+    let packets_per_frame = FRAME / PACKET;
     format!(
         r#"
 [source.adc]
@@ -41,7 +41,7 @@ driver = "rdma"
 ring   = "far"
 listen = "{HERE}:{port}"
 nics   = ["{nic}"]
-places = {places}
+packets_per_frame = {packets_per_frame}
 path   = "{path}"
 [ring.far]
 memory = "{far}"
@@ -85,20 +85,22 @@ fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
     })?;
     let violations = report.violations();
     expect(violations.is_empty(), || {
-        format!("expected ledgers that balance, found {violations:?}")
+        format!("expected balanced ledgers, found {violations:?}")
     })?;
     let mut word = 0_u64;
     for path in files(scratch.path())? {
         for bytes in std::fs::read(&path)?.chunks(8) {
             expect(bytes == word.to_le_bytes(), || {
-                format!("expected {word} as word {word}, found {bytes:?}")
+                format!(
+                    "word {word} of the received data: expected the value {word}, found the bytes {bytes:?}"
+                )
             })?;
             word += 1;
         }
     }
     let words = FRAMES * (FRAME / 8) as u64;
     expect(word == words, || {
-        format!("expected {words} words, found {word}")
+        format!("expected {words} words of 8 bytes in the received files, found {word} words")
     })?;
     let engine = source.engine.clone().unwrap_or_default();
     Ok(format!(
@@ -109,7 +111,7 @@ fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
     ))
 }
 
-/// Returns the data files below `directory` in order.
+/// Returns the data files below `directory`, in order.
 fn files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let (mut found, mut open) = (Vec::new(), vec![directory.to_owned()]);
     while let Some(directory) = open.pop() {
@@ -137,7 +139,7 @@ pub(super) fn staged(setup: &Setup) -> Found {
 
 pub(super) fn direct(setup: &Setup) -> Found {
     let gpu = format!("cuda:{}", setup.gpu()?.ordinal());
-    // Another check reports whether the card can access the GPU.
+    // Skip this check if the card cannot access the GPU, because another check reports that.
     super::checks::register_gpu(setup)?;
     run(setup, [&gpu, &gpu], "direct")
 }

@@ -1,4 +1,4 @@
-//! Compiles sources with NVIDIA's compiler; skipped, with the reason, if it is not available.
+//! Compiles sources with NVIDIA's compiler. If the compiler is not available, prints the reason and skips the tests.
 
 use super::super::params::{Kind, Member};
 use super::super::unit::Entry;
@@ -11,7 +11,8 @@ const KERNEL: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& o
                       if (in.index() == 0) out.as<float>()[0] = p.gain + in.sequence();\n}\n";
 const PARAMS: &str = "struct Params { float gain = 2; };\n";
 
-/// The compiler: the system's, the one that the environment names, or that of the Python environment of the tests.
+/// Returns the compiler of the system, the compiler that an environment variable names, or the compiler in the tests'
+/// Python environment.
 fn compiler() -> Option<Compiler> {
     let python = std::env::var_os("DAQ_TEST_PYTHON").map(PathBuf::from);
     let found = python.as_deref().and_then(in_python);
@@ -24,7 +25,7 @@ fn compiler() -> Option<Compiler> {
     }
 }
 
-/// The library in the packages of the environment of `python`.
+/// Returns the compiler library in the packages of the Python environment of `python`.
 fn in_python(python: &Path) -> Option<PathBuf> {
     let library = python.parent()?.parent()?.join("lib");
     let versions = std::fs::read_dir(library).ok()?.flatten();
@@ -53,7 +54,7 @@ fn compile(keys: &FileKernel, compiler: Compiler, text: &str) -> Result<String, 
         .map_err(|error| error.to_string())
 }
 
-/// First bytes of a variable in PTX; omitted trailing bytes are zero.
+/// Returns the first `length` bytes of a variable in PTX. PTX omits trailing bytes that are zero.
 fn variable(ptx: &str, name: &str, length: usize) -> Vec<u8> {
     let (_, rest) = ptx.split_once(&format!(".b8 {name}[")).unwrap();
     let line = rest.lines().next().unwrap();
@@ -79,12 +80,15 @@ fn example_kernel_compiles_to_machine_code_and_ptx() {
     assert!(cubin.unwrap().starts_with(b"\x7fELF"));
     let ptx = compile(&keys, compiler, CLIP).unwrap();
     assert!(ptx.contains(".visible .entry daq_burst("), "{ptx}");
-    assert!(ptx.contains(".maxntid"), "the threads are declared");
+    assert!(
+        ptx.contains(".maxntid"),
+        "the number of threads per block must be declared"
+    );
     assert!(
         !ptx.contains(".global .align 4"),
-        "the header leaves nothing behind"
+        "the header must not add definitions to the compiled file"
     );
-    // Offsets and types of members as reported by the compiler, and the defaults.
+    // The expected offset and type of each member, as the compiler reports them, and the default values.
     let member =
         |name: &str| Member::read(&variable(&ptx, &format!("daq_param_{name}"), 24)).unwrap();
     assert_eq!(
@@ -115,8 +119,8 @@ fn shipped_kernels_compile_as_persistent() {
         let ptx = String::from_utf8(ptx).unwrap();
         let entry = ".visible .entry daq_persistent(";
         assert_eq!(ptx.matches(entry).count(), 1, "{name}: {ptx}");
-        // The doorbell is polled and credits are returned in the order that the host relies on; payload is never read
-        // through the non-coherent cache.
+        // The doorbell must be polled and credits must be returned with the memory order that the host requires. The
+        // payload must never be read through the non-coherent cache.
         let bell = "ld.acquire.sys.global.u64";
         assert!(ptx.contains(bell), "{name}: {ptx}");
         let credit = "fence.acq_rel.gpu;\n\tst.relaxed.sys.global.u64";
@@ -140,7 +144,7 @@ fn trigger_kernel_compiles_with_all_parameters() {
     assert_eq!(members, ["int", "int", "int", "unsigned int", "int"]);
     assert!(
         !ptx.contains(".f32") && !ptx.contains(".f64"),
-        "a decision is made of integers"
+        "a decision consists of integers"
     );
 }
 
@@ -193,7 +197,7 @@ fn generated_types_match_scalar_types() {
         );
         end = many.offset + many.bytes * (i + 2);
     }
-    assert_eq!(member("other"), None, "a struct cannot be set");
+    assert_eq!(member("other"), None, "a struct member cannot be set");
 }
 
 #[test]
@@ -203,7 +207,7 @@ fn kernel_without_parameters_needs_no_struct() {
         .replace("const Params&", "const daq::NoParams&")
         .replace("p.gain + ", "");
     assert!(compile(&keys(&[]), compiler, &text).is_ok());
-    // A struct of that name in the user's text belongs to the user.
+    // A struct named `Params` in the user's text is the user's, even though daq adds text of its own.
     assert!(compile(&keys(&[]), compiler, &format!("{PARAMS}{KERNEL}")).is_ok());
     let message = compile(&keys(&[("gain", Value::Integer(1))]), compiler, &text).unwrap_err();
     assert!(
@@ -252,7 +256,7 @@ fn compile_errors_are_located_in_user_source() {
             "{message}"
         );
     }
-    // All of them at once.
+    // All errors are reported together.
     let wrong = text
         .replace("p.gain", "p.gian")
         .replace("in.sequence()", "missing");
@@ -295,7 +299,7 @@ fn errors_in_generated_code_are_explained() {
         ),
         (
             format!("__device__ float f();\nstruct Params {{ float gain = f(); }};\n{KERNEL}"),
-            "are not constants",
+            "must be constants",
         ),
     ] {
         let message = compile(&keys(&gain), compiler, &text).unwrap_err();
@@ -304,7 +308,7 @@ fn errors_in_generated_code_are_explained() {
     }
 }
 
-/// Checks of daq.cuh for files that are compiled outside of daq.
+/// Checks that daq.cuh defines exactly one kernel in files that are compiled outside of daq.
 #[test]
 fn source_for_nvcc_and_nvrtc_has_one_kernel_in_both() {
     let Some(compiler) = compiler() else { return };
@@ -363,7 +367,7 @@ fn compiler_gets_options_and_adjacent_headers() {
         Entry::Burst,
     );
     let made = String::from_utf8(made.unwrap()).unwrap();
-    // 2 * 3 * 128 as a float.
+    // 2 * 3 * 128, as the bits of a float.
     assert!(
         made.contains("0f44400000") && made.contains(".maxntid"),
         "{made}"

@@ -1,9 +1,9 @@
-//! The header's arithmetic, compiled for the host; skipped, with the reason, without a C++ compiler.
+//! Tests the header's arithmetic, compiled for the host. Without a C++ compiler, prints the reason and skips the tests.
 
 use super::HEADER;
 use std::process::Command;
 
-/// Four frames of a burst that crosses the end of both rings, and one thread of each frame.
+/// Processes four frames of a burst that wraps around the end of both rings, with one thread per frame.
 const PROGRAM: &str = r#"
 #include <cassert>
 #define __device__
@@ -26,7 +26,7 @@ static void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
     to[i] = out.as<float>();
     assert(in.timestamp() == 1000 + i && in.clock() == daq::Clock::simulated && in.epoch() == 7);
     assert(in.flags() == (daq::INCOMPLETE | daq::TRUNCATED) && in.incomplete());
-    assert(in.places() == 70 && in.arrived() == 68);
+    assert(in.packets_per_frame() == 70 && in.arrived() == 68);
     assert(in.present(1) && !in.present(33) && in.present(63) && !in.present(68) && in.present(69) && !in.present(70));
     assert(in.length == 10 && in.channels == 11 && in.points == 12 && in.count<short>() == 5);
     assert(out.capacity == 13 && out.channels == 14 && out.points == 15 && out.count<float>() == 3);
@@ -72,9 +72,9 @@ fn header_struct_offsets_equal_host_layout() {
             return;
         }
     };
-    let said = String::from_utf8_lossy(&compiled.stderr);
-    assert!(compiled.status.success(), "{said}");
+    let output = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{output}");
     let ran = Command::new(path("host")).output().unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{said}");
+    let output = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{output}");
 }

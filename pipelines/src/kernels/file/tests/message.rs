@@ -1,4 +1,4 @@
-//! Logs of different compiler versions.
+//! Parses logs of different compiler versions.
 
 use super::super::message::{Message, compile_error, messages};
 use super::super::unit::{Entry, Unit};
@@ -72,7 +72,7 @@ fn compiler_message_keeps_secondary_locations() {
         "{shown}"
     );
     assert!(
-        shown.contains("my.cu:3:") && shown.contains("for this one"),
+        shown.contains("my.cu:3:") && shown.contains("this is not closed"),
         "{shown}"
     );
 }

@@ -1,4 +1,4 @@
-//! Encodes values as bytes.
+//! Tests the encoding of parameter values as bytes.
 
 use super::super::params::{Kind, Member, refused};
 use super::Value;
@@ -13,7 +13,7 @@ fn member(kind: Kind, bytes: usize, count: Option<usize>) -> Member {
     }
 }
 
-/// A description as daq.cuh lays it out.
+/// Returns a member's description with the layout that daq.cuh defines.
 fn described(offset: u64, words: [u32; 4]) -> Vec<u8> {
     let mut bytes = offset.to_le_bytes().to_vec();
     bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
@@ -141,13 +141,14 @@ fn value_out_of_range_is_reported_with_range() {
 }
 
 proptest! {
-    /// An integer is accepted exactly if the member's type can represent it, and the same value is read back.
+    /// Checks that an integer is accepted if and only if the member's type can represent the value, and that the same
+    /// value is read back.
     #[test]
     fn integers_within_type_range_are_accepted(
         value in prop_oneof![
             any::<i128>(),
             any::<i64>().prop_map(i128::from),
-            // The ends of the types' ranges.
+            // Values at the ends of the ranges of the integer types.
             (0..66_u32, -1..2_i128, prop_oneof![Just(1), Just(-1)])
                 .prop_map(|(bits, beside, sign)| sign * (1_i128 << bits) + beside),
         ],
@@ -172,7 +173,7 @@ proptest! {
         }
     }
 
-    /// A float is rounded to the nearest value and never becomes infinite.
+    /// Checks that a float is rounded to the nearest value and never becomes infinite.
     #[test]
     fn floats_are_rounded_to_nearest(value in any::<f64>()) {
         let got = set(&member(Kind::Float, 4, None), &Value::Float(value));

@@ -1,4 +1,4 @@
-//! The driver's functions as tests call them, through the bindings that daq uses.
+//! Calls of the driver's functions for tests, through the bindings that daq uses.
 
 use cudarc::driver::sys::{
     CUcontext, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
@@ -9,14 +9,16 @@ use cudarc::driver::{
 };
 use std::sync::Arc;
 
-/// Calls a function of the driver; its code.
+/// Calls a function of the driver and returns its code.
 #[macro_export]
 macro_rules! cu {
     ($name:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: pointers in tests are made from references to values of the types in the signature or are null,
-        // which the simulated driver refuses; memory of copies outlives the wait for them. Every code that it
-        // returns is one of the enumeration.
-        #[allow(clippy::macro_metavars_in_unsafe, reason = "tests of the driver's functions are all like this")]
+        // SAFETY:
+        // - Pointers in tests are created from references to values of the types in the signature, or are null, which
+        //   the simulated driver rejects.
+        // - The memory of a copy exists until the test has waited for the copy.
+        // - Every returned code is a value of the enumeration.
+        #[allow(clippy::macro_metavars_in_unsafe, reason = "all tests of the driver's functions use this macro")]
         let code = unsafe { cudarc::driver::sys::$name($($argument),*) };
         code as i32
     }};
@@ -39,9 +41,9 @@ pub fn context(ordinal: i32) -> CUcontext {
     context
 }
 
-/// What memory for virtual memory management is asked for.
+/// Returns the properties for memory of the virtual memory API.
 pub fn properties() -> CUmemAllocationProp {
-    // SAFETY: the structure is plain data, for which zeros are values; its enumerations are set at once.
+    // SAFETY: the structure is plain data, for which zero is valid; its enumerations are set immediately below.
     let mut properties: CUmemAllocationProp = unsafe {
         let mut zeros = std::mem::MaybeUninit::<CUmemAllocationProp>::zeroed();
         (*zeros.as_mut_ptr()).type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -54,7 +56,7 @@ pub fn properties() -> CUmemAllocationProp {
     properties
 }
 
-/// The first device.
+/// Returns the location of the first device.
 pub fn location() -> CUmemLocation {
     CUmemLocation {
         type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
@@ -62,7 +64,7 @@ pub fn location() -> CUmemLocation {
     }
 }
 
-/// Reading and writing by the first device.
+/// Returns read and write access for the first device.
 pub fn access() -> CUmemAccessDesc {
     CUmemAccessDesc {
         location: location(),
@@ -70,13 +72,14 @@ pub fn access() -> CUmemAccessDesc {
     }
 }
 
-/// Reads a byte through its address, whatever that is.
+/// Reads a byte at any address.
 pub fn dereference(address: u64) -> u8 {
-    // SAFETY: none; this is how a test sees that a device address leads nowhere: the process dies here.
+    // SAFETY: the access is deliberately invalid. Tests check that the CPU cannot access a device address; the process
+    // is killed.
     unsafe { (address as *const u8).read_volatile() }
 }
 
-/// A gate that is shut until it is opened: a function for a stream to call.
+/// A gate that blocks a stream: a host function that returns once the gate is open.
 pub mod gate {
     use std::ffi::c_void;
     use std::sync::{Condvar, Mutex};
@@ -84,13 +87,13 @@ pub mod gate {
     static IS_OPEN: Mutex<bool> = Mutex::new(false);
     static CHANGED: Condvar = Condvar::new();
 
-    /// Returns when the gate is open.
+    /// Waits until the gate is open.
     pub unsafe extern "C" fn pass(_: *mut c_void) {
         let is_open = IS_OPEN.lock().unwrap();
         drop(CHANGED.wait_while(is_open, |is_open| !*is_open).unwrap());
     }
 
-    /// Shuts the gate.
+    /// Closes the gate.
     pub fn shut() {
         *IS_OPEN.lock().unwrap() = false;
     }
@@ -102,11 +105,11 @@ pub mod gate {
     }
 }
 
-/// The bytes of a file that `mmap` shows.
+/// Reads a mapped file.
 pub fn mapped(file: i32, bytes: usize) -> Vec<u8> {
     use std::os::fd::FromRawFd;
     use std::os::unix::fs::FileExt;
-    // SAFETY: the driver has given the descriptor to the caller, who gives it to this function.
+    // SAFETY: the driver has passed ownership of the descriptor to the caller, who passes it to this function.
     let file = unsafe { std::fs::File::from_raw_fd(file) };
     let mut read = vec![0; bytes];
     file.read_exact_at(&mut read, 0).unwrap();
@@ -123,6 +126,6 @@ pub fn launch(
 ) -> Result<(), DriverError> {
     let mut builder = stream.launch_builder(copy);
     builder.arg(to).arg(from).arg(&bytes);
-    // SAFETY: these are the kernel's parameters, and both slices hold `bytes` bytes.
+    // SAFETY: the arguments match the kernel's parameters, and both slices contain `bytes` bytes.
     unsafe { builder.launch(LaunchConfig::for_num_elems(32)) }.map(|_| ())
 }

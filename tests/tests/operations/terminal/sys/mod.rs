@@ -1,9 +1,10 @@
-//! Pseudo terminals.
+//! Opens pseudo terminals.
 
 use std::fs::File;
 use std::os::fd::FromRawFd;
 
-/// Opens a pseudo terminal of `columns` and `rows`. Returns its master, which a terminal emulator reads, and its slave.
+/// Opens a pseudo terminal with `columns` columns and `rows` rows. Returns its master side, which a terminal emulator
+/// reads, and its slave side.
 pub fn open(columns: u16, rows: u16) -> (File, File) {
     let size = libc::winsize {
         ws_row: rows,
@@ -12,8 +13,8 @@ pub fn open(columns: u16, rows: u16) -> (File, File) {
         ws_ypixel: 0,
     };
     let (mut master, mut slave) = (-1, -1);
-    // SAFETY: the call writes one descriptor to each of the first two addresses and reads `size`; null is allowed for
-    // the name and the modes.
+    // SAFETY: the first two pointers are valid for one descriptor each, to which the call writes. `size` is valid and
+    // only read. Null is allowed for the name and the modes.
     let result = unsafe {
         libc::openpty(
             &raw mut master,
@@ -25,12 +26,13 @@ pub fn open(columns: u16, rows: u16) -> (File, File) {
     };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     for descriptor in [master, slave] {
-        // SAFETY: the descriptor was just opened; the call only sets its flag. A child that inherited the master would
-        // keep the terminal open.
+        // SAFETY: the descriptor was just opened, and the call only sets its flag. Without the flag, a child process
+        // would inherit the master side and keep the terminal open.
         unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
-    // SAFETY: the default action is not a function of this process. Under nohup, children would ignore the signal.
+    // SAFETY: SIG_DFL installs no handler in this process. It is needed because under nohup, child processes would
+    // ignore the signal.
     unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
-    // SAFETY: both descriptors were just opened and are closed by no other code.
+    // SAFETY: both descriptors were just opened, and no other code owns or closes them.
     unsafe { (File::from_raw_fd(master), File::from_raw_fd(slave)) }
 }

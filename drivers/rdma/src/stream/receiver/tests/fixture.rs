@@ -1,4 +1,5 @@
-//! A receiver on emulated NICs, and a minimal sender with queue pairs and shared words but without the real sender's checks.
+//! A receiver on emulated NICs, and a minimal sender that uses queue pairs and shared words without the checks of the
+//! real sender.
 
 use super::super::{Counters, FAULTS, Options, Receiver};
 use crate::connect::{ConnectError, Connector, Link, tcp};
@@ -17,21 +18,21 @@ use std::time::Duration;
 
 pub(super) const SLOT: usize = 256;
 pub(super) const STRIDE: usize = 320;
-pub(super) const PLACES: u32 = 70;
+pub(super) const PACKETS_PER_FRAME: u32 = 70;
 const LONG: Duration = Duration::from_mins(1);
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// What word `i` of frame `n` of a stream holds.
+/// Returns word `i` of frame `n` of a stream.
 pub(super) const fn content(stream: u64, n: u64, i: usize) -> u64 {
     (stream << 48) ^ (n << 16) ^ i as u64
 }
 
-/// Valid bytes of frame `n`.
+/// Returns the number of valid bytes of frame `n`.
 pub(super) const fn length(n: u64) -> usize {
     SLOT - 8 * (n % 5) as usize
 }
 
-/// What is said of frame `n`.
+/// Returns the record of frame `n`.
 pub(super) fn record(n: u64) -> Record {
     Record {
         number: n,
@@ -43,7 +44,7 @@ pub(super) fn record(n: u64) -> Record {
         },
         length: length(n) as u64,
         flags: 0,
-        places: PLACES,
+        packets_per_frame: PACKETS_PER_FRAME,
         arrived: 65,
     }
 }
@@ -68,17 +69,18 @@ pub(super) struct Fixture {
     pub(super) memory: DmaBuffer,
     pub(super) address: SocketAddr,
     pub(super) slots: usize,
-    /// Frames reported since arming, and the slot at arming.
+    /// The slot of the next expected frame, without the modulo operation.
     pub(super) first_slot: usize,
+    /// The frames that were reported since the receiver was armed.
     pub(super) got: Vec<Got>,
     pub(super) faults: Vec<u64>,
-    /// Streams in the order in which they came: content is looked at by them.
+    /// Streams in the order of their first frames. The expected contents depend on the stream.
     pub(super) streams: Vec<u64>,
     completions: Completions,
-    /// Whether slots are given back at once.
+    /// True if the slot of a frame is credited again immediately.
     pub(super) gives: bool,
-    /// Most frames that are taken in a poll.
-    pub(super) most: usize,
+    /// Maximum number of frames accepted per poll.
+    pub(super) max: usize,
 }
 
 impl Fixture {
@@ -95,14 +97,14 @@ impl Fixture {
         slots: usize,
     ) -> Self {
         let address = waiting.address();
-        // Two rails share a card, a third one has its own.
+        // Two rails share a NIC, and a third one has a separate NIC.
         let (one, other) = (card(), card());
         let nics = (0..rails).map(|rail| if rail < 2 { one.clone() } else { other.clone() });
         let options = Options {
             name: "test".to_owned(),
             mode,
             service,
-            places: PLACES,
+            packets_per_frame: PACKETS_PER_FRAME,
             relaxed: false,
             counters: Counters::default(),
         };
@@ -117,9 +119,13 @@ impl Fixture {
             got: Vec::new(),
             faults: vec![0; FAULTS.len()],
             streams: Vec::new(),
-            completions: Completions::with_places(slots, FAULTS.len(), PLACES),
+            completions: Completions::with_packets_per_frame(
+                slots,
+                FAULTS.len(),
+                PACKETS_PER_FRAME,
+            ),
             gives: true,
-            most: usize::MAX,
+            max: usize::MAX,
         };
         fixture.arm(1);
         fixture
@@ -142,9 +148,9 @@ impl Fixture {
         self.memory.read64(slot * STRIDE + 8 * i)
     }
 
-    /// One poll, and a look at every frame.
+    /// Polls once and checks every reported frame.
     pub(super) fn pump(&mut self) -> usize {
-        self.completions.clear(self.most);
+        self.completions.clear(self.max);
         self.engine.poll(&mut self.completions).unwrap();
         for (sum, times) in self.faults.iter_mut().zip(self.completions.faults()) {
             *sum += times;
@@ -159,14 +165,20 @@ impl Fixture {
                 .is_none_or(|last| last.epoch != origin.epoch)
             {
                 let known = usize::try_from(origin.epoch).unwrap();
-                assert!(known <= self.streams.len(), "an epoch of an unknown stream");
+                assert!(
+                    known <= self.streams.len(),
+                    "the epoch belongs to an unknown stream"
+                );
             }
             let stream = self.streams[usize::try_from(origin.epoch).unwrap() - 1];
             self.first_slot += usize::try_from(done.passed).unwrap();
             let slot = self.first_slot % self.slots;
             self.first_slot += 1;
             assert_eq!(done.length, length(number));
-            assert_eq!((origin.places, origin.arrived), (PLACES, 65));
+            assert_eq!(
+                (origin.packets_per_frame, origin.arrived),
+                (PACKETS_PER_FRAME, 65)
+            );
             assert_eq!(self.completions.present(i), PRESENT);
             assert_eq!(done.timestamp.ns, number * 10);
             for word in 0..done.length / 8 {
@@ -198,7 +210,7 @@ impl Fixture {
         }
     }
 
-    /// Pumps while `work` goes on in another thread.
+    /// Polls repeatedly while `work` runs in another thread.
     pub(super) fn meanwhile<T: Send>(&mut self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let thread = scope.spawn(work);
@@ -220,7 +232,7 @@ impl Fixture {
     }
 }
 
-/// A sender that does what the test requests, valid or not.
+/// A sender that does exactly what the test requests, valid or not.
 pub(super) struct BaselineSender {
     nics: Vec<Arc<dyn Nic>>,
     pub(super) hello: Hello,
@@ -233,11 +245,11 @@ pub(super) struct BaselineSender {
     pub(super) offers: Vec<Offer>,
     /// Number of posted signaled work requests without a completion, by rail.
     open: Vec<usize>,
-    /// How work ended that did not succeed.
+    /// The first status of a request that failed.
     pub(super) failed: Option<Status>,
 }
 
-/// Frames whose copies a bare sender keeps.
+/// Number of frames whose copies a baseline sender keeps.
 const COPIES: usize = 64;
 
 impl BaselineSender {
@@ -249,7 +261,7 @@ impl BaselineSender {
             relaxed: false,
         };
         let local = RegistrationSet::new(&nics, access, Box::new(|| Ok(())));
-        let stride = Record::bytes(PLACES) + SLOT;
+        let stride = Record::bytes(PACKETS_PER_FRAME) + SLOT;
         let memory = DmaBuffer::new(local.clone(), COPIES * stride).unwrap();
         let keys = local.acquire(memory.address()).unwrap();
         let local = RegistrationSet::new(&nics, access, Box::new(|| Ok(())));
@@ -259,7 +271,7 @@ impl BaselineSender {
             mode,
             rail: 0,
             rails: u8::try_from(rails).unwrap(),
-            places: PLACES,
+            packets_per_frame: PACKETS_PER_FRAME,
             stream,
             first: 0,
             slot: SLOT as u64,
@@ -281,7 +293,7 @@ impl BaselineSender {
         }
     }
 
-    pub(super) fn try_dial(&mut self, address: SocketAddr) -> Result<(), ConnectError> {
+    pub(super) fn try_connect(&mut self, address: SocketAddr) -> Result<(), ConnectError> {
         let greetings: Vec<Vec<u8>> = (0..self.nics.len())
             .map(|rail| {
                 let key = self.credit_keys.of(rail);
@@ -294,10 +306,10 @@ impl BaselineSender {
                 hello.encode()
             })
             .collect();
-        self.dial_with(address, &greetings)
+        self.connect_with(address, &greetings)
     }
 
-    pub(super) fn dial_with(
+    pub(super) fn connect_with(
         &mut self,
         address: SocketAddr,
         greetings: &[Vec<u8>],
@@ -312,7 +324,7 @@ impl BaselineSender {
             inline: 64,
             events: true,
         };
-        let link = tcp::connector(address).dial(
+        let link = tcp::connector(address).connect(
             &self.nics,
             &options,
             greetings,
@@ -330,7 +342,7 @@ impl BaselineSender {
         Ok(())
     }
 
-    /// Frames that may have been sent in all.
+    /// Returns the total number of frames that may have been sent.
     pub(super) fn credits(&self) -> u64 {
         self.offers[0].next + self.offers[0].credits.max(self.credits.read64(0))
     }
@@ -344,9 +356,9 @@ impl BaselineSender {
         (n - offer.next + u64::from(offer.first_slot)) % u64::from(offer.slots)
     }
 
-    /// Puts frame `n` and what is said of it where it is sent from; the offset.
+    /// Stores frame `n` and its record in the send memory and returns the offset.
     pub(super) fn lay(&self, n: u64, record: &Record) -> usize {
-        let bytes = Record::bytes(PLACES);
+        let bytes = Record::bytes(PACKETS_PER_FRAME);
         let at = usize::try_from(n).unwrap() % COPIES * (bytes + SLOT);
         let mut head = vec![0; bytes];
         record.encode(PRESENT.into_iter(), &mut head);
@@ -393,15 +405,15 @@ impl BaselineSender {
             rkey: offer.slot_rkey,
             immediate: None,
         };
-        let from = at + Record::bytes(PLACES);
+        let from = at + Record::bytes(PACKETS_PER_FRAME);
         self.post(rail, verb, &[(from, length(n))], signaled);
     }
 
-    /// Writes what is said of frame `n`, with an immediate.
-    pub(super) fn tell(&mut self, n: u64, record: &Record, immediate: Option<u32>) {
+    /// Writes the record of frame `n`, with immediate data.
+    pub(super) fn send_record(&mut self, n: u64, record: &Record, immediate: Option<u32>) {
         let (at, rail) = (self.lay(n, record), self.rail(n));
         let offer = self.offers[rail];
-        let bytes = Record::bytes(PLACES);
+        let bytes = Record::bytes(PACKETS_PER_FRAME);
         let verb = Verb::Write {
             address: offer.record_address + self.slot(n) * bytes as u64,
             rkey: offer.record_rkey,
@@ -410,12 +422,12 @@ impl BaselineSender {
         self.post(rail, verb, &[(at, bytes)], true);
     }
 
-    /// Sends frame `n` as the mode has it.
+    /// Sends frame `n` in the configured mode.
     pub(super) fn send(&mut self, n: u64) {
         match self.hello.mode {
             Mode::Write => {
                 self.payload(n, false);
-                self.tell(n, &record(n), Some(low(n)));
+                self.send_record(n, &record(n), Some(low(n)));
             }
             Mode::Send => self.message(n, &record(n)),
         }
@@ -424,10 +436,15 @@ impl BaselineSender {
     pub(super) fn message(&mut self, n: u64, record: &Record) {
         let (at, rail) = (self.lay(n, record), self.rail(n));
         let verb = Verb::Send { immediate: None };
-        self.post(rail, verb, &[(at, Record::bytes(PLACES) + length(n))], true);
+        self.post(
+            rail,
+            verb,
+            &[(at, Record::bytes(PACKETS_PER_FRAME) + length(n))],
+            true,
+        );
     }
 
-    /// Collects what is done; false once something has failed.
+    /// Collects completions. Returns false if a request has failed.
     pub(super) fn collect(&mut self) -> bool {
         let Some(link) = &mut self.link else {
             return false;
@@ -444,14 +461,14 @@ impl BaselineSender {
         self.failed.is_none()
     }
 
-    /// Waits until all that was posted is done, or something has failed.
+    /// Waits until all posted requests have completed or one request has failed.
     pub(super) fn finish(&mut self) {
         while self.collect() && self.open.iter().any(|open| *open > 0) {
             std::thread::yield_now();
         }
     }
 
-    /// Waits until the receiver is seen to be gone.
+    /// Waits until the sender detects that the receiver has disconnected.
     pub(super) fn await_failure_of_link(&mut self) {
         while self
             .link
@@ -465,7 +482,7 @@ impl BaselineSender {
         }
     }
 
-    /// Waits until a failure is reported.
+    /// Waits until a request fails, and returns the status of this request.
     pub(super) fn await_failure(&mut self) -> Status {
         while self.collect() {
             std::thread::yield_now();
@@ -485,7 +502,10 @@ fn next(queue: &mut dyn QueuePair) -> Option<WorkCompletion> {
     (queue.poll(&mut done).unwrap() == 1).then_some(done[0])
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "only the low half is needed"
+)]
 pub(super) const fn low(n: u64) -> u32 {
     n as u32
 }

@@ -1,7 +1,7 @@
-//! What a card does, word by word: cards that do only what a test says.
+//! Tests of the receiver with mock NICs, which return exactly the completions that a test specifies.
 
 use super::super::*;
-use super::fixture::{self, PLACES, PRESENT, SLOT, STRIDE};
+use super::fixture::{self, PACKETS_PER_FRAME, PRESENT, SLOT, STRIDE};
 use crate::connect::{self, ConnectError, Incoming, Listener, PeerMonitor, Prepare};
 use crate::stream::wire::{Hello, Record};
 use crate::verbs::{
@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-/// What the NIC returns, and the calls it has received.
+/// The results that the mock NIC returns, and the calls that it has received.
 #[derive(Default)]
 struct Script {
     done: Mutex<VecDeque<WorkCompletion>>,
@@ -22,9 +22,9 @@ struct Script {
     late: Mutex<VecDeque<WorkCompletion>>,
     dropped: Mutex<Vec<&'static str>>,
     events: Mutex<VecDeque<NicEvent>>,
-    /// The number of frames that the sender sent with its detach message.
+    /// The number of frames in the sender's close message.
     final_frames: Mutex<Option<u64>>,
-    /// Whether a connected sender stays silent until it is disconnected.
+    /// True: a connected sender stays silent until it is disconnected.
     is_silent: AtomicBool,
     is_aborted: AtomicBool,
     posted: Mutex<usize>,
@@ -45,7 +45,7 @@ impl fmt::Debug for MockNic {
     }
 }
 
-/// Records when it is dropped.
+/// Records the drop of a value.
 struct DropRecorder(Arc<Script>, &'static str);
 
 impl Drop for DropRecorder {
@@ -166,7 +166,7 @@ impl QueuePair for MockQueuePair {
     }
 }
 
-/// Is there until it has parted.
+/// Reports the sender as connected until the sender has sent its close message.
 struct MockMonitor(Arc<Script>);
 
 impl PeerMonitor for MockMonitor {
@@ -184,7 +184,7 @@ impl PeerMonitor for MockMonitor {
     fn close(&mut self, _: u64) {}
 }
 
-/// Brings one sender.
+/// A listener that returns one connection.
 struct OneConnection(Option<Vec<u8>>, Arc<Script>);
 
 impl Listener for OneConnection {
@@ -232,7 +232,7 @@ impl Incoming for MockIncoming {
         if is_silent() {
             return Err(ConnectError::Foreign {
                 peer: self.peer(),
-                why: "it was broken off".to_owned(),
+                why: "the connection attempt was aborted".to_owned(),
             });
         }
         Ok(connect::Link {
@@ -270,7 +270,7 @@ impl MockFixture {
             mode,
             rail: 0,
             rails: 1,
-            places: PLACES,
+            packets_per_frame: PACKETS_PER_FRAME,
             stream: 1,
             first: 0,
             slot: SLOT as u64,
@@ -281,7 +281,7 @@ impl MockFixture {
             name: "test".to_owned(),
             mode,
             service,
-            places: PLACES,
+            packets_per_frame: PACKETS_PER_FRAME,
             relaxed: false,
             counters: Counters::default(),
         };
@@ -302,11 +302,15 @@ impl MockFixture {
             engine,
             script,
             memory,
-            completions: Completions::with_places(SLOTS, FAULTS.len(), PLACES),
+            completions: Completions::with_packets_per_frame(
+                SLOTS,
+                FAULTS.len(),
+                PACKETS_PER_FRAME,
+            ),
         }
     }
 
-    /// The frames of a poll: number, missing and passed of each.
+    /// Polls once; returns the number, the missing frames and the skipped slots of each reported frame.
     fn poll(&mut self) -> Vec<(u64, u64, u64)> {
         self.completions.clear(usize::MAX);
         self.engine.poll(&mut self.completions).unwrap();
@@ -326,9 +330,9 @@ impl MockFixture {
         self.completions.faults()[FAULTS.iter().position(|fault| *fault == name).unwrap()]
     }
 
-    /// Lays a record where that of the frame in `slot` belongs.
+    /// Stores a record for the frame in `slot`.
     fn lay(&self, slot: usize, record: &Record) {
-        let mut bytes = vec![0; Record::bytes(PLACES)];
+        let mut bytes = vec![0; Record::bytes(PACKETS_PER_FRAME)];
         record.encode(PRESENT.into_iter(), &mut bytes);
         let records = self.engine.records.as_ref().unwrap();
         for (i, word) in bytes.chunks_exact(8).enumerate() {
@@ -347,7 +351,7 @@ impl MockFixture {
         });
     }
 
-    /// Frame `n` comes whole into its slot, by an unreliable connection.
+    /// Simulates that frame `n` arrives completely in its slot over an unreliable connection.
     fn frame(&self, n: u64) {
         self.lay(usize::try_from(n).unwrap() % SLOTS, &fixture::record(n));
         self.finish(fixture::length(n), Some(fixture::low(n)));
@@ -364,11 +368,12 @@ fn lost_unreliable_frames_are_skipped() {
     assert_eq!(
         stage.engine.overwritten().unwrap(),
         0,
-        "they are still being copied"
+        "frames that are being copied cannot be overwritten"
     );
-    // Credits for what has been copied.
+    // This poll credits the slots of frames that were copied.
     assert_eq!(stage.poll(), []);
-    // The record of 3 is lost, so that of an earlier frame lies there; and the payload of 4.
+    // The record of frame 3 is lost, so its slot still contains the record of an earlier frame. The payload of frame 4
+    // is lost.
     stage.finish(fixture::length(3), Some(3));
     stage.frame(5);
     assert_eq!(stage.poll(), [(5, 2, 2)]);
@@ -381,11 +386,11 @@ fn lost_unreliable_frames_are_skipped() {
 fn unreliable_payload_of_wrong_length_is_not_delivered() {
     let mut stage = MockFixture::new(Mode::Write, Service::Uc);
     stage.lay(0, &fixture::record(0));
-    stage.finish(Record::bytes(PLACES), Some(0));
+    stage.finish(Record::bytes(PACKETS_PER_FRAME), Some(0));
     assert_eq!(stage.poll(), []);
     assert_eq!(stage.fault("bad-record"), 1);
     let mut stage = MockFixture::new(Mode::Write, Service::Uc);
-    // Beyond what may have been sent.
+    // Frame 4 exceeds the credits.
     stage.frame(4);
     assert_eq!((stage.poll(), stage.fault("bad-record")), (vec![], 1));
 }
@@ -398,14 +403,14 @@ fn loss_at_end_is_known_from_sender_detach() {
             Mode::Write => stage.frame(n),
             Mode::Send => {
                 stage.lay(usize::try_from(n).unwrap(), &fixture::record(n));
-                stage.finish(Record::bytes(PLACES) + fixture::length(n), None);
+                stage.finish(Record::bytes(PACKETS_PER_FRAME) + fixture::length(n), None);
             }
         };
         frame(&stage, 0);
         assert_eq!(stage.poll(), [(0, 0, 0)]);
         *stage.script.final_frames.lock().unwrap() = Some(7);
         std::thread::sleep(Duration::from_millis(50));
-        // What is still on its way when the parting is heard comes nevertheless.
+        // A frame that was still in flight when the close message arrived is delivered.
         assert_eq!((stage.poll(), stage.completions.missing()), (vec![], 0));
         frame(&stage, 1);
         let mut completed = Vec::new();
@@ -419,7 +424,7 @@ fn loss_at_end_is_known_from_sender_detach() {
         assert_eq!(stage.completions.faults().iter().sum::<u64>(), 0);
         assert_eq!((stage.poll(), stage.completions.missing()), (vec![], 0));
     }
-    // A number that cannot be is none.
+    // An invalid number of frames in a close message is ignored.
     let mut stage = MockFixture::new(Mode::Write, Service::Uc);
     *stage.script.final_frames.lock().unwrap() = Some(u64::MAX);
     let mut missing = 0;
@@ -435,12 +440,12 @@ fn lost_datagrams_are_missing_and_skip_no_slot() {
     let mut stage = MockFixture::new(Mode::Send, Service::Ud);
     for (slot, n) in [(0, 0), (1, 7), (2, 8)] {
         stage.lay(slot, &fixture::record(n));
-        stage.finish(Record::bytes(PLACES) + fixture::length(n), None);
+        stage.finish(Record::bytes(PACKETS_PER_FRAME) + fixture::length(n), None);
     }
     assert_eq!(stage.poll(), [(0, 0, 0), (7, 6, 0), (8, 0, 0)]);
-    // A number that was there already.
+    // The number of a frame that was already delivered.
     stage.lay(3, &fixture::record(7));
-    stage.finish(Record::bytes(PLACES) + fixture::length(7), None);
+    stage.finish(Record::bytes(PACKETS_PER_FRAME) + fixture::length(7), None);
     assert_eq!((stage.poll(), stage.fault("bad-record")), (vec![], 1));
 }
 
@@ -450,7 +455,7 @@ fn receives_are_posted_before_credits_are_sent() {
     let posted = || *stage.script.posted.lock().unwrap();
     assert_eq!(posted(), SLOTS + 1);
     stage.lay(0, &fixture::record(0));
-    stage.finish(Record::bytes(PLACES), Some(0));
+    stage.finish(Record::bytes(PACKETS_PER_FRAME), Some(0));
     assert_eq!(stage.poll(), [(0, 0, 0)]);
     assert_eq!(*stage.script.posted.lock().unwrap(), SLOTS + 2);
     let mut stage = MockFixture::new(Mode::Send, Service::Rc);
@@ -488,7 +493,7 @@ fn completions_during_stop_count_on_reliable_connections() {
             id: n,
             side: Side::Received,
             status: Status::Success,
-            bytes: u32::try_from(Record::bytes(PLACES) + fixture::length(n)).unwrap(),
+            bytes: u32::try_from(Record::bytes(PACKETS_PER_FRAME) + fixture::length(n)).unwrap(),
             immediate: Some(fixture::low(n)),
         });
     };
@@ -501,7 +506,7 @@ fn completions_during_stop_count_on_reliable_connections() {
         assert_eq!(stage.poll(), [(0, 0, 0), (1, 0, 0)]);
         assert_eq!(stage.completions.faults().iter().sum::<u64>(), 0);
     }
-    // Nothing was promised there, and the queue is not stopped.
+    // An unreliable connection gives no guarantee, so the queue pair is not stopped.
     let mut stage = MockFixture::new(Mode::Write, Service::Uc);
     late(&stage, 0);
     stage.engine.quiesce(Duration::from_mins(1)).unwrap();
@@ -552,7 +557,11 @@ fn completion_status_is_counted_by_name() {
         done.push_back(failed(status));
         done.push_back(failed(Status::Flushed));
         drop(done);
-        assert_eq!(stage.poll(), [(0, 0, 0)], "what came before counts");
+        assert_eq!(
+            stage.poll(),
+            [(0, 0, 0)],
+            "frames that arrived before are delivered"
+        );
         assert_eq!(stage.fault(name), 1);
         assert_eq!(stage.completions.faults().iter().sum::<u64>(), 1);
     }
@@ -586,9 +595,9 @@ fn nic_events_are_counted() {
 }
 
 impl MockFixture {
-    /// Frame `n` comes whole, by a reliable connection.
+    /// Simulates that frame `n` arrives completely over a reliable connection.
     fn frame_of_writes(&self, n: u64) {
         self.lay(usize::try_from(n).unwrap() % SLOTS, &fixture::record(n));
-        self.finish(Record::bytes(PLACES), Some(fixture::low(n)));
+        self.finish(Record::bytes(PACKETS_PER_FRAME), Some(fixture::low(n)));
     }
 }

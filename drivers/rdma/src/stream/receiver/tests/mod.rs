@@ -1,4 +1,4 @@
-//! The receiving end against a bare sender.
+//! Tests of the receiver with a baseline sender.
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 mod fixture;
@@ -14,29 +14,29 @@ const KINDS: [(Mode, usize); 4] = [
     (Mode::Send, 3),
 ];
 
-/// A rig that a sender is connected with.
+/// Returns a fixture with a connected sender.
 fn connected(mode: Mode, rails: usize, slots: usize) -> (Fixture, BaselineSender) {
     let mut fixture = Fixture::new(mode, Service::Rc, rails, slots);
     let mut sender = BaselineSender::new(mode, Service::Rc, rails, 1);
     fixture.streams.push(1);
-    dial(&mut fixture, &mut sender).unwrap();
+    connect(&mut fixture, &mut sender).unwrap();
     (fixture, sender)
 }
 
-/// Dials until a sender that is gone is seen to be.
-fn dial_in_place_of_another(fixture: &mut Fixture, sender: &mut BaselineSender) {
-    while dial(fixture, sender).is_err() {}
+/// Connects until the receiver has detected that the previous sender is gone.
+fn connect_in_place_of_another(fixture: &mut Fixture, sender: &mut BaselineSender) {
+    while connect(fixture, sender).is_err() {}
 }
 
-fn dial(
+fn connect(
     fixture: &mut Fixture,
     sender: &mut BaselineSender,
 ) -> Result<(), crate::connect::ConnectError> {
     let address = fixture.address;
-    fixture.meanwhile(|| sender.try_dial(address))
+    fixture.meanwhile(|| sender.try_connect(address))
 }
 
-/// Sends frames as credits allow.
+/// Sends frames within the limit of the credits.
 fn send(fixture: &mut Fixture, sender: &mut BaselineSender, frames: std::ops::Range<u64>) {
     for n in frames {
         while sender.credits() <= n {
@@ -110,11 +110,11 @@ fn message_without_credit_finds_no_receive() {
 fn partial_frame_is_requested_again() {
     let (mut fixture, mut sender) = connected(Mode::Write, 2, 4);
     send(&mut fixture, &mut sender, 0..6);
-    // Frame 7 is there in full and frame 6 lacks its record: neither counts.
+    // Frame 7 is complete, but frame 6 has no record, so neither is delivered.
     sender.payload(6, true);
     sender.send(7);
     sender.finish();
-    dial(&mut fixture, &mut sender).unwrap();
+    connect(&mut fixture, &mut sender).unwrap();
     assert_eq!(sender.offers[0].next, 6);
     send(&mut fixture, &mut sender, 6..20);
     fixture.until(|fixture| fixture.got.len() == 20);
@@ -126,18 +126,19 @@ fn partial_frame_is_requested_again() {
 fn frame_completed_at_link_break_is_delivered_once() {
     for (mode, rails) in KINDS {
         let (mut fixture, mut sender) = connected(mode, rails, 5);
-        fixture.most = 0;
+        fixture.max = 0;
         send(&mut fixture, &mut sender, 0..5);
-        // No reader has taken the frames when the sender reconnects; it gets a reply after they are taken.
+        // The frames were not polled yet when the sender reconnects. The sender gets an answer only after they were
+        // polled.
         sender.link = None;
         let address = fixture.address;
         std::thread::scope(|scope| {
-            let connecting = scope.spawn(|| sender.try_dial(address));
+            let connecting = scope.spawn(|| sender.try_connect(address));
             for _ in 0..100 {
                 fixture.pump();
             }
             assert!(fixture.got.is_empty());
-            fixture.most = 1;
+            fixture.max = 1;
             while !connecting.is_finished() {
                 fixture.pump();
             }
@@ -157,7 +158,7 @@ fn memory_regions_of_old_link_are_invalid() {
     fixture.until(|fixture| fixture.got.len() == 1);
     let old = sender.offers[0];
     sender.link = None;
-    dial(&mut fixture, &mut sender).unwrap();
+    connect(&mut fixture, &mut sender).unwrap();
     assert_ne!(
         (old.slot_rkey, old.record_rkey),
         (sender.offers[0].slot_rkey, sender.offers[0].record_rkey)
@@ -175,7 +176,7 @@ fn memory_regions_of_old_link_are_invalid() {
             before,
             (0..4).map(|slot| fixture.word(slot, 0)).collect::<Vec<_>>()
         );
-        dial(&mut fixture, &mut sender).unwrap();
+        connect(&mut fixture, &mut sender).unwrap();
     }
 }
 
@@ -184,10 +185,10 @@ fn stream_continues_and_new_stream_opens_epoch() {
     let (mut fixture, mut sender) = connected(Mode::Write, 2, 4);
     send(&mut fixture, &mut sender, 0..3);
     fixture.until(|fixture| fixture.got.len() == 3);
-    // 3 and 4 cannot be sent any more.
+    // Frames 3 and 4 can no longer be sent.
     sender.link = None;
     sender.hello.first = 5;
-    dial(&mut fixture, &mut sender).unwrap();
+    connect(&mut fixture, &mut sender).unwrap();
     assert_eq!(sender.offers[0].next, 5);
     send(&mut fixture, &mut sender, 5..7);
     fixture.until(|fixture| fixture.got.len() == 5);
@@ -195,7 +196,7 @@ fn stream_continues_and_new_stream_opens_epoch() {
     let mut other = BaselineSender::new(Mode::Write, Service::Rc, 2, 2);
     other.hello.first = 40;
     fixture.streams.push(2);
-    dial_in_place_of_another(&mut fixture, &mut other);
+    connect_in_place_of_another(&mut fixture, &mut other);
     send(&mut fixture, &mut other, 40..42);
     fixture.until(|fixture| fixture.got.len() == 7);
     let reported: Vec<_> = fixture
@@ -215,10 +216,10 @@ fn stream_continues_and_new_stream_opens_epoch() {
             (41, 0, 2)
         ]
     );
-    // The first sender reconnects: none of its frames is reported twice.
+    // The first sender reconnects, and none of its frames may be reported twice.
     other.link = None;
     fixture.streams.push(1);
-    dial_in_place_of_another(&mut fixture, &mut sender);
+    connect_in_place_of_another(&mut fixture, &mut sender);
     assert_eq!(sender.offers[0].next, 7);
 }
 
@@ -226,12 +227,15 @@ fn stream_continues_and_new_stream_opens_epoch() {
 fn second_sender_waits_for_first_to_disconnect() {
     let (mut fixture, mut sender) = connected(Mode::Write, 1, 4);
     let mut other = BaselineSender::new(Mode::Write, Service::Rc, 1, 2);
-    let refused = dial(&mut fixture, &mut other).unwrap_err().to_string();
-    assert!(refused.contains("the receiver receives from"), "{refused}");
+    let refused = connect(&mut fixture, &mut other).unwrap_err().to_string();
+    assert!(
+        refused.contains("the receiver already receives from"),
+        "{refused}"
+    );
     send(&mut fixture, &mut sender, 0..3);
     fixture.until(|fixture| fixture.got.len() == 3);
     sender.link.as_mut().unwrap().monitor.close(0);
-    dial_in_place_of_another(&mut fixture, &mut other);
+    connect_in_place_of_another(&mut fixture, &mut other);
 }
 
 #[test]
@@ -266,7 +270,7 @@ fn restarted_receiver_continues_with_available_frames() {
     other.streams.push(1);
     sender.await_failure_of_link();
     sender.hello.first = 7;
-    dial(&mut other, &mut sender).unwrap();
+    connect(&mut other, &mut sender).unwrap();
     send(&mut other, &mut sender, 7..9);
     other.until(|fixture| fixture.got.len() == 2);
     assert_eq!((other.numbers(), other.got[0].missing), (vec![7, 8], 0));
@@ -284,18 +288,20 @@ fn protocol_violation_ends_link() {
         &dyn Fn(u64, fn(&mut crate::stream::wire::Record)) -> crate::stream::wire::Record,
     );
     let deeds: [Deed; 8] = [
-        |sender, _| sender.tell(3, &record(3), Some(low(4))),
-        |sender, bad| sender.tell(3, &bad(3, |record| record.number = 4), Some(3)),
+        |sender, _| sender.send_record(3, &record(3), Some(low(4))),
+        |sender, bad| sender.send_record(3, &bad(3, |record| record.number = 4), Some(3)),
         |sender, bad| {
-            sender.tell(
+            sender.send_record(
                 3,
                 &bad(3, |record| record.length = fixture::SLOT as u64 + 1),
                 Some(3),
             );
         },
-        |sender, bad| sender.tell(3, &bad(3, |record| record.length = u64::MAX), Some(3)),
-        |sender, bad| sender.tell(3, &bad(3, |record| record.places += 1), Some(3)),
-        |sender, bad| sender.tell(3, &bad(3, |record| record.arrived = 71), Some(3)),
+        |sender, bad| sender.send_record(3, &bad(3, |record| record.length = u64::MAX), Some(3)),
+        |sender, bad| {
+            sender.send_record(3, &bad(3, |record| record.packets_per_frame += 1), Some(3));
+        },
+        |sender, bad| sender.send_record(3, &bad(3, |record| record.arrived = 71), Some(3)),
         |sender, _| {
             let offer = sender.offers[0];
             let verb = crate::verbs::Verb::Write {
@@ -316,8 +322,8 @@ fn protocol_violation_ends_link() {
         deed(&mut sender, &bad);
         fixture.until(|fixture| fixture.fault("bad-record") == 1);
         assert_eq!(fixture.numbers(), [0, 1, 2]);
-        // It may come back, and does better.
-        dial(&mut fixture, &mut sender).unwrap();
+        // The sender may reconnect and then send valid frames.
+        connect(&mut fixture, &mut sender).unwrap();
         assert_eq!(sender.offers[0].next, 3);
         send(&mut fixture, &mut sender, 3..9);
         fixture.until(|fixture| fixture.got.len() == 9);
@@ -325,7 +331,7 @@ fn protocol_violation_ends_link() {
     let lies: [fn(&mut crate::stream::wire::Record); 3] = [
         |record| record.length += 8,
         |record| record.number += 1,
-        |record| record.places = u32::MAX,
+        |record| record.packets_per_frame = u32::MAX,
     ];
     for lie in lies {
         let (mut fixture, mut sender) = connected(Mode::Send, 1, 5);
@@ -340,7 +346,7 @@ fn protocol_violation_ends_link() {
 fn message_longer_than_slot_is_rejected_by_nic() {
     let (mut fixture, mut sender) = connected(Mode::Send, 1, 5);
     let verb = crate::verbs::Verb::Send { immediate: None };
-    let bytes = crate::stream::wire::Record::bytes(fixture::PLACES) + fixture::SLOT + 8;
+    let bytes = crate::stream::wire::Record::bytes(fixture::PACKETS_PER_FRAME) + fixture::SLOT + 8;
     sender.post(0, verb, &[(0, bytes)], true);
     fixture.until(|fixture| fixture.fault("local") + fixture.fault("peer-gone") > 0);
     assert_eq!(fixture.fault("local"), 1);
@@ -366,20 +372,23 @@ fn foreign_greetings_are_rejected() {
             "a greeting",
         ),
         (of(|hello| hello.mode = Mode::Send), "mode"),
-        (of(|hello| hello.places = 71), "places"),
+        (
+            of(|hello| hello.packets_per_frame = 71),
+            "packets_per_frame",
+        ),
         (of(|hello| hello.rails = 3), "rails"),
         (of(|hello| hello.stream += u64::from(hello.rail)), "rail 1"),
         (of(|hello| hello.rail = 0), "rail 1"),
     ];
     for (i, (greetings, why)) in foreign.into_iter().enumerate() {
         let refused = fixture
-            .meanwhile(|| sender.dial_with(address, &greetings))
+            .meanwhile(|| sender.connect_with(address, &greetings))
             .unwrap_err();
         assert!(refused.to_string().contains(why), "{refused}");
         fixture.until(|fixture| fixture.fault("foreign") == i as u64 + 1);
     }
     sender.hello.slot = fixture::SLOT as u64 + 1;
-    let refused = dial(&mut fixture, &mut sender).unwrap_err().to_string();
+    let refused = connect(&mut fixture, &mut sender).unwrap_err().to_string();
     assert!(refused.contains("set `slot = "), "{refused}");
 }
 
@@ -390,7 +399,7 @@ fn after_quiesce_nothing_is_written() {
         send(&mut fixture, &mut sender, 0..4);
         fixture.until(|fixture| fixture.got.len() == 4);
         fixture.gives = false;
-        // Frames in flight: some are complete, some are not, none is reported yet.
+        // Frames in flight: some are complete and some are not, and none was reported yet.
         (4..10).for_each(|n| sender.send(n));
         fixture.engine.quiesce(Duration::from_mins(1)).unwrap();
         let words: Vec<u64> = (0..6).map(|slot| fixture.word(slot, 1)).collect();
@@ -404,10 +413,10 @@ fn after_quiesce_nothing_is_written() {
         let known = fixture.got.len() as u64;
         assert!((4..=10).contains(&known));
         assert_eq!(fixture.numbers(), (0..known).collect::<Vec<_>>());
-        // No connector gets a reply until the receiver is armed again; then the remaining frames arrive.
+        // No connector gets an answer until the receiver is armed again. Then the remaining frames arrive.
         fixture.gives = true;
         fixture.arm(3);
-        dial(&mut fixture, &mut sender).unwrap();
+        connect(&mut fixture, &mut sender).unwrap();
         assert_eq!(sender.offers[0].next, known);
         send(&mut fixture, &mut sender, known..20);
         fixture.until(|fixture| fixture.got.len() == 20);
@@ -415,20 +424,20 @@ fn after_quiesce_nothing_is_written() {
     }
 }
 
-/// What is done with a sender, a receiver and the way between them.
+/// An action on a sender, a receiver or their connection.
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// So many frames are sent, as far as credits go.
+    /// Sends this number of frames, limited by the credits.
     Send(u64),
-    /// So many polls.
+    /// Polls this number of times.
     Poll(u8),
-    /// A payload without its record, then the connection breaks.
+    /// Sends a payload without its record, and then interrupts the connection.
     Tear,
-    /// The connection breaks.
+    /// Interrupts the connection.
     Break,
-    /// The receiver is made quiet, and armed again with this slot.
+    /// Stops the receiver, and arms it again with this first slot.
     Quiesce(u8),
-    /// The receiver takes so many frames a poll at most.
+    /// Limits the receiver to this number of frames per poll.
     Take(u8),
 }
 
@@ -448,7 +457,7 @@ fn acts() -> impl proptest::strategy::Strategy<Value = Vec<Act>> {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
 
-    /// After any fault at any time, every frame is reported once, in order, with its own content.
+    /// After any fault at any time, every frame must be reported exactly once, in order and with its own contents.
     #[test]
     fn every_frame_is_delivered_once(acts in acts(), kind in 0..KINDS.len()) {
         let (mode, rails) = KINDS[kind];
@@ -456,7 +465,7 @@ proptest::proptest! {
         let mut next = 0;
         for act in acts {
             if sender.link.is_none() {
-                dial(&mut fixture, &mut sender).unwrap();
+                connect(&mut fixture, &mut sender).unwrap();
                 next = sender.offers[0].next;
             }
             match act {
@@ -487,11 +496,11 @@ proptest::proptest! {
                     fixture.arm(first.into());
                     sender.link = None;
                 }
-                Act::Take(most) => fixture.most = most.into(),
+                Act::Take(max) => fixture.max = max.into(),
             }
         }
         if sender.link.is_none() {
-            dial(&mut fixture, &mut sender).unwrap();
+            connect(&mut fixture, &mut sender).unwrap();
             next = sender.offers[0].next;
         }
         send(&mut fixture, &mut sender, next..next + 7);

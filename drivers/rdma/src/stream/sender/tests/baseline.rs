@@ -17,7 +17,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What a receiver is.
+/// The properties of a receiver.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     pub(super) mode: Mode,
@@ -25,8 +25,8 @@ pub(super) struct Shape {
     pub(super) rails: usize,
     pub(super) slots: u32,
     pub(super) slot: usize,
-    pub(super) places: u32,
-    /// Faults of its card.
+    pub(super) packets_per_frame: u32,
+    /// Faults of the receiver's NIC.
     pub(super) faults: Faults,
 }
 
@@ -38,13 +38,13 @@ impl Default for Shape {
             rails: 1,
             slots: 8,
             slot: 4096,
-            places: 0,
+            packets_per_frame: 0,
             faults: Faults::none(),
         }
     }
 }
 
-/// A frame that came.
+/// A received frame.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Got {
     pub(super) record: Record,
@@ -56,17 +56,19 @@ pub(super) struct Got {
 #[derive(Debug, Default)]
 pub(super) struct Directives {
     pub(super) stop: AtomicBool,
-    /// No slot is freed.
+    /// True: no slot is freed.
     pub(super) hold: AtomicBool,
-    /// No receive is posted at the next connection.
+    /// True once the receiver has read `hold`; from then on the receiver grants no credits.
+    pub(super) is_holding: AtomicBool,
+    /// True: no receive is posted at the next connection.
     pub(super) unready: AtomicBool,
-    /// The keys of the slots are dropped once the next connection is there.
+    /// True: the memory regions of the slots are dropped once the next connection is established.
     pub(super) revoke: AtomicBool,
-    /// The connection is dropped once so many frames have come; 0: never.
+    /// The connection is dropped once this number of frames has arrived; 0 means never.
     pub(super) die_at: AtomicU64,
     pub(super) connections: AtomicU64,
     pub(super) came: AtomicU64,
-    /// The greetings' first frames, in the order of the connections.
+    /// The first frame number in each greeting, in the order of the connections.
     pub(super) firsts: Mutex<Vec<u64>>,
 }
 
@@ -103,7 +105,7 @@ impl BaselineReceiver {
         }
     }
 
-    /// Ends it, and gives all frames that came, in their order.
+    /// Ends the receiver and returns all received frames in order.
     pub(super) fn end(mut self) -> Vec<Got> {
         self.orders.stop.store(true, Ordering::Release);
         self.thread.take().unwrap().join().unwrap();
@@ -117,15 +119,15 @@ struct Receiver {
     listener: ExchangeListener,
     orders: Arc<Directives>,
     frames: mpsc::Sender<Got>,
-    /// The frame that is wanted next.
+    /// The next expected frame.
     next: u64,
-    /// Its slot.
+    /// The slot of the next expected frame.
     first_slot: u32,
-    /// What came before its turn.
+    /// Frames that arrived out of order.
     waiting: BTreeMap<u64, Got>,
 }
 
-/// One connection; the queues are dropped before the keys.
+/// One connection. The queue pairs are dropped before the memory regions.
 struct Session {
     link: Link,
     slot_keys: Vec<MemoryRegion>,
@@ -165,7 +167,7 @@ impl Receiver {
         self.next = self.next.max(hellos[0].first);
         let shape = self.shape.clone();
         let stride = shape.slot.next_multiple_of(64);
-        let record = Record::bytes(shape.places);
+        let record = Record::bytes(shape.packets_per_frame);
         let slots = SharedWords::new(stride * shape.slots as usize).unwrap();
         let records = SharedWords::new(record * shape.slots as usize).unwrap();
         let access = Access {
@@ -195,7 +197,7 @@ impl Receiver {
                     record_address: record_keys[rail].address(),
                     slot_rkey: slot_keys[rail].rkey(),
                     record_rkey: record_keys[rail].rkey(),
-                    places: shape.places,
+                    packets_per_frame: shape.packets_per_frame,
                     credits: granted,
                 }
                 .encode()
@@ -221,7 +223,7 @@ impl Receiver {
                     Mode::Write => queue.post_receive(n, &[])?,
                     Mode::Send if n % shape.rails as u64 == rail as u64 => {
                         let slot = (i + u64::from(first_slot)) % u64::from(shape.slots);
-                        let sges = places_of(&shape, &slot_keys[rail], &record_keys[rail], slot);
+                        let sges = packets_of(&shape, &slot_keys[rail], &record_keys[rail], slot);
                         queue.post_receive(n, &sges)?;
                     }
                     Mode::Send => {}
@@ -248,7 +250,7 @@ impl Receiver {
         })
     }
 
-    /// Takes what came and frees slots; false when the connection is over.
+    /// Processes arrived frames and frees slots. Returns false when the connection has ended.
     fn step(&mut self, session: &mut Session) -> bool {
         let die_at = self.orders.die_at.load(Ordering::Acquire);
         if die_at > 0 && self.orders.came.load(Ordering::Acquire) >= die_at {
@@ -259,6 +261,7 @@ impl Receiver {
             return false;
         }
         let holds = self.orders.hold.load(Ordering::Acquire);
+        self.orders.is_holding.store(holds, Ordering::Release);
         let granted = self.next - session.begin + u64::from(self.shape.slots);
         if !holds && granted > session.granted {
             return self.grant(session, granted);
@@ -267,7 +270,7 @@ impl Receiver {
         true
     }
 
-    /// Lets the sender go on to `granted` frames in all.
+    /// Grants credits for `granted` frames in total.
     fn grant(&mut self, session: &mut Session, granted: u64) -> bool {
         let shape = &self.shape;
         for frame in session.granted..granted {
@@ -280,7 +283,7 @@ impl Receiver {
                 Mode::Send => {
                     let slot = (frame + u64::from(session.first_slot)) % u64::from(shape.slots);
                     let (slots, records) = (&session.slot_keys[rail], &session.record_keys[rail]);
-                    queue.post_receive(n, &places_of(shape, slots, records, slot))
+                    queue.post_receive(n, &packets_of(shape, slots, records, slot))
                 }
             };
             if posted.is_err() {
@@ -311,7 +314,7 @@ impl Receiver {
             })
     }
 
-    /// Takes what came; false when the connection is over.
+    /// Collects arrived frames. Returns false when the connection has ended.
     fn take(&mut self, session: &mut Session) -> bool {
         let mut done = [WorkCompletion {
             id: 0,
@@ -350,15 +353,16 @@ impl Receiver {
         is_good
     }
 
-    /// Ends a connection. What was acknowledged up to the queues' end is accepted, because the sender knows that it arrived:
-    /// records that lie there tell of it where no completion was seen.
+    /// Ends a connection. Frames that were acknowledged before the end of the queue pairs are accepted, because the
+    /// sender assumes that they arrived. If the completion of a frame was not collected, its stored record identifies
+    /// the frame.
     fn close(&mut self, mut session: Session) {
         self.take(&mut session);
         session.link.rails.clear();
         self.waiting.clear();
         while self.shape.service == Service::Rc && self.next < session.begin + session.granted {
             let slot = slot_of(&session, &self.shape, self.next) as usize;
-            let stride = Record::bytes(self.shape.places);
+            let stride = Record::bytes(self.shape.packets_per_frame);
             let bytes = session.records.read(slot * stride, stride);
             match Record::decode(&bytes) {
                 Ok(record) if record.number == self.next => {
@@ -380,27 +384,27 @@ impl Receiver {
         let n = base + u64::from(immediate.wrapping_sub(low(base)));
         assert!(
             n >= self.next,
-            "frame {n} came again, {} was wanted",
+            "frame {n} arrived again instead of frame {}",
             self.next
         );
         assert!(
             shape.service == Service::Ud || n < session.begin + session.granted,
-            "frame {n} came beyond the {} credits from {} on",
+            "frame {n} exceeds the {} credits counted from {}",
             session.granted,
             session.begin
         );
         assert_eq!(n % shape.rails as u64, rail as u64, "the rail of frame {n}");
-        // A message lies where its receive says, a write where its number does.
+        // A message is in the slot of its receive, a write in the slot of its frame number.
         let place = if shape.mode == Mode::Send { done.id } else { n };
         let slot = slot_of(session, shape, place) as usize;
-        let stride = Record::bytes(shape.places);
+        let stride = Record::bytes(shape.packets_per_frame);
         let bytes = session.records.read(slot * stride, stride);
         let record = Record::decode(&bytes).unwrap();
         assert_eq!(record.number, n);
         let got = got(shape, session, record, &bytes, slot);
         assert!(
             self.waiting.insert(n, got).is_none(),
-            "frame {n} came twice"
+            "frame {n} arrived twice"
         );
     }
 }
@@ -408,7 +412,9 @@ impl Receiver {
 fn got(shape: &Shape, session: &Session, record: Record, bytes: &[u8], slot: usize) -> Got {
     let words = bytes[Record::HEAD..].as_chunks::<8>().0.iter();
     let words = words.map(|word| u64::from_le_bytes(*word));
-    let words = words.take((record.places as usize).div_ceil(64)).collect();
+    let words = words
+        .take((record.packets_per_frame as usize).div_ceil(64))
+        .collect();
     let at = slot * shape.slot.next_multiple_of(64);
     let length = usize::try_from(record.length).unwrap();
     Got {
@@ -423,20 +429,23 @@ fn slot_of(session: &Session, shape: &Shape, n: u64) -> u32 {
     u32::try_from(slot).unwrap()
 }
 
-fn places_of<'a>(
+fn packets_of<'a>(
     shape: &Shape,
     slots: &'a MemoryRegion,
     records: &'a MemoryRegion,
     slot: u64,
 ) -> [Sge<'a>; 2] {
-    let (slot, record) = (usize::try_from(slot).unwrap(), Record::bytes(shape.places));
+    let (slot, record) = (
+        usize::try_from(slot).unwrap(),
+        Record::bytes(shape.packets_per_frame),
+    );
     [
         records.sge(slot * record, record),
         slots.sge(slot * shape.slot.next_multiple_of(64), shape.slot),
     ]
 }
 
-/// The record that a frame of `meta` should come with.
+/// Returns the expected record of a frame with the metadata `meta`.
 pub(super) fn expected(meta: &FrameMeta, number: u64) -> Record {
     Record {
         number,
@@ -445,7 +454,7 @@ pub(super) fn expected(meta: &FrameMeta, number: u64) -> Record {
         timestamp: meta.timestamp,
         length: meta.length as u64,
         flags: meta.flags.0,
-        places: meta.places,
+        packets_per_frame: meta.packets_per_frame,
         arrived: meta.arrived,
     }
 }

@@ -1,4 +1,4 @@
-//! The sending end with the receiving end.
+//! Tests of the sender together with the receiver.
 
 use super::*;
 use crate::stream::receiver::{self, FAULTS, Receiver};
@@ -11,19 +11,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 const SLOTS: usize = 6;
 
-/// A frame as the receiver reported it.
+/// A frame as reported by the receiver.
 struct ReceivedFrame {
     done: Done,
     present: Vec<u64>,
     bytes: Vec<u8>,
 }
 
-/// A receiver that takes frames on a thread until it is stopped.
+/// A receiver that accepts frames on a thread until it is stopped.
 struct ReceiverFixture {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
     holds: Arc<AtomicBool>,
-    /// Frames that were reported.
+    /// Number of reported frames.
     received: Arc<AtomicUsize>,
     thread: std::thread::JoinHandle<Vec<ReceivedFrame>>,
 }
@@ -41,7 +41,7 @@ impl ReceiverFixture {
             name: "far".to_owned(),
             mode: shape.mode,
             service: shape.service,
-            places: shape.places,
+            packets_per_frame: shape.packets_per_frame,
             relaxed: false,
             counters: receiver::Counters::default(),
         };
@@ -87,7 +87,8 @@ fn take(
     };
     engine.arm(&slots).unwrap();
     engine.credit(u32::try_from(SLOTS).unwrap());
-    let mut completions = Completions::with_places(SLOTS, FAULTS.len(), shape.places.max(1));
+    let mut completions =
+        Completions::with_packets_per_frame(SLOTS, FAULTS.len(), shape.packets_per_frame.max(1));
     let (mut first_slot, mut owed, mut got, mut is_quiet) = (2, 0, Vec::new(), false);
     loop {
         let is_last = stop.load(Ordering::Acquire);
@@ -116,7 +117,7 @@ fn take(
                 return got;
             }
             if is_last {
-                // Frames that arrived before are still reported.
+                // Frames that arrived before the stop are still reported.
                 engine.quiesce(HANG).unwrap();
                 is_quiet = true;
                 continue;
@@ -131,15 +132,25 @@ fn compare(sender_side: &SenderFixture, received: &[ReceivedFrame]) {
     for (n, (received, meta)) in received.iter().zip(&sender_side.metas).enumerate() {
         let origin = received.done.origin.unwrap();
         assert_eq!(
-            (origin.sequence, origin.flags, origin.places, origin.arrived),
-            (meta.sequence, meta.flags, meta.places, meta.arrived)
+            (
+                origin.sequence,
+                origin.flags,
+                origin.packets_per_frame,
+                origin.arrived
+            ),
+            (
+                meta.sequence,
+                meta.flags,
+                meta.packets_per_frame,
+                meta.arrived
+            )
         );
         assert_eq!(
             (received.done.timestamp, received.done.length),
             (meta.timestamp, meta.length)
         );
         let is_there = |i: u32| received.present[i as usize / 64] >> (i % 64) & 1 == 1;
-        for i in 0..meta.places {
+        for i in 0..meta.packets_per_frame {
             assert_eq!(is_there(i), !(u64::from(i) + n as u64).is_multiple_of(5));
         }
         let wrong = received
@@ -158,7 +169,7 @@ fn sender_and_receiver_exchange_frames() {
         base.clone(),
         Shape {
             rails: 3,
-            places: 130,
+            packets_per_frame: 130,
             ..base.clone()
         },
         Shape {
@@ -168,7 +179,7 @@ fn sender_and_receiver_exchange_frames() {
         Shape {
             mode: Mode::Send,
             rails: 2,
-            places: 130,
+            packets_per_frame: 130,
             ..base.clone()
         },
         Shape {
@@ -189,7 +200,7 @@ fn sender_and_receiver_exchange_frames() {
             "{:?} {shape:?}",
             sender_side.why
         );
-        // What left by an unreliable connection may still be on its way.
+        // Frames on an unreliable connection may still be in flight.
         let begun = Instant::now();
         while shape.service == Service::Uc && far.received.load(Ordering::Acquire) < 300 {
             assert!(begun.elapsed() < HANG);
@@ -231,11 +242,12 @@ fn receiver_without_free_slots_applies_backpressure() {
     compare(&sender_side, &far.end());
 }
 
-/// A card whose first queues tell nothing until they are stopped, as one that is slow to tell what it has acknowledged.
+/// A NIC whose first queue pairs return no completions until they are stopped, like a NIC that is slow to report what
+/// it has acknowledged.
 #[derive(Debug)]
 struct SlowNic {
     card: Arc<dyn Nic>,
-    /// Queues to be made that are such.
+    /// Number of queue pairs without completions that are still to be created.
     left: AtomicUsize,
 }
 
@@ -340,7 +352,8 @@ fn acknowledged_frame_is_reported_before_late_completion() {
             let left = AtomicUsize::new(rails);
             let far = ReceiverFixture::with(&shape, Arc::new(SlowNic { card, left }));
             let mut sender_side = SenderFixture::new(far.address, rails, options(&shape));
-            // All that credits allow; the sender knows that the receiver has them, which has seen none.
+            // All frames that the credits allow. The sender gets acknowledgements for all of them, but the receiver has
+            // seen no completion.
             sender_side.run(&lengths(SLOTS));
             assert_eq!(sender_side.counters.connections.get(), 1);
             if is_cut {
@@ -369,7 +382,7 @@ proptest! {
         };
         let mode = if is_send { Mode::Send } else { Mode::Write };
         let faults = text(&far_faults).parse().unwrap();
-        let shape = Shape { rails, mode, faults, places: 70, ..Shape::default() };
+        let shape = Shape { rails, mode, faults, packets_per_frame: 70, ..Shape::default() };
         let far = ReceiverFixture::start(&shape);
         let faults = text(&near_faults).parse().unwrap();
         let mut sender_side = SenderFixture::with(far.address, rails, options(&shape), (true, faults));

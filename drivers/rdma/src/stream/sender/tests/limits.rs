@@ -1,4 +1,5 @@
-//! Cards that hold less than they say, receivers that want more than they may, and what is made at the start.
+//! Tests of NICs with a smaller capacity than they report, of receivers with invalid offers, and of resources created
+//! at startup.
 
 use super::super::SenderError;
 use super::super::connection::{Reconnector, Terms};
@@ -10,15 +11,15 @@ use crate::verbs::{
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
-/// An emulated NIC with smaller capacity than it states.
+/// An emulated NIC with a smaller capacity than it reports.
 #[derive(Debug)]
 struct SmallNic {
     card: Arc<dyn Nic>,
-    /// Most work of a queue.
+    /// Maximum number of outstanding send requests per queue pair.
     sends: u32,
-    /// Most bytes inline.
+    /// Maximum number of inline bytes.
     inline: u32,
-    /// Most bytes of one registration.
+    /// Maximum size of one registration in bytes.
     bytes: usize,
     registered: AtomicUsize,
 }
@@ -86,7 +87,7 @@ impl Nic for SmallNic {
     }
 }
 
-/// A sender by `card` of a ring of `slots` slots of 4 KiB.
+/// Creates a sender on `card` for a ring of `slots` slots of 4 KiB.
 fn sender(
     card: Arc<SmallNic>,
     address: SocketAddr,
@@ -106,7 +107,7 @@ fn queue_pair_creation_failure_retries_smaller() {
         let card = SmallNic::new(sends, inline, usize::MAX);
         sender(card, far.address, 16, options(&Shape::default()))
     };
-    // A frame of 4 KiB is two works, and one place is for what carries no frame.
+    // A frame of 4 KiB needs two requests, and one entry is reserved for keep-alive requests.
     let fewer = make(65, 256).unwrap();
     assert_eq!((fewer.options.depth, fewer.options.inline), (32, 256));
     assert_eq!(fewer.window, 32);
@@ -123,7 +124,7 @@ fn queue_pair_creation_failure_retries_smaller() {
 fn copy_buffer_is_allocated_at_startup() {
     let shape = Shape::default();
     let far = BaselineReceiver::start(shape.clone());
-    // A ring of 32 MiB is more than the card takes, what frames are copied to is not.
+    // The NIC cannot register a ring of 32 MiB, but it can register the smaller buffer for copies.
     let card = SmallNic::new(1024, 256, 20 << 20);
     let refused = sender(card.clone(), far.address, 8192, options(&shape)).unwrap();
     assert!(refused.path().starts_with("frames are copied"));
@@ -140,7 +141,7 @@ fn copy_buffer_is_allocated_at_startup() {
     let read = sender(card, far.address, 16, options(&shape)).unwrap();
     assert_eq!(read.memory.window(), u64::MAX);
     drop(read);
-    // A NIC that accepts neither is reported immediately.
+    // If the NIC can register neither, creating the sender fails immediately.
     let card = SmallNic::new(1024, 256, 1);
     assert!(sender(card, far.address, 16, options(&shape)).is_err());
     far.end();
@@ -151,12 +152,12 @@ fn record_buffer_is_allocated_for_messages() {
     for mode in [Mode::Write, Mode::Send] {
         let shape = Shape {
             mode,
-            places: 5000,
+            packets_per_frame: 5000,
             ..Shape::default()
         };
         let far = BaselineReceiver::start(shape.clone());
         let options = Options {
-            places: 0,
+            packets_per_frame: 0,
             ..options(&shape)
         };
         let mut sender_side = SenderFixture::new(far.address, 1, options);
@@ -177,19 +178,19 @@ fn record_buffer_is_allocated_for_messages() {
 fn buffer_allocation_failure_is_reported_and_nothing_sent() {
     let shape = Shape {
         mode: Mode::Send,
-        places: 100_000,
+        packets_per_frame: 100_000,
         ..Shape::default()
     };
     let far = BaselineReceiver::start(shape.clone());
     let options = Options {
-        places: 0,
+        packets_per_frame: 0,
         ..options(&shape)
     };
-    // The ring and 128 records of 64 bytes fit, 128 of 12.5 KiB do not.
+    // The ring and 128 records of 64 bytes can be registered, but not 128 records of 12.5 KiB.
     let card = SmallNic::new(1024, 256, 1 << 20);
     let mut sender = sender(card, far.address, 16, options).unwrap();
     let begun = Instant::now();
-    while !sender.why.contains("small cannot reach") {
+    while !sender.why.contains("small cannot access") {
         sender.tick();
         assert!(begun.elapsed() < HANG, "{}", sender.why);
     }
@@ -206,7 +207,7 @@ fn unacknowledged_work_ends_connection() {
     sender_side.run(&[10]);
     sender_side.publish(&[10]);
     let lease = sender_side.reader.poll(1).unwrap();
-    // As if a frame had been posted long ago.
+    // Simulates a frame that was posted long ago.
     sender_side.sender.posted = sender_side.sender.done + 1;
     sender_side.sender.next_unposted = sender_side.sender.posted;
     let long_ago = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
@@ -214,14 +215,14 @@ fn unacknowledged_work_ends_connection() {
     sender_side.sender.match_uncertain(&lease, 0);
     assert_eq!(
         sender_side.sender.last_progress, long_ago,
-        "the time goes on"
+        "the time without progress continues to count"
     );
     let why = sender_side.sender.idle().unwrap_err().to_string();
     assert!(
-        why.starts_with("it has acknowledged nothing for 1"),
+        why.starts_with("the receiver has acknowledged nothing for 1"),
         "{why}"
     );
-    // Nothing under way is no reason to be impatient.
+    // Without frames in flight, the time without progress must be reset.
     sender_side.sender.posted = sender_side.sender.done;
     sender_side.sender.match_uncertain(&lease, 0);
     sender_side.sender.idle().unwrap();
@@ -230,7 +231,7 @@ fn unacknowledged_work_ends_connection() {
     far.end();
 }
 
-/// A slow connector: it waits until it is cancelled.
+/// A slow connector, which waits until the connection attempt is cancelled.
 struct SlowNic {
     inner: tcp::TcpConnector,
     is_cancelled: Arc<AtomicBool>,
@@ -243,7 +244,7 @@ impl Connector for SlowNic {
         self.inner.cancel_with(is_cancelled);
     }
 
-    fn dial(
+    fn connect(
         &mut self,
         nics: &[Arc<dyn Nic>],
         options: &QueuePairOptions,
@@ -255,7 +256,7 @@ impl Connector for SlowNic {
         while !self.is_cancelled.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
-        self.inner.dial(nics, options, greetings, prepare, limit)
+        self.inner.connect(nics, options, greetings, prepare, limit)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Modules beside the driver.
+//! Tests the findings about additional kernel modules, such as nvidia_peermem.
 
 use super::super::super::root::tests::machine;
 use super::*;
@@ -22,7 +22,10 @@ fn conflicting_peer_memory_modules_are_reported() {
     assert_eq!((one.verdict, one.read.as_str()), (Verdict::Ok, "loaded"));
     for (files, read) in [
         (&[LOADED, OLD, CARD][..], "loaded beside nv_peer_mem"),
-        (&[OLD, CARD], "its predecessor nv_peer_mem is loaded"),
+        (
+            &[OLD, CARD],
+            "the older module nv_peer_mem is loaded instead",
+        ),
     ] {
         let found = found(files, true);
         assert_eq!((found.verdict, found.read.as_str()), (Verdict::Warn, read));
@@ -47,7 +50,7 @@ fn linux_without_peer_memory_api_is_reported() {
             Verdict::Ok,
             "not loaded",
         ),
-        // Hidden symbols do not count.
+        // Symbols that Linux hides from this user do not count.
         ("", false, Verdict::Warn, "not loaded"),
     ] {
         let found = found(&[CARD, (SYMBOLS, symbols)], is_open);

@@ -1,4 +1,4 @@
-//! Requirements for the card's writes to GPU memory.
+//! Tests the requirements for the card's writes to GPU memory.
 
 use super::*;
 
@@ -45,7 +45,10 @@ fn mlx5_without_on_demand_paging_is_reported() {
     server.remove(config);
     assert_eq!(server.found("on-demand paging").verdict, Verdict::Unknown);
     server.link(&format!("{NIC}/driver"), "/sys/bus/pci/drivers/bnxt_en");
-    assert!(server.lacks("on-demand paging"), "other cards do without");
+    assert!(
+        server.lacks("on-demand paging"),
+        "other cards do not need it"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Cores that handle the card's interrupts.
+//! Tests the finding about cores that handle the card's interrupts.
 
 use super::*;
 
@@ -10,11 +10,11 @@ fn interrupts_on_remote_numa_node_are_reported() {
     let found = server.found("interrupts");
     warns(
         &found,
-        "1 of 2 on a different node than 0",
+        "1 of 2 on cores of other nodes than 0",
         "echo 0-1 | sudo tee",
     );
     assert!(found.fix.unwrap().contains("0000:3e:00.0/msi_irqs"));
-    // An interrupt that may fire on both nodes does not count.
+    // An interrupt that may fire on both nodes is not on the wrong node.
     server.write("/proc/irq/81/effective_affinity_list", "1-2\n");
     assert_eq!(server.found("interrupts").verdict, Verdict::Ok);
     // Older Linux versions show only the requested affinity.

@@ -1,4 +1,4 @@
-//! Ports and the network behind them.
+//! Tests the findings about ports and their networks.
 
 use super::*;
 
@@ -14,7 +14,10 @@ fn port_down_is_reported() {
         "sudo ip link set eth0 up",
     );
     for name in ["rate", "GID table", "MTU", "PFC", "ECN"] {
-        assert!(server.lacks(name), "{name} of a port without a link");
+        assert!(
+            server.lacks(name),
+            "{name} must not be reported for a port without a link"
+        );
     }
     server.port_file("link_layer", "InfiniBand\n");
     warns(
@@ -55,7 +58,10 @@ fn rate_beyond_slot_or_cable_is_reported() {
     let found = server.found("rate");
     warns(&found, "100 Gbit/s (4X EDR)", "dmidecode -t slot");
     let why = found.why.unwrap();
-    assert!(why.contains("slot carries only 63"), "PCIe 4 x4: {why}");
+    assert!(
+        why.contains("slot limits the rate to 63"),
+        "PCIe 4 x4: {why}"
+    );
     server.write(&format!("{NIC}/current_link_width"), "16\n");
     server.port_file("link_layer", "InfiniBand\n");
     server.port_file("rate", "25 Gb/sec (1X EDR)\n");
@@ -218,7 +224,10 @@ fn growing_counters_are_reported_by_cause() {
         ),
     ] {
         let server = Server::new();
-        assert!(server.lacks(name), "a card that does not count it");
+        assert!(
+            server.lacks(name),
+            "a card without this counter must have no finding"
+        );
         server.port_file(file, "0\n");
         let before = Counters::read(&server.root).ago(Duration::from_secs(1));
         let find = || one(&examine(&server.root, &before), name);
@@ -231,7 +240,7 @@ fn growing_counters_are_reported_by_cause() {
             found.from.ends_with(file) && found.fix.as_ref().unwrap().contains(fix),
             "{found:?}"
         );
-        // Earlier counts are ignored.
+        // Counts from before the first reading are ignored.
         let before = Counters::read(&server.root).ago(Duration::from_secs(1));
         let found = one(&examine(&server.root, &before), name);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The card in its slot.
+//! Tests the findings about the card's slot.
 
 use super::*;
 
@@ -43,7 +43,7 @@ fn relaxed_ordering_and_read_size_are_judged() {
         "128 B",
         "CAP_EXP+8.w=5000:7000",
     );
-    // The part that users other than root can read.
+    // Users other than root can read only the first 64 bytes.
     server.write(&config, &space(0x5010, 0)[..64]);
     for name in ["relaxed ordering", "MaxReadReq"] {
         let found = server.found(name);
@@ -64,17 +64,25 @@ fn random_capability_list_does_not_panic() {
     );
     let mut bites = space(0, 0);
     bites[0x41] = 0x40;
-    assert_eq!(device_control(&bites), None, "it bites its tail");
+    assert_eq!(
+        device_control(&bites),
+        None,
+        "the capability list is circular"
+    );
     let mut short = space(0, 0);
     short.truncate(0x69);
-    assert_eq!(device_control(&short), None, "it ends in the register");
+    assert_eq!(
+        device_control(&short),
+        None,
+        "the configuration space ends inside the register"
+    );
 }
 
 #[test]
 fn nic_on_other_socket_is_reported() {
     let server = Server::new();
     is_ok(&server.found("distance to GPUs"), "PIX to 0000:3d:00.0");
-    // The GPU on another host bridge of another node.
+    // Move the GPU to another host bridge on the other NUMA node.
     server.remove("/sys/bus/pci/devices/0000:3d:00.0");
     let far = "/sys/devices/pci0000:d7/0000:d7:00.0/0000:d8:00.0";
     server.device(
@@ -87,7 +95,10 @@ fn nic_on_other_socket_is_reported() {
     let found = server.found("distance to GPUs");
     warns(&found, "SYS to 0000:d8:00.0", "socket");
     assert!(found.why.unwrap().contains("socket 0"));
-    assert!(server.lacks("ACS redirect"), "no switch is between the two");
+    assert!(
+        server.lacks("ACS redirect"),
+        "there is no switch between card and GPU"
+    );
     server.write(&format!("{far}/numa_node"), "-1\n");
     assert_eq!(server.found("distance to GPUs").verdict, Verdict::Unknown);
 }
@@ -97,7 +108,7 @@ fn switch_with_acs_redirect_is_reported_with_command() {
     let server = Server::new();
     is_ok(
         &server.found("ACS redirect"),
-        "no redirect on the path to the nearest GPU",
+        "no bridge redirects writes on the path to the nearest GPU",
     );
     let port = format!("{UP}/0000:3c:04.0/config");
     server.write(&port, space(0, 0x1d));
@@ -109,7 +120,7 @@ fn switch_with_acs_redirect_is_reported_with_command() {
     );
     server.write(&port, &space(0, 0)[..64]);
     assert_eq!(server.found("ACS redirect").verdict, Verdict::Unknown);
-    // Bridges above both may redirect, because the writes do not pass them.
+    // Bridges above both devices may redirect, because the writes do not pass through them.
     server.write(&port, space(0, 0));
     server.write(&format!("{UP}/config"), space(0, 0x1d));
     assert_eq!(server.found("ACS redirect").verdict, Verdict::Ok);

@@ -1,8 +1,8 @@
-//! `edu` as a card that daq does not program: the command of `engine = "external"`, the design that it starts, and what must
-//! have come of it.
+//! Uses `edu` as a card that daq does not program. Contains the command of `engine = "external"`, the design that the
+//! command starts, and the check of the result.
 //!
-//! `edu` moves one block on command, so a process plays the design: it makes each frame in a page of its own, has
-//! the device fetch it, and write it, and then the count.
+//! `edu` moves one block per command, so a process simulates the design. The process creates each frame in its own
+//! page, makes the device read it and write it to a slot, and then makes the device write the count.
 
 use crate::machine::{Edu, Memory, TRANSFER, Why, address, find, why};
 use daq_drivers::fpga::transports::dmabuf::{Attachment, Direction, Module};
@@ -13,16 +13,16 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// What the design reads while it runs; it removes it at its end.
+/// File that the design reads. The design removes it when it ends.
 const JOB: &str = "/run/card.json";
-/// Being there, it ends the design.
+/// The design ends when this file exists.
 const STOP: &str = "/run/card.stop";
-/// Where, in the design's own page, a frame, a word to write and a word that was read lie.
+/// Offsets in the design's own page: of a frame, of a word to write, and of a word that was read.
 const FRAME: usize = 0;
 const WORD: usize = TRANSFER;
 const READ: usize = TRANSFER + 1024;
 
-/// The bytes of a frame.
+/// Returns the bytes of a frame.
 fn frame(number: u64) -> Vec<u8> {
     (0..TRANSFER as u64 / 8)
         .flat_map(|word| {
@@ -33,7 +33,7 @@ fn frame(number: u64) -> Vec<u8> {
         .collect()
 }
 
-/// The command: reads daq's input from standard input.
+/// The command. It reads the input of daq from standard input.
 pub fn external() -> Result<(), Why> {
     let job: Value = serde_json::from_reader(std::io::stdin()).map_err(why("standard input"))?;
     match job["action"].as_str() {
@@ -52,11 +52,11 @@ pub fn external() -> Result<(), Why> {
             Ok(())
         }
         Some("stop") => stop(),
-        other => Err(format!("action {other:?}")),
+        other => Err(format!("unknown action {other:?}")),
     }
 }
 
-/// Ends the design and waits until it has; daq says how long that may take.
+/// Makes the design end and waits for it. daq limits the time for this.
 pub fn stop() -> Result<(), Why> {
     fs::write(STOP, "").map_err(why(STOP))?;
     while Path::new(JOB).exists() {
@@ -65,7 +65,7 @@ pub fn stop() -> Result<(), Why> {
     Ok(())
 }
 
-/// What the design has.
+/// The resources of the design.
 struct Design {
     edu: Edu,
     memory: Memory,
@@ -73,7 +73,7 @@ struct Design {
 }
 
 impl Design {
-    /// Bytes from the own page to bus address `to`.
+    /// Writes `bytes` to bus address `to`, through the own page.
     fn put(&self, offset: usize, bytes: &[u8], to: u64) -> Result<(), Why> {
         self.memory.write(offset, bytes)?;
         self.edu.fetch(address(&self.own, offset)?, bytes.len());
@@ -81,18 +81,18 @@ impl Design {
         Ok(())
     }
 
-    /// The word at bus address `from`.
+    /// Reads the word at bus address `from`.
     fn get(&self, from: u64) -> Result<u64, Why> {
         self.edu.fetch(from, 8);
-        // Copied whole by the device before it says that it is done.
+        // The device reports completion only after it has copied the whole word.
         self.edu.store(address(&self.own, READ)?, 8);
         let bytes = self.memory.read(READ, 8)?;
-        let bytes: [u8; 8] = bytes.try_into().map_err(|_| "a word of 8 bytes")?;
+        let bytes: [u8; 8] = bytes.try_into().map_err(|_| "the word must have 8 bytes")?;
         Ok(u64::from_le_bytes(bytes))
     }
 }
 
-/// The design: fills slot after slot until it is stopped.
+/// The design: fills one slot after another until it is stopped.
 pub fn card() -> Result<(), Why> {
     let job = fs::read_to_string(JOB).map_err(why(JOB))?;
     let result = serde_json::from_str(&job)
@@ -103,8 +103,12 @@ pub fn card() -> Result<(), Why> {
 }
 
 fn run(job: &Value) -> Result<(), Why> {
-    let number = |value: &Value| value.as_u64().ok_or_else(|| format!("{value} in {job}"));
-    let slots = job["slots"].as_array().ok_or("no slots")?;
+    let number = |value: &Value| {
+        value
+            .as_u64()
+            .ok_or_else(|| format!("{value} must be an unsigned integer in {job}"))
+    };
+    let slots = job["slots"].as_array().ok_or("the job has no slots")?;
     let slots: Vec<u64> = slots
         .iter()
         .map(|slot| number(&slot["address"]))
@@ -112,8 +116,8 @@ fn run(job: &Value) -> Result<(), Why> {
     let first = usize::try_from(number(&job["first"])?).map_err(why("first"))?;
     let count = number(&job["count"]["address"])?;
     let credits = job["credits"]["address"].as_u64();
-    // Not opened again, which would make it a master where it must not be one any more.
-    let edu = Edu::look()?;
+    // Do not use `Edu::open`, because it would enable bus mastering again after daq has disabled it.
+    let edu = Edu::find()?;
     let (dmabuf, memory) = Memory::host()?;
     let module = Module::open().map_err(why("module"))?;
     let own = module
@@ -138,11 +142,11 @@ fn run(job: &Value) -> Result<(), Why> {
     Ok(())
 }
 
-/// Whether the files below `folder` hold at least `least` frames in their order, byte by byte: all from the first one on, or
-/// some that `may_miss` up to as many between two.
-pub fn check(folder: &str, least: &str, may_miss: &str) -> Result<(), Why> {
+/// Checks that the files below `folder` contain at least `min` frames in order, and checks every byte. Up to
+/// `may_miss` frames may be missing between two frames; with 0, the frames must begin with the first one.
+pub fn check(folder: &str, min: &str, may_miss: &str) -> Result<(), Why> {
     let may_miss: u64 = may_miss.parse().map_err(why("frames"))?;
-    let least: usize = least.parse().map_err(why("frames"))?;
+    let min: usize = min.parse().map_err(why("frames"))?;
     let mut files = Vec::new();
     collect(Path::new(folder), &mut files)?;
     files.sort();
@@ -150,9 +154,9 @@ pub fn check(folder: &str, least: &str, may_miss: &str) -> Result<(), Why> {
     for file in &files {
         bytes.extend(fs::read(file).map_err(why("file"))?);
     }
-    if bytes.len() < least * TRANSFER || !bytes.len().is_multiple_of(TRANSFER) {
+    if bytes.len() < min * TRANSFER || !bytes.len().is_multiple_of(TRANSFER) {
         return Err(format!(
-            "{} bytes in {} files of {folder}, at least {least} frames of {TRANSFER} should be there",
+            "expected at least {min} whole frames of {TRANSFER} bytes, found {} bytes in {} files of {folder}",
             bytes.len(),
             files.len()
         ));
@@ -162,7 +166,7 @@ pub fn check(folder: &str, least: &str, may_miss: &str) -> Result<(), Why> {
         let number = (next..=next + may_miss).find(|n| frame(*n) == found);
         next = number.ok_or_else(|| {
             let differs = frame(next).iter().zip(found).position(|(a, b)| a != b);
-            format!("what should be frame {next} differs from byte {differs:?} on")
+            format!("frame {next} is wrong from byte {differs:?} on")
         })? + 1;
     }
     Ok(())
@@ -180,9 +184,9 @@ fn collect(folder: &Path, files: &mut Vec<std::path::PathBuf>) -> Result<(), Why
     Ok(())
 }
 
-/// Whether the device may do DMA.
+/// Checks that bus mastering of the device is enabled.
 pub fn is_master() -> Result<(), Why> {
-    if Edu::look()?.is_master()? {
+    if Edu::find()?.is_master()? {
         Ok(())
     } else {
         Err(format!(

@@ -1,4 +1,4 @@
-//! Bytes go where the addresses say, and nowhere else.
+//! Checks that bytes are written to the given addresses and to no others.
 
 use crate::Check;
 use crate::machine::{Edu, Memory, PAGE, TRANSFER, Why, address, folder, nothing_held, why};
@@ -6,37 +6,46 @@ use daq_drivers::fpga::transports::dmabuf::{Attachment, Direction, Distance, Mod
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// The exporter maps page by page, the last page first (bar_exporter.h).
+/// The exporter maps each page separately, the last page first (bar_exporter.h).
 pub const PAGES: u32 = 1 << 1;
 /// The exporter gives physical addresses without an IOMMU mapping.
 pub const BARE_ADDRESSES: u32 = 1 << 0;
 
-/// With an IOMMU that translates, one that does not, and none.
+/// Checks for every kind of boot: with a translating IOMMU, with a passthrough IOMMU, and without an IOMMU.
 pub const CHECKS: &[Check] = &[
-    ("host memory: the device reads and writes it", host),
-    ("a BAR: the device reads and writes it", bar),
-    ("a BAR in pages: every page has its address", pages),
-    ("mapped twice: two mappings that live apart", twice),
-    ("the memory outlives its descriptor", descriptor_closed),
+    ("the device reads and writes host memory", host),
+    ("the device reads and writes a BAR", bar),
+    (
+        "a BAR that is mapped page by page: each page has its own address",
+        pages,
+    ),
+    (
+        "memory that is mapped twice: the mappings are independent",
+        twice,
+    ),
+    (
+        "memory stays mapped after its descriptor is closed",
+        descriptor_closed,
+    ),
 ];
 
-/// With an IOMMU that translates.
+/// Checks for a translating IOMMU.
 pub const TRANSLATED: &[Check] = &[
-    ("one piece behind the IOMMU", one_piece),
-    ("an engine of 25 address bits", narrow),
+    ("the IOMMU maps host memory as one segment", one_piece),
+    ("a DMA engine with 25 address bits", narrow),
 ];
 
-/// Without an IOMMU that translates.
+/// Checks without a translating IOMMU.
 pub const BARE: &[Check] = &[("physical addresses are bus addresses", physical)];
 
-/// Bytes that repeat at no power of two.
+/// Returns a pattern of bytes whose period is not a power of two.
 fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
     (0..bytes)
         .map(|i| ((i + seed) % 251).to_le_bytes()[0])
         .collect()
 }
 
-/// Attaches `edu`, which drives all 64 bits.
+/// Maps a dma-buf for `edu`, which can use 64-bit addresses.
 pub fn attach(edu: &Edu, dmabuf: &OwnedFd) -> Result<Attachment, Why> {
     let module = Module::open().map_err(why("open"))?;
     module
@@ -44,8 +53,8 @@ pub fn attach(edu: &Edu, dmabuf: &OwnedFd) -> Result<Attachment, Why> {
         .map_err(why("map"))
 }
 
-/// The device takes the transfer at `from` and gives it at `to`; every byte of `memory` is then looked at. `place` says
-/// where in `memory` an offset of the dma-buf is.
+/// Makes the device read a transfer from the offset `from` and write it to the offset `to`. Then checks every byte of
+/// `memory`. `place` converts an offset of the dma-buf to an offset in `memory`.
 fn moves(
     edu: &Edu,
     attachment: &Attachment,
@@ -63,7 +72,7 @@ fn moves(
     match found.iter().zip(&expected).position(|(a, b)| a != b) {
         None => Ok(()),
         Some(at) => Err(format!(
-            "from {from} to {to}: byte {at} is {:#x}, not {:#x}",
+            "copy from offset {from} to {to}: byte {at} is {:#x}, expected {:#x}",
             found[at], expected[at]
         )),
     }
@@ -73,21 +82,21 @@ fn describe(attachment: &Attachment) -> Result<(), Why> {
     let segments = attachment.segments();
     let total: u64 = segments.iter().map(|segment| segment.bytes).sum();
     println!(
-        "{} segments, the first at {:#x}, {total} B of {}",
+        "{} segments, first address {:#x}, {total} B for a dma-buf of {} B",
         segments.len(),
         segments[0].address,
         attachment.bytes()
     );
     if total < attachment.bytes() {
-        return Err("the segments are too short".to_owned());
+        return Err("the segments must cover the whole dma-buf".to_owned());
     }
     if attachment.state().map_err(why("state"))? != State::Live {
-        return Err("it is not live".to_owned());
+        return Err("the mapping must be live".to_owned());
     }
-    // The guest's kernel is built without PCI_P2PDMA.
+    // The guest's Linux is built without PCI_P2PDMA, so the distance is not known.
     match attachment.distance().map_err(why("distance"))? {
         Distance::Unknown => Ok(()),
-        other => Err(format!("the distance is {other:?}")),
+        other => Err(format!("the distance must be unknown, but is {other:?}")),
     }
 }
 
@@ -109,7 +118,7 @@ fn bar() -> Result<(), Why> {
     let attachment = attach(&edu, &dmabuf)?;
     describe(&attachment)?;
     if attachment.segments().len() != 1 {
-        return Err("a BAR in one piece has several segments".to_owned());
+        return Err("a contiguous BAR must have one segment".to_owned());
     }
     let last = memory.bytes() - TRANSFER;
     moves(&edu, &attachment, &memory, [5 * PAGE, last], |offset| {
@@ -118,7 +127,7 @@ fn bar() -> Result<(), Why> {
     moves(&edu, &attachment, &memory, [last, 0], |offset| offset)?;
     drop(attachment);
     if !edu.is_master()? {
-        return Err("unmapped in order, but bus mastering is off".to_owned());
+        return Err("an orderly unmap must not disable bus mastering".to_owned());
     }
     nothing_held("unmapped")
 }
@@ -129,7 +138,8 @@ fn pages() -> Result<(), Why> {
     let attachment = attach(&edu, &dmabuf)?;
     describe(&attachment)?;
     let last = memory.bytes() - PAGE;
-    // The page at `offset` of the dma-buf is the BAR's as far from its end.
+    // The exporter reverses the pages, so a page at `offset` from the start of the dma-buf is at the same distance from
+    // the end of the BAR.
     let place = |offset: usize| last - offset / PAGE * PAGE + offset % PAGE;
     moves(&edu, &attachment, &memory, [0, last], place)?;
     moves(&edu, &attachment, &memory, [last, 77 * PAGE], place)?;
@@ -143,8 +153,8 @@ fn twice() -> Result<(), Why> {
     let first = attach(&edu, &dmabuf)?;
     let module = Module::open().map_err(why("open"))?;
     let map = || module.map(dmabuf.as_fd(), edu.at, Direction::Both, Some(64));
-    let second = map().map_err(why("map, the second"))?;
-    let third = map().map_err(why("map, the third"))?;
+    let second = map().map_err(why("second map"))?;
+    let third = map().map_err(why("third map"))?;
     moves(&edu, &first, &memory, [0, PAGE], |offset| offset)?;
     drop(first);
     drop(third);
@@ -169,7 +179,10 @@ fn one_piece() -> Result<(), Why> {
     let attachment = attach(&edu, &dmabuf)?;
     match attachment.segments() {
         [_] => Ok(()),
-        segments => Err(format!("pages of the host are {} pieces", segments.len())),
+        segments => Err(format!(
+            "host memory behind the IOMMU must be one segment, but has {}",
+            segments.len()
+        )),
     }
 }
 
@@ -188,17 +201,22 @@ fn narrow() -> Result<(), Why> {
         .map_err(why("map"))?;
     let segment = attachment.segments()[0];
     if segment.address + segment.bytes > 1 << 25 {
-        return Err(format!("{:#x} has more than 25 bits", segment.address));
+        return Err(format!(
+            "the bus address {:#x} needs more than 25 bits",
+            segment.address
+        ));
     }
     moves(&edu, &attachment, &memory, [0, PAGE], |offset| offset)?;
     let other = module.map(dmabuf.as_fd(), edu.at, Direction::Both, Some(64));
     if other.is_ok() {
-        return Err("attached with 25 and with 64 bits".to_owned());
+        return Err("a device must not be attached with 25 and with 64 address bits".to_owned());
     }
     drop(attachment);
     match bits()? {
         after if after == before => Ok(()),
-        after => Err(format!("left behind: {after} address bits, not {before}")),
+        after => Err(format!(
+            "after the unmap the device has {after} address bits, expected {before}"
+        )),
     }
 }
 

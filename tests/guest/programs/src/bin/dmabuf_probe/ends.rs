@@ -1,4 +1,4 @@
-//! How a mapping ends: its file closed or its process killed while the device is writing.
+//! Checks how a mapping ends: the file is closed, or the process is killed, while the device is writing.
 
 use crate::machine::{Edu, Memory, PAGE, TRANSFER, Why, nothing_held, why};
 use crate::{Check, SKIP};
@@ -8,24 +8,24 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Command, Stdio};
 
-/// In any boot.
+/// Checks for every kind of boot.
 pub const CHECKS: &[Check] = &[
     (
-        "closed in mid-DMA: nothing lands, bus mastering is off",
+        "file closed during DMA: nothing is written, bus mastering is off",
         closed,
     ),
     (
-        "killed in mid-DMA: nothing lands, bus mastering is off",
+        "process killed during DMA: nothing is written, bus mastering is off",
         killed,
     ),
 ];
 
-/// What memory holds that the device must not write.
+/// Content of memory that the device must not write.
 const SENTINEL: u8 = 0xa5;
-/// Tries to meet a transfer in flight; each has a tenth of a second for it.
+/// Number of attempts to end the mapping during a transfer. A transfer takes a tenth of a second.
 const TRIES: usize = 20;
 
-/// Maps the BAR on a file that never unmaps it; returns the file and the first bus address.
+/// Maps the BAR with a file that never unmaps it. Returns the file and the first bus address.
 fn map_for_good(edu: &Edu) -> Result<(File, u64), Why> {
     let (memory, _bar) = Memory::bar(0)?;
     let file = File::options()
@@ -49,7 +49,7 @@ fn map_for_good(edu: &Edu) -> Result<(File, u64), Why> {
     Ok((file, first[0].address))
 }
 
-/// Fails if a transfer has reached the first page, or could.
+/// Returns an error if a transfer was written to the first page, or if the device could still write.
 fn nothing_landed(edu: &Edu, bar: &Memory, when: &str) -> Result<(), Why> {
     if edu.is_master()? {
         return Err(format!("{when}: bus mastering is still on"));
@@ -71,13 +71,14 @@ fn closed() -> Result<(), Why> {
         bar.write(0, &[SENTINEL; PAGE])?;
         edu.start_to(to);
         drop(file);
-        // Not over when the file was closed, so the transfer came after that. A slow machine has it over: again.
+        // The transfer was not complete when the file was closed, so it ended afterwards. On a slow machine it may have
+        // been complete; then try again.
         if edu.is_running() {
             return nothing_landed(&edu, &bar, "closed");
         }
     }
     Err(format!(
-        "{SKIP}every transfer was over before the file was closed"
+        "{SKIP}every transfer ended before the file was closed"
     ))
 }
 
@@ -89,21 +90,23 @@ fn killed() -> Result<(), Why> {
         .stdout(Stdio::piped())
         .spawn()
         .map_err(why("child"))?;
-    let said = child.stdout.take().map(BufReader::new);
-    let said = said.and_then(|said| said.lines().map_while(Result::ok).next());
-    // Its transfers follow each other without a pause: one is in flight now.
+    let output = child.stdout.take().map(BufReader::new);
+    let output = output.and_then(|output| output.lines().map_while(Result::ok).next());
+    // The transfers follow each other without a pause, so one is in flight at this time.
     child.kill().map_err(why("kill"))?;
     child.wait().map_err(why("wait"))?;
-    if said.as_deref() != Some("writing") {
-        return Err(format!("the child did not come to write: {said:?}"));
+    if output.as_deref() != Some("writing") {
+        return Err(format!(
+            "the child process did not start to write; its output is {output:?}"
+        ));
     }
     bar.write(0, &[SENTINEL; PAGE])?;
-    // Opened again, it would be a master again.
-    let edu = Edu::look()?;
+    // Do not use `Edu::open`, because it would enable bus mastering.
+    let edu = Edu::find()?;
     nothing_landed(&edu, &bar, "killed")
 }
 
-/// Has the device write to the BAR for ever, and says so when the first transfer is under way.
+/// Makes the device write to the BAR forever. Prints a line when the first transfer has started.
 pub fn hold() -> Result<(), Why> {
     let edu = Edu::open()?;
     let (_file, to) = map_for_good(&edu)?;

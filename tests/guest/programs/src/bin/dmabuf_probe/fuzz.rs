@@ -1,4 +1,5 @@
-//! Any call with any argument, while drivers come and go, memory moves and the device is unplugged: nothing is left.
+//! Makes random calls with random arguments, while drivers are bound and unbound, memory moves, and the device is
+//! unplugged. Nothing may remain mapped or pinned.
 
 use crate::machine::{Memory, Why, find, folder, nothing_held, put, why};
 use crate::revoke::{bind, unbind};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Runs for `seconds`.
+/// Runs the fuzzing for `seconds`.
 pub fn fuzz(seconds: &str) -> Result<(), Why> {
     let limit = Duration::from_secs(seconds.parse().map_err(why("SECONDS"))?);
     let edu = find("0x1234", "0x11e8")?;
@@ -40,17 +41,27 @@ pub fn fuzz(seconds: &str) -> Result<(), Why> {
         stop.store(true, Ordering::Relaxed);
         let calls: Result<u64, Why> = callers
             .into_iter()
-            .map(|caller| caller.join().expect("a caller panicked"))
+            .map(|caller| caller.join().expect("a thread that makes calls panicked"))
             .sum();
-        (calls, world.join().expect("the world panicked"))
+        (
+            calls,
+            world
+                .join()
+                .expect("the thread that changes the machine panicked"),
+        )
     });
     let (calls, turns, mapped) = (calls?, turns?, mapped.into_inner());
-    println!("{calls} calls, {mapped} of them mapped; {turns} turns of the world");
+    println!(
+        "{calls} calls, {mapped} successful maps, {turns} changes of driver, memory or device"
+    );
     drop(shared);
     nothing_held("closed")?;
-    // Else the fuzzing fuzzed nothing.
+    // If nothing was mapped or changed, the fuzzing has tested nothing.
     if mapped == 0 || turns == 0 {
-        return Err("nothing was ever mapped, or nothing happened to what was".to_owned());
+        return Err(
+            "the fuzzing must map memory at least once and change the machine at least once"
+                .to_owned(),
+        );
     }
     Ok(())
 }
@@ -63,7 +74,7 @@ fn open() -> Result<File, Why> {
         .map_err(why("/dev/daq_dmabuf"))
 }
 
-/// Calls, on a file of its own and on one shared with others.
+/// Makes random calls, on its own file and on a file shared with other threads.
 fn caller(
     seed: u64,
     edu: Function,
@@ -100,8 +111,9 @@ fn caller(
         for (at, word) in words.iter().enumerate() {
             argument[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
         }
-        // Two of three calls are good but for their time; the third has some byte wrong. Never those that name the
-        // device: a file closed with another one mapped would stop that, be it the guest's disk.
+        // Two of three calls have valid arguments, but may be made at a wrong time. In the third call, one byte is
+        // random. The bytes that name the device are never changed: closing a file with another device mapped would
+        // stop that device, for example the guest's disk.
         if random.random_ratio(1, 3) {
             let at = random.random_range(0..42);
             argument[if at < 16 { at } else { at + 6 }] = random.random();
@@ -116,7 +128,8 @@ fn caller(
     Ok(calls)
 }
 
-/// Moves the memory, binds and unbinds, unplugs and plugs, by turns; leaves the device without a driver.
+/// Moves the memory, binds and unbinds the driver, and unplugs and plugs the device in turn. Leaves the device without
+/// a driver.
 fn world(edu: Function, memory: &[OwnedFd], stop: &AtomicBool) -> Result<u64, Why> {
     let mut turns = 0;
     while !stop.load(Ordering::Relaxed) || turns % 8 != 0 {

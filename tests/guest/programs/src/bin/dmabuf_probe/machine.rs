@@ -1,4 +1,4 @@
-//! The guest's devices: `edu`, which does DMA, and the memory whose BAR stands for a GPU's.
+//! The devices of the guest: `edu`, which performs DMA, and a device whose BAR represents the memory of a GPU.
 
 use crate::sys::{Bar, export_bar, udmabuf};
 use daq_drivers::fpga::transports::dmabuf::{Attachment, Function};
@@ -8,50 +8,50 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Bytes of one transfer: half of edu's buffer, because some versions of QEMU count a byte too many.
+/// Bytes per transfer: half of edu's buffer, because some versions of QEMU reject transfers that fill the buffer.
 pub const TRANSFER: usize = 2048;
-/// A page.
+/// Size of a page in bytes.
 pub const PAGE: usize = 4096;
-/// Bytes of a BAR that the test's exporter gives (bar_exporter.h).
+/// Size in bytes of the BAR that the test's exporter provides (bar_exporter.h).
 pub const BAR: usize = 1 << 20;
-/// Bytes of the host's memory in tests.
+/// Size of the host memory in tests, in bytes.
 pub const HOST: usize = 16 * PAGE;
 
-/// Registers of `edu`, as QEMU's docs/specs/edu.rst gives them.
+/// Registers of `edu`, from docs/specs/edu.rst of QEMU.
 const SOURCE: usize = 0x80;
 const DESTINATION: usize = 0x88;
 const COUNT: usize = 0x90;
 const COMMAND: usize = 0x98;
 const RUN: u64 = 1;
 const TO_MEMORY: u64 = 2;
-/// Where its buffer is, in its own addresses.
+/// Address of edu's buffer in its own address space.
 const BUFFER: u64 = 0x40000;
 
-/// The PCI command register and two of its bits (PCI Local Bus Specification).
+/// The PCI command register. Two of its bits follow (PCI Local Bus Specification).
 const PCI_COMMAND: u64 = 4;
 const MEMORY: u16 = 1 << 1;
 const MASTER: u16 = 1 << 2;
 
-/// Why a check failed.
+/// The reason why a check failed.
 pub type Why = String;
 
-/// Turns an error into the reason of a failure: `why("reading it")`.
+/// Converts an error into the reason of a failure, for example `why("reading it")`.
 pub fn why<E: std::fmt::Display>(doing: &str) -> impl Fn(E) -> Why {
     move |error| format!("{doing}: {error}")
 }
 
-/// The folder of a PCI device in sysfs.
+/// Returns the folder of a PCI device in sysfs.
 pub fn folder(device: Function) -> PathBuf {
     Path::new("/sys/bus/pci/devices").join(device.to_string())
 }
 
-/// Writes `text` to a file of sysfs.
+/// Writes `text` to a file in sysfs.
 pub fn put(path: impl AsRef<Path>, text: &str) -> Result<(), Why> {
     let path = path.as_ref();
     fs::write(path, text).map_err(|error| format!("{} > {}: {error}", text, path.display()))
 }
 
-/// The PCI device of a vendor and model; the first of several.
+/// Returns the first PCI device of a vendor and model.
 pub fn find(vendor: &str, model: &str) -> Result<Function, Why> {
     let devices = fs::read_dir("/sys/bus/pci/devices").map_err(why("PCI devices"))?;
     let found = devices.flatten().filter(|device| {
@@ -91,15 +91,15 @@ impl Config {
 
 /// QEMU's DMA device.
 pub struct Edu {
-    /// Its address.
+    /// PCI address of the device.
     pub at: Function,
     registers: Bar,
     config: Config,
 }
 
 impl Edu {
-    /// Finds it, as it is.
-    pub fn look() -> Result<Self, Why> {
+    /// Finds the device without changing its state.
+    pub fn find() -> Result<Self, Why> {
         let at = find("0x1234", "0x11e8")?;
         Ok(Self {
             at,
@@ -108,31 +108,31 @@ impl Edu {
         })
     }
 
-    /// Finds it; enables its memory and bus mastering.
+    /// Finds the device, and enables its memory and bus mastering.
     pub fn open() -> Result<Self, Why> {
-        let edu = Self::look()?;
+        let edu = Self::find()?;
         edu.config.enable(MEMORY | MASTER)?;
         Ok(edu)
     }
 
-    /// Whether it may do DMA.
+    /// Returns whether bus mastering of the device is enabled.
     pub fn is_master(&self) -> Result<bool, Why> {
         Ok(self.config.command()? & MASTER != 0)
     }
 
-    /// Whether a transfer is still to happen.
+    /// Returns whether a transfer is not complete.
     pub fn is_running(&self) -> bool {
         self.registers.read(COMMAND) & RUN != 0
     }
 
-    /// Waits until none is.
+    /// Waits until no transfer is running.
     pub fn wait(&self) {
         while self.is_running() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Begins to write its buffer to bus address `to`.
+    /// Starts to write the device's buffer to bus address `to`.
     pub fn start_to(&self, to: u64) {
         self.start(BUFFER, to, TRANSFER, RUN | TO_MEMORY);
     }
@@ -144,56 +144,56 @@ impl Edu {
         self.registers.write(COMMAND, command);
     }
 
-    /// Reads its buffer from bus address `from`.
+    /// Reads a transfer from bus address `from` into the device's buffer.
     pub fn take(&self, from: u64) {
         self.fetch(from, TRANSFER);
     }
 
-    /// Reads `bytes` bytes from bus address `from` into its buffer.
+    /// Reads `bytes` bytes from bus address `from` into the device's buffer.
     pub fn fetch(&self, from: u64, bytes: usize) {
         self.start(from, BUFFER, bytes, RUN);
         self.wait();
     }
 
-    /// Writes the first `bytes` bytes of its buffer to bus address `to`.
+    /// Writes the first `bytes` bytes of the device's buffer to bus address `to`.
     pub fn store(&self, to: u64, bytes: usize) {
         self.start(BUFFER, to, bytes, RUN | TO_MEMORY);
         self.wait();
     }
 
-    /// Writes its buffer to bus address `to`.
+    /// Writes the device's buffer to bus address `to`.
     pub fn give(&self, to: u64) {
         self.start_to(to);
         self.wait();
     }
 }
 
-/// The bus address of `offset`; a transfer from there on must be in one piece.
+/// Returns the bus address of `offset`. A transfer that begins there must be contiguous.
 pub fn address(attachment: &Attachment, offset: usize) -> Result<u64, Why> {
     match attachment.contiguous_from(offset as u64) {
         Some((address, bytes)) if bytes >= TRANSFER as u64 => Ok(address),
         other => Err(format!(
-            "{TRANSFER} B from {offset} on are not in one piece: {other:x?}"
+            "{TRANSFER} B from offset {offset} on must be contiguous, found {other:x?}"
         )),
     }
 }
 
-/// Memory that the device and the processor see.
+/// Memory that both the device and the processor can access.
 pub enum Memory {
-    /// Host memory by udmabuf.
+    /// Host memory, created with udmabuf.
     Host(File),
     /// The BAR.
     Bar(Bar),
 }
 
 impl Memory {
-    /// 64 KiB of host memory, and its dma-buf.
+    /// Creates 64 KiB of host memory. Returns its dma-buf and the memory.
     pub fn host() -> Result<(OwnedFd, Self), Why> {
         let (dmabuf, file) = udmabuf(HOST as u64).map_err(why("/dev/udmabuf"))?;
         Ok((dmabuf, Self::Host(file)))
     }
 
-    /// The memory device's BAR, and its dma-buf with the exporter's `flags`.
+    /// Exports the BAR of the memory device with the exporter's `flags`. Returns its dma-buf and the memory.
     pub fn bar(flags: u32) -> Result<(OwnedFd, Self), Why> {
         let at = find("0x1af4", "0x1110")?;
         Config::open(at)?.enable(MEMORY)?;
@@ -202,7 +202,7 @@ impl Memory {
         Ok((dmabuf, Self::Bar(bar)))
     }
 
-    /// Bytes of the dma-buf.
+    /// Returns the size of the dma-buf in bytes.
     pub const fn bytes(&self) -> usize {
         match self {
             Self::Host(_) => HOST,
@@ -210,7 +210,8 @@ impl Memory {
         }
     }
 
-    /// Bytes to look at: those of the dma-buf, and in a BAR a page behind it, which is not the device's to write.
+    /// Returns the number of bytes to check: those of the dma-buf and, in a BAR, the page after it, which the device
+    /// must not write.
     pub const fn visible(&self) -> usize {
         match self {
             Self::Host(_) => HOST,
@@ -218,7 +219,7 @@ impl Memory {
         }
     }
 
-    /// Sets every byte from `offset` on; `offset` and the length are multiples of 8.
+    /// Writes `bytes` at `offset`. Both the offset and the length must be multiples of 8.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Why> {
         match self {
             Self::Host(file) => file
@@ -234,7 +235,7 @@ impl Memory {
         }
     }
 
-    /// The bytes from `offset` on; `offset` and `bytes` are multiples of 8.
+    /// Returns `bytes` bytes from `offset` on. Both must be multiples of 8.
     pub fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>, Why> {
         match self {
             Self::Host(file) => {
@@ -251,7 +252,7 @@ impl Memory {
     }
 }
 
-/// What importers hold of the test's exporter: attachments, pins, maps.
+/// Returns the numbers of attachments, pins and maps that importers hold on memory of the test's exporter.
 pub fn held() -> Result<[i32; 3], Why> {
     let mut held = [0; 3];
     for (held, name) in held.iter_mut().zip(["attachments", "pins", "maps"]) {
@@ -262,10 +263,12 @@ pub fn held() -> Result<[i32; 3], Why> {
     Ok(held)
 }
 
-/// Fails if an importer still holds something.
+/// Returns an error if an importer still holds an attachment, a pin or a map.
 pub fn nothing_held(when: &str) -> Result<(), Why> {
     match held()? {
         [0, 0, 0] => Ok(()),
-        held => Err(format!("{when}: attachments, pins, maps are {held:?}")),
+        held => Err(format!(
+            "{when}: the numbers of attachments, pins and maps must be 0, but are {held:?}"
+        )),
     }
 }

@@ -1,5 +1,5 @@
-//! Checks of the kernel module `daq_dmabuf` in the test guest (tests/guest), with QEMU's `edu` as the device that does
-//! DMA: `dmabuf_probe GROUP [OPTION...]`. Prints a line `ok NAME`, `FAIL NAME: why` or `skip NAME: why` for each check.
+//! Checks the kernel module `daq_dmabuf` in the test guest (tests/guest), with QEMU's `edu` as the DMA device. Usage:
+//! `dmabuf_probe GROUP [OPTION...]`. Prints a line `ok NAME`, `FAIL NAME: why` or `skip NAME: why` for each check.
 
 mod machine;
 mod sys;
@@ -13,10 +13,10 @@ mod revoke;
 
 use machine::Why;
 
-/// One check: what it shows, and how.
+/// One check: its name, and the function that performs it.
 type Check = (&'static str, fn() -> Result<(), Why>);
 
-/// Begins the reason of a check that does not apply.
+/// Prefix of the reason of a check that does not apply.
 const SKIP: &str = "skip: ";
 
 fn main() {
@@ -32,9 +32,10 @@ fn main() {
         ["refusals", "bounce"] => run(refusals::BOUNCE),
         ["ends"] => run(ends::CHECKS),
         ["revoke"] => run(revoke::CHECKS),
-        ["fuzz", seconds] => run_one("any call, any argument, while everything changes", &|| {
-            fuzz::fuzz(seconds)
-        }),
+        ["fuzz", seconds] => run_one(
+            "random calls with random arguments while drivers, memory and device change",
+            &|| fuzz::fuzz(seconds),
+        ),
         ["open"] => match daq_drivers::fpga::transports::dmabuf::Module::open() {
             Ok(_) => println!("opened"),
             Err(error) => println!("{error}"),
@@ -48,7 +49,7 @@ fn main() {
         ["card"] => exit(card::card()),
         ["stop"] => exit(card::stop()),
         ["master"] => exit(card::is_master()),
-        ["frames", folder, least, may_miss] => exit(card::check(folder, least, may_miss)),
+        ["frames", folder, min, may_miss] => exit(card::check(folder, min, may_miss)),
         _ => {
             eprintln!(
                 "usage: dmabuf_probe data|refusals|ends|revoke|fuzz|open|hold|external|card|stop|master|frames [OPTION]"
@@ -58,7 +59,7 @@ fn main() {
     }
 }
 
-/// Ends the program, with the reason if it failed.
+/// Exits. If `result` is an error, prints the reason first.
 fn exit(result: Result<(), Why>) {
     if let Err(why) = result {
         println!("{why}");

@@ -1,4 +1,4 @@
-//! What the module refuses, and with which error.
+//! Checks which calls the module rejects, and with which error.
 
 use crate::Check;
 use crate::machine::{Edu, Memory, Why, find, folder, nothing_held, why};
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// Anywhere.
+/// Checks for every kind of boot.
 pub const CHECKS: &[Check] = &[
     ("the wrong memory, device or width is refused", wrong_map),
     ("wrong flags, sizes and events are refused", wrong_arguments),
@@ -18,33 +18,37 @@ pub const CHECKS: &[Check] = &[
         wrong_handles,
     ),
     (
-        "an exporter that refuses, or maps too little",
+        "an exporter that rejects the map, or maps too few bytes",
         bad_exporters,
     ),
 ];
-/// With an IOMMU that translates.
-pub const TRANSLATED: &[Check] = &[("addresses that the IOMMU does not know are refused", bare)];
-/// With `edu` under vfio-pci.
-pub const VFIO: &[Check] = &[("a device under vfio-pci is refused", vfio)];
-/// With a kernel that bounces all DMA.
+/// Checks for a translating IOMMU.
+pub const TRANSLATED: &[Check] = &[("addresses without an IOMMU mapping are refused", bare)];
+/// Checks with `edu` bound to vfio-pci.
+pub const VFIO: &[Check] = &[("a device that is bound to vfio-pci is refused", vfio)];
+/// Checks with a Linux that uses bounce buffers for all DMA.
 pub const BOUNCE: &[Check] = &[("a bounce buffer is refused", bounce)];
 
-/// Numbers of calls.
+/// Numbers of the module's calls.
 const MAP: u8 = 0;
 const SEGS: u8 = 1;
 const STATE: u8 = 2;
 const UNMAP: u8 = 3;
 
-/// Fails unless `result` is the error `wanted`.
+/// Returns an error unless `result` is the error `wanted`.
 fn is<T>(what: &str, result: Result<T, Errno>, wanted: Errno) -> Result<(), Why> {
     match result.map(drop) {
         Err(errno) if errno == wanted => Ok(()),
-        Err(errno) => Err(format!("{what}: {errno:?}, not {wanted:?}")),
-        Ok(()) => Err(format!("{what}: accepted, not {wanted:?}")),
+        Err(errno) => Err(format!(
+            "{what}: expected the error {wanted:?}, got {errno:?}"
+        )),
+        Ok(()) => Err(format!(
+            "{what}: expected the error {wanted:?}, but the call succeeded"
+        )),
     }
 }
 
-/// The kernel's answer to a map.
+/// Returns the errno of a map.
 fn answer(result: Result<Attachment, DmabufError>) -> Result<(), Errno> {
     result
         .map(drop)
@@ -59,7 +63,7 @@ fn device() -> Result<File, Why> {
         .map_err(why("/dev/daq_dmabuf"))
 }
 
-/// The argument of MAP for `edu`, without address bits.
+/// Returns the argument of MAP for `edu`, without a number of address bits.
 fn map_argument(dmabuf: &OwnedFd, edu: Function) -> [u8; ARGUMENT] {
     let mut argument = [0; ARGUMENT];
     set(&mut argument, 0, 40);
@@ -81,7 +85,7 @@ fn get(argument: &[u8; ARGUMENT], at: usize) -> u32 {
     u32::from_le_bytes(bytes)
 }
 
-/// A bridge from PCI to PCI.
+/// Returns a PCI-to-PCI bridge, if there is one.
 fn bridge() -> Result<Option<Function>, Why> {
     let devices = fs::read_dir("/sys/bus/pci/devices").map_err(why("PCI devices"))?;
     let is_bridge = |device: &fs::DirEntry| {
@@ -107,19 +111,21 @@ fn wrong_map() -> Result<(), Why> {
     let file = eventfd(0, EventfdFlags::CLOEXEC).map_err(why("eventfd"))?;
     is("no dma-buf", map(&file, edu.at, None), Errno::INVAL)?;
     is("65 bits", map(&dmabuf, edu.at, Some(65)), Errno::INVAL)?;
-    // Some driver's device, of which the guest's files come.
+    // A device that belongs to another driver: the one that provides the guest's files.
     let other = find("0x1af4", "0x1009").or_else(|_| find("0x1af4", "0x1049"))?;
     if !folder(other).join("driver").exists() {
-        return Err(format!("{other} has no driver"));
+        return Err(format!(
+            "the device {other} must have a driver for this check"
+        ));
     }
     is(
-        "bits of a driver's device",
+        "address bits for a device with a driver",
         map(&dmabuf, other, Some(64)),
         Errno::EXIST,
     )?;
     match bridge()? {
         Some(bridge) => is("a bridge", map(&dmabuf, bridge, None), Errno::INVAL)?,
-        None => println!("no bridge to try"),
+        None => println!("no PCI bridge found, so mapping for a bridge was not checked"),
     }
     nothing_held("refused")
 }
@@ -150,12 +156,13 @@ fn wrong_arguments() -> Result<(), Why> {
     set(&mut tail, 0, 44);
     set(&mut tail, 40, 1);
     is(
-        "an unknown tail",
+        "argument with unknown fields",
         raw(&file, MAP, &mut tail, To::Null),
         Errno::TOOBIG,
     )?;
     set(&mut tail, 40, 0);
-    raw(&file, MAP, &mut tail, To::Null).map_err(why("a tail of zeroes"))?;
+    raw(&file, MAP, &mut tail, To::Null)
+        .map_err(why("argument with zeros after the known fields"))?;
     for call in [4, 17, 255] {
         is(
             "no such call",
@@ -166,7 +173,7 @@ fn wrong_arguments() -> Result<(), Why> {
     for call in [MAP, SEGS, STATE, UNMAP] {
         for at in [NoMemory::Null, NoMemory::Kernel] {
             is(
-                "argument nowhere",
+                "argument at an invalid address",
                 raw_nowhere(&file, call, at),
                 Errno::FAULT,
             )?;
@@ -184,7 +191,9 @@ fn wrong_handles() -> Result<(), Why> {
     raw(&file, MAP, &mut map, To::Null).map_err(why("map"))?;
     let (handle, segments) = (get(&map, 24), get(&map, 28));
     if handle == 0 || segments == 0 {
-        return Err(format!("handle {handle}, {segments} segments"));
+        return Err(format!(
+            "handle and number of segments must not be 0, but are {handle} and {segments}"
+        ));
     }
     let call = |file: &File, call, handle, first, to| {
         let mut argument = [0; ARGUMENT];
@@ -209,15 +218,27 @@ fn wrong_handles() -> Result<(), Why> {
     }
     let segs = |first, to| call(&file, SEGS, handle, first, to);
     is(
-        "beyond the last",
+        "segment after the last one",
         segs(segments + 1, To::Here),
         Errno::INVAL,
     )?;
-    is("to 0", segs(0, To::Null), Errno::FAULT)?;
-    is("to the kernel", segs(0, To::Kernel), Errno::FAULT)?;
+    is(
+        "segments written to address 0",
+        segs(0, To::Null),
+        Errno::FAULT,
+    )?;
+    is(
+        "segments written to a kernel address",
+        segs(0, To::Kernel),
+        Errno::FAULT,
+    )?;
     match (segs(0, To::Here), segs(segments, To::Here)) {
         (Ok(all), Ok(0)) if all == segments.min(64) => {}
-        other => return Err(format!("segments read: {other:?}, not {segments} and 0")),
+        other => {
+            return Err(format!(
+                "expected {segments} and 0 segments, found {other:?}"
+            ));
+        }
     }
     call(&file, UNMAP, handle, 0, To::Null).map_err(why("unmap"))?;
     let again = call(&file, UNMAP, handle, 0, To::Null);
@@ -229,9 +250,9 @@ fn bad_exporters() -> Result<(), Why> {
     let edu = Edu::open()?;
     let module = Module::open().map_err(why("open"))?;
     let wrong = [
-        ("does not pin", 1 << 2, Errno::AGAIN),
-        ("maps too little", 1 << 3, Errno::REMOTEIO),
-        ("does not map", 1 << 4, Errno::NOBUFS),
+        ("exporter does not pin", 1 << 2, Errno::AGAIN),
+        ("exporter maps too few bytes", 1 << 3, Errno::REMOTEIO),
+        ("exporter does not map", 1 << 4, Errno::NOBUFS),
     ];
     for (what, flags, errno) in wrong {
         let (dmabuf, _memory) = Memory::bar(flags)?;
@@ -247,7 +268,11 @@ fn bare() -> Result<(), Why> {
     let (dmabuf, _memory) = Memory::bar(crate::data::BARE_ADDRESSES)?;
     let module = Module::open().map_err(why("open"))?;
     let map = module.map(dmabuf.as_fd(), edu.at, Direction::FromDevice, Some(64));
-    is("bare addresses", answer(map), Errno::REMOTEIO)?;
+    is(
+        "addresses without an IOMMU mapping",
+        answer(map),
+        Errno::REMOTEIO,
+    )?;
     nothing_held("refused")
 }
 
@@ -256,7 +281,7 @@ fn vfio() -> Result<(), Why> {
     let (dmabuf, _memory) = Memory::bar(0)?;
     let module = Module::open().map_err(why("open"))?;
     let map = module.map(dmabuf.as_fd(), edu, Direction::FromDevice, None);
-    is("under vfio-pci", answer(map), Errno::BUSY)?;
+    is("device bound to vfio-pci", answer(map), Errno::BUSY)?;
     nothing_held("refused")
 }
 
@@ -265,5 +290,9 @@ fn bounce() -> Result<(), Why> {
     let (dmabuf, _memory) = Memory::host()?;
     let module = Module::open().map_err(why("open"))?;
     let map = module.map(dmabuf.as_fd(), edu.at, Direction::FromDevice, Some(64));
-    is("bounced", answer(map), Errno::REMOTEIO)
+    is(
+        "memory behind a bounce buffer",
+        answer(map),
+        Errno::REMOTEIO,
+    )
 }

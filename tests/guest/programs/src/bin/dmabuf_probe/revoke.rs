@@ -1,4 +1,4 @@
-//! A mapping that is withdrawn: state, event, and what is still held.
+//! Checks a mapping that is revoked: its state, its event, and what is still held.
 
 use crate::Check;
 use crate::data::attach;
@@ -9,16 +9,16 @@ use daq_drivers::fpga::transports::dmabuf::{
 use rustix::io::Errno;
 use std::os::fd::AsFd;
 
-/// In any boot.
+/// Checks for every kind of boot.
 pub const CHECKS: &[Check] = &[
     ("the exporter moves its memory", moved),
     ("a driver is bound to the device", bound),
     ("the device's driver is unbound", unbound),
-    ("the device is given to vfio-pci", given_to_vfio),
+    ("the device is bound to vfio-pci", given_to_vfio),
     ("the device is removed", removed),
 ];
 
-/// How often the event was raised since the last call.
+/// Returns how often the event was raised since the last call.
 fn events(attachment: &Attachment) -> Result<u64, Why> {
     let mut count = [0; 8];
     match rustix::io::read(attachment.revoked(), &mut count) {
@@ -28,15 +28,17 @@ fn events(attachment: &Attachment) -> Result<u64, Why> {
     }
 }
 
-/// Fails unless it is revoked because of `reason`, and this was reported once.
+/// Returns an error unless the mapping was revoked because of `reason`, and this was reported exactly once.
 fn revoked(attachment: &Attachment, reason: Reason) -> Result<(), Why> {
     let state = attachment.state().map_err(why("state"))?;
     if state != State::Revoked(reason) {
-        return Err(format!("{state:?}, not revoked because {reason:?}"));
+        return Err(format!(
+            "the mapping must be revoked because of {reason:?}, but its state is {state:?}"
+        ));
     }
     match events(attachment)? {
         1 => Ok(()),
-        count => Err(format!("{count} events, not 1")),
+        count => Err(format!("expected 1 revocation event, found {count}")),
     }
 }
 
@@ -46,23 +48,28 @@ fn live(attachment: &Attachment) -> Result<(), Why> {
         events(attachment)?,
     ) {
         (State::Live, 0) => Ok(()),
-        other => Err(format!("before anything happened: {other:?}")),
+        other => Err(format!(
+            "the mapping must be live without events, but is {other:?}"
+        )),
     }
 }
 
-/// Gives a device to a driver.
+/// Binds a device to a driver.
 pub fn bind(device: Function, driver: &str) -> Result<(), Why> {
     put(folder(device).join("driver_override"), driver)?;
     put("/sys/bus/pci/drivers_probe", &device.to_string())?;
     let bound = folder(device).join("driver").read_link();
-    let bound = bound.map_err(|error| format!("{driver} does not take {device}: {error}"))?;
+    let bound = bound.map_err(|error| format!("cannot bind {device} to {driver}: {error}"))?;
     if bound.file_name().is_some_and(|name| name == driver) {
         return Ok(());
     }
-    Err(format!("{device} went to {}", bound.display()))
+    Err(format!(
+        "{device} must be bound to {driver}, but is bound to {}",
+        bound.display()
+    ))
 }
 
-/// Takes a device from its driver.
+/// Unbinds a device from its driver.
 pub fn unbind(device: Function) -> Result<(), Why> {
     let unbind = folder(device).join("driver/unbind");
     put(unbind, &device.to_string())?;
@@ -80,13 +87,17 @@ fn moved() -> Result<(), Why> {
     }
     revoked(&attachment, Reason::Moved)?;
     revoked(&second, Reason::Moved)?;
-    // The engine is the owner's to stop first.
+    // The module must not unmap, because the owner of the mapping must first stop the DMA engine.
     match held()? {
         [2, _, 2] => {}
-        other => return Err(format!("attachments, pins, maps are {other:?}")),
+        other => {
+            return Err(format!(
+                "the numbers of attachments and maps must be 2; attachments, pins and maps are {other:?}"
+            ));
+        }
     }
     if !edu.is_master()? {
-        return Err("bus mastering is off".to_owned());
+        return Err("bus mastering must stay on, but is off".to_owned());
     }
     drop(attachment);
     drop(second);
@@ -115,7 +126,9 @@ fn unbound() -> Result<(), Why> {
     unbind(edu.at)?;
     let attachment = attachment?;
     if held[0] != 1 {
-        return Err(format!("attachments, pins, maps were {held:?}"));
+        return Err(format!(
+            "the number of attachments must be 1; attachments, pins and maps were {held:?}"
+        ));
     }
     revoked(&attachment, Reason::Rebound)?;
     if edu.is_master()? {
@@ -127,12 +140,16 @@ fn unbound() -> Result<(), Why> {
 fn given_to_vfio() -> Result<(), Why> {
     let edu = Edu::open()?;
     if !folder(edu.at).join("iommu_group").exists() {
-        return Err(format!("{}no IOMMU, hence no VFIO", crate::SKIP));
+        return Err(format!(
+            "{}VFIO needs an IOMMU, but this machine has none",
+            crate::SKIP
+        ));
     }
     let (dmabuf, _memory) = Memory::bar(0)?;
     let attachment = attach(&edu, &dmabuf)?;
     bind(edu.at, "vfio-pci")?;
-    let result = revoked(&attachment, Reason::Rebound).and_then(|()| nothing_held("given away"));
+    let result =
+        revoked(&attachment, Reason::Rebound).and_then(|()| nothing_held("bound to vfio-pci"));
     unbind(edu.at)?;
     result
 }
@@ -152,16 +169,19 @@ fn removed() -> Result<(), Why> {
     put("/sys/bus/pci/rescan", "1")?;
     result?;
     if gone.is_ok() {
-        return Err("a device that is gone was mapped".to_owned());
+        return Err("mapping memory for a removed device must fail".to_owned());
     }
-    // The old attachments know the new device nothing.
+    // The old attachments must not apply to the device that was plugged in again.
     let edu = Edu::open()?;
     let third = attach(&edu, &dmabuf)?;
     drop(attachment);
     drop(second);
     live(&third)?;
     if held()?[0] != 1 {
-        return Err(format!("attachments, pins, maps are {:?}", held()?));
+        return Err(format!(
+            "the number of attachments must be 1; attachments, pins and maps are {:?}",
+            held()?
+        ));
     }
     drop(third);
     nothing_held("unmapped")

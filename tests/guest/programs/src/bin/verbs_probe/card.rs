@@ -1,4 +1,4 @@
-//! Events, overruns, registrations.
+//! Checks events, overruns and registrations.
 
 use crate::ends::{
     BYTES, End, NOTHING, OPEN, Outcome, TIMEOUT, next, options, pair, succeeded, that, write,
@@ -12,7 +12,7 @@ use daq_rdma::verbs::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What came before the queue was waited for raises no event, and is not slept over.
+/// A completion that arrived before the wait raises no event. The wait must return immediately nevertheless.
 pub fn come_before(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut one, mut other) = pair(nic, options(Service::Rc))?;
     for id in 0..2 {
@@ -23,14 +23,20 @@ pub fn come_before(nic: &Arc<dyn Nic>) -> Outcome<String> {
             payload: Payload::Memory(&[]),
             signaled: true,
         })?;
-        // What is acknowledged has completed there.
+        // The send is acknowledged, so the message has also completed at the receiver.
         succeeded(&next(&mut *one.queue)?, id, Side::Sent)?;
         let begin = Instant::now();
-        that(other.queue.wait(TIMEOUT)?, "it cannot wait")?;
-        that(begin.elapsed() < TIMEOUT, "it was slept over")?;
+        that(
+            other.queue.wait(TIMEOUT)?,
+            "the queue pair does not support waiting",
+        )?;
+        that(
+            begin.elapsed() < TIMEOUT,
+            "the wait must return immediately if a completion has arrived before",
+        )?;
         let mut done = [NOTHING];
         while other.queue.poll(&mut done)? == 0 {
-            that(begin.elapsed() < TIMEOUT, "no completion came")?;
+            that(begin.elapsed() < TIMEOUT, "no completion arrived")?;
         }
         succeeded(&done[0], id, Side::Received)?;
     }
@@ -40,7 +46,8 @@ pub fn come_before(nic: &Arc<dyn Nic>) -> Outcome<String> {
 pub fn waiting(nic: &Arc<dyn Nic>) -> Outcome<String> {
     const ROUNDS: u64 = 100;
     let (mut one, mut other) = pair(nic, options(Service::Rc))?;
-    // As a process that waits does: poll, and sleep only where nothing was there. A lost event would be a sleep to the end.
+    // Polls and sleeps like a real receiver: it sleeps only if there is no completion. If an event is lost, the sleep
+    // ends at the timeout.
     let receiver = std::thread::spawn(move || -> Result<(End, u64, u64), String> {
         let mut sleeps = 0;
         for id in 0..ROUNDS {
@@ -49,7 +56,7 @@ pub fn waiting(nic: &Arc<dyn Nic>) -> Outcome<String> {
                 .post_receive(id, &[])
                 .map_err(|error| error.to_string())?;
             if id > 0 {
-                // The sender has waited for this receive.
+                // The sender waits for this message before it sends the next one.
                 other
                     .queue
                     .post_send(&WorkRequest {
@@ -73,7 +80,7 @@ pub fn waiting(nic: &Arc<dyn Nic>) -> Outcome<String> {
                     .wait(TIMEOUT)
                     .map_err(|error| error.to_string())?;
                 if !can || begin.elapsed() >= TIMEOUT {
-                    return Err(format!("round {id}: no event came"));
+                    return Err(format!("round {id}: no event arrived"));
                 }
                 sleeps += 1;
             }
@@ -93,11 +100,13 @@ pub fn waiting(nic: &Arc<dyn Nic>) -> Outcome<String> {
             id,
             verb: Verb::Send { immediate: None },
             payload: Payload::Memory(&[]),
-            // Signaled work would come between the receives.
+            // Completions of sends would be mixed with those of the receives.
             signaled: false,
         })?;
     }
-    let (_other, rounds, sleeps) = receiver.join().map_err(|_| "the receiver has panicked")??;
+    let (_other, rounds, sleeps) = receiver
+        .join()
+        .map_err(|_| "the receiving thread panicked")??;
     Ok(format!("{rounds} rounds, {sleeps} sleeps"))
 }
 
@@ -113,7 +122,8 @@ pub fn overrun(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let work = write(&other.key, 0, Payload::Memory(&sges));
     let mut posted = 0;
     let begin = Instant::now();
-    // A card of which work keeps its place until its completion is collected refuses before anything is lost.
+    // On some cards, work occupies its queue entry until its completion is polled. Such a card rejects further work,
+    // and nothing is lost.
     while posted < 64 && begin.elapsed() < TIMEOUT / 6 {
         match one.queue.post_send(&work) {
             Ok(()) => posted += 1,
@@ -123,14 +133,17 @@ pub fn overrun(nic: &Arc<dyn Nic>) -> Outcome<String> {
     }
     if posted < 64 {
         return Ok(format!(
-            "it cannot be: the queue is full after {posted} works"
+            "the completion queue cannot overrun, because the send queue is full after {posted} work requests"
         ));
     }
     let mut done = [NOTHING; 16];
     let begin = Instant::now();
     let error = loop {
         match one.queue.poll(&mut done) {
-            Ok(_) => that(begin.elapsed() < TIMEOUT, "polls say nothing of it")?,
+            Ok(_) => that(
+                begin.elapsed() < TIMEOUT,
+                "polling must report the overrun, but reported nothing",
+            )?,
             Err(error) => break error,
         }
     };
@@ -139,13 +152,13 @@ pub fn overrun(nic: &Arc<dyn Nic>) -> Outcome<String> {
             return Ok(error.to_string());
         }
     }
-    Err("the card's events say nothing of it".into())
+    Err("the card raised no event for the overrun".into())
 }
 
 pub fn other_ways(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let region = Region::host(BYTES, HostOptions::default())?;
     let refusals = [RegistrationMethod::DmaBuf, RegistrationMethod::Peer]
-        .map(|way| nic.register(&region, way, OPEN).err());
+        .map(|method| nic.register(&region, method, OPEN).err());
     let relaxed = Access {
         relaxed: true,
         ..OPEN
@@ -153,7 +166,7 @@ pub fn other_ways(nic: &Arc<dyn Nic>) -> Outcome<String> {
     nic.register(&region, RegistrationMethod::Host, relaxed)?;
     match refusals {
         [Some(one), Some(other)] => Ok(format!("{one}; {other}")),
-        _ => Err("host memory was registered as a GPU's".into()),
+        _ => Err("host memory was registered as GPU memory".into()),
     }
 }
 
@@ -163,22 +176,22 @@ pub fn gpu_memory(nic: &Arc<dyn Nic>) -> Outcome<String> {
         Err(error) => return Ok(format!("skip: {error}")),
     };
     let region = Region::cuda(gpu, 1 << 21)?;
-    let mut said = Vec::new();
-    for way in [
+    let mut output = Vec::new();
+    for method in [
         RegistrationMethod::DmaBuf,
         RegistrationMethod::Peer,
         RegistrationMethod::Host,
     ] {
-        match nic.register(&region, way, OPEN) {
-            Ok(key) => said.push(format!("{way}: {key:?}")),
+        match nic.register(&region, method, OPEN) {
+            Ok(key) => output.push(format!("{method}: {key:?}")),
             Err(VerbsError { errno, why, .. }) => {
                 that(
                     !why.is_empty(),
-                    format!("{way}: errno {errno} without a word"),
+                    format!("{method}: errno {errno} without an explanation"),
                 )?;
-                said.push(format!("{way}: errno {errno}, {why}"));
+                output.push(format!("{method}: errno {errno}, {why}"));
             }
         }
     }
-    Ok(said.join("; "))
+    Ok(output.join("; "))
 }

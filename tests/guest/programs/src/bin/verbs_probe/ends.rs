@@ -1,4 +1,4 @@
-//! Two ends to try things with: queues, memory that can be looked into, completions.
+//! Provides two connected ends for checks: queue pairs, memory whose content can be read, and completions.
 
 use daq_core::region::{HostOptions, Region};
 use daq_rdma::verbs::{
@@ -10,11 +10,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of each region.
+/// Size of each memory region in bytes.
 pub const BYTES: usize = 1 << 16;
-/// Timeout of every operation; an emulated machine is slow.
+/// Timeout of every operation. It is long, because an emulated machine is slow.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
-/// What access the peer gets.
+/// Access rights that the memory grants to the peer.
 pub const OPEN: Access = Access {
     local_write: true,
     remote_write: true,
@@ -23,7 +23,7 @@ pub const OPEN: Access = Access {
 
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// Fails with `why` unless `holds`.
+/// Returns the error `why` unless `holds` is true.
 pub fn that(holds: bool, why: impl Into<String>) -> Outcome {
     if holds {
         Ok(())
@@ -43,11 +43,11 @@ pub const fn options(service: Service) -> QueuePairOptions {
     }
 }
 
-/// One end: a queue pair and memory. The queue pair is declared first, so it is dropped before the memory is freed.
+/// One end: a queue pair and memory. The queue pair is the first field, so it is dropped before the memory is freed.
 pub struct End {
-    /// The queue.
+    /// The queue pair.
     pub queue: Box<dyn QueuePair>,
-    /// The memory.
+    /// The memory region.
     pub key: MemoryRegion,
 }
 
@@ -60,23 +60,23 @@ impl End {
     }
 
     pub fn fill(&self, offset: usize, bytes: &[u8]) -> Outcome {
-        let file = self.key.region().file().ok_or("no file")?;
+        let file = self.key.region().file().ok_or("the region has no file")?;
         std::fs::File::from(file.try_clone_to_owned()?).write_all_at(bytes, offset as u64)?;
         Ok(())
     }
 
     pub fn holds(&self, offset: usize, bytes: &[u8]) -> Outcome {
-        let file = self.key.region().file().ok_or("no file")?;
+        let file = self.key.region().file().ok_or("the region has no file")?;
         let mut found = vec![0; bytes.len()];
         std::fs::File::from(file.try_clone_to_owned()?).read_exact_at(&mut found, offset as u64)?;
         that(
             found == bytes,
-            format!("{found:02x?} at {offset}, hoped for were {bytes:02x?}"),
+            format!("found {found:02x?} at offset {offset}, expected {bytes:02x?}"),
         )
     }
 }
 
-/// Memory that can be looked into through its file.
+/// Creates memory whose content can be read through its file.
 pub fn memory(nic: &Arc<dyn Nic>) -> Outcome<MemoryRegion> {
     let shared = HostOptions {
         shared: true,
@@ -86,7 +86,7 @@ pub fn memory(nic: &Arc<dyn Nic>) -> Outcome<MemoryRegion> {
     Ok(nic.register(&region, RegistrationMethod::Host, OPEN)?)
 }
 
-/// Two ends, connected with each other.
+/// Creates two ends that are connected to each other.
 pub fn pair(nic: &Arc<dyn Nic>, options: QueuePairOptions) -> Outcome<(End, End)> {
     let (mut one, mut other) = (End::new(nic, options)?, End::new(nic, options)?);
     let (first, second) = (one.queue.endpoint(), other.queue.endpoint());
@@ -103,7 +103,7 @@ pub const NOTHING: WorkCompletion = WorkCompletion {
     immediate: None,
 };
 
-/// The next completion.
+/// Returns the next completion.
 pub fn next(queue: &mut dyn QueuePair) -> Outcome<WorkCompletion> {
     let begin = Instant::now();
     let mut done = [NOTHING];
@@ -113,7 +113,7 @@ pub fn next(queue: &mut dyn QueuePair) -> Outcome<WorkCompletion> {
         }
         std::thread::yield_now();
     }
-    Err("no completion came".into())
+    Err("no completion arrived".into())
 }
 
 pub fn write<'a>(to: &MemoryRegion, offset: u64, payload: Payload<'a>) -> WorkRequest<'a> {
@@ -129,7 +129,7 @@ pub fn write<'a>(to: &MemoryRegion, offset: u64, payload: Payload<'a>) -> WorkRe
     }
 }
 
-/// The same work with the immediate value `value`.
+/// Returns the same work request with the immediate value `value`.
 pub fn telling(work: WorkRequest<'_>, value: u32) -> WorkRequest<'_> {
     let verb = match work.verb {
         Verb::Write {

@@ -1,5 +1,6 @@
-//! Tries every RDMA card of this host with itself: queues of each service, registrations, refusals, rdma_cm. Prints one
-//! line a check, `ok …`, `FAIL …` or `skip …`; its status is 1 where one failed. Soft-RoCE is enough.
+//! Tests every RDMA card of this host, each connected to itself: queue pairs of each service, registrations, rejected
+//! operations and rdma_cm. Prints one line per check, `ok …`, `FAIL …` or `skip …`. Exits with 1 if a check failed.
+//! Soft-RoCE is sufficient.
 //!
 //! ```text
 //! verbs_probe [CARD...]
@@ -16,7 +17,7 @@ use daq_rdma::verbs::{Nic, Service};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Says how each check ended.
+/// Prints the result of each check, and counts failures.
 #[derive(Default)]
 struct Report {
     failed: usize,
@@ -25,10 +26,10 @@ struct Report {
 impl Report {
     fn check(&mut self, name: &str, outcome: Outcome<String>) {
         match outcome {
-            Ok(said) if said.is_empty() => println!("ok {name}"),
-            Ok(said) => match said.strip_prefix("skip: ") {
+            Ok(output) if output.is_empty() => println!("ok {name}"),
+            Ok(output) => match output.strip_prefix("skip: ") {
                 Some(why) => println!("skip {name}: {why}"),
-                None => println!("ok {name}: {said}"),
+                None => println!("ok {name}: {output}"),
             },
             Err(why) => {
                 self.failed += 1;
@@ -53,9 +54,9 @@ fn main() -> ExitCode {
         .filter(|device| wanted.is_empty() || wanted.contains(&device.name))
         .collect();
     if devices.is_empty() {
-        println!("skip everything: there is no such card");
+        println!("skip everything: no matching RDMA card found");
     }
-    report.check("a card that is not there is refused", no_such_card());
+    report.check("opening a missing card fails", no_such_card());
     for device in &devices {
         println!("{device:?}");
         match sys::open(&device.name, 1, None) {
@@ -65,9 +66,9 @@ fn main() -> ExitCode {
     }
     if let [one, other, ..] = devices.as_slice() {
         let outcome = managed::undeclared(&one.name, &other.name);
-        report.check("rdma_cm: a card that was not declared is refused", outcome);
+        report.check("rdma_cm: an undeclared card is rejected", outcome);
         let outcome = managed::two_rails(&one.name, &other.name);
-        report.check("rdma_cm: two rails by two cards", outcome);
+        report.check("rdma_cm: two rails over two cards", outcome);
     }
     if report.failed > 0 {
         return ExitCode::FAILURE;
@@ -77,7 +78,7 @@ fn main() -> ExitCode {
 
 fn no_such_card() -> Outcome<String> {
     match sys::open("none_7", 1, None) {
-        Ok(_) => Err("it was opened".into()),
+        Ok(_) => Err("the missing card was opened".into()),
         Err(error) => Ok(error.to_string()),
     }
 }
@@ -94,38 +95,59 @@ fn all_of(report: &mut Report, nic: &Arc<dyn Nic>) {
     type Check = fn(&Arc<dyn Nic>) -> Outcome<String>;
     let checks: [(&str, Check); 17] = [
         (
-            "rc: many frames by write, with unsignaled payloads",
+            "rc: many frames as writes, with unsignaled payloads",
             work::many,
         ),
-        ("rc: a wrong key is remote-access", work::wrong_key),
-        ("rc: a freed key is remote-access", work::old_key),
-        ("rc: no receive is receiver-not-ready", work::not_ready),
-        ("rc: a peer that is gone is unanswered", work::unanswered),
-        ("rc: work of a failed queue is flushed", work::flushed),
+        ("rc: a wrong key ends with remote-access", work::wrong_key),
+        ("rc: a freed key ends with remote-access", work::old_key),
         (
-            "rc: work too large for its queue is refused",
+            "rc: a missing receive ends with receiver-not-ready",
+            work::not_ready,
+        ),
+        (
+            "rc: a destroyed peer ends with unanswered",
+            work::unanswered,
+        ),
+        (
+            "rc: work requests of a failed queue pair are flushed",
+            work::flushed,
+        ),
+        (
+            "rc: work requests too large for the queue pair are rejected",
             work::too_large,
         ),
         ("ud: datagrams", work::datagrams),
-        ("waiting: what came before is seen", card::come_before),
+        (
+            "waiting: earlier completions are detected",
+            card::come_before,
+        ),
         ("waiting: no event is lost", card::waiting),
         ("an overrun completion queue is reported", card::overrun),
-        ("registering: host memory by other ways", card::other_ways),
-        ("registering: a GPU's memory", card::gpu_memory),
-        ("rdma_cm: both roles, and parting", managed::managed),
-        ("rdma_cm: a peer that vanishes is gone", managed::vanished),
-        ("rdma_cm: a refusal arrives in its words", managed::refused),
+        (
+            "registering: host memory with methods for GPUs",
+            card::other_ways,
+        ),
+        ("registering: GPU memory", card::gpu_memory),
+        ("rdma_cm: both roles, and disconnecting", managed::managed),
+        (
+            "rdma_cm: a vanished peer is reported as disconnected",
+            managed::vanished,
+        ),
+        (
+            "rdma_cm: the reason of a rejection arrives unchanged",
+            managed::refused,
+        ),
         ("rdma_cm: no listener", managed::no_listener),
     ];
     for (what, check) in checks {
         report.check(&format!("{name} {what}"), check(nic));
     }
-    report.check(&format!("{name} ends and opens again"), again(nic));
+    report.check(&format!("{name} closes and opens again"), again(nic));
 }
 
 fn port(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (port, limits) = (nic.port()?, nic.limits());
-    that(port.is_active, format!("it is down: {port:?}"))?;
+    that(port.is_active, format!("the port is down: {port:?}"))?;
     that(
         port.mtu >= 256 && limits.max_sges >= 3,
         format!("{limits:?}"),
@@ -140,7 +162,7 @@ fn again(nic: &Arc<dyn Nic>) -> Outcome<String> {
     drop(other);
     that(
         side.key.region().bytes() == BYTES,
-        "a queue and a key keep their card",
+        "a queue pair and a memory region must keep the card open",
     )?;
     Ok(String::new())
 }

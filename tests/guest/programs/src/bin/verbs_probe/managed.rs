@@ -1,4 +1,4 @@
-//! rdma_cm in both roles.
+//! Checks rdma_cm in both roles.
 
 use crate::ends::{Outcome, TIMEOUT, memory, next, options, succeeded, telling, that, write};
 use daq_rdma::connect::cm;
@@ -10,13 +10,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Where the card is to be reached by rdma_cm.
+/// Returns the address with which rdma_cm reaches the card.
 pub fn address(nic: &Arc<dyn Nic>) -> Outcome<SocketAddr> {
-    let ip = device::ip(nic.port()?.gid).ok_or("skip: the card's address is of the link alone")?;
+    let ip = device::ip(nic.port()?.gid).ok_or("skip: the card has only a link-local address")?;
     Ok(SocketAddr::new(ip, 18_515))
 }
 
-/// A link of the card with itself, the connector's side first.
+/// Connects the card to itself. Returns the two links, the connector's first, and their memory regions.
 pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryRegion, MemoryRegion)> {
     let address = address(nic)?;
     let mut listener = cm::listener(address)?;
@@ -26,11 +26,11 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryRegion, MemoryRe
         u64::from(theirs.rkey()).to_le_bytes(),
     ]
     .concat();
-    let dialling = {
+    let connecting = {
         let nic = Arc::clone(nic);
         std::thread::spawn(move || {
             cm::connector(address)
-                .dial(
+                .connect(
                     &[nic],
                     &options(Service::Rc),
                     &[b"hello".to_vec()],
@@ -43,8 +43,8 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryRegion, MemoryRe
     let incoming = listener
         .accept(&[Arc::clone(nic)], TIMEOUT)?
         .ok_or("no peer connected")?;
-    let said = &incoming.greetings()[0];
-    that(said.starts_with(b"hello"), format!("{said:?}"))?;
+    let output = &incoming.greetings()[0];
+    that(output.starts_with(b"hello"), format!("{output:?}"))?;
     let mut prepared = 0;
     let accepted = incoming.accept(
         &options(Service::Rc),
@@ -54,10 +54,13 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryRegion, MemoryRe
             queue.post_receive(5, &[])
         },
     )?;
-    that(prepared == 1, format!("prepared {prepared} times"))?;
-    let connected = dialling
+    that(
+        prepared == 1,
+        format!("the queue pair was prepared {prepared} times, expected once"),
+    )?;
+    let connected = connecting
         .join()
-        .map_err(|_| "the connector has panicked")??;
+        .map_err(|_| "the connecting thread panicked")??;
     that(
         connected.greetings[0].starts_with(&answer),
         format!("{:?}", connected.greetings),
@@ -65,7 +68,7 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryRegion, MemoryRe
     Ok((connected, accepted, ours, theirs))
 }
 
-/// Waits until the other side is reported as disconnected.
+/// Waits until the link reports that the other side has disconnected.
 pub fn gone(link: &mut Link) -> Outcome<String> {
     let begin = Instant::now();
     while begin.elapsed() < TIMEOUT {
@@ -74,14 +77,14 @@ pub fn gone(link: &mut Link) -> Outcome<String> {
         }
         std::thread::yield_now();
     }
-    Err("the other side's end was not seen".into())
+    Err("the link did not report that the other side disconnected".into())
 }
 
 pub fn managed(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut connected, mut accepted, ours, theirs) = linked(nic)?;
     that(
         connected.monitor.poll_disconnect().is_none(),
-        "it is gone already",
+        "the link must not report a disconnection yet",
     )?;
     let sges = [ours.sge(0, 16)];
     let work = write(&theirs, 32, Payload::Memory(&sges));
@@ -89,7 +92,7 @@ pub fn managed(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let done = next(&mut *accepted.rails[0])?;
     succeeded(&done, 5, Side::Received)?;
     that(done.immediate == Some(3), format!("{done:?}"))?;
-    // And the other way.
+    // Also write in the other direction.
     let sges = [theirs.sge(0, 8)];
     accepted.rails[0].post_send(&write(&ours, 0, Payload::Memory(&sges)))?;
     succeeded(&next(&mut *accepted.rails[0])?, 1, Side::Sent)?;
@@ -106,36 +109,41 @@ pub fn vanished(nic: &Arc<dyn Nic>) -> Outcome<String> {
 pub fn refused(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let address = address(nic)?;
     let mut listener = cm::listener(address)?;
-    let dialling = dial(nic, address);
+    let connecting = connect(nic, address);
     let incoming = listener
         .accept(&[Arc::clone(nic)], TIMEOUT)?
         .ok_or("no peer connected")?;
-    incoming.refuse("the ring is of another size");
-    match dialling.join().map_err(|_| "the connector has panicked")? {
-        Err(ConnectError::Refused { why, .. }) if why == "the ring is of another size" => Ok(why),
+    incoming.refuse("the rings have different slot sizes");
+    match connecting
+        .join()
+        .map_err(|_| "the connecting thread panicked")?
+    {
+        Err(ConnectError::Refused { why, .. }) if why == "the rings have different slot sizes" => {
+            Ok(why)
+        }
         Err(error) => Err(error.into()),
-        Ok(()) => Err("it was connected".into()),
+        Ok(()) => Err("the connection must be rejected, but was accepted".into()),
     }
 }
 
 pub fn no_listener(nic: &Arc<dyn Nic>) -> Outcome<String> {
-    match dial(nic, address(nic)?)
+    match connect(nic, address(nic)?)
         .join()
-        .map_err(|_| "the connector has panicked")?
+        .map_err(|_| "the connecting thread panicked")?
     {
         Err(error @ ConnectError::Refused { .. }) => Ok(error.to_string()),
         Err(error) => Err(error.into()),
-        Ok(()) => Err("it was connected".into()),
+        Ok(()) => Err("the connection must be rejected, but was accepted".into()),
     }
 }
 
-pub type Dialling = std::thread::JoinHandle<Result<(), ConnectError>>;
+pub type Connecting = std::thread::JoinHandle<Result<(), ConnectError>>;
 
-pub fn dial(nic: &Arc<dyn Nic>, address: SocketAddr) -> Dialling {
+pub fn connect(nic: &Arc<dyn Nic>, address: SocketAddr) -> Connecting {
     let nic = Arc::clone(nic);
     std::thread::spawn(move || {
         cm::connector(address)
-            .dial(
+            .connect(
                 &[nic],
                 &options(Service::Rc),
                 &[b"hello".to_vec()],
@@ -146,22 +154,25 @@ pub fn dial(nic: &Arc<dyn Nic>, address: SocketAddr) -> Dialling {
     })
 }
 
-/// A listener that has declared another card than the one that the address leads to.
+/// The listener has declared another card than the one to which the address belongs, so it must reject the connection.
 pub fn undeclared(one: &str, other: &str) -> Outcome<String> {
     let (one, other) = (sys::open(one, 1, None)?, sys::open(other, 1, None)?);
     let address = address(&one)?;
     let mut listener = cm::listener(address)?;
-    let dialling = dial(&one, address);
+    let connecting = connect(&one, address);
     let come = listener.accept(&[other], Duration::from_secs(3))?;
-    that(come.is_none(), "it was let in")?;
-    match dialling.join().map_err(|_| "the connector has panicked")? {
+    that(come.is_none(), "the listener accepted an undeclared card")?;
+    match connecting
+        .join()
+        .map_err(|_| "the connecting thread panicked")?
+    {
         Err(ConnectError::Refused { why, .. }) if why.contains("`nics` names") => Ok(why),
         Err(error) => Err(error.into()),
-        Ok(()) => Err("it was connected".into()),
+        Ok(()) => Err("the connection must be rejected, but was accepted".into()),
     }
 }
 
-/// A stream of two rails, each by the card that was declared for it.
+/// Connects a stream of two rails. Each rail must use the card that was declared for it.
 pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
     let nics = [sys::open(one, 1, None)?, sys::open(other, 1, None)?];
     let (first, second) = (address(&nics[0])?, address(&nics[1])?);
@@ -172,7 +183,7 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
                 mode: Mode::Write,
                 rail,
                 rails: 2,
-                places: 0,
+                packets_per_frame: 0,
                 stream: 4711,
                 first: 0,
                 slot: 4096,
@@ -182,12 +193,12 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
             .encode()
         })
         .collect();
-    let dialling = {
+    let connecting = {
         let (nics, greetings) = (nics.clone(), greetings.clone());
         std::thread::spawn(move || {
             cm::connector(first)
                 .and(second)
-                .dial(
+                .connect(
                     &nics,
                     &options(Service::Rc),
                     &greetings,
@@ -200,18 +211,18 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
     let incoming = listener
         .accept(&nics, TIMEOUT)?
         .ok_or("no peer connected")?;
-    for (said, greeting) in incoming.greetings().iter().zip(&greetings) {
-        that(said.starts_with(greeting), format!("{said:?}"))?;
+    for (output, greeting) in incoming.greetings().iter().zip(&greetings) {
+        that(output.starts_with(greeting), format!("{output:?}"))?;
     }
     let answers = [b"rail 0".to_vec(), b"rail 1".to_vec()];
     let mut accepted = incoming.accept(&options(Service::Rc), &answers, &mut |rail, queue| {
         queue.post_receive(rail as u64, &[])
     })?;
-    let mut connected = dialling
+    let mut connected = connecting
         .join()
-        .map_err(|_| "the connector has panicked")??;
-    for (said, answer) in connected.greetings.iter().zip(&answers) {
-        that(said.starts_with(answer), format!("{said:?}"))?;
+        .map_err(|_| "the connecting thread panicked")??;
+    for (output, answer) in connected.greetings.iter().zip(&answers) {
+        that(output.starts_with(answer), format!("{output:?}"))?;
     }
     for (rail, queue) in connected.rails.iter_mut().enumerate() {
         queue.post_send(&WorkRequest {

@@ -1,4 +1,4 @@
-//! Work and how it ends.
+//! Checks work requests and their completions.
 
 use crate::ends::{
     End, NOTHING, OPEN, Outcome, TIMEOUT, next, options, pair, succeeded, telling, that, write,
@@ -33,7 +33,7 @@ pub fn writes(nic: &Arc<dyn Nic>, service: Service) -> Outcome<String> {
     let mut more = [NOTHING];
     that(
         one.queue.poll(&mut more)? == 0,
-        "unsignaled work has completed visibly",
+        "an unsignaled work request must not report a completion",
     )?;
     Ok(String::new())
 }
@@ -76,7 +76,7 @@ pub fn inline(nic: &Arc<dyn Nic>, service: Service) -> Outcome<String> {
     bytes.fill(0);
     succeeded(&next(&mut *other.queue)?, 1, Side::Received)?;
     other.holds(8, b"8 bytes!")?;
-    // The keep-alive: nothing at all.
+    // An empty write, as used for keep-alive.
     one.queue
         .post_send(&write(&other.key, 0, Payload::Memory(&[])))?;
     succeeded(&next(&mut *one.queue)?, 1, Side::Sent)?;
@@ -86,7 +86,7 @@ pub fn inline(nic: &Arc<dyn Nic>, service: Service) -> Outcome<String> {
         .queue
         .post_send(&write(&other.key, 0, Payload::Inline(&long)))
     {
-        Ok(()) => Err("too many bytes went inline".into()),
+        Ok(()) => Err("more inline bytes than the limit were accepted".into()),
         Err(error) => Ok(error.to_string()),
     }
 }
@@ -101,8 +101,11 @@ pub fn many(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let (mut sent, mut acknowledged, mut arrived) = (0, 0, 0);
     let begin = Instant::now();
     while arrived < FRAMES {
-        that(begin.elapsed() < 4 * TIMEOUT, format!("{arrived} arrived"))?;
-        // No more than 8 on their way, so that slots are not written before they are looked at.
+        that(
+            begin.elapsed() < 4 * TIMEOUT,
+            format!("only {arrived} of {FRAMES} frames arrived"),
+        )?;
+        // At most 8 writes are in flight, so that no slot is overwritten before it is checked.
         while sent < FRAMES && sent < acknowledged + 8 && sent < arrived + 8 {
             let slot = (sent % 8) as usize * 1024;
             one.fill(slot, &sent.to_le_bytes())?;
@@ -125,7 +128,7 @@ pub fn many(nic: &Arc<dyn Nic>) -> Outcome<String> {
         for done in &done[..count] {
             that(
                 done.immediate == Some(arrived),
-                format!("{done:?}, {arrived} was due"),
+                format!("found {done:?}, expected the immediate value {arrived}"),
             )?;
             other.holds((arrived % 8) as usize * 1024, &arrived.to_le_bytes())?;
             other.queue.post_receive(done.id, &[])?;
@@ -157,7 +160,7 @@ pub fn old_key(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let again = nic.register(&region, RegistrationMethod::Host, OPEN)?;
     that(
         again.rkey() != key,
-        "memory that was registered again has the same key",
+        "memory that is registered again must get a different key",
     )?;
     let sges = [one.key.sge(0, 8)];
     one.queue.post_send(&WorkRequest {
@@ -235,7 +238,10 @@ pub fn too_large(nic: &Arc<dyn Nic>) -> Outcome<String> {
         signaled: true,
     };
     let unconnected = lone.queue.post_send(&work);
-    that(unconnected.is_err(), "it sends before it is connected")?;
+    that(
+        unconnected.is_err(),
+        "an unconnected queue pair must reject sends",
+    )?;
     let (mut one, _other) = pair(nic, options(Service::Rc))?;
     let sges = [one.key.sge(0, 8); 17];
     let work = WorkRequest {

@@ -1,8 +1,9 @@
-//! The checks of kernel VFIO that `tests/guest/cases` runs in its guest, on QEMU's DMA device `edu`.
+//! Checks Linux's VFIO for `tests/guest/cases`, in the guest, with QEMU's DMA device `edu`.
 //!
-//! `vfio_guest CHECKS DAQ EDU [MEMORY]`: the program `daq`, which becomes the owner, and PCI addresses. `refused`, `device`,
-//! `peer` and `killed` check the transport; `whole-unbound`, `whole-host`, `whole-direct`, `whole-disproved` and
-//! `whole-killed` check `daq run`. Each check prints `ok`, `FAIL` or `skip`.
+//! Usage: `vfio_guest CHECKS DAQ EDU [MEMORY]`. DAQ is the program `daq`, which becomes the guard process. EDU and
+//! MEMORY are PCI addresses. `refused`, `device`, `peer` and `killed` check the transport; `whole-unbound`,
+//! `whole-host`, `whole-direct`, `whole-disproved` and `whole-killed` check `daq run`. Each check prints `ok`, `FAIL`
+//! or `skip`.
 
 mod whole;
 
@@ -24,7 +25,7 @@ use whole::Whole;
 
 type Result<T = ()> = std::result::Result<T, Box<dyn Error>>;
 
-// docs/specs/edu of QEMU.
+// Registers of the device (docs/specs/edu of QEMU).
 const IDENTIFICATION: u64 = 0x00;
 const LIVENESS: u64 = 0x04;
 const INTERRUPT_ACKNOWLEDGE: u64 = 0x64;
@@ -35,10 +36,11 @@ const COMMAND: u64 = 0x98;
 const RUN: u32 = 1;
 const TO_MEMORY: u32 = 2;
 const INTERRUPT: u32 = 4;
-/// Where the device's own memory is, as the device sees it.
+/// Address of the device's own memory in the device's address space.
 const BUFFER: u32 = 0x40000;
 const PAGE: usize = 4096;
-/// Bytes of a transfer; QEMU before version 8 ends itself over one that fills the device's memory of a page.
+/// Maximum number of bytes of a transfer. QEMU before version 8 aborts if a transfer fills the device's memory of one
+/// page.
 const MAX_COPY: usize = 2048;
 
 fn main() -> ExitCode {
@@ -76,11 +78,11 @@ fn whole(checks: &str, daq: &str, edu: &str, memory: &str) -> Result {
         "whole-direct" => whole.direct(),
         "whole-disproved" => whole.disproved(),
         "whole-killed" => whole.killed(),
-        _ => Err("there are no such checks".into()),
+        _ => Err("unknown checks".into()),
     }
 }
 
-/// Says whether what was looked for is so.
+/// Prints the result of a check. `is_so` is true if the check succeeded; otherwise `else_` returns the reason.
 fn check(name: &str, is_so: bool, else_: impl FnOnce() -> String) {
     if is_so {
         println!("ok {name}");
@@ -89,10 +91,10 @@ fn check(name: &str, is_so: bool, else_: impl FnOnce() -> String) {
     }
 }
 
-/// An error that was expected, and what its text must tell.
+/// Checks that `result` is an error whose text contains `expected`.
 fn check_error<T, E: ToString>(name: &str, result: std::result::Result<T, E>, expected: &str) {
     match result {
-        Ok(_) => println!("FAIL {name}: it was not refused"),
+        Ok(_) => println!("FAIL {name}: the call must fail, but succeeded"),
         Err(error) => {
             let error = error.to_string();
             check(name, error.contains(expected), || {
@@ -102,7 +104,7 @@ fn check_error<T, E: ToString>(name: &str, result: std::result::Result<T, E>, ex
     }
 }
 
-/// Numbers that look like no others, from a seed.
+/// Returns a function that derives distinct numbers from `seed`.
 fn pattern(seed: u32) -> impl Fn(usize) -> u32 {
     move |word| {
         let mixed =
@@ -111,7 +113,7 @@ fn pattern(seed: u32) -> impl Fn(usize) -> u32 {
     }
 }
 
-/// One transfer; returns when the device says that it is done, which says nothing of where the data went.
+/// Performs one transfer. Returns when the device reports completion, which does not show where the data was written.
 fn transfer(edu: &dyn Registers, source: u32, destination: u32, bytes: usize, flags: u32) {
     edu.write(SOURCE, source);
     edu.write(DESTINATION, destination);
@@ -130,7 +132,7 @@ fn into_memory(edu: &dyn Registers, address: u32, bytes: usize) {
     transfer(edu, BUFFER, address, bytes, TO_MEMORY);
 }
 
-/// A device's memory, all of it known.
+/// The memory of a device, with its complete expected content.
 struct Peer {
     bar: Arc<Bar>,
     expected: Vec<u32>,
@@ -156,7 +158,7 @@ impl Peer {
         }
     }
 
-    /// What a transfer of `bytes` from one place to another makes of it.
+    /// Applies a transfer of `bytes` bytes to the expected content.
     fn moved(&mut self, from: usize, to: usize, bytes: usize) {
         self.expected
             .copy_within(from / 4..(from + bytes) / 4, to / 4);
@@ -176,7 +178,7 @@ impl Peer {
     }
 }
 
-/// What must be reported for a device that does not belong to VFIO.
+/// Checks the errors that are reported for a device that is not bound to VFIO.
 fn refused(owner: &Path, edu: &str) {
     let open = VfioDevice::open(edu, Some(owner));
     check_error("unbound: the fix is reported", open, "/driver_override");
@@ -207,18 +209,18 @@ fn device(owner: &Path, address: &str) -> Result {
     );
     edu.write(LIVENESS, 0x1234_5678);
     check(
-        "registers: what is written is there",
+        "registers: a written value can be read back",
         edu.read(LIVENESS) == !0x1234_5678,
         || format!("{:#x}", edu.read(LIVENESS)),
     );
     check_error(
-        "registers: a BAR that is none",
+        "registers: a missing BAR is refused",
         device.registers(3).map(drop),
         "BAR 3: not present; the device has BARs [0]",
     );
     let again = VfioDevice::open(address, Some(owner));
     check_error(
-        "a device is opened once",
+        "a device can be opened only once",
         again.map(drop),
         "fuser -v /dev/vfio/",
     );
@@ -228,20 +230,22 @@ fn device(owner: &Path, address: &str) -> Result {
 
     match device.reset() {
         Ok(()) => check(
-            "reset: registers have their first values",
+            "reset: registers have their initial values",
             edu.read(LIVENESS) == !0,
             || format!("{:#x}", edu.read(LIVENESS)),
         ),
         Err(error) => println!("skip reset: {error}"),
     }
-    let pid = device.guard().ok_or("no owner")?;
-    check("the owner runs", is_running(pid), || {
+    let pid = device.guard().ok_or("the device has no guard process")?;
+    check("the guard process runs", is_running(pid), || {
         format!("no process {pid}")
     });
     drop((device, edu));
-    check("the owner ends with the device", !is_running(pid), || {
-        format!("process {pid} is there")
-    });
+    check(
+        "the guard process ends with the device",
+        !is_running(pid),
+        || format!("process {pid} still runs"),
+    );
     let rounds = 10;
     for _ in 0..rounds {
         let device = VfioDevice::open(address, Some(owner))?;
@@ -262,9 +266,9 @@ fn device(owner: &Path, address: &str) -> Result {
     Ok(())
 }
 
-/// Reads a region's words; the device is quiet.
+/// Returns the words of a region. The device must be idle.
 fn words(region: &Region) -> Result<Vec<u32>> {
-    // A region of the kind that has a file is read through it, which needs no pointers.
+    // A shared region has a file. Reading through the file needs no pointers.
     let file = fs::File::from(
         region
             .file()
@@ -313,9 +317,9 @@ fn host_memory(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
     into_memory(edu, address + 4096 + 4, 100);
     expected.copy_within(3 * PAGE / 4..(3 * PAGE + 100) / 4, (PAGE + 4) / 4);
     check(
-        "host memory: what was moved is there, byte by byte",
+        "host memory: the device has copied every byte correctly",
         words(&region)? == expected,
-        || "it is not".to_owned(),
+        || "the content of the memory differs".to_owned(),
     );
 
     let other = Region::host(2 << 20, options)?;
@@ -327,28 +331,28 @@ fn host_memory(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
         || format!("{second:?} {map:?}"),
     );
     check_error(
-        "unmap: another size is refused",
+        "unmap: a different size is refused",
         device.unmap(map.address(), PAGE),
-        "0x8000 bytes are mapped at this address",
+        "the mapping at this address has 0x8000 bytes",
     );
     check_error(
-        "unmap: nothing there",
+        "unmap: an unmapped address is refused",
         device.unmap(map.address() + 4096, PAGE),
         "nothing is mapped at this address",
     );
     into_memory(edu, address, MAX_COPY);
     expected.copy_within(3 * PAGE / 4..(3 * PAGE + MAX_COPY) / 4, 0);
     check(
-        "unmap: what was refused is still mapped",
+        "unmap: the memory stays mapped after refused calls",
         words(&region)? == expected,
-        || "it is not".to_owned(),
+        || "the content of the memory differs".to_owned(),
     );
     drop(map);
     into_memory(edu, address + 2 * 4096, MAX_COPY);
     check(
-        "unmap: nothing lands any more",
+        "unmap: the device can no longer write the memory",
         words(&region)? == expected,
-        || "it does".to_owned(),
+        || "the device has written the memory".to_owned(),
     );
 
     let map = DmaMap::new(device.clone().as_dma(), region.clone())?;
@@ -356,9 +360,9 @@ fn host_memory(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
     device.disable_and_reset()?;
     into_memory(edu, address + 2 * 4096, MAX_COPY);
     check(
-        "cut off: nothing lands any more",
+        "disabled and reset: the device can no longer write the memory",
         words(&region)? == expected,
-        || "it does".to_owned(),
+        || "the device has written the memory".to_owned(),
     );
     drop(map);
     Ok(())
@@ -371,26 +375,28 @@ fn interrupts(device: &Arc<VfioDevice>, edu: &dyn Registers) -> Result {
         "MSI vectors, but 64 are needed",
     );
     let events = device.interrupts(1)?;
-    // A net only: the device has raised it before the transfer is done.
+    // This limit is only a safeguard, because the device raises the interrupt before the transfer is reported as
+    // complete.
     let limit = Duration::from_mins(1);
     check(
         "interrupts: none yet",
         !events[0].wait(Duration::ZERO),
-        || "there is one".to_owned(),
+        || "an interrupt arrived".to_owned(),
     );
     for round in 1..=2 {
         transfer(edu, BUFFER, 0, 4, TO_MEMORY | INTERRUPT);
         let came = events[0].wait(limit);
         edu.write(INTERRUPT_ACKNOWLEDGE, u32::MAX);
-        // The transfer itself went nowhere, as nothing is mapped: an interrupt is no proof of data.
-        check(&format!("interrupts: number {round} came"), came, || {
-            "it did not".to_owned()
+        // The transfer has no valid target, because nothing is mapped. An interrupt does not prove that data was
+        // written.
+        check(&format!("interrupts: number {round} arrived"), came, || {
+            "the interrupt did not arrive".to_owned()
         });
     }
     check(
-        "interrupts: no more than were sent",
+        "interrupts: no more arrive than were raised",
         !events[0].wait(Duration::ZERO),
-        || "there is one".to_owned(),
+        || "an interrupt arrived".to_owned(),
     );
     Ok(())
 }
@@ -415,35 +421,40 @@ fn peer(owner: &Path, edu: &str, memory: &str) -> Result {
             peer.moved(from, to, bytes);
         }
         peer.check(&format!(
-            "{resource}: peer-to-peer, byte by byte, nothing else touched"
+            "{resource}: peer-to-peer writes arrive, and no other byte changes"
         ));
-        // One page behind the end: whatever lies there in the bus's addresses is not reached.
+        // Write one page after the end. The transfer must not reach other memory at the following bus addresses.
         into_memory(&*edu, at(bytes)?, MAX_COPY);
-        peer.check(&format!("{resource}: nothing beyond the end"));
+        peer.check(&format!("{resource}: writes past the end change nothing"));
         device.unmap(begin, bytes)?;
         into_memory(&*edu, at(0x60000)?, MAX_COPY);
-        peer.check(&format!("{resource}: unmapped, nothing lands"));
+        peer.check(&format!(
+            "{resource}: writes after the unmap change nothing"
+        ));
     }
     Ok(())
 }
 
-/// A daemon that has mapped a peer and waits to be killed; prints what its killer needs.
+/// A daemon that has mapped a peer device and waits to be killed. Prints the values that the killing process needs.
 fn daemon(owner: &Path, edu: &str, memory: &str) -> Result {
     let peer = Bar::open(Path::new(&format!(
         "/sys/bus/pci/devices/{memory}/resource2_wc"
     )))?;
     let device = VfioDevice::open(edu, Some(owner))?;
     let address = device.map_bar(&Arc::new(peer))?;
-    println!("{address} {}", device.guard().ok_or("no owner")?);
+    println!(
+        "{address} {}",
+        device.guard().ok_or("the device has no guard process")?
+    );
     std::io::stdout().flush()?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
 
-/// `edu` as another process than its daemon reaches it: an engine that goes on by itself.
+/// `edu` as used by another process than its daemon. It represents an engine that continues by itself.
 struct Stolen {
     bar: Bar,
-    /// What keeps the kernel from closing the device with the daemon.
+    /// Keeps Linux from closing the device together with the daemon.
     device: OwnedFd,
     _container: OwnedFd,
 }
@@ -474,10 +485,10 @@ impl Stolen {
                     return Ok(rustix::process::pidfd_getfd(&process, number, flags)?);
                 }
             }
-            Err(format!("the daemon has no {wanted} open").into())
+            Err(format!("the daemon has not opened {wanted}").into())
         };
         let device = find("anon_inode:[vfio-device]")?;
-        // BAR 0 lies at offset 0 of it.
+        // BAR 0 is at offset 0 of the device file.
         Ok(Self {
             bar: Bar::map(device.as_fd(), 0, 1 << 20)?,
             device,
@@ -485,15 +496,15 @@ impl Stolen {
         })
     }
 
-    /// Switches memory and bus mastering on.
+    /// Enables memory access and bus mastering.
     fn enable(&self) -> Result {
-        // VFIO_PCI_CONFIG_REGION_INDEX is 7, PCI_COMMAND 4.
+        // VFIO_PCI_CONFIG_REGION_INDEX is 7, and PCI_COMMAND is 4.
         rustix::io::pwrite(&self.device, &[6, 0], (7 << 40) + 4)?;
         Ok(())
     }
 }
 
-/// Waits until a process that need not be a child of ours has ended.
+/// Waits until a process has ended. The process may be a child of another process.
 fn ended(process: &OwnedFd) -> Result {
     let mut fds = [rustix::event::PollFd::new(
         process,
@@ -516,7 +527,7 @@ fn killed(owner: &str, edu: &str, memory: &str) -> Result {
         let (address, pid) = line
             .trim()
             .split_once(' ')
-            .ok_or(format!("the daemon said {line:?}"))?;
+            .ok_or(format!("unexpected output of the daemon: {line:?}"))?;
         let address: u32 = address.parse()?;
         let pid = Pid::from_raw(pid.parse()?).ok_or("no process id")?;
         let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
@@ -524,7 +535,7 @@ fn killed(owner: &str, edu: &str, memory: &str) -> Result {
         into_device(&engine, address, MAX_COPY);
         into_memory(&engine, address + 0x10000, MAX_COPY);
         peer.moved(0, 0x10000, MAX_COPY);
-        peer.check("while the daemon lives its device writes");
+        peer.check("while the daemon runs, the device can write");
 
         rustix::process::kill_process(pid, Signal::INT)?;
         rustix::process::kill_process(pid, Signal::TERM)?;
@@ -538,16 +549,19 @@ fn killed(owner: &str, edu: &str, memory: &str) -> Result {
         ended(&process)?;
         into_memory(&engine, address + 0x20000, MAX_COPY);
         if has_owner {
-            peer.check("killed: the owner has stopped the device, nothing lands");
+            peer.check(
+                "daemon killed: the guard process has stopped the device, nothing is written",
+            );
             engine.enable()?;
             into_memory(&engine, address + 0x20000, MAX_COPY);
             peer.check(
-                "killed: the owner has ended the map, nothing lands even from a device that runs",
+                "daemon killed: the guard process has removed the map, even a running device writes nothing",
             );
         } else {
-            // What the owner is for; were it otherwise, the check above would prove nothing.
+            // This shows why the guard process is needed. If nothing were written here, the check above would prove
+            // nothing.
             peer.moved(0, 0x20000, MAX_COPY);
-            peer.check("killed, with its owner: the device writes on");
+            peer.check("daemon and guard process killed: the device continues to write");
         }
     }
     Ok(())

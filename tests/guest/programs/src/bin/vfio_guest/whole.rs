@@ -1,5 +1,5 @@
-//! The whole of `daq` on the guest's devices: `daq run` with the engine `edu`, into host memory and into what stands for
-//! a GPU: the simulated driver of `tests/simulated_cuda` with its memory in the BAR of another device.
+//! Checks `daq run` with the guest's devices and the engine `edu`, with rings in host memory and in emulated GPU
+//! memory. The GPU is the simulated driver of `tests/simulated_cuda`, whose memory is in the BAR of another device.
 
 use crate::{
     COMMAND, DESTINATION, MAX_COPY, PAGE, Peer, RUN, Result, Stolen, check, ended, fill,
@@ -19,33 +19,33 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Bytes of a frame: two copies of the device.
+/// Bytes per frame, which is two transfers of the device.
 const FRAME: usize = 2 * MAX_COPY;
-/// Where its numbers are served.
+/// Address of the HTTP server.
 const HTTP: &str = "127.0.0.1:9464";
-/// What the simulated run-time compiler makes of it gives each frame as it is.
+/// The simulated runtime compiler turns this source into a kernel that copies each frame unchanged.
 const SAME: &str =
     "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {}";
-/// `PCI_COMMAND` in a configuration space, and its bit that lets the device write and read memory.
+/// Offset of `PCI_COMMAND` in a configuration space. The next constant is the bit that enables bus mastering.
 const PCI_COMMAND: usize = 4;
 const BUS_MASTER: u8 = 1 << 2;
 
-/// `daq` with the devices of a case.
+/// Runs `daq` with the devices of a case.
 pub struct Whole<'a> {
     daq: &'a str,
     edu: &'a str,
-    /// The device whose memory is the GPU's.
+    /// The device whose BAR contains the memory of the emulated GPU.
     memory: &'a str,
     folder: PathBuf,
 }
 
-/// A run under way.
+/// A run in progress.
 struct Running {
     child: Child,
     folder: PathBuf,
 }
 
-/// What a run has given.
+/// The result of a run.
 struct Outcome {
     code: Option<i32>,
     report: Value,
@@ -54,11 +54,13 @@ struct Outcome {
 }
 
 impl<'a> Whole<'a> {
-    /// `folder` is where everything is written.
+    /// Creates a folder for all files. Links the simulated libraries into this folder.
     pub fn new(daq: &'a str, edu: &'a str, memory: &'a str) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("daq-whole-{}", std::process::id()));
         fs::create_dir_all(&folder)?;
-        let libraries = Path::new(daq).parent().ok_or("daq has no folder")?;
+        let libraries = Path::new(daq)
+            .parent()
+            .ok_or("the path of daq has no parent folder")?;
         for (name, library) in [
             ("libcuda.so", "libdaq_simulated_cuda.so"),
             ("libcuda.so.1", "libdaq_simulated_cuda.so"),
@@ -79,7 +81,8 @@ impl<'a> Whole<'a> {
         })
     }
 
-    /// Frames of `edu` into a ring of host memory, through a kernel, into files.
+    /// Returns a configuration in which `edu` fills a ring in host memory. The frames pass through a kernel and are
+    /// written to files.
     fn for_host(&self, keys: &str) -> String {
         let mut config = self.source(keys);
         config += "
@@ -102,7 +105,8 @@ impl<'a> Whole<'a> {
         config
     }
 
-    /// Frames of `edu` into a ring of a GPU, through a kernel there, into files.
+    /// Returns a configuration in which `edu` fills a ring on a GPU. The frames pass through a kernel on the GPU and
+    /// are written to files.
     fn for_gpu(&self) -> String {
         let mut config = self.source("path = \"direct\"");
         let _ = write!(
@@ -171,7 +175,7 @@ impl<'a> Whole<'a> {
         self.start(name, config, arguments)?.end()
     }
 
-    /// Fills the device's buffer, and returns what of it is sent.
+    /// Fills the device's buffer. Returns the part of it that the device sends.
     fn fill(&self) -> Result<Vec<u8>> {
         let device = VfioDevice::open(self.edu, Some(Path::new(self.daq)))?;
         let map = || -> Result<_> {
@@ -182,7 +186,7 @@ impl<'a> Whole<'a> {
             let region = Region::host(PAGE, options)?;
             Ok(DmaMap::new(device.clone().as_dma(), region)?)
         };
-        // The device with a broken address line does not reach the first.
+        // The device with a defective address line cannot access the first of the two maps.
         let (_first, second) = (map()?, map()?);
         let words = fill(second.region(), 9)?;
         let address = u32::try_from(second.address())?;
@@ -191,30 +195,30 @@ impl<'a> Whole<'a> {
         Ok(bytes.take(MAX_COPY).collect())
     }
 
-    /// Whether the device may write memory by itself.
+    /// Returns whether bus mastering of the device is enabled.
     fn is_master(&self) -> Result<bool> {
         let config = fs::read(format!("/sys/bus/pci/devices/{}/config", self.edu))?;
         Ok(config[PCI_COMMAND] & BUS_MASTER != 0)
     }
 
-    /// A device that is not bound to VFIO, and no harm done.
+    /// Checks a device that is not bound to VFIO. The run must fail with a helpful message.
     pub fn unbound(&self) -> Result {
         let done = self.run("unbound", &self.for_host(""), &["--frames", "raw=1"])?;
         check(
-            "run, unbound: it ends as unavailable",
+            "run, unbound: daq exits with status 69",
             done.code == Some(69),
             || done.described(),
         );
         let remedy = format!("/sys/bus/pci/devices/{}/driver_override", self.edu);
         check(
-            "run, unbound: the commands that bind it are reported",
+            "run, unbound: the commands that bind the device are reported",
             done.log.contains(&remedy),
             || done.described(),
         );
         Ok(())
     }
 
-    /// Data through host memory, and starts and stops.
+    /// Checks data through host memory, and repeated starts and stops.
     pub fn host(&self) -> Result {
         let payload = self.fill()?;
         let floats: Vec<u8> = payload
@@ -235,19 +239,19 @@ impl<'a> Whole<'a> {
             }
             if self.is_master()? || owner_of(None)?.is_some() {
                 problems.push(format!(
-                    "round {round}: bus mastering is on, or an owner is left"
+                    "round {round}: bus mastering is on, or a guard process still runs"
                 ));
             }
         }
         check(
-            "run: ten starts and stops, every byte, nothing left behind",
+            "run: ten starts and stops write every byte and leave nothing behind",
             problems.is_empty(),
             || problems.join("\n"),
         );
         Ok(())
     }
 
-    /// Data straight into what stands for a GPU's memory.
+    /// Checks data that is written directly to the emulated GPU memory.
     pub fn direct(&self) -> Result {
         let payload = self.fill()?;
         let peer = Peer::open(self.memory, "resource2_wc")?;
@@ -259,7 +263,8 @@ impl<'a> Whole<'a> {
             .iter()
             .map(|word| u32::from_le_bytes(*word))
             .collect();
-        // Both rings, as the simulated driver leaves memory that is given back as it is.
+        // The frames of both rings are still in the memory, because the simulated driver does not change memory when it
+        // is freed.
         let frames = (0..peer.bar.bytes())
             .step_by(FRAME)
             .filter(|at| {
@@ -267,14 +272,15 @@ impl<'a> Whole<'a> {
             })
             .count();
         check(
-            "run, peer to peer: the frames lie in the other device",
+            "run, peer to peer: the other device contains the frames",
             frames >= 6,
-            || format!("{frames} of them"),
+            || format!("expected at least 6 frames, found {frames}"),
         );
         Ok(())
     }
 
-    /// A device that completes what never arrived: a broken address line takes its writes elsewhere.
+    /// Checks a device that reports transfers whose data never arrives. A defective address line makes it write to
+    /// other addresses.
     pub fn disproved(&self) -> Result {
         let payload = self.fill()?;
         let mut running = self.start("disproved", &self.for_gpu(), &[])?;
@@ -289,14 +295,14 @@ impl<'a> Whole<'a> {
             || format!("{count:?}"),
         );
         let pid = Pid::from_child(&running.child);
-        // More than the proof's frame is to come.
+        // More frames than the verified one must arrive.
         running.wait_for_data()?;
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
         let done = running.end()?;
         let described =
             "the direct path does not work on this machine, so frames now go through host memory";
         check(
-            "run, disproved: it is explained",
+            "run, disproved: the log explains the fallback",
             done.log.contains(described),
             || done.described(),
         );
@@ -304,14 +310,15 @@ impl<'a> Whole<'a> {
         Ok(())
     }
 
-    /// A daemon that is killed.
+    /// Checks a daemon that is killed.
     pub fn killed(&self) -> Result {
         let payload = self.fill()?;
         let mut peer = Peer::open(self.memory, "resource2_wc")?;
         let mut running = self.start("killed", &self.for_gpu(), &[])?;
         running.wait_for("data path verified")?;
-        let owner = owner_of(Some(running.child.id()))?.ok_or("daq has started no owner")?;
-        println!("ok run, killed: daq has started its owner, daq fpga-guard");
+        let owner =
+            owner_of(Some(running.child.id()))?.ok_or("daq has started no guard process")?;
+        println!("ok run, killed: daq has started its guard process, daq fpga-guard");
         let owner = rustix::process::pidfd_open(owner, PidfdFlags::empty())?;
         let engine = Stolen::from(&running.child)?;
         running.kill()?;
@@ -319,7 +326,7 @@ impl<'a> Whole<'a> {
         check(
             "run, killed: bus mastering is off",
             !self.is_master()?,
-            || "it is on".to_owned(),
+            || "bus mastering is on".to_owned(),
         );
         let target = engine.read(DESTINATION);
         peer.fill(3);
@@ -327,18 +334,18 @@ impl<'a> Whole<'a> {
             std::thread::sleep(Duration::from_millis(1));
         }
         into_memory(&engine, target, MAX_COPY);
-        peer.check("run, killed: nothing lands in the GPU's memory");
+        peer.check("run, killed: nothing is written to GPU memory");
         engine.enable()?;
         into_memory(&engine, target, MAX_COPY);
-        peer.check("run, killed: nothing lands even from a device that runs");
+        peer.check("run, killed: even a running device writes nothing");
         drop(engine);
-        // Now with its owner alone between the end and the next start.
+        // This time, only the guard process runs between the kill and the next start.
         let mut running = self.start("again", &self.for_gpu(), &[])?;
         running.wait_for("data path verified")?;
         running.kill()?;
         let done = self.run("at-once", &self.for_gpu(), &["--frames", "raw=2"])?;
         done.check(
-            "run, killed: it starts again at once",
+            "run, killed: daq can start again immediately",
             &payload,
             2,
             "proven",
@@ -359,7 +366,7 @@ impl Running {
         Ok(fs::read_to_string(self.folder.join("log"))?)
     }
 
-    /// Waits until `is_so`, or the run has ended, which it must not.
+    /// Waits until `is_so` returns true. Returns an error if the run ends before.
     fn wait_until(&mut self, what: &str, is_so: impl Fn(&Self) -> Result<bool>) -> Result {
         while !is_so(self)? {
             if let Some(status) = self.child.try_wait()? {
@@ -376,7 +383,7 @@ impl Running {
     }
 
     fn wait_for_data(&mut self) -> Result {
-        self.wait_until("it published two frames", |_| {
+        self.wait_until("publishing two frames", |_| {
             let published = "daq_ring_published_frames_total";
             let metrics = metrics()?;
             let lines = metrics.lines().filter(|line| line.starts_with(published));
@@ -426,7 +433,8 @@ impl Outcome {
         format!("status {:?}, and its log:\n{}", self.code, self.log)
     }
 
-    /// What is wrong with it, if not all of it went well and it wrote whole frames of `part` repeated, `frames` at least.
+    /// Returns what is wrong with the run; `None` if it succeeded and wrote at least `frames` whole frames that repeat
+    /// `part`.
     fn problem(&self, part: &[u8], frames: usize) -> Option<String> {
         let frame = part.len() * (FRAME / MAX_COPY);
         if self.code != Some(0) {
@@ -435,7 +443,7 @@ impl Outcome {
         let bytes = self.data.len();
         if bytes < frames * frame || !bytes.is_multiple_of(frame) {
             return Some(format!(
-                "{bytes} bytes of frames of {frame}; {}",
+                "expected at least {frames} whole frames of {frame} bytes, found {bytes} bytes; {}",
                 self.described()
             ));
         }
@@ -444,7 +452,7 @@ impl Outcome {
             .iter()
             .zip(part.iter().cycle())
             .position(|(is, wanted)| is != wanted);
-        wrong.map(|at| format!("byte {at} of {bytes} is another"))
+        wrong.map(|at| format!("byte {at} of {bytes} is wrong"))
     }
 
     fn check(&self, name: &str, part: &[u8], frames: usize, proof: &str, fallbacks: u64) {
@@ -456,18 +464,18 @@ impl Outcome {
         );
         let engine = &self.report["sources"]["card"]["engine"];
         check(
-            &format!("{name}: the path is {proof}, {fallbacks} were given up"),
+            &format!("{name}: the path is {proof}, with {fallbacks} path fallbacks"),
             engine["proof"] == proof && engine["fallbacks"] == fallbacks,
             || format!("{engine}; {}", self.described()),
         );
     }
 }
 
-/// The process that is an owner, of the daemon `parent` if one is given.
+/// Returns the guard process, of the daemon `parent` if given.
 fn owner_of(parent: Option<u32>) -> Result<Option<Pid>> {
     for entry in fs::read_dir("/proc")?.flatten() {
         let path = entry.path();
-        // Processes end meanwhile.
+        // Processes may end in the meantime.
         let (Ok(command), Ok(status)) = (
             fs::read_to_string(path.join("cmdline")),
             fs::read_to_string(path.join("status")),
@@ -484,7 +492,7 @@ fn owner_of(parent: Option<u32>) -> Result<Option<Pid>> {
     Ok(None)
 }
 
-/// What a run reports over HTTP.
+/// Returns the metrics that a run reports over HTTP.
 fn metrics() -> Result<String> {
     let mut stream = TcpStream::connect(HTTP)?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;

@@ -1,4 +1,4 @@
-//! Foreign calls of the probe, and its only `unsafe`.
+//! Foreign calls of the probe. Only this module contains `unsafe`.
 
 use daq_drivers::fpga::transports::dmabuf::Function;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -17,7 +17,7 @@ pub struct Bar {
 
 // SAFETY: the mapping belongs to the process, not to a thread, and every access to it is volatile.
 unsafe impl Send for Bar {}
-// SAFETY: as above; what two threads write at once is the device's to order.
+// SAFETY: every access to the mapping is volatile. The device determines the order of concurrent writes.
 unsafe impl Sync for Bar {}
 
 impl Bar {
@@ -26,7 +26,7 @@ impl Bar {
         let file = File::options().read(true).write(true).open(path)?;
         let bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choosing disturbs nothing.
+        // SAFETY: Linux selects the address of the new mapping, so the mapping overlaps no other memory.
         let at = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -43,29 +43,29 @@ impl Bar {
         })
     }
 
-    /// Where the 64-bit word at `offset` is.
+    /// Returns the address of the 64-bit word at `offset`.
     fn word(&self, offset: usize) -> *mut u64 {
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.bytes);
-        // SAFETY: `offset` is inside of the mapping, as just checked.
+        // SAFETY: `offset` is inside of the mapping, as checked above.
         unsafe { self.at.add(offset) }.cast()
     }
 
-    /// The word at `offset`, a multiple of 8.
+    /// Returns the word at `offset`, which must be a multiple of 8.
     pub fn read(&self, offset: usize) -> u64 {
-        // SAFETY: `word` is aligned and mapped as long as `self` lives; no reference to device memory is made.
+        // SAFETY: the word is aligned, and mapped as long as `self` lives. No reference to device memory is created.
         unsafe { self.word(offset).read_volatile() }
     }
 
-    /// Sets the word at `offset`, a multiple of 8.
+    /// Sets the word at `offset`, which must be a multiple of 8.
     pub fn write(&self, offset: usize, value: u64) {
-        // SAFETY: as in `read`.
+        // SAFETY: the word is aligned, and mapped as long as `self` lives. No reference to device memory is created.
         unsafe { self.word(offset).write_volatile(value) }
     }
 }
 
 impl Drop for Bar {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `open` made, which no other code uses.
+        // SAFETY: `open` created the mapping, and no other code uses it.
         let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.bytes) };
     }
 }
@@ -79,7 +79,7 @@ struct UdmabufCreate {
     size: u64,
 }
 
-/// Host memory as a dma-buf, and the file through which the processor sees it.
+/// Creates host memory as a dma-buf. Returns the dma-buf, and the file through which the processor accesses the memory.
 pub fn udmabuf(bytes: u64) -> io::Result<(OwnedFd, File)> {
     // _IOW('u', 0x42, struct udmabuf_create)
     const CREATE: libc::c_ulong = 0x4018_7542;
@@ -97,17 +97,17 @@ pub fn udmabuf(bytes: u64) -> io::Result<(OwnedFd, File)> {
         offset: 0,
         size: bytes,
     };
-    // SAFETY: the call reads `create`, the structure of linux/udmabuf.h.
+    // SAFETY: the call only reads `create`, which has the layout of the structure in linux/udmabuf.h.
     let fd = unsafe { libc::ioctl(device.as_raw_fd(), CREATE, &raw const create) };
     Ok((owned(fd)?, File::from(memory)))
 }
 
-/// The descriptor that a call returned.
+/// Returns the file descriptor that a call has returned.
 fn owned(fd: i32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: Linux has just created it, and no other code owns it.
+    // SAFETY: Linux has just created the descriptor, and no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -122,7 +122,7 @@ struct BarExport {
     reserved: u32,
 }
 
-/// A BAR of a device as a dma-buf, by the test's exporter.
+/// Exports a BAR of a device as a dma-buf, with the test's exporter.
 pub fn export_bar(device: Function, bar: u16, flags: u32) -> io::Result<OwnedFd> {
     let exporter = File::options()
         .read(true)
@@ -136,38 +136,39 @@ pub fn export_bar(device: Function, bar: u16, flags: u32) -> io::Result<OwnedFd>
         flags,
         reserved: 0,
     };
-    // SAFETY: the call reads `export`, the structure of bar_exporter.h.
+    // SAFETY: the call only reads `export`, which has the layout of the structure in bar_exporter.h.
     owned(unsafe { libc::ioctl(exporter.as_raw_fd(), 0xDB00, &raw const export) })
 }
 
-/// Has the test's exporter tell the importers of `memory` that it moves.
+/// Makes the test's exporter notify the importers of `memory` that the memory moves.
 pub fn move_bar(memory: BorrowedFd<'_>) -> io::Result<()> {
     let exporter = File::options()
         .read(true)
         .write(true)
         .open("/dev/bar_exporter")?;
-    // SAFETY: the call takes a descriptor by value and touches no memory of ours.
+    // SAFETY: the call passes a descriptor by value and accesses no memory of this process.
     if unsafe { libc::ioctl(exporter.as_raw_fd(), 0xDB01, memory.as_raw_fd()) } < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
 
-/// Bytes of the argument of a raw call: as many as the module ever reads.
+/// Size of the argument of a raw call in bytes. The module never reads more.
 pub const ARGUMENT: usize = 4096;
 
-/// Where a raw SEGS is to write.
+/// The address to which a raw SEGS call writes.
 #[derive(Clone, Copy, Debug)]
 pub enum To {
-    /// Nowhere: address 0.
+    /// Address 0.
     Null,
-    /// The kernel's part of the address space.
+    /// An address in the kernel's part of the address space.
     Kernel,
-    /// Memory of this function.
+    /// The address of memory of the called function.
     Here,
 }
 
-/// Calls number `call` of `/dev/daq_dmabuf` with any argument; the address in that of SEGS comes from `to`.
+/// Makes call number `call` of `/dev/daq_dmabuf` with any argument. `to` determines the address in the argument of
+/// SEGS.
 pub fn raw(file: impl AsFd, call: u8, argument: &mut [u8; ARGUMENT], to: To) -> Result<(), Errno> {
     const SEGS: u8 = 1;
     let mut room = [0_u64; 128];
@@ -185,8 +186,9 @@ pub fn raw(file: impl AsFd, call: u8, argument: &mut [u8; ARGUMENT], to: To) -> 
         argument[16..24].copy_from_slice(&to.to_le_bytes());
     }
     let number = 0xDA00 | libc::c_ulong::from(call);
-    // SAFETY: the module reads and writes a page of the argument at most, which it has; SEGS writes 16 bytes for each of
-    // `count` segments, 64 at most, to `room`, or to where nothing of ours can be.
+    // SAFETY: the module reads and writes at most one page of the argument, which has this size. SEGS writes 16 bytes
+    // for each of at most 64 segments: either to `room`, which is large enough, or to an address that is not memory of
+    // this process.
     let result = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), number, argument.as_mut_ptr()) };
     if result < 0 {
         let error = io::Error::last_os_error();
@@ -195,14 +197,14 @@ pub fn raw(file: impl AsFd, call: u8, argument: &mut [u8; ARGUMENT], to: To) -> 
     Ok(())
 }
 
-/// Calls number `call` with an argument at address `at`, where nothing may lie.
+/// Makes call number `call` with an argument at the address `at`, where this process has no memory.
 pub fn raw_nowhere(file: impl AsFd, call: u8, at: NoMemory) -> Result<(), Errno> {
     let number = 0xDA00 | libc::c_ulong::from(call);
     let at: u64 = match at {
         NoMemory::Null => 0,
         NoMemory::Kernel => 0xffff_ffff_8000_0000,
     };
-    // SAFETY: no memory of ours is at these addresses.
+    // SAFETY: this process has no memory at these addresses, so the call cannot change its memory.
     if unsafe { libc::ioctl(file.as_fd().as_raw_fd(), number, at) } < 0 {
         let error = io::Error::last_os_error();
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
@@ -210,11 +212,11 @@ pub fn raw_nowhere(file: impl AsFd, call: u8, at: NoMemory) -> Result<(), Errno>
     Ok(())
 }
 
-/// Addresses without memory of ours.
+/// Addresses at which this process has no memory.
 #[derive(Clone, Copy, Debug)]
 pub enum NoMemory {
-    /// 0.
+    /// Address 0.
     Null,
-    /// The kernel's part of the address space.
+    /// An address in the kernel's part of the address space.
     Kernel,
 }

@@ -17,7 +17,7 @@ pub fn gpu_descriptors() -> io::Result<Vec<OwnedFd>> {
     opened(&GPU_FILES)
 }
 
-/// Whether GPU memory could be freed and reused while the device still writes, because `held` is empty.
+/// Returns true if GPU memory could be freed and reused while the device still writes, because `held` is empty.
 pub fn lacks_descriptor(held: &[OwnedFd]) -> bool {
     held.is_empty() && Path::new(DRIVER).exists()
 }

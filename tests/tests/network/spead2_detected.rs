@@ -1,26 +1,27 @@
-//! SPEAD heaps whose sizes are detected, sent by `configs/send_spead.py`, which uses PyPI's spead2 with its defaults.
+//! Tests SPEAD heaps whose sizes are detected. The sender is `configs/send_spead.py`, which uses PyPI's spead2 with its
+//! defaults.
 
 use daq_tests::network::loopback;
 use daq_tests::{Daq, Outcome, Python, Simulated, repository, skip};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// A sender and the source that receives from it.
+/// A sender, and the source that receives from this sender.
 #[derive(Clone, Copy)]
 struct Stream {
     name: &'static str,
     heaps: usize,
     heap: usize,
-    /// Additional arguments of the sender.
+    /// Additional arguments for the sender.
     sender: &'static str,
-    /// Additional keys of the source's format.
+    /// Additional keys for the source's format.
     format: &'static str,
-    /// Additional keys of the source.
+    /// Additional keys for the source.
     source: &'static str,
-    /// Memory of the ring.
+    /// The ring's `memory` key.
     memory: &'static str,
-    /// The detected sizes in the log.
-    learned: &'static str,
+    /// The detected sizes, as logged.
+    detected: &'static str,
 }
 
 const PLAIN: Stream = Stream {
@@ -31,7 +32,7 @@ const PLAIN: Stream = Stream {
     format: "",
     source: "",
     memory: "host",
-    learned: "packet = 1432 B, first = 1424 B, counter step = 1, SPEAD-64-40",
+    detected: "packet = 1432 B, first = 1424 B, counter step = 1, SPEAD-64-40",
 };
 
 impl Stream {
@@ -71,7 +72,7 @@ fn send(python: &Python, daq: &Daq, stream: &Stream, port: u16) {
     python.run(&script(), &arguments);
 }
 
-/// Returns the interpreter with these packages, or skips the test.
+/// Returns a Python interpreter that has these packages, or skips the test if no interpreter has them.
 macro_rules! python {
     ($($package:literal),+) => {
         match Python::with(&[$($package),+]) {
@@ -81,12 +82,12 @@ macro_rules! python {
     };
 }
 
-/// Runs all of `streams` at once, each to its own source, and checks what arrived.
+/// Runs all `streams` at the same time, each with its own source, and checks the received data.
 fn run(python: &Python, streams: &[Stream]) -> Daq {
     run_with(python, streams, "", |daq| daq)
 }
 
-/// The same with additional `sections`, in the directory that `prepare` sets up.
+/// Same as [`run`], with additional `sections`, in the directory that `prepare` sets up.
 fn run_with(
     python: &Python,
     streams: &[Stream],
@@ -136,12 +137,15 @@ fn check(daq: &Daq, outcome: &Outcome, stream: &Stream, sink: &str, source: &str
     );
     assert_eq!(n("bytes"), sent.len() as u64, "{message}");
     let file = daq_tests::network::Recording::read(&daq.path(out), sink);
-    assert!(file.data == sent, "other bytes in the file of {message}");
-    assert_eq!(file.missing, [0..0; 0], "{message}");
-    let learned = format!("source {source}: learned heap = ");
-    let line = outcome.stderr.lines().find(|line| line.contains(&learned));
     assert!(
-        line.is_some_and(|line| line.contains(stream.learned)),
+        file.data == sent,
+        "the file of {message} contains wrong bytes"
+    );
+    assert_eq!(file.missing, [0..0; 0], "{message}");
+    let detected = format!("source {source}: detected heap = ");
+    let line = outcome.stderr.lines().find(|line| line.contains(&detected));
+    assert!(
+        line.is_some_and(|line| line.contains(stream.detected)),
         "{message}"
     );
 }
@@ -152,7 +156,10 @@ fn readme_example_with_spead2_defaults_is_byte_identical() {
     let readme = std::fs::read_to_string(repository().join("README.md")).unwrap();
     let config = std::fs::read_to_string(repository().join("configs/spead.toml")).unwrap();
     let example = config.split_once("[source").unwrap().1;
-    assert!(readme.contains(example), "README.md shows another example");
+    assert!(
+        readme.contains(example),
+        "README.md must contain the example of configs/spead.toml"
+    );
     let daq = Daq::new(&config);
     let port = loopback::free_port();
     let listen = format!("source.correlator.listen=127.0.0.1:{port}");
@@ -178,13 +185,13 @@ fn spead2_flavours_and_descriptors_arrive_byte_identical() {
         Stream {
             name: "wide",
             sender: "--address-bits 48",
-            learned: "SPEAD-64-48",
+            detected: "SPEAD-64-48",
             ..PLAIN
         },
         Stream {
             name: "every",
             sender: "--descriptors every",
-            learned: "first = 1244 B, counter step = 1",
+            detected: "first = 1244 B, counter step = 1",
             ..PLAIN
         },
         Stream {
@@ -205,22 +212,22 @@ fn spead2_flavours_and_descriptors_arrive_byte_identical() {
         Stream {
             name: "jumbo",
             sender: "--packet 8972",
-            learned: "packet = 8928 B, first = 8920 B",
+            detected: "packet = 8928 B, first = 8920 B",
             ..PLAIN
         },
-        // A heap of one packet, and a heap of one packet and one byte.
+        // A heap of one packet, and a heap of one packet and one additional byte.
         Stream {
             name: "small",
             heap: 1000,
             heaps: 200,
-            learned: "counter step = 1",
+            detected: "counter step = 1",
             ..PLAIN
         },
         Stream {
             name: "odd",
             heap: 1426,
             heaps: 200,
-            learned: "counter step = 1",
+            detected: "counter step = 1",
             ..PLAIN
         },
     ];
@@ -234,13 +241,13 @@ fn spead2_counter_steps_with_given_keys_are_combined() {
         Stream {
             name: "two",
             sender: "--step 2 --descriptors own",
-            learned: "counter step = 2",
+            detected: "counter step = 2",
             ..PLAIN
         },
         Stream {
             name: "eight",
             sender: "--first 5 --step 8",
-            learned: "counter step = 8",
+            detected: "counter step = 8",
             ..PLAIN
         },
         Stream {
@@ -253,7 +260,7 @@ fn spead2_counter_steps_with_given_keys_are_combined() {
             source: "sockets = 3",
             ..PLAIN
         },
-        // Ends before enough heaps have arrived to be certain.
+        // The stream ends before enough heaps have arrived to detect the sizes with certainty.
         Stream {
             name: "brief",
             heaps: 2,
@@ -264,9 +271,9 @@ fn spead2_counter_steps_with_given_keys_are_combined() {
 }
 
 #[test]
-fn learned_heaps_are_written_to_zarr() {
+fn detected_heaps_are_written_to_zarr() {
     let python = python!("spead2", "numpy", "zarr");
-    // As long as the ring's slots, like the rows of the array.
+    // Heaps are as long as the ring's slots and as the rows of the array.
     let stream = Stream {
         name: "array",
         heap: 65_536,
@@ -286,7 +293,7 @@ fn learned_heaps_are_written_to_zarr() {
 }
 
 #[test]
-fn learned_heaps_in_gpu_ring_are_byte_identical() {
+fn detected_heaps_in_gpu_ring_are_byte_identical() {
     let python = python!("spead2", "numpy");
     let simulated = Simulated::new("");
     let stream = Stream {

@@ -1,26 +1,27 @@
-//! How a unit is cut into places.
+//! The layout of a unit: offset and size of each of its packets.
 
 use std::ops::Range;
 
-/// How a unit of `unit_bytes` is cut: one place of `first` bytes, then places of `rest` bytes, the last
-/// one shorter where they do not fit evenly.
+/// Cuts a unit of `unit_bytes` into a first packet of `first` bytes and further packets of `rest` bytes. The last
+/// packet is shorter if the sizes do not divide evenly.
 ///
 /// ```text
 ///   0        first      first+rest          unit_bytes
-///   | place 0 |  place 1  |  place 2  | last |
+///   | packet 0 | packet 1  | packet 2  | last |
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Places {
-    /// Bytes of a whole unit.
+pub struct PacketLayout {
+    /// Size of a unit in bytes.
     pub unit_bytes: usize,
-    /// Bytes of the first place; the first packet of a heap often carries more header, so less payload.
+    /// Number of payload bytes in the first packet. The first packet of a heap often has a longer header and therefore less
+    /// payload.
     pub first: usize,
-    /// Bytes of every other place but the last.
+    /// Number of payload bytes in every other packet except the last.
     pub rest: usize,
 }
 
-impl Places {
-    /// Places of a unit; at least 1.
+impl PacketLayout {
+    /// Returns the number of packets per unit, at least 1.
     pub fn count(&self) -> u32 {
         let after = self
             .unit_bytes
@@ -29,7 +30,7 @@ impl Places {
         u32::try_from(after).unwrap_or(u32::MAX - 1) + 1
     }
 
-    /// Where place `sub` lies in its unit; empty where there is no such place.
+    /// Returns the byte range of packet `sub` in its unit. The range is empty if the unit has no such packet.
     pub fn range(&self, sub: u32) -> Range<usize> {
         let start = match sub {
             0 => 0,
@@ -42,7 +43,8 @@ impl Places {
         start..start.saturating_add(length).min(self.unit_bytes)
     }
 
-    /// The place that begins at `offset`, if one does.
+    /// Returns the index of the packet whose payload begins at byte `offset` of the unit, or `None` if no packet begins at this
+    /// byte.
     #[inline]
     pub fn at(&self, offset: u64) -> Option<u32> {
         if offset == 0 {
@@ -64,33 +66,33 @@ mod tests {
 
     #[test]
     fn short_first_packet_shifts_the_others() {
-        let places = Places {
+        let layout = PacketLayout {
             unit_bytes: 4000,
             first: 1416,
             rest: 1432,
         };
-        assert_eq!(places.count(), 3);
-        assert_eq!(places.range(0), 0..1416);
-        assert_eq!(places.range(1), 1416..2848);
-        assert_eq!(places.range(2), 2848..4000);
-        assert_eq!(places.range(3), 4000..4000);
-        assert_eq!(places.at(1432), None);
+        assert_eq!(layout.count(), 3);
+        assert_eq!(layout.range(0), 0..1416);
+        assert_eq!(layout.range(1), 1416..2848);
+        assert_eq!(layout.range(2), 2848..4000);
+        assert_eq!(layout.range(3), 4000..4000);
+        assert_eq!(layout.at(1432), None);
     }
 
     proptest! {
         #[test]
         fn packets_cover_unit_exactly_once(unit in 1usize..100_000, first in 1usize..9000, rest in 1usize..9000) {
-            let places = Places { unit_bytes: unit, first, rest };
+            let layout = PacketLayout { unit_bytes: unit, first, rest };
             let mut end = 0;
-            for sub in 0..places.count() {
-                let range = places.range(sub);
+            for sub in 0..layout.count() {
+                let range = layout.range(sub);
                 prop_assert_eq!(range.start, end);
                 prop_assert!(!range.is_empty());
-                prop_assert_eq!(places.at(range.start as u64), Some(sub));
+                prop_assert_eq!(layout.at(range.start as u64), Some(sub));
                 end = range.end;
             }
             prop_assert_eq!(end, unit);
-            prop_assert_eq!(places.at(unit as u64), None);
+            prop_assert_eq!(layout.at(unit as u64), None);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Writes a sensor's packets by a queue pair of a network card, to a host that has one too.
+//! Sends a sensor's packets as RDMA writes by a queue pair of a NIC. The receiving host needs an RDMA NIC too.
 //!
-//! The card builds the packets from address, key, immediate and payload. Tested on emulated cards and soft-RoCE, not on
-//! hardware.
+//! The NIC builds the packets from address, key, immediate data and payload. Tested on emulated NICs and soft-RoCE, not
+//! on hardware.
 
 use super::packet::{OVERHEAD, WRITE, WRITE_IMMEDIATE};
 use super::registers::Target;
@@ -16,60 +16,61 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Packets under way.
-const PLACES: usize = 64;
-/// How long one look for what was written lasts.
+/// Maximum number of packets in flight, each with its own slot in the send buffer.
+const MAX_IN_FLIGHT: usize = 64;
+/// Maximum time of one wait for completions.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Looks in a row that find nothing, after which the card is given up.
-const LOOKS: u32 = 100;
-/// Faults that take a packet which no card makes.
+/// Number of consecutive waits without a completion after which the writer fails.
+const MAX_POLLS: u32 = 100;
+/// Faults that are unavailable with a NIC, because they need a packet that a NIC cannot send.
 pub(super) const IMPOSSIBLE: [&str; 3] = ["bad-length", "bad-opcode", "bad-icrc"];
 
-/// Why the writer failed.
+/// Error of the writer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CardError {
-    /// The card refuses a queue, or to connect it.
+pub(super) enum NicError {
+    /// The NIC cannot create or connect the queue pair.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// The card refuses memory.
+    /// The NIC cannot register the memory.
     #[error(transparent)]
     Memory(#[from] DmaError),
 }
 
 /// A queue pair that a host has configured for a sensor.
 pub(super) struct Writer {
-    /// Destroyed before the keys of what it reads.
+    /// The queue pair. It must be dropped before the memory registrations that it uses.
     queue: Box<dyn QueuePair>,
     keys: Arc<RailRegions>,
     memory: DmaBuffer,
-    /// Bytes of a place.
-    place: usize,
-    /// The place of the next packet, and those under way.
+    /// Size of a slot in bytes.
+    slot_bytes: usize,
+    /// The slot of the next packet.
     next: usize,
-    under_way: usize,
-    /// Looks in a row that found nothing.
+    /// Number of packets in flight.
+    in_flight: usize,
+    /// Number of consecutive waits without a completion.
     idle: u32,
 }
 
 impl Writer {
-    /// Connects with the queue that `target` names, by the card `nic` of the name `name`.
+    /// Connects a queue pair of `nic` to the queue pair that `target` names. `name` is the configured name of the NIC.
     pub(super) fn connect(
         nic: &Arc<dyn Nic>,
         name: &str,
         target: &Target,
-    ) -> Result<Self, CardError> {
-        // A frame's last packet may have its metadata behind its payload.
-        let place = (target.packet + OVERHEAD + 256).next_multiple_of(64);
+    ) -> Result<Self, NicError> {
+        // The last packet of a frame may contain metadata after its payload.
+        let slot_bytes = (target.packet + OVERHEAD + 256).next_multiple_of(64);
         let registrations = RegistrationSet::new(
             std::slice::from_ref(nic),
             Access::default(),
             Box::new(|| Ok(())),
         );
-        let memory = DmaBuffer::new(registrations.clone(), PLACES * place)?;
+        let memory = DmaBuffer::new(registrations.clone(), MAX_IN_FLIGHT * slot_bytes)?;
         let keys = registrations.acquire(memory.address())?;
         let mut queue = nic.create_queue_pair(&QueuePairOptions {
             service: Service::Uc,
-            sends: u32::try_from(PLACES).unwrap_or(u32::MAX),
+            sends: u32::try_from(MAX_IN_FLIGHT).unwrap_or(u32::MAX),
             receives: 1,
             sges: 1,
             inline: 0,
@@ -90,14 +91,14 @@ impl Writer {
             queue,
             keys,
             memory,
-            place,
+            slot_bytes,
             next: 0,
-            under_way: 0,
+            in_flight: 0,
             idle: 0,
         })
     }
 
-    /// Writes `bytes` as packets of `packet` bytes, the last one with what is left.
+    /// Sends `bytes` as packets of `packet` bytes each; the last packet may be shorter.
     pub(super) fn send_packets(&mut self, bytes: &[u8], packet: usize) -> io::Result<()> {
         bytes
             .chunks(packet.max(1))
@@ -106,12 +107,14 @@ impl Writer {
 
     fn send(&mut self, packet: &[u8]) -> io::Result<()> {
         let Some((address, key, immediate, payload)) = parts(packet) else {
-            return Err(io::Error::other("a card cannot send such a packet"));
+            return Err(io::Error::other(
+                "a NIC cannot send this packet, because the packet is not a valid RDMA write",
+            ));
         };
-        while self.under_way == PLACES {
+        while self.in_flight == MAX_IN_FLIGHT {
             self.wait()?;
         }
-        let at = self.next * self.place;
+        let at = self.next * self.slot_bytes;
         for (i, word) in payload.chunks(8).enumerate() {
             let mut bytes = [0; 8];
             bytes[..word.len()].copy_from_slice(word);
@@ -128,20 +131,20 @@ impl Writer {
             signaled: true,
         };
         self.queue.post_send(&work).map_err(io::Error::other)?;
-        self.next = (self.next + 1) % PLACES;
-        self.under_way += 1;
+        self.next = (self.next + 1) % MAX_IN_FLIGHT;
+        self.in_flight += 1;
         Ok(())
     }
 
-    /// Waits until everything was written.
+    /// Waits until all packets were sent.
     pub(super) fn finish(&mut self) -> io::Result<()> {
-        while self.under_way > 0 {
+        while self.in_flight > 0 {
             self.wait()?;
         }
         Ok(())
     }
 
-    /// Collects what was written, and waits where that is nothing.
+    /// Collects completions. If no completion is available, waits for a limited time.
     fn wait(&mut self) -> io::Result<()> {
         let mut done = [WorkCompletion {
             id: 0,
@@ -149,9 +152,9 @@ impl Writer {
             status: Status::Flushed,
             bytes: 0,
             immediate: None,
-        }; PLACES];
+        }; MAX_IN_FLIGHT];
         let count = self.queue.poll(&mut done).map_err(io::Error::other)?;
-        self.under_way -= count.min(self.under_way);
+        self.in_flight -= count.min(self.in_flight);
         let failed = done[..count]
             .iter()
             .find(|done| done.status != Status::Success);
@@ -159,9 +162,9 @@ impl Writer {
             return Err(io::Error::other(failed.status.name()));
         }
         self.idle = if count > 0 { 0 } else { self.idle + 1 };
-        if self.idle > LOOKS {
+        if self.idle > MAX_POLLS {
             return Err(io::Error::other(
-                "timeout: the card does not complete the writes",
+                "timeout: the NIC has not completed the RDMA writes",
             ));
         }
         if count == 0 {
@@ -171,7 +174,7 @@ impl Writer {
     }
 }
 
-/// Address, key, immediate and payload of a packet, if it is a write.
+/// Returns address, key, immediate data and payload of a packet, if the packet is an RDMA write.
 fn parts(packet: &[u8]) -> Option<(u64, u32, Option<u32>, &[u8])> {
     let word = |at: usize| Some(u32::from_be_bytes(*packet.get(at..)?.first_chunk()?));
     let (immediate, head) = match *packet.first()? {

@@ -1,5 +1,5 @@
-//! Answers of whatever type is asked for, so that reading goes on behind a missing or wrong value and finds
-//! the other errors too. What it made up is thrown away.
+//! Placeholder values of any requested type. They replace missing and wrong values, so that reading continues and finds
+//! further errors. The placeholder values are discarded afterwards.
 
 use super::de::{Fault, ReadError};
 use super::tree::Placeholder;
@@ -8,17 +8,17 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-/// Values to pretend.
+/// Placeholder values, tried one after the other.
 struct Values {
-    /// Texts that some type takes: numbers, names, quantities, addresses.
+    /// Strings that common types accept: names, numbers, quantities and addresses.
     texts: [&'static str; 10],
-    /// Numbers that some check lets pass.
+    /// Integers, chosen so that most range checks accept at least one of them.
     integers: [u64; 9],
     floats: [f64; 6],
     booleans: [bool; 2],
 }
 
-const USUAL: Values = Values {
+const FIRST: Values = Values {
     texts: [
         "a",
         "1",
@@ -37,7 +37,7 @@ const USUAL: Values = Values {
 };
 
 /// A second set of placeholder values. An error that appears with both sets does not depend on the placeholders.
-const OTHER: Values = Values {
+const SECOND: Values = Values {
     texts: [
         "b",
         "7",
@@ -55,10 +55,10 @@ const OTHER: Values = Values {
     booleans: [false, true],
 };
 
-/// Recursive types end here.
-const DEPTH: usize = 16;
+/// Maximum nesting depth, which stops the expansion of recursive types.
+const MAX_DEPTH: usize = 16;
 
-/// Pretends to be a right value.
+/// A deserializer that returns a placeholder value of the requested type.
 #[derive(Clone, Copy)]
 pub(super) struct PlaceholderDeserializer<'p> {
     placeholder: &'p Placeholder,
@@ -73,8 +73,8 @@ impl<'p> PlaceholderDeserializer<'p> {
         }
     }
 
-    fn deeper(self) -> Result<Self, ReadError> {
-        if self.depth == DEPTH {
+    fn nested(self) -> Result<Self, ReadError> {
+        if self.depth == MAX_DEPTH {
             return Err(exhausted());
         }
         Ok(Self {
@@ -83,8 +83,8 @@ impl<'p> PlaceholderDeserializer<'p> {
         })
     }
 
-    /// Keeps an example of what the outermost asked for.
-    fn learn(self, example: impl FnOnce() -> String) {
+    /// Stores an example of the requested type, unless this is a nested value or an example was stored before.
+    fn store_example(self, example: impl FnOnce() -> String) {
         if self.depth == 0 {
             self.placeholder
                 .example
@@ -95,9 +95,9 @@ impl<'p> PlaceholderDeserializer<'p> {
 
     const fn values(self) -> &'static Values {
         if self.placeholder.other {
-            &OTHER
+            &SECOND
         } else {
-            &USUAL
+            &FIRST
         }
     }
 
@@ -107,16 +107,16 @@ impl<'p> PlaceholderDeserializer<'p> {
 }
 
 fn exhausted() -> ReadError {
-    ReadError::new(Fault::Custom("nothing more to pretend".to_owned()))
+    ReadError::new(Fault::Custom("no placeholder values are left".to_owned()))
 }
 
-/// What stands between the first two double quotes of what a type says that it expects.
+/// Returns the text between the first two double quotes of a type's description of its expected value.
 fn quoted(expected: &dyn Expected) -> Option<String> {
     let text = expected.to_string();
     text.split('"').nth(1).map(str::to_owned)
 }
 
-/// An example of a text, by what a type says that it expects.
+/// Returns an example string, based on a type's description of its expected value.
 fn text_example(expected: &dyn Expected) -> String {
     if let Some(example) = quoted(expected) {
         return format!("{example:?}");
@@ -131,11 +131,11 @@ fn text_example(expected: &dyn Expected) -> String {
     }
 }
 
-/// Methods that take the attempt's value of a list.
+/// Defines `deserialize_*` methods that return the list element with the index of the current attempt.
 macro_rules! plain {
     ($values:ident $visit:ident $example:literal: $($method:ident)*) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-            self.learn(|| $example.to_owned());
+            self.store_example(|| $example.to_owned());
             let values = &self.values().$values;
             let value = values.get(self.placeholder.attempt).ok_or_else(exhausted)?;
             visitor.$visit(*value)
@@ -146,7 +146,7 @@ macro_rules! plain {
 macro_rules! textual {
     ($($method:ident)*) => {$(
         fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-            self.learn(|| text_example(&visitor));
+            self.store_example(|| text_example(&visitor));
             visitor.visit_str(self.text().ok_or_else(exhausted)?)
         }
     )*};
@@ -167,7 +167,7 @@ impl<'de> de::Deserializer<'de> for PlaceholderDeserializer<'_> {
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
         let attempt = self.placeholder.attempt;
-        self.learn(|| text_example(&visitor));
+        self.store_example(|| text_example(&visitor));
         let Values {
             texts,
             integers,
@@ -184,12 +184,12 @@ impl<'de> de::Deserializer<'de> for PlaceholderDeserializer<'_> {
                 0 => visitor.visit_u64(integers[0]),
                 1 => visitor.visit_bool(booleans[0]),
                 2 => visitor.visit_f64(floats[0]),
-                3 => visitor.visit_seq(Made {
-                    pretend: self.deeper()?,
+                3 => visitor.visit_seq(Elements {
+                    deserializer: self.nested()?,
                     left: 0,
                 }),
-                4 => visitor.visit_map(Made {
-                    pretend: self.deeper()?,
+                4 => visitor.visit_map(Elements {
+                    deserializer: self.nested()?,
                     left: 0,
                 }),
                 _ => Err(exhausted()),
@@ -210,14 +210,14 @@ impl<'de> de::Deserializer<'de> for PlaceholderDeserializer<'_> {
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        self.learn(|| "[…]".to_owned());
-        // An attempt's number of elements, for types that want some.
+        self.store_example(|| "[…]".to_owned());
+        // Each attempt returns a different number of elements, because some types require a certain number.
         let left = self.placeholder.attempt + usize::from(self.placeholder.other);
         if left > 2 {
             return Err(exhausted());
         }
-        visitor.visit_seq(Made {
-            pretend: self.deeper()?,
+        visitor.visit_seq(Elements {
+            deserializer: self.nested()?,
             left,
         })
     }
@@ -227,9 +227,9 @@ impl<'de> de::Deserializer<'de> for PlaceholderDeserializer<'_> {
         length: usize,
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        self.learn(|| "[…]".to_owned());
-        visitor.visit_seq(Made {
-            pretend: self.deeper()?,
+        self.store_example(|| "[…]".to_owned());
+        visitor.visit_seq(Elements {
+            deserializer: self.nested()?,
             left: length,
         })
     }
@@ -244,9 +244,9 @@ impl<'de> de::Deserializer<'de> for PlaceholderDeserializer<'_> {
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        self.learn(|| "{…}".to_owned());
-        visitor.visit_map(Made {
-            pretend: self.deeper()?,
+        self.store_example(|| "{…}".to_owned());
+        visitor.visit_map(Elements {
+            deserializer: self.nested()?,
             left: 0,
         })
     }
@@ -257,9 +257,9 @@ impl<'de> de::Deserializer<'de> for PlaceholderDeserializer<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        self.learn(|| "{…}".to_owned());
+        self.store_example(|| "{…}".to_owned());
         visitor.visit_map(Fields {
-            pretend: self.deeper()?,
+            deserializer: self.nested()?,
             fields,
         })
     }
@@ -279,9 +279,9 @@ impl<'de> de::Deserializer<'de> for PlaceholderDeserializer<'_> {
         let variant = index
             .and_then(|index| variants.get(index))
             .ok_or_else(exhausted)?;
-        self.learn(|| format!("{variant:?}"));
+        self.store_example(|| format!("{variant:?}"));
         visitor.visit_enum(Chosen {
-            pretend: self.deeper()?,
+            deserializer: self.nested()?,
             variant,
         })
     }
@@ -289,13 +289,13 @@ impl<'de> de::Deserializer<'de> for PlaceholderDeserializer<'_> {
     forward_to_deserialize_any! { bytes byte_buf unit unit_struct identifier ignored_any }
 }
 
-/// A number of made-up elements, or an empty map.
-struct Made<'p> {
-    pretend: PlaceholderDeserializer<'p>,
+/// A sequence of placeholder elements, or an empty map.
+struct Elements<'p> {
+    deserializer: PlaceholderDeserializer<'p>,
     left: usize,
 }
 
-impl<'de> SeqAccess<'de> for Made<'_> {
+impl<'de> SeqAccess<'de> for Elements<'_> {
     type Error = ReadError;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(
@@ -306,11 +306,11 @@ impl<'de> SeqAccess<'de> for Made<'_> {
             return Ok(None);
         }
         self.left -= 1;
-        seed.deserialize(self.pretend).map(Some)
+        seed.deserialize(self.deserializer).map(Some)
     }
 }
 
-impl<'de> MapAccess<'de> for Made<'_> {
+impl<'de> MapAccess<'de> for Elements<'_> {
     type Error = ReadError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
@@ -326,7 +326,7 @@ impl<'de> MapAccess<'de> for Made<'_> {
 }
 
 struct Fields<'p> {
-    pretend: PlaceholderDeserializer<'p>,
+    deserializer: PlaceholderDeserializer<'p>,
     fields: &'static [&'static str],
 }
 
@@ -346,12 +346,12 @@ impl<'de> MapAccess<'de> for Fields<'_> {
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
-        seed.deserialize(self.pretend)
+        seed.deserialize(self.deserializer)
     }
 }
 
 struct Chosen<'p> {
-    pretend: PlaceholderDeserializer<'p>,
+    deserializer: PlaceholderDeserializer<'p>,
     variant: &'static str,
 }
 
@@ -364,7 +364,7 @@ impl<'p, 'de> EnumAccess<'de> for Chosen<'p> {
         seed: V,
     ) -> Result<(V::Value, PlaceholderDeserializer<'p>), ReadError> {
         let value = seed.deserialize(de::value::StrDeserializer::<ReadError>::new(self.variant))?;
-        Ok((value, self.pretend))
+        Ok((value, self.deserializer))
     }
 }
 

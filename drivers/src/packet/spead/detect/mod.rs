@@ -1,68 +1,69 @@
-//! Learning how a sender cuts its heaps, from the first heaps that arrive.
+//! Detects frame and packet sizes of a SPEAD sender from the first heaps that arrive.
 //!
-//! Each packet states its heap's counter and length and where its payload begins, and a heap's first packet points to the
-//! heap's items. Learned from these and then pinned: the flavour, the bytes of a frame and where they begin in the heap,
-//! the payload of a heap's first and of its other packets, and what the heap counter grows by.
+//! Each packet states the counter and the length of its heap and the offset of its payload. A heap's first packet has
+//! pointers to the items of the heap. These values are detected and then fixed: the flavour, the size of a frame and
+//! its offset in the heap, the payload size of the first and of the other packets, and the step of the heap counter.
 //!
-//! A frame is the whole payload of a heap, or its largest item where that item holds nearly all of the payload besides
-//! descriptors. So heaps that also carry descriptors give the same frames as heaps without. Their packets are cut
-//! elsewhere, and [`super::recut`] puts their bytes together.
+//! A frame is the whole payload of a heap. If one item contains nearly all of the payload except descriptors, that item is the
+//! frame. So heaps that also contain descriptors yield the same frames as heaps without descriptors. Their packet boundaries
+//! differ, so [`super::recut`] reassembles them.
 
 use super::step::{Counters, StepCheck};
-use super::{Fields, IMMEDIATE, Places, Reject, Spead, WORD, item};
+use super::{Fields, IMMEDIATE, PacketLayout, Reject, Spead, WORD, item};
 use daq_core::units::{ByteSize, counted};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Heaps that are remembered while learning.
+/// Maximum number of heaps that are stored during detection.
 const MAX_HEAPS: usize = 64;
-/// Heaps cut alike from which the cut is learned.
+/// Minimum number of heaps with the same packet boundaries.
 const MIN_ALIKE: usize = 3;
-/// Different heap counters from which the counter's step is learned.
+/// Minimum number of different heap counters to detect the step.
 const MIN_COUNTERS: usize = 4;
-/// Packets from which it is learned, and for each thread where there are several: threads receive parts of the stream in
-/// bursts. More packets kept would be a longer burst into the ring.
+/// Minimum number of packets: in total for one thread, per thread for several threads, because threads receive parts of
+/// the stream in bursts. A larger number would cause a larger burst into the ring after detection.
 const MIN_PACKETS: usize = 16;
 const MIN_PACKETS_PER_THREAD: usize = 128;
-/// Learning ends this long after the first packet, with whatever has arrived.
+/// Maximum duration of detection, from the first packet on. Detection then ends with the packets received so far.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Frames, and bytes, of datagrams kept while learning; and the fewest bytes for each thread.
+/// Limits of the datagrams stored during detection: number of frames, bytes in total, and minimum bytes per thread.
 const HOLD_FRAMES: usize = 6;
 const MAX_HOLD: usize = 256 << 20;
 const MIN_HOLD: usize = 4 << 20;
-/// Items of a packet that are looked at: more would take quadratic time.
+/// Maximum number of items that are examined per packet, because the examination time grows with the square of the number of
+/// items.
 const MAX_ITEMS: usize = 1024;
-/// The largest item is the frame if it holds at least this many sixteenths of the payload.
+/// Minimum size of the largest item, in sixteenths of the payload, for which that item is the frame.
 const SIXTEENTHS: u64 = 15;
 
-/// What the configuration fixes, so that it is not learned.
+/// Configured values, which are not detected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Given {
-    /// Bytes of a frame.
+    /// Size of a frame in bytes.
     pub heap: Option<usize>,
-    /// Payload bytes of each packet but the first and the last.
+    /// Number of payload bytes in each packet except the first and the last.
     pub packet: Option<usize>,
-    /// Payload bytes of the first packet.
+    /// Number of payload bytes in the first packet.
     pub first: Option<usize>,
-    /// What the heap counter grows by.
+    /// Increment of the heap counter.
     pub step: Option<u64>,
-    /// Bits of an address.
+    /// Number of address bits.
     pub address_bits: Option<u32>,
 }
 
-/// The part of a heap that is the frame, in bytes of the heap's payload.
+/// The part of a heap that is the frame, as byte offsets in the heap's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// Bytes of the whole heap.
+    /// Size of the heap's payload in bytes.
     pub(super) heap: u64,
     pub(super) start: u64,
     pub(super) end: u64,
 }
 
 impl Extent {
-    /// The whole payload of a heap.
+    /// Returns the extent of the whole payload of a heap of `heap` bytes.
     pub(super) const fn whole(heap: u64) -> Self {
         Self {
             heap,
@@ -76,31 +77,31 @@ impl Extent {
     }
 }
 
-/// What was learned.
+/// The detected values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Learned {
+pub(super) struct Detected {
     pub(super) address_bits: u32,
-    /// The heaps whose packets are the places of frames.
+    /// Extent of the frame in heaps with the regular packet boundaries.
     pub(super) regular: Extent,
-    /// Heaps with descriptors, whose packets are cut elsewhere.
+    /// Extent of the frame in heaps with descriptors, whose packet boundaries differ.
     pub(super) described: Option<Extent>,
-    pub(super) places: Places,
+    pub(super) layout: PacketLayout,
     pub(super) step: u64,
-    /// Heaps that it was learned from.
+    /// Number of heaps used for detection.
     heaps: usize,
 }
 
-impl fmt::Display for Learned {
+impl fmt::Display for Detected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Places {
+        let PacketLayout {
             unit_bytes,
             first,
             rest,
-        } = self.places;
+        } = self.layout;
         let size = |bytes: usize| ByteSize(bytes as u64);
         write!(
             f,
-            "learned heap = {}, packet = {}, first = {}, counter step = {}, SPEAD-64-{} from {}",
+            "detected heap = {}, packet = {}, first = {}, counter step = {}, SPEAD-64-{} from {}",
             size(unit_bytes),
             size(rest),
             size(first),
@@ -111,15 +112,17 @@ impl fmt::Display for Learned {
         if self.regular.len() < self.regular.heap {
             write!(
                 f,
-                " (bytes {} to {} of {}: the largest item)",
-                self.regular.start, self.regular.end, self.regular.heap
+                " (each frame is the largest item of a heap: {} bytes at offset {} of the {}-byte heap payload)",
+                self.regular.len(),
+                self.regular.start,
+                self.regular.heap
             )?;
         }
         Ok(())
     }
 }
 
-/// One heap, as far as it was seen.
+/// The observed properties of one heap.
 #[derive(Clone, Debug)]
 struct Heap {
     unit: u64,
@@ -127,15 +130,15 @@ struct Heap {
     extent: Option<Extent>,
     has_descriptors: bool,
     is_control: bool,
-    /// Payload of the first packet.
+    /// Number of payload bytes in the first packet.
     first: Option<u64>,
-    /// Payload of a packet that is neither the first nor the last.
+    /// Number of payload bytes in a packet that is neither the first nor the last.
     rest: Option<u64>,
-    /// Payload of the last packet, if it is not also the first.
+    /// Number of payload bytes in the last packet, if this packet is not also the first.
     last: Option<u64>,
 }
 
-/// What was seen so far.
+/// The packets and heaps observed so far.
 #[derive(Debug, Default)]
 struct State {
     address_bits: Option<u32>,
@@ -144,42 +147,43 @@ struct State {
     counters: Counters,
     since: Option<Instant>,
     is_ended: bool,
-    /// Why nothing could be learned from the heaps so far.
+    /// Reason why detection failed with the heaps so far.
     refusal: Option<String>,
 }
 
-/// How far learning is.
+/// State of the detection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// More heaps are needed.
-    Learning,
-    /// Everything is known.
-    Learned,
-    /// These heaps cannot be received, see [`Learner::give_up`].
+    Detecting,
+    /// All values are detected.
+    Detected,
+    /// Detection failed, so these heaps cannot be received; see [`Detector::give_up`].
     Refused,
 }
 
-/// Bytes of datagrams that each of `threads` threads keeps while frames of at most `max_frame` bytes are learned.
+/// Returns the buffer size in bytes that each of `threads` threads needs while frames of at most `max_frame` bytes are
+/// detected.
 pub(crate) fn hold_bytes(max_frame: usize, threads: usize) -> usize {
     let total = max_frame.saturating_mul(HOLD_FRAMES).min(MAX_HOLD);
     (total / threads.max(1)).max(MIN_HOLD)
 }
 
-/// What all threads of a source learn together.
+/// Detection state shared by all threads of a source.
 #[derive(Debug)]
-pub struct Learner {
+pub struct Detector {
     given: Given,
-    /// Bytes of a frame, and places of a frame, at most.
+    /// Maximum size in bytes and maximum number of packets of a frame.
     max_frame: usize,
-    max_places: u32,
+    max_packets: u32,
     threads: usize,
     state: Mutex<State>,
-    learned: OnceLock<Learned>,
+    detected: OnceLock<Detected>,
     is_logged: AtomicBool,
 }
 
-impl Learner {
-    pub(super) fn new(given: Given, max_frame: usize, max_places: u32, threads: usize) -> Self {
+impl Detector {
+    pub(super) fn new(given: Given, max_frame: usize, max_packets: u32, threads: usize) -> Self {
         let state = State {
             heaps: Vec::with_capacity(MAX_HEAPS),
             ..State::default()
@@ -187,55 +191,57 @@ impl Learner {
         Self {
             given,
             max_frame,
-            max_places,
+            max_packets,
             threads,
             state: Mutex::new(state),
-            learned: OnceLock::new(),
+            detected: OnceLock::new(),
             is_logged: AtomicBool::new(false),
         }
     }
 
-    pub(super) fn learned(&self) -> Option<&Learned> {
-        self.learned.get()
+    pub(super) fn detected(&self) -> Option<&Detected> {
+        self.detected.get()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of datagrams that each thread keeps while learning.
+    /// Returns the size in bytes of each thread's buffer for datagrams during detection.
     pub fn hold_bytes(&self) -> usize {
         hold_bytes(self.max_frame, self.threads)
     }
 
-    /// What compares later heaps of the source `name` with the step that was learned; `None` where it is given.
+    /// Returns a check that compares later heaps of the source `name` with the detected step, or `None` if the step is
+    /// configured.
     pub(super) fn step_check(&self, name: &str) -> Option<StepCheck> {
-        let learned = self.learned.get().filter(|_| self.given.step.is_none())?;
-        let Learned {
+        let detected = self.detected.get().filter(|_| self.given.step.is_none())?;
+        let Detected {
             step, address_bits, ..
-        } = *learned;
+        } = *detected;
         Some(StepCheck::new(name, step, address_bits, self.threads))
     }
 
-    /// Whether this is the first call: what was learned is logged once.
+    /// Returns true on the first call only, so that the detected values are logged once.
     pub fn is_first_to_log(&self) -> bool {
         !self.is_logged.swap(true, Ordering::Relaxed)
     }
 
-    /// What was learned, for the log.
+    /// Returns the detected values as text for the log.
     pub fn summary(&self) -> Option<String> {
-        self.learned.get().map(Learned::to_string)
+        self.detected.get().map(Detected::to_string)
     }
 
-    /// Looks at one datagram, which is then to be kept and placed later. Fails for what is no packet of SPEAD.
+    /// Examines one datagram, which the caller then stores and places later. Fails if the datagram is not a SPEAD
+    /// packet.
     pub fn observe(&self, datagram: &[u8]) -> Result<Progress, Reject> {
         let bits = Spead::flavour(datagram).ok_or_else(|| Spead::refuse(datagram))?;
         let items = Spead::item_words(datagram).ok_or(Reject::Short {
             need: WORD + 1,
             got: datagram.len(),
         })?;
-        if self.learned.get().is_some() {
-            return Ok(Progress::Learned);
+        if self.detected.get().is_some() {
+            return Ok(Progress::Detected);
         }
         let mut state = self.state();
         let wanted = self.given.address_bits.or(state.address_bits);
@@ -250,10 +256,10 @@ impl Learner {
         Ok(self.conclude(&mut state, false))
     }
 
-    /// Learns from what has arrived: now if `force`, else if that has already taken too long.
+    /// Ends detection with the packets received so far, if `force` is true or the time limit has passed.
     pub fn settle(&self, now: Instant, force: bool) -> Progress {
-        if self.learned.get().is_some() {
-            return Progress::Learned;
+        if self.detected.get().is_some() {
+            return Progress::Detected;
         }
         let mut state = self.state();
         let is_late = state
@@ -262,17 +268,17 @@ impl Learner {
         if force || is_late {
             self.conclude(&mut state, true)
         } else {
-            Progress::Learning
+            Progress::Detecting
         }
     }
 
-    /// Why nothing was learned; starts again, because the packets kept so far cannot be used.
+    /// Returns why detection failed, and restarts it, because the stored packets cannot be used.
     pub fn give_up(&self) -> String {
         let mut state = self.state();
         let why = state
             .refusal
             .take()
-            .unwrap_or_else(|| "no packet of a heap with samples was among them".to_owned());
+            .unwrap_or_else(|| "no packet of a heap with samples arrived".to_owned());
         state.heaps.clear();
         state.counters.clear();
         (state.packets, state.since) = (0, None);
@@ -289,14 +295,14 @@ impl Learner {
         let is_enough =
             |state: &State| state.packets >= min_packets && state.heaps.len() >= MIN_COUNTERS;
         if !force && !is_enough(state) {
-            return Progress::Learning;
+            return Progress::Detecting;
         }
-        match state.learn(self, force) {
-            Ok(Some(learned)) => {
-                let _ = self.learned.set(learned);
-                Progress::Learned
+        match state.detect(self, force) {
+            Ok(Some(detected)) => {
+                let _ = self.detected.set(detected);
+                Progress::Detected
             }
-            Ok(None) => Progress::Learning,
+            Ok(None) => Progress::Detecting,
             Err(why) => {
                 state.refusal = Some(why);
                 Progress::Refused
@@ -346,16 +352,16 @@ impl State {
         }
     }
 
-    /// What the heaps so far show; `None` = not enough yet.
-    fn learn(&self, learner: &Learner, force: bool) -> Result<Option<Learned>, String> {
-        let given = learner.given;
+    /// Returns the values that the heaps so far show, or `None` if there are not enough heaps.
+    fn detect(&self, detector: &Detector, force: bool) -> Result<Option<Detected>, String> {
+        let given = detector.given;
         let data = || {
             self.heaps.iter().filter_map(|heap| {
                 let extent = heap.extent.filter(|_| !heap.is_control)?;
                 Some((heap, extent))
             })
         };
-        // Frames of the length that most of the payload is of.
+        // The frame size is the one that most of the payload bytes belong to.
         let bytes_of = |length: u64| {
             data()
                 .filter(|(_, extent)| extent.len() == length)
@@ -370,13 +376,14 @@ impl State {
             return Ok(None);
         };
         let frame_bytes = usize::try_from(frame).unwrap_or(usize::MAX);
-        if frame_bytes > learner.max_frame {
-            let (heap, slot) = (ByteSize(frame), ByteSize(learner.max_frame as u64));
+        if frame_bytes > detector.max_frame {
+            let (heap, slot) = (ByteSize(frame), ByteSize(detector.max_frame as u64));
             return Err(format!(
                 "a heap of {heap} does not fit into slots of {slot}: set `slot = \"{heap}\"` in the ring's section"
             ));
         }
-        // Most heaps are cut alike; of two equally frequent cuts the one with fewer bytes around the frame.
+        // Select the most frequent heap layout; among equally frequent ones, that with the fewest bytes around the
+        // frame.
         let of_frame = || data().filter(|(_, extent)| extent.len() == frame);
         let alike = |one: Extent| of_frame().filter(|(_, other)| *other == one).count();
         let Some(regular) = of_frame()
@@ -391,14 +398,15 @@ impl State {
         let described = of_frame()
             .map(|(_, extent)| extent)
             .find(|extent| *extent != regular);
-        let Some(places) = self.places(regular, given) else {
+        let Some(layout) = self.packet_layout(regular, given) else {
             return Ok(None);
         };
-        if places.count() > learner.max_places {
-            let packet = ByteSize(places.rest as u64);
+        if layout.count() > detector.max_packets {
+            let packet = ByteSize(layout.rest as u64);
             return Err(format!(
-                "packets of {packet} are too small to be learned: set `heap = {frame}`, `packet = {}` and `first = {}`",
-                places.rest, places.first
+                "packets of {packet} are too small for automatic detection: set `heap = {frame}`, `packet = {}` and \
+                 `first = {}`",
+                layout.rest, layout.first
             ));
         }
         let address_bits = self.address_bits.unwrap_or(40);
@@ -406,18 +414,18 @@ impl State {
         if !force && given.step.is_none() && !vote.is_certain {
             return Ok(None);
         }
-        Ok(Some(Learned {
+        Ok(Some(Detected {
             address_bits,
             regular,
             described,
-            places,
+            layout,
             step: given.step.unwrap_or(vote.step).max(1),
             heaps: alike(regular),
         }))
     }
 
-    /// How the packets of heaps of `extent` cut the frame.
-    fn places(&self, extent: Extent, given: Given) -> Option<Places> {
+    /// Returns the packet layout of the frame in heaps of `extent`.
+    fn packet_layout(&self, extent: Extent, given: Given) -> Option<PacketLayout> {
         let heaps = || {
             self.heaps
                 .iter()
@@ -431,7 +439,7 @@ impl State {
             .packet
             .map(|packet| packet as u64)
             .or_else(|| most_frequent(&heaps().filter_map(|heap| heap.rest)))
-            // A second packet that is the last may be as long as it likes.
+            // If the second packet is also the last, its size is not restricted.
             .or_else(|| {
                 heaps()
                     .filter_map(|heap| heap.last)
@@ -442,14 +450,14 @@ impl State {
         if first == 0 || rest == 0 {
             return None;
         }
-        // The first boundary between packets behind the frame's start.
+        // Offset of the first packet boundary after the start of the frame.
         let boundary = if extent.start < first {
             first
         } else {
             first + ((extent.start - first) / rest + 1) * rest
         };
         let narrow = |bytes: u64| usize::try_from(bytes).ok();
-        Some(Places {
+        Some(PacketLayout {
             unit_bytes: narrow(extent.len())?,
             first: narrow(boundary.min(extent.end) - extent.start)?,
             rest: narrow(rest)?,

@@ -4,18 +4,18 @@ use super::message::findings;
 use super::params::{Member, in_ptx, refused};
 use super::unit::{Entry, Unit};
 use super::{Code, FileKernel};
+use daq_core::check::{CheckContext, CheckReport, FileFindings};
 use daq_core::config::Problem;
-use daq_core::examine::{Examination, Examined, FileFindings};
 use daq_core::gpu::driver::{CompileError, Compiler, Target};
 use std::path::Path;
 
-/// Targets to compile for if the GPU is unknown. Code that runs only on newer GPUs is not an error.
+/// Targets for which code is compiled if the GPU is unknown. Code that compiles only for newer targets is accepted.
 const TARGETS: [Target; 3] = [Target::Ptx(8, 0), Target::Ptx(9, 0), Target::Ptx(10, 0)];
 
-pub(super) fn examine(keys: &FileKernel, examination: &Examination<'_>) -> Examined {
-    let mut found = Examined::default();
-    // A file that cannot be read is reported elsewhere.
-    let Ok((path, bytes)) = keys.read(examination.directory) else {
+pub(super) fn check_files(keys: &FileKernel, context: &CheckContext<'_>) -> CheckReport {
+    let mut found = CheckReport::default();
+    // Another check reports a file that cannot be read.
+    let Ok((path, bytes)) = keys.read(context.directory) else {
         return found;
     };
     let file = &keys.file;
@@ -38,7 +38,7 @@ pub(super) fn examine(keys: &FileKernel, examination: &Examination<'_>) -> Exami
         }
     };
     if keys.code() == Some(Code::Source) {
-        let entry = Entry::of(examination.dispatch);
+        let entry = Entry::of(context.dispatch);
         compile(keys, &keys.unit(&text, path.parent(), entry), &mut found);
     } else {
         check_entry(keys, &text, &mut found);
@@ -48,7 +48,7 @@ pub(super) fn examine(keys: &FileKernel, examination: &Examination<'_>) -> Exami
 }
 
 /// Compiles `unit` and checks the parameters.
-fn compile(keys: &FileKernel, unit: &Unit<'_>, found: &mut Examined) {
+fn compile(keys: &FileKernel, unit: &Unit<'_>, found: &mut CheckReport) {
     let file = &keys.file;
     let compiler = match Compiler::find() {
         Ok(compiler) => compiler,
@@ -71,7 +71,7 @@ fn compile(keys: &FileKernel, unit: &Unit<'_>, found: &mut Examined) {
     }
     match first {
         Some(CompileError::Refused { log }) => refuse(unit, &log, found),
-        // NVRTC_ERROR_INVALID_OPTION
+        // Error 5 is NVRTC_ERROR_INVALID_OPTION.
         Some(CompileError::Failed { code: 5, log, .. }) if !log.contains("architecture") => {
             let log = log.trim_start_matches(':').trim();
             let message = format!("the compiler rejects an option: {log}");
@@ -87,8 +87,8 @@ fn compile(keys: &FileKernel, unit: &Unit<'_>, found: &mut Examined) {
     }
 }
 
-/// Adds the errors in the compiler's log.
-fn refuse(unit: &Unit<'_>, log: &str, found: &mut Examined) {
+/// Adds the errors in the compiler's log to the findings.
+fn refuse(unit: &Unit<'_>, log: &str, found: &mut CheckReport) {
     let findings = findings(unit, log);
     for (key, diagnostic) in findings.params {
         let own = format!("`params.{key}`: ");
@@ -112,7 +112,7 @@ fn refuse(unit: &Unit<'_>, log: &str, found: &mut Examined) {
 }
 
 /// Checks that compiled code contains the kernel to launch.
-fn check_entry(keys: &FileKernel, ptx: &str, found: &mut Examined) {
+fn check_entry(keys: &FileKernel, ptx: &str, found: &mut CheckReport) {
     let name = keys.entry.as_deref().unwrap_or(super::launch::ENTRY);
     if !ptx.contains(&format!(".entry {name}(")) {
         let file = Path::new(&keys.file).display();
@@ -131,7 +131,7 @@ fn check_entry(keys: &FileKernel, ptx: &str, found: &mut Examined) {
 }
 
 /// Checks the parameters against the members that the code describes.
-fn check_params(keys: &FileKernel, ptx: &str, found: &mut Examined) {
+fn check_params(keys: &FileKernel, ptx: &str, found: &mut CheckReport) {
     let file = &keys.file;
     for (key, value) in &keys.params {
         let name = format!("daq_param_{key}");
@@ -140,7 +140,7 @@ fn check_params(keys: &FileKernel, ptx: &str, found: &mut Examined) {
         let Some(described) = in_ptx(ptx, &name) else {
             if ptx.contains(&name) {
                 found.unchecked.push(format!(
-                    "`params.{key}`: its description in {file} has an unknown format"
+                    "`params.{key}`: the value was not checked, because {file} describes this parameter in an unknown format"
                 ));
             } else {
                 let message = format!("{file} does not export `{key}` as a parameter");
@@ -154,7 +154,8 @@ fn check_params(keys: &FileKernel, ptx: &str, found: &mut Examined) {
         let Some(member) = Member::read(&described) else {
             let message =
                 format!("member `{key}` of `struct Params` in {file} has an unsupported type");
-            let help = "make it a number, a boolean or an array of one dimension";
+            let help =
+                "change the member to a number, a boolean or a one-dimensional array of them";
             found.problems.push(wrong(message, help));
             continue;
         };

@@ -1,38 +1,38 @@
-//! What a check finds in the files that a configuration names.
+//! Checks of the files that a configuration refers to.
 
 use crate::config::{Diagnostic, Problem};
 use crate::gpu::Dispatch;
 use std::path::{Path, PathBuf};
 
-/// Bytes that a file or directory name can have.
+/// Maximum length of a file or directory name in bytes.
 const MAX_NAME: usize = 255;
-/// Bytes that a path can have.
+/// Maximum length of a path in bytes.
 const MAX_PATH: usize = 4095;
 
-/// What a component does with a file.
+/// How a component uses a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileUse {
-    /// Reads it: it must be a file.
+    /// The component reads the path, which must be a file.
     Reads,
-    /// Reads it, or the files in it where it is a directory.
+    /// The component reads the file at the path, or the files in the directory at the path.
     ReadsAny,
-    /// Writes files into it: it must be a directory, and is created if it does not exist.
+    /// The component writes files into this directory, which is created if it does not exist.
     WritesInto,
 }
 
-/// A file or directory that a component names.
+/// A file or directory that a component's configuration refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedFile {
-    /// The key that names it, as in `path` or `path.1`.
+    /// The configuration key that contains the path, such as `path` or `path.1`.
     pub key: String,
-    /// As it is written.
+    /// The path as written in the configuration.
     pub path: PathBuf,
-    /// What it is used for.
+    /// How the component uses the file.
     pub purpose: FileUse,
 }
 
 impl NamedFile {
-    /// What `key` names.
+    /// Creates a description of the file that `key` refers to.
     pub fn new(key: impl Into<String>, path: impl Into<PathBuf>, purpose: FileUse) -> Self {
         Self {
             key: key.into(),
@@ -41,7 +41,7 @@ impl NamedFile {
         }
     }
 
-    /// What is wrong with the name, whatever the file system holds.
+    /// Checks the name only, without accessing the file system.
     pub fn check_name(&self) -> Result<(), Problem> {
         let text = self.path.to_string_lossy();
         let longest = self
@@ -70,14 +70,14 @@ impl NamedFile {
         Err(Problem::at(&self.key, format!("{text} is a URL, not a path")).help(help))
     }
 
-    /// What is wrong with the file, where relative paths start from `directory`.
+    /// Checks the file. `directory` is the base directory of relative paths.
     pub fn check_file(&self, directory: &Path) -> Result<(), Problem> {
         let path = directory.join(&self.path);
         let wrong = |message: String, help: String| Err(Problem::at(&self.key, message).help(help));
         let shown = path.display();
         if self.purpose == FileUse::WritesInto {
             let bytes = path.as_os_str().len();
-            // The files in it have names, too.
+            // Leave room for the names of the files in the directory.
             if bytes + 1 + MAX_NAME > MAX_PATH {
                 return wrong(
                     format!(
@@ -106,24 +106,24 @@ impl NamedFile {
             ),
             Err(error) => wrong(
                 format!("cannot read {shown}: {error}"),
-                format!("check who may read it: ls -l {shown}"),
+                format!("check the read permissions: ls -l {shown}"),
             ),
             Ok(found) if found.is_dir() && self.purpose == FileUse::Reads => wrong(
                 format!("{shown} is a directory, not a file"),
-                "name a file in it".to_owned(),
+                "write the path of a file in this directory".to_owned(),
             ),
             Ok(_) => match std::fs::File::open(&path) {
                 Ok(_) => Ok(()),
                 Err(error) => wrong(
                     format!("cannot read {shown}: {error}"),
-                    format!("check who may read it: ls -l {shown}"),
+                    format!("check the read permissions: ls -l {shown}"),
                 ),
             },
         }
     }
 }
 
-/// Whether this can stand before `://` in a URL.
+/// Whether `text` is a valid URL scheme, the part before `://`.
 fn is_scheme(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text
@@ -131,34 +131,34 @@ fn is_scheme(text: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
 }
 
-/// What a kernel's code is examined for.
+/// Parameters for checking a kernel's code.
 #[derive(Clone, Copy, Debug)]
-pub struct Examination<'a> {
-    /// The directory that relative paths start from.
+pub struct CheckContext<'a> {
+    /// The base directory of relative paths.
     pub directory: &'a Path,
-    /// How bursts will reach the kernel.
+    /// How bursts will be submitted to the kernel.
     pub dispatch: Dispatch,
 }
 
-/// Errors inside of a file that the configuration names.
+/// Errors in a file that the configuration refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileFindings {
     /// The file's name in messages.
     pub name: String,
-    /// Its text.
+    /// The file's text.
     pub text: String,
-    /// The errors; places count from the start of `text`.
+    /// The errors, whose spans are relative to the start of `text`.
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// What an examination found.
+/// Result of checking a component's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Examined {
+pub struct CheckReport {
     /// Problems with values of the component's section.
     pub problems: Vec<Problem>,
     /// Errors in files.
     pub files: Vec<FileFindings>,
-    /// What was not examined, each with the reason.
+    /// Checks that were skipped, each with the reason.
     pub unchecked: Vec<String>,
 }
 
@@ -166,7 +166,7 @@ pub struct Examined {
 mod tests {
     use super::*;
 
-    fn said(result: Result<(), Problem>) -> String {
+    fn output(result: Result<(), Problem>) -> String {
         result
             .err()
             .map_or_else(String::new, |problem| problem.to_string())
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn url_as_path_is_rejected() {
         let name =
-            |path: &str| said(NamedFile::new("path", path, FileUse::WritesInto).check_name());
+            |path: &str| output(NamedFile::new("path", path, FileUse::WritesInto).check_name());
         for path in [
             "out",
             "/data/out",
@@ -199,12 +199,12 @@ mod tests {
     fn impossible_file_names_are_rejected() {
         let file = |path: &str| NamedFile::new("path", path, FileUse::WritesInto);
         let long = "n".repeat(255);
-        assert_eq!(said(file(&format!("out/{long}")).check_name()), "");
-        let longer = said(file(&format!("{long}ä/out")).check_name());
+        assert_eq!(output(file(&format!("out/{long}")).check_name()), "");
+        let longer = output(file(&format!("{long}ä/out")).check_name());
         assert!(longer.contains("257 bytes, but at most 255"), "{longer}");
         let deep = format!("{}out", "directory/".repeat(384));
-        assert_eq!(said(file(&deep).check_name()), "");
-        let refused = said(file(&deep).check_file(Path::new("/")));
+        assert_eq!(output(file(&deep).check_name()), "");
+        let refused = output(file(&deep).check_file(Path::new("/")));
         assert!(refused.contains("at most 3839"), "{refused}");
     }
 
@@ -213,7 +213,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("a.pcap"), "").unwrap();
         let file = |path: &str, purpose| {
-            said(NamedFile::new("path", path, purpose).check_file(directory.path()))
+            output(NamedFile::new("path", path, purpose).check_file(directory.path()))
         };
         for purpose in [FileUse::Reads, FileUse::ReadsAny] {
             assert_eq!(file("a.pcap", purpose), "");

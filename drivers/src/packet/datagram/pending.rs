@@ -1,20 +1,20 @@
-//! Datagrams kept until it is known what they are.
+//! A queue of datagrams that cannot be placed yet, because their format is not detected or their epoch is not confirmed.
 
 use daq_core::frame::{Clock, Timestamp};
 
-/// Bytes before each datagram: its length, its time and the time's clock.
+/// Number of bytes stored before each datagram, for its length, its timestamp and the clock of the timestamp.
 pub(crate) const HEAD: usize = 4 + 8 + 1;
 
-/// A queue of datagrams in memory that is allocated once.
+/// A queue of datagrams in a buffer that is allocated once.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct PendingDatagrams {
     bytes: Vec<u8>,
-    /// Where the oldest datagram begins.
+    /// Offset of the oldest datagram.
     read: usize,
     packets: u64,
 }
 
-impl Held {
+impl PendingDatagrams {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             bytes: Vec::with_capacity(capacity),
@@ -27,7 +27,7 @@ impl Held {
         self.packets == 0
     }
 
-    /// Appends a datagram; false if there is no room for it.
+    /// Appends a datagram. Returns false if the buffer is full.
     pub(crate) fn push(&mut self, datagram: &[u8], time: Timestamp) -> bool {
         let Ok(length) = u32::try_from(datagram.len()) else {
             return false;
@@ -43,7 +43,7 @@ impl Held {
         true
     }
 
-    /// The oldest datagram.
+    /// Returns the oldest datagram.
     pub(crate) fn front(&self) -> Option<(&[u8], Timestamp)> {
         let rest = &self.bytes[self.read..];
         let (length, rest) = rest.split_first_chunk::<4>()?;
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn datagrams_are_returned_in_order_until_memory_is_full() {
-        let mut held = Held::new(2 * HEAD + 10);
+        let mut held = PendingDatagrams::new(2 * HEAD + 10);
         let time = |ns| Timestamp {
             ns,
             clock: Clock::Kernel,

@@ -1,7 +1,8 @@
 use super::*;
 use crate::packet::{Control, Format, Parsed, Part};
 
-/// The datagrams of one heap: `described` bytes of descriptors, then `samples` bytes, in packets of `packet` bytes.
+/// Builds the datagrams of one heap: `described` bytes of descriptors, then `samples` bytes, in packets of `packet`
+/// bytes.
 fn heap(bits: u32, unit: u64, described: usize, samples: usize, packet: usize) -> Vec<Vec<u8>> {
     let length = described + samples;
     let mut datagrams = Vec::new();
@@ -42,76 +43,76 @@ fn heap(bits: u32, unit: u64, described: usize, samples: usize, packet: usize) -
     datagrams
 }
 
-fn learner(given: Given) -> Spead {
-    Spead::learning(given).start_learning(65_536, 4096, 1)
+fn detector(given: Given) -> Spead {
+    Spead::detecting(given).start_detection(65_536, 4096, 1)
 }
 
-/// Shows `datagrams` to the learner until it has learned.
-fn learn(spead: &mut Spead, datagrams: impl IntoIterator<Item = Vec<u8>>) -> Learned {
-    let learner = spead.learner().unwrap().clone();
+/// Passes `datagrams` to the detector until it has detected the values.
+fn detect(spead: &mut Spead, datagrams: impl IntoIterator<Item = Vec<u8>>) -> Detected {
+    let detector = spead.detector().unwrap().clone();
     for datagram in datagrams {
-        if learner.observe(&datagram).unwrap() == Progress::Learned {
+        if detector.observe(&datagram).unwrap() == Progress::Detected {
             break;
         }
     }
-    assert_eq!(learner.settle(Instant::now(), true), Progress::Learned);
+    assert_eq!(detector.settle(Instant::now(), true), Progress::Detected);
     assert!(spead.pin("adc"));
-    *learner.learned().unwrap()
+    *detector.detected().unwrap()
 }
 
 #[test]
 fn sizes_step_and_flavour_are_detected_from_default_heaps() {
     for (bits, step) in [(40, 1), (48, 2), (40, 24)] {
-        let mut spead = learner(Given::default());
+        let mut spead = detector(Given::default());
         let heaps = (0..8).flat_map(|i| {
             let described = if i == 0 { 172 } else { 0 };
             heap(bits, 3 + i * step, described, 60_000, 1472)
         });
-        let learned = learn(&mut spead, heaps);
-        let places = Places {
+        let detected = detect(&mut spead, heaps);
+        let layout = PacketLayout {
             unit_bytes: 60_000,
             first: 1424,
             rest: 1432,
         };
         assert_eq!(
-            (learned.places, learned.step, learned.address_bits),
-            (places, step, bits)
+            (detected.layout, detected.step, detected.address_bits),
+            (layout, step, bits)
         );
-        assert_eq!(learned.described.map(|extent| extent.start), Some(172));
+        assert_eq!(detected.described.map(|extent| extent.start), Some(172));
     }
 }
 
 #[test]
 fn heaps_with_descriptors_equal_heaps_without() {
-    let mut spead = learner(Given::default());
+    let mut spead = detector(Given::default());
     let heaps = (0..6).flat_map(|i| heap(40, i, if i == 0 { 172 } else { 0 }, 60_000, 1472));
-    learn(&mut spead, heaps);
+    detect(&mut spead, heaps);
     let mut recut = spead.recut().unwrap();
     let mut frame = vec![0; 60_000];
     let mut placed = 0;
-    let places = spead.places();
+    let layout = spead.packet_layout();
     for datagram in heap(40, 9, 172, 60_000, 1472).iter().rev() {
         let Parsed::Part(part) = spead.parse(datagram).unwrap() else {
             panic!("no part");
         };
         let payload = &datagram[part.payload.clone()];
         assert!(recut.add(&part, payload, |sub, bytes| {
-            frame[places.range(sub)].copy_from_slice(bytes);
+            frame[layout.range(sub)].copy_from_slice(bytes);
             placed += 1;
             true
         }));
         let again: Part = part.clone();
         assert!(recut.add(&again, payload, |_, _| panic!("placed twice")));
     }
-    assert_eq!(placed, places.count());
+    assert_eq!(placed, layout.count());
     let expected = (172..60_172).map(|at| u8::try_from((at + 9) % 251).unwrap());
     assert!(frame.into_iter().eq(expected));
 }
 
 #[test]
 fn packets_with_descriptors_only_are_control() {
-    let mut spead = learner(Given::default());
-    learn(
+    let mut spead = detector(Given::default());
+    detect(
         &mut spead,
         (0..6).flat_map(|i| heap(40, i, 3000, 60_000, 1472)),
     );
@@ -131,45 +132,45 @@ fn packets_with_descriptors_only_are_control() {
 
 #[test]
 fn one_wrong_packet_does_not_change_detected_sizes() {
-    let mut spead = learner(Given::default());
+    let mut spead = detector(Given::default());
     let wrong = heap(40, 1 << 30, 0, 64, 1472);
     let heaps = (0..6).flat_map(|i| heap(40, 2 * i, 0, 60_000, 1472));
-    let learned = learn(&mut spead, wrong.into_iter().chain(heaps));
+    let detected = detect(&mut spead, wrong.into_iter().chain(heaps));
     assert_eq!(
-        (learned.places.unit_bytes, learned.places.first),
+        (detected.layout.unit_bytes, detected.layout.first),
         (60_000, 1424)
     );
 }
 
 #[test]
 fn off_grid_counters_do_not_change_step() {
-    // A forged heap between the others, and heaps of descriptors with a count of their own.
+    // A forged heap between the others, and heaps of descriptors with a separate count.
     let forged = |i: u64| (i == 1).then(|| heap(40, 3, 0, 60_000, 1472));
     let descriptors = |i: u64| (i % 3 == 2).then(|| heap(40, 1 << 35 | i, 300, 0, 1472));
     for others in [
         &forged as &dyn Fn(u64) -> Option<Vec<Vec<u8>>>,
         &descriptors,
     ] {
-        let mut spead = learner(Given::default());
+        let mut spead = detector(Given::default());
         let heaps = (0..8).flat_map(|i| {
             let mut datagrams = heap(40, 8 * i, 0, 60_000, 1472);
             datagrams.extend(others(i).into_iter().flatten());
             datagrams
         });
-        assert_eq!(learn(&mut spead, heaps).step, 8);
+        assert_eq!(detect(&mut spead, heaps).step, 8);
     }
 }
 
 #[test]
 fn heap_longer_than_slot_is_rejected_with_fix() {
-    let spead = learner(Given::default());
-    let learner = spead.learner().unwrap();
+    let spead = detector(Given::default());
+    let detector = spead.detector().unwrap();
     let datagrams: Vec<_> = (0..6).flat_map(|i| heap(40, i, 0, 70_000, 1472)).collect();
     let refused = datagrams
         .iter()
-        .any(|datagram| learner.observe(datagram).unwrap() == Progress::Refused);
+        .any(|datagram| detector.observe(datagram).unwrap() == Progress::Refused);
     assert!(refused);
-    let why = learner.give_up();
+    let why = detector.give_up();
     assert!(why.contains("set `slot = "), "{why}");
 }
 
@@ -180,18 +181,18 @@ fn given_keys_are_kept() {
         step: Some(1),
         ..Given::default()
     };
-    let mut spead = learner(given);
-    let learned = learn(
+    let mut spead = detector(given);
+    let detected = detect(
         &mut spead,
         (0..6).flat_map(|i| heap(40, 2 * i, 0, 60_000, 1472)),
     );
-    assert_eq!((learned.step, learned.places.unit_bytes), (1, 60_000));
+    assert_eq!((detected.step, detected.layout.unit_bytes), (1, 60_000));
 }
 
 #[test]
 fn datagram_longer_than_its_header_states_is_rejected() {
-    let mut spead = learner(Given::default());
-    learn(
+    let mut spead = detector(Given::default());
+    detect(
         &mut spead,
         (0..6).flat_map(|i| heap(40, i, 0, 60_000, 1472)),
     );
@@ -216,10 +217,10 @@ fn packet_with_thousands_of_items_is_observed() {
     let count = u16::try_from(words.len()).unwrap().to_be_bytes();
     let mut datagram = vec![0x53, 4, 2, 6, 0, 0, count[0], count[1]];
     datagram.extend(words.concat());
-    let learner = Learner::new(Given::default(), 1 << 20, 4096, 1);
-    assert_eq!(learner.observe(&datagram), Ok(Progress::Learning));
+    let detector = Detector::new(Given::default(), 1 << 20, 4096, 1);
+    assert_eq!(detector.observe(&datagram), Ok(Progress::Detecting));
     assert!(matches!(
-        learner.settle(Instant::now(), true),
-        Progress::Learning | Progress::Refused
+        detector.settle(Instant::now(), true),
+        Progress::Detecting | Progress::Refused
     ));
 }
